@@ -1,0 +1,58 @@
+"""stretto trains recurrent networks across many GPUs, exactly: over replicas, over layers, and over time.
+
+Names are imported when they are first used, so `import stretto` costs nothing and does not wake torch.
+Type checkers read `__init__.pyi` beside this file.
+"""
+
+from importlib import import_module
+
+__version__ = "0.1.0.dev0"
+
+_HOMES = {
+    "stretto.base.errors": ("ConfigError", "DataError", "DivergedError", "LawError", "StrettoError"),
+    "stretto.base.state": ("State",),
+    "stretto.base.window": ("Rows", "Window"),
+    "stretto.blocks.bidirectional": ("BidirectionalLSTM",),
+    "stretto.blocks.block": ("Block",),
+    "stretto.blocks.dropout": ("Dropout", "LockedDropout"),
+    "stretto.blocks.initialize": ("initialize",),
+    "stretto.blocks.losses": (
+        "AbsoluteError",
+        "Loss",
+        "LossSum",
+        "QuantileLoss",
+        "SequenceLoss",
+        "SquaredError",
+        "TokenLoss",
+        "last_step_targets",
+    ),
+    "stretto.blocks.pointwise": ("Embedding", "LayerNorm", "Linear", "Pointwise"),
+    "stretto.blocks.recurrent": ("GRU", "LSTM"),
+    "stretto.blocks.residual": ("Residual",),
+    "stretto.blocks.stack": ("Stack",),
+    "stretto.config.run": ("RunConfig",),
+    "stretto.config.toml": ("load_config",),
+    "stretto.config.train": ("TrainConfig",),
+    "stretto.data.corpus": ("Corpus",),
+    "stretto.data.lanes": ("Lanes",),
+    "stretto.data.prepare": ("prepare_text",),
+    "stretto.engine.local": ("LocalEngine",),
+    "stretto.train.evaluate": ("Evaluation", "evaluate"),
+    "stretto.train.run": ("Run", "load_run"),
+    "stretto.train.trainer": ("StepReport", "Trainer"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [*_HOME_OF]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'stretto' has no attribute {name!r}")
+    value = getattr(import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME_OF})

@@ -1,0 +1,41 @@
+"""Positional randomness: a mask is a function of keys, time and feature, never of a generator's past.
+
+Integer arithmetic only, wrapping at 64 and 32 bits, so every device gives the same bits.
+"""
+
+import torch
+from torch import Tensor
+
+# Odd constants whose bits look random; products with them wrap around on purpose.
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+_MIX_A = 0xBF58476D1CE4E5B9 - (1 << 64)
+_MIX_B = 0x94D049BB133111EB - (1 << 64)
+_WORD_A = 0x7FEB352D
+_WORD_B = 0x846CA68B - (1 << 32)
+_WORD_SPAN = 1 << 32
+
+
+def mix(keys: Tensor) -> Tensor:
+    """Scramble int64 keys one to one, so that neighbours in have nothing in common out."""
+    mixed = keys * _GOLDEN
+    # `>>` copies the sign; the masks make it the logical shift that keeps this one to one.
+    mixed = (mixed ^ ((mixed >> 30) & 0x3FFFFFFFF)) * _MIX_A
+    mixed = (mixed ^ ((mixed >> 27) & 0x1FFFFFFFFF)) * _MIX_B
+    return mixed ^ ((mixed >> 31) & 0x1FFFFFFFF)
+
+
+def _words(keys: Tensor) -> Tensor:
+    """The low 32 bits of mixed keys, as int32."""
+    return ((mix(keys) & (_WORD_SPAN - 1)) - (_WORD_SPAN >> 1)).to(torch.int32)
+
+
+def keep_mask(keys: Tensor, num_features: int, keep: float) -> Tensor:
+    """Return a boolean mask [*keys.shape, num_features], true with probability `keep`."""
+    features = torch.arange(num_features, dtype=torch.int64, device=keys.device)
+    words = _words(keys).unsqueeze(-1) ^ _words(features)
+    # Keys and features are mixed already; two more products break the structure that the xor leaves.
+    words *= _WORD_A
+    words ^= (words >> 15) & 0x1FFFF
+    words *= _WORD_B
+    threshold = min(round(keep * _WORD_SPAN), _WORD_SPAN - 1) - (_WORD_SPAN >> 1)
+    return words < threshold

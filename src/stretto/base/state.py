@@ -1,0 +1,37 @@
+"""State as a value: a tuple of tensors, each with the batch in dim 0, or `()`."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+State = tuple[Tensor, ...]
+
+
+def detach(state: State) -> State:
+    """Keep the values, cut the gradient: what a window hands to the next one."""
+    return tuple(tensor.detach() for tensor in state)
+
+
+def slice_rows(state: State, rows: slice) -> State:
+    """Return the state of some rows, as views."""
+    return tuple(tensor[rows] for tensor in state)
+
+
+def join_rows(states: Sequence[State]) -> State:
+    """Return the state of all rows, in the order given."""
+    if len(states) == 1:
+        return states[0]
+    return tuple(torch.cat(tensors) for tensors in zip(*states, strict=True))
+
+
+def choose_rows(chosen: Tensor, these: State, those: State) -> State:
+    """Return `these` in the chosen rows (a boolean per row) and `those` in the others."""
+    if bool(chosen.all()):
+        return these
+    if not bool(chosen.any()):
+        return those
+    return tuple(
+        torch.where(chosen.to(this.device).view(-1, *[1] * (this.dim() - 1)), this, that)
+        for this, that in zip(these, those, strict=True)
+    )

@@ -1,0 +1,90 @@
+"""Rows and windows: who is in a batch, and the stretch of time that one optimizer step sees."""
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from stretto.base.keys import derive
+
+IGNORE = -100
+"""The target of a step that is asked for no token; torch's own default."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows a block is about to meet, and the key from which their randomness is derived.
+
+    The three tensors stay on the CPU, where lengths are needed; states are made on `device`.
+    """
+
+    lanes: Tensor  # int64 [batch]: a row's place in the global batch, whichever rank holds it
+    lengths: Tensor  # int64 [batch]: how many steps of the window are valid
+    fresh: Tensor  # bool [batch]: starts from the initial state, whatever came before
+    key: int
+    device: torch.device
+
+    @classmethod
+    def of(cls, num_rows: int, num_steps: int = 0, *, key: int = 0, device: torch.device | str = "cpu") -> Self:
+        """Return fresh rows of one length, as a test or a script needs them."""
+        return cls(
+            lanes=torch.arange(num_rows, device="cpu"),
+            lengths=torch.full((num_rows,), num_steps, device="cpu"),
+            fresh=torch.ones(num_rows, dtype=torch.bool, device="cpu"),
+            key=key,
+            device=torch.device(device),
+        )
+
+    def __len__(self) -> int:
+        return len(self.lanes)
+
+    def below(self, index: int) -> Self:
+        """Return the same rows as the block at `index` sees them: with a key of its own."""
+        return replace(self, key=derive(self.key, index))
+
+    def __getitem__(self, rows: slice) -> Self:
+        return replace(self, lanes=self.lanes[rows], lengths=self.lengths[rows], fresh=self.fresh[rows])
+
+
+@dataclass(frozen=True)
+class Window:
+    """One stretch of time for some rows; time-major, so that a chunk of it is a contiguous view.
+
+    Where nothing is asked (padding, or an unlabelled step) the target says so: the ignore index for
+    whole numbers, NaN for real ones.
+    """
+
+    inputs: Tensor  # [time, batch, ...]
+    targets: Tensor  # [time, batch, ...]
+    lanes: Tensor  # int64 [batch]
+    lengths: Tensor  # int64 [batch]
+    fresh: Tensor  # bool [batch]
+
+    @property
+    def num_rows(self) -> int:
+        return self.inputs.shape[1]
+
+    @property
+    def num_steps(self) -> int:
+        return self.inputs.shape[0]
+
+    def rows(self, key: int, device: torch.device) -> Rows:
+        """Return who is in this window, for blocks on `device`."""
+        return Rows(self.lanes, self.lengths, self.fresh, key, device)
+
+    def slices(self, num_slices: int) -> list[slice]:
+        """Return the row ranges of `num_slices` slices whose sizes differ by at most one row."""
+        edges = [self.num_rows * index // num_slices for index in range(num_slices + 1)]
+        return [slice(start, stop) for start, stop in pairwise(edges)]
+
+    def __getitem__(self, rows: slice) -> Self:
+        return replace(
+            self,
+            inputs=self.inputs[:, rows],
+            targets=self.targets[:, rows],
+            lanes=self.lanes[rows],
+            lengths=self.lengths[rows],
+            fresh=self.fresh[rows],
+        )

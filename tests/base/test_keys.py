@@ -1,0 +1,12 @@
+from stretto.base.keys import derive
+
+
+def test_a_key_is_the_same_on_every_machine_and_for_ever() -> None:
+    # Written down once: a change here changes every run's weights and masks.
+    assert derive(1, "step", 7) == 6711400557471262370
+
+
+def test_neighbouring_places_have_keys_of_their_own() -> None:
+    keys = {derive(seed, name, index) for seed in range(10) for name in ("a", "b") for index in range(50)}
+    assert len(keys) == 1000
+    assert all(0 <= key < 2**63 for key in keys)

@@ -1,0 +1,35 @@
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stretto import Window
+from stretto.base.state import choose_rows, join_rows, slice_rows
+
+
+def window_of(num_rows: int, num_steps: int = 4) -> Window:
+    numbers = torch.arange(num_steps * num_rows).view(num_steps, num_rows)
+    rows = torch.arange(num_rows)
+    return Window(numbers, numbers + 1, rows, rows % (num_steps + 1), rows % 2 == 0)
+
+
+@given(num_rows=st.integers(1, 50), data=st.data())
+def test_slices_are_all_rows_in_order_and_of_nearly_equal_size(num_rows: int, data: st.DataObject) -> None:
+    num_slices = data.draw(st.integers(1, num_rows))
+    window = window_of(num_rows)
+    parts = [window[rows] for rows in window.slices(num_slices)]
+    assert torch.equal(torch.cat([part.lanes for part in parts]), window.lanes)
+    assert torch.equal(torch.cat([part.inputs for part in parts], dim=1), window.inputs)
+    sizes = [part.num_rows for part in parts]
+    assert max(sizes) - min(sizes) <= 1 and min(sizes) >= 1
+
+
+def test_a_slice_of_a_state_joined_again_is_the_state() -> None:
+    state = (torch.randn(5, 2, 3), torch.arange(5))
+    parts = [slice_rows(state, slice(0, 2)), slice_rows(state, slice(2, 5))]
+    assert all(torch.equal(a, b) for a, b in zip(join_rows(parts), state, strict=True))
+
+
+def test_rows_are_chosen_one_by_one() -> None:
+    these, those = (torch.zeros(3, 2), torch.zeros(3)), (torch.ones(3, 2), torch.ones(3))
+    chosen = choose_rows(torch.tensor([True, False, True]), these, those)
+    assert [tensor.sum().item() for tensor in chosen] == [2, 1]

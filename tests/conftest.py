@@ -1,0 +1,45 @@
+"""Fixtures that several rooms' tests share."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from stretto import Corpus, prepare_text
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def wikitext() -> Path:
+    """The folder of wikitext-2-small, which lies beside the project and is never part of it."""
+    folder = SHARED / "wikitext-2"
+    if not folder.is_dir():
+        pytest.skip("wikitext-2-small does not lie beside this checkout")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Some text of our own: 400 lines of six words."""
+    words = ["the", "stretto", "enters", "before", "the", "theme", "has", "ended", "äther"]
+    lines = (" ".join(words[(row * 5 + column * column) % len(words)] for column in range(6)) for row in range(400))
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def byte_corpus(text_file: Path) -> Corpus:
+    return prepare_text([text_file], text_file.parent / "bytes")[0]
+
+
+@pytest.fixture(scope="session")
+def word_corpus(text_file: Path) -> Corpus:
+    return prepare_text([text_file], text_file.parent / "words", "word")[0]

@@ -1,0 +1,130 @@
+"""The house keeps its floors: who may import whom, no cycles, torch and torch.distributed only where they belong."""
+
+import ast
+import subprocess
+import sys
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "stretto"
+FLOORS = {
+    "base": 0,
+    "config": 1,
+    "plan": 2,
+    "mesh": 2,
+    "blocks": 2,
+    "data": 2,
+    "engine": 3,
+    "checkpoint": 3,
+    "train": 4,
+    "measure": 4,
+    "report": 4,
+    "serve": 4,
+    "launch": 5,
+    "cli": 6,
+}
+WITHOUT_TORCH = ("config", "plan")
+# The part of torch.distributed that each room may use; mesh owns all that is not named here.
+DISTRIBUTED = {
+    "mesh": "torch.distributed",
+    "checkpoint": "torch.distributed.checkpoint",
+    "launch": "torch.distributed.elastic",
+}
+
+
+def modules() -> dict[str, Path]:
+    """Every module by its dotted name."""
+    found = {}
+    for path in SOURCE.rglob("*.py"):
+        parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports(source: str) -> set[str]:
+    """Every module that a source names in an import, wherever it stands, `from x import y` as x and x.y."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module is not None, "imports are absolute"
+            found.add(node.module)
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return found
+
+
+def room(module: str) -> str | None:
+    """The room a module lives in; none for the doorstep (`stretto`, `stretto.testing`, `stretto.__main__`)."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and (SOURCE / parts[1]).is_dir() else None
+
+
+def wrong_imports(module: str, source: str) -> list[str]:
+    """What a module imports that its floor does not allow."""
+    own = room(module)
+    wrong = []
+    for name in imports(source):
+        if own in WITHOUT_TORCH and name.split(".")[0] == "torch":
+            wrong.append(name)
+        if name == "torch.distributed" or name.startswith("torch.distributed."):
+            allowed = DISTRIBUTED.get(own or "")
+            if allowed is None or not f"{name}.".startswith(f"{allowed}."):
+                wrong.append(name)
+        target = room(name) if name.split(".")[0] == "stretto" else None
+        if own is not None and target is not None and target != own and FLOORS[target] >= FLOORS[own]:
+            wrong.append(name)
+    return wrong
+
+
+@pytest.mark.parametrize("module", modules())
+def test_a_room_imports_only_from_floors_below_it(module: str) -> None:
+    assert wrong_imports(module, modules()[module].read_text()) == []
+
+
+def test_every_room_has_a_floor_and_a_word_of_the_design() -> None:
+    rooms = {path.name for path in SOURCE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert rooms <= set(FLOORS)
+
+
+def test_no_two_modules_import_each_other() -> None:
+    known = modules()
+    graph = {name: imports(path.read_text()) & set(known) - {name} for name, path in known.items()}
+    # The doorstep imports its rooms lazily by name, and the command's version from the doorstep is no import of a room.
+    graph["stretto"] = set()
+    TopologicalSorter(graph).prepare()
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("stretto.config.run", "import torch"),
+        ("stretto.config.run", "from torch import nn"),
+        ("stretto.blocks.stack", "from stretto.data.lanes import Lanes"),
+        ("stretto.base.state", "import stretto.engine.local"),
+        ("stretto.engine.local", "from stretto.train.trainer import Trainer"),
+        ("stretto.train.trainer", "import torch.distributed as dist"),
+        ("stretto.train.trainer", "from torch import distributed"),
+    ],
+)
+def test_a_wrong_import_is_noticed(module: str, source: str) -> None:
+    assert wrong_imports(module, source)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import stretto",
+        "import stretto.config.toml",
+        "import stretto.base.errors, stretto.base.keys",
+        "from stretto.cli.main import main\ntry: main(['--help'])\nexcept SystemExit: pass",
+        "from stretto.cli.main import main\ntry: main(['train', '--help'])\nexcept SystemExit: pass",
+        "from stretto.cli.main import main\nassert main(['train', 'missing.toml']) == 2",
+        "from stretto.cli.main import main\nassert main(['schema']) == 0",
+    ],
+)
+def test_torch_sleeps_until_it_is_needed(code: str) -> None:
+    check = f"{code}\nimport sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], stdout=subprocess.DEVNULL, check=False).returncode == 0
