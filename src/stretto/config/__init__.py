@@ -1,0 +1,1 @@
+"""What the user wrote: typed, checked and frozen; no torch here."""

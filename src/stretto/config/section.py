@@ -1,0 +1,9 @@
+"""Section: what every part of a config has in common."""
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Section(BaseModel):
+    """A frozen part of a config that refuses fields it does not know."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)

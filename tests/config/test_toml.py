@@ -1,0 +1,87 @@
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stretto import ConfigError, RunConfig, load_config
+from stretto.config.toml import dump_config, parse_config
+
+MINIMAL = '[data]\ntrain = "corpus"\n'
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "run.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_file_is_read_and_overridden(tmp_path: Path) -> None:
+    path = write(tmp_path, MINIMAL + "lanes = 8\n[train]\nlr = 0.5\n")
+    config = load_config(path, {"train.lr": "3e-4", "model.residual": "true", "layout.slices": "2"})
+    assert (config.data.lanes, config.train.lr, config.model.residual, config.layout.slices) == (8, 3e-4, True, 2)
+
+
+@given(
+    lr=st.floats(1e-9, 1e3),
+    folder=st.text(min_size=1, max_size=20).filter(lambda name: "\0" not in name and not _has_surrogate(name)),
+    steps=st.none() | st.integers(1, 10**12),
+    norm=st.booleans(),
+)
+def test_a_config_written_and_read_is_the_same(lr: float, folder: str, steps: int | None, norm: bool) -> None:
+    tree = {"data": {"train": folder}, "train": {"lr": lr, "steps": steps}, "model": {"norm": norm}}
+    config = RunConfig.model_validate(tree)
+    assert parse_config(tomllib.loads(dump_config(config))) == config
+
+
+def _has_surrogate(text: str) -> bool:
+    return any(0xD800 <= ord(character) <= 0xDFFF for character in text)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", r"data is missing; it has no default, so set it$"),
+        ("[data]\n", r"data\.train is missing"),
+        (MINIMAL + "[train]\nlr = -1\n", r"train\.lr=-1 should be greater than 0$"),
+        (MINIMAL + "[train]\nlr = 'fast'\n", r"train\.lr='fast' should be a valid number"),
+        (MINIMAL + "[train]\nlr = nan\n", r"train\.lr=nan should be"),
+        (MINIMAL + "[train]\nlearning_rate = 1\n", r"train\.learning_rate is not a known field; "),
+        (MINIMAL + "[train]\nwarm = 1\n", r"train\.warm is not a known field; did you mean warmup\?$"),
+        (MINIMAL + "[trian]\nlr = 1\n", r"trian is not a known field; did you mean train\?$"),
+        (MINIMAL + "[model]\ncell = 'rnn'\n", r"model\.cell='rnn' should be 'lstm' or 'gru'$"),
+        (MINIMAL + "[model]\ncell = 'gru'\nprojection = 4\n", r"model: projection=4 needs cell='lstm'"),
+        (MINIMAL + "[model]\nprojection = 256\n", r"projection=256 must be less than hidden=256"),
+        (MINIMAL + "[train]\nmomentum = 0.9\n", r"train: momentum=0\.9 needs optimizer='sgd'"),
+        (MINIMAL + "[train]\nsteps = 5\nwarmup = 6\n", r"warmup=6 is longer than steps=5"),
+        (MINIMAL + "lanes = 4\n[layout]\nslices = 5\n", r"layout\.slices=5 exceeds data\.lanes=4"),
+        (MINIMAL + "lanes = 0\nwindow = 0\n", r"data\.lanes=0 should be greater than or equal to 1 \(and 1 more\)$"),
+        ("data = 3\n", r"data=3 should be"),
+        ("[data\n", r"run\.toml is not TOML"),
+    ],
+)
+def test_a_mistake_is_one_sentence_with_field_value_and_remedy(text: str, sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        load_config(write(tmp_path, text))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.toml does not exist"):
+        load_config(tmp_path / "nowhere.toml")
+    with pytest.raises(ConfigError, match="can't be read"):
+        load_config(tmp_path)
+
+
+def test_a_frozen_config_can_not_be_changed() -> None:
+    config = parse_config({"data": {"train": "x"}})
+    with pytest.raises(ValueError, match="frozen"):
+        config.train.lr = 3.0  # type: ignore[misc]
+
+
+def test_every_field_says_what_it_is() -> None:
+    schema = RunConfig.model_json_schema()
+    for section in schema["$defs"].values():
+        for name, field in section["properties"].items():
+            assert field.get("description"), name
