@@ -1,0 +1,1 @@
+"""The network: blocks, stacks of them, and losses; it knows nothing of ranks."""

@@ -1,0 +1,45 @@
+"""BidirectionalLSTM: reads a row from both ends, and so is a barrier in time."""
+
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from stretto.base.errors import LawError
+from stretto.base.state import State
+from stretto.base.window import Rows
+from stretto.blocks.block import Block
+
+
+class BidirectionalLSTM(Block):
+    """An LSTM over the whole of each row in both directions; outputs have `2 * hidden_size` features.
+
+    It can't keep the chunk law: its first output depends on the last input. Its state is not memory but
+    the rows' lengths, so that the backward direction starts at each row's true end, not in its padding.
+    """
+
+    causal = False
+
+    def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, *, bias: bool = True) -> None:
+        super().__init__()
+        self.cell = nn.LSTM(input_size, hidden_size, num_layers, bias=bias, bidirectional=True)
+
+    def initial_state(self, rows: Rows) -> State:
+        return (rows.lengths,)
+
+    def begin(self, rows: Rows, carried: State | None = None) -> State:
+        if carried is not None and not bool(rows.fresh.all()):
+            raise LawError(
+                "BidirectionalLSTM looks ahead in time, so no lane can go on through it from window to window; "
+                "use LSTM, or data whose rows all start fresh"
+            )
+        return self.initial_state(rows)
+
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        (lengths,) = state
+        if bool((lengths == x.shape[0]).all()):
+            y, _ = self.cell(x)
+            return y, state
+        # A row without a valid step is asked for nothing; packing wants at least one step of it.
+        packed = pack_padded_sequence(x, lengths.clamp(min=1), enforce_sorted=False)
+        packed_y, _ = self.cell(packed)
+        y, _ = pad_packed_sequence(packed_y, total_length=x.shape[0])
+        return y, state

@@ -1,0 +1,36 @@
+"""Weights by (seed, name): any rank can make just its own blocks and get the numbers all others expect."""
+
+import torch
+
+from stretto.base.errors import ConfigError
+from stretto.base.keys import derive
+from stretto.blocks.stack import Stack
+
+
+def initialize(stack: Stack, seed: int, device: torch.device | str = "cpu") -> Stack:
+    """Draw all weights of a stack, or of one stage of it, and put them on `device`; return the stack.
+
+    Each module draws with a generator of its own, seeded by `seed` and the module's absolute name, on the
+    CPU whatever the device is. Modules on the meta device are materialised one at a time, so a rank never
+    holds more than the blocks that are its own.
+    """
+    # Children before their parents, since moving a parent moves its children too.
+    for name, module in reversed([*stack.named_modules()]):
+        own = [*module.parameters(recurse=False)]
+        if not own:
+            continue
+        # Torch's own convention for a module that can draw its weights anew.
+        reset = getattr(module, "reset_parameters", None)
+        if not callable(reset):
+            raise ConfigError(
+                f"{name} ({type(module).__name__}) has weights but no reset_parameters(), so they can't be drawn by "
+                "seed and name; give it that method"
+            )
+        if any(parameter.is_meta for parameter in own):
+            module.to_empty(device="cpu", recurse=False)
+        module.to("cpu")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive(seed, "weights", name))
+            reset()
+        module.to(device)
+    return stack

@@ -1,0 +1,38 @@
+"""The language model that a config describes: embedding, recurrent layers, softmax head."""
+
+from stretto.blocks.block import Block
+from stretto.blocks.dropout import Dropout, LockedDropout
+from stretto.blocks.pointwise import Embedding, LayerNorm, Linear
+from stretto.blocks.recurrent import GRU, LSTM
+from stretto.blocks.residual import Residual
+from stretto.blocks.stack import Stack
+from stretto.config.model import ModelConfig
+
+
+def language_model(config: ModelConfig, num_tokens: int) -> Stack:
+    """Return the stack that `config` describes for a vocabulary of `num_tokens`, its weights not yet drawn by seed.
+
+    Each recurrent block is followed by its dropout, so that stages can be cut between layers.
+    """
+    blocks: list[Block] = [Embedding(num_tokens, config.embedding_size), *_dropout(config)]
+    width = config.embedding_size
+    for num_layers in config.layers_of_blocks:
+        cell = _cell(config, width, num_layers)
+        blocks.append(Residual(cell) if config.residual and width == config.output_size else cell)
+        width = config.output_size
+        if config.norm:
+            blocks.append(LayerNorm(width))
+        blocks += _dropout(config)
+    return Stack([*blocks, Linear(width, num_tokens)])
+
+
+def _cell(config: ModelConfig, width: int, num_layers: int) -> Block:
+    if config.cell == "gru":
+        return GRU(width, config.hidden, num_layers)
+    return LSTM(width, config.hidden, num_layers, projection_size=config.projection or 0)
+
+
+def _dropout(config: ModelConfig) -> list[Block]:
+    if config.dropout == 0:
+        return []
+    return [LockedDropout(config.dropout) if config.locked_dropout else Dropout(config.dropout)]

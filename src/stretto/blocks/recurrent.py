@@ -1,0 +1,69 @@
+"""LSTM and GRU: torch's fused cells (cuDNN, oneDNN) behind a state with the batch in dim 0."""
+
+import torch
+from torch import Tensor, nn
+
+from stretto.base.state import State
+from stretto.base.window import Rows
+from stretto.blocks.block import Block
+
+
+def _to_cell(tensor: Tensor) -> Tensor:
+    """[batch, layers, features] -> [layers, batch, features], contiguous as cuDNN wants it."""
+    return tensor.transpose(0, 1).contiguous()
+
+
+def _from_cell(tensor: Tensor, like: Tensor) -> Tensor:
+    """The way back. Autocast computes in bf16; the state keeps its dtype from chunk to chunk."""
+    return tensor.transpose(0, 1).to(like.dtype)
+
+
+def _zeros(rows: Rows, cell: nn.RNNBase, size: int) -> Tensor:
+    dtype = next(cell.parameters()).dtype
+    return torch.zeros(len(rows), cell.num_layers, size, dtype=dtype, device=rows.device)
+
+
+class LSTM(Block):
+    """Long short-term memory, `num_layers` of them fused in one call.
+
+    State: `(h, c)`, each `[batch, layers, features]`. With `projection_size`, outputs and `h` have that
+    many features. A block is the smallest thing a stage can hold: fuse layers only where you won't
+    want to cut between them.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        *,
+        projection_size: int = 0,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        self.cell = nn.LSTM(input_size, hidden_size, num_layers, bias=bias, proj_size=projection_size)
+
+    def initial_state(self, rows: Rows) -> State:
+        cell = self.cell
+        return _zeros(rows, cell, cell.proj_size or cell.hidden_size), _zeros(rows, cell, cell.hidden_size)
+
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        h, c = state
+        y, (h_after, c_after) = self.cell(x, (_to_cell(h), _to_cell(c)))
+        return y, (_from_cell(h_after, h), _from_cell(c_after, c))
+
+
+class GRU(Block):
+    """Gated recurrent unit, `num_layers` of them fused in one call. State: `(h,)`, `[batch, layers, features]`."""
+
+    def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, *, bias: bool = True) -> None:
+        super().__init__()
+        self.cell = nn.GRU(input_size, hidden_size, num_layers, bias=bias)
+
+    def initial_state(self, rows: Rows) -> State:
+        return (_zeros(rows, self.cell, self.cell.hidden_size),)
+
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        (h,) = state
+        y, h_after = self.cell(x, _to_cell(h))
+        return y, (_from_cell(h_after, h),)

@@ -1,0 +1,32 @@
+"""Residual: a block whose input is added to its output."""
+
+from torch import Tensor
+
+from stretto.base.errors import ConfigError
+from stretto.base.state import State
+from stretto.base.window import Rows
+from stretto.blocks.block import Block
+
+
+class Residual(Block):
+    """`x + block(x)`; the state is the inner block's."""
+
+    def __init__(self, block: Block) -> None:
+        super().__init__()
+        self.block = block
+        self.causal = block.causal
+
+    def initial_state(self, rows: Rows) -> State:
+        return self.block.initial_state(rows)
+
+    def begin(self, rows: Rows, carried: State | None = None) -> State:
+        return self.block.begin(rows, carried)
+
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        y, after = self.block(x, state)
+        if y.shape != x.shape:
+            raise ConfigError(
+                f"Residual adds what goes in to what comes out, but {type(self.block).__name__} turns "
+                f"{x.shape[-1]} features into {y.shape[-1]}; make them equal"
+            )
+        return x + y, after

@@ -1,0 +1,77 @@
+"""Stack: blocks one after the other; itself a block, and sliceable into stages."""
+
+from collections.abc import Iterable, Iterator
+from itertools import accumulate, pairwise
+from typing import cast, overload
+
+from torch import Tensor, nn
+
+from stretto.base.errors import ConfigError
+from stretto.base.state import State
+from stretto.base.window import Rows
+from stretto.blocks.block import Block
+
+
+class Stack(Block):
+    """Blocks run in order. Parameter names carry a block's absolute index, never a stage.
+
+    `stack[2:4]` shares the blocks 2 and 3 and goes on calling them 2 and 3, so a checkpoint, a seed or a
+    gradient means the same whichever stage holds the block.
+    """
+
+    def __init__(self, blocks: Iterable[Block], first: int = 0) -> None:
+        super().__init__()
+        listed = list(blocks)
+        if not listed:
+            raise ConfigError("a Stack of 0 blocks has nothing to run; give it at least one block")
+        for index, block in enumerate(listed, first):
+            if not isinstance(block, Block):
+                raise ConfigError(
+                    f"block {index} is a {type(block).__name__}, not a stretto.Block; "
+                    "wrap a module that treats each step by itself in stretto.Pointwise, or subclass stretto.Block"
+                )
+        self.first = first
+        self.blocks = nn.ModuleDict({str(index): block for index, block in enumerate(listed, first)})
+        self.causal = all(block.causal for block in listed)
+        sizes = [len(block.initial_state(Rows.of(0))) for block in listed]
+        # Where each block's tensors stand in the flat state of the stack.
+        self._spans = [slice(start, stop) for start, stop in pairwise(accumulate(sizes, initial=0))]
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def __iter__(self) -> Iterator[Block]:
+        return (cast(Block, block) for block in self.blocks.values())
+
+    @overload
+    def __getitem__(self, index: int) -> Block: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Stack": ...
+    def __getitem__(self, index: int | slice) -> "Block | Stack":
+        blocks = list(self)
+        if isinstance(index, int):
+            return blocks[index]
+        start, _, stride = index.indices(len(blocks))
+        if stride != 1:
+            raise ConfigError(f"a stage is a contiguous run of blocks; a Stack can't be sliced with step {stride}")
+        return Stack(blocks[index], self.first + start)
+
+    def initial_state(self, rows: Rows) -> State:
+        return self.begin(rows)
+
+    def begin(self, rows: Rows, carried: State | None = None) -> State:
+        begun: list[Tensor] = []
+        for index, (block, span) in enumerate(zip(self, self._spans, strict=True), self.first):
+            begun.extend(block.begin(rows.below(index), None if carried is None else carried[span]))
+        return tuple(begun)
+
+    def split_state(self, state: State) -> list[State]:
+        """Return each block's part of the stack's flat state."""
+        return [state[span] for span in self._spans]
+
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        after: list[Tensor] = []
+        for block, own in zip(self, self.split_state(state), strict=True):
+            x, own_after = block(x, own)
+            after.extend(own_after)
+        return x, tuple(after)

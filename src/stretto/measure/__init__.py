@@ -1,0 +1,1 @@
+"""Checks and profiles: whether blocks keep the laws, and what they cost."""

@@ -1,0 +1,77 @@
+import pytest
+import torch
+from torch import Tensor, nn
+
+from stretto import (
+    GRU,
+    LSTM,
+    Block,
+    ConfigError,
+    Embedding,
+    LayerNorm,
+    Linear,
+    Pointwise,
+    Residual,
+    Rows,
+    Stack,
+    State,
+    initialize,
+)
+
+
+def model() -> Stack:
+    return Stack([Embedding(50, 8), LSTM(8, 8, 2), LayerNorm(8), Residual(GRU(8, 8)), Linear(8, 50)])
+
+
+def test_a_stage_materialised_from_meta_has_the_numbers_of_the_whole() -> None:
+    whole = initialize(model(), seed=7).state_dict()
+    for first, stop in ((0, 1), (1, 4), (4, 5)):
+        with torch.device("meta"):
+            stage = model()[first:stop]
+        assert all(parameter.is_meta for parameter in stage.parameters())
+        initialize(stage, seed=7)
+        for name, tensor in stage.state_dict().items():
+            assert torch.equal(tensor, whole[name]), name
+
+
+def test_weights_depend_on_seed_and_name_and_on_nothing_else() -> None:
+    made = model()
+    before = torch.random.get_rng_state()
+    first = initialize(made, seed=1).state_dict()
+    assert torch.equal(torch.random.get_rng_state(), before), "the user's own generator is left alone"
+    again, other = initialize(model(), seed=1).state_dict(), initialize(model(), seed=2).state_dict()
+    twins = initialize(Stack([LSTM(8, 8), LSTM(8, 8)]), seed=1).state_dict()
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["blocks.1.cell.weight_ih_l0"], other["blocks.1.cell.weight_ih_l0"])
+    assert not torch.equal(twins["blocks.0.cell.weight_ih_l0"], twins["blocks.1.cell.weight_ih_l0"])
+
+
+def test_a_materialised_cell_runs_on_its_new_weights() -> None:
+    with torch.device("meta"):
+        stage = model()[1:2]
+    initialize(stage, seed=7)
+    y, _ = stage(torch.randn(3, 2, 8), stage.begin(Rows.of(2)))
+    assert y.isfinite().all() and y.abs().max() > 0
+
+
+def test_modules_within_a_users_block_are_drawn_too() -> None:
+    block = Pointwise(nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4)))
+    with torch.device("meta"):
+        meta = Stack([Pointwise(nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4)))])
+    real, made = initialize(Stack([block]), 3), initialize(meta, 3)
+    for name, tensor in real.state_dict().items():
+        assert torch.equal(tensor, made.state_dict()[name])
+
+
+class Bare(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        return x * self.scale, state
+
+
+def test_weights_that_can_not_be_drawn_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"blocks\.1 \(Bare\) has weights but no reset_parameters"):
+        initialize(Stack([Linear(3, 3), Bare()]), seed=1)

@@ -1,0 +1,67 @@
+import pytest
+import torch
+from torch import nn
+
+from stretto import LSTM, ConfigError, Dropout, Embedding, Linear, Residual, Rows, Stack
+
+
+def model() -> Stack:
+    return Stack([Embedding(11, 6), LSTM(6, 6), Dropout(0.3), Residual(LSTM(6, 6, 2)), Linear(6, 11)]).double()
+
+
+def test_names_carry_the_absolute_block_index_in_every_stage() -> None:
+    whole = model()
+    stages = [whole[:2], whole[2:4], whole[4:]]
+    names = [name for stage in stages for name, _ in stage.named_parameters()]
+    assert names == [name for name, _ in whole.named_parameters()]
+    assert "blocks.3.block.cell.weight_hh_l1" in names
+    assert next(name for name, _ in whole[2:][1:].named_parameters()).startswith("blocks.3.")
+
+
+def test_stages_in_turn_equal_the_stack_dropout_and_all() -> None:
+    whole = model()
+    tokens, rows = torch.randint(11, (9, 4)), Rows.of(4, key=5)
+    y, after = whole(tokens, whole.begin(rows))
+    states: list[torch.Tensor] = []
+    x = tokens
+    for stage in (whole[:2], whole[2:3], whole[3:]):
+        x, state = stage(x, stage.begin(rows))
+        states.extend(state)
+    assert torch.equal(x, y)
+    assert all(torch.equal(a, b) for a, b in zip(states, after, strict=True))
+
+
+def test_a_carried_state_goes_on_but_in_fresh_rows() -> None:
+    whole = model()
+    rows = Rows.of(3, key=1)
+    _, after = whole(torch.randint(11, (4, 3)), whole.begin(rows))
+    going_on = Rows(rows.lanes, rows.lengths, torch.tensor([False, True, False]), 2, rows.device)
+    begun, initial = whole.begin(going_on, after), whole.begin(going_on)
+    for tensor, start, end in zip(begun, initial, after, strict=True):
+        assert torch.equal(tensor[1], start[1])
+        if tensor.is_floating_point():
+            assert torch.equal(tensor[[0, 2]], end[[0, 2]])
+    keys, time = whole.split_state(begun)[2]
+    assert time.tolist() == [4, 0, 4]
+    assert torch.equal(keys, whole.split_state(initial)[2][0]), "a mask belongs to the step, not to the lane's past"
+
+
+def test_a_stack_is_a_block_of_a_stack() -> None:
+    inner = Stack([LSTM(4, 4), Dropout(0.5)])
+    outer = Stack([Linear(3, 4), inner, LSTM(4, 2)])
+    state = outer.begin(Rows.of(2))
+    assert len(state) == 2 + 2 + 2
+    y, after = outer(torch.randn(5, 2, 3), state)
+    assert y.shape == (5, 2, 2) and len(after) == len(state)
+
+
+def test_what_can_not_be_stacked_is_refused() -> None:
+    with pytest.raises(ConfigError, match="at least one block"):
+        Stack([])
+    with pytest.raises(ConfigError, match=r"block 1 is a GELU.*stretto\.Pointwise"):
+        Stack([Linear(2, 2), nn.GELU()])  # type: ignore[list-item]
+    with pytest.raises(ConfigError, match="contiguous"):
+        model()[::2]
+    with pytest.raises(ConfigError, match="6 features into 4"):
+        residual = Residual(LSTM(6, 4))
+        residual(torch.randn(2, 3, 6), residual.begin(Rows.of(3)))

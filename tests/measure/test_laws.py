@@ -1,0 +1,174 @@
+"""The chunk law, for every causal block and for random stacks of them, and the blocks that break it."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from stretto import (
+    GRU,
+    LSTM,
+    BidirectionalLSTM,
+    Block,
+    Dropout,
+    Embedding,
+    LawError,
+    LayerNorm,
+    Linear,
+    LockedDropout,
+    Pointwise,
+    Residual,
+    Rows,
+    Stack,
+    State,
+)
+from stretto.testing import check_chunk_law
+
+WIDTH = 6
+ONE = st.sampled_from(
+    [
+        lambda: LSTM(WIDTH, WIDTH),
+        lambda: LSTM(WIDTH, WIDTH, 3),
+        lambda: LSTM(WIDTH, 9, 2, projection_size=WIDTH),
+        lambda: LSTM(WIDTH, WIDTH, bias=False),
+        lambda: GRU(WIDTH, WIDTH),
+        lambda: GRU(WIDTH, WIDTH, 2),
+        lambda: Linear(WIDTH, WIDTH),
+        lambda: LayerNorm(WIDTH),
+        lambda: Dropout(0.3),
+        lambda: LockedDropout(0.3),
+        lambda: Pointwise(nn.GELU()),
+    ]
+)
+BLOCKS = st.recursive(
+    st.builds(lambda make: make(), ONE),
+    lambda inner: st.one_of(st.builds(Residual, inner), st.builds(Stack, st.lists(inner, min_size=1, max_size=3))),
+    max_leaves=5,
+)
+
+
+def input_(num_steps: int = 6, num_rows: int = 3, num_features: int = WIDTH) -> Tensor:
+    return torch.randn(num_steps, num_rows, num_features, dtype=torch.float64)
+
+
+@given(block=BLOCKS, num_steps=st.integers(2, 8), num_rows=st.integers(2, 5), key=st.integers(0, 2**62))
+@settings(max_examples=60, deadline=None)
+def test_every_causal_block_and_every_stack_of_them_keeps_the_law(
+    block: Block, num_steps: int, num_rows: int, key: int
+) -> None:
+    report = check_chunk_law(block.double(), input_(num_steps, num_rows), key=key, tolerance=1e-12)
+    assert report.num_ways == num_steps + 1 + 2
+    assert max(report.outputs, report.state, report.gradients) <= 1e-12
+
+
+def test_an_embedding_keeps_the_law_on_tokens() -> None:
+    check_chunk_law(Stack([Embedding(9, 4), LSTM(4, 4)]).double(), torch.randint(9, (5, 3)))
+
+
+class HidesState(Block):
+    """Keeps what it should hand out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRU(WIDTH, WIDTH)
+        self.h: Tensor | None = None
+
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        y, h = self.cell(x, self.h)
+        self.h = h.detach()
+        return y, state
+
+
+class HidesStateAndTakesItBack(HidesState):
+    """Starts anew whenever it sees the first step of its own input again, so it passes when run twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first: Tensor | None = None
+
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        if self.first is None:
+            self.first = x[0, 0].detach()
+        if torch.equal(x[0, 0], self.first):
+            self.h = None
+        y, self.h = self.cell(x, self.h)
+        return y, state
+
+
+class NormalisesOverTime(Block):
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        return x - x.mean(dim=0), state
+
+
+class NormalisesOverRows(Block):
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        return x - x.mean(dim=1, keepdim=True), state
+
+
+class CutsTheGradient(Block):
+    """Right values, wrong gradients: the state it returns has forgotten where it came from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = LSTM(WIDTH, WIDTH)
+
+    def initial_state(self, rows: Rows) -> State:
+        return self.inner.initial_state(rows)
+
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        y, after = self.inner(x, state)
+        return y, tuple(tensor.detach() for tensor in after)
+
+
+class RollsDice(Block):
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        return nn.functional.dropout(x, 0.5), state
+
+
+class BatchSecond(Block):
+    def initial_state(self, rows: Rows) -> State:
+        return (torch.zeros(1, len(rows), dtype=torch.float64),)
+
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        return x, state
+
+
+class GrowsItsState(Block):
+    def initial_state(self, rows: Rows) -> State:
+        return (torch.zeros(len(rows), 1, dtype=torch.float64),)
+
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        return x, (torch.cat([state[0], x[-1]], dim=1),)
+
+
+@pytest.mark.parametrize(
+    ("block", "reason"),
+    [
+        (HidesState(), "a second time from the same state, .* differs"),
+        (HidesStateAndTakesItBack(), r"two halves of its rows, cut at .* it fails"),
+        (NormalisesOverTime(), r"cut in time at \[1\], the output differs"),
+        (NormalisesOverRows(), r"two halves of its rows, cut at \[\], the output differs"),
+        (CutsTheGradient(), r"cut in time at \[1\], the gradient of .* differs"),
+        (RollsDice(), "a second time"),
+        (BatchSecond(), "must be its dim 0"),
+        (GrowsItsState(), "return one of the same form"),
+        (Stack([Linear(WIDTH, WIDTH), HidesState()]), "Stack breaks the chunk law"),
+    ],
+)
+def test_a_block_that_breaks_the_law_is_caught_and_told_how(block: Block, reason: str) -> None:
+    with pytest.raises(LawError, match=reason):
+        check_chunk_law(block.double(), input_())
+
+
+@pytest.mark.parametrize(
+    "block", [BidirectionalLSTM(WIDTH, 3), Stack([Linear(WIDTH, WIDTH), Residual(BidirectionalLSTM(WIDTH, 3))])]
+)
+def test_a_block_that_looks_ahead_is_refused_with_a_clear_word(block: Block) -> None:
+    with pytest.raises(LawError, match="declares causal=False: it looks ahead in time"):
+        check_chunk_law(block.double(), input_())
+
+
+def test_an_input_that_can_not_be_cut_is_refused() -> None:
+    with pytest.raises(LawError, match="1 steps and 3 rows"):
+        check_chunk_law(LSTM(WIDTH, WIDTH).double(), input_(num_steps=1))
