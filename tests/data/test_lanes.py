@@ -1,0 +1,67 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stretto import Corpus, DataError, Lanes
+
+EXAMPLES = settings(max_examples=60, deadline=None)
+
+
+@given(lanes=st.integers(1, 40), window=st.integers(1, 60), shares=st.integers(1, 5))
+@EXAMPLES
+def test_each_token_is_predicted_once_an_epoch_whatever_the_shares(
+    lanes: int, window: int, shares: int, word_corpus: Corpus
+) -> None:
+    data = Lanes(word_corpus, lanes, window)
+    tokens = word_corpus.read(0, word_corpus.num_tokens)
+    streams: dict[int, list[int]] = {}
+    for index in range(min(shares, lanes)):
+        part = data.share(index, min(shares, lanes))
+        for position in range(part.num_windows):
+            read, whole = part.read(position), data.read(position)
+            assert read.num_steps == whole.num_steps, "every share sees windows of one shape"
+            first = int(read.lanes[0])
+            assert torch.equal(read.inputs, whole.inputs[:, first : first + read.num_rows])
+            for row, (lane, length) in enumerate(zip(read.lanes.tolist(), read.lengths.tolist(), strict=True)):
+                asked = read.targets[:, row]
+                assert (asked[:length] >= 0).all() and (asked[length:] == -100).all()
+                stream = streams.setdefault(lane, [])
+                stream += asked[:length].tolist()
+    assert [token for lane in sorted(streams) for token in streams[lane]] == tokens[1:].tolist()
+
+
+@given(lanes=st.integers(1, 20), window=st.integers(1, 40))
+@EXAMPLES
+def test_a_window_goes_on_where_the_one_before_it_ended(lanes: int, window: int, byte_corpus: Corpus) -> None:
+    data = Lanes(byte_corpus, lanes, window)
+    before, after = data.read(0), data.read(1)
+    assert torch.equal(after.inputs[0], before.targets[-1])
+    assert before.fresh.all() and not after.fresh.any()
+
+
+def test_every_epoch_starts_fresh_and_reads_the_same(byte_corpus: Corpus) -> None:
+    data = Lanes(byte_corpus, 7, 50)
+    again = data.read(data.num_windows + 1)
+    assert torch.equal(again.inputs, data.read(1).inputs)
+    assert data.read(data.num_windows).fresh.all()
+    assert not again.fresh.any()
+
+
+def test_more_lanes_than_the_text_can_fill_are_refused(byte_corpus: Corpus) -> None:
+    there = byte_corpus.num_tokens - 1
+    Lanes(byte_corpus, there, 1)
+    for lanes, window in ((there + 1, 1), (100, there // 100 + 1), (10**9, 10**9)):
+        with pytest.raises(DataError, match=r"tokens a step, but .* to predict; use fewer lanes"):
+            Lanes(byte_corpus, lanes, window)
+    fitting = Lanes.fitting(byte_corpus, 10**9, 100)
+    assert fitting.lanes == there // 100
+
+
+def test_impossible_cuts_are_refused(byte_corpus: Corpus) -> None:
+    with pytest.raises(DataError, match="lanes=0"):
+        Lanes(byte_corpus, 0, 5)
+    with pytest.raises(DataError, match="share 3 of 3"):
+        Lanes(byte_corpus, 4, 5).share(3, 3)
+    with pytest.raises(DataError, match="share 0 of 5"):
+        Lanes(byte_corpus, 4, 5).share(0, 5)

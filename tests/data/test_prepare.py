@@ -1,0 +1,140 @@
+import json
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stretto import Corpus, DataError, prepare_text
+from stretto.data import text as text_module
+from stretto.data.prepare import Progress
+from stretto.data.text import TextFiles
+
+
+@pytest.mark.parametrize("level", ["byte", "char", "word"])
+def test_a_corpus_decodes_to_its_text(level: str, text_file: Path, tmp_path: Path) -> None:
+    (corpus,) = prepare_text([text_file], tmp_path / "out", level)  # type: ignore[arg-type]
+    decoded = corpus.vocabulary.decode(corpus.read(0, corpus.num_tokens).tolist())
+    assert decoded == text_file.read_text(encoding="utf-8")
+    assert corpus.num_bytes == text_file.stat().st_size
+
+
+def test_shards_change_nothing(text_file: Path, tmp_path: Path) -> None:
+    (one,) = prepare_text([text_file], tmp_path / "one", "word")
+    (many,) = prepare_text([text_file], tmp_path / "many", "word", shard_tokens=101)
+    assert len(many.shards) == -(-one.num_tokens // 101)
+    assert np.array_equal(one.read(0, one.num_tokens), many.read(0, many.num_tokens))
+    assert np.array_equal(one.read(95, 410), many.read(95, 410))
+
+
+def test_the_held_out_part_is_the_last_lines_with_the_training_vocabulary(tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("".join(f"line {number}\n" for number in range(100)))
+    train, valid = prepare_text([path], tmp_path / "out", "word", hold_out=0.2)
+    assert train.vocabulary == valid.vocabulary
+    held = valid.vocabulary.decode(valid.read(0, valid.num_tokens).tolist())
+    assert held == "line <unk>\n" * (valid.num_tokens // 3)
+    assert train.num_bytes + valid.num_bytes == path.stat().st_size
+    assert 0.15 < valid.num_bytes / path.stat().st_size <= 0.2
+
+
+def test_the_most_frequent_words_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("b b b a a c <unk>")
+    (corpus,) = prepare_text([path], tmp_path / "out", "word", max_symbols=3)
+    assert corpus.read(0, corpus.num_tokens).tolist() == [1, 1, 1, 2, 2, 0, 0]
+
+
+@given(words=st.lists(st.text("aé\n ", max_size=9), min_size=1, max_size=30), block=st.integers(4, 40))
+@settings(max_examples=50, deadline=None)
+def test_pieces_are_the_whole_text_and_cut_no_word(words: list[str], block: int) -> None:
+    content = "\n".join(words).encode() or b" "
+    with tempfile.NamedTemporaryFile() as file, pytest.MonkeyPatch.context() as patch:
+        Path(file.name).write_bytes(content)
+        patch.setattr(text_module, "_BLOCK", block)
+        files = TextFiles.open([file.name])
+        pieces = list(files.pieces(0, files.num_bytes))
+    assert b"".join(piece.text for piece in pieces) == content
+    longest = max(map(len, content.split()), default=0)
+    if longest < block:
+        assert [word for piece in pieces for word in piece.text.split()] == content.split()
+    for piece in pieces:
+        piece.check()
+
+
+def test_progress_ends_where_the_text_does(text_file: Path, tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    prepare_text([text_file, text_file], tmp_path / "out", "word", on_progress=seen.append)
+    ends = {progress.phase: (progress.done, progress.total) for progress in seen}
+    size = 2 * text_file.stat().st_size
+    assert ends == {"counting words": (size, size), f"writing {tmp_path / 'out'}": (size, size)}
+
+
+def test_bad_text_is_refused_with_file_and_place(text_file: Path, tmp_path: Path) -> None:
+    empty, broken, blank = tmp_path / "empty.txt", tmp_path / "broken.txt", tmp_path / "blank.txt"
+    empty.touch()
+    broken.write_bytes(b"good\nbad \xff\n")
+    blank.write_text("  \t ")
+    out = tmp_path / "out"
+    for files, options, reason in (
+        ([tmp_path / "missing"], {}, "missing is not a file"),
+        ([text_file, empty], {}, r"empty\.txt is empty"),
+        ([broken], {"level": "word"}, r"broken\.txt: byte 9 is not UTF-8"),
+        ([blank], {"level": "word"}, "no words"),
+        ([text_file], {"hold_out": 1.5}, r"hold_out=1\.5"),
+        ([text_file], {"hold_out": 1e-9}, "leaves no whole line"),
+    ):
+        with pytest.raises(DataError, match=reason):
+            prepare_text(files, out, **options)
+        assert not out.exists()
+
+
+def test_a_corpus_is_never_written_over(text_file: Path, tmp_path: Path) -> None:
+    prepare_text([text_file], tmp_path / "out")
+    with pytest.raises(DataError, match="exists already"):
+        prepare_text([text_file], tmp_path / "out")
+
+
+def test_a_folder_that_can_not_be_written_is_named(text_file: Path) -> None:
+    with pytest.raises(DataError, match="can't be written"):
+        prepare_text([text_file], "/proc/nowhere/out")
+
+
+def test_a_preparation_that_was_cut_off_leaves_no_corpus(text_file: Path, tmp_path: Path) -> None:
+    def fail(progress: Progress) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare_text([text_file], tmp_path / "out", on_progress=fail)
+    with pytest.raises(DataError, match="holds no corpus"):
+        Corpus.open(tmp_path / "out")
+    prepare_text([text_file], tmp_path / "out")
+    assert not list(tmp_path.glob("*.partial"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda folder: (folder / "index.json").unlink(), "holds no corpus"),
+        (lambda folder: (folder / "index.json").write_text("{"), r"index\.json can't be read"),
+        (lambda folder: (folder / "index.json").write_text("{}"), "is not a stretto.tokens index"),
+        (lambda folder: edit(folder, dtype="no such"), "is damaged"),
+        (lambda folder: edit(folder, version=99), "version 1"),
+        (lambda folder: edit(folder, shards=[{"file": "../x", "num_tokens": 1}]), "not a file of this folder"),
+        (lambda folder: (folder / "tokens-00000.bin").unlink(), r"tokens-00000\.bin is missing"),
+        (lambda folder: (folder / "tokens-00000.bin").write_bytes(b"short"), r"tokens-00000\.bin has 5 bytes"),
+    ],
+)
+def test_a_damaged_corpus_is_refused_by_name(damage, reason: str, text_file: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001
+    folder = tmp_path / "out"
+    prepare_text([text_file], folder)
+    damage(folder)
+    with pytest.raises(DataError, match=reason):
+        Corpus.open(folder)
+
+
+def edit(folder: Path, **values: object) -> None:
+    index = json.loads((folder / "index.json").read_text())
+    (folder / "index.json").write_text(json.dumps({**index, **values}))
