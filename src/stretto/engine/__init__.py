@@ -1,0 +1,1 @@
+"""One step forward and backward, in whatever layout."""

@@ -1,0 +1,108 @@
+"""Trainer: the loop, as an iterator of step reports."""
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from stretto.base.errors import DivergedError
+from stretto.base.keys import derive
+from stretto.base.state import State
+from stretto.base.window import Window
+from stretto.config.train import TrainConfig
+from stretto.engine.engine import Engine
+from stretto.train.optimizer import learning_rate, make_optimizer, scale_gradients
+
+
+class Windows(Protocol):
+    """Data as a trainer needs it: windows by position, as many an epoch as it says."""
+
+    @property
+    def num_windows(self) -> int: ...
+    @property
+    def bytes_per_token(self) -> float | None: ...
+    def read(self, position: int) -> Window: ...
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What one optimizer step did."""
+
+    step: int  # from 1: how many steps are done
+    epoch: int  # from 1
+    loss: float  # mean over the global batch, in nats for tokens
+    tokens: int  # how much was asked: the count the loss was divided by
+    gradient_norm: float  # before clipping
+    learning_rate: float
+    data_seconds: float
+    compute_seconds: float
+    optimizer_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        return self.data_seconds + self.compute_seconds + self.optimizer_seconds
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
+
+
+class Trainer:
+    """Trains an engine's stack on windows; iterate over it to make it go.
+
+    `for report in trainer: ...` takes all steps; `trainer.advance()` takes one. There are no callbacks: what
+    should happen between two steps goes into the body of your loop.
+    """
+
+    def __init__(self, engine: Engine, data: Windows, config: TrainConfig, *, seed: int = 1) -> None:
+        self.engine = engine
+        self.data = data
+        self.config = config
+        self.seed = seed
+        self.optimizer = make_optimizer(config, engine.stack.parameters())
+        self.num_steps = config.steps or config.epochs * data.num_windows
+        self.step = 0
+        self.state: State | None = None
+
+    def __iter__(self) -> Iterator[StepReport]:
+        while self.step < self.num_steps:
+            yield self.advance()
+
+    def advance(self) -> StepReport:
+        """Take one optimizer step and say what it did."""
+        started = time.perf_counter()
+        window = self.data.read(self.step)
+        rate = learning_rate(self.config, self.step, self.num_steps)
+        data_read = time.perf_counter()
+
+        outcome = self.engine.step(window, self.state, derive(self.seed, "step", self.step))
+        total, count = float(outcome.total), int(outcome.count)
+        norm = float(self.engine.gradient_norm())
+        computed = time.perf_counter()
+
+        self._check(total, norm)
+        mean_norm = scale_gradients(self.engine.stack.parameters(), max(count, 1), norm, self.config.clip)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        self.state = outcome.state
+        self.step += 1
+        return StepReport(
+            step=self.step,
+            epoch=(self.step - 1) // self.data.num_windows + 1,
+            loss=total / max(count, 1),
+            tokens=count,
+            gradient_norm=mean_norm,
+            learning_rate=rate,
+            data_seconds=data_read - started,
+            compute_seconds=computed - data_read,
+            optimizer_seconds=time.perf_counter() - computed,
+        )
+
+    def _check(self, total: float, norm: float) -> None:
+        if not (math.isfinite(total) and math.isfinite(norm)):
+            raise DivergedError(
+                f"step {self.step + 1} has loss {total} and gradient norm {norm}; the weights are still those of step "
+                f"{self.step}: lower train.lr={self.config.lr}, or raise train.warmup={self.config.warmup}"
+            )

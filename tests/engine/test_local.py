@@ -1,0 +1,126 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from stretto import (
+    GRU,
+    LSTM,
+    BidirectionalLSTM,
+    ConfigError,
+    Corpus,
+    Dropout,
+    Embedding,
+    Lanes,
+    Linear,
+    LocalEngine,
+    LockedDropout,
+    SequenceLoss,
+    Stack,
+    TokenLoss,
+    Window,
+    initialize,
+    last_step_targets,
+)
+from stretto.base.state import State
+
+
+def model(num_tokens: int = 256) -> Stack:
+    blocks = [
+        Embedding(num_tokens, 8),
+        Dropout(0.2),
+        LSTM(8, 10),
+        LockedDropout(0.2),
+        GRU(10, 8),
+        Linear(8, num_tokens),
+    ]
+    return initialize(Stack(blocks).double(), seed=3)
+
+
+def gradients(stack: Stack) -> dict[str, Tensor]:
+    return {name: parameter.grad.clone() for name, parameter in stack.named_parameters() if parameter.grad is not None}
+
+
+@pytest.mark.parametrize("slices", [2, 3, 7])
+def test_slices_change_neither_loss_nor_gradient_nor_state(slices: int, byte_corpus: Corpus) -> None:
+    data = Lanes(byte_corpus, 7, 13)
+    results = []
+    for engine in (LocalEngine(model(), TokenLoss()), LocalEngine(model(), TokenLoss(), slices=slices)):
+        state: State | None = None
+        for position in range(3):
+            outcome = engine.step(data.read(position), state, key=position)
+            state = outcome.state
+        results.append((outcome, gradients(engine.stack), engine.gradient_norm()))
+    (whole, expected, norm), (sliced, found, norm_sliced) = results
+    torch.testing.assert_close(sliced.total, whole.total, rtol=1e-12, atol=0)
+    assert int(sliced.count) == int(whole.count) == 7 * 13
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(sliced.state, whole.state, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(norm_sliced, norm)
+
+
+def test_two_windows_carried_score_as_one_long_window(byte_corpus: Corpus) -> None:
+    engine = LocalEngine(model(), TokenLoss())
+    long, short = Lanes(byte_corpus, 5, 24), Lanes(byte_corpus, 5, 12)
+    first = engine.score(short.read(0), None, key=0)
+    second = engine.score(short.read(1), first.state, key=0)
+    whole = engine.score(long.read(0), None, key=0)
+    torch.testing.assert_close(first.total + second.total, whole.total, rtol=1e-12, atol=0)
+    forgotten = engine.score(short.read(1), None, key=0)
+    assert abs(float(forgotten.total - second.total)) > 1e-3, "without the carried state the loss is another"
+
+
+def test_a_step_depends_on_its_key_and_a_score_does_not(byte_corpus: Corpus) -> None:
+    engine, window = LocalEngine(model(), TokenLoss()), Lanes(byte_corpus, 5, 12).read(0)
+    assert float(engine.step(window, None, 1).total) == float(engine.step(window, None, 1).total)
+    assert float(engine.step(window, None, 1).total) != float(engine.step(window, None, 2).total)
+    assert float(engine.score(window, None, 1).total) == float(engine.score(window, None, 2).total)
+    assert not engine.score(window, None, 1).total.requires_grad
+
+
+def test_unequal_rows_give_the_sum_of_each_row_alone() -> None:
+    lengths, labels = torch.tensor([6, 1, 4, 3]), torch.tensor([0, 2, 1, 2])
+    x = torch.randn(6, 4, 3, dtype=torch.float64)
+    stack = initialize(Stack([Linear(3, 5), BidirectionalLSTM(5, 4), LSTM(8, 4), Linear(4, 3)]).double(), 1)
+    window = Window(x, last_step_targets(labels, lengths, 6), torch.arange(4), lengths, torch.ones(4, dtype=torch.bool))
+    engine = LocalEngine(stack, SequenceLoss(), slices=2)
+    outcome = engine.step(window, None, 0)
+    together = gradients(stack)
+    alone: dict[str, Tensor] = {}
+    total = 0.0
+    for row, length in enumerate(lengths.tolist()):
+        part = window[row : row + 1]
+        part = replace(part, inputs=part.inputs[:length], targets=part.targets[:length])
+        total += float(LocalEngine(stack, SequenceLoss()).step(part, None, 0).total)
+        for name, gradient in gradients(stack).items():
+            alone[name] = alone.get(name, torch.zeros(())) + gradient
+    assert float(outcome.total) == pytest.approx(total, rel=1e-12)
+    assert int(outcome.count) == 4
+    torch.testing.assert_close(together, alone, rtol=1e-10, atol=1e-12)
+
+
+def test_bf16_runs_near_fp32_and_keeps_weights_and_states_in_fp32(byte_corpus: Corpus) -> None:
+    window = Lanes(byte_corpus, 8, 16).read(0)
+    totals = []
+    for precision in ("fp32", "bf16"):
+        stack = initialize(Stack([Embedding(256, 32), LSTM(32, 32, 2), Linear(32, 256)]), seed=3)
+        engine = LocalEngine(stack, TokenLoss(), precision=precision)
+        outcome = engine.step(window, None, 0)
+        totals.append(float(outcome.total))
+        assert all(tensor.dtype == torch.float32 for tensor in outcome.state)
+        assert all(gradient.dtype == torch.float32 for gradient in gradients(stack).values())
+    assert totals[0] != totals[1], "autocast was not at work"
+    # bf16 keeps 8 bits: a loss near log(256) is right to about a part in 2^8.
+    assert totals[1] == pytest.approx(totals[0], rel=2**-8)
+
+
+def test_impossible_engines_are_refused(byte_corpus: Corpus) -> None:
+    with pytest.raises(ConfigError, match="slices=0"):
+        LocalEngine(model(), TokenLoss(), slices=0)
+    with pytest.raises(ConfigError, match="exceeds the batch's 3 rows"):
+        LocalEngine(model(), TokenLoss(), slices=4).step(Lanes(byte_corpus, 3, 5).read(0), None, 0)
+    with torch.device("meta"):
+        stack = Stack([Linear(2, 2)])
+    with pytest.raises(ConfigError, match=r"stretto\.initialize"):
+        LocalEngine(stack, TokenLoss())

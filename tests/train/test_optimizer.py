@@ -1,0 +1,48 @@
+import pytest
+import torch
+from torch import nn
+
+from stretto import TrainConfig
+from stretto.train.optimizer import learning_rate, make_optimizer, scale_gradients
+
+
+def test_the_learning_rate_warms_up_and_falls_along_a_cosine() -> None:
+    config = TrainConfig(lr=1.0, warmup=4, final_lr=0.1)
+    rates = [learning_rate(config, step, 104) for step in range(105)]
+    assert rates[:5] == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0])
+    assert rates[54] == pytest.approx(0.55)
+    assert rates[104] == pytest.approx(0.1)
+    assert rates[4:] == sorted(rates[4:], reverse=True)
+
+
+def test_a_constant_rate_stays() -> None:
+    config = TrainConfig(lr=0.3, schedule="constant", warmup=2)
+    assert [learning_rate(config, step, 10) for step in (0, 1, 2, 9)] == pytest.approx([0.15, 0.3, 0.3, 0.3])
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("adamw", torch.optim.AdamW), ("sgd", torch.optim.SGD), ("asgd", torch.optim.ASGD)]
+)
+def test_the_named_optimizer_moves_weights(name: str, kind: type[torch.optim.Optimizer]) -> None:
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = make_optimizer(TrainConfig.model_validate({"optimizer": name, "lr": 0.1}), [weight])
+    assert isinstance(optimizer, kind)
+    weight.grad = torch.ones(3)
+    optimizer.step()
+    assert (weight < 1).all()
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.5, 100.0])
+def test_a_summed_gradient_becomes_a_clipped_mean(clip: float) -> None:
+    weights = [nn.Parameter(torch.randn(4, 3)), nn.Parameter(torch.randn(5))]
+    mean = [torch.randn_like(weight) for weight in weights]
+    for weight, gradient in zip(weights, mean, strict=True):
+        weight.grad = gradient * 7
+    norm = float(torch.nn.utils.get_total_norm([weight.grad for weight in weights if weight.grad is not None]))
+    found = scale_gradients(weights, 7, norm, clip)
+    expected = [nn.Parameter(weight.detach()) for weight in weights]
+    for weight, gradient in zip(expected, mean, strict=True):
+        weight.grad = gradient.clone()
+    mean_norm = torch.nn.utils.clip_grad_norm_(expected, clip or torch.inf)
+    assert found == pytest.approx(float(mean_norm), rel=1e-5)
+    torch.testing.assert_close([w.grad for w in weights], [w.grad for w in expected], rtol=1e-5, atol=1e-7)

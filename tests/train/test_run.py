@@ -1,0 +1,119 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from stretto import ConfigError, Corpus, DataError, Run, StepReport, load_config, load_run, prepare_text
+from stretto.config.run import RunConfig
+from stretto.config.toml import parse_config
+from stretto.train.run import EvaluationReport, find_device
+
+
+def config_for(corpus: Corpus, folder: Path, **sections: dict[str, object]) -> RunConfig:
+    data = {"train": corpus.folder, "valid": corpus.folder, "lanes": 8, "window": 20}
+    base: dict[str, dict[str, object]] = {
+        "data": data,
+        "model": {"hidden": 12},
+        "train": {"steps": 6},
+        "run": {"folder": folder},
+    }
+    return parse_config({name: {**base.get(name, {}), **sections.get(name, {})} for name in {**base, **sections}})
+
+
+def test_a_run_leaves_config_log_vocabulary_and_weights(word_corpus: Corpus, tmp_path: Path) -> None:
+    config = config_for(word_corpus, tmp_path / "run", model={"dropout": 0.1, "cell": "gru"}, run={"eval_every": 3})
+    run = Run(config)
+    events = list(run.events())
+    assert [type(event) for event in events] == [StepReport] * 3 + [EvaluationReport] + [StepReport] * 3 + [
+        EvaluationReport
+    ]
+    assert load_config(tmp_path / "run" / "config.toml") == config
+    lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert [line["kind"] for line in lines].count("step") == 6
+    assert {"loss", "tokens", "gradient_norm", "learning_rate", "compute_seconds", "epoch"} <= set(lines[0])
+    assert {"loss", "perplexity", "bits_per_byte", "step"} <= set(lines[-1])
+    last = events[-1]
+    assert isinstance(last, EvaluationReport)
+    assert lines[-1]["loss"] == last.evaluation.loss
+
+    trained = load_run(tmp_path / "run")
+    assert trained.vocabulary == word_corpus.vocabulary
+    for name, tensor in run.trainer.engine.stack.state_dict().items():
+        assert torch.equal(tensor, trained.stack.state_dict()[name])
+    assert trained.evaluate(word_corpus.folder).loss == last.evaluation.loss
+
+
+def test_the_same_config_gives_the_same_bits(byte_corpus: Corpus, tmp_path: Path) -> None:
+    curves = []
+    for name in ("a", "b"):
+        run = Run(config_for(byte_corpus, tmp_path / name, model={"dropout": 0.2}))
+        curves.append([event.loss for event in run.events() if isinstance(event, StepReport)])
+    assert curves[0] == curves[1]
+    other = Run(config_for(byte_corpus, tmp_path / "c", model={"dropout": 0.2}, run={"seed": 2}))
+    assert [event.loss for event in other.events() if isinstance(event, StepReport)] != curves[0]
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_written(
+    byte_corpus: Corpus, word_corpus: Corpus, tmp_path: Path
+) -> None:
+    for sections, reason in (
+        ({"data": {"train": tmp_path / "none"}}, "holds no corpus"),
+        ({"data": {"valid": word_corpus.folder}}, "another vocabulary"),
+        ({"data": {"lanes": 10**6}}, "asks for"),
+        ({"run": {"device": "warp-drive"}}, r"run\.device='warp-drive' is not a device"),
+        ({"run": {"device": "cuda:99"}}, r"run\.device='cuda:99' is not a device"),
+    ):
+        with pytest.raises((ConfigError, DataError), match=reason):
+            Run(config_for(byte_corpus, tmp_path / "run", **sections))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_holds_a_run_is_refused(byte_corpus: Corpus, tmp_path: Path) -> None:
+    config = config_for(byte_corpus, tmp_path / "run")
+    list(Run(config).events())
+    with pytest.raises(ConfigError, match="holds a run already"):
+        Run(config)
+
+
+def test_a_folder_that_can_not_be_written_is_named(byte_corpus: Corpus) -> None:
+    with pytest.raises(ConfigError, match=r"run\.folder=/proc/nowhere/run can't be written"):
+        list(Run(config_for(byte_corpus, Path("/proc/nowhere/run"))).events())
+
+
+def test_a_run_that_can_not_be_loaded_says_why(byte_corpus: Corpus, text_file: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no run"):
+        load_run(tmp_path)
+    run = Run(config_for(byte_corpus, tmp_path / "run"))
+    events = run.events()
+    next(events)
+    with pytest.raises(DataError, match="has not finished"):
+        load_run(tmp_path / "run")
+    list(events)
+    (other,) = prepare_text([text_file], tmp_path / "chars", "char")
+    with pytest.raises(DataError, match="another vocabulary than the run"):
+        load_run(tmp_path / "run").evaluate(other.folder)
+    weights = tmp_path / "run" / "weights.safetensors"
+    tensors = load_file(weights)
+    save_file({name: tensor[:1].contiguous() for name, tensor in tensors.items()}, weights)
+    with pytest.raises(DataError, match="does not hold this model's weights"):
+        load_run(tmp_path / "run")
+    weights.write_bytes(b"\x80\x04junk")
+    with pytest.raises(DataError, match="does not hold this model's weights"):
+        load_run(tmp_path / "run")
+
+
+def test_auto_finds_a_device() -> None:
+    assert find_device("auto") == (torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu"))
+    assert find_device("cpu") == torch.device("cpu")
+
+
+@pytest.mark.gpu
+def test_a_run_on_an_accelerator_gives_the_curve_of_the_cpu(byte_corpus: Corpus, tmp_path: Path) -> None:
+    curves = []
+    for device in ("cpu", "auto"):
+        run = Run(config_for(byte_corpus, tmp_path / device, model={"dropout": 0.2}, run={"device": device}))
+        curves.append([event.loss for event in run.events() if isinstance(event, StepReport)])
+    # Another device sums in another order; fp32 keeps 24 bits.
+    assert curves[1] == pytest.approx(curves[0], rel=1e-4)

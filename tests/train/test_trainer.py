@@ -1,0 +1,105 @@
+"""Trainer equals the loop people write by hand, and says what it did."""
+
+import math
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import torch
+
+import hand_written
+from stretto import (
+    LSTM,
+    Corpus,
+    DataError,
+    DivergedError,
+    Embedding,
+    Lanes,
+    Linear,
+    LocalEngine,
+    Stack,
+    TokenLoss,
+    TrainConfig,
+    Trainer,
+    evaluate,
+    initialize,
+    prepare_text,
+)
+
+
+def make(corpus: Corpus, hidden: int = 16, seed: int = 5) -> Stack:
+    num_tokens = len(corpus.vocabulary)
+    blocks = [Embedding(num_tokens, hidden), LSTM(hidden, hidden), LSTM(hidden, hidden), Linear(hidden, num_tokens)]
+    return initialize(Stack(blocks), seed)
+
+
+@pytest.mark.parametrize(("level", "hidden"), [("byte", 64), ("word", 48)])
+def test_200_steps_on_wikitext_equal_the_hand_written_loop(
+    level: Literal["byte", "word"], hidden: int, wikitext: Path, tmp_path: Path
+) -> None:
+    (train,) = prepare_text([wikitext / "valid.txt"], tmp_path / "train", level)
+    (held_out,) = prepare_text([wikitext / "test.txt"], tmp_path / "valid", vocabulary=train.vocabulary)
+    data = Lanes(train, lanes=16, window=32)
+    stack = make(train, hidden)
+    by_hand = hand_written.HandWritten(len(train.vocabulary), hidden, num_layers=2)
+    by_hand.take(stack.state_dict())
+    windows = (data.read(position) for position in range(200))
+    expected = hand_written.train(by_hand, ((w.inputs, w.targets) for w in windows), lr=2e-3, clip=0.5)
+
+    engine = LocalEngine(stack, TokenLoss())
+    trainer = Trainer(engine, data, TrainConfig(steps=200, lr=2e-3, schedule="constant", clip=0.5))
+    clipped = 0
+    for report, hand in zip(trainer, expected, strict=True):
+        assert report.loss == pytest.approx(hand.loss, rel=1e-5), f"at step {report.step}"
+        assert report.tokens == 16 * 32
+        clipped += report.gradient_norm > 0.5
+    assert 0 < clipped < 200, "the gradient was clipped at some steps and not at others"
+    held = evaluate(engine, Lanes(held_out, lanes=16, window=32))
+    assert held.tokens == held_out.num_tokens - 1
+    assert held.loss < 0.75 * math.log(len(train.vocabulary)), "what it learned holds on text it has not seen"
+
+
+def test_a_report_adds_up_and_can_not_be_changed(byte_corpus: Corpus) -> None:
+    trainer = Trainer(LocalEngine(make(byte_corpus), TokenLoss()), Lanes(byte_corpus, 10, 100), TrainConfig(epochs=2))
+    reports = list(trainer)
+    assert len(reports) == trainer.num_steps == 2 * trainer.data.num_windows
+    assert [report.step for report in reports] == list(range(1, len(reports) + 1))
+    assert [report.epoch for report in reports] == [1] * (len(reports) // 2) + [2] * (len(reports) // 2)
+    assert sum(report.tokens for report in reports) == 2 * (byte_corpus.num_tokens - 1)
+    report = reports[0]
+    assert report.seconds == report.data_seconds + report.compute_seconds + report.optimizer_seconds
+    assert report.tokens_per_second == pytest.approx(report.tokens / report.seconds)
+    with pytest.raises(FrozenInstanceError):
+        report.loss = 0.0  # type: ignore[misc]
+
+
+def test_slices_give_the_same_curve(byte_corpus: Corpus) -> None:
+    curves = []
+    for slices in (1, 3):
+        engine = LocalEngine(make(byte_corpus).double(), TokenLoss(), slices=slices)
+        curves.append([report.loss for report in Trainer(engine, Lanes(byte_corpus, 10, 50), TrainConfig(steps=20))])
+    assert curves[0] == pytest.approx(curves[1], rel=1e-9)
+
+
+def test_a_run_that_diverges_stops_before_it_spoils_the_weights(byte_corpus: Corpus) -> None:
+    stack = make(byte_corpus)
+    trainer = Trainer(LocalEngine(stack, TokenLoss()), Lanes(byte_corpus, 10, 50), TrainConfig(steps=20))
+    trainer.advance()
+    weight = next(stack.parameters())
+    with torch.no_grad():
+        weight[:] = torch.nan
+    others = [parameter.clone() for parameter in list(stack.parameters())[1:]]
+    with pytest.raises(DivergedError, match=r"step 2 has loss nan .* those of step 1: lower train\.lr=0\.001"):
+        trainer.advance()
+    for parameter, other in zip(list(stack.parameters())[1:], others, strict=True):
+        assert torch.equal(parameter, other)
+    assert trainer.step == 1
+
+
+def test_more_lanes_than_words_is_a_clear_error_and_not_an_empty_epoch(wikitext: Path, tmp_path: Path) -> None:
+    (train,) = prepare_text([wikitext / "valid.txt"], tmp_path / "train", "word")
+    assert 210_000 < train.num_tokens < 220_000
+    for lanes, window in ((220_000, 1), (64, 4096)):
+        with pytest.raises(DataError, match=r"tokens a step, but .* has 21\d,\d\d\d to predict"):
+            Lanes(train, lanes, window)
