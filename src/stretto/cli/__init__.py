@@ -1,0 +1,1 @@
+"""The door; the only room that prints."""

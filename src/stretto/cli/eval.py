@@ -1,0 +1,30 @@
+"""`stretto eval`: the loss of a finished run's model on a corpus."""
+
+from pathlib import Path
+
+from stretto.base.errors import ConfigError
+from stretto.cli.parser import Parser
+
+
+def run(arguments: list[str]) -> None:
+    """Parse and evaluate."""
+    options = _parser().parse_all(arguments)
+    from stretto.cli.screen import show_evaluation
+    from stretto.train.run import load_run
+
+    trained = load_run(options.run)
+    data = options.data or trained.config.data.valid
+    if data is None:
+        raise ConfigError(f"{options.run} was trained without data.valid; name a corpus with --data FOLDER")
+    show_evaluation(trained, data)
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="stretto eval",
+        description="Evaluate the model of a finished run: loss, perplexity, bits per byte.",
+        epilog="example:\n  stretto eval runs/first --data data/other",
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
+    parser.add_argument("--data", type=Path, metavar="FOLDER", help="the corpus; the run's own data.valid if not given")
+    return parser

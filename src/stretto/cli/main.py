@@ -1,0 +1,53 @@
+"""The command `stretto`: finds the room a subcommand lives in, and turns errors into one line and exit code 2."""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from stretto import __version__
+from stretto.base.errors import StrettoError
+from stretto.cli.parser import Parser
+
+# Imported only when called for, so that help is instant and never wakes torch.
+COMMANDS = {
+    "prepare": "turn text files into a corpus to train on",
+    "train": "train a model from a run's TOML file",
+    "eval": "evaluate the model of a finished run",
+    "schema": "print the JSON schema of a run's TOML file, for editors",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; return its exit code: 0 done, 2 the user's mistake, 130 interrupted."""
+    try:
+        options = _parser().parse_all(sys.argv[1:] if arguments is None else list(arguments))
+        command = importlib.import_module(f"stretto.cli.{options.command}")
+        command.run(options.arguments)
+    except StrettoError as error:
+        print(f"stretto: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stretto: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def entry() -> NoReturn:
+    """The console script."""
+    sys.exit(main())
+
+
+def _parser() -> Parser:
+    listing = "\n".join(f"  {name:<9} {what}" for name, what in COMMANDS.items())
+    parser = Parser(
+        prog="stretto",
+        description="Train recurrent networks across many GPUs, exactly.",
+        epilog=f"commands:\n{listing}\n\n`stretto COMMAND --help` tells more.",
+    )
+    parser.add_argument("--version", action="version", version=f"stretto {__version__}")
+    parser.add_argument("command", metavar="COMMAND", choices=COMMANDS, help="one of the commands below")
+    rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    rest.required = False
+    return parser

@@ -1,0 +1,37 @@
+"""Options from a config: one `--section.field` for each field, its text taken from the field itself."""
+
+import argparse
+from typing import Literal, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from stretto.config.run import RunConfig
+
+
+def add_config_options(parser: argparse.ArgumentParser) -> None:
+    """Add an option for each field of a run's config."""
+    for section, info in RunConfig.model_fields.items():
+        model = info.annotation
+        assert isinstance(model, type)
+        group = parser.add_argument_group(f"{section} ({' '.join((model.__doc__ or '').split())})")
+        for name, field in model.model_fields.items():
+            group.add_argument(
+                f"--{section}.{name}", metavar=_metavar(field), default=argparse.SUPPRESS, help=_help(field)
+            )
+
+
+def config_overrides(options: argparse.Namespace) -> dict[str, str]:
+    """Return the dotted options that were given; they are checked where the file is."""
+    return {name: value for name, value in vars(options).items() if "." in name}
+
+
+def _metavar(field: FieldInfo) -> str:
+    kinds = [kind for kind in get_args(field.annotation) or (field.annotation,) if kind is not type(None)]
+    if get_origin(field.annotation) is Literal:
+        return "|".join(map(str, kinds))
+    return "|".join(getattr(kind, "__name__", str(kind)) for kind in kinds).upper()
+
+
+def _help(field: FieldInfo) -> str:
+    text = (field.description or "").replace("%", "%%")
+    return text if field.is_required() or field.default is None else f"{text} (default: {field.default})"

@@ -1,0 +1,34 @@
+"""Parser: argparse that answers a mistake like the rest of the house, with one sentence."""
+
+import argparse
+import difflib
+from typing import NoReturn
+
+from stretto.base.errors import ConfigError
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises our error where argparse would print its usage and exit."""
+
+    def __init__(self, prog: str, description: str, epilog: str, usage: str | None = None) -> None:
+        super().__init__(
+            prog=prog,
+            usage=usage,
+            description=description,
+            epilog=epilog,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+    def parse_all(self, arguments: list[str]) -> argparse.Namespace:
+        """Parse arguments; an option that does not exist is answered with the one most like it."""
+        options, unknown = self.parse_known_args(arguments)
+        if unknown:
+            name = unknown[0].split("=")[0]
+            near = difflib.get_close_matches(name, self._option_string_actions, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"see `{self.prog} --help`"
+            raise ConfigError(f"{name} is not an option of `{self.prog}`; {hint}")
+        return options
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see `{self.prog} --help`")

@@ -1,0 +1,16 @@
+"""`stretto schema`: the JSON schema of a run's TOML file."""
+
+import json
+
+from stretto.cli.parser import Parser
+from stretto.config.run import RunConfig
+
+
+def run(arguments: list[str]) -> None:
+    """Print the schema."""
+    Parser(
+        prog="stretto schema",
+        description="Print the JSON schema of a run's TOML file, for editors that complete and check.",
+        epilog="example:\n  stretto schema > run.schema.json",
+    ).parse_all(arguments)
+    print(json.dumps(RunConfig.model_json_schema(), indent=2))

@@ -1,0 +1,126 @@
+"""The command, as a person calls it."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from stretto.cli.main import COMMANDS, main
+
+
+@pytest.fixture
+def prepared(text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a corpus and a run.toml, as the working directory."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["prepare", "text", str(text_file), "--out", "data", "--hold-out", "0.2"]) == 0
+    (tmp_path / "run.toml").write_text(
+        '[data]\ntrain = "data/train"\nvalid = "data/valid"\nlanes = 8\nwindow = 20\n'
+        '[model]\nhidden = 16\n[train]\nsteps = 20\n[run]\nfolder = "runs/one"\n'
+    )
+    return tmp_path
+
+
+def test_prepare_train_and_eval_work_together(prepared: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prepare", "text", "run.toml", "--out", "more", "--level", "word"]) == 0
+    assert "more: 36 tokens, word vocabulary of" in capsys.readouterr().out
+    assert main(["train", "run.toml", "--train.lr", "3e-3", "--model.dropout", "0.1"]) == 0
+    said = capsys.readouterr().out
+    assert "Embedding > LockedDropout > LSTM > LockedDropout > LSTM > LockedDropout > Linear" in said
+    assert "step 10/20  loss" in said and "tokens/s" in said and "held out: loss" in said
+    assert main(["eval", "runs/one"]) == 0
+    said = capsys.readouterr().out
+    assert "perplexity" in said and "bits per byte" in said
+    assert "\x1b" not in said, "plain text where there is no terminal"
+
+
+def test_the_schema_is_json_and_names_every_section(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schema"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert set(schema["properties"]) == {"data", "model", "train", "layout", "run"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "the following arguments are required: COMMAND"),
+        (["trian"], "invalid choice: 'trian'"),
+        (["train"], "required: RUN.toml"),
+        (["train", "nowhere.toml"], "nowhere.toml does not exist"),
+        (["train", "run.toml", "--train.lr", "-1"], "train.lr='-1' should be greater than 0"),
+        (["train", "run.toml", "--train.lr"], "expected one argument"),
+        (
+            ["train", "run.toml", "--train.lrr", "1"],
+            "--train.lrr is not an option of `stretto train`; did you mean --train.lr?",
+        ),
+        (["train", "run.toml", "--data.window", "9999"], "asks for 79,992 tokens a step"),
+        (["train", "run.toml", "--data.train", "gone"], "gone holds no corpus"),
+        (["train", "run.toml", "--layout.slices", "9"], "layout.slices=9 exceeds data.lanes=8"),
+        (["train", "run.toml", "--train.optimizer", "sgd", "--train.lr", "1e38"], "has loss"),
+        (["eval", "nowhere"], "nowhere holds no run"),
+        (["prepare", "text", "nowhere.txt", "--out", "x"], "nowhere.txt is not a file"),
+        (["prepare", "text", "run.toml", "--out", "data"], "data exists already"),
+        (["prepare", "text", "run.toml", "--out", "x", "--vocabulary", "gone"], "gone holds no corpus"),
+        (["prepare", "video", "run.toml", "--out", "x"], "invalid choice: 'video'"),
+        (["schema", "--yaml"], "--yaml is not an option of `stretto schema`"),
+    ],
+)
+def test_a_mistake_ends_in_one_sentence_and_code_2(
+    arguments: list[str], sentence: str, prepared: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    assert main(arguments) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("stretto: error: ") and sentence in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([command, "--help"])
+    assert stopped.value.code == 0
+    assert "example:\n  stretto" in capsys.readouterr().out
+
+
+def test_an_interrupted_run_says_so(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("stretto.cli.schema.run", interrupt)
+    assert main(["schema"]) == 130
+
+
+def test_help_answers_at_once_with_torch_asleep() -> None:
+    check = (
+        "import sys; from stretto.cli.main import main\n"
+        "try: main(['--help'])\nexcept SystemExit: sys.exit('torch' in sys.modules)"
+    )
+    best = 9.0
+    for _ in range(5):
+        started = time.perf_counter()
+        assert subprocess.run([sys.executable, "-c", check], stdout=subprocess.DEVNULL, check=False).returncode == 0
+        best = min(best, time.perf_counter() - started)
+    assert best < 0.4
+
+
+def test_a_terminal_gets_a_bar_with_the_figures(prepared: Path) -> None:
+    parent, child = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "150"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stretto", "train", "run.toml"], stdout=child, stderr=child, env=environment
+    )
+    os.close(child)
+    seen = b""
+    while True:
+        try:
+            seen += os.read(parent, 4096)
+        except OSError:
+            break
+    os.close(parent)
+    assert process.wait() == 0
+    assert b"training" in seen and b"20/20" in seen and b"tokens/s" in seen and b"held out: loss" in seen
