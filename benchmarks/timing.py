@@ -1,0 +1,48 @@
+"""What benchmarks share: both sides take turns in one process, and the last line is one JSON object."""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+WIKITEXT = Path(__file__).parents[2] / "shared" / "data" / "wikitext-2"
+
+
+def parse_quick(description: str) -> bool:
+    """Read the one option that every benchmark has; set one thread a rank."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--quick", action="store_true", help="end within a minute or two, with coarser figures")
+    torch.set_num_threads(1)
+    return bool(parser.parse_args().quick)
+
+
+def take_turns(what: str, sides: dict[str, Callable[[], object]], rounds: int, warm_up: int = 2) -> dict[str, float]:
+    """Run the sides alternately, each round in the other order; return each side's best seconds.
+
+    The best, because other work on the machine only ever adds time.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for index in track(range(warm_up + rounds), what, console=Console(stderr=True), transient=True):
+        order = list(sides) if index % 2 else list(reversed(sides))
+        for name in order:
+            started = time.perf_counter()
+            sides[name]()
+            if index >= warm_up:
+                seconds[name].append(time.perf_counter() - started)
+    return {name: min(values) for name, values in seconds.items()}
+
+
+def show(title: str, columns: list[str], rows: list[list[str]], figures: dict[str, float]) -> None:
+    """Print the table for people, and the figures for programs as the last line."""
+    console = Console()
+    table = Table(*columns, title=title)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    print(json.dumps({name: round(value, 4) for name, value in figures.items()}))

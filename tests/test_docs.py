@@ -1,0 +1,60 @@
+"""README and docs hold what they say: snippets run, links lead somewhere, every config field is listed."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from stretto import RunConfig
+from stretto.cli.main import COMMANDS
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def snippets(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.parent.name == "docs" and snippets(page)], ids=lambda p: p.name
+)
+def test_the_snippets_of_a_page_run_one_after_the_other(
+    page: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "book.txt").write_bytes(text_file.read_bytes())
+    exec(compile("\n".join(snippets(page)), str(page), "exec"), {"__name__": "snippet"})
+
+
+def test_readme_shows_the_first_example_as_it_is() -> None:
+    (shown,) = snippets(ROOT / "README.md")
+    example = (ROOT / "examples" / "01_first_model.py").read_text()
+    assert example.endswith(shown)
+    assert shown.count("\n") <= 30
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_to_files_that_are_there(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
+        if not target.startswith("http"):
+            assert (page.parent / target).is_file(), target
+
+
+def test_every_field_of_the_config_is_documented_with_its_meaning() -> None:
+    page = (ROOT / "docs" / "config.md").read_text()
+    for section, info in RunConfig.model_fields.items():
+        assert isinstance(info.annotation, type)
+        rows = page.split(f"## [{section}]")[1].split("\n## ")[0]
+        for name, field in info.annotation.model_fields.items():
+            assert re.search(rf"^\| `{name}` \|.*\| {re.escape(field.description)} \|$", rows, re.MULTILINE), name
+
+
+def test_every_command_is_documented() -> None:
+    page = (ROOT / "docs" / "commands.md").read_text()
+    assert all(f"`stretto {command}" in page for command in COMMANDS)
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    assert all(f": {page.name}\n" in navigation for page in (ROOT / "docs").glob("*.md"))
