@@ -62,7 +62,8 @@ def compare(level: Level, hidden: int, rounds: int) -> dict[str, float]:
 def main() -> None:
     quick = parse_quick("Trainer against a hand-written loop, on one device.")
     cases: list[tuple[Level, int]] = [("byte", 128 if quick else 512), ("word", 64 if quick else 256)]
-    rows, ratios = [], {}
+    rows: list[list[str]] = []
+    ratios: dict[str, float] = {}
     for level, hidden in cases:
         seconds = compare(level, hidden, 30 if quick else 40)
         ratios[level] = seconds["loop"] / seconds["trainer"]
