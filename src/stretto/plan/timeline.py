@@ -1,0 +1,137 @@
+"""Timeline: what a step's orders cost when they run, found by simulating exactly the lists that are executed."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from stretto.plan.actions import Action, Kind, receives_from, sends_to
+
+Cost = Callable[[int, Action], float]
+"""Seconds that an action takes on a stage, or that its message takes to the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One action on its stage, from when to when."""
+
+    stage: int
+    action: Action
+    start: float
+    stop: float
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """When every action of a step ran, or how far the stages got before they all waited for each other."""
+
+    num_stages: int
+    spans: tuple[Span, ...]
+    stuck: tuple[str, ...] = ()  # what each stage waits for, where there is a deadlock
+
+    @property
+    def is_deadlock(self) -> bool:
+        return bool(self.stuck)
+
+    @cached_property
+    def seconds(self) -> float:
+        """From the first start to the last stop: the time of a step."""
+        return max((span.stop for span in self.spans), default=0.0)
+
+    @property
+    def bubble(self) -> float:
+        """The part of all stages' time that is spent waiting."""
+        busy = sum(span.stop - span.start for span in self.spans)
+        return 1 - busy / (self.num_stages * self.seconds) if self.seconds else 0.0
+
+    def peak_live(self, stage: int) -> int:
+        """Return how many chunks a stage holds at most: forwards whose backward isn't done."""
+        live = peak = 0
+        for span in self.spans:
+            if span.stage == stage:
+                live += 1 if span.action.kind is Kind.FORWARD else -1
+                peak = max(peak, live)
+        return peak
+
+
+def simulate(
+    orders: Sequence[Sequence[Action]], cost: Cost, link: Cost = lambda stage, action: 0.0, *, blocking: bool = False
+) -> Timeline:
+    """Run one order per stage and return when everything happened.
+
+    A message travels while its sender goes on. With `blocking`, a sender waits instead until a receive is there to
+    take it in: each stage has one posted ahead per direction, and posts the next when it starts on what the last
+    one brought.
+    """
+    stages = [_Stage(index, tuple(actions)) for index, actions in enumerate(orders)]
+    spans: list[Span] = []
+    is_moving = True
+    while is_moving:
+        is_moving = False
+        for stage in stages:
+            while (span := stage.advance(stages, cost, link, blocking)) is not None:
+                spans.append(span)
+                is_moving = True
+    stuck = tuple(stage.waits_for() for stage in stages if not stage.is_done)
+    spans.sort(key=lambda span: (span.start, span.stage))
+    return Timeline(len(stages), tuple(spans), stuck)
+
+
+@dataclass
+class _Stage:
+    """How far one stage is, and the messages that are under way to it."""
+
+    index: int
+    actions: tuple[Action, ...]
+    position: int = 0
+    free_at: float = 0.0
+    sending: Action | None = None
+
+    def __post_init__(self) -> None:
+        self.arrivals: dict[Action, float] = {}
+        # When the receive for each direction's next message was posted: at the start, then whenever one is taken in.
+        self.posted: dict[Kind, list[float]] = {Kind.FORWARD: [0.0], Kind.BACKWARD: [0.0]}
+        self.sent: dict[Kind, int] = {Kind.FORWARD: 0, Kind.BACKWARD: 0}
+
+    @property
+    def is_done(self) -> bool:
+        return self.position == len(self.actions) and self.sending is None
+
+    def waits_for(self) -> str:
+        action = self.sending or self.actions[self.position]
+        return f"stage {self.index} waits to {'send' if self.sending else 'receive'} {action}"
+
+    def advance(self, stages: "list[_Stage]", cost: Cost, link: Cost, blocking: bool) -> Span | None:
+        """Take the next action if its message is there and the last send is off; return when it ran."""
+        if not self._finish_send(stages, link, blocking) or self.position == len(self.actions):
+            return None
+        action = self.actions[self.position]
+        start = self.free_at
+        if receives_from(action, self.index, len(stages)) is not None:
+            if action not in self.arrivals:
+                return None
+            start = max(start, self.arrivals.pop(action))
+            self.posted[action.kind].append(start)
+        self.free_at = start + cost(self.index, action)
+        self.position += 1
+        if sends_to(action, self.index, len(stages)) is not None:
+            self.sending = action
+        return Span(self.index, action, start, self.free_at)
+
+    def _finish_send(self, stages: "list[_Stage]", link: Cost, blocking: bool) -> bool:
+        if self.sending is None:
+            return True
+        action = self.sending
+        target = sends_to(action, self.index, len(stages))
+        assert target is not None
+        receiver = stages[target]
+        leaves = self.free_at
+        if blocking:
+            posted = receiver.posted[action.kind]
+            if self.sent[action.kind] >= len(posted):
+                return False
+            leaves = max(leaves, posted[self.sent[action.kind]])
+            self.free_at = leaves + link(self.index, action)
+        self.sent[action.kind] += 1
+        receiver.arrivals[action] = leaves + link(self.index, action)
+        self.sending = None
+        return True
