@@ -4,9 +4,25 @@
 class StrettoError(Exception):
     """A mistake that its reader can mend; the command prints it as one line and exits with code 2."""
 
+    exit_code = 2
+
 
 class ConfigError(StrettoError):
     """What was asked for can't be meant, or can't be done together."""
+
+
+class PlanError(StrettoError):
+    """No plan can be made: the layout asks for more than the model or the world has."""
+
+
+class MeshError(StrettoError):
+    """The ranks are not those that were asked for, or one of them was lost."""
+
+
+class LostPeerError(MeshError):
+    """A rank went away; nothing is wrong with what was asked, so it is worth another try."""
+
+    exit_code = 75
 
 
 class DataError(StrettoError):

@@ -1,0 +1,1 @@
+"""The only owner of process groups and communication: topology, world, channels, collectives."""

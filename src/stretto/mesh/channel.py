@@ -1,0 +1,81 @@
+"""Channel: the messages of one direction between two neighbouring stages.
+
+Receives are posted ahead, so that a message lands while the stage computes; sends are waited for late.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+
+import torch.distributed as dist
+from torch import Tensor
+
+from stretto.base.errors import MeshError
+
+AHEAD = 2
+"""How many receives are posted ahead of the one that is being worked on."""
+
+
+class Channel:
+    """One direction: `source` sends to us, we send to `target`; either may be none at the end of the line."""
+
+    def __init__(
+        self, group: dist.ProcessGroup, source: int | None, target: int | None, lost: Callable[[int, str], MeshError]
+    ) -> None:
+        self._group = group
+        self._source = source
+        self._target = target
+        self._lost = lost
+        self._coming: deque[tuple[Tensor, dist.Work]] = deque()
+        self._going: deque[tuple[Tensor, dist.Work]] = deque()
+        self._buffers: Iterator[Tensor] = iter(())
+
+    def expect(self, buffers: Iterator[Tensor]) -> None:
+        """Say what will come, message by message; the first receives are posted at once."""
+        self._buffers = buffers
+        for _ in range(AHEAD):
+            self._post()
+
+    def take(self, what: str) -> Tensor:
+        """Wait for the next message and return it; `what` says what it is, should it never come."""
+        buffer, work = self._coming.popleft()
+        assert self._source is not None
+        self._wait(work, self._source, f"waiting for {what}")
+        self._post()
+        return buffer
+
+    def send(self, tensor: Tensor) -> None:
+        """Send a message and go on; it must not be changed until `flush`."""
+        if self._target is None:
+            return
+        tensor = tensor.contiguous()
+        work = self._start(lambda: dist.isend(tensor, self._target, self._group), self._target, "sending")
+        self._going.append((tensor, work))
+        while self._going and self._going[0][1].is_completed():
+            self._wait(self._going.popleft()[1], self._target, "sending")
+
+    def flush(self) -> None:
+        """Wait until all that was sent has left."""
+        while self._going:
+            assert self._target is not None
+            self._wait(self._going.popleft()[1], self._target, "sending")
+
+    def _post(self) -> None:
+        buffer = next(self._buffers, None)
+        if buffer is not None:
+            assert self._source is not None
+            work = self._start(lambda: dist.irecv(buffer, self._source, self._group), self._source, "receiving")
+            self._coming.append((buffer, work))
+
+    def _start(self, start: Callable[[], dist.Work | None], peer: int, doing: str) -> dist.Work:
+        try:
+            work = start()
+        except RuntimeError as error:
+            raise self._lost(peer, doing) from error
+        assert work is not None
+        return work
+
+    def _wait(self, work: dist.Work, peer: int, doing: str) -> None:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise self._lost(peer, doing) from error

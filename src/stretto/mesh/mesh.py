@@ -1,0 +1,93 @@
+"""Mesh: one rank's place in the grid, with its process groups and the few collectives we need."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from stretto.base.errors import LostPeerError, MeshError
+from stretto.mesh.channel import Channel
+from stretto.mesh.topology import Topology
+from stretto.mesh.world import World
+
+
+class Mesh:
+    """This rank's replica and stage, and how it talks to its neighbours. Alone, everything is a no-op.
+
+    Each direction along the stages has a process group of its own, so that on NCCL each has its own communicator and
+    order: activations going up can't be queued behind gradients going down.
+    """
+
+    def __init__(self, world: World, topology: Topology) -> None:
+        if topology.size != world.size:
+            raise MeshError(
+                f"{topology.replicas} replicas x {topology.stages} stages need {topology.size} ranks, not {world.size}"
+            )
+        self.world = world
+        self.topology = topology
+        place = topology.place(world.rank)
+        self.replica, self.stage = place.replica, place.stage
+        own_replica, own_stage = topology.replica_ranks(self.replica), topology.stage_ranks(self.stage)
+        self._near = sorted({*own_replica, *own_stage})
+        self.upward = self.downward = None
+        self.data_group: dist.ProcessGroup | None = None
+        if topology.stages > 1:
+            above, below = self._neighbour(1), self._neighbour(-1)
+            self.upward = Channel(_group(own_replica), below, above, self.lost)
+            self.downward = Channel(_group(own_replica), above, below, self.lost)
+        if topology.replicas > 1:
+            self.data_group = _group(own_stage)
+
+    @property
+    def is_first_stage(self) -> bool:
+        return self.stage == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        return self.stage == self.topology.stages - 1
+
+    def add_up(self, values: Sequence[float]) -> list[float]:
+        """Return the sums of each value over all ranks."""
+        if self.world.is_alone:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64)
+        if self.world.device.type != "cpu":
+            # Some accelerators have no float64; sums of a few numbers are exact enough in float32 pairs only on those.
+            tensor = tensor.to(self.world.device)
+        self._collective(lambda: dist.all_reduce(tensor), "adding up")
+        return [float(value) for value in tensor.tolist()]
+
+    def spread(self, tensor: Tensor, source: int) -> Tensor:
+        """Return `tensor` as rank `source` has it, on every rank; elsewhere it says only shape and dtype."""
+        if not self.world.is_alone:
+            tensor = tensor.contiguous()
+            self._collective(lambda: dist.broadcast(tensor, source), "spreading")
+        return tensor
+
+    def lost(self, peer: int, doing: str) -> LostPeerError:
+        """Return the error for a peer that went away while this rank was doing something with it."""
+        missing = self.world.missing(self._near)
+        place = self.topology.place(missing[0] if missing else peer)
+        rank = self.topology.rank(place.replica, place.stage)
+        return LostPeerError(
+            f"rank {self.world.rank} lost rank {rank} (replica {place.replica}, stage {place.stage}) while {doing}; "
+            "look at that rank's own output for the reason, and start the run again"
+        )
+
+    def _neighbour(self, step: int) -> int | None:
+        stage = self.stage + step
+        return self.topology.rank(self.replica, stage) if 0 <= stage < self.topology.stages else None
+
+    def _collective(self, run: Callable[[], object], doing: str) -> None:
+        try:
+            run()
+        except RuntimeError as error:
+            raise self.lost(self.world.rank, doing) from error
+
+
+def _group(ranks: list[int]) -> dist.ProcessGroup:
+    # Made by its members alone: with 4,096 ranks nobody waits for groups that are not its own.
+    group = dist.new_group(ranks, use_local_synchronization=True)
+    assert isinstance(group, dist.ProcessGroup)
+    return group

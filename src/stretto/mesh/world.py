@@ -1,0 +1,132 @@
+"""World: the ranks of a job, found in torchrun's environment; alone where there is none."""
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from stretto.base.errors import MeshError
+from stretto.mesh.device import find_device
+
+TIMEOUT = timedelta(minutes=10)
+# How long survivors wait for each other to report before they call a rank lost.
+_ROLL_CALL_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class World:
+    """This rank among all ranks of the job."""
+
+    rank: int
+    size: int
+    device: torch.device
+    store: Store | None = None  # none when alone
+
+    @property
+    def is_alone(self) -> bool:
+        return self.size == 1
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def missing(self, ranks: Sequence[int]) -> list[int]:
+        """Report as alive, wait a little for the others to do so, and return those of `ranks` that did not.
+
+        Only asked after an error: connections that break tell that a rank is gone, but not which one.
+        """
+        if self.store is None:
+            return []
+        absent = [rank for rank in ranks if rank != self.rank]
+        try:
+            self.store.set(f"alive/{self.rank}", "1")
+            until = time.monotonic() + _ROLL_CALL_SECONDS
+            while absent and time.monotonic() < until:
+                absent = [rank for rank in absent if not self.store.check([f"alive/{rank}"])]
+                time.sleep(0.05)
+        except (RuntimeError, dist.DistError):
+            # The store's own host is gone too; then nobody can say more.
+            return []
+        return absent
+
+
+@contextmanager
+def world(size: int | None = None, *, device: str = "auto", timeout: timedelta = TIMEOUT) -> Iterator[World]:
+    """Join the world that torchrun started, or be alone; leave it at the end.
+
+    `size` is how many ranks the layout needs: another number is an error on every rank, before any of them waits for
+    another. A rank that fails leaves at once, its connections close, and those that wait for it fail too.
+    """
+    place = _environment(os.environ)
+    if size is not None and size != place.size:
+        raise MeshError(
+            f"the layout needs {size} ranks, but {place.size} were started; "
+            f"start {size} (torchrun --nproc-per-node {size}), or change the layout"
+        )
+    if place.size == 1:
+        yield World(0, 1, find_device(device))
+        return
+    own = find_device(device, place.local_rank, place.local_size)
+    store = _join(place, own, timeout)
+    try:
+        yield World(place.rank, place.size, own, store)
+    except BaseException:
+        # No farewell: the others must see our connections close, not wait for us.
+        raise
+    else:
+        dist.destroy_process_group()
+
+
+@dataclass(frozen=True)
+class _Environment:
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    address: str = "127.0.0.1"
+    port: int = 0
+    has_agent_store: bool = False
+
+
+def _environment(variables: Mapping[str, str]) -> _Environment:
+    """Read what torchrun sets; nothing at all means alone, a part of it is a mistake."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    there = [name for name in names if name in variables]
+    if "RANK" not in there and "WORLD_SIZE" not in there:
+        return _Environment()
+    absent = [name for name in names if name not in there]
+    if absent:
+        raise MeshError(
+            f"the environment has {there[0]} but no {absent[0]}; start the ranks with torchrun, which sets all"
+        )
+    try:
+        rank, size, local_rank, local_size = (int(variables[name]) for name in names[:4])
+        port = int(variables["MASTER_PORT"])
+    except ValueError as error:
+        raise MeshError(
+            f"the environment's rank or size is not a number ({error}); start the ranks with torchrun"
+        ) from None
+    agent = variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return _Environment(rank, size, local_rank, local_size, variables["MASTER_ADDR"], port, agent)
+
+
+def _join(place: _Environment, device: torch.device, timeout: timedelta) -> Store:
+    is_host = place.rank == 0 and not place.has_agent_store
+    tcp = TCPStore(place.address, place.port, place.size, is_host, timeout, wait_for_workers=False)
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = PrefixStore(f"stretto/{restart}", tcp)
+    dist.init_process_group(
+        dist.get_default_backend_for_device(device),
+        timeout=timeout,
+        world_size=place.size,
+        rank=place.rank,
+        store=PrefixStore("groups", store),
+        device_id=None if device.type == "cpu" else device,
+    )
+    return store
