@@ -17,12 +17,12 @@ from stretto import (
     Embedding,
     Lanes,
     Linear,
-    LocalEngine,
     Stack,
     TokenLoss,
     TrainConfig,
     Trainer,
     initialize,
+    make_engine,
     prepare_text,
 )
 from stretto.data.vocabulary import Level
@@ -55,7 +55,7 @@ def compare(level: Level, hidden: int, rounds: int) -> dict[str, float]:
         by_hand = hand_written.HandWritten(num_tokens, hidden, num_layers=2)
         by_hand.take(stack.state_dict())
         loop = iter(hand_written.train(by_hand, batches(corpus), lr=1e-3, clip=1.0))
-        trainer = Trainer(LocalEngine(stack, TokenLoss()), Lanes(corpus, LANES, WINDOW), TrainConfig(epochs=100))
+        trainer = Trainer(make_engine(stack, TokenLoss()), Lanes(corpus, LANES, WINDOW), TrainConfig(epochs=100))
         return take_turns(level, {"trainer": trainer.advance, "loop": lambda: next(loop)}, rounds)
 
 

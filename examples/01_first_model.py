@@ -14,7 +14,7 @@ model = stretto.Stack(
         stretto.Linear(128, 256),
     ]
 )
-engine = stretto.LocalEngine(stretto.initialize(model, seed=1), stretto.TokenLoss())
+engine = stretto.make_engine(model, stretto.TokenLoss(), seed=1)
 trainer = stretto.Trainer(engine, stretto.Lanes(train, lanes=16, window=64), stretto.TrainConfig(steps=300, lr=4e-3))
 
 for report in trainer:

@@ -9,7 +9,16 @@ from importlib import import_module
 __version__ = "0.1.0.dev0"
 
 _HOMES = {
-    "stretto.base.errors": ("ConfigError", "DataError", "DivergedError", "LawError", "StrettoError"),
+    "stretto.base.errors": (
+        "ConfigError",
+        "DataError",
+        "DivergedError",
+        "LawError",
+        "LostPeerError",
+        "MeshError",
+        "PlanError",
+        "StrettoError",
+    ),
     "stretto.base.state": ("State",),
     "stretto.base.window": ("Rows", "Window"),
     "stretto.blocks.bidirectional": ("BidirectionalLSTM",),
@@ -30,15 +39,20 @@ _HOMES = {
     "stretto.blocks.recurrent": ("GRU", "LSTM"),
     "stretto.blocks.residual": ("Residual",),
     "stretto.blocks.stack": ("Stack",),
+    "stretto.config.layout": ("Layout",),
     "stretto.config.run": ("RunConfig",),
     "stretto.config.toml": ("load_config",),
     "stretto.config.train": ("TrainConfig",),
     "stretto.data.corpus": ("Corpus",),
     "stretto.data.lanes": ("Lanes",),
     "stretto.data.prepare": ("prepare_text",),
+    "stretto.engine.build": ("make_engine",),
+    "stretto.engine.engine": ("Engine", "Outcome"),
     "stretto.engine.local": ("LocalEngine",),
+    "stretto.mesh.world": ("World", "world"),
     "stretto.train.evaluate": ("Evaluation", "evaluate"),
-    "stretto.train.run": ("Run", "load_run"),
+    "stretto.train.run": ("EvaluationReport", "Run", "load_run"),
+    "stretto.train.weights": ("load_weights", "save_weights"),
     "stretto.train.trainer": ("StepReport", "Trainer"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -47,6 +61,8 @@ __all__ = [*_HOME_OF]
 
 
 def __getattr__(name: str) -> object:
+    if name == "testing":
+        return import_module("stretto.testing")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'stretto' has no attribute {name!r}")
     value = getattr(import_module(_HOME_OF[name]), name)

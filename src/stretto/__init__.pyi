@@ -1,9 +1,13 @@
 """What type checkers see of the names that `__init__.py` imports on first use."""
 
+from stretto import testing as testing
 from stretto.base.errors import ConfigError as ConfigError
 from stretto.base.errors import DataError as DataError
 from stretto.base.errors import DivergedError as DivergedError
 from stretto.base.errors import LawError as LawError
+from stretto.base.errors import LostPeerError as LostPeerError
+from stretto.base.errors import MeshError as MeshError
+from stretto.base.errors import PlanError as PlanError
 from stretto.base.errors import StrettoError as StrettoError
 from stretto.base.state import State as State
 from stretto.base.window import Rows as Rows
@@ -29,19 +33,28 @@ from stretto.blocks.recurrent import GRU as GRU
 from stretto.blocks.recurrent import LSTM as LSTM
 from stretto.blocks.residual import Residual as Residual
 from stretto.blocks.stack import Stack as Stack
+from stretto.config.layout import Layout as Layout
 from stretto.config.run import RunConfig as RunConfig
 from stretto.config.toml import load_config as load_config
 from stretto.config.train import TrainConfig as TrainConfig
 from stretto.data.corpus import Corpus as Corpus
 from stretto.data.lanes import Lanes as Lanes
 from stretto.data.prepare import prepare_text as prepare_text
+from stretto.engine.build import make_engine as make_engine
+from stretto.engine.engine import Engine as Engine
+from stretto.engine.engine import Outcome as Outcome
 from stretto.engine.local import LocalEngine as LocalEngine
+from stretto.mesh.world import World as World
+from stretto.mesh.world import world as world
 from stretto.train.evaluate import Evaluation as Evaluation
 from stretto.train.evaluate import evaluate as evaluate
+from stretto.train.run import EvaluationReport as EvaluationReport
 from stretto.train.run import Run as Run
 from stretto.train.run import load_run as load_run
 from stretto.train.trainer import StepReport as StepReport
 from stretto.train.trainer import Trainer as Trainer
+from stretto.train.weights import load_weights as load_weights
+from stretto.train.weights import save_weights as save_weights
 
 __all__: list[str]
 __version__: str

@@ -3,7 +3,11 @@ from stretto.base.keys import derive
 
 def test_a_key_is_the_same_on_every_machine_and_for_ever() -> None:
     # Written down once: a change here changes every run's weights and masks.
-    assert derive(1, "step", 7) == 6711400557471262370
+    assert derive(1, "step", 7) == 6889534592200868702
+
+
+def test_parts_of_a_path_do_not_run_together() -> None:
+    assert len({derive(1, "a", "b"), derive(1, "a:b"), derive(1, "ab"), derive(1, 2), derive(1, "2"), derive(12)}) == 6
 
 
 def test_neighbouring_places_have_keys_of_their_own() -> None:

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -8,7 +10,7 @@ def test_each_row_is_read_from_its_true_end() -> None:
     block = BidirectionalLSTM(3, 4, 2).double()
     x = torch.randn(6, 4, 3, dtype=torch.float64)
     lengths = torch.tensor([6, 2, 5, 0])
-    rows = Rows(torch.arange(4), lengths, torch.ones(4, dtype=torch.bool), 0, torch.device("cpu"))
+    rows = replace(Rows.of(4), lengths=lengths)
     y, state = block(x, block.begin(rows))
     assert y.shape == (6, 4, 8) and torch.equal(state[0], lengths)
     for row, length in enumerate(lengths.tolist()[:3]):
@@ -16,10 +18,16 @@ def test_each_row_is_read_from_its_true_end() -> None:
         torch.testing.assert_close(y[:length, row : row + 1], alone, rtol=1e-12, atol=1e-12)
 
 
+def test_without_lengths_a_row_is_as_long_as_its_window() -> None:
+    block = BidirectionalLSTM(3, 4)
+    y, _ = block(torch.randn(5, 2, 3), block.begin(Rows.of(2)))
+    assert (y.abs().sum(-1) > 0).all()
+
+
 def test_a_lane_can_not_go_on_through_it() -> None:
     block = BidirectionalLSTM(3, 4)
     rows = Rows.of(2, 5)
-    going_on = Rows(rows.lanes, rows.lengths, ~rows.fresh, 0, rows.device)
+    going_on = replace(rows, fresh=~rows.fresh)
     block.begin(rows, carried=(rows.lengths,))
     with pytest.raises(LawError, match="looks ahead"):
         block.begin(going_on, carried=(rows.lengths,))

@@ -81,6 +81,14 @@ def test_the_mean_is_kept_and_evaluation_drops_nothing(kind: type[Dropout | Lock
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_no_rows_and_no_steps_are_no_trouble(kind: type[Dropout | LockedDropout]) -> None:
+    block = kind(0.5)
+    for shape in ((3, 0, 4), (0, 2, 4)):
+        y, _ = block(torch.ones(shape), block.begin(Rows.of(shape[1])))
+        assert y.shape == shape
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_an_impossible_probability_is_refused(kind: type[Dropout | LockedDropout]) -> None:
     with pytest.raises(ConfigError, match=r"probability=1\.0 is not in"):
         kind(1.0)

@@ -63,6 +63,45 @@ def test_modules_within_a_users_block_are_drawn_too() -> None:
         assert torch.equal(tensor, made.state_dict()[name])
 
 
+def test_weights_do_not_depend_on_the_dtype() -> None:
+    single, double = initialize(model(), 3), initialize(model().double(), 3)
+    for name, tensor in double.state_dict().items():
+        assert tensor.dtype == torch.float64
+        assert torch.equal(tensor, single.state_dict()[name].double())
+
+
+def test_weights_are_put_where_they_were_asked_for() -> None:
+    assert all(parameter.is_meta for parameter in initialize(model(), 3, device="meta").parameters())
+
+
+class Ramp(Block):
+    """Has a buffer, which no seed can draw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ramp: Tensor
+        self.register_buffer("ramp", torch.arange(3.0))
+
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        return x * self.ramp, state
+
+
+def test_buffers_keep_their_values_and_are_refused_on_meta() -> None:
+    stack = initialize(Stack([Linear(3, 3), Ramp()]), 1)
+    assert stack.state_dict()["blocks.1.ramp"].tolist() == [0, 1, 2]
+    with torch.device("meta"):
+        stack = Stack([Ramp()])
+    with pytest.raises(ConfigError, match=r"blocks\.0 \(Ramp\) has a buffer on the meta device"):
+        initialize(stack, 1)
+
+
+def test_tied_weights_are_refused_by_name() -> None:
+    first, second = Linear(4, 4), Linear(4, 4)
+    second.module.weight = first.module.weight
+    with pytest.raises(ConfigError, match=r"blocks\.0\.module\.weight and blocks\.1\.module\.weight are one parameter"):
+        initialize(Stack([first, second]), 1)
+
+
 class Bare(Block):
     def __init__(self) -> None:
         super().__init__()

@@ -112,5 +112,7 @@ def test_bf16_outputs_are_summed_in_fp32() -> None:
 def test_impossible_losses_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"quantile 1\.5"):
         QuantileLoss((0.5, 1.5))
+    with pytest.raises(ConfigError, match="make the head's last dim the quantiles"):
+        QuantileLoss()(torch.zeros(2, 3, 1), torch.zeros(2, 3))
     with pytest.raises(ConfigError, match="differ in shape"):
         SquaredError()(torch.zeros(2, 3, 1), torch.zeros(2, 3))

@@ -9,7 +9,7 @@ STEPS, BATCH, IN, HIDDEN = 7, 3, 5, 6
 
 
 def random_state(block: LSTM | GRU) -> State:
-    return tuple(torch.randn_like(tensor) for tensor in block.begin(Rows.of(BATCH)))
+    return tuple(torch.randn_like(tensor) for tensor in block.begin(Rows.of(BATCH, dtype=torch.float64)))
 
 
 def input_() -> Tensor:
@@ -64,6 +64,27 @@ def test_gru_equals_the_oracle_and_torch(num_layers: int) -> None:
 
     by_torch, h_torch = block.cell(x, h.transpose(0, 1).contiguous())
     assert_equal([y, h_after], [by_torch, h_torch.transpose(0, 1)])
+
+
+@pytest.mark.parametrize("block", [LSTM(8, 8, 2), GRU(8, 8, 2)])
+def test_a_cell_is_given_contiguous_states_as_cudnn_wants_them(block: LSTM | GRU) -> None:
+    seen: list[Tensor] = []
+    block.cell.register_forward_pre_hook(lambda _, inputs: seen.extend(torch.utils._pytree.tree_leaves(inputs)))
+    block(torch.randn(3, 4, 8), block.begin(Rows.of(4)))
+    assert len(seen) >= 2 and all(tensor.is_contiguous() for tensor in seen)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("kind", [LSTM, GRU])
+def test_bf16_is_bf16_on_cuda_too(kind: type[LSTM | GRU]) -> None:
+    block = kind(8, 8, 2).cuda()
+    x = torch.randn(3, 4, 8, device="cuda", requires_grad=True)
+    with torch.autocast("cuda", torch.bfloat16):
+        y, after = block(x, block.begin(Rows.of(4, device="cuda")))
+    y.float().sum().backward()  # type: ignore[no-untyped-call]
+    assert y.dtype == torch.bfloat16 and after[0].dtype == torch.float32
+    assert all(parameter.grad is not None for parameter in block.parameters())
 
 
 @pytest.mark.parametrize("block", [LSTM(8, 8, 2), GRU(8, 8, 2)])

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -20,7 +22,7 @@ def test_names_carry_the_absolute_block_index_in_every_stage() -> None:
 
 def test_stages_in_turn_equal_the_stack_dropout_and_all() -> None:
     whole = model()
-    tokens, rows = torch.randint(11, (9, 4)), Rows.of(4, key=5)
+    tokens, rows = torch.randint(11, (9, 4)), Rows.of(4, key=5, dtype=torch.float64)
     y, after = whole(tokens, whole.begin(rows))
     states: list[torch.Tensor] = []
     x = tokens
@@ -33,9 +35,9 @@ def test_stages_in_turn_equal_the_stack_dropout_and_all() -> None:
 
 def test_a_carried_state_goes_on_but_in_fresh_rows() -> None:
     whole = model()
-    rows = Rows.of(3, key=1)
+    rows = Rows.of(3, key=1, dtype=torch.float64)
     _, after = whole(torch.randint(11, (4, 3)), whole.begin(rows))
-    going_on = Rows(rows.lanes, rows.lengths, torch.tensor([False, True, False]), 2, rows.device)
+    going_on = replace(rows, fresh=torch.tensor([False, True, False]), key=2)
     begun, initial = whole.begin(going_on, after), whole.begin(going_on)
     for tensor, start, end in zip(begun, initial, after, strict=True):
         assert torch.equal(tensor[1], start[1])

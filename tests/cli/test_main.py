@@ -34,7 +34,7 @@ def test_prepare_train_and_eval_work_together(prepared: Path, capsys: pytest.Cap
     assert "step 10/20  loss" in said and "tokens/s" in said and "held out: loss" in said
     assert main(["eval", "runs/one"]) == 0
     said = capsys.readouterr().out
-    assert "perplexity" in said and "bits per byte" in said
+    assert "data/valid: loss" in said and "perplexity" in said and "bits per byte" in said
     assert "\x1b" not in said, "plain text where there is no terminal"
 
 
@@ -51,19 +51,22 @@ def test_the_schema_is_json_and_names_every_section(capsys: pytest.CaptureFixtur
         (["trian"], "invalid choice: 'trian'"),
         (["train"], "required: RUN.toml"),
         (["train", "nowhere.toml"], "nowhere.toml does not exist"),
-        (["train", "run.toml", "--train.lr", "-1"], "train.lr='-1' should be greater than 0"),
+        (["train", "run.toml", "--train.lr", "-1"], "error: --train.lr=-1.0 should be greater than 0"),
         (["train", "run.toml", "--train.lr"], "expected one argument"),
         (
             ["train", "run.toml", "--train.lrr", "1"],
             "--train.lrr is not an option of `stretto train`; did you mean --train.lr?",
         ),
+        (["train", "run.toml", "--lr", "1"], "--lr is not an option of `stretto train`; did you mean --train.lr?"),
+        (["train", "run.toml", "--train.lr", "fast"], "error: --train.lr='fast' should be a valid number"),
+        (["train", "run.toml", "--train.warmup", "99"], "train: warmup=99 exceeds steps=20"),
         (["train", "run.toml", "--data.window", "9999"], "asks for 79,992 tokens a step"),
         (["train", "run.toml", "--data.train", "gone"], "gone holds no corpus"),
         (["train", "run.toml", "--layout.slices", "9"], "layout.slices=9 exceeds data.lanes=8"),
         (["train", "run.toml", "--train.optimizer", "sgd", "--train.lr", "1e38"], "has loss"),
         (["eval", "nowhere"], "nowhere holds no run"),
         (["prepare", "text", "nowhere.txt", "--out", "x"], "nowhere.txt is not a file"),
-        (["prepare", "text", "run.toml", "--out", "data"], "data exists already"),
+        (["prepare", "text", "run.toml", "--out", "data"], "data exists already and is no corpus"),
         (["prepare", "text", "run.toml", "--out", "x", "--vocabulary", "gone"], "gone holds no corpus"),
         (["prepare", "video", "run.toml", "--out", "x"], "invalid choice: 'video'"),
         (["schema", "--yaml"], "--yaml is not an option of `stretto schema`"),

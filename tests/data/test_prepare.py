@@ -11,6 +11,7 @@ from stretto import Corpus, DataError, prepare_text
 from stretto.data import text as text_module
 from stretto.data.prepare import Progress
 from stretto.data.text import TextFiles
+from stretto.data.vocabulary import ByteVocabulary
 
 
 @pytest.mark.parametrize("level", ["byte", "char", "word"])
@@ -83,8 +84,16 @@ def test_bad_text_is_refused_with_file_and_place(text_file: Path, tmp_path: Path
         ([text_file, empty], {}, r"empty\.txt is empty"),
         ([broken], {"level": "word"}, r"broken\.txt: byte 9 is not UTF-8"),
         ([blank], {"level": "word"}, "no words"),
-        ([text_file], {"hold_out": 1.5}, r"hold_out=1\.5"),
+        ([text_file], {"hold_out": 1.5}, r"hold-out=1\.5"),
         ([text_file], {"hold_out": 1e-9}, "leaves no whole line"),
+        ([text_file], {"level": "bpe"}, "level='bpe' is not byte, char or word"),
+        (
+            [text_file],
+            {"level": "char", "vocabulary": ByteVocabulary()},
+            "level=char is not that of the given",
+        ),
+        ([text_file], {"max_symbols": 9}, "max-symbols=9 has no meaning for bytes"),
+        ([text_file], {"max_symbols": 1, "level": "word"}, "max-symbols=1 leaves nothing but <unk>"),
     ):
         with pytest.raises(DataError, match=reason):
             prepare_text(files, out, **options)
@@ -93,13 +102,39 @@ def test_bad_text_is_refused_with_file_and_place(text_file: Path, tmp_path: Path
 
 def test_a_corpus_is_never_written_over(text_file: Path, tmp_path: Path) -> None:
     prepare_text([text_file], tmp_path / "out")
-    with pytest.raises(DataError, match="exists already"):
+    with pytest.raises(DataError, match="holds a corpus already"):
         prepare_text([text_file], tmp_path / "out")
+    with pytest.raises(DataError, match="exists already and is no corpus"):
+        prepare_text([text_file], tmp_path)
+    with pytest.raises(DataError, match=r"its subfolders \['out'\] do"):
+        Corpus.open(tmp_path)
+
+
+def test_only_tokens_that_are_there_can_be_read(text_file: Path, tmp_path: Path) -> None:
+    (corpus,) = prepare_text(text_file, tmp_path / "out")
+    for start, stop in ((-1, 5), (5, 4), (0, corpus.num_tokens + 1)):
+        with pytest.raises(DataError, match="are not within the"):
+            corpus.read(start, stop)
+
+
+def test_unknown_words_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("b b b a a c <unk>")
+    (corpus,) = prepare_text(path, tmp_path / "out", "word", max_symbols=3)
+    assert corpus.num_unknown == 2
 
 
 def test_a_folder_that_can_not_be_written_is_named(text_file: Path) -> None:
-    with pytest.raises(DataError, match="can't be written"):
+    with pytest.raises(DataError, match=r"^/proc/nowhere: .*is there room"):
         prepare_text([text_file], "/proc/nowhere/out")
+
+
+def test_a_mistake_in_the_held_out_part_leaves_nothing_behind(tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_bytes(b"word\n" * 50 + b"\xff\n")
+    with pytest.raises(DataError, match="byte 250 is not UTF-8"):
+        prepare_text(path, tmp_path / "out", "word", hold_out=0.2)
+    assert not (tmp_path / "out" / "train").exists()
 
 
 def test_a_preparation_that_was_cut_off_leaves_no_corpus(text_file: Path, tmp_path: Path) -> None:
@@ -120,7 +155,8 @@ def test_a_preparation_that_was_cut_off_leaves_no_corpus(text_file: Path, tmp_pa
         (lambda folder: (folder / "index.json").unlink(), "holds no corpus"),
         (lambda folder: (folder / "index.json").write_text("{"), r"index\.json can't be read"),
         (lambda folder: (folder / "index.json").write_text("{}"), "is not a stretto.tokens index"),
-        (lambda folder: edit(folder, dtype="no such"), "is damaged"),
+        (lambda folder: edit(folder, dtype="O"), "has dtype 'O', not"),
+        (lambda folder: edit(folder, num_bytes="many"), "is damaged"),
         (lambda folder: edit(folder, version=99), "version 1"),
         (lambda folder: edit(folder, shards=[{"file": "../x", "num_tokens": 1}]), "not a file of this folder"),
         (lambda folder: (folder / "tokens-00000.bin").unlink(), r"tokens-00000\.bin is missing"),

@@ -10,6 +10,7 @@ from stretto import (
     BidirectionalLSTM,
     ConfigError,
     Corpus,
+    DataError,
     Dropout,
     Embedding,
     Lanes,
@@ -51,13 +52,13 @@ def test_slices_change_neither_loss_nor_gradient_nor_state(slices: int, byte_cor
         for position in range(3):
             outcome = engine.step(data.read(position), state, key=position)
             state = outcome.state
-        results.append((outcome, gradients(engine.stack), engine.gradient_norm()))
+        results.append((outcome, gradients(engine.stack), engine.square_norm()))
     (whole, expected, norm), (sliced, found, norm_sliced) = results
     torch.testing.assert_close(sliced.total, whole.total, rtol=1e-12, atol=0)
     assert int(sliced.count) == int(whole.count) == 7 * 13
     torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
     torch.testing.assert_close(sliced.state, whole.state, rtol=1e-12, atol=1e-14)
-    torch.testing.assert_close(norm_sliced, norm)
+    assert norm_sliced == pytest.approx(norm, rel=1e-11)
 
 
 def test_two_windows_carried_score_as_one_long_window(byte_corpus: Corpus) -> None:
@@ -69,6 +70,25 @@ def test_two_windows_carried_score_as_one_long_window(byte_corpus: Corpus) -> No
     torch.testing.assert_close(first.total + second.total, whole.total, rtol=1e-12, atol=0)
     forgotten = engine.score(short.read(1), None, key=0)
     assert abs(float(forgotten.total - second.total)) > 1e-3, "without the carried state the loss is another"
+
+
+@pytest.mark.parametrize("slices", [1, 2])
+def test_a_row_that_ends_within_a_window_hands_on_a_fresh_start(slices: int, byte_corpus: Corpus) -> None:
+    window = Lanes(byte_corpus, 4, 12).read(0)
+    engine = LocalEngine(model(), TokenLoss(), slices=slices)
+    state = engine.step(replace(window, lengths=torch.tensor([12, 5, 12, 0])), None, 1).state
+    whole = engine.step(window, None, 1).state
+    begun = engine.stack.begin(window.rows(1, engine.device, torch.float64))
+    for found, full, start in zip(state, whole, begun, strict=True):
+        assert torch.equal(found[[0, 2]], full[[0, 2]])
+        assert torch.equal(found[[1, 3]], start[[1, 3]])
+
+
+def test_scoring_in_slices_gives_the_same_score(byte_corpus: Corpus) -> None:
+    window = Lanes(byte_corpus, 5, 12).read(0)
+    scores = [LocalEngine(model(), TokenLoss(), slices=slices).score(window, None, 0) for slices in (1, 3)]
+    torch.testing.assert_close(scores[0].total, scores[1].total, rtol=1e-12, atol=0)
+    torch.testing.assert_close(scores[0].state, scores[1].state, rtol=1e-12, atol=1e-14)
 
 
 def test_a_step_depends_on_its_key_and_a_score_does_not(byte_corpus: Corpus) -> None:
@@ -83,15 +103,16 @@ def test_unequal_rows_give_the_sum_of_each_row_alone() -> None:
     lengths, labels = torch.tensor([6, 1, 4, 3]), torch.tensor([0, 2, 1, 2])
     x = torch.randn(6, 4, 3, dtype=torch.float64)
     stack = initialize(Stack([Linear(3, 5), BidirectionalLSTM(5, 4), LSTM(8, 4), Linear(4, 3)]).double(), 1)
-    window = Window(x, last_step_targets(labels, lengths, 6), torch.arange(4), lengths, torch.ones(4, dtype=torch.bool))
+    targets = last_step_targets(labels, lengths, 6)
+    window = Window(6, torch.arange(4), lengths, torch.ones(4, dtype=torch.bool), x, targets)
     engine = LocalEngine(stack, SequenceLoss(), slices=2)
     outcome = engine.step(window, None, 0)
     together = gradients(stack)
     alone: dict[str, Tensor] = {}
     total = 0.0
     for row, length in enumerate(lengths.tolist()):
-        part = window[row : row + 1]
-        part = replace(part, inputs=part.inputs[:length], targets=part.targets[:length])
+        rows = slice(row, row + 1)
+        part = replace(window[rows], num_steps=length, inputs=x[:length, rows], targets=targets[:length, rows])
         total += float(LocalEngine(stack, SequenceLoss()).step(part, None, 0).total)
         for name, gradient in gradients(stack).items():
             alone[name] = alone.get(name, torch.zeros(())) + gradient
@@ -120,6 +141,10 @@ def test_impossible_engines_are_refused(byte_corpus: Corpus) -> None:
         LocalEngine(model(), TokenLoss(), slices=0)
     with pytest.raises(ConfigError, match="exceeds the batch's 3 rows"):
         LocalEngine(model(), TokenLoss(), slices=4).step(Lanes(byte_corpus, 3, 5).read(0), None, 0)
+    with pytest.raises(ConfigError, match="precision='fp16' is not fp32 or bf16"):
+        LocalEngine(model(), TokenLoss(), precision="fp16")  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="has no inputs, which this rank needs"):
+        LocalEngine(model(), TokenLoss()).step(Lanes(byte_corpus, 3, 5).read(0, inputs=False), None, 0)
     with torch.device("meta"):
         stack = Stack([Linear(2, 2)])
     with pytest.raises(ConfigError, match=r"stretto\.initialize"):

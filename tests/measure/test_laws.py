@@ -58,7 +58,7 @@ def test_every_causal_block_and_every_stack_of_them_keeps_the_law(
     block: Block, num_steps: int, num_rows: int, key: int
 ) -> None:
     report = check_chunk_law(block.double(), input_(num_steps, num_rows), key=key, tolerance=1e-12)
-    assert report.num_ways == num_steps + 1 + 2
+    assert report.num_ways == num_steps + 2 + 2
     assert max(report.outputs, report.state, report.gradients) <= 1e-12
 
 
@@ -128,15 +128,44 @@ class RollsDice(Block):
 
 class BatchSecond(Block):
     def initial_state(self, rows: Rows) -> State:
-        return (torch.zeros(1, len(rows), dtype=torch.float64),)
+        return (rows.zeros(1).t(),)
 
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         return x, state
 
 
+class CountsItsRows(Block):
+    """Starts each row from where it stands in the batch, which is another place in a slice."""
+
+    def initial_state(self, rows: Rows) -> State:
+        return (torch.arange(len(rows), dtype=rows.dtype).unsqueeze(1),)
+
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        return x + state[0], state
+
+
+class StartsAnew(Block):
+    """Forgets what it carried at the start of a window."""
+
+    def initial_state(self, rows: Rows) -> State:
+        return (rows.zeros(WIDTH),)
+
+    def begin(self, rows: Rows, carried: State | None = None) -> State:
+        return self.initial_state(rows)
+
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        sums = state[0] + x.cumsum(0)
+        return sums, (sums[-1],)
+
+
+class ReturnsOneThing(Block):
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        return x  # type: ignore[return-value]
+
+
 class GrowsItsState(Block):
     def initial_state(self, rows: Rows) -> State:
-        return (torch.zeros(len(rows), 1, dtype=torch.float64),)
+        return (rows.zeros(1),)
 
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         return x, (torch.cat([state[0], x[-1]], dim=1),)
@@ -153,6 +182,9 @@ class GrowsItsState(Block):
         (RollsDice(), "a second time"),
         (BatchSecond(), "must be its dim 0"),
         (GrowsItsState(), "return one of the same form"),
+        (CountsItsRows(), r"two halves of its rows, cut at \[\], the output differs"),
+        (StartsAnew(), "carried from window to window at .*, the output differs"),
+        (ReturnsOneThing(), r"ReturnsOneThing.forward returned no \(y, state\)"),
         (Stack([Linear(WIDTH, WIDTH), HidesState()]), "Stack breaks the chunk law"),
     ],
 )
@@ -167,6 +199,17 @@ def test_a_block_that_breaks_the_law_is_caught_and_told_how(block: Block, reason
 def test_a_block_that_looks_ahead_is_refused_with_a_clear_word(block: Block) -> None:
     with pytest.raises(LawError, match="declares causal=False: it looks ahead in time"):
         check_chunk_law(block.double(), input_())
+
+
+def test_a_check_leaves_no_gradients_behind_and_takes_float32_for_what_it_is() -> None:
+    block = LSTM(WIDTH, WIDTH)
+    assert check_chunk_law(block, input_().float()).gradients < 1e-4
+    assert all(parameter.grad is None for parameter in block.parameters())
+
+
+def test_a_module_that_is_no_block_is_refused() -> None:
+    with pytest.raises(LawError, match=r"LSTM is not a stretto\.Block"):
+        check_chunk_law(nn.LSTM(WIDTH, WIDTH), input_())  # type: ignore[arg-type]
 
 
 def test_an_input_that_can_not_be_cut_is_refused() -> None:

@@ -2,7 +2,19 @@ import math
 
 import pytest
 
-from stretto import Corpus, Embedding, Evaluation, Lanes, Linear, LocalEngine, Stack, TokenLoss, evaluate, initialize
+from stretto import (
+    LSTM,
+    Corpus,
+    Embedding,
+    Evaluation,
+    Lanes,
+    Linear,
+    LocalEngine,
+    Stack,
+    TokenLoss,
+    evaluate,
+    initialize,
+)
 
 
 def test_evaluation_covers_every_token_once_however_it_is_cut(byte_corpus: Corpus) -> None:
@@ -12,6 +24,13 @@ def test_evaluation_covers_every_token_once_however_it_is_cut(byte_corpus: Corpu
     for evaluation in found:
         assert evaluation.tokens == byte_corpus.num_tokens - 1
         assert evaluation.loss == pytest.approx(found[0].loss, rel=1e-12)
+
+
+def test_state_is_carried_from_window_to_window(byte_corpus: Corpus) -> None:
+    engine = LocalEngine(initialize(Stack([Embedding(256, 4), LSTM(4, 8), Linear(8, 256)]).double(), 1), TokenLoss())
+    long = evaluate(engine, Lanes(byte_corpus, 3, 1000))
+    short = evaluate(engine, Lanes(byte_corpus, 3, 10))
+    assert short.loss == pytest.approx(long.loss, rel=1e-9)
 
 
 def test_figures_follow_from_the_loss() -> None:

@@ -32,6 +32,29 @@ def test_the_named_optimizer_moves_weights(name: str, kind: type[torch.optim.Opt
     assert (weight < 1).all()
 
 
+@pytest.mark.parametrize(
+    ("values", "setting"),
+    [
+        ({"optimizer": "sgd", "momentum": 0.7}, ("momentum", 0.7)),
+        ({"optimizer": "sgd", "weight_decay": 0.2}, ("weight_decay", 0.2)),
+        ({"optimizer": "asgd", "weight_decay": 0.2}, ("weight_decay", 0.2)),
+        ({"optimizer": "asgd", "average_from": 9}, ("t0", 7)),
+        ({"optimizer": "asgd"}, ("lambd", 0.0)),
+        ({"beta1": 0.8, "beta2": 0.95}, ("betas", (0.8, 0.95))),
+        ({"weight_decay": 0.2}, ("weight_decay", 0.2)),
+    ],
+)
+def test_an_optimizers_settings_are_the_configs(values: dict[str, object], setting: tuple[str, object]) -> None:
+    optimizer = make_optimizer(TrainConfig.model_validate(values), [nn.Parameter(torch.ones(3))])
+    assert optimizer is not None
+    assert optimizer.param_groups[0][setting[0]] == setting[1]
+
+
+def test_a_stage_without_weights_has_no_optimizer() -> None:
+    assert make_optimizer(TrainConfig(), []) is None
+    assert scale_gradients([], 2.0, 3.0, 1.0) == 1.5
+
+
 @pytest.mark.parametrize("clip", [0.0, 0.5, 100.0])
 def test_a_summed_gradient_becomes_a_clipped_mean(clip: float) -> None:
     weights = [nn.Parameter(torch.randn(4, 3)), nn.Parameter(torch.randn(5))]

@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,9 @@ from safetensors.torch import load_file, save_file
 from stretto import ConfigError, Corpus, DataError, Run, StepReport, load_config, load_run, prepare_text
 from stretto.config.run import RunConfig
 from stretto.config.toml import parse_config
-from stretto.train.run import EvaluationReport, find_device
+from stretto.engine.pipeline import PipelineEngine
+from stretto.mesh.device import find_device
+from stretto.train.run import EvaluationReport
 
 
 def config_for(corpus: Corpus, folder: Path, **sections: dict[str, object]) -> RunConfig:
@@ -104,12 +107,55 @@ def test_a_run_that_can_not_be_loaded_says_why(byte_corpus: Corpus, text_file: P
         load_run(tmp_path / "run")
 
 
-def test_auto_finds_a_device() -> None:
-    assert find_device("auto") == (torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu"))
+def test_a_device_is_found_by_name() -> None:
     assert find_device("cpu") == torch.device("cpu")
+    assert (find_device("auto").type == "cpu") == (not torch.accelerator.is_available())
+
+
+def test_slices_precision_and_seed_of_the_config_reach_the_engine(byte_corpus: Corpus, tmp_path: Path) -> None:
+    run = Run(config_for(byte_corpus, tmp_path / "run", layout={"slices": 2}, run={"precision": "bf16", "seed": 7}))
+    assert isinstance(run.engine, PipelineEngine)
+    assert run.engine.layout.slices == 2 and run.trainer.seed == 7
+    assert run.engine.autocast().fast_dtype == torch.bfloat16
+    assert vars(run.engine.autocast())["_enabled"]
+
+
+def test_a_model_and_a_loss_of_the_users_own_are_trained(byte_corpus: Corpus, tmp_path: Path) -> None:
+    code = tmp_path / "mine.py"
+    code.write_text(
+        "import stretto\n"
+        "def build(num_tokens):\n"
+        "    return stretto.Stack([stretto.Embedding(num_tokens, 4), stretto.Linear(4, num_tokens)])\n"
+        "def loss(y, targets):\n    return stretto.TokenLoss()(y, targets)\n"
+        "def mean(y, targets):\n    return y.mean()\n"
+        "number = 3\n"
+    )
+    own: dict[str, object] = {"factory": f"{code}:build", "loss": f"{code}:loss"}
+    events = list(Run(config_for(byte_corpus, tmp_path / "run", model=own)).events())
+    assert isinstance(events[-1], EvaluationReport)
+    assert load_run(tmp_path / "run").evaluate(byte_corpus.folder).loss == pytest.approx(events[-1].evaluation.loss)
+    for model, reason in (
+        ({"factory": "mine"}, "names no object; write it as file.py:name"),
+        ({"factory": f"{tmp_path}/gone.py:build"}, "gone.py does not exist"),
+        ({"factory": "no_such_module:build"}, "can't be imported"),
+        ({"factory": f"{code}:gone"}, "has no gone"),
+        ({"factory": f"{code}:number"}, "gave a int; return a stretto.Stack"),
+        ({"loss": f"{code}:number"}, "can't be called"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(reason)):
+            Run(config_for(byte_corpus, tmp_path / "other", model={"hidden": 4, **model}))
+    with pytest.raises(ConfigError, match=r"gave no stretto\.LossSum"):
+        list(Run(config_for(byte_corpus, tmp_path / "third", model={"loss": f"{code}:mean"})).events())
+
+
+def test_a_model_that_fits_nowhere_is_refused(byte_corpus: Corpus, tmp_path: Path) -> None:
+    for hidden in (3 * 10**6, 10**10):
+        with pytest.raises(ConfigError, match=r"the model('s .* weights can't be made| can't be built)"):
+            Run(config_for(byte_corpus, tmp_path / "run", model={"hidden": hidden}))
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.accelerator.is_available(), reason="needs an accelerator")
 def test_a_run_on_an_accelerator_gives_the_curve_of_the_cpu(byte_corpus: Corpus, tmp_path: Path) -> None:
     curves = []
     for device in ("cpu", "auto"):

@@ -1,6 +1,7 @@
 """Trainer equals the loop people write by hand, and says what it did."""
 
 import math
+from collections.abc import Callable
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Literal
@@ -11,6 +12,8 @@ import torch
 import hand_written
 from stretto import (
     LSTM,
+    BidirectionalLSTM,
+    ConfigError,
     Corpus,
     DataError,
     DivergedError,
@@ -18,14 +21,20 @@ from stretto import (
     Lanes,
     Linear,
     LocalEngine,
+    Outcome,
+    Pointwise,
     Stack,
+    State,
     TokenLoss,
     TrainConfig,
     Trainer,
+    Window,
     evaluate,
     initialize,
     prepare_text,
 )
+from stretto.engine.engine import nothing, payload
+from stretto.train.optimizer import averaged_weights
 
 
 def make(corpus: Corpus, hidden: int = 16, seed: int = 5) -> Stack:
@@ -45,7 +54,9 @@ def test_200_steps_on_wikitext_equal_the_hand_written_loop(
     by_hand = hand_written.HandWritten(len(train.vocabulary), hidden, num_layers=2)
     by_hand.take(stack.state_dict())
     windows = (data.read(position) for position in range(200))
-    expected = hand_written.train(by_hand, ((w.inputs, w.targets) for w in windows), lr=2e-3, clip=0.5)
+    expected = hand_written.train(
+        by_hand, ((payload(w.inputs, "inputs"), payload(w.targets, "targets")) for w in windows), lr=2e-3, clip=0.5
+    )
 
     engine = LocalEngine(stack, TokenLoss())
     trainer = Trainer(engine, data, TrainConfig(steps=200, lr=2e-3, schedule="constant", clip=0.5))
@@ -72,6 +83,65 @@ def test_a_report_adds_up_and_can_not_be_changed(byte_corpus: Corpus) -> None:
     assert report.tokens_per_second == pytest.approx(report.tokens / report.seconds)
     with pytest.raises(FrozenInstanceError):
         report.loss = 0.0  # type: ignore[misc]
+
+
+def test_the_learning_rate_of_a_step_is_the_one_that_moves_the_weights(byte_corpus: Corpus) -> None:
+    for optimizer in ("sgd", "asgd"):
+        config = TrainConfig.model_validate({"steps": 6, "lr": 0.5, "warmup": 3, "optimizer": optimizer, "clip": 0})
+        stack = make(byte_corpus).double()
+        trainer = Trainer(LocalEngine(stack, TokenLoss()), Lanes(byte_corpus, 10, 50), config)
+        weight = next(stack.parameters())
+        for _ in range(config.steps or 0):
+            before = weight.detach().clone()
+            report = trainer.advance()
+            assert weight.grad is not None
+            torch.testing.assert_close(weight, before - report.learning_rate * weight.grad)
+
+
+def test_asgd_evaluates_the_average_of_the_weights(byte_corpus: Corpus) -> None:
+    stack = make(byte_corpus).double()
+    config = TrainConfig(steps=6, lr=0.5, optimizer="asgd", average_from=3)
+    trainer = Trainer(LocalEngine(stack, TokenLoss()), Lanes(byte_corpus, 10, 50), config)
+    seen = []
+    for report in trainer:
+        if report.step > 2:
+            seen.append(next(stack.parameters()).detach().clone())
+    with averaged_weights(trainer.optimizer):
+        torch.testing.assert_close(next(stack.parameters()).detach(), torch.stack(seen).mean(0))
+    assert torch.equal(next(stack.parameters()), seen[-1])
+
+
+def test_every_step_draws_masks_of_its_own(byte_corpus: Corpus) -> None:
+    seen: list[int] = []
+
+    class Spy(LocalEngine):
+        def step(self, window: Window, carried: State | None, key: int, arm: Callable[[], None] = nothing) -> Outcome:
+            seen.append(key)
+            return super().step(window, carried, key, arm)
+
+    for seed in (1, 2):
+        list(Trainer(Spy(make(byte_corpus), TokenLoss()), Lanes(byte_corpus, 10, 50), TrainConfig(steps=4), seed=seed))
+    assert len(set(seen)) == 8
+
+
+def test_a_stage_without_weights_takes_its_steps_too(byte_corpus: Corpus) -> None:
+    window = Lanes(byte_corpus, 2, 3)
+    engine = LocalEngine(Stack([Pointwise(OneHot())]), TokenLoss())
+    assert len(list(Trainer(engine, window, TrainConfig(steps=2)))) == 2
+
+
+class OneHot(torch.nn.Module):
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.one_hot(tokens, 256).float()
+
+
+def test_what_can_not_be_trained_is_refused_at_once(byte_corpus: Corpus) -> None:
+    lanes = Lanes(byte_corpus, 10, 50)
+    with pytest.raises(ConfigError, match=r"train\.warmup=999 exceeds the run's \d+ steps"):
+        Trainer(LocalEngine(make(byte_corpus), TokenLoss()), lanes, TrainConfig(warmup=999))
+    ahead = Stack([Embedding(256, 4), BidirectionalLSTM(4, 4), Linear(8, 256)])
+    with pytest.raises(ConfigError, match="looks ahead in time"):
+        Trainer(LocalEngine(ahead, TokenLoss()), lanes, TrainConfig())
 
 
 def test_slices_give_the_same_curve(byte_corpus: Corpus) -> None:

@@ -11,6 +11,8 @@ from stretto.base.keys import derive
 
 IGNORE = -100
 """The target of a step that is asked for no token; torch's own default."""
+# Longer than any window: a row whose end is not in sight.
+_ENDLESS = 2**62
 
 
 @dataclass(frozen=True)
@@ -25,17 +27,31 @@ class Rows:
     fresh: Tensor  # bool [batch]: starts from the initial state, whatever came before
     key: int
     device: torch.device
+    dtype: torch.dtype  # of the model's weights, and so of real-valued states
 
     @classmethod
-    def of(cls, num_rows: int, num_steps: int = 0, *, key: int = 0, device: torch.device | str = "cpu") -> Self:
-        """Return fresh rows of one length, as a test or a script needs them."""
+    def of(
+        cls,
+        num_rows: int,
+        num_steps: int | None = None,
+        *,
+        key: int = 0,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = None,
+    ) -> Self:
+        """Return fresh rows of one length (the whole window's, if not given), as a test or a script needs them."""
         return cls(
             lanes=torch.arange(num_rows, device="cpu"),
-            lengths=torch.full((num_rows,), num_steps, device="cpu"),
+            lengths=torch.full((num_rows,), _ENDLESS if num_steps is None else num_steps, device="cpu"),
             fresh=torch.ones(num_rows, dtype=torch.bool, device="cpu"),
             key=key,
             device=torch.device(device),
+            dtype=torch.get_default_dtype() if dtype is None else dtype,
         )
+
+    def zeros(self, *shape: int) -> Tensor:
+        """Return zeros `[batch, *shape]` in the model's dtype on its device: what most states start from."""
+        return torch.zeros(len(self), *shape, dtype=self.dtype, device=self.device)
 
     def __len__(self) -> int:
         return len(self.lanes)
@@ -52,27 +68,24 @@ class Rows:
 class Window:
     """One stretch of time for some rows; time-major, so that a chunk of it is a contiguous view.
 
-    Where nothing is asked (padding, or an unlabelled step) the target says so: the ignore index for
-    whole numbers, NaN for real ones.
+    Who is in it is known everywhere; the payload may be left out where it isn't used. Where nothing is asked (padding,
+    or an unlabelled step) the target says so: the ignore index for whole numbers, NaN for real ones.
     """
 
-    inputs: Tensor  # [time, batch, ...]
-    targets: Tensor  # [time, batch, ...]
+    num_steps: int
     lanes: Tensor  # int64 [batch]
     lengths: Tensor  # int64 [batch]
     fresh: Tensor  # bool [batch]
+    inputs: Tensor | None = None  # [time, batch, ...]
+    targets: Tensor | None = None  # [time, batch, ...]
 
     @property
     def num_rows(self) -> int:
-        return self.inputs.shape[1]
+        return len(self.lanes)
 
-    @property
-    def num_steps(self) -> int:
-        return self.inputs.shape[0]
-
-    def rows(self, key: int, device: torch.device) -> Rows:
-        """Return who is in this window, for blocks on `device`."""
-        return Rows(self.lanes, self.lengths, self.fresh, key, device)
+    def rows(self, key: int, device: torch.device, dtype: torch.dtype) -> Rows:
+        """Return who is in this window, for blocks on `device` with weights of `dtype`."""
+        return Rows(self.lanes, self.lengths, self.fresh, key, device, dtype)
 
     def slices(self, num_slices: int) -> list[slice]:
         """Return the row ranges of `num_slices` slices whose sizes differ by at most one row."""
@@ -82,9 +95,9 @@ class Window:
     def __getitem__(self, rows: slice) -> Self:
         return replace(
             self,
-            inputs=self.inputs[:, rows],
-            targets=self.targets[:, rows],
             lanes=self.lanes[rows],
             lengths=self.lengths[rows],
             fresh=self.fresh[rows],
+            inputs=None if self.inputs is None else self.inputs[:, rows],
+            targets=None if self.targets is None else self.targets[:, rows],
         )

@@ -3,7 +3,6 @@
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from stretto.base.errors import LawError
 from stretto.base.state import State
 from stretto.base.window import Rows
 from stretto.blocks.block import Block
@@ -25,21 +24,13 @@ class BidirectionalLSTM(Block):
     def initial_state(self, rows: Rows) -> State:
         return (rows.lengths,)
 
-    def begin(self, rows: Rows, carried: State | None = None) -> State:
-        if carried is not None and not bool(rows.fresh.all()):
-            raise LawError(
-                "BidirectionalLSTM looks ahead in time, so no lane can go on through it from window to window; "
-                "use LSTM, or data whose rows all start fresh"
-            )
-        return self.initial_state(rows)
-
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         (lengths,) = state
-        if bool((lengths == x.shape[0]).all()):
+        if bool((lengths >= x.shape[0]).all()):
             y, _ = self.cell(x)
             return y, state
         # A row without a valid step is asked for nothing; packing wants at least one step of it.
-        packed = pack_padded_sequence(x, lengths.clamp(min=1), enforce_sorted=False)
+        packed = pack_padded_sequence(x, lengths.clamp(1, x.shape[0]), enforce_sorted=False)
         packed_y, _ = self.cell(packed)
         y, _ = pad_packed_sequence(packed_y, total_length=x.shape[0])
         return y, state

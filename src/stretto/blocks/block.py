@@ -4,8 +4,11 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor, nn
 
+from stretto.base.errors import LawError
 from stretto.base.state import State, choose_rows
 from stretto.base.window import Rows
+
+_FRESH = "use a block with causal=True, or data whose rows all start fresh"
 
 
 class Block(nn.Module, ABC):
@@ -26,12 +29,19 @@ class Block(nn.Module, ABC):
     def begin(self, rows: Rows, carried: State | None = None) -> State:
         """Return the state a window starts from: carried where a lane goes on, initial where it is fresh."""
         initial = self.initial_state(rows)
-        return initial if carried is None else choose_rows(rows.fresh, initial, carried)
+        if carried is None:
+            return initial
+        if not self.causal and not bool(rows.fresh.all()):
+            raise LawError(f"{type(self).__name__} looks ahead in time, so no lane can go on through it; {_FRESH}")
+        return choose_rows(rows.fresh, initial, carried)
 
     @abstractmethod
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         """Run over the steps of `x` from `state`; return the outputs and the state after the last step."""
 
     def __call__(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        y, after = super().__call__(x, state)
+        result = super().__call__(x, state)
+        if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], tuple)):
+            raise LawError(f"{type(self).__name__}.forward returned no (y, state); return both, the state as a tuple")
+        y, after = result
         return y, after

@@ -1,5 +1,7 @@
 """Dropout whose mask is a function of position, so that every layout draws the same one."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -32,6 +34,9 @@ class Dropout(Block):
         _check(probability, "Dropout")
         self.probability = probability
 
+    def extra_repr(self) -> str:
+        return f"{self.probability}"
+
     def initial_state(self, rows: Rows) -> State:
         return _lane_keys(rows), torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
 
@@ -50,7 +55,7 @@ class Dropout(Block):
             return x, after
         steps = time + torch.arange(num_steps, device=x.device).unsqueeze(1)
         keep = 1 - self.probability
-        mask = keep_mask(keys ^ mix(steps), x[0, 0].numel(), keep)
+        mask = keep_mask(keys ^ mix(steps), math.prod(x.shape[2:]), keep)
         return x * mask.view_as(x) * (1 / keep), after
 
 
@@ -65,6 +70,9 @@ class LockedDropout(Block):
         _check(probability, "LockedDropout")
         self.probability = probability
 
+    def extra_repr(self) -> str:
+        return f"{self.probability}"
+
     def initial_state(self, rows: Rows) -> State:
         return (_lane_keys(rows),)
 
@@ -76,5 +84,5 @@ class LockedDropout(Block):
             return x, state
         (keys,) = state
         keep = 1 - self.probability
-        scale = keep_mask(keys, x[0, 0].numel(), keep).to(x.dtype).mul_(1 / keep)
-        return x * scale.view_as(x[0]), state
+        scale = keep_mask(keys, math.prod(x.shape[2:]), keep).to(x.dtype).mul_(1 / keep)
+        return x * scale.view(x.shape[1:]), state

@@ -97,6 +97,11 @@ class QuantileLoss:
                 raise ConfigError(f"quantile {quantile} is not between 0 and 1; use values such as 0.1, 0.5, 0.9")
 
     def __call__(self, y: Tensor, targets: Tensor) -> LossSum:
+        if y.shape != (*targets.shape, len(self.quantiles)):
+            raise ConfigError(
+                f"outputs {list(y.shape)} don't have the shape of targets {list(targets.shape)} and, last, "
+                f"{len(self.quantiles)} quantiles; make the head's last dim the quantiles"
+            )
         error, count = _error(y, targets.unsqueeze(-1).expand_as(y))
         levels = torch.tensor(self.quantiles, dtype=error.dtype, device=error.device)
         return LossSum(torch.maximum(levels * error, (levels - 1) * error).sum(), count)
@@ -108,5 +113,5 @@ def _error(y: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         raise ConfigError(f"outputs {list(y.shape)} and targets {list(targets.shape)} differ in shape; make them equal")
     valid = ~targets.isnan()
     # The difference is taken where both are numbers: NaN times zero would still be NaN.
-    error = torch.where(valid, targets.nan_to_num() - _full_precision(y), 0.0)
+    error = torch.where(valid, torch.where(valid, targets, 0.0) - _full_precision(y), 0.0)
     return error, valid.sum()

@@ -21,11 +21,21 @@ class Pointwise(Block):
         return y, state
 
 
+class _Table(nn.Embedding):
+    """Torch's table with another start: uniform with variance 1, where torch draws normal.
+
+    Torch's normal numbers depend on the vector unit of the CPU that draws them; its uniform ones don't.
+    """
+
+    def reset_parameters(self) -> None:
+        nn.init.uniform_(self.weight, -(3**0.5), 3**0.5)
+
+
 class Embedding(Pointwise):
     """A vector for each token: `[time, batch]` whole numbers in, `[time, batch, features]` out."""
 
     def __init__(self, num_tokens: int, num_features: int) -> None:
-        super().__init__(nn.Embedding(num_tokens, num_features))
+        super().__init__(_Table(num_tokens, num_features))
 
 
 class Linear(Pointwise):

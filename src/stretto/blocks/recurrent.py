@@ -1,5 +1,7 @@
 """LSTM and GRU: torch's fused cells (cuDNN, oneDNN) behind a state with the batch in dim 0."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -18,9 +20,16 @@ def _from_cell(tensor: Tensor, like: Tensor) -> Tensor:
     return tensor.transpose(0, 1).to(like.dtype)
 
 
-def _zeros(rows: Rows, cell: nn.RNNBase, size: int) -> Tensor:
-    dtype = next(cell.parameters()).dtype
-    return torch.zeros(len(rows), cell.num_layers, size, dtype=dtype, device=rows.device)
+def _run_cell(cell: nn.RNNBase, x: Tensor, state: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Any]:
+    """Call a cell, under autocast in the dtype that was asked for."""
+    if not (x.is_cuda and torch.is_autocast_enabled("cuda")):
+        return cell(x, state)  # type: ignore[no-any-return]
+    # Torch's own autocast gives cuDNN's cells fp16 whatever was asked for, so here we cast ourselves.
+    dtype = torch.get_autocast_dtype("cuda")
+    weights = {name: weight.to(dtype) for name, weight in cell.named_parameters()}
+    cast = state.to(dtype) if isinstance(state, Tensor) else tuple(tensor.to(dtype) for tensor in state)
+    with torch.autocast("cuda", enabled=False):
+        return torch.func.functional_call(cell, weights, (x.to(dtype), cast))  # type: ignore[no-any-return]
 
 
 class LSTM(Block):
@@ -45,11 +54,12 @@ class LSTM(Block):
 
     def initial_state(self, rows: Rows) -> State:
         cell = self.cell
-        return _zeros(rows, cell, cell.proj_size or cell.hidden_size), _zeros(rows, cell, cell.hidden_size)
+        h = rows.zeros(cell.num_layers, cell.proj_size or cell.hidden_size)
+        return h, rows.zeros(cell.num_layers, cell.hidden_size)
 
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         h, c = state
-        y, (h_after, c_after) = self.cell(x, (_to_cell(h), _to_cell(c)))
+        y, (h_after, c_after) = _run_cell(self.cell, x, (_to_cell(h), _to_cell(c)))
         return y, (_from_cell(h_after, h), _from_cell(c_after, c))
 
 
@@ -61,9 +71,9 @@ class GRU(Block):
         self.cell = nn.GRU(input_size, hidden_size, num_layers, bias=bias)
 
     def initial_state(self, rows: Rows) -> State:
-        return (_zeros(rows, self.cell, self.cell.hidden_size),)
+        return (rows.zeros(self.cell.num_layers, self.cell.hidden_size),)
 
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         (h,) = state
-        y, h_after = self.cell(x, _to_cell(h))
+        y, h_after = _run_cell(self.cell, x, _to_cell(h))
         return y, (_from_cell(h_after, h),)

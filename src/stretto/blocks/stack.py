@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from itertools import accumulate, pairwise
 from typing import cast, overload
 
+import torch
 from torch import Tensor, nn
 
 from stretto.base.errors import ConfigError
@@ -64,6 +65,12 @@ class Stack(Block):
         for index, (block, span) in enumerate(zip(self, self._spans, strict=True), self.first):
             begun.extend(block.begin(rows.below(index), None if carried is None else carried[span]))
         return tuple(begun)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights, and so of real-valued states."""
+        dtypes = (parameter.dtype for parameter in self.parameters() if parameter.is_floating_point())
+        return next(dtypes, torch.get_default_dtype())
 
     def split_state(self, state: State) -> list[State]:
         """Return each block's part of the stack's flat state."""

@@ -12,7 +12,7 @@ def run(arguments: list[str]) -> None:
     from stretto.cli.screen import show_evaluation
     from stretto.train.run import load_run
 
-    trained = load_run(options.run)
+    trained = load_run(options.run, options.device)
     data = options.data or trained.config.data.valid
     if data is None:
         raise ConfigError(f"{options.run} was trained without data.valid; name a corpus with --data FOLDER")
@@ -27,4 +27,5 @@ def _parser() -> Parser:
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
     parser.add_argument("--data", type=Path, metavar="FOLDER", help="the corpus; the run's own data.valid if not given")
+    parser.add_argument("--device", metavar="NAME", help="where to compute; the run's own run.device if not given")
     return parser

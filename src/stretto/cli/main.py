@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -20,17 +21,23 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; return its exit code: 0 done, 2 the user's mistake, 130 interrupted."""
+    """Run one command; return its exit code: 0 done, 2 the user's mistake, 130 interrupted, 141 nobody reads."""
     try:
         options = _parser().parse_all(sys.argv[1:] if arguments is None else list(arguments))
         command = importlib.import_module(f"stretto.cli.{options.command}")
         command.run(options.arguments)
+        sys.stdout.flush()
     except StrettoError as error:
-        print(f"stretto: error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("stretto: interrupted", file=sys.stderr)
+        if str(error):
+            print(f"stretto: error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    except KeyboardInterrupt as interrupt:
+        print(f"stretto: interrupted{interrupt}", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        # Whoever read our output has gone (`| head`); Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     return 0
 
 

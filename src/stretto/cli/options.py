@@ -6,17 +6,17 @@ from typing import Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from stretto.config.run import RunConfig
+from stretto.config.toml import section_of
 
 
 def add_config_options(parser: argparse.ArgumentParser) -> None:
     """Add an option for each field of a run's config."""
-    for section, info in RunConfig.model_fields.items():
-        model = info.annotation
-        assert isinstance(model, type)
+    for section in RunConfig.model_fields:
+        model = section_of(section)
         group = parser.add_argument_group(f"{section} ({' '.join((model.__doc__ or '').split())})")
         for name, field in model.model_fields.items():
             group.add_argument(
-                f"--{section}.{name}", metavar=_metavar(field), default=argparse.SUPPRESS, help=_help(field)
+                f"--{section}.{name}", metavar=metavar(field), default=argparse.SUPPRESS, help=_help(field)
             )
 
 
@@ -25,7 +25,8 @@ def config_overrides(options: argparse.Namespace) -> dict[str, str]:
     return {name: value for name, value in vars(options).items() if "." in name}
 
 
-def _metavar(field: FieldInfo) -> str:
+def metavar(field: FieldInfo) -> str:
+    """Return what a field takes, in a word."""
     kinds = [kind for kind in get_args(field.annotation) or (field.annotation,) if kind is not type(None)]
     if get_origin(field.annotation) is Literal:
         return "|".join(map(str, kinds))

@@ -25,7 +25,9 @@ class Parser(argparse.ArgumentParser):
         options, unknown = self.parse_known_args(arguments)
         if unknown:
             name = unknown[0].split("=")[0]
-            near = difflib.get_close_matches(name, self._option_string_actions, n=1)
+            known = [option for option in self._option_string_actions if option not in ("-h", "--help")]
+            near = [option for option in known if option.endswith("." + name.lstrip("-"))]
+            near = near or difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"see `{self.prog} --help`"
             raise ConfigError(f"{name} is not an option of `{self.prog}`; {hint}")
         return options

@@ -14,7 +14,7 @@ def run(arguments: list[str]) -> None:
     """Parse and prepare."""
     options = _parser().parse_all(arguments)
     vocabulary = None if options.vocabulary is None else Corpus.open(options.vocabulary).vocabulary
-    console = Console()
+    console = Console(markup=False)
     with PrepareView(console) as view:
         corpora = prepare_text(
             options.files,
@@ -28,10 +28,14 @@ def run(arguments: list[str]) -> None:
     for corpus in corpora:
         console.print(
             f"{corpus.folder}: {corpus.num_tokens:,} tokens, {corpus.vocabulary.level} vocabulary of "
-            f"{len(corpus.vocabulary):,}, from {corpus.num_bytes:,} bytes of text",
+            f"{len(corpus.vocabulary):,}{_unknown(corpus)}, from {corpus.num_bytes:,} bytes of text",
             highlight=False,
             soft_wrap=True,
         )
+
+
+def _unknown(corpus: Corpus) -> str:
+    return f" ({corpus.num_unknown / corpus.num_tokens:.1%} unknown)" if corpus.vocabulary.level != "byte" else ""
 
 
 def _parser() -> Parser:
@@ -43,9 +47,7 @@ def _parser() -> Parser:
     parser.add_argument("kind", choices=["text"], help="what the files hold")
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="the files, in order, UTF-8")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where the corpus goes; must be new")
-    parser.add_argument(
-        "--level", choices=["byte", "char", "word"], default="byte", help="what a token is (default: byte)"
-    )
+    parser.add_argument("--level", choices=["byte", "char", "word"], help="what a token is (default: byte)")
     parser.add_argument(
         "--vocabulary",
         type=Path,

@@ -5,12 +5,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 if TYPE_CHECKING:
     from stretto.data.prepare import Progress as PrepareProgress
-    from stretto.train.evaluate import Evaluation
     from stretto.train.run import Run, TrainedModel
     from stretto.train.trainer import StepReport
 
@@ -19,10 +18,9 @@ def _bars(console: Console, *columns: TextColumn) -> Progress:
     """Bars that show only in a terminal."""
     return Progress(
         TextColumn("{task.description}"),
-        BarColumn(),
+        BarColumn(bar_width=20),
         *columns,
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
+        TimeRemainingColumn(elapsed_when_finished=True),
         console=console,
         disable=not console.is_terminal,
     )
@@ -52,10 +50,20 @@ class PrepareView:
 
 def show_run(run: "Run") -> None:
     """Train to the end, with progress."""
+    console = Console(highlight=False, soft_wrap=True, markup=False, quiet=not run.world.is_first)
+    _say_what_will_run(console, run)
+    try:
+        _show_events(console, run)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            f" at step {run.trainer.step}: no weights were saved; delete {run.folder} or choose another --run.folder"
+        ) from None
+    console.print(f"done: config, log and weights are in {run.folder}")
+
+
+def _show_events(console: Console, run: "Run") -> None:
     from stretto.train.trainer import StepReport
 
-    console = Console(highlight=False, soft_wrap=True)
-    _say_what_will_run(console, run)
     num_steps = run.trainer.num_steps
     recent: list[StepReport] = []
     with _bars(console, TextColumn("{task.completed}/{task.total}"), TextColumn("{task.fields[figures]}")) as bars:
@@ -64,26 +72,30 @@ def show_run(run: "Run") -> None:
         for event in run.events(lambda done, total: bars.update(evaluating, completed=done, total=total, visible=True)):
             if not isinstance(event, StepReport):
                 bars.update(evaluating, visible=False)
-                console.print(f"step {event.step}/{num_steps}  held out: {_scores(event.evaluation)}")
+                console.print(f"step {event.step}/{num_steps}  held out: {event.evaluation}")
                 continue
             recent.append(event)
             is_due = event.step % run.config.run.log_every == 0 or event.step == num_steps
-            figures = _figures(recent)
+            figures = _figures(recent, is_narrow=console.is_terminal and console.width < 110)
             bars.update(training, completed=event.step, figures=figures)
             if is_due and not console.is_terminal:
                 console.print(f"step {event.step}/{num_steps}  {figures}")
             if is_due:
                 recent.clear()
-    console.print(f"done: config, log and weights are in {run.folder}")
 
 
 def show_evaluation(trained: "TrainedModel", data: Path) -> None:
-    """Evaluate with progress, and print the scores as a table."""
-    console = Console(highlight=False)
+    """Evaluate with progress, and print the scores: as a table in a terminal, as a line elsewhere."""
+    console = Console(highlight=False, soft_wrap=True, markup=False)
+    if not console.is_terminal:
+        console.print(f"evaluating {data} ...")
     with _bars(console, TextColumn("{task.completed}/{task.total}")) as bars:
         task = bars.add_task("evaluating", total=None)
         evaluation = trained.evaluate(data, lambda done, total: bars.update(task, completed=done, total=total))
-    table = Table("figure", "value", title=f"held out: {data}")
+    if not console.is_terminal:
+        console.print(f"{data}: {evaluation}")
+        return
+    table = Table("figure", "value", title=str(data))
     for name, value in (
         ("loss (nats a token)", f"{evaluation.loss:.4f}"),
         ("perplexity", f"{evaluation.perplexity:,.2f}"),
@@ -95,27 +107,26 @@ def show_evaluation(trained: "TrainedModel", data: Path) -> None:
 
 
 def _say_what_will_run(console: Console, run: "Run") -> None:
-    config, engine = run.config, run.trainer.engine
-    num_weights = sum(parameter.numel() for parameter in engine.stack.parameters())
-    names = " > ".join(type(block).__name__ for block in engine.stack)
+    from stretto.engine.build import stage_parts
+
+    config = run.config
+    num_weights = sum(parameter.numel() for parameter in run.model.parameters())
+    names = " > ".join(type(block).__name__ for block in run.model)
     console.print(f"model   {num_weights:,} weights: {names}")
     console.print(
         f"data    {config.data.train}, {config.data.lanes} lanes x window {config.data.window}, "
         f"{run.trainer.data.num_windows:,} windows an epoch"
     )
-    console.print(
-        f"run     {run.trainer.num_steps:,} steps on {engine.device}, {config.run.precision}, in {run.folder}"
-    )
+    if config.layout.num_ranks > 1:
+        stages = " | ".join(f"{part.start}-{part.stop - 1}" for part in stage_parts(run.model, config.layout))
+        console.print(f"layout  {config.layout}, blocks {stages}")
+    where = f"{run.world.device}, {config.run.precision}"
+    console.print(f"run     {run.trainer.num_steps:,} steps on {where}, in {run.folder}")
 
 
-def _figures(recent: "list[StepReport]") -> str:
+def _figures(recent: "list[StepReport]", is_narrow: bool) -> str:
     last = recent[-1]
     speed = sum(report.tokens for report in recent) / sum(report.seconds for report in recent)
-    return f"loss {last.loss:.4f}  {speed:,.0f} tokens/s  norm {last.gradient_norm:.2f}  lr {last.learning_rate:.2e}"
-
-
-def _scores(evaluation: "Evaluation") -> str:
-    return (
-        f"loss {evaluation.loss:.4f}  perplexity {evaluation.perplexity:,.2f}  "
-        f"bits per byte {evaluation.bits_per_byte:.4f}"
-    )
+    loss = f"{last.loss:.4f}" if last.loss < 1e4 else f"{last.loss:.3e}"
+    most = f"loss {loss}  {speed:,.0f} tokens/s"
+    return most if is_narrow else f"{most}  norm {last.gradient_norm:.2f}  lr {last.learning_rate:.2e}"

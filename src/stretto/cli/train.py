@@ -12,10 +12,11 @@ def run(arguments: list[str]) -> None:
     options = _parser().parse_all(arguments)
     config = load_config(options.config, config_overrides(options))
     # Only now is torch needed: help and a bad config answer at once.
+    from stretto.cli.ranks import on_ranks
     from stretto.cli.screen import show_run
     from stretto.train.run import Run
 
-    show_run(Run(config))
+    on_ranks(config, ["train", *arguments], lambda world: show_run(Run(config, world)))
 
 
 def _parser() -> Parser:

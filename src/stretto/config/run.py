@@ -1,13 +1,17 @@
 """RunConfig: everything a run is told, section by section."""
 
-from pathlib import Path
-from typing import Literal, Self
+from pathlib import Path as _Path
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from stretto.config.layout import Layout
 from stretto.config.model import ModelConfig
 from stretto.config.section import Section
 from stretto.config.train import TrainConfig
+
+# A file can only write a path as text, which strict types would refuse.
+Path = Annotated[_Path, Field(strict=False)]
 
 
 class DataConfig(Section):
@@ -23,17 +27,10 @@ class DataConfig(Section):
     """How many steps of time one optimizer step sees."""
 
 
-class LayoutConfig(Section):
-    """How a step is cut; never what it computes."""
-
-    slices: int = Field(1, ge=1)
-    """Parts of a batch's rows whose gradients are added up, to save memory."""
-
-
 class RunSection(Section):
     """Where a run happens, and what its log says."""
 
-    folder: Path = Path("runs/default")
+    folder: Path = _Path("runs/default")
     """Folder for config, log and weights; must not hold a run yet."""
     seed: int = Field(1, ge=0, lt=2**63)
     """Seed of the weights and of all randomness."""
@@ -53,13 +50,15 @@ class RunConfig(Section):
     data: DataConfig
     model: ModelConfig = ModelConfig()
     train: TrainConfig = TrainConfig()
-    layout: LayoutConfig = LayoutConfig()
+    layout: Layout = Layout()
     run: RunSection = RunSection()
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.layout.slices > self.data.lanes:
+        parts = self.layout.replicas * self.layout.slices
+        if parts > self.data.lanes:
             raise ValueError(
-                f"layout.slices={self.layout.slices} exceeds data.lanes={self.data.lanes}; use at most that"
+                f"layout.replicas={self.layout.replicas} x layout.slices={self.layout.slices} exceeds "
+                f"data.lanes={self.data.lanes}; use at most as many as there are lanes"
             )
         return self

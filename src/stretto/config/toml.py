@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 from stretto.base.errors import ConfigError
 from stretto.config.run import RunConfig
@@ -15,24 +16,28 @@ from stretto.config.run import RunConfig
 Tree = dict[str, Any]
 
 
-def load_config(path: Path, overrides: Mapping[str, str] | None = None) -> RunConfig:
+def load_config(path: Path | str, overrides: Mapping[str, str] | None = None) -> RunConfig:
     """Read a run's TOML file; `overrides` maps dotted names to text, as a command line gives them."""
+    path, overrides = Path(path), overrides or {}
     tree = _read(path)
-    for name, text in (overrides or {}).items():
+    for name, text in overrides.items():
         section, field = name.split(".")
         values = tree.setdefault(section, {})
-        if not isinstance(values, dict):
-            raise ConfigError(f"{path}: {section}={values!r} is not a section; write it as [{section}]")
-        values[field] = text
-    return parse_config(tree, str(path))
+        if isinstance(values, dict):
+            values[field] = _typed(section, field, text)
+    return parse_config(tree, str(path), overrides)
 
 
-def parse_config(tree: Tree, source: str = "config") -> RunConfig:
-    """Check a tree of plain values; the first mistake in it becomes one sentence."""
+def parse_config(tree: Tree, source: str = "config", overrides: Mapping[str, str] | None = None) -> RunConfig:
+    """Check a tree of plain values; the first mistake in it becomes one sentence that says where it was made."""
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError(f"{source}: {_sentence(error)}") from None
+        # A name that is not known first: it is often the cause of one that is missing.
+        first, *rest = sorted(error.errors(include_url=False), key=lambda found: found["type"] != "extra_forbidden")
+        is_override = ".".join(map(str, first["loc"])) in (overrides or {})
+        more = f" (and {len(rest)} more)" if rest else ""
+        raise ConfigError(("--" if is_override else f"{source}: ") + _sentence(first) + more) from None
 
 
 def dump_config(config: RunConfig) -> str:
@@ -59,29 +64,46 @@ def _read(path: Path) -> Tree:
         raise ConfigError(f"{path} is not TOML: {error}") from None
 
 
-def _sentence(error: ValidationError) -> str:
-    """Field, value, remedy of the first mistake, and how many more there are."""
-    first, *rest = error.errors(include_url=False)
-    where = ".".join(map(str, first["loc"]))
-    message = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    if first["type"] == "extra_forbidden":
-        sentence = f"{where} is not a known field{_nearest(first['loc'])}"
-    elif first["type"] == "missing":
-        sentence = f"{where} is missing; it has no default, so set it"
-    elif first["type"] == "value_error":
-        sentence = f"{where}: {message}" if where else message
-    else:
-        sentence = f"{where}={first['input']!r} {message}"
-    return sentence + (f" (and {len(rest)} more)" if rest else "")
+def _typed(section: str, field: str, text: str) -> object:
+    """The text of an option as the value that its field wants; where it doesn't fit, as it is, to be refused later."""
+    annotation: Any = section_of(section).model_fields[field].annotation
+    try:
+        value: object = TypeAdapter(annotation).validate_strings(text)
+    except ValidationError:
+        return text
+    return value
+
+
+def section_of(name: str) -> type[BaseModel]:
+    """Return the model of a section."""
+    annotation = RunConfig.model_fields[name].annotation
+    assert isinstance(annotation, type)
+    return annotation
+
+
+def _sentence(mistake: ErrorDetails) -> str:
+    """Field, value, remedy."""
+    where = ".".join(map(str, mistake["loc"]))
+    kind = mistake["type"]
+    message = mistake["msg"].removeprefix("Value error, ").removeprefix("Input ").split(", unable")[0]
+    if kind == "extra_forbidden":
+        return f"{where} is not a known field{_nearest(mistake['loc'])}"
+    if kind == "missing":
+        return f"{where} is missing; it has no default, so set it"
+    if kind == "model_type":
+        return f"{where}={mistake['input']!r} should be a section; write it as [{where}]"
+    if kind == "value_error":
+        return f"{where}: {message}" if where else message
+    return f"{where}={mistake['input']!r} {message}"
 
 
 def _nearest(loc: tuple[int | str, ...]) -> str:
     """The known field that was most likely meant."""
-    section: type[BaseModel] = RunConfig
-    for part in loc[:-1]:
-        annotation = section.model_fields[str(part)].annotation
-        assert isinstance(annotation, type)
-        section = annotation
-    near = difflib.get_close_matches(str(loc[-1]), section.model_fields, n=1, cutoff=0.4)
-    known = ", ".join(section.model_fields)
-    return f"; did you mean {near[0]}?" if near else f"; known are {known}"
+    *sections, name = map(str, loc)
+    if not sections:
+        homes = [section for section in RunConfig.model_fields if name in section_of(section).model_fields]
+        if homes:
+            return f"; it belongs into [{homes[0]}]"
+    known = section_of(sections[0]).model_fields if sections else RunConfig.model_fields
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.55)
+    return f"; did you mean {near[0]}?" if near else f"; known are {', '.join(known)}"

@@ -32,6 +32,8 @@ class TrainConfig(Section):
     """Decay of adamw's first moment."""
     beta2: float = Field(0.999, ge=0, lt=1)
     """Decay of adamw's second moment."""
+    average_from: int = Field(1, ge=1)
+    """First step whose weights asgd averages; evaluation and the saved weights are the averages."""
     clip: float = Field(1.0, ge=0, allow_inf_nan=False)
     """Largest norm of the whole gradient; 0 lets it be."""
 
@@ -39,6 +41,8 @@ class TrainConfig(Section):
     def _check(self) -> Self:
         if self.momentum and self.optimizer != "sgd":
             raise ValueError(f"momentum={self.momentum} needs optimizer='sgd', not '{self.optimizer}'; leave it out")
+        if self.average_from > 1 and self.optimizer != "asgd":
+            raise ValueError(f"average_from={self.average_from} needs optimizer='asgd', not '{self.optimizer}'")
         if self.steps is not None and self.warmup > self.steps:
-            raise ValueError(f"warmup={self.warmup} is longer than steps={self.steps}; make it shorter")
+            raise ValueError(f"warmup={self.warmup} exceeds steps={self.steps}; shorten it")
         return self

@@ -10,6 +10,7 @@ from typing import Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from stretto.base.errors import DataError
 from stretto.base.window import IGNORE, Window
@@ -23,6 +24,8 @@ class Lanes:
     Each token but the first is predicted exactly once an epoch. Lanes know nothing of ranks: `share` hands
     out a contiguous part of them, and lane numbers stay global.
     """
+
+    is_carried = True  # rows go on from window to window
 
     corpus: Corpus
     lanes: int
@@ -76,30 +79,43 @@ class Lanes:
         """How many windows an epoch has, the last of them maybe a short one."""
         return -(-self._longest // self.window)
 
-    def read(self, position: int) -> Window:
-        """Return the window at `position`, counted from the first of the first epoch: an O(1) seek."""
+    def read(self, position: int, *, inputs: bool = True, targets: bool = True) -> Window:
+        """Return the window at `position`, counted from the first of the first epoch: an O(1) seek.
+
+        Inputs or targets can be left out where they are not used; who is in the window is always there.
+        """
+        if position < 0:
+            raise DataError(f"position {position} is before the first window; count from 0")
         index = position % self.num_windows
-        spans = [self._span(lane, index) for lane in self.numbers]
         # Of the whole batch, not of this share: every share sees windows of the same shape.
         num_steps = min(self.window, self._longest - index * self.window)
-        # One row a lane here, turned time-major once at the end.
-        inputs = np.zeros((len(spans), num_steps), np.int64)
-        targets = np.full((len(spans), num_steps), IGNORE, np.int64)
-        for row, (start, stop) in enumerate(spans):
-            tokens = self.corpus.read(start, stop + 1)
-            inputs[row, : stop - start] = tokens[:-1]
-            targets[row, : stop - start] = tokens[1:]
+        numbers = np.array(self.numbers)
+        starts = self.num_predicted * numbers // self.lanes + index * self.window
+        lengths = (self.num_predicted * (numbers + 1) // self.lanes - starts).clip(0, num_steps)
+        tokens = self._tokens(starts, lengths, num_steps) if inputs or targets else None
         return Window(
-            inputs=torch.from_numpy(inputs).t().contiguous(),
-            targets=torch.from_numpy(targets).t().contiguous(),
-            lanes=torch.tensor(self.numbers),
-            lengths=torch.tensor([stop - start for start, stop in spans]),
-            fresh=torch.full((len(spans),), index == 0),
+            num_steps=num_steps,
+            lanes=torch.from_numpy(numbers),
+            lengths=torch.from_numpy(lengths),
+            fresh=torch.full((len(numbers),), index == 0),
+            inputs=tokens[:-1] if tokens is not None and inputs else None,
+            targets=_ask(tokens[1:], lengths) if tokens is not None and targets else None,
         )
 
-    def _span(self, lane: int, index: int) -> tuple[int, int]:
-        """Where window `index` of a lane starts and stops in the corpus; empty where the lane has ended."""
-        lane_start = self.num_predicted * lane // self.lanes
-        lane_stop = self.num_predicted * (lane + 1) // self.lanes
-        start = min(lane_start + index * self.window, lane_stop)
-        return start, min(start + self.window, lane_stop)
+    def _tokens(self, starts: NDArray[np.int64], lengths: NDArray[np.int64], num_steps: int) -> torch.Tensor:
+        """Each lane's tokens, time-major, one more than the window has steps."""
+        # A lane that is a token shorter than the longest reads on into the next lane, and is not asked for it.
+        room = np.minimum(starts, self.corpus.num_tokens - 1 - num_steps)
+        tokens = self.corpus.gather(room, num_steps + 1)
+        for row in np.flatnonzero(room != starts):
+            tokens[row] = np.roll(tokens[row], room[row] - starts[row])
+        return torch.from_numpy(tokens.T.copy())
+
+
+def _ask(targets: torch.Tensor, lengths: NDArray[np.int64]) -> torch.Tensor:
+    """Ask for nothing where a lane has ended."""
+    num_steps = len(targets)
+    if lengths.min() == num_steps:
+        return targets
+    ended = torch.arange(num_steps).unsqueeze(1) >= torch.from_numpy(lengths)
+    return targets.masked_fill(ended, IGNORE)

@@ -59,7 +59,8 @@ class TextFiles:
             if position < stop:
                 with path.open("rb") as file:
                     file.seek(position - start)
-                    file.readline()
+                    while (block := file.readline(_BLOCK)) and not block.endswith(b"\n"):
+                        pass
                     return start + file.tell()
         return self.num_bytes
 

@@ -26,7 +26,7 @@ class Vocabulary(Protocol):
     @property
     def level(self) -> Level: ...
     def __len__(self) -> int: ...
-    def encode(self, text: bytes) -> Tokens: ...
+    def encode(self, text: bytes | str) -> Tokens: ...
     def decode(self, tokens: Iterable[int]) -> str: ...
 
 
@@ -39,8 +39,8 @@ class ByteVocabulary:
     def __len__(self) -> int:
         return 256
 
-    def encode(self, text: bytes) -> Tokens:
-        return np.frombuffer(text, dtype=np.uint8)
+    def encode(self, text: bytes | str) -> Tokens:
+        return np.frombuffer(text.encode() if isinstance(text, str) else text, dtype=np.uint8)
 
     def decode(self, tokens: Iterable[int]) -> str:
         return bytes(tokens).decode("utf-8", errors="replace")
@@ -54,7 +54,7 @@ class SymbolVocabulary:
     """
 
     level: Level
-    symbols: tuple[str, ...]
+    symbols: tuple[str, ...] = field(repr=False)
     _numbers: dict[str, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -65,7 +65,7 @@ class SymbolVocabulary:
     def __len__(self) -> int:
         return len(self.symbols)
 
-    def encode(self, text: bytes) -> Tokens:
+    def encode(self, text: bytes | str) -> Tokens:
         symbols = split_symbols(text, self.level)
         numbers = map(self._numbers.get, symbols, [0] * len(symbols))
         return np.fromiter(numbers, dtype=token_dtype(len(self)), count=len(symbols))
@@ -78,9 +78,9 @@ class SymbolVocabulary:
         return "\n".join(line.strip() for line in lines)
 
 
-def split_symbols(text: bytes, level: Level) -> list[str]:
-    """Return the characters or words of UTF-8 text in order."""
-    decoded = text.decode("utf-8")
+def split_symbols(text: bytes | str, level: Level) -> list[str]:
+    """Return the characters or words of a text in order; bytes are UTF-8."""
+    decoded = text if isinstance(text, str) else text.decode("utf-8")
     if level == "char":
         return list(decoded)
     lines = decoded.split("\n")

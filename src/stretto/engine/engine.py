@@ -1,23 +1,28 @@
 """The seam that every engine fits: one window in, gradients of its summed loss and the next state out."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from stretto.base.state import State
-from stretto.base.window import Window
+from stretto.base.errors import ConfigError, DataError
+from stretto.base.state import State, choose_rows
+from stretto.base.window import Rows, Window
+from stretto.blocks.losses import LossSum
 from stretto.blocks.stack import Stack
+
+Precision = Literal["fp32", "bf16"]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a window gave: loss and count over the whole global batch, and this engine's rows' state after it."""
+    """What a window gave on this rank. Summed over all ranks, totals and counts are those of the global batch."""
 
     total: Tensor  # [] the summed loss
     count: Tensor  # [] how much was asked
-    state: State  # detached: values that the next window starts from
+    state: State  # of this rank's rows and blocks, detached: what the next window starts from
 
 
 class Engine(Protocol):
@@ -28,20 +33,76 @@ class Engine(Protocol):
 
     @property
     def stack(self) -> Stack:
-        """The blocks this engine holds; its parameters are the ones to optimise."""
+        """The blocks this rank holds; their parameters are the ones to optimise."""
         ...
 
     @property
     def device(self) -> torch.device: ...
 
-    def step(self, window: Window, carried: State | None, key: int) -> Outcome:
-        """Run forward and backward; leave the gradient of the *summed* loss in the parameters' `.grad`."""
+    @property
+    def needs_inputs(self) -> bool:
+        """Does this rank read a window's inputs? Others know only who is in it."""
+        ...
+
+    @property
+    def needs_targets(self) -> bool: ...
+
+    def step(self, window: Window, carried: State | None, key: int, arm: Callable[[], None] = ...) -> Outcome:
+        """Run forward and backward; leave the gradient of the *summed* loss in the parameters' `.grad`.
+
+        `arm` is called just before the last backward of the step, for those who reduce gradients while it runs.
+        """
         ...
 
     def score(self, window: Window, carried: State | None, key: int) -> Outcome:
         """Run forward only, without dropout and without gradients."""
         ...
 
-    def gradient_norm(self) -> Tensor:
-        """Return the norm of the whole gradient, each parameter of the model counted once."""
+    def square_norm(self) -> float:
+        """Return this rank's part of the squared norm of the whole gradient; the parts add up, each weight once."""
         ...
+
+    def add_up(self, values: list[float]) -> list[float]:
+        """Return the sums of each value over all ranks of the engine."""
+        ...
+
+
+def check_precision(precision: Precision) -> Precision:
+    """Refuse a precision that no engine has."""
+    if precision not in ("fp32", "bf16"):
+        raise ConfigError(f"precision={precision!r} is not fp32 or bf16; use one of these")
+    return precision
+
+
+def payload(tensor: Tensor | None, what: str) -> Tensor:
+    """Return a window's inputs or targets; refuse a window that was read without them."""
+    if tensor is None:
+        raise DataError(f"the window has no {what}, which this rank needs; read it with {what}=True")
+    return tensor
+
+
+def nothing() -> None:
+    """What an engine calls before its last backward when nobody asked for more."""
+
+
+def add_losses(losses: Sequence[LossSum]) -> LossSum:
+    """Return the sum of some losses; of none, on a rank that has no targets, zero."""
+    if not losses:
+        return LossSum(torch.zeros(()), torch.zeros((), dtype=torch.int64))
+    return LossSum(
+        torch.stack([loss.total for loss in losses]).sum(), torch.stack([loss.count for loss in losses]).sum()
+    )
+
+
+def settle(stack: Stack, rows: Rows, num_steps: int, after: State) -> State:
+    """Return the state that a window hands on: of a row that ended within it, nothing is left but a fresh start.
+
+    What such a row's state has become while others went on depends on how the window was cut, so it may not matter.
+    """
+    return choose_rows(rows.lengths < num_steps, stack.initial_state(rows), after)
+
+
+def square_norm(stack: Stack) -> float:
+    """Return the squared norm of a stack's gradient."""
+    gradients = [parameter.grad for parameter in stack.parameters() if parameter.grad is not None]
+    return float(torch.nn.utils.get_total_norm(gradients)) ** 2 if gradients else 0.0

@@ -1,18 +1,15 @@
 """LocalEngine: a step on one device, its rows in one or several slices."""
 
-from typing import Literal
+from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
 from stretto.base.errors import ConfigError
 from stretto.base.state import State, detach, join_rows, slice_rows
 from stretto.base.window import Window
 from stretto.blocks.losses import Loss, LossSum
 from stretto.blocks.stack import Stack
-from stretto.engine.engine import Outcome
-
-Precision = Literal["fp32", "bf16"]
+from stretto.engine.engine import Outcome, Precision, add_losses, check_precision, nothing, payload, settle, square_norm
 
 
 class LocalEngine:
@@ -28,7 +25,7 @@ class LocalEngine:
         self._stack = stack
         self._loss = loss
         self._slices = slices
-        self._precision = precision
+        self._precision = check_precision(precision)
         self._device = next((parameter.device for parameter in stack.parameters()), torch.device("cpu"))
         if self._device.type == "meta":
             raise ConfigError("the stack's weights are on the meta device; draw them with stretto.initialize first")
@@ -41,43 +38,57 @@ class LocalEngine:
     def device(self) -> torch.device:
         return self._device
 
-    def step(self, window: Window, carried: State | None, key: int) -> Outcome:
+    @property
+    def needs_inputs(self) -> bool:
+        return True
+
+    @property
+    def needs_targets(self) -> bool:
+        return True
+
+    def step(self, window: Window, carried: State | None, key: int, arm: Callable[[], None] = nothing) -> Outcome:
         """Run forward and backward; leave the gradient of the summed loss in the parameters' `.grad`."""
-        if self._slices > window.num_rows:
-            raise ConfigError(
-                f"layout.slices={self._slices} exceeds the batch's {window.num_rows} rows; use at most that many"
-            )
         self._stack.train()
         self._stack.zero_grad(set_to_none=True)
-        outcomes = []
-        for rows in window.slices(self._slices):
-            loss, after = self._forward(window[rows], carried and slice_rows(carried, rows), key)
-            loss.total.backward()  # type: ignore[no-untyped-call]
-            outcomes.append(Outcome(loss.total.detach(), loss.count, detach(after)))
-        return _add(outcomes)
+        return self._run(window, carried, key, arm)
 
     @torch.no_grad()
     def score(self, window: Window, carried: State | None, key: int) -> Outcome:
         """Run forward only, without dropout and without gradients."""
         self._stack.eval()
-        loss, after = self._forward(window, carried, key)
-        return Outcome(loss.total, loss.count, after)
+        return self._run(window, carried, key, nothing)
 
-    def gradient_norm(self) -> Tensor:
-        """Return the norm of the whole gradient."""
-        gradients = [parameter.grad for parameter in self._stack.parameters() if parameter.grad is not None]
-        return torch.nn.utils.get_total_norm(gradients)
+    def square_norm(self) -> float:
+        """Return the squared norm of the whole gradient."""
+        return square_norm(self._stack)
+
+    def add_up(self, values: list[float]) -> list[float]:
+        """Return the values: there is nobody else."""
+        return values
+
+    def _run(self, window: Window, carried: State | None, key: int, arm: Callable[[], None]) -> Outcome:
+        if self._slices > window.num_rows:
+            raise ConfigError(
+                f"layout.slices={self._slices} exceeds the batch's {window.num_rows} rows; use at most that many"
+            )
+        losses, states = [], []
+        *others, last = window.slices(self._slices)
+        for rows in (*others, last):
+            loss, after = self._forward(window[rows], carried and slice_rows(carried, rows), key)
+            if loss.total.requires_grad:
+                if rows is last:
+                    arm()
+                loss.total.backward()  # type: ignore[no-untyped-call]
+            losses.append(LossSum(loss.total.detach(), loss.count))
+            states.append(detach(after))
+        added = add_losses(losses)
+        return Outcome(added.total, added.count, join_rows(states))
 
     def _forward(self, window: Window, carried: State | None, key: int) -> tuple[LossSum, State]:
-        state = self._stack.begin(window.rows(key, self._device), carried)
+        rows = window.rows(key, self._device, self._stack.dtype)
+        state = self._stack.begin(rows, carried)
+        inputs, targets = payload(window.inputs, "inputs"), payload(window.targets, "targets")
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._precision == "bf16"):
-            y, after = self._stack(window.inputs.to(self._device, non_blocking=True), state)
-        return self._loss(y, window.targets.to(self._device, non_blocking=True)), after
-
-
-def _add(outcomes: list[Outcome]) -> Outcome:
-    return Outcome(
-        total=torch.stack([outcome.total for outcome in outcomes]).sum(),
-        count=torch.stack([outcome.count for outcome in outcomes]).sum(),
-        state=join_rows([outcome.state for outcome in outcomes]),
-    )
+            y, after = self._stack(inputs.to(self._device, non_blocking=True), state)
+        loss = self._loss(y, targets.to(self._device, non_blocking=True))
+        return loss, settle(self._stack, rows, window.num_steps, after)

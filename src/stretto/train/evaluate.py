@@ -18,6 +18,10 @@ class Evaluation:
     tokens: int
     bytes_per_token: float | None = None  # of the text, where there is one
 
+    def __str__(self) -> str:
+        bits = "" if self.bits_per_byte is None else f"  bits per byte {self.bits_per_byte:.4f}"
+        return f"loss {self.loss:.4f}  perplexity {self.perplexity:,.2f}{bits}  ({self.tokens:,} tokens)"
+
     @property
     def loss(self) -> float:
         return self.total / self.tokens
@@ -33,18 +37,22 @@ class Evaluation:
         return None if self.bytes_per_token is None else self.loss / math.log(2) / self.bytes_per_token
 
 
-def evaluate(
-    engine: Engine, data: Windows, *, on_window: Callable[[int, int], None] = lambda done, total: None
-) -> Evaluation:
+OnWindow = Callable[[int, int], None]
+"""Told after each window: how many are done, of how many."""
+
+
+def evaluate(engine: Engine, data: Windows, *, on_window: OnWindow = lambda done, total: None) -> Evaluation:
     """Score one epoch of `data`, without dropout; `on_window` is told how many windows are done of how many."""
     state: State | None = None
-    total, tokens = 0.0, 0
+    total = count = 0.0
     for position in range(data.num_windows):
-        outcome = engine.score(data.read(position), state, key=0)
+        window = data.read(position, inputs=engine.needs_inputs, targets=engine.needs_targets)
+        outcome = engine.score(window, state, key=0)
         state = outcome.state
         total += float(outcome.total)
-        tokens += int(outcome.count)
+        count += float(outcome.count)
         on_window(position + 1, data.num_windows)
-    if not tokens:
+    total, count = engine.add_up([total, count])
+    if not count:
         raise DataError("the data asks for no token, so there is nothing to evaluate; give other data")
-    return Evaluation(total, tokens, data.bytes_per_token)
+    return Evaluation(total, int(count), data.bytes_per_token)

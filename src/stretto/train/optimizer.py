@@ -1,7 +1,8 @@
 """Optimizer and learning rate: torch's optimizers, a schedule that is a pure function of the step."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -9,16 +10,51 @@ from torch import Tensor, nn
 from stretto.config.train import TrainConfig
 
 
-def make_optimizer(config: TrainConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """Return the optimizer that `config` names."""
+def make_optimizer(config: TrainConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer | None:
+    """Return the optimizer that `config` names; none for a stage without weights."""
+    listed = list(parameters)
+    if not listed:
+        return None
+    decay = config.weight_decay
     if config.optimizer == "sgd":
-        return torch.optim.SGD(
-            parameters, config.lr, momentum=config.momentum, weight_decay=config.weight_decay, fused=True
-        )
+        return torch.optim.SGD(listed, config.lr, momentum=config.momentum, weight_decay=decay, fused=True)
     if config.optimizer == "asgd":
-        return torch.optim.ASGD(parameters, config.lr, weight_decay=config.weight_decay)
-    betas = (config.beta1, config.beta2)
-    return torch.optim.AdamW(parameters, config.lr, betas, weight_decay=config.weight_decay, fused=True)
+        # lambd would decay weights and rate on its own; and torch's average starts two steps after t0.
+        return torch.optim.ASGD(listed, config.lr, lambd=0.0, t0=config.average_from - 2, weight_decay=decay)
+    return torch.optim.AdamW(listed, config.lr, (config.beta1, config.beta2), weight_decay=decay, fused=True)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Let the next step use this rate."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+        if isinstance(optimizer, torch.optim.ASGD):
+            # ASGD works out its rate at the end of a step for the next one, from a rate that is then the last one's.
+            for parameter in group["params"]:
+                if parameter in optimizer.state:
+                    optimizer.state[parameter]["eta"].fill_(rate)
+
+
+@contextmanager
+def averaged_weights(optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
+    """Put the averages that ASGD keeps in the place of the weights, for as long as the context lasts."""
+    if not isinstance(optimizer, torch.optim.ASGD):
+        yield
+        return
+    pairs = [(weight, state["ax"]) for weight, state in optimizer.state.items()]
+    _swap(pairs)
+    try:
+        yield
+    finally:
+        _swap(pairs)
+
+
+@torch.no_grad()
+def _swap(pairs: list[tuple[Tensor, Tensor]]) -> None:
+    for weight, average in pairs:
+        kept = weight.clone()
+        weight.copy_(average)
+        average.copy_(kept)
 
 
 def learning_rate(config: TrainConfig, step: int, num_steps: int) -> float:
@@ -42,5 +78,6 @@ def scale_gradients(parameters: Iterable[nn.Parameter], count: float, norm: floa
     if clip and mean_norm > clip:
         scale *= clip / mean_norm
     gradients: list[Tensor] = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    torch._foreach_mul_(gradients, scale)
+    if gradients:
+        torch._foreach_mul_(gradients, scale)
     return mean_norm

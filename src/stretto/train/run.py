@@ -1,28 +1,35 @@
 """A run from a config: its folder, its log, its events from the first step to the saved weights."""
 
 import json
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
 from stretto.base.errors import ConfigError, DataError
-from stretto.blocks.initialize import initialize
 from stretto.blocks.language import language_model
-from stretto.blocks.losses import TokenLoss
+from stretto.blocks.losses import Loss, LossSum, TokenLoss
 from stretto.blocks.stack import Stack
 from stretto.config.run import RunConfig
 from stretto.config.toml import dump_config, load_config
 from stretto.data.corpus import Corpus
 from stretto.data.lanes import Lanes
 from stretto.data.vocabulary import Vocabulary, read_vocabulary, write_vocabulary
+from stretto.engine.build import make_engine, stage_parts
+from stretto.engine.gather import gather
 from stretto.engine.local import LocalEngine
-from stretto.train.evaluate import Evaluation, evaluate
+from stretto.engine.pipeline import PipelineEngine
+from stretto.engine.replica import ReplicaEngine
+from stretto.mesh.device import find_device
+from stretto.mesh.world import World
+from stretto.train.evaluate import Evaluation, OnWindow, evaluate
+from stretto.train.optimizer import averaged_weights
 from stretto.train.trainer import StepReport, Trainer
+from stretto.train.user_code import load_object
+from stretto.train.weights import load_weights, save_weights
 
 CONFIG = "config.toml"
 LOG = "log.jsonl"
@@ -40,38 +47,49 @@ class EvaluationReport:
 class Run:
     """A run that is ready to go: everything it needs was found and fits together.
 
-    `for event in run.events(): ...` trains, evaluates and logs; an event is a StepReport or an EvaluationReport.
+    `for event in run.events(): ...` trains, evaluates and logs; an event is a StepReport or an EvaluationReport. With
+    several ranks each has a Run of its own, and all of them must go through the events; the first rank writes.
     """
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, world: World | None = None) -> None:
         self.config = config
+        self.world = world or World(0, 1, find_device(config.run.device))
         self.folder = config.run.folder
-        if (self.folder / CONFIG).exists():
-            raise ConfigError(
-                f"run.folder={self.folder} holds a run already; choose another --run.folder, or delete it"
-            )
-        train, self.valid = _open_data(config)
+        self.model, train, valid = prepare_run(config)
         self.vocabulary = train.corpus.vocabulary
-        with torch.device("meta"):
-            stack = language_model(config.model, len(self.vocabulary))
-        initialize(stack, config.run.seed, find_device(config.run.device))
-        engine = LocalEngine(stack, TokenLoss(), slices=config.layout.slices, precision=config.run.precision)
-        self.trainer = Trainer(engine, train, config.train, seed=config.run.seed)
+        self.engine = _make_engine(self.model, config, self.world)
+        share = (self.engine.mesh.replica, config.layout.replicas)
+        self.valid = None if valid is None else valid.share(*share)
+        self.trainer = Trainer(self.engine, train.share(*share), config.train, seed=config.run.seed)
+        if self.world.is_first:
+            self._create_folder()
 
-    def events(
-        self, on_window: Callable[[int, int], None] = lambda done, total: None
-    ) -> Iterator[StepReport | EvaluationReport]:
+    def events(self, on_window: OnWindow = lambda done, total: None) -> Iterator[StepReport | EvaluationReport]:
         """Train to the end; `on_window` is told how far an evaluation is."""
-        self._create_folder()
+        # All ranks have looked at the folder when this is through; then the first may write.
+        self.engine.add_up([0.0])
+        if not self.world.is_first:
+            yield from self._events(None, on_window)
+            return
+        (self.folder / CONFIG).write_text(dump_config(self.config), encoding="utf-8")
+        write_vocabulary(self.folder, self.vocabulary)
         with (self.folder / LOG).open("w", encoding="utf-8", buffering=1) as log:
-            for report in self.trainer:
-                log.write(_line("step", asdict(report)))
-                yield report
-                if self.valid is not None and self._is_due(report.step):
-                    evaluation = evaluate(self.trainer.engine, self.valid, on_window=on_window)
-                    log.write(_line("evaluation", {"step": report.step, **_scores(evaluation)}))
-                    yield EvaluationReport(report.step, evaluation)
-        save_weights(self.trainer.engine.stack, self.folder / WEIGHTS)
+            yield from self._events(log, on_window)
+
+    def _events(self, log: TextIO | None, on_window: OnWindow) -> Iterator[StepReport | EvaluationReport]:
+        for report in self.trainer:
+            _write_line(log, "step", asdict(report))
+            yield report
+            if self.valid is not None and self._is_due(report.step):
+                with averaged_weights(self.trainer.optimizer):
+                    evaluation = evaluate(self.engine, self.valid, on_window=on_window)
+                _write_line(log, "evaluation", {"step": report.step, **_scores(evaluation)})
+                yield EvaluationReport(report.step, evaluation)
+        with averaged_weights(self.trainer.optimizer):
+            parts = stage_parts(self.model, self.config.layout)
+            weights = gather(self.model, parts, self.engine.stack.state_dict(), self.engine.mesh)
+        if self.world.is_first:
+            save_weights(weights, self.folder / WEIGHTS)
 
     def _is_due(self, step: int) -> bool:
         every = self.config.run.eval_every
@@ -80,10 +98,24 @@ class Run:
     def _create_folder(self) -> None:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            (self.folder / CONFIG).write_text(dump_config(self.config), encoding="utf-8")
-            write_vocabulary(self.folder, self.vocabulary)
+            (self.folder / LOG).touch()
         except OSError as error:
             raise ConfigError(f"run.folder={self.folder} can't be written ({error.strerror}); choose another") from None
+
+
+def prepare_run(config: RunConfig) -> tuple[Stack, Lanes, Lanes | None]:
+    """Check all that can be checked without a device; return the model on the meta device and the lanes of all ranks.
+
+    What is wrong is found here on every rank alike, or, by a command that is about to start ranks, just once.
+    """
+    folder = config.run.folder
+    if (folder / CONFIG).exists():
+        raise ConfigError(f"run.folder={folder} holds a run already; choose another --run.folder, or delete it")
+    train, valid = open_lanes(config)
+    model = build_model(config, len(train.corpus.vocabulary))
+    stage_parts(model, config.layout)
+    build_loss(config)
+    return model, train, valid
 
 
 @dataclass(frozen=True)
@@ -94,82 +126,114 @@ class TrainedModel:
     vocabulary: Vocabulary
     stack: Stack
 
-    def evaluate(self, folder: Path, on_window: Callable[[int, int], None] = lambda done, total: None) -> Evaluation:
-        """Return the loss on the corpus in `folder`."""
+    def evaluate(self, folder: Path | str, on_window: OnWindow = lambda done, total: None) -> Evaluation:
+        """Return the loss on the corpus in `folder`, with at most the run's own lanes and window."""
         corpus = Corpus.open(folder)
         if corpus.vocabulary != self.vocabulary:
             raise DataError(
                 f"{folder} has another vocabulary than the run; prepare it with the run's corpus as --vocabulary"
             )
         lanes = Lanes.fitting(corpus, self.config.data.lanes, self.config.data.window)
-        engine = LocalEngine(self.stack, TokenLoss(), precision=self.config.run.precision)
+        slices = min(lanes.lanes, self.config.layout.replicas * self.config.layout.slices)
+        engine = LocalEngine(self.stack, build_loss(self.config), slices=slices, precision=self.config.run.precision)
         return evaluate(engine, lanes, on_window=on_window)
 
 
-def load_run(folder: Path) -> TrainedModel:
-    """Load a finished run from its folder, onto the device that its config names."""
+def load_run(folder: Path | str, device: str | None = None) -> TrainedModel:
+    """Load a finished run from its folder, onto `device` or the one that its config names."""
+    folder = Path(folder)
     if not (folder / CONFIG).is_file():
         raise ConfigError(f"{folder} holds no run ({CONFIG} is missing); give the folder of a run")
     config = load_config(folder / CONFIG)
     vocabulary = read_vocabulary(folder)
-    with torch.device("meta"):
-        stack = language_model(config.model, len(vocabulary))
+    stack = build_model(config, len(vocabulary))
     load_weights(stack, folder / WEIGHTS)
-    return TrainedModel(config, vocabulary, stack.to(find_device(config.run.device)))
+    return TrainedModel(config, vocabulary, stack.to(find_device(device or config.run.device)))
 
 
-def save_weights(stack: Stack, path: Path) -> None:
-    """Write a stack's weights as safetensors, whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    save_file({name: tensor.contiguous() for name, tensor in stack.state_dict().items()}, partial)
-    partial.rename(path)
-
-
-def load_weights(stack: Stack, path: Path) -> None:
-    """Read weights into a stack, which may be on the meta device; names and shapes must be its own."""
-    if not path.is_file():
-        raise DataError(f"{path} does not exist; the run has not finished")
+def build_model(config: RunConfig, num_tokens: int) -> Stack:
+    """Return the model that a config describes, on the meta device: no rank has to hold all of it."""
     try:
-        stack.load_state_dict(load_file(path), assign=True)
-    except (SafetensorError, RuntimeError) as error:
-        first = str(error).strip().splitlines()[-1].strip()
-        raise DataError(f"{path} does not hold this model's weights ({first}); train again") from None
+        with torch.device("meta"):
+            if config.model.factory is None:
+                return language_model(config.model, num_tokens)
+            factory = load_object("model.factory", config.model.factory)
+            model = factory(num_tokens) if callable(factory) else factory
+    except RuntimeError as error:
+        raise ConfigError(f"the model can't be built ({str(error).splitlines()[0]}); look at [model]") from None
+    if not isinstance(model, Stack):
+        raise ConfigError(
+            f"model.factory={config.model.factory!r} gave a {type(model).__name__}; return a stretto.Stack"
+        )
+    return model
 
 
-def find_device(name: str) -> torch.device:
-    """Return the device a config names; `auto` is the accelerator if there is one."""
-    if name == "auto":
-        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError):
-        raise ConfigError(f"run.device={name!r} is not a device of this machine; use auto or cpu") from None
-    return device
+def build_loss(config: RunConfig) -> Loss:
+    """Return the loss that a config names: cross-entropy of tokens, or the user's own."""
+    if config.model.loss is None:
+        return TokenLoss()
+    loss = load_object("model.loss", config.model.loss)
+    if not callable(loss):
+        raise ConfigError(f"model.loss={config.model.loss!r} can't be called; name a function of (outputs, targets)")
+
+    def checked(y: torch.Tensor, targets: torch.Tensor) -> LossSum:
+        found = loss(y, targets)
+        if not isinstance(found, LossSum):
+            raise ConfigError(f"model.loss={config.model.loss!r} gave no stretto.LossSum; return LossSum(total, count)")
+        return found
+
+    return checked
 
 
-def _open_data(config: RunConfig) -> tuple[Lanes, Lanes | None]:
+def open_lanes(config: RunConfig) -> tuple[Lanes, Lanes | None]:
+    """Return the lanes to train on and those held out, checked against each other; of all ranks together."""
     data = config.data
-    train = Lanes(Corpus.open(data.train), data.lanes, data.window)
+    train = Lanes(_open_corpus("data.train", data.train), data.lanes, data.window)
     if data.valid is None:
         return train, None
-    corpus = Corpus.open(data.valid)
+    corpus = _open_corpus("data.valid", data.valid)
     if corpus.vocabulary != train.corpus.vocabulary:
         raise DataError(
             f"data.valid={data.valid} has another vocabulary than data.train={data.train}; "
             "prepare it with --vocabulary set to the training corpus"
         )
-    return train, Lanes.fitting(corpus, data.lanes, data.window)
+    valid = Lanes.fitting(corpus, data.lanes, data.window)
+    parts = config.layout.replicas * config.layout.slices
+    if valid.lanes < parts:
+        raise DataError(
+            f"data.valid={data.valid} fills only {valid.lanes} lanes; the layout needs {parts}: hold out more"
+        )
+    return train, valid
+
+
+def _make_engine(model: Stack, config: RunConfig, world: World) -> PipelineEngine | ReplicaEngine:
+    try:
+        return make_engine(
+            model, build_loss(config), config.layout, world, seed=config.run.seed, precision=config.run.precision
+        )
+    except RuntimeError as error:
+        num_weights = sum(parameter.numel() for parameter in model.parameters())
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"the model's {num_weights:,} weights can't be made ({reason}); make it smaller") from None
+
+
+def _open_corpus(field: str, folder: Path) -> Corpus:
+    try:
+        return Corpus.open(folder)
+    except DataError as error:
+        raise DataError(f"{field}={folder}, seen from {Path.cwd()}: {error}") from None
 
 
 def _scores(evaluation: Evaluation) -> dict[str, Any]:
+    perplexity = evaluation.perplexity
     return {
         "loss": evaluation.loss,
-        "perplexity": evaluation.perplexity,
+        "perplexity": perplexity if math.isfinite(perplexity) else None,
         "bits_per_byte": evaluation.bits_per_byte,
         "tokens": evaluation.tokens,
     }
 
 
-def _line(kind: str, values: dict[str, Any]) -> str:
-    return json.dumps({"kind": kind, **values}) + "\n"
+def _write_line(log: TextIO | None, kind: str, values: dict[str, Any]) -> None:
+    if log is not None:
+        log.write(json.dumps({"kind": kind, **values}) + "\n")

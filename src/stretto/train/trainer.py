@@ -2,27 +2,28 @@
 
 import math
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
-from stretto.base.errors import DivergedError
+from stretto.base.errors import ConfigError, DataError, DivergedError
 from stretto.base.keys import derive
 from stretto.base.state import State
 from stretto.base.window import Window
 from stretto.config.train import TrainConfig
 from stretto.engine.engine import Engine
-from stretto.train.optimizer import learning_rate, make_optimizer, scale_gradients
+from stretto.train.optimizer import learning_rate, make_optimizer, scale_gradients, set_learning_rate
 
 
 class Windows(Protocol):
-    """Data as a trainer needs it: windows by position, as many an epoch as it says."""
+    """Data as a trainer needs it: windows by position, as many an epoch as it says; do rows go on between them?"""
 
     @property
     def num_windows(self) -> int: ...
     @property
     def bytes_per_token(self) -> float | None: ...
-    def read(self, position: int) -> Window: ...
+    @property
+    def is_carried(self) -> bool: ...
+    def read(self, position: int, *, inputs: bool, targets: bool) -> Window: ...
 
 
 @dataclass(frozen=True)
@@ -56,43 +57,57 @@ class Trainer:
     """
 
     def __init__(self, engine: Engine, data: Windows, config: TrainConfig, *, seed: int = 1) -> None:
+        if data.is_carried and not engine.stack.causal:
+            raise ConfigError(
+                "the model has a block that looks ahead in time (causal=False), but the data's lanes go on from window "
+                "to window; use data whose rows all start fresh, or causal blocks"
+            )
         self.engine = engine
         self.data = data
         self.config = config
         self.seed = seed
         self.optimizer = make_optimizer(config, engine.stack.parameters())
         self.num_steps = config.steps or config.epochs * data.num_windows
+        if config.warmup > self.num_steps:
+            raise ConfigError(f"train.warmup={config.warmup} exceeds the run's {self.num_steps} steps; shorten it")
         self.step = 0
         self.state: State | None = None
 
-    def __iter__(self) -> Iterator[StepReport]:
-        while self.step < self.num_steps:
-            yield self.advance()
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> StepReport:
+        if self.step >= self.num_steps:
+            raise StopIteration
+        return self.advance()
 
     def advance(self) -> StepReport:
         """Take one optimizer step and say what it did."""
         started = time.perf_counter()
-        window = self.data.read(self.step)
+        engine = self.engine
+        window = self.data.read(self.step, inputs=engine.needs_inputs, targets=engine.needs_targets)
         rate = learning_rate(self.config, self.step, self.num_steps)
         data_read = time.perf_counter()
 
         outcome = self.engine.step(window, self.state, derive(self.seed, "step", self.step))
-        total, count = float(outcome.total), int(outcome.count)
-        norm = float(self.engine.gradient_norm())
+        # The only numbers that all ranks must agree on: one small sum, and so the same verdict everywhere.
+        here = [float(outcome.total), float(outcome.count), self.engine.square_norm()]
+        total, count, square_norm = self.engine.add_up(here)
+        norm = math.sqrt(square_norm)
         computed = time.perf_counter()
 
-        self._check(total, norm)
-        mean_norm = scale_gradients(self.engine.stack.parameters(), max(count, 1), norm, self.config.clip)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.optimizer.step()
+        self._check(total, count, norm)
+        mean_norm = scale_gradients(self.engine.stack.parameters(), count, norm, self.config.clip)
+        if self.optimizer is not None:
+            set_learning_rate(self.optimizer, rate)
+            self.optimizer.step()
         self.state = outcome.state
         self.step += 1
         return StepReport(
             step=self.step,
             epoch=(self.step - 1) // self.data.num_windows + 1,
-            loss=total / max(count, 1),
-            tokens=count,
+            loss=total / count,
+            tokens=int(count),
             gradient_norm=mean_norm,
             learning_rate=rate,
             data_seconds=data_read - started,
@@ -100,7 +115,9 @@ class Trainer:
             optimizer_seconds=time.perf_counter() - computed,
         )
 
-    def _check(self, total: float, norm: float) -> None:
+    def _check(self, total: float, count: float, norm: float) -> None:
+        if not count:
+            raise DataError(f"step {self.step + 1} asks for nothing, so there is nothing to learn; give other data")
         if not (math.isfinite(total) and math.isfinite(norm)):
             raise DivergedError(
                 f"step {self.step + 1} has loss {total} and gradient norm {norm}; the weights are still those of step "

@@ -1,0 +1,65 @@
+"""make_engine: the engine of this rank, for a model and a layout."""
+
+import torch
+
+from stretto.base.errors import ConfigError
+from stretto.blocks.block import Block
+from stretto.blocks.initialize import initialize
+from stretto.blocks.losses import Loss
+from stretto.blocks.pointwise import Embedding
+from stretto.blocks.stack import Stack
+from stretto.config.layout import Layout
+from stretto.engine.engine import Precision
+from stretto.engine.pipeline import PipelineEngine
+from stretto.engine.replica import ReplicaEngine
+from stretto.mesh.device import find_device
+from stretto.mesh.mesh import Mesh
+from stretto.mesh.topology import Topology
+from stretto.mesh.world import World
+from stretto.plan.partition import partition
+
+
+def make_engine(
+    model: Stack,
+    loss: Loss,
+    layout: Layout | None = None,
+    world: World | None = None,
+    *,
+    seed: int | None = None,
+    precision: Precision = "fp32",
+) -> PipelineEngine | ReplicaEngine:
+    """Return the engine that runs this rank's part of `model`.
+
+    With `seed`, the weights of this rank's blocks are drawn by seed and name, and `model` may be on the meta device,
+    so that no rank ever holds all of it. Without, they are taken as they are.
+    """
+    layout = layout or Layout()
+    world = world or World(0, 1, _device_of(model))
+    mesh = Mesh(world, Topology(layout.replicas, layout.stages))
+    if not model.causal:
+        # A block that looks ahead is a barrier in time: the whole window passes as one chunk.
+        layout = layout.model_copy(update={"chunks": 1})
+    stage = model[stage_parts(model, layout)[mesh.stage]]
+    if seed is not None:
+        initialize(stage, seed, world.device)
+    elif any(parameter.is_meta for parameter in stage.parameters()):
+        raise ConfigError("the model's weights are on the meta device; give make_engine a seed to draw them")
+    stage.to(world.device)
+    engine = PipelineEngine(stage, loss, layout, mesh, precision=precision)
+    return ReplicaEngine(engine, mesh) if layout.replicas > 1 else engine
+
+
+def stage_parts(model: Stack, layout: Layout) -> list[slice]:
+    """Return the blocks of each stage."""
+    return partition([block_cost(block) for block in model], layout.stages)
+
+
+def block_cost(block: Block) -> float:
+    """Return a guess of what a block costs: its weights, each multiplied once a step; a table is only looked up."""
+    # Never quite nothing, so that blocks without weights are spread rather than piled up.
+    return 1.0 + (0 if isinstance(block, Embedding) else sum(parameter.numel() for parameter in block.parameters()))
+
+
+def _device_of(model: Stack) -> torch.device:
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    return find_device("auto") if device.type == "meta" else device

@@ -1,0 +1,273 @@
+"""PipelineEngine: one stage's part of a step, cut over rows and over time.
+
+The engine takes the actions of its stage one by one, exactly as plan/ simulated and drew them. At a chunk's edge the
+state is detached; the gradient that comes back to it is fed by hand into the backward of the chunk before: exact
+backpropagation through the whole window.
+
+        x ──► blocks ──► y ──► next stage          F: keep (x, state, y, after), send y
+    state ──►        ──► after ──► next chunk      B: backward from dy and d(after), send dx, hand d(state) on
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from stretto.base.errors import ConfigError
+from stretto.base.state import State, detach, join_rows, slice_rows
+from stretto.base.window import Window
+from stretto.blocks.losses import Loss, LossSum
+from stretto.blocks.stack import Stack
+from stretto.config.layout import Layout
+from stretto.engine.cut import Cut, SliceCut, cut_window
+from stretto.engine.edge import Edge, learn_edges
+from stretto.engine.engine import Outcome, Precision, add_losses, check_precision, nothing, payload, settle, square_norm
+from stretto.mesh.mesh import Mesh
+from stretto.plan.actions import Action, Kind
+from stretto.plan.orders import forward_order, order
+
+
+@dataclass
+class _Live:
+    """A chunk between its forward and its backward."""
+
+    x: Tensor  # a leaf
+    state: State  # leaves
+    y: Tensor | None = None  # what was sent, or the summed loss on the last stage; none if it will be computed again
+    after: State = ()
+
+
+@dataclass
+class _Progress:
+    """How far one slice is in time."""
+
+    state: State  # what its next forward starts from
+    gone: list[State] = field(
+        default_factory=list
+    )  # final states of rows that have ended, those that ended first first
+    gradients: list[Tensor | None] | None = None  # of the state its next backward ends with
+
+
+class PipelineEngine:
+    """Runs one stage of a model. Neighbouring stages are ranks of their own; with one stage, it is all here.
+
+    `stack` is this rank's stage, and must be causal if `layout.chunks` is more than one.
+    """
+
+    def __init__(self, stack: Stack, loss: Loss, layout: Layout, mesh: Mesh, *, precision: Precision = "fp32") -> None:
+        self.stack = stack
+        self.mesh = mesh
+        self.layout = layout
+        self._loss = loss
+        self._precision = check_precision(precision)
+        self._edges: tuple[Edge | None, Edge | None] | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return self.mesh.world.device
+
+    @property
+    def needs_inputs(self) -> bool:
+        return self.mesh.is_first_stage
+
+    @property
+    def needs_targets(self) -> bool:
+        return self.mesh.is_last_stage
+
+    def step(self, window: Window, carried: State | None, key: int, arm: Callable[[], None] = nothing) -> Outcome:
+        """Take this stage's actions; leave the gradient of the summed loss in the parameters' `.grad`."""
+        self.stack.train()
+        self.stack.zero_grad(set_to_none=True)
+        cut = self._cut(window)
+        stages = self.mesh.topology.stages
+        actions = order(self.mesh.stage, stages, len(cut.slices), len(cut.edges))
+        return _Step(self, window, cut, carried, key, arm).take(actions)
+
+    @torch.no_grad()
+    def score(self, window: Window, carried: State | None, key: int) -> Outcome:
+        """Take the forwards only, without dropout and without gradients."""
+        self.stack.eval()
+        cut = self._cut(window)
+        return _Step(self, window, cut, carried, key, nothing).take(forward_order(len(cut.slices), len(cut.edges)))
+
+    def square_norm(self) -> float:
+        """Return the squared norm of this stage's gradient."""
+        return square_norm(self.stack)
+
+    def add_up(self, values: list[float]) -> list[float]:
+        """Return the sums over all stages."""
+        return self.mesh.add_up(values)
+
+    def _cut(self, window: Window) -> Cut:
+        if self.layout.slices > window.num_rows:
+            raise ConfigError(
+                f"layout.slices={self.layout.slices} exceeds a replica's {window.num_rows} rows; use at most that many"
+            )
+        return cut_window(window, self.layout.slices, self.layout.chunks)
+
+    def edges(self, window: Window) -> tuple[Edge | None, Edge | None]:
+        """Return what a step of one row looks like where it enters this stage and where it leaves it."""
+        if self._edges is None:
+            with self.autocast(), torch.no_grad():
+                self._edges = learn_edges(self.stack, self.mesh, window)
+        return self._edges
+
+    def autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self._precision == "bf16")
+
+    def run_blocks(self, x: Tensor, state: State, targets: Tensor | None) -> tuple[Tensor | LossSum, State]:
+        """Run the stage over one chunk; return what it sends on, or the loss if there are targets."""
+        with self.autocast():
+            y, after = self.stack(x, state)
+        return (y if targets is None else self._loss(y, targets)), after
+
+
+class _Step:
+    """One step of one stage: what is alive while its actions are taken."""
+
+    def __init__(
+        self, engine: PipelineEngine, window: Window, cut: Cut, carried: State | None, key: int, arm: Callable[[], None]
+    ) -> None:
+        self.engine = engine
+        self.mesh = engine.mesh
+        self.window = window
+        self.cut = cut
+        self.arm = arm
+        self.keeps_graph = torch.is_grad_enabled()
+        self.recompute = engine.layout.recompute
+        self.live: dict[tuple[int, int], _Live] = {}
+        self.losses: list[LossSum] = []
+        self.rows = window.rows(key, engine.device, engine.stack.dtype)
+        begun = engine.stack.begin(self.rows, carried)
+        self.progress = [_Progress(_pick(begun, slice_cut)) for slice_cut in cut.slices]
+
+    def take(self, actions: list[Action]) -> Outcome:
+        """Take the actions in order; return what this stage has to say of the step."""
+        actions = [action for action in actions if self.cut.shape(action)[1]]
+        self._expect(actions)
+        last_backward = next((action for action in reversed(actions) if action.kind is Kind.BACKWARD), None)
+        for action in actions:
+            if action is last_backward:
+                self.arm()
+            if action.kind is Kind.FORWARD:
+                self._forward(action)
+            else:
+                self._backward(action)
+        if self.mesh.upward is not None and self.mesh.downward is not None:
+            self.mesh.upward.flush()
+            self.mesh.downward.flush()
+        loss = add_losses(self.losses)
+        state = settle(self.engine.stack, self.rows, self.window.num_steps, self._final_state())
+        return Outcome(loss.total, loss.count, state)
+
+    def _expect(self, actions: list[Action]) -> None:
+        """Post the first receives; shapes are known from the lengths, so nothing is negotiated."""
+        if self.mesh.upward is None or self.mesh.downward is None:
+            return
+        before, after = self.engine.edges(self.window)
+        if before is not None:
+            self.mesh.upward.expect(self._buffers(actions, Kind.FORWARD, before))
+        if after is not None:
+            self.mesh.downward.expect(self._buffers(actions, Kind.BACKWARD, after))
+
+    def _buffers(self, actions: list[Action], kind: Kind, edge: Edge) -> Iterator[Tensor]:
+        return (edge.blank(self.cut.shape(action), self.engine.device) for action in actions if action.kind is kind)
+
+    def _forward(self, action: Action) -> None:
+        progress = self.progress[action.slice]
+        x, state = self._input(action), progress.state
+        if action.chunk:
+            state = self._drop_ended(progress, action)
+        live = _Live(self._leaf(x, not self.mesh.is_first_stage), tuple(self._leaf(t, action.chunk > 0) for t in state))
+        with torch.set_grad_enabled(self.keeps_graph and not self.recompute):
+            y, after = self.engine.run_blocks(live.x, live.state, self._targets(action))
+        progress.state = detach(after)
+        if isinstance(y, LossSum):
+            self.losses.append(LossSum(y.total.detach(), y.count))
+            y = y.total
+        elif self.mesh.upward is not None:
+            self.mesh.upward.send(y.detach())
+        if self.keeps_graph:
+            if not self.recompute:
+                live.y, live.after = y, after
+            self.live[action.slice, action.chunk] = live
+
+    def _backward(self, action: Action) -> None:
+        progress, live = self.progress[action.slice], self.live.pop((action.slice, action.chunk))
+        if live.y is None:
+            y, live.after = self.engine.run_blocks(live.x, live.state, self._targets(action))
+            live.y = y.total if isinstance(y, LossSum) else y
+        gradient = None
+        if not self.mesh.is_last_stage:
+            assert self.mesh.downward is not None
+            gradient = self.mesh.downward.take(f"the gradient of {action}")
+        outputs, gradients = [live.y], [gradient]
+        for tensor, from_next in zip(live.after, progress.gradients or [None] * len(live.after), strict=True):
+            if from_next is not None and tensor.requires_grad:
+                outputs.append(tensor)
+                gradients.append(_pad_rows(from_next, len(tensor)))
+        torch.autograd.backward(outputs, gradients)
+        progress.gradients = [leaf.grad for leaf in live.state]
+        if not self.mesh.is_first_stage:
+            assert self.mesh.downward is not None
+            self.mesh.downward.send(torch.zeros_like(live.x) if live.x.grad is None else live.x.grad)
+
+    def _input(self, action: Action) -> Tensor:
+        if self.mesh.upward is not None and not self.mesh.is_first_stage:
+            return self.mesh.upward.take(f"the activations of {action}")
+        return self._part(payload(self.window.inputs, "inputs"), action)
+
+    def _targets(self, action: Action) -> Tensor | None:
+        if not self.mesh.is_last_stage:
+            return None
+        return self._part(payload(self.window.targets, "targets"), action)
+
+    def _part(self, tensor: Tensor, action: Action) -> Tensor:
+        """The steps and rows of the window that an action works on."""
+        slice_cut = self.cut.slices[action.slice]
+        start, stop = self.cut.edges[action.chunk]
+        num_rows = slice_cut.num_rows[action.chunk]
+        if slice_cut.is_sorted:
+            first = int(slice_cut.rows[0])
+            part = tensor[start:stop, first : first + num_rows]
+        else:
+            part = tensor[start:stop].index_select(1, slice_cut.rows[:num_rows].to(tensor.device))
+        return part.to(self.engine.device, non_blocking=True)
+
+    def _drop_ended(self, progress: _Progress, action: Action) -> State:
+        """Let rows go that ended before this chunk; return the state of those that go on."""
+        num_rows = self.cut.slices[action.slice].num_rows[action.chunk]
+        if len(progress.state) and num_rows < len(progress.state[0]):
+            progress.gone.append(slice_rows(progress.state, slice(num_rows, None)))
+            return slice_rows(progress.state, slice(num_rows))
+        return progress.state
+
+    def _leaf(self, tensor: Tensor, needs_gradient: bool) -> Tensor:
+        leaf = tensor.detach()
+        return leaf.requires_grad_(needs_gradient and self.keeps_graph and leaf.is_floating_point())
+
+    def _final_state(self) -> State:
+        """Put the rows' final states back into the window's order."""
+        parts = [join_rows([progress.state, *reversed(progress.gone)]) for progress in self.progress]
+        joined = join_rows(parts)
+        if all(slice_cut.is_sorted for slice_cut in self.cut.slices):
+            return joined
+        places = torch.cat([slice_cut.rows for slice_cut in self.cut.slices]).argsort()
+        return tuple(tensor[places.to(tensor.device)] for tensor in joined)
+
+
+def _pick(state: State, slice_cut: SliceCut) -> State:
+    if slice_cut.is_sorted:
+        first = int(slice_cut.rows[0])
+        return slice_rows(state, slice(first, first + len(slice_cut.rows)))
+    return tuple(tensor[slice_cut.rows.to(tensor.device)] for tensor in state)
+
+
+def _pad_rows(gradient: Tensor, num_rows: int) -> Tensor:
+    """Rows that left after this chunk give no gradient back."""
+    if len(gradient) == num_rows:
+        return gradient
+    padded = gradient.new_zeros(num_rows, *gradient.shape[1:])
+    padded[: len(gradient)] = gradient
+    return padded

@@ -1,0 +1,74 @@
+"""ReplicaEngine: data parallel around any engine, with torch's own reducer."""
+
+from collections.abc import Callable
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from stretto.base.state import State
+from stretto.base.window import Window
+from stretto.blocks.stack import Stack
+from stretto.engine.engine import Engine, Outcome, nothing
+from stretto.mesh.mesh import Mesh
+from stretto.mesh.reduction import add_bucket
+
+
+class ReplicaEngine:
+    """Adds up gradients over the replicas of an engine: once a step, however many slices and chunks it took.
+
+    The reducer is armed just before the step's last backward, and its buckets travel while that one runs. Around a
+    pipeline this is the hybrid: each stage is reduced among the ranks that hold it.
+    """
+
+    def __init__(self, inner: Engine, mesh: Mesh) -> None:
+        self.inner = inner
+        self.mesh = mesh
+        assert mesh.data_group is not None
+        self._reducer: DistributedDataParallel | None = None
+        # A stage may be without weights: then there is nothing to add up.
+        if any(parameter.requires_grad for parameter in inner.stack.parameters()):
+            # Weights are equal by seed and name already, so there is nothing to spread first.
+            self._reducer = DistributedDataParallel(
+                inner.stack,
+                process_group=mesh.data_group,
+                init_sync=False,
+                forward_sync_buffers=False,
+                gradient_as_bucket_view=True,
+            )
+            self._reducer.register_comm_hook(mesh.data_group, add_bucket)
+
+    @property
+    def stack(self) -> Stack:
+        return self.inner.stack
+
+    @property
+    def device(self) -> torch.device:
+        return self.inner.device
+
+    @property
+    def needs_inputs(self) -> bool:
+        return self.inner.needs_inputs
+
+    @property
+    def needs_targets(self) -> bool:
+        return self.inner.needs_targets
+
+    def step(self, window: Window, carried: State | None, key: int, arm: Callable[[], None] = nothing) -> Outcome:
+        """Run this replica's step; leave the gradient summed over all replicas in the parameters' `.grad`."""
+        return self.inner.step(window, carried, key, self._arm)
+
+    def score(self, window: Window, carried: State | None, key: int) -> Outcome:
+        """Run forward only."""
+        return self.inner.score(window, carried, key)
+
+    def square_norm(self) -> float:
+        """Return this rank's part of the squared norm: all replicas have the same gradient."""
+        return self.inner.square_norm() / self.mesh.topology.replicas
+
+    def add_up(self, values: list[float]) -> list[float]:
+        """Return the sums over all ranks."""
+        return self.inner.add_up(values)
+
+    def _arm(self) -> None:
+        if self._reducer is not None:
+            self._reducer.reducer.prepare_for_backward([])

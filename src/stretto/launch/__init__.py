@@ -1,0 +1,1 @@
+"""Starting the world: the ranks of this machine."""

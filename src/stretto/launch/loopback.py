@@ -1,0 +1,72 @@
+"""Loopback: a rendezvous for the ranks of one machine, which listens on 127.0.0.1 and nowhere else."""
+
+import socket
+from datetime import timedelta
+
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    rendezvous_handler_registry,
+)
+
+BACKEND = "stretto-loopback"
+
+
+class LoopbackRendezvous(RendezvousHandler):
+    """One agent, no one to wait for; its store is the one that the ranks use."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._is_closed = False
+        self._store: TCPStore | None = None
+
+    @property
+    def use_agent_store(self) -> bool:
+        return True
+
+    def get_backend(self) -> str:
+        return BACKEND
+
+    def get_run_id(self) -> str:
+        return self._run_id
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        # Bound by ourselves: torch's own store would listen on every interface, and asks nobody for a password.
+        listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        port = int(listening.getsockname()[1])
+        self._store = TCPStore(
+            "127.0.0.1", port, is_master=True, timeout=timedelta(minutes=5), wait_for_workers=False,
+            master_listen_fd=listening.detach(),
+        )  # fmt: skip
+        return RendezvousInfo(self._store, 0, 1, RendezvousStoreInfo("127.0.0.1", port))
+
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    def set_closed(self) -> None:
+        self._is_closed = True
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def shutdown(self) -> bool:
+        self._store = None
+        return True
+
+
+def register() -> None:
+    """Make the rendezvous known to torch's elastic agent."""
+
+    def create(parameters: RendezvousParameters) -> RendezvousHandler:
+        return LoopbackRendezvous(parameters.run_id)
+
+    try:
+        rendezvous_handler_registry.register(BACKEND, create)
+    except ValueError:
+        # Known already; a second launch in one process registers it again.
+        return

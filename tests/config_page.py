@@ -1,0 +1,39 @@
+"""docs/config.md, made from the config's own fields: `python tests/config_page.py > docs/config.md`."""
+
+from stretto.cli.options import metavar
+from stretto.config.run import RunConfig
+from stretto.config.toml import section_of
+
+HEAD = """# Config
+
+A run is described by a TOML file with these sections. Only `data.train` has no default. Every field can be overridden
+on the command line as `--section.field VALUE`; a wrong value is answered with the field, the value and the remedy.
+Paths are relative to where the command runs.
+"""
+
+
+def config_page() -> str:
+    """Return the page."""
+    lines = [HEAD]
+    for section in RunConfig.model_fields:
+        model = section_of(section)
+        lines += [
+            f"## [{section}]",
+            "",
+            str(model.__doc__),
+            "",
+            "| field | type | default | meaning |",
+            "|---|---|---|---|",
+        ]
+        for name, field in model.model_fields.items():
+            default = "*required*" if field.is_required() else f"`{field.default}`"
+            kind = metavar(field).lower().replace("|", " or ")
+            lines.append(
+                f"| `{name}` | {kind} | {'*none*' if field.default is None else default} | {field.description} |"
+            )
+        lines.append("")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(config_page(), end="")
