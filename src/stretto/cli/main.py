@@ -16,6 +16,7 @@ COMMANDS = {
     "prepare": "turn text files into a corpus to train on",
     "train": "train a model from a run's TOML file",
     "eval": "evaluate the model of a finished run",
+    "verify": "check that a run's layout computes what one rank computes",
     "schema": "print the JSON schema of a run's TOML file, for editors",
 }
 

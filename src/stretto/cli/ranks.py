@@ -5,16 +5,24 @@ from collections.abc import Callable
 
 from stretto.config.run import RunConfig
 from stretto.mesh.world import World, world
-from stretto.train.run import prepare_run
+from stretto.train.run import check_fits
 
 
-def on_ranks(config: RunConfig, arguments: list[str], work: Callable[[World], None]) -> None:
-    """Do `work` on each rank that the layout needs; `arguments` are those that start this command again."""
+def on_ranks(
+    config: RunConfig,
+    arguments: list[str],
+    work: Callable[[World], None],
+    check: Callable[[RunConfig], object] = check_fits,
+) -> None:
+    """Do `work` on each rank that the layout needs; `arguments` are those that start this command again.
+
+    `check` is what can be found wrong before ranks are started, so that it is said just once.
+    """
     size = config.layout.num_ranks
     if size > 1 and "WORLD_SIZE" not in os.environ:
         from stretto.launch.local import launch_local
 
-        prepare_run(config)
+        check(config)
         launch_local(size, arguments)
         return
     with world(size, device=config.run.device) as joined:

@@ -10,6 +10,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from stretto.data.prepare import Progress as PrepareProgress
+    from stretto.measure.verify import Verification
     from stretto.train.run import Run, TrainedModel
     from stretto.train.trainer import StepReport
 
@@ -104,6 +105,17 @@ def show_evaluation(trained: "TrainedModel", data: Path) -> None:
     ):
         table.add_row(name, value)
     console.print(table)
+
+
+def verification_table(found: "Verification") -> Table:
+    """Return the largest differences, block by block."""
+    title = f"{found.num_steps} steps, largest relative difference from one rank (tolerance {found.tolerance:.0e})"
+    table = Table("block", "kind", "gradients", "state", "", title=title)
+    for block in found.blocks:
+        mark = "ok" if block.worst <= found.tolerance else "differs"
+        table.add_row(str(block.index), block.name, f"{block.gradients:.1e}", f"{block.state:.1e}", mark)
+    table.add_row("", "loss", f"{found.loss:.1e}", "", "ok" if found.loss <= found.tolerance else "differs")
+    return table
 
 
 def _say_what_will_run(console: Console, run: "Run") -> None:

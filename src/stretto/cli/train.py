@@ -14,9 +14,9 @@ def run(arguments: list[str]) -> None:
     # Only now is torch needed: help and a bad config answer at once.
     from stretto.cli.ranks import on_ranks
     from stretto.cli.screen import show_run
-    from stretto.train.run import Run
+    from stretto.train.run import Run, prepare_run
 
-    on_ranks(config, ["train", *arguments], lambda world: show_run(Run(config, world)))
+    on_ranks(config, ["train", *arguments], lambda world: show_run(Run(config, world)), prepare_run)
 
 
 def _parser() -> Parser:

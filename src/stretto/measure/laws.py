@@ -11,6 +11,7 @@ from stretto.base.errors import LawError
 from stretto.base.state import State, detach, join_rows
 from stretto.base.window import Rows
 from stretto.blocks.block import Block
+from stretto.blocks.losses import Loss
 
 
 @dataclass(frozen=True)
@@ -193,3 +194,24 @@ def _difference(this: Tensor, that: Tensor | None, scale: float) -> float:
         return 0.0 if torch.equal(this, that) else torch.inf
     difference = float((this - that).abs().max()) / scale if this.numel() else 0.0
     return difference if difference < torch.inf else torch.inf
+
+
+def check_loss(loss: Loss, y: Tensor, targets: Tensor, *, tolerance: float = 1e-4) -> None:
+    """Check that a loss adds up: parts of a batch, in time and rows, must sum to the whole; else raise a LawError."""
+    whole = loss(y, targets)
+    for what, dim in (("time", 0), ("rows", 1)):
+        edge = max(1, y.shape[dim] // 3)
+        if edge == y.shape[dim]:
+            continue
+        # Unequal parts: means of equal ones would add up to twice the mean, which a count of one could hide.
+        parts = [loss(*pair) for pair in zip(_split(y, edge, dim), _split(targets, edge, dim), strict=True)]
+        total, count = sum(float(part.total) for part in parts), sum(int(part.count) for part in parts)
+        if count != int(whole.count) or abs(total - float(whole.total)) > tolerance * abs(float(whole.total)):
+            raise LawError(
+                f"the loss does not add up over {what}: parts give {total:.6g} over {count}, the whole "
+                f"{float(whole.total):.6g} over {int(whole.count)}; return a sum and a count, never a mean"
+            )
+
+
+def _split(tensor: Tensor, edge: int, dim: int) -> list[Tensor]:
+    return [tensor.narrow(dim, 0, edge), tensor.narrow(dim, edge, tensor.shape[dim] - edge)]

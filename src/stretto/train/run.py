@@ -104,13 +104,18 @@ class Run:
 
 
 def prepare_run(config: RunConfig) -> tuple[Stack, Lanes, Lanes | None]:
+    """Check that a run can start, as `check_fits` does, and that its folder is free."""
+    folder = config.run.folder
+    if (folder / CONFIG).exists():
+        raise ConfigError(f"run.folder={folder} holds a run already; choose another --run.folder, or delete it")
+    return check_fits(config)
+
+
+def check_fits(config: RunConfig) -> tuple[Stack, Lanes, Lanes | None]:
     """Check all that can be checked without a device; return the model on the meta device and the lanes of all ranks.
 
     What is wrong is found here on every rank alike, or, by a command that is about to start ranks, just once.
     """
-    folder = config.run.folder
-    if (folder / CONFIG).exists():
-        raise ConfigError(f"run.folder={folder} holds a run already; choose another --run.folder, or delete it")
     train, valid = open_lanes(config)
     model = build_model(config, len(train.corpus.vocabulary))
     stage_parts(model, config.layout)

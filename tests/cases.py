@@ -1,0 +1,164 @@
+"""Models, windows and steps that tests run on several ranks and on one, to compare."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from stretto import (
+    GRU,
+    LSTM,
+    BidirectionalLSTM,
+    Block,
+    Dropout,
+    Embedding,
+    Engine,
+    LayerNorm,
+    Layout,
+    Linear,
+    LocalEngine,
+    LockedDropout,
+    Residual,
+    Stack,
+    State,
+    TokenLoss,
+    TrainConfig,
+    Trainer,
+    Window,
+    World,
+    initialize,
+    make_engine,
+)
+from stretto.engine.engine import Precision
+
+NUM_TOKENS, WIDTH = 29, 8
+
+
+def lstm_model() -> list[Block]:
+    """Everything causal: fused and projected LSTMs, GRU, residual, norm, both dropouts."""
+    return [
+        Embedding(NUM_TOKENS, WIDTH),
+        LockedDropout(0.2),
+        LSTM(WIDTH, 12, projection_size=WIDTH),
+        Dropout(0.2),
+        Residual(LSTM(WIDTH, WIDTH, 2)),
+        LayerNorm(WIDTH),
+        GRU(WIDTH, WIDTH),
+        Linear(WIDTH, NUM_TOKENS),
+    ]
+
+
+def barrier_model() -> list[Block]:
+    """With a block in the middle that looks ahead."""
+    return [
+        Embedding(NUM_TOKENS, WIDTH),
+        LSTM(WIDTH, WIDTH),
+        BidirectionalLSTM(WIDTH, 4),
+        Dropout(0.2),
+        GRU(WIDTH, WIDTH),
+        Linear(WIDTH, NUM_TOKENS),
+    ]
+
+
+MODELS = {"lstm": lstm_model, "barrier": barrier_model}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is computed; a layout says how."""
+
+    model: str = "lstm"
+    num_rows: int = 8
+    window: int = 11
+    is_ragged: bool = True
+    dtype: torch.dtype = torch.float64
+    precision: Precision = "fp32"
+    seed: int = 0
+    num_steps: int = 3
+    lr: float = 0.5
+    clip: float = 0.1
+
+
+@dataclass(frozen=True)
+class RandomWindows:
+    """Windows of random tokens whose time and lengths differ from step to step; rows that ended start fresh."""
+
+    case: Case
+    share: tuple[int, int] = (0, 1)
+    num_windows: int = 100
+    bytes_per_token: float | None = None
+    is_carried: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_carried", self.case.model != "barrier")
+
+    def read(self, position: int, *, inputs: bool = True, targets: bool = True) -> Window:
+        before, now = self._lengths(position - 1), self._lengths(position)
+        num_steps, lengths = now
+        tokens = torch.randint(NUM_TOKENS, (num_steps + 1, self.case.num_rows), generator=self._generator(position, 1))
+        asked = tokens[1:].clone()
+        asked[torch.arange(num_steps).unsqueeze(1) >= lengths] = -100
+        has_ended = before[1] < before[0]
+        fresh = torch.ones_like(has_ended) if position == 0 or not self.is_carried else has_ended
+        index, count = self.share
+        rows = slice(self.case.num_rows * index // count, self.case.num_rows * (index + 1) // count)
+        numbers = torch.arange(self.case.num_rows)
+        window = Window(num_steps, numbers, lengths, fresh, tokens[:-1] if inputs else None, asked if targets else None)
+        return window[rows]
+
+    def _lengths(self, position: int) -> tuple[int, Tensor]:
+        generator = self._generator(position, 0)
+        num_steps = int(torch.randint(2, self.case.window + 1, (), generator=generator))
+        if not self.case.is_ragged:
+            return num_steps, torch.full((self.case.num_rows,), num_steps)
+        lengths = torch.randint(0, 2 * num_steps, (self.case.num_rows,), generator=generator).clamp(max=num_steps)
+        lengths[0] = num_steps
+        return num_steps, lengths
+
+    def _generator(self, position: int, part: int) -> torch.Generator:
+        return torch.Generator().manual_seed(self.case.seed * 1009 + (position + 1) * 2 + part)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the steps of a case gave on one rank."""
+
+    replica: int
+    stage: int
+    losses: list[float]
+    norms: list[float]
+    gradients: dict[str, Tensor]
+    weights: dict[str, Tensor]
+    state: State
+
+
+def run_case(world: World, case: Case, layout: Layout) -> Result:
+    """Take the steps of a case on this rank of a layout."""
+    model = Stack(MODELS[case.model]()).to(case.dtype)
+    engine = make_engine(model, TokenLoss(), layout, world, seed=3, precision=case.precision)
+    mesh = engine.mesh
+    return _train(engine, RandomWindows(case, (mesh.replica, layout.replicas)), case, mesh.replica, mesh.stage)
+
+
+def run_alone(case: Case) -> Result:
+    """Take the same steps on one device, uncut: what every layout must equal."""
+    model = initialize(Stack(MODELS[case.model]()).to(case.dtype), seed=3)
+    engine = LocalEngine(model, TokenLoss(), precision=case.precision)
+    return _train(engine, RandomWindows(case), case, 0, 0)
+
+
+def _train(engine: Engine, data: RandomWindows, case: Case, replica: int, stage: int) -> Result:
+    config = TrainConfig(steps=case.num_steps, lr=case.lr, optimizer="sgd", schedule="constant", clip=case.clip)
+    trainer = Trainer(engine, data, config, seed=case.seed)
+    reports = list(trainer)
+    parameters = dict(engine.stack.named_parameters())
+    assert trainer.state is not None
+    return Result(
+        replica,
+        stage,
+        [report.loss for report in reports],
+        [report.gradient_norm for report in reports],
+        {name: parameter.grad.clone() for name, parameter in parameters.items() if parameter.grad is not None},
+        {name: parameter.detach().clone() for name, parameter in parameters.items()},
+        trainer.state,
+    )

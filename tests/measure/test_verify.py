@@ -1,0 +1,110 @@
+"""`verify` passes what is lawful, and names what isn't."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ranks import Ranks
+from stretto import (
+    GRU,
+    LSTM,
+    Block,
+    Corpus,
+    Dropout,
+    Embedding,
+    Lanes,
+    LawError,
+    Layout,
+    Linear,
+    LossSum,
+    SquaredError,
+    Stack,
+    State,
+    TokenLoss,
+    World,
+)
+from stretto.cli.main import main
+from stretto.testing import Verification, check_loss, verify
+
+LAYOUTS = [Layout(replicas=2, slices=2), Layout(stages=2, chunks=4)]
+
+
+class HidesState(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRU(8, 8)
+        self.h: Tensor | None = None
+
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        fits = self.h is not None and self.h.shape[1] == x.shape[1]
+        y, h = self.cell(x, self.h if fits else None)
+        self.h = h.detach()
+        return y, state
+
+
+def mean_loss(y: Tensor, targets: Tensor) -> LossSum:
+    return LossSum(F.cross_entropy(y.flatten(0, 1), targets.flatten()), torch.tensor(1))
+
+
+def lawful() -> Stack:
+    return Stack([Embedding(256, 8), LSTM(8, 8), Dropout(0.2), GRU(8, 8), Linear(8, 256)])
+
+
+def hiding() -> Stack:
+    return Stack([Embedding(256, 8), LSTM(8, 8), HidesState(), Linear(8, 256)])
+
+
+def on_rank(world: World, kind: str, folder: Path, layout: Layout) -> Verification:
+    model = hiding() if kind == "hiding" else lawful()
+    loss = mean_loss if kind == "mean" else TokenLoss()
+    return verify(model.double(), loss, Lanes(Corpus.open(folder), 8, 12), layout, world)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_a_lawful_model_passes_and_the_others_fail_by_name(layout: Layout, byte_corpus: Corpus) -> None:
+    ranks = Ranks(2)
+    for kind, verdict in (
+        ("lawful", "equal to one rank, to 1e-09"),
+        ("hiding", "block 2: HidesState breaks the chunk law"),
+        ("mean", "the loss does not add up over time"),
+    ):
+        found = ranks.run(on_rank, kind, byte_corpus.folder, layout)
+        assert found[0] == found[1], "every rank gets the same answer"
+        assert found[0].is_equal == (kind == "lawful")
+        assert found[0].verdict.startswith(verdict)
+    ranks.close()
+
+
+def test_one_rank_can_verify_slices_and_chunks_by_itself(byte_corpus: Corpus) -> None:
+    lanes = Lanes(byte_corpus, 8, 12)
+    found = verify(lawful().double(), TokenLoss(), lanes, Layout(slices=3, chunks=5, recompute=True))
+    assert found.is_equal and [block.name for block in found.blocks][1] == "LSTM"
+    assert not verify(hiding().double(), TokenLoss(), lanes, Layout(chunks=3)).is_equal
+
+
+def test_a_loss_is_checked_by_itself() -> None:
+    check_loss(SquaredError(), torch.randn(5, 4, 2), torch.randn(5, 4, 2))
+    with pytest.raises(LawError, match="does not add up over rows"):
+        check_loss(lambda y, t: LossSum((y - t).square().mean(1).sum(), torch.tensor(len(y))), *torch.randn(2, 5, 4))
+
+
+def test_the_command_says_what_it_found(
+    byte_corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.toml").write_text(
+        f'[data]\ntrain = "{byte_corpus.folder}"\nlanes = 8\nwindow = 12\n[model]\nhidden = 8\ndropout = 0.1\n'
+    )
+    assert main(["verify", "run.toml", "--layout.stages", "2", "--layout.chunks", "3", "--double"]) == 0
+    assert "equal to one rank, to 1e-09" in capfd.readouterr().out
+    Path("mine.py").write_text(
+        "import torch, stretto\n"
+        "class Mean(stretto.Block):\n    def forward(self, x, state):\n        return x - x.mean(0), state\n"
+        "def build(n):\n    return stretto.Stack([stretto.Embedding(n, 4), Mean(), stretto.Linear(4, n)])\n"
+    )
+    assert main(["verify", "run.toml", "--layout.replicas", "2", "--model.factory", "mine.py:build"]) == 1
+    said = capfd.readouterr().err
+    assert said.startswith("stretto: error: block 1: Mean breaks the chunk law: cut in time") and said.count("\n") == 1

@@ -1,0 +1,52 @@
+"""Training on wikitext-2-small gives one curve, in every layout."""
+
+from pathlib import Path
+
+import pytest
+
+from ranks import Ranks
+from stretto import (
+    LSTM,
+    Corpus,
+    Dropout,
+    Embedding,
+    Lanes,
+    Layout,
+    Linear,
+    Stack,
+    TokenLoss,
+    TrainConfig,
+    Trainer,
+    World,
+    make_engine,
+    prepare_text,
+)
+
+
+def curve(world: World, folder: Path, layout: Layout) -> list[float]:
+    corpus = Corpus.open(folder)
+    num_tokens = len(corpus.vocabulary)
+    blocks = [Embedding(num_tokens, 32), LSTM(32, 32), Dropout(0.1), LSTM(32, 32), LSTM(32, 32), Linear(32, num_tokens)]
+    engine = make_engine(Stack(blocks), TokenLoss(), layout, world, seed=5)
+    lanes = Lanes(corpus, lanes=16, window=32).share(engine.mesh.replica, layout.replicas)
+    trainer = Trainer(engine, lanes, TrainConfig(steps=100, lr=3e-3, warmup=10, clip=0.5))
+    return [report.loss for report in trainer]
+
+
+def test_a_hundred_steps_on_wikitext_are_one_curve_in_every_layout(wikitext: Path, tmp_path: Path) -> None:
+    (corpus,) = prepare_text(wikitext / "valid.txt", tmp_path / "corpus")
+    curves: dict[str, list[float]] = {}
+    for layout in (
+        Layout(),
+        Layout(stages=2, chunks=4),
+        Layout(replicas=2),
+        Layout(replicas=2, stages=2, slices=2, chunks=4),
+        Layout(stages=4, chunks=8),
+    ):
+        ranks = Ranks(layout.num_ranks)
+        curves[str(layout)] = ranks.run(curve, corpus.folder, layout)[0]
+        ranks.close()
+    alone = curves.pop(str(Layout()))
+    assert alone[-1] < 0.8 * alone[0]
+    for layout_name, losses in curves.items():
+        assert losses == pytest.approx(alone, rel=1e-4), layout_name
