@@ -57,6 +57,9 @@ class Ranks:
             except (EOFError, ConnectionError):
                 self.processes[rank].join(5)
                 failed[rank] = f"ended with code {self.processes[rank].exitcode}"
+            if failed:
+                # The others may wait for this one; let them say so, but not for long.
+                until = min(until, time.monotonic() + 10)
         if failed:
             self.close()
             raise RanksFailedError(failed)

@@ -8,6 +8,7 @@ backpropagation through the whole window.
     state ──►        ──► after ──► next chunk      B: backward from dy and d(after), send dx, hand d(state) on
 """
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -26,6 +27,7 @@ from stretto.engine.engine import Outcome, Precision, add_losses, check_precisio
 from stretto.mesh.mesh import Mesh
 from stretto.plan.actions import Action, Kind
 from stretto.plan.orders import forward_order, order
+from stretto.plan.timeline import Span
 
 
 @dataclass
@@ -62,6 +64,7 @@ class PipelineEngine:
         self._loss = loss
         self._precision = check_precision(precision)
         self._edges: tuple[Edge | None, Edge | None] | None = None
+        self.spans: list[Span] | None = None  # a list put here collects when each action ran, for those who measure
 
     @property
     def device(self) -> torch.device:
@@ -177,6 +180,7 @@ class _Step:
     def _forward(self, action: Action) -> None:
         progress = self.progress[action.slice]
         x, state = self._input(action), progress.state
+        started = time.perf_counter()
         if action.chunk:
             state = self._drop_ended(progress, action)
         live = _Live(self._leaf(x, not self.mesh.is_first_stage), tuple(self._leaf(t, action.chunk > 0) for t in state))
@@ -192,16 +196,18 @@ class _Step:
             if not self.recompute:
                 live.y, live.after = y, after
             self.live[action.slice, action.chunk] = live
+        self._record(action, started)
 
     def _backward(self, action: Action) -> None:
         progress, live = self.progress[action.slice], self.live.pop((action.slice, action.chunk))
-        if live.y is None:
-            y, live.after = self.engine.run_blocks(live.x, live.state, self._targets(action))
-            live.y = y.total if isinstance(y, LossSum) else y
         gradient = None
         if not self.mesh.is_last_stage:
             assert self.mesh.downward is not None
             gradient = self.mesh.downward.take(f"the gradient of {action}")
+        started = time.perf_counter()
+        if live.y is None:
+            y, live.after = self.engine.run_blocks(live.x, live.state, self._targets(action))
+            live.y = y.total if isinstance(y, LossSum) else y
         outputs, gradients = [live.y], [gradient]
         for tensor, from_next in zip(live.after, progress.gradients or [None] * len(live.after), strict=True):
             if from_next is not None and tensor.requires_grad:
@@ -212,6 +218,11 @@ class _Step:
         if not self.mesh.is_first_stage:
             assert self.mesh.downward is not None
             self.mesh.downward.send(torch.zeros_like(live.x) if live.x.grad is None else live.x.grad)
+        self._record(action, started)
+
+    def _record(self, action: Action, started: float) -> None:
+        if self.engine.spans is not None:
+            self.engine.spans.append(Span(self.mesh.stage, action, started, time.perf_counter()))
 
     def _input(self, action: Action) -> Tensor:
         if self.mesh.upward is not None and not self.mesh.is_first_stage:

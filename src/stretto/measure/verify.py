@@ -81,8 +81,8 @@ def verify(
     """Take some steps in a layout and on one rank, and compare; every rank calls it and gets the same answer.
 
     `model` may be on the meta device; its weights are drawn by `seed`, and stay as they are. It runs in its own dtype:
-    `model.double()` gives the sharpest answer. Each block's chunk law and the loss's adding up are checked too, so that a
-    difference has a name.
+    `model.double()` gives the sharpest answer. Each block's chunk law and the loss's adding up are checked too, so that
+    a difference has a name.
     """
     world = world or World(0, 1, torch.device("cpu"))
     cut = make_engine(copy.deepcopy(model), loss, layout, world, seed=seed)

@@ -1,0 +1,275 @@
+"""The wavefront against one device, torch's own pipelining, and hand-written data parallel; interleaved, on gloo.
+
+    python benchmarks/wavefront.py [--quick] [--svg FILE]
+
+All sides take turns: while one runs, the ranks of the others sleep. One thread a rank.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.progress import track
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.nn.parallel import DistributedDataParallel
+
+from stretto import LSTM, Layout, LocalEngine, SquaredError, Stack, Window, World, initialize, make_engine
+from stretto.engine.pipeline import PipelineEngine
+from stretto.plan.actions import Action
+from stretto.plan.draw import draw_svg, draw_text
+from stretto.plan.orders import order
+from stretto.plan.timeline import Span, Timeline, simulate
+from timing import show
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from ranks import Ranks
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is trained."""
+
+    layers: int = 4
+    hidden: int = 512
+    rows: int = 32
+    window: int = 256
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One step: wall time of the slowest rank, CPU time of all, and what each action took."""
+
+    seconds: float
+    cpu_seconds: float
+    spans: tuple[Span, ...] = ()
+
+
+Step = Callable[[], Any]
+# What a rank keeps between turns: built once, run often.
+_STEPS: dict[str, Step] = {}
+
+
+def model(shape: Shape) -> Stack:
+    return initialize(Stack([LSTM(shape.hidden, shape.hidden) for _ in range(shape.layers)]), seed=1)
+
+
+def data(shape: Shape) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return tuple(torch.randn(shape.window, shape.rows, shape.hidden, generator=generator) for _ in range(2))  # type: ignore[return-value]
+
+
+def window(shape: Shape, share: int = 0, count: int = 1) -> Window:
+    x, targets = data(shape)
+    lengths, fresh = torch.full((shape.rows,), shape.window), torch.ones(shape.rows, dtype=torch.bool)
+    whole = Window(shape.window, torch.arange(shape.rows), lengths, fresh, x, targets)
+    return whole[shape.rows * share // count : shape.rows * (share + 1) // count]
+
+
+def stretto_step(world: World, shape: Shape, layout: Layout) -> Step:
+    engine = make_engine(model(shape), SquaredError(), layout, world)
+    batch = window(shape, engine.mesh.replica, layout.replicas)
+
+    def step() -> list[Span]:
+        spans: list[Span] = []
+        if isinstance(engine, PipelineEngine):
+            engine.spans = spans
+        engine.step(batch, None, 0)
+        return spans
+
+    return step
+
+
+def local_step(world: World, shape: Shape) -> Step:
+    engine, batch = LocalEngine(model(shape), SquaredError()), window(shape)
+    return lambda: engine.step(batch, None, 0)
+
+
+class ContiguousGradient(torch.autograd.Function):
+    """Passes its input on, and a contiguous gradient back, which torch's pipelining asks for."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ANN401
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:  # noqa: ANN401
+        return gradients[0].contiguous()
+
+
+class BatchFirst(nn.Module):
+    """Stages as torch's pipelining wants them: the batch first, contiguous in and out."""
+
+    def __init__(self, stack: Stack) -> None:
+        super().__init__()
+        self.cells = nn.ModuleList(block.cell for block in stack if isinstance(block, LSTM))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = ContiguousGradient.apply(x).transpose(0, 1).contiguous()  # type: ignore[no-untyped-call]
+        for cell in self.cells:
+            x, _ = cell(x)
+        return x.transpose(0, 1).contiguous()
+
+
+def torch_pipelining_step(world: World, shape: Shape, kind: str, num_slices: int) -> Step:
+    half = shape.layers // 2
+    stage = BatchFirst(model(shape)[half * world.rank : half * (world.rank + 1)])
+    x, targets = (tensor.transpose(0, 1).contiguous() for tensor in data(shape))
+    schedule_kind = ScheduleGPipe if kind == "GPipe" else Schedule1F1B
+    size = (shape.rows // num_slices, shape.window, shape.hidden)
+    before, after = torch.empty(size, requires_grad=world.rank == 1), torch.empty(size, requires_grad=True)
+    pipeline = PipelineStage(stage, world.rank, 2, torch.device("cpu"), input_args=before, output_args=after)
+    schedule = schedule_kind(pipeline, num_slices, loss_fn=lambda y, t: (y - t).square().sum(), scale_grads=False)
+
+    def step() -> None:
+        stage.zero_grad()
+        if world.rank == 0:
+            schedule.step(x)
+        else:
+            schedule.step(target=targets)
+
+    return step
+
+
+def ddp_step(world: World, shape: Shape) -> Step:
+    """Data parallel as people write it."""
+    wrapped = DistributedDataParallel(BatchFirst(model(shape)))
+    x, targets = (tensor.transpose(0, 1).contiguous() for tensor in data(shape))
+    rows = slice(shape.rows * world.rank // world.size, shape.rows * (world.rank + 1) // world.size)
+    x, targets = x[rows], targets[rows]
+
+    def step() -> None:
+        wrapped.zero_grad()
+        (wrapped(x) - targets).square().sum().backward()
+
+    return step
+
+
+def ping(world: World, num_floats: int) -> float:
+    """Return the seconds that a message of that size takes one way."""
+    tensor = torch.zeros(num_floats)
+    times = []
+    for _ in range(12):
+        started = time.perf_counter()
+        for turn in range(2):
+            if world.rank == turn:
+                dist.send(tensor, 1 - world.rank)
+            else:
+                dist.recv(tensor, 1 - world.rank)
+        times.append((time.perf_counter() - started) / 2)
+    return min(times)
+
+
+def take_turn(world: World, name: str, build: Callable[..., Step], arguments: tuple[Any, ...]) -> Turn:
+    if name not in _STEPS:
+        _STEPS[name] = build(world, *arguments)
+        _STEPS[name]()
+    if world.size > 1:
+        dist.barrier()
+    started, cpu_started = time.perf_counter(), time.process_time()
+    spans = _STEPS[name]()
+    cpu_seconds = time.process_time() - cpu_started
+    return Turn(time.perf_counter() - started, cpu_seconds, tuple(spans) if isinstance(spans, list) else ())
+
+
+@dataclass(frozen=True)
+class Side:
+    name: str
+    size: int
+    build: Callable[..., Step]
+    arguments: tuple[Any, ...]
+
+
+def sides(shape: Shape, chunks: list[int], slices: list[int]) -> list[Side]:
+    half = Shape(shape.layers, shape.hidden, shape.rows // 2, shape.window)
+    best = chunks[len(chunks) // 2]
+    return [
+        Side("one device", 1, local_step, (shape,)),
+        *(Side(f"2 stages, {n} chunks", 2, stretto_step, (shape, Layout(stages=2, chunks=n))) for n in chunks),
+        *(
+            Side(f"torch {kind}, {n} slices", 2, torch_pipelining_step, (shape, kind, n))
+            for kind in ("GPipe", "1F1B")
+            for n in slices
+        ),
+        Side("2 replicas", 2, stretto_step, (shape, Layout(replicas=2))),
+        Side("DDP by hand", 2, ddp_step, (shape,)),
+        Side("2 x 2 hybrid", 4, stretto_step, (shape, Layout(replicas=2, stages=2, chunks=best))),
+        Side("2 stages, half the rows", 2, stretto_step, (half, Layout(stages=2, chunks=best))),
+    ]
+
+
+def measure(listed: list[Side], rounds: int) -> dict[str, list[list[Turn]]]:
+    """Let the sides take turns; return each side's turns, a list of all ranks' for each."""
+    pools = {size: Ranks(size) for size in {side.size for side in listed}}
+    turns: dict[str, list[list[Turn]]] = {side.name: [] for side in listed}
+    for index in track(range(rounds), "taking turns", console=Console(stderr=True), transient=True):
+        for side in listed if index % 2 else reversed(listed):
+            turns[side.name].append(pools[side.size].run(take_turn, side.name, side.build, side.arguments, seconds=60))
+    for pool in pools.values():
+        pool.close()
+    return turns
+
+
+def simulated(turns: list[list[Turn]], num_chunks: int, link: float) -> tuple[Timeline, float]:
+    """Simulate a pipeline of two stages from its own measured chunks; return it, and simulated / measured (median)."""
+    ratios = []
+    for turn in turns:
+        costs = {(span.stage, span.action): span.stop - span.start for rank in turn for span in rank.spans}
+
+        def cost(stage: int, action: Action, costs: dict[tuple[int, Action], float] = costs) -> float:
+            return costs[stage, action]
+
+        orders = [order(stage, 2, 1, num_chunks) for stage in range(2)]
+        timeline = simulate(orders, cost, lambda stage, action: link)
+        ratios.append(timeline.seconds / max(rank.seconds for rank in turn))
+    return timeline, statistics.median(ratios)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The wavefront against its peers.")
+    parser.add_argument("--quick", action="store_true", help="end within a minute or two, with coarser figures")
+    parser.add_argument("--svg", type=Path, help="draw the timeline of the best number of chunks")
+    options = parser.parse_args()
+    shape = Shape(window=64) if options.quick else Shape()
+    chunks = [4, 8] if options.quick else [8, 12, 16, 24, 32]
+    listed = sides(shape, chunks, [2, 4] if options.quick else [2, 4, 8])
+    turns = measure(listed, 3 if options.quick else 6)
+    seconds = {name: min(max(rank.seconds for rank in turn) for turn in found) for name, found in turns.items()}
+    cpu = {name: min(sum(rank.cpu_seconds for rank in turn) for turn in found) for name, found in turns.items()}
+
+    best_chunks = min(chunks, key=lambda n: seconds[f"2 stages, {n} chunks"])
+    best = f"2 stages, {best_chunks} chunks"
+    best_torch = min(value for name, value in seconds.items() if name.startswith("torch"))
+    pair = Ranks(2)
+    link = pair.run(ping, shape.hidden * shape.rows * shape.window // best_chunks)[0]
+    pair.close()
+    timeline, ratio = simulated(turns[best], best_chunks, link)
+    print(draw_text(timeline))
+    if options.svg:
+        options.svg.write_text(draw_svg(timeline, f"{best}: measured chunks, {timeline.seconds:.2f} s a step"))
+    one = seconds["one device"]
+    show(
+        f"{shape.layers} LSTM layers, H={shape.hidden}, {shape.rows} rows, window {shape.window}, fp32, gloo",
+        ["side", "seconds a step", "over one device", "CPU seconds"],
+        [[name, f"{value:.3f}", f"{one / value:.2f}", f"{cpu[name]:.2f}"] for name, value in seconds.items()],
+        {
+            "stages2_over_one": one / seconds[best],
+            "stages2_over_torch_pipelining": best_torch / seconds[best],
+            "replicas_over_ddp": seconds["DDP by hand"] / seconds["2 replicas"],
+            "hybrid_cost": cpu["2 x 2 hybrid"] / (2 * cpu["2 stages, half the rows"]),
+            "simulated_over_measured": ratio,
+            "best_chunks": best_chunks,
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()
