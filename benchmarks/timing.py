@@ -45,4 +45,4 @@ def show(title: str, columns: list[str], rows: list[list[str]], figures: dict[st
     for row in rows:
         table.add_row(*row)
     console.print(table)
-    print(json.dumps({name: round(value, 4) for name, value in figures.items()}))
+    print(json.dumps({name: float(f"{value:.4g}") for name, value in figures.items()}))

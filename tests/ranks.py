@@ -92,8 +92,11 @@ def _serve(rank: int, size: int, port: int, pipe: Connection) -> None:
         while True:
             function, arguments = pickle.loads(pipe.recv_bytes())  # noqa: S301 - our own parent
             # By value: torch's own way of sending tensors shares memory that the sender may not outlive.
-            answer = pickle.dumps(_answer(function, joined, arguments))
-            pipe.send_bytes(answer)
+            is_done, value = _answer(function, joined, arguments)
+            pipe.send_bytes(pickle.dumps((is_done, value)))
+            if not is_done:
+                # As the command does: who fails leaves, so that those who wait for it see its connections close.
+                os._exit(1)
 
 
 def _answer(function: Callable[..., Any], joined: World, arguments: tuple[Any, ...]) -> tuple[bool, Any]:

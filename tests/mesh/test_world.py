@@ -16,7 +16,7 @@ WHOLE = {
 def test_without_torchrun_we_are_alone() -> None:
     with world() as alone:
         assert (alone.rank, alone.size, alone.is_alone, alone.is_first) == (0, 1, True, True)
-        assert alone.missing([0]) == []
+        assert alone.find_lost([0]) is None
 
 
 def test_what_torchrun_sets_is_read() -> None:

@@ -111,7 +111,7 @@ def _error(y: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """`targets - y` with zero (and so no gradient) where the target is missing, and how many are not."""
     if y.shape != targets.shape:
         raise ConfigError(f"outputs {list(y.shape)} and targets {list(targets.shape)} differ in shape; make them equal")
-    valid = ~targets.isnan()
-    # The difference is taken where both are numbers: NaN times zero would still be NaN.
-    error = torch.where(valid, torch.where(valid, targets, 0.0) - _full_precision(y), 0.0)
-    return error, valid.sum()
+    missing = targets.isnan()
+    # Filled, not multiplied: NaN times zero would still be NaN, forward and backward.
+    error = (targets - _full_precision(y)).masked_fill(missing, 0.0)
+    return error, (~missing).sum()

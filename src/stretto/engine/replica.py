@@ -55,7 +55,11 @@ class ReplicaEngine:
 
     def step(self, window: Window, carried: State | None, key: int, arm: Callable[[], None] = nothing) -> Outcome:
         """Run this replica's step; leave the gradient summed over all replicas in the parameters' `.grad`."""
-        return self.inner.step(window, carried, key, self._arm)
+        try:
+            return self.inner.step(window, carried, key, self._arm)
+        except RuntimeError as error:
+            # Buckets are reduced inside the backward, so a lost replica shows as an error of the backward.
+            raise self.mesh.explain(error, "adding up gradients") from error
 
     def score(self, window: Window, carried: State | None, key: int) -> Outcome:
         """Run forward only."""

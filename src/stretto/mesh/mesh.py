@@ -51,10 +51,7 @@ class Mesh:
         """Return the sums of each value over all ranks."""
         if self.world.is_alone:
             return list(values)
-        tensor = torch.tensor(values, dtype=torch.float64)
-        if self.world.device.type != "cpu":
-            # Some accelerators have no float64; sums of a few numbers are exact enough in float32 pairs only on those.
-            tensor = tensor.to(self.world.device)
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.world.device)
         self._collective(lambda: dist.all_reduce(tensor), "adding up")
         return [float(value) for value in tensor.tolist()]
 
@@ -67,9 +64,16 @@ class Mesh:
 
     def lost(self, peer: int, doing: str) -> LostPeerError:
         """Return the error for a peer that went away while this rank was doing something with it."""
-        missing = self.world.missing(self._near)
-        place = self.topology.place(missing[0] if missing else peer)
-        rank = self.topology.rank(place.replica, place.stage)
+        found = self.world.find_lost(self._near)
+        return self._lost(peer if found is None else found, doing)
+
+    def explain(self, error: RuntimeError, doing: str) -> Exception:
+        """Return the error for a lost peer if one was lost, and else the error as it is: it has a cause of its own."""
+        found = self.world.find_lost(self._near)
+        return error if found is None else self._lost(found, doing)
+
+    def _lost(self, rank: int, doing: str) -> LostPeerError:
+        place = self.topology.place(rank)
         return LostPeerError(
             f"rank {self.world.rank} lost rank {rank} (replica {place.replica}, stage {place.stage}) while {doing}; "
             "look at that rank's own output for the reason, and start the run again"
@@ -83,7 +87,7 @@ class Mesh:
         try:
             run()
         except RuntimeError as error:
-            raise self.lost(self.world.rank, doing) from error
+            raise self.explain(error, doing) from error
 
 
 def _group(ranks: list[int]) -> dist.ProcessGroup:

@@ -1,7 +1,6 @@
 """World: the ranks of a job, found in torchrun's environment; alone where there is none."""
 
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,14 +8,13 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from stretto.base.errors import MeshError
 from stretto.mesh.device import find_device
+from stretto.mesh.rollcall import RollCall
 
 TIMEOUT = timedelta(minutes=10)
-# How long survivors wait for each other to report before they call a rank lost.
-_ROLL_CALL_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
@@ -26,7 +24,7 @@ class World:
     rank: int
     size: int
     device: torch.device
-    store: Store | None = None  # none when alone
+    roll_call: RollCall | None = None  # none when alone
 
     @property
     def is_alone(self) -> bool:
@@ -36,24 +34,9 @@ class World:
     def is_first(self) -> bool:
         return self.rank == 0
 
-    def missing(self, ranks: Sequence[int]) -> list[int]:
-        """Report as alive, wait a little for the others to do so, and return those of `ranks` that did not.
-
-        Only asked after an error: connections that break tell that a rank is gone, but not which one.
-        """
-        if self.store is None:
-            return []
-        absent = [rank for rank in ranks if rank != self.rank]
-        try:
-            self.store.set(f"alive/{self.rank}", "1")
-            until = time.monotonic() + _ROLL_CALL_SECONDS
-            while absent and time.monotonic() < until:
-                absent = [rank for rank in absent if not self.store.check([f"alive/{rank}"])]
-                time.sleep(0.05)
-        except (RuntimeError, dist.DistError):
-            # The store's own host is gone too; then nobody can say more.
-            return []
-        return absent
+    def find_lost(self, ranks: Sequence[int]) -> int | None:
+        """Return one of `ranks` that is gone, or another that someone found gone; none if nobody can say."""
+        return None if self.roll_call is None else self.roll_call.find_lost(ranks)
 
 
 @contextmanager
@@ -73,14 +56,10 @@ def world(size: int | None = None, *, device: str = "auto", timeout: timedelta =
         yield World(0, 1, find_device(device))
         return
     own = find_device(device, place.local_rank, place.local_size)
-    store = _join(place, own, timeout)
-    try:
-        yield World(place.rank, place.size, own, store)
-    except BaseException:
-        # No farewell: the others must see our connections close, not wait for us.
-        raise
-    else:
-        dist.destroy_process_group()
+    roll_call = _join(place, own, timeout)
+    # Left without a farewell after an error: the others must see our connections close, not wait for us.
+    yield World(place.rank, place.size, own, roll_call)
+    dist.destroy_process_group()
 
 
 @dataclass(frozen=True)
@@ -116,7 +95,7 @@ def _environment(variables: Mapping[str, str]) -> _Environment:
     return _Environment(rank, size, local_rank, local_size, variables["MASTER_ADDR"], port, agent)
 
 
-def _join(place: _Environment, device: torch.device, timeout: timedelta) -> Store:
+def _join(place: _Environment, device: torch.device, timeout: timedelta) -> RollCall:
     is_host = place.rank == 0 and not place.has_agent_store
     tcp = TCPStore(place.address, place.port, place.size, is_host, timeout, wait_for_workers=False)
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -129,4 +108,4 @@ def _join(place: _Environment, device: torch.device, timeout: timedelta) -> Stor
         store=PrefixStore("groups", store),
         device_id=None if device.type == "cpu" else device,
     )
-    return store
+    return RollCall(store, place.rank, None if place.has_agent_store else 0)
