@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stretto import (
     GRU,
@@ -18,6 +18,7 @@ from stretto import (
     Linear,
     LocalEngine,
     LockedDropout,
+    Pointwise,
     Residual,
     Stack,
     State,
@@ -60,7 +61,17 @@ def barrier_model() -> list[Block]:
     ]
 
 
-MODELS = {"lstm": lstm_model, "barrier": barrier_model}
+class OneHot(nn.Module):
+    def forward(self, tokens: Tensor) -> Tensor:
+        return nn.functional.one_hot(tokens, NUM_TOKENS).to(torch.float64)
+
+
+def bare_model() -> list[Block]:
+    """Its first and its middle stages are without weights."""
+    return [Pointwise(OneHot()), Dropout(0.2), GRU(NUM_TOKENS, WIDTH), Dropout(0.2), Linear(WIDTH, NUM_TOKENS)]
+
+
+MODELS = {"lstm": lstm_model, "barrier": barrier_model, "bare": bare_model}
 
 
 @dataclass(frozen=True)

@@ -108,6 +108,11 @@ def test_bf16_stays_as_near_to_one_device_as_its_eight_bits_allow(layout: Layout
     check(pools, layout, Case(dtype=torch.float32, precision="bf16", num_steps=1), tolerance=8 * 2**-8)
 
 
+@pytest.mark.parametrize("layout", [Layout(stages=4, chunks=3), Layout(replicas=2, stages=2, chunks=3)], ids=str)
+def test_stages_without_weights_take_part(layout: Layout, pools: dict[int, Ranks]) -> None:
+    check(pools, layout, Case("bare"), tolerance=1e-9)
+
+
 def test_a_batch_whose_rows_all_ended_does_not_hang_a_replica(pools: dict[int, Ranks]) -> None:
     # Seeds were looked for in which some replica's rows are all shorter than the window.
     for seed in range(5):

@@ -208,12 +208,18 @@ class _Step:
         if live.y is None:
             y, live.after = self.engine.run_blocks(live.x, live.state, self._targets(action))
             live.y = y.total if isinstance(y, LossSum) else y
-        outputs, gradients = [live.y], [gradient]
+        outputs: list[Tensor] = []
+        gradients: list[Tensor | None] = []
+        # A stage without weights, at the start of the line, has nothing to take a gradient of.
+        if live.y.requires_grad:
+            outputs.append(live.y)
+            gradients.append(gradient)
         for tensor, from_next in zip(live.after, progress.gradients or [None] * len(live.after), strict=True):
             if from_next is not None and tensor.requires_grad:
                 outputs.append(tensor)
                 gradients.append(_pad_rows(from_next, len(tensor)))
-        torch.autograd.backward(outputs, gradients)
+        if outputs:
+            torch.autograd.backward(outputs, gradients)
         progress.gradients = [leaf.grad for leaf in live.state]
         if not self.mesh.is_first_stage:
             assert self.mesh.downward is not None

@@ -1,5 +1,7 @@
 """Drawings of a timeline: as text for a terminal, as SVG for a page."""
 
+from collections.abc import Callable
+
 from stretto.plan.actions import Kind
 from stretto.plan.timeline import Span, Timeline
 
@@ -11,13 +13,14 @@ _ROW, _LEFT, _TOP = 28, 70, 34
 def draw_text(timeline: Timeline, width: int = 100) -> str:
     """Return a row per stage: `F` and `B` with their chunk where there is room, `.` where the stage waits."""
     scale = width / timeline.seconds if timeline.seconds else 0.0
+    label_of = _labels(timeline)
     rows = []
     for stage in range(timeline.num_stages):
         cells = ["."] * width
         for span in timeline.spans:
             if span.stage == stage:
                 start, stop = round(span.start * scale), max(round(span.start * scale) + 1, round(span.stop * scale))
-                label = _label(span)
+                label = label_of(span)
                 text = label if len(label) < stop - start else label[0]
                 cells[start:stop] = list(text.ljust(stop - start, "-"))[: width - start]
         rows.append(f"stage {stage:<3} {''.join(cells[:width])}")
@@ -40,14 +43,14 @@ def draw_svg(timeline: Timeline, title: str, width: int = 1000) -> str:
         parts.append(
             f'<rect x="{_LEFT}" y="{y + 2}" width="{timeline.seconds * scale:.1f}" height="{_ROW - 4}" fill="#eee"/>'
         )
-    parts += [_box(span, scale) for span in timeline.spans]
+    label_of = _labels(timeline)
+    parts += [_box(span, label_of(span), scale) for span in timeline.spans]
     parts += _axis(timeline.seconds, scale, _TOP + _ROW * timeline.num_stages)
     return "\n".join([*parts, "</svg>", ""])
 
 
-def _box(span: Span, scale: float) -> str:
+def _box(span: Span, label: str, scale: float) -> str:
     x, y, width = _LEFT + span.start * scale, _TOP + _ROW * span.stage + 2, (span.stop - span.start) * scale
-    label = _label(span)
     text = ""
     if width > 7 * len(label):
         text = f'<text x="{x + width / 2:.1f}" y="{y + 16}" text-anchor="middle" fill="#111">{label}</text>'
@@ -68,9 +71,11 @@ def _axis(seconds: float, scale: float, y: float) -> list[str]:
     return [*marks, f'<text x="{middle:.1f}" y="{y + 32}" text-anchor="middle" fill="#444">seconds</text>']
 
 
-def _label(span: Span) -> str:
-    action = span.action
-    return f"{action.kind.value}{action.chunk}" if action.slice == 0 else str(action)
+def _labels(timeline: Timeline) -> Callable[[Span], str]:
+    """How to name an action: by its chunk alone where there is only one slice."""
+    if any(span.action.slice for span in timeline.spans):
+        return lambda span: str(span.action)
+    return lambda span: f"{span.action.kind.value}{span.action.chunk}"
 
 
 def _escape(text: str) -> str:
