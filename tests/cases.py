@@ -20,6 +20,7 @@ from stretto import (
     LockedDropout,
     Pointwise,
     Residual,
+    Rows,
     Stack,
     State,
     TokenLoss,
@@ -71,7 +72,38 @@ def bare_model() -> list[Block]:
     return [Pointwise(OneHot()), Dropout(0.2), GRU(NUM_TOKENS, WIDTH), Dropout(0.2), Linear(WIDTH, NUM_TOKENS)]
 
 
-MODELS = {"lstm": lstm_model, "barrier": barrier_model, "bare": bare_model}
+class Idle(Block):
+    """Has weights that no loss depends on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        return self.used(x), state
+
+
+class LearnedStart(Block):
+    """A GRU whose initial state is learned, so its gradient goes through the start of each fresh row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru, self.start = GRU(WIDTH, WIDTH), nn.Linear(1, WIDTH)
+
+    def initial_state(self, rows: Rows) -> State:
+        start: Tensor = self.start(torch.ones(len(rows), 1, 1, dtype=self.start.weight.dtype))
+        return (start,)
+
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        return self.gru(x, state)
+
+
+def odd_model() -> list[Block]:
+    """What users may bring: idle weights, and a learned initial state."""
+    return [Embedding(NUM_TOKENS, WIDTH), Idle(), LearnedStart(), LSTM(WIDTH, WIDTH), Linear(WIDTH, NUM_TOKENS)]
+
+
+MODELS = {"odd": odd_model, "lstm": lstm_model, "barrier": barrier_model, "bare": bare_model}
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cases import Case, Result, run_alone, run_case
 from ranks import Ranks
-from stretto import Layout
+from stretto import Layout, Linear, Stack, TokenLoss, World, make_engine
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +43,11 @@ def check(pools: dict[int, Ranks], layout: Layout, case: Case, tolerance: float)
         assert result.losses == pytest.approx(alone.losses, rel=tolerance)
         assert result.norms == pytest.approx(alone.norms, rel=tolerance)
         assert result.losses == results[0].losses, "every rank reports the same"
-        for name, gradient in result.gradients.items():
-            assert_equal(gradient, alone.gradients[name], tolerance, f"gradient of {name}")
+        for name, weight in result.weights.items():
+            # A weight that nothing depends on has no gradient alone, and a zero one from a reducer.
+            expected = alone.gradients.get(name, torch.zeros_like(weight))
+            gradient = result.gradients.get(name, torch.zeros_like(weight))
+            assert_equal(gradient, expected, tolerance, f"gradient of {name}")
             assert_equal(result.weights[name], alone.weights[name], tolerance, name)
     names = [name for result in results[: layout.stages] for name in result.weights]
     assert names == list(alone.weights), "the stages hold each parameter once"
@@ -71,7 +74,7 @@ def layouts(draw: st.DrawFn) -> Layout:
 
 @given(
     layout=layouts(),
-    model=st.sampled_from(["lstm", "lstm", "barrier"]),
+    model=st.sampled_from(["lstm", "lstm", "barrier", "odd"]),
     is_ragged=st.booleans(),
     num_rows=st.integers(8, 11),
     window=st.integers(2, 14),
@@ -111,6 +114,25 @@ def test_bf16_stays_as_near_to_one_device_as_its_eight_bits_allow(layout: Layout
 @pytest.mark.parametrize("layout", [Layout(stages=4, chunks=3), Layout(replicas=2, stages=2, chunks=3)], ids=str)
 def test_stages_without_weights_take_part(layout: Layout, pools: dict[int, Ranks]) -> None:
     check(pools, layout, Case("bare"), tolerance=1e-9)
+
+
+@pytest.mark.parametrize("layout", ALL_FOUR, ids=str)
+def test_idle_weights_and_learned_starts_are_done_right(layout: Layout, pools: dict[int, Ranks]) -> None:
+    alone = run_alone(Case("odd"))
+    assert "blocks.2.start.bias" in alone.gradients and "blocks.1.unused.weight" not in alone.gradients
+    check(pools, layout, Case("odd"), tolerance=1e-9)
+
+
+def weights_without_a_seed(world: World) -> Tensor:
+    torch.manual_seed(world.rank)
+    engine = make_engine(Stack([Linear(3, 3)]), TokenLoss(), Layout(replicas=2), world)
+    return next(engine.stack.parameters()).detach().clone()
+
+
+def test_replicas_of_weights_that_were_not_drawn_by_seed_start_from_the_first(pools: dict[int, Ranks]) -> None:
+    pools.setdefault(2, Ranks(2))
+    first, second = pools[2].run(weights_without_a_seed)
+    assert torch.equal(first, second)
 
 
 def test_a_batch_whose_rows_all_ended_does_not_hang_a_replica(pools: dict[int, Ranks]) -> None:

@@ -36,7 +36,7 @@ def test_an_environment_that_is_no_number_is_a_mistake() -> None:
 
 
 def test_another_world_than_the_layout_needs_is_refused_before_anyone_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(MeshError, match="the layout needs 2 ranks, but 1 were started; start 2"), world(2):
+    with pytest.raises(MeshError, match="the layout needs 2 ranks, but 1 was started; start 2"), world(2):
         pass
     for name, value in WHOLE.items():
         monkeypatch.setenv(name, value)

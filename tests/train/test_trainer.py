@@ -1,7 +1,6 @@
 """Trainer equals the loop people write by hand, and says what it did."""
 
 import math
-from collections.abc import Callable
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Literal
@@ -33,7 +32,7 @@ from stretto import (
     initialize,
     prepare_text,
 )
-from stretto.engine.engine import nothing, payload
+from stretto.engine.engine import Arm, nothing, payload
 from stretto.train.optimizer import averaged_weights
 
 
@@ -115,7 +114,7 @@ def test_every_step_draws_masks_of_its_own(byte_corpus: Corpus) -> None:
     seen: list[int] = []
 
     class Spy(LocalEngine):
-        def step(self, window: Window, carried: State | None, key: int, arm: Callable[[], None] = nothing) -> Outcome:
+        def step(self, window: Window, carried: State | None, key: int, arm: Arm = nothing) -> Outcome:
             seen.append(key)
             return super().step(window, carried, key, arm)
 

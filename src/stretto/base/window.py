@@ -60,7 +60,7 @@ class Rows:
         """Return the same rows as the block at `index` sees them: with a key of its own."""
         return replace(self, key=derive(self.key, index))
 
-    def __getitem__(self, rows: slice) -> Self:
+    def __getitem__(self, rows: slice | Tensor) -> Self:
         return replace(self, lanes=self.lanes[rows], lengths=self.lengths[rows], fresh=self.fresh[rows])
 
 

@@ -27,7 +27,9 @@ def config_overrides(options: argparse.Namespace) -> dict[str, str]:
 
 def metavar(field: FieldInfo) -> str:
     """Return what a field takes, in a word."""
-    kinds = [kind for kind in get_args(field.annotation) or (field.annotation,) if kind is not type(None)]
+    found = get_args(field.annotation) or (field.annotation,)
+    # A path is annotated text; what it is stands first.
+    kinds = [getattr(kind, "__origin__", kind) for kind in found if kind is not type(None)]
     if get_origin(field.annotation) is Literal:
         return "|".join(map(str, kinds))
     return "|".join(getattr(kind, "__name__", str(kind)) for kind in kinds).upper()

@@ -1,8 +1,12 @@
 """Ranks: a command that needs several of them starts them itself, unless torchrun has done so."""
 
 import os
+import sys
+import traceback
 from collections.abc import Callable
+from typing import NoReturn
 
+from stretto.base.errors import ConfigError, DataError, DivergedError, StrettoError
 from stretto.config.run import RunConfig
 from stretto.mesh.world import World, world
 from stretto.train.run import check_fits
@@ -26,4 +30,25 @@ def on_ranks(
         launch_local(size, arguments)
         return
     with world(size, device=config.run.device) as joined:
-        work(joined)
+        try:
+            work(joined)
+        except (ConfigError, DataError, DivergedError, KeyboardInterrupt) as error:
+            # The same on every rank, so the first one says it.
+            if joined.is_first:
+                raise
+            leave(error.exit_code if isinstance(error, StrettoError) else 130)
+        except StrettoError:
+            raise
+        except Exception:
+            if joined.is_alone:
+                raise
+            # A bug, in a block of the user's perhaps. No farewell: groups that still wait would abort the process.
+            traceback.print_exc()
+            leave(1)
+
+
+def leave(exit_code: int) -> NoReturn:
+    """End this process at once, so that others see its connections close."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)

@@ -46,6 +46,7 @@ def _verify(config: RunConfig, world: "World", num_steps: int, is_double: bool) 
         world,
         seed=config.run.seed,
         num_steps=num_steps,
+        precision=config.run.precision,
     )
     console = Console(highlight=False, markup=False, quiet=not world.is_first)
     console.print(verification_table(found))

@@ -31,7 +31,7 @@ def make_engine(
     """Return the engine that runs this rank's part of `model`.
 
     With `seed`, the weights of this rank's blocks are drawn by seed and name, and `model` may be on the meta device,
-    so that no rank ever holds all of it. Without, they are taken as they are.
+    so that no rank ever holds all of it. Without, they are taken as they are, from the first replica.
     """
     layout = layout or Layout()
     world = world or World(0, 1, _device_of(model))
@@ -45,8 +45,8 @@ def make_engine(
     elif any(parameter.is_meta for parameter in stage.parameters()):
         raise ConfigError("the model's weights are on the meta device; give make_engine a seed to draw them")
     stage.to(world.device)
-    engine = PipelineEngine(stage, loss, layout, mesh, precision=precision)
-    return ReplicaEngine(engine, mesh) if layout.replicas > 1 else engine
+    engine = PipelineEngine(stage, loss, layout, mesh, precision=precision, is_causal=model.causal)
+    return ReplicaEngine(engine, mesh, is_synced=seed is not None) if layout.replicas > 1 else engine
 
 
 def stage_parts(model: Stack, layout: Layout) -> list[slice]:

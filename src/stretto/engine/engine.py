@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from stretto.base.errors import ConfigError, DataError
-from stretto.base.state import State, choose_rows
+from stretto.base.state import State, choose_rows, detach
 from stretto.base.window import Rows, Window
 from stretto.blocks.losses import LossSum
 from stretto.blocks.stack import Stack
@@ -40,6 +40,11 @@ class Engine(Protocol):
     def device(self) -> torch.device: ...
 
     @property
+    def is_causal(self) -> bool:
+        """Does no block of the whole model, on whatever rank, look ahead in time?"""
+        ...
+
+    @property
     def needs_inputs(self) -> bool:
         """Does this rank read a window's inputs? Others know only who is in it."""
         ...
@@ -47,7 +52,7 @@ class Engine(Protocol):
     @property
     def needs_targets(self) -> bool: ...
 
-    def step(self, window: Window, carried: State | None, key: int, arm: Callable[[], None] = ...) -> Outcome:
+    def step(self, window: Window, carried: State | None, key: int, arm: "Arm" = ...) -> Outcome:
         """Run forward and backward; leave the gradient of the *summed* loss in the parameters' `.grad`.
 
         `arm` is called just before the last backward of the step, for those who reduce gradients while it runs.
@@ -81,6 +86,10 @@ def payload(tensor: Tensor | None, what: str) -> Tensor:
     return tensor
 
 
+Arm = Callable[[], Tensor | None]
+"""Called just before the last backward of a step; a tensor that it returns goes through that backward too."""
+
+
 def nothing() -> None:
     """What an engine calls before its last backward when nobody asked for more."""
 
@@ -99,7 +108,7 @@ def settle(stack: Stack, rows: Rows, num_steps: int, after: State) -> State:
 
     What such a row's state has become while others went on depends on how the window was cut, so it may not matter.
     """
-    return choose_rows(rows.lengths < num_steps, stack.initial_state(rows), after)
+    return choose_rows(rows.lengths < num_steps, detach(stack.initial_state(rows)), after)
 
 
 def square_norm(stack: Stack) -> float:

@@ -1,7 +1,5 @@
 """LocalEngine: a step on one device, its rows in one or several slices."""
 
-from collections.abc import Callable
-
 import torch
 
 from stretto.base.errors import ConfigError
@@ -9,7 +7,17 @@ from stretto.base.state import State, detach, join_rows, slice_rows
 from stretto.base.window import Window
 from stretto.blocks.losses import Loss, LossSum
 from stretto.blocks.stack import Stack
-from stretto.engine.engine import Outcome, Precision, add_losses, check_precision, nothing, payload, settle, square_norm
+from stretto.engine.engine import (
+    Arm,
+    Outcome,
+    Precision,
+    add_losses,
+    check_precision,
+    nothing,
+    payload,
+    settle,
+    square_norm,
+)
 
 
 class LocalEngine:
@@ -39,6 +47,10 @@ class LocalEngine:
         return self._device
 
     @property
+    def is_causal(self) -> bool:
+        return self._stack.causal
+
+    @property
     def needs_inputs(self) -> bool:
         return True
 
@@ -46,7 +58,7 @@ class LocalEngine:
     def needs_targets(self) -> bool:
         return True
 
-    def step(self, window: Window, carried: State | None, key: int, arm: Callable[[], None] = nothing) -> Outcome:
+    def step(self, window: Window, carried: State | None, key: int, arm: Arm = nothing) -> Outcome:
         """Run forward and backward; leave the gradient of the summed loss in the parameters' `.grad`."""
         self._stack.train()
         self._stack.zero_grad(set_to_none=True)
@@ -66,7 +78,7 @@ class LocalEngine:
         """Return the values: there is nobody else."""
         return values
 
-    def _run(self, window: Window, carried: State | None, key: int, arm: Callable[[], None]) -> Outcome:
+    def _run(self, window: Window, carried: State | None, key: int, arm: Arm) -> Outcome:
         if self._slices > window.num_rows:
             raise ConfigError(
                 f"layout.slices={self._slices} exceeds the batch's {window.num_rows} rows; use at most that many"
@@ -76,9 +88,8 @@ class LocalEngine:
         for rows in (*others, last):
             loss, after = self._forward(window[rows], carried and slice_rows(carried, rows), key)
             if loss.total.requires_grad:
-                if rows is last:
-                    arm()
-                loss.total.backward()  # type: ignore[no-untyped-call]
+                extra = arm() if rows is last else None
+                torch.autograd.backward([loss.total] if extra is None else [loss.total, extra])
             losses.append(LossSum(loss.total.detach(), loss.count))
             states.append(detach(after))
         added = add_losses(losses)

@@ -9,7 +9,7 @@ backpropagation through the whole window.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -23,7 +23,17 @@ from stretto.blocks.stack import Stack
 from stretto.config.layout import Layout
 from stretto.engine.cut import Cut, SliceCut, cut_window
 from stretto.engine.edge import Edge, learn_edges
-from stretto.engine.engine import Outcome, Precision, add_losses, check_precision, nothing, payload, settle, square_norm
+from stretto.engine.engine import (
+    Arm,
+    Outcome,
+    Precision,
+    add_losses,
+    check_precision,
+    nothing,
+    payload,
+    settle,
+    square_norm,
+)
 from stretto.mesh.mesh import Mesh
 from stretto.plan.actions import Action, Kind
 from stretto.plan.orders import forward_order, order
@@ -57,8 +67,18 @@ class PipelineEngine:
     `stack` is this rank's stage, and must be causal if `layout.chunks` is more than one.
     """
 
-    def __init__(self, stack: Stack, loss: Loss, layout: Layout, mesh: Mesh, *, precision: Precision = "fp32") -> None:
+    def __init__(
+        self,
+        stack: Stack,
+        loss: Loss,
+        layout: Layout,
+        mesh: Mesh,
+        *,
+        precision: Precision = "fp32",
+        is_causal: bool | None = None,  # of the whole model; of this stage, if not given
+    ) -> None:
         self.stack = stack
+        self.is_causal = stack.causal if is_causal is None else is_causal
         self.mesh = mesh
         self.layout = layout
         self._loss = loss
@@ -78,7 +98,7 @@ class PipelineEngine:
     def needs_targets(self) -> bool:
         return self.mesh.is_last_stage
 
-    def step(self, window: Window, carried: State | None, key: int, arm: Callable[[], None] = nothing) -> Outcome:
+    def step(self, window: Window, carried: State | None, key: int, arm: Arm = nothing) -> Outcome:
         """Take this stage's actions; leave the gradient of the summed loss in the parameters' `.grad`."""
         self.stack.train()
         self.stack.zero_grad(set_to_none=True)
@@ -130,7 +150,7 @@ class _Step:
     """One step of one stage: what is alive while its actions are taken."""
 
     def __init__(
-        self, engine: PipelineEngine, window: Window, cut: Cut, carried: State | None, key: int, arm: Callable[[], None]
+        self, engine: PipelineEngine, window: Window, cut: Cut, carried: State | None, key: int, arm: Arm
     ) -> None:
         self.engine = engine
         self.mesh = engine.mesh
@@ -142,8 +162,11 @@ class _Step:
         self.live: dict[tuple[int, int], _Live] = {}
         self.losses: list[LossSum] = []
         self.rows = window.rows(key, engine.device, engine.stack.dtype)
-        begun = engine.stack.begin(self.rows, carried)
-        self.progress = [_Progress(_pick(begun, slice_cut)) for slice_cut in cut.slices]
+        # Each slice begins by itself, so that a learned initial state has a graph of its own to be backwarded through.
+        self.progress = [
+            _Progress(engine.stack.begin(self.rows[part.rows], None if carried is None else _pick(carried, part)))
+            for part in cut.slices
+        ]
 
     def take(self, actions: list[Action]) -> Outcome:
         """Take the actions in order; return what this stage has to say of the step."""
@@ -151,12 +174,10 @@ class _Step:
         self._expect(actions)
         last_backward = next((action for action in reversed(actions) if action.kind is Kind.BACKWARD), None)
         for action in actions:
-            if action is last_backward:
-                self.arm()
             if action.kind is Kind.FORWARD:
                 self._forward(action)
             else:
-                self._backward(action)
+                self._backward(action, is_last=action is last_backward)
         if self.mesh.upward is not None and self.mesh.downward is not None:
             self.mesh.upward.flush()
             self.mesh.downward.flush()
@@ -198,7 +219,7 @@ class _Step:
             self.live[action.slice, action.chunk] = live
         self._record(action, started)
 
-    def _backward(self, action: Action) -> None:
+    def _backward(self, action: Action, is_last: bool) -> None:
         progress, live = self.progress[action.slice], self.live.pop((action.slice, action.chunk))
         gradient = None
         if not self.mesh.is_last_stage:
@@ -218,9 +239,13 @@ class _Step:
             if from_next is not None and tensor.requires_grad:
                 outputs.append(tensor)
                 gradients.append(_pad_rows(from_next, len(tensor)))
+        extra = self.arm() if is_last else None
+        if extra is not None:
+            outputs.append(extra)
+            gradients.append(None)
         if outputs:
             torch.autograd.backward(outputs, gradients)
-        progress.gradients = [leaf.grad for leaf in live.state]
+        progress.gradients = [leaf.grad if leaf.is_leaf else None for leaf in live.state]
         if not self.mesh.is_first_stage:
             assert self.mesh.downward is not None
             self.mesh.downward.send(torch.zeros_like(live.x) if live.x.grad is None else live.x.grad)
@@ -261,8 +286,11 @@ class _Step:
         return progress.state
 
     def _leaf(self, tensor: Tensor, needs_gradient: bool) -> Tensor:
+        if not needs_gradient:
+            # The input of the first stage, or a state that a window begins with: its own graph, if any, goes on.
+            return tensor
         leaf = tensor.detach()
-        return leaf.requires_grad_(needs_gradient and self.keeps_graph and leaf.is_floating_point())
+        return leaf.requires_grad_(self.keeps_graph and leaf.is_floating_point())
 
     def _final_state(self) -> State:
         """Put the rows' final states back into the window's order."""

@@ -1,14 +1,15 @@
 """ReplicaEngine: data parallel around any engine, with torch's own reducer."""
 
-from collections.abc import Callable
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from stretto.base.state import State
 from stretto.base.window import Window
 from stretto.blocks.stack import Stack
-from stretto.engine.engine import Engine, Outcome, nothing
+from stretto.engine.engine import Arm, Engine, Outcome, nothing
 from stretto.mesh.mesh import Mesh
 from stretto.mesh.reduction import add_bucket
 
@@ -20,18 +21,18 @@ class ReplicaEngine:
     pipeline this is the hybrid: each stage is reduced among the ranks that hold it.
     """
 
-    def __init__(self, inner: Engine, mesh: Mesh) -> None:
+    def __init__(self, inner: Engine, mesh: Mesh, *, is_synced: bool) -> None:
         self.inner = inner
         self.mesh = mesh
         assert mesh.data_group is not None
         self._reducer: DistributedDataParallel | None = None
         # A stage may be without weights: then there is nothing to add up.
         if any(parameter.requires_grad for parameter in inner.stack.parameters()):
-            # Weights are equal by seed and name already, so there is nothing to spread first.
             self._reducer = DistributedDataParallel(
                 inner.stack,
                 process_group=mesh.data_group,
-                init_sync=False,
+                # Weights drawn by seed and name are equal already; others are spread from the first replica.
+                init_sync=not is_synced,
                 forward_sync_buffers=False,
                 gradient_as_bucket_view=True,
             )
@@ -46,6 +47,10 @@ class ReplicaEngine:
         return self.inner.device
 
     @property
+    def is_causal(self) -> bool:
+        return self.inner.is_causal
+
+    @property
     def needs_inputs(self) -> bool:
         return self.inner.needs_inputs
 
@@ -53,8 +58,11 @@ class ReplicaEngine:
     def needs_targets(self) -> bool:
         return self.inner.needs_targets
 
-    def step(self, window: Window, carried: State | None, key: int, arm: Callable[[], None] = nothing) -> Outcome:
+    def step(self, window: Window, carried: State | None, key: int, arm: Arm = nothing) -> Outcome:
         """Run this replica's step; leave the gradient summed over all replicas in the parameters' `.grad`."""
+        if self._reducer is not None:
+            # What DDP's own forward would do: settle the buckets once the order of gradients is known.
+            self._reducer.reducer._rebuild_buckets()
         try:
             return self.inner.step(window, carried, key, self._arm)
         except RuntimeError as error:
@@ -73,6 +81,27 @@ class ReplicaEngine:
         """Return the sums over all ranks."""
         return self.inner.add_up(values)
 
-    def _arm(self) -> None:
-        if self._reducer is not None:
-            self._reducer.reducer.prepare_for_backward([])
+    def _arm(self) -> Tensor | None:
+        if self._reducer is None:
+            return None
+        self._reducer.reducer.prepare_for_backward([])
+        parameters = [parameter for parameter in self.stack.parameters() if parameter.requires_grad]
+        touched: Tensor = _Touch.apply(*parameters)  # type: ignore[no-untyped-call]
+        return touched
+
+
+class _Touch(torch.autograd.Function):
+    """A zero that depends on all parameters and gives none of them a gradient.
+
+    The reducer waits for every parameter to pass through the armed backward; one that this backward has no use for
+    would keep its bucket waiting for ever, unreduced.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *parameters: Tensor) -> Tensor:  # noqa: ANN401
+        ctx.num_parameters = len(parameters)
+        return parameters[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, ...]:  # noqa: ANN401
+        return (None,) * int(ctx.num_parameters)

@@ -2,10 +2,12 @@
 
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -16,8 +18,8 @@ from stretto.launch.loopback import BACKEND, register
 class RankFailedError(StrettoError):
     """A rank has said what went wrong and ended; there is nothing to add but its exit code."""
 
-    def __init__(self, exit_code: int) -> None:
-        super().__init__("")
+    def __init__(self, exit_code: int, said: str = "") -> None:
+        super().__init__(said)
         self.exit_code = exit_code
 
 
@@ -42,6 +44,12 @@ def launch_local(num_ranks: int, arguments: Sequence[str]) -> None:
         elastic_launch(config, sys.executable)("-m", "stretto", *arguments)
     except ChildFailedError as error:
         raise _reason(error) from None
+    except SignalException as error:
+        if error.sigval == signal.SIGINT:
+            raise KeyboardInterrupt(": the ranks were ended too") from None
+        raise RankFailedError(
+            128 + int(error.sigval), f"ended by {signal.Signals(error.sigval).name}, all ranks too"
+        ) from None
 
 
 def _reason(error: ChildFailedError) -> StrettoError:
@@ -49,7 +57,6 @@ def _reason(error: ChildFailedError) -> StrettoError:
     rank, failure = error.get_first_failure()
     if failure.exitcode > 0:
         return RankFailedError(failure.exitcode)
-    return LostPeerError(
-        f"rank {rank} was killed by {failure.signal_name()}, so the others were ended too; "
-        "if nobody did that, the machine may have run out of memory"
-    )
+    name = failure.signal_name()
+    hint = "if nobody did that, the machine may have run out of memory" if name == "SIGKILL" else "see what it printed"
+    return LostPeerError(f"rank {rank} was killed by {name}, so the others were ended too; {hint}")

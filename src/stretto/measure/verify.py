@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stretto.base.errors import LawError
+from stretto.base.errors import ConfigError, LawError
 from stretto.base.keys import derive
 from stretto.base.state import State
 from stretto.base.window import Rows
@@ -16,7 +16,7 @@ from stretto.blocks.stack import Stack
 from stretto.config.layout import Layout
 from stretto.data.lanes import Lanes
 from stretto.engine.build import make_engine, stage_parts
-from stretto.engine.engine import payload
+from stretto.engine.engine import Precision, payload
 from stretto.engine.gather import gather
 from stretto.engine.local import LocalEngine
 from stretto.measure.laws import check_chunk_law, check_loss
@@ -25,6 +25,8 @@ from stretto.mesh.world import World
 
 # Sums in another order: a few thousand roundings.
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
+# bf16 keeps eight bits, and rounds a state at each chunk's edge.
+BF16 = 8 * 2**-8
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ def verify(
     *,
     seed: int = 1,
     num_steps: int = 3,
+    precision: Precision = "fp32",
 ) -> Verification:
     """Take some steps in a layout and on one rank, and compare; every rank calls it and gets the same answer.
 
@@ -84,10 +87,16 @@ def verify(
     `model.double()` gives the sharpest answer. Each block's chunk law and the loss's adding up are checked too, so that
     a difference has a name.
     """
+    if num_steps < 1:
+        raise ConfigError(f"steps={num_steps} compares nothing; use at least 1")
     world = world or World(0, 1, torch.device("cpu"))
-    cut = make_engine(copy.deepcopy(model), loss, layout, world, seed=seed)
+    cut = make_engine(copy.deepcopy(model), loss, layout, world, seed=seed, precision=precision)
     share = lanes.share(cut.mesh.replica, layout.replicas)
-    whole = LocalEngine(initialize(copy.deepcopy(model), seed, world.device), loss) if world.is_first else None
+    whole = (
+        LocalEngine(initialize(copy.deepcopy(model), seed, world.device), loss, precision=precision)
+        if world.is_first
+        else None
+    )
     parts = stage_parts(model, layout)
     worst = torch.zeros(len(model) + 1, 2)
     cut_state: State | None = None
@@ -103,15 +112,21 @@ def verify(
         if whole is not None:
             expected = whole.step(lanes.read(position), whole_state, key)
             whole_state = expected.state
-            mean = float(expected.total) / float(expected.count)
-            now = [[abs(total / count - mean) / max(abs(mean), 1e-12), 0.0]]
+            mean = float(expected.total) / max(float(expected.count), 1)
+            now = [[abs(total / max(count, 1) - mean) / max(abs(mean), 1e-12), 0.0]]
             now += _differences(whole.stack, gradients, states, expected.state)
             worst = torch.maximum(worst, torch.tensor(now))
-    broken = [] if whole is None else _broken_laws(initialize(copy.deepcopy(model), seed, world.device), loss, lanes)
-    return _spread(cut.mesh, model, layout, num_steps, worst, broken)
+    broken = (
+        []
+        if whole is None
+        else _broken_laws(initialize(copy.deepcopy(model), seed, world.device), loss, lanes, world.device)
+    )
+    return _spread(cut.mesh, model, layout, num_steps, worst, broken, precision)
 
 
-def _spread(mesh: Mesh, model: Stack, layout: Layout, num_steps: int, worst: Tensor, broken: list[str]) -> Verification:
+def _spread(
+    mesh: Mesh, model: Stack, layout: Layout, num_steps: int, worst: Tensor, broken: list[str], precision: Precision
+) -> Verification:
     """Give every rank the answer, which only the first has found."""
     text = "\n".join(broken).encode()
     sizes = mesh.add_up([*worst.flatten().tolist(), float(len(text))])
@@ -121,7 +136,7 @@ def _spread(mesh: Mesh, model: Stack, layout: Layout, num_steps: int, worst: Ten
         BlockDifference(model.first + index, type(block).__name__, sizes[2 * index + 2], sizes[2 * index + 3])
         for index, block in enumerate(model)
     )
-    tolerance = TOLERANCES.get(model.dtype, 1e-4)
+    tolerance = BF16 if precision == "bf16" else TOLERANCES.get(model.dtype, 1e-4)
     return Verification(layout, num_steps, sizes[0], blocks, tolerance, tuple(said.splitlines()))
 
 
@@ -161,14 +176,15 @@ def _difference(found: Tensor, expected: Tensor) -> float:
     if not found.is_floating_point():
         return 0.0 if torch.equal(found, expected) else 1.0
     largest = float(expected.abs().max()) if expected.numel() else 0.0
-    return float((found - expected).abs().max()) / max(largest, 1e-12) if largest else float(found.abs().sum())
+    difference = float((found - expected).abs().max()) / max(largest, 1e-12) if largest else float(found.abs().sum())
+    return difference if difference < torch.inf else torch.inf
 
 
-def _broken_laws(model: Stack, loss: Loss, lanes: Lanes) -> list[str]:
+def _broken_laws(model: Stack, loss: Loss, lanes: Lanes, device: torch.device) -> list[str]:
     """Check each block, and the loss, on a corner of the user's own data."""
     window = lanes.read(0)
     rows, steps = slice(0, min(4, window.num_rows)), min(6, window.num_steps)
-    x = payload(window.inputs, "inputs")[:steps, rows].to(next(model.parameters()).device)
+    x = payload(window.inputs, "inputs")[:steps, rows].to(device)
     targets = payload(window.targets, "targets")[:steps, rows].to(x.device)
     broken = []
     model.eval()

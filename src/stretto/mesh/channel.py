@@ -14,16 +14,16 @@ from stretto.base.errors import MeshError
 AHEAD = 2
 """How many receives are posted ahead of the one that is being worked on."""
 
+End = tuple[dist.ProcessGroup | None, int | None]
+"""A neighbour, and the process group that we share with it for one direction."""
+
 
 class Channel:
-    """One direction: `source` sends to us, we send to `target`; either may be none at the end of the line."""
+    """One direction: a source sends to us, we send to a target; either may be none, at the end of the line."""
 
-    def __init__(
-        self, group: dist.ProcessGroup, source: int | None, target: int | None, lost: Callable[[int, str], MeshError]
-    ) -> None:
-        self._group = group
-        self._source = source
-        self._target = target
+    def __init__(self, source: End, target: End, lost: Callable[[int, str], MeshError]) -> None:
+        self._from_group, self._source = source
+        self._to_group, self._target = target
         self._lost = lost
         self._coming: deque[tuple[Tensor, dist.Work]] = deque()
         self._going: deque[tuple[Tensor, dist.Work]] = deque()
@@ -44,13 +44,14 @@ class Channel:
         return buffer
 
     def send(self, tensor: Tensor) -> None:
-        """Send a message and go on; it must not be changed until `flush`."""
+        """Send a message and go on; it must not be changed any more."""
         if self._target is None:
             return
         tensor = tensor.contiguous()
-        work = self._start(lambda: dist.isend(tensor, self._target, self._group), self._target, "sending")
+        work = self._start(lambda: dist.isend(tensor, self._target, self._to_group), self._target, "sending")
         self._going.append((tensor, work))
-        while self._going and self._going[0][1].is_completed():
+        # Late, but not for ever: what has left need not be kept. No order waits for more than one that is under way.
+        while len(self._going) > AHEAD:
             self._wait(self._going.popleft()[1], self._target, "sending")
 
     def flush(self) -> None:
@@ -63,7 +64,7 @@ class Channel:
         buffer = next(self._buffers, None)
         if buffer is not None:
             assert self._source is not None
-            work = self._start(lambda: dist.irecv(buffer, self._source, self._group), self._source, "receiving")
+            work = self._start(lambda: dist.irecv(buffer, self._source, self._from_group), self._source, "receiving")
             self._coming.append((buffer, work))
 
     def _start(self, start: Callable[[], dist.Work | None], peer: int, doing: str) -> dist.Work:

@@ -15,8 +15,8 @@ from stretto.mesh.world import World
 class Mesh:
     """This rank's replica and stage, and how it talks to its neighbours. Alone, everything is a no-op.
 
-    Each direction along the stages has a process group of its own, so that on NCCL each has its own communicator and
-    order: activations going up can't be queued behind gradients going down.
+    Each pair of neighbours has a process group for each direction, so that on NCCL each has a communicator and an order
+    of its own: a receive that is posted ahead holds up nothing but what comes after it from the same neighbour.
     """
 
     def __init__(self, world: World, topology: Topology) -> None:
@@ -34,8 +34,12 @@ class Mesh:
         self.data_group: dist.ProcessGroup | None = None
         if topology.stages > 1:
             above, below = self._neighbour(1), self._neighbour(-1)
-            self.upward = Channel(_group(own_replica), below, above, self.lost)
-            self.downward = Channel(_group(own_replica), above, below, self.lost)
+            # First the pairs (0,1), (2,3), ..., then (1,2), (3,4), ...: both of a pair make it at the same time.
+            pairs = {partner: _pair(world.rank, partner) for partner in self._partners(above, below)}
+            up_from, down_to = pairs[below]
+            up_to, down_from = pairs[above]
+            self.upward = Channel((up_from, below), (up_to, above), self.lost)
+            self.downward = Channel((down_from, above), (down_to, below), self.lost)
         if topology.replicas > 1:
             self.data_group = _group(own_stage)
 
@@ -79,6 +83,9 @@ class Mesh:
             "look at that rank's own output for the reason, and start the run again"
         )
 
+    def _partners(self, above: int | None, below: int | None) -> tuple[int | None, int | None]:
+        return (above, below) if self.stage % 2 == 0 else (below, above)
+
     def _neighbour(self, step: int) -> int | None:
         stage = self.stage + step
         return self.topology.rank(self.replica, stage) if 0 <= stage < self.topology.stages else None
@@ -88,6 +95,16 @@ class Mesh:
             run()
         except RuntimeError as error:
             raise self.explain(error, doing) from error
+
+
+def _pair(one: int, other: int | None) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+    """Make the groups of two neighbours, one for each direction.
+
+    At the end of the line a rank makes them for itself alone: torch names a group by its ranks and by how many groups
+    this rank has made before, so all must have made as many.
+    """
+    ranks = [one] if other is None else sorted([one, other])
+    return _group(ranks), _group(ranks)
 
 
 def _group(ranks: list[int]) -> dist.ProcessGroup:

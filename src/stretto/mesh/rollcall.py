@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 from datetime import timedelta
+from itertools import count
 
 from torch._C._distributed_c10d import Store
 
@@ -33,14 +34,19 @@ class RollCall:
         """Call `ranks` and return one that doesn't answer, or whom another has found; none if nobody can say."""
         absent = [rank for rank in ranks if rank != self._rank]
         try:
-            self._store.set(_CALL, "1")
+            call = self._store.add("calls", 1)
+            self._store.set(f"{_CALL}/{call}", "1")
             until = time.monotonic() + _SECONDS
-            while absent and time.monotonic() < until:
+            keys = {rank: f"alive/{call}/{rank}" for rank in absent}
+            while time.monotonic() < until and not self._store.check([*keys.values(), f"{_CALL}/{call}"]):
                 time.sleep(0.05)
-                absent = [rank for rank in absent if not self._store.check([f"alive/{rank}"])]
+            absent = [rank for rank, key in keys.items() if not self._store.check([key])]
             if absent:
                 # Word for ranks further off, to whom we will be the ones that went; the first word stands.
                 self._store.compare_set(_LOST, "", str(absent[0]))
+            if self._host == self._rank:
+                # The store goes when we go; others may still be asking.
+                time.sleep(_SECONDS)
             return int(self._store.get(_LOST)) if self._store.check([_LOST]) else None
         except RuntimeError:
             # The store is gone, and so is who kept it.
@@ -48,8 +54,9 @@ class RollCall:
 
     def _answer(self, store: Store) -> None:
         try:
-            store.wait([_CALL], _FOR_EVER)
-            store.set(f"alive/{self._rank}", "1")
+            for call in count(1):
+                store.wait([f"{_CALL}/{call}"], _FOR_EVER)
+                store.set(f"alive/{call}/{self._rank}", "1")
         except RuntimeError:
             # The store is gone, at the end of the run or before it.
             return

@@ -49,7 +49,7 @@ def world(size: int | None = None, *, device: str = "auto", timeout: timedelta =
     place = _environment(os.environ)
     if size is not None and size != place.size:
         raise MeshError(
-            f"the layout needs {size} ranks, but {place.size} were started; "
+            f"the layout needs {size} ranks, but {place.size} {'was' if place.size == 1 else 'were'} started; "
             f"start {size} (torchrun --nproc-per-node {size}), or change the layout"
         )
     if place.size == 1:

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 import torch
 
-from stretto.base.errors import ConfigError, DataError
+from stretto.base.errors import ConfigError, DataError, StrettoError
 from stretto.blocks.language import language_model
 from stretto.blocks.losses import Loss, LossSum, TokenLoss
 from stretto.blocks.stack import Stack
@@ -120,6 +120,13 @@ def check_fits(config: RunConfig) -> tuple[Stack, Lanes, Lanes | None]:
     model = build_model(config, len(train.corpus.vocabulary))
     stage_parts(model, config.layout)
     build_loss(config)
+    if not model.causal:
+        raise ConfigError(
+            "the model has a block that looks ahead in time (causal=False), but lanes go on from window to window; "
+            "use causal blocks"
+        )
+    if config.layout.chunks > config.data.window:
+        raise ConfigError(f"layout.chunks={config.layout.chunks} exceeds data.window={config.data.window}; use fewer")
     return model, train, valid
 
 
@@ -164,8 +171,12 @@ def build_model(config: RunConfig, num_tokens: int) -> Stack:
                 return language_model(config.model, num_tokens)
             factory = load_object("model.factory", config.model.factory)
             model = factory(num_tokens) if callable(factory) else factory
-    except RuntimeError as error:
-        raise ConfigError(f"the model can't be built ({str(error).splitlines()[0]}); look at [model]") from None
+    except StrettoError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever the user's code raises
+        what = "the model" if config.model.factory is None else f"model.factory={config.model.factory!r}"
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ConfigError(f"{what} can't be built ({reason}); it is called with the vocabulary's size") from None
     if not isinstance(model, Stack):
         raise ConfigError(
             f"model.factory={config.model.factory!r} gave a {type(model).__name__}; return a stretto.Stack"
@@ -217,6 +228,8 @@ def _make_engine(model: Stack, config: RunConfig, world: World) -> PipelineEngin
             model, build_loss(config), config.layout, world, seed=config.run.seed, precision=config.run.precision
         )
     except RuntimeError as error:
+        if "alloc" not in str(error) and "memory" not in str(error):
+            raise
         num_weights = sum(parameter.numel() for parameter in model.parameters())
         reason = str(error).splitlines()[0]
         raise ConfigError(f"the model's {num_weights:,} weights can't be made ({reason}); make it smaller") from None

@@ -57,7 +57,7 @@ class Trainer:
     """
 
     def __init__(self, engine: Engine, data: Windows, config: TrainConfig, *, seed: int = 1) -> None:
-        if data.is_carried and not engine.stack.causal:
+        if data.is_carried and not engine.is_causal:
             raise ConfigError(
                 "the model has a block that looks ahead in time (causal=False), but the data's lanes go on from window "
                 "to window; use data whose rows all start fresh, or causal blocks"

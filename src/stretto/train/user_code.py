@@ -14,7 +14,7 @@ def load_object(field: str, spec: str) -> object:
         raise ConfigError(f"{field}={spec!r} names no object; write it as file.py:name or package.module:name")
     try:
         module = _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
-    except (ImportError, OSError) as error:
+    except (ImportError, OSError, SyntaxError) as error:
         raise ConfigError(
             f"{field}={spec!r} can't be imported ({error}); give a file or module that is there"
         ) from None
