@@ -13,7 +13,7 @@ from itertools import count
 
 from torch._C._distributed_c10d import Store
 
-_CALL, _LOST = "roll-call", "lost"
+_LOST = "lost"
 # A living rank answers within milliseconds; a busy machine may take a little longer.
 _SECONDS = 3.0
 _FOR_EVER = timedelta(days=365)
@@ -26,21 +26,20 @@ class RollCall:
         self._store = store
         self._rank = rank
         self._host = host  # the rank that keeps the store; none if it is torchrun's agent
+        self._is_over = threading.Event()
         # A connection of its own: one that waits can't be used for anything else.
         twin = store.clone()  # type: ignore[attr-defined]
-        threading.Thread(target=self._answer, args=(twin,), daemon=True).start()
+        self._thread = threading.Thread(target=self._answer, args=(twin,), daemon=True)
+        self._thread.start()
 
     def find_lost(self, ranks: Sequence[int]) -> int | None:
         """Call `ranks` and return one that doesn't answer, or whom another has found; none if nobody can say."""
-        absent = [rank for rank in ranks if rank != self._rank]
         try:
-            call = self._store.add("calls", 1)
-            self._store.set(f"{_CALL}/{call}", "1")
+            answers = {rank: self._call(rank) for rank in ranks if rank != self._rank}
             until = time.monotonic() + _SECONDS
-            keys = {rank: f"alive/{call}/{rank}" for rank in absent}
-            while time.monotonic() < until and not self._store.check([*keys.values(), f"{_CALL}/{call}"]):
+            while answers and time.monotonic() < until and not self._store.check(list(answers.values())):
                 time.sleep(0.05)
-            absent = [rank for rank, key in keys.items() if not self._store.check([key])]
+            absent = [rank for rank, answer in answers.items() if not self._store.check([answer])]
             if absent:
                 # Word for ranks further off, to whom we will be the ones that went; the first word stands.
                 self._store.compare_set(_LOST, "", str(absent[0]))
@@ -52,11 +51,30 @@ class RollCall:
             # The store is gone, and so is who kept it.
             return self._host
 
+    def stop(self) -> None:
+        """End the thread: one that still waits when Python ends would abort the process."""
+        self._is_over.set()
+        try:
+            self._call(self._rank)
+        except RuntimeError:
+            # The store is gone, which has ended the thread as well.
+            return
+        finally:
+            self._thread.join(_SECONDS)
+
+    def _call(self, rank: int) -> str:
+        """Call one rank; return the key under which it will answer."""
+        number = self._store.add(f"calls/{rank}", 1)
+        self._store.set(f"call/{rank}/{number}", "1")
+        return f"alive/{rank}/{number}"
+
     def _answer(self, store: Store) -> None:
         try:
-            for call in count(1):
-                store.wait([f"{_CALL}/{call}"], _FOR_EVER)
-                store.set(f"alive/{call}/{self._rank}", "1")
+            for number in count(1):
+                store.wait([f"call/{self._rank}/{number}"], _FOR_EVER)
+                if self._is_over.is_set():
+                    return
+                store.set(f"alive/{self._rank}/{number}", "1")
         except RuntimeError:
             # The store is gone, at the end of the run or before it.
             return

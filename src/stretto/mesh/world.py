@@ -57,9 +57,12 @@ def world(size: int | None = None, *, device: str = "auto", timeout: timedelta =
         return
     own = find_device(device, place.local_rank, place.local_size)
     roll_call = _join(place, own, timeout)
-    # Left without a farewell after an error: the others must see our connections close, not wait for us.
-    yield World(place.rank, place.size, own, roll_call)
-    dist.destroy_process_group()
+    try:
+        yield World(place.rank, place.size, own, roll_call)
+        # Only now: after an error there is no farewell, so that the others see our connections close.
+        dist.destroy_process_group()
+    finally:
+        roll_call.stop()
 
 
 @dataclass(frozen=True)
