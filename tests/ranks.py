@@ -28,6 +28,8 @@ class Ranks:
     """A world of processes that call functions `(world, *arguments)` as often as they are told to."""
 
     def __init__(self, size: int) -> None:
+        # Ranks that are ended by their parent see the store go; torch would fill the screen with that.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         context = get_context("spawn")
         port = free_port()
         self.pipes: list[Connection] = []
