@@ -34,10 +34,9 @@ def _verify(config: RunConfig, world: "World", num_steps: int, is_double: bool) 
 
     from stretto.cli.screen import verification_table
     from stretto.measure.verify import verify
-    from stretto.train.run import build_loss, build_model, open_lanes
+    from stretto.train.run import build_loss, check_fits
 
-    lanes, _ = open_lanes(config)
-    model = build_model(config, len(lanes.corpus.vocabulary))
+    model, lanes, _ = check_fits(config)
     found = verify(
         model.double() if is_double else model,
         build_loss(config),

@@ -51,12 +51,14 @@ class Channel:
         work = self._start(lambda: dist.isend(tensor, self._target, self._to_group), self._target, "sending")
         self._going.append((tensor, work))
         # Late, but not for ever: what has left need not be kept. No order waits for more than one that is under way.
-        while len(self._going) > AHEAD:
-            self._wait(self._going.popleft()[1], self._target, "sending")
+        self._drain(AHEAD)
 
     def flush(self) -> None:
         """Wait until all that was sent has left."""
-        while self._going:
+        self._drain(0)
+
+    def _drain(self, most: int) -> None:
+        while len(self._going) > most:
             assert self._target is not None
             self._wait(self._going.popleft()[1], self._target, "sending")
 
