@@ -1,4 +1,3 @@
-import json
 import tempfile
 from pathlib import Path
 
@@ -9,9 +8,9 @@ from hypothesis import strategies as st
 
 from stretto import Corpus, DataError, prepare_text
 from stretto.data import text as text_module
-from stretto.data.prepare import Progress
+from stretto.data.parts import Progress
 from stretto.data.text import TextFiles
-from stretto.data.vocabulary import ByteVocabulary
+from stretto.data.vocabulary import ByteVocabulary, Level
 
 
 @pytest.mark.parametrize("level", ["byte", "char", "word"])
@@ -24,10 +23,31 @@ def test_a_corpus_decodes_to_its_text(level: str, text_file: Path, tmp_path: Pat
 
 def test_shards_change_nothing(text_file: Path, tmp_path: Path) -> None:
     (one,) = prepare_text([text_file], tmp_path / "one", "word")
-    (many,) = prepare_text([text_file], tmp_path / "many", "word", shard_tokens=101)
-    assert len(many.shards) == -(-one.num_tokens // 101)
+    (many,) = prepare_text([text_file], tmp_path / "many", "word", shard_bytes=501, workers=1)
+    assert len(one.fields.shards) == 1 < text_file.stat().st_size // 550 < len(many.fields.shards)
     assert np.array_equal(one.read(0, one.num_tokens), many.read(0, many.num_tokens))
     assert np.array_equal(one.read(95, 410), many.read(95, 410))
+
+
+@pytest.mark.parametrize("level", ["byte", "word"])
+def test_any_number_of_workers_writes_the_same_bytes(level: Level, text_file: Path, tmp_path: Path) -> None:
+    for workers in (1, 2):
+        prepare_text(text_file, tmp_path / str(workers), level, hold_out=0.2, shard_bytes=4000, workers=workers)
+    assert content(tmp_path / "1") == content(tmp_path / "2")
+    assert (tmp_path / "1" / "train" / "tokens-00002.bin").exists()
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """All files of a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_last_part_of_white_space_leaves_no_file(tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("one\ntwo\n      ")
+    (corpus,) = prepare_text(path, tmp_path / "out", "word", shard_bytes=4, workers=1)
+    assert corpus.fields.shards == (2, 2)
+    assert len(list((tmp_path / "out").iterdir())) == 5
 
 
 def test_the_held_out_part_is_the_last_lines_with_the_training_vocabulary(tmp_path: Path) -> None:
@@ -92,6 +112,8 @@ def test_bad_text_is_refused_with_file_and_place(text_file: Path, tmp_path: Path
             {"level": "char", "vocabulary": ByteVocabulary()},
             "level=char is not that of the given",
         ),
+        ([text_file], {"shard_bytes": 0}, "shard-bytes=0 must be at least 1"),
+        ([text_file], {"workers": 0}, "workers=0 must be at least 1"),
         ([text_file], {"max_symbols": 9}, "max-symbols=9 has no meaning for bytes"),
         ([text_file], {"max_symbols": 1, "level": "word"}, "max-symbols=1 leaves nothing but <unk>"),
     ):
@@ -102,12 +124,12 @@ def test_bad_text_is_refused_with_file_and_place(text_file: Path, tmp_path: Path
 
 def test_a_corpus_is_never_written_over(text_file: Path, tmp_path: Path) -> None:
     prepare_text([text_file], tmp_path / "out")
-    with pytest.raises(DataError, match="holds a corpus already"):
+    with pytest.raises(DataError, match="holds prepared data already"):
         prepare_text([text_file], tmp_path / "out")
-    with pytest.raises(DataError, match="exists already and is no corpus"):
-        prepare_text([text_file], tmp_path)
-    with pytest.raises(DataError, match=r"its subfolders \['out'\] do"):
-        Corpus.open(tmp_path)
+    with pytest.raises(DataError, match="exists already and is no prepared data"):
+        prepare_text([text_file], text_file)
+    with pytest.raises(DataError, match="is a URL; prepare into a local folder"):
+        prepare_text([text_file], "s3://bucket/out")
 
 
 def test_only_tokens_that_are_there_can_be_read(text_file: Path, tmp_path: Path) -> None:
@@ -143,34 +165,7 @@ def test_a_preparation_that_was_cut_off_leaves_no_corpus(text_file: Path, tmp_pa
 
     with pytest.raises(KeyboardInterrupt):
         prepare_text([text_file], tmp_path / "out", on_progress=fail)
-    with pytest.raises(DataError, match="holds no corpus"):
+    with pytest.raises(DataError, match="holds no prepared data"):
         Corpus.open(tmp_path / "out")
     prepare_text([text_file], tmp_path / "out")
     assert not list(tmp_path.glob("*.partial"))
-
-
-@pytest.mark.parametrize(
-    ("damage", "reason"),
-    [
-        (lambda folder: (folder / "index.json").unlink(), "holds no corpus"),
-        (lambda folder: (folder / "index.json").write_text("{"), r"index\.json can't be read"),
-        (lambda folder: (folder / "index.json").write_text("{}"), "is not a stretto.tokens index"),
-        (lambda folder: edit(folder, dtype="O"), "has dtype 'O', not"),
-        (lambda folder: edit(folder, num_bytes="many"), "is damaged"),
-        (lambda folder: edit(folder, version=99), "version 1"),
-        (lambda folder: edit(folder, shards=[{"file": "../x", "num_tokens": 1}]), "not a file of this folder"),
-        (lambda folder: (folder / "tokens-00000.bin").unlink(), r"tokens-00000\.bin is missing"),
-        (lambda folder: (folder / "tokens-00000.bin").write_bytes(b"short"), r"tokens-00000\.bin has 5 bytes"),
-    ],
-)
-def test_a_damaged_corpus_is_refused_by_name(damage, reason: str, text_file: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001
-    folder = tmp_path / "out"
-    prepare_text([text_file], folder)
-    damage(folder)
-    with pytest.raises(DataError, match=reason):
-        Corpus.open(folder)
-
-
-def edit(folder: Path, **values: object) -> None:
-    index = json.loads((folder / "index.json").read_text())
-    (folder / "index.json").write_text(json.dumps({**index, **values}))

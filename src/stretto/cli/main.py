@@ -13,7 +13,7 @@ from stretto.cli.parser import Parser
 
 # Imported only when called for, so that help is instant and never wakes torch.
 COMMANDS = {
-    "prepare": "turn text files into a corpus to train on",
+    "prepare": "turn text, records or series into data to train on",
     "train": "train a model from a run's TOML file",
     "eval": "evaluate the model of a finished run",
     "verify": "check that a run's layout computes what one rank computes",

@@ -1,82 +1,95 @@
-"""Corpus: a long run of tokens in memory-mapped shards, with a small JSON index beside them."""
+"""Corpus: a long run of tokens in the shards of a store, read where it is asked for."""
 
-import json
-from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from stretto.base.errors import DataError
-from stretto.data.vocabulary import Vocabulary, read_vocabulary, token_dtype
+from stretto.data.cache import Cache
+from stretto.data.index import Store, damaged
+from stretto.data.pages import Span
+from stretto.data.vocabulary import FILE as VOCABULARY
+from stretto.data.vocabulary import Vocabulary, parse_vocabulary, token_dtype
 
-INDEX = "index.json"
-FORMAT = "stretto.tokens"
-VERSION = 1
+KIND = "tokens"
 
 
-@dataclass(frozen=True)
-class Shard:
-    """One file of tokens."""
+class CorpusFields(BaseModel):
+    """What the index says of a corpus."""
 
-    path: Path
-    num_tokens: int
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    num_bytes: int = Field(ge=0)  # of the text the tokens came from
+    num_unknown: int = Field(ge=0)  # tokens that stand for a symbol which the vocabulary doesn't have
+    shards: tuple[Annotated[int, Field(ge=1)], ...] = Field(min_length=1, strict=False)  # how many tokens each has
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Tokens on disk, read where and when they are asked for."""
+    """Tokens on disk or in object storage, read where and when they are asked for."""
 
-    folder: Path
+    store: Store
+    fields: CorpusFields
     vocabulary: Vocabulary
-    dtype: np.dtype[np.unsignedinteger[Any]]
-    shards: tuple[Shard, ...]
-    num_bytes: int  # of the text the tokens came from
-    num_unknown: int  # tokens that stand for a symbol which the vocabulary doesn't have
 
     @classmethod
-    def open(cls, folder: Path | str) -> Self:
-        """Open a folder that `stretto prepare text` wrote; check that all of it is there."""
-        folder = Path(folder)
-        index = _read_index(folder)
+    def open(cls, location: Path | str, cache: Cache | None = None) -> "Corpus":
+        """Open what `stretto prepare text` wrote."""
+        return cls.of(Store.open(location, cache))
+
+    @classmethod
+    def of(cls, store: Store) -> "Corpus":
+        """Return the corpus of a store; check what its index says of it."""
+        if store.kind != KIND:
+            raise DataError(f"{store.location} holds {store.kind}, not a corpus of {KIND}; give another folder")
         try:
-            vocabulary = read_vocabulary(folder)
-            dtype = token_dtype(len(vocabulary))
-            # Never taken from the file as it is: an object dtype would read pointers.
-            if index["dtype"] != dtype.str:
-                raise DataError(
-                    f"{folder / INDEX} has dtype {index['dtype']!r}, not {dtype.str!r}; prepare the corpus again"
-                )
-            shards = tuple(_shard(folder, entry, dtype) for entry in index["shards"])
-            num_bytes, num_unknown = int(index["num_bytes"]), int(index["num_unknown"])
-            return cls(folder, vocabulary, dtype, shards, num_bytes, num_unknown)
-        except (KeyError, TypeError, ValueError) as error:
-            raise DataError(f"{folder / INDEX} is damaged ({error!r}); prepare the corpus again") from None
+            fields = CorpusFields.model_validate(store.fields)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise damaged(store.location, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        vocabulary = parse_vocabulary(store.read_file(VOCABULARY), store.location)
+        sizes = {file.name: file.num_bytes for file in store.files}
+        for number, num_tokens in enumerate(fields.shards):
+            name, size = shard_name(number), num_tokens * token_dtype(len(vocabulary)).itemsize
+            if sizes.get(name) != size:
+                raise damaged(store.location, f"{name} has {sizes.get(name)} bytes, not {size}")
+        return cls(store, fields, vocabulary)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what is only remembered: pickled, a map would be all of its tokens."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("_maps", "_starts")}
+        """Leave out what is only remembered."""
+        return {name: value for name, value in self.__dict__.items() if name != "_edges"}
 
-    @cached_property
-    def _starts(self) -> list[int]:
-        return [0, *accumulate(shard.num_tokens for shard in self.shards)]
-
-    @cached_property
-    def _maps(self) -> dict[int, NDArray[np.unsignedinteger[Any]]]:
-        return {}
+    @property
+    def location(self) -> str:
+        return self.store.location
 
     @property
     def num_tokens(self) -> int:
-        return self._starts[-1]
+        return sum(self.fields.shards)
 
-    def _map(self, index: int) -> NDArray[np.unsignedinteger[Any]]:
-        if index not in self._maps:
-            self._maps[index] = np.memmap(self.shards[index].path, dtype=self.dtype, mode="r")
-        return self._maps[index]
+    @property
+    def num_bytes(self) -> int:
+        return self.fields.num_bytes
+
+    @property
+    def num_unknown(self) -> int:
+        return self.fields.num_unknown
+
+    @property
+    def dtype(self) -> np.dtype[np.unsignedinteger[Any]]:
+        """Of the tokens on disk: it follows from the vocabulary, never from what a file says."""
+        return token_dtype(len(self.vocabulary))
+
+    @cached_property
+    def _edges(self) -> NDArray[np.int64]:
+        """Where each shard starts, and last where all end."""
+        return np.array([0, *accumulate(self.fields.shards)], np.int64)
 
     def read(self, start: int, stop: int) -> NDArray[np.int64]:
         """Return the tokens from `start` up to `stop`."""
@@ -86,53 +99,40 @@ class Corpus:
     def gather(self, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
         """Return `length` tokens from each of `starts`, one row each, across shards where need be."""
         if length < 0 or (len(starts) and not 0 <= starts.min() <= starts.max() <= self.num_tokens - length):
-            raise DataError(f"some of the tokens asked for are not within the {self.num_tokens:,} of {self.folder}")
-        tokens = np.empty((len(starts), length), np.int64)
-        edges = np.array(self._starts)
-        shards = np.searchsorted(edges, starts, side="right") - 1
-        steps = np.arange(length)
-        for index in np.unique(shards):
-            rows = np.flatnonzero(shards == index)
-            whole = rows[starts[rows] + length <= edges[index + 1]]
-            tokens[whole] = self._map(int(index))[(starts[whole] - edges[index])[:, None] + steps]
-            for row in np.setdiff1d(rows, whole):
-                tokens[row] = self._read_across(int(starts[row]), int(starts[row]) + length)
-        return tokens
+            raise DataError(f"some of the tokens asked for are not within the {self.num_tokens:,} of {self.location}")
+        if not len(starts) or not length:
+            return np.empty((len(starts), length), np.int64)
+        # Asked for all at once, so that a store far away can fetch them side by side.
+        contents = self.store.pages.read(self._spans(starts, length))
+        tokens = np.concatenate(contents).view(self.dtype).reshape(len(starts), length)
+        if len(self.vocabulary) <= np.iinfo(self.dtype).max and tokens.max() >= len(self.vocabulary):
+            raise self._beyond(starts, tokens)
+        return tokens.astype(np.int64)
 
-    def _read_across(self, start: int, stop: int) -> NDArray[np.int64]:
-        pieces = []
-        while start < stop:
-            index = bisect_right(self._starts, start) - 1
-            offset = self._starts[index]
-            pieces.append(self._map(index)[start - offset : stop - offset].astype(np.int64))
-            start += len(pieces[-1])
-        return np.concatenate(pieces)
+    def _spans(self, starts: NDArray[np.int64], length: int) -> list[Span]:
+        size, edges = self.dtype.itemsize, self._edges.tolist()
+        shards = (np.searchsorted(self._edges, starts, side="right") - 1).tolist()
+        spans = []
+        for start, shard in zip(starts.tolist(), shards, strict=True):
+            stop = start + length
+            while start < stop:
+                last = min(stop, edges[shard + 1])
+                offset = edges[shard]
+                spans.append(Span(shard_name(shard), (start - offset) * size, (last - offset) * size))
+                start, shard = last, shard + 1
+        return spans
 
-
-def _read_index(folder: Path) -> dict[str, Any]:
-    path = folder / INDEX
-    try:
-        index = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        inner = sorted(path.parent.name for path in folder.glob(f"*/{INDEX}"))
-        hint = f"its subfolders {inner} do" if inner else "make one with `stretto prepare text`"
-        raise DataError(f"{folder} holds no corpus ({INDEX} is missing); {hint}") from None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} can't be read ({error}); prepare the corpus again") from None
-    if not isinstance(index, dict) or index.get("format") != FORMAT or index.get("version") != VERSION:
-        raise DataError(f"{path} is not a {FORMAT} index of version {VERSION}; prepare the corpus again")
-    return index
-
-
-def _shard(folder: Path, entry: dict[str, Any], dtype: np.dtype[np.unsignedinteger[Any]]) -> Shard:
-    name, num_tokens = str(entry["file"]), int(entry["num_tokens"])
-    if Path(name).name != name:
-        raise DataError(
-            f"{folder / INDEX} names the shard {name!r}, which is not a file of this folder; don't trust it"
+    def _beyond(self, starts: NDArray[np.int64], tokens: NDArray[Any]) -> DataError:
+        row, step = np.argwhere(tokens >= len(self.vocabulary))[0]
+        place = int(starts[row] + step)
+        shard = int(np.searchsorted(self._edges, place, side="right")) - 1
+        return DataError(
+            f"{self.location}: {shard_name(shard)} has token {tokens[row, step]:,} at place "
+            f"{place - int(self._edges[shard]):,}, but the vocabulary only has {len(self.vocabulary):,}; "
+            "don't trust it, or prepare the data again"
         )
-    path = folder / name
-    size = path.stat().st_size if path.is_file() else -1
-    if num_tokens < 1 or size != num_tokens * dtype.itemsize:
-        found = "is missing" if size < 0 else f"has {size:,} bytes"
-        raise DataError(f"{path} {found}, not {num_tokens * dtype.itemsize:,} bytes; prepare the corpus again")
-    return Shard(path, num_tokens)
+
+
+def shard_name(number: int) -> str:
+    """Return the name of a shard's file."""
+    return f"tokens-{number:05}.bin"

@@ -1,41 +1,29 @@
 """Prepare: text files into a corpus, in bounded memory, and whole or not at all."""
 
-import json
-import shutil
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from stretto.base.errors import DataError
-from stretto.data.corpus import FORMAT, INDEX, VERSION, Corpus
+from stretto.data.corpus import KIND, Corpus, shard_name
+from stretto.data.parts import PART_BYTES, Job, OnProgress, Record, file_record, open_job, part_path, place_file
 from stretto.data.text import TextFiles
+from stretto.data.vocabulary import FILE as VOCABULARY
 from stretto.data.vocabulary import (
     UNKNOWN,
     ByteVocabulary,
     Level,
     SymbolVocabulary,
-    Tokens,
     Vocabulary,
     split_symbols,
     token_dtype,
-    write_vocabulary,
+    vocabulary_bytes,
 )
+from stretto.data.writer import FileWriter, write_file, write_index
 
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a preparation is, in bytes of text."""
-
-    phase: str
-    done: int
-    total: int
-
-
-OnProgress = Callable[[Progress], None]
+Span = tuple[int, int]  # of the text: from a byte up to another
 
 
 def prepare_text(
@@ -46,44 +34,53 @@ def prepare_text(
     vocabulary: Vocabulary | None = None,
     max_symbols: int | None = None,
     hold_out: float = 0.0,
-    shard_tokens: int = 1 << 27,
+    shard_bytes: int = PART_BYTES,
+    workers: int | None = None,
     on_progress: OnProgress = lambda progress: None,
 ) -> list[Corpus]:
     """Write the corpus of some text files to `folder` and return it. `level` is byte, if nothing else is said.
 
     With `hold_out`, the last part of the text becomes a corpus of its own: `folder/train` and `folder/valid`.
-    The vocabulary is counted from the training part, unless another corpus's is given.
+    The vocabulary is counted from the training part, unless another corpus's is given. A shard is what `shard_bytes`
+    of text become, up to the end of a line; shards are made by `workers` processes, one for each CPU if not said.
     """
+    check_hold_out(hold_out)
+    if shard_bytes < 1:
+        raise DataError(f"shard-bytes={shard_bytes} must be at least 1")
+    level = check_level(level, vocabulary, max_symbols)
+    texts = TextFiles.open([files] if isinstance(files, Path | str) else files)
+    cut = texts.next_line(int(texts.num_bytes * (1 - hold_out))) if hold_out else texts.num_bytes
+    sides = {"train": (0, cut), "valid": (cut, texts.num_bytes)} if hold_out else {"": (0, cut)}
+    for side, (start, stop) in sides.items():
+        if start == stop:
+            raise DataError(
+                f"hold-out={hold_out} leaves no whole line for {Path(folder) / side}; use another part or more text"
+            )
+    options = {
+        "what": "text",
+        "level": level,
+        "vocabulary": None if vocabulary is None else vocabulary_bytes(vocabulary).decode(),
+        "max_symbols": max_symbols,
+        "hold_out": hold_out,
+        "shard_bytes": shard_bytes,
+    }
+    with open_job(folder, texts.paths, options, workers, on_progress) as job:
+        parts = {side: _cut(texts, span, shard_bytes) for side, span in sides.items()}
+        if vocabulary is None:
+            vocabulary = _count(job, texts, next(iter(parts.values())), level, max_symbols)
+        for side in sides:
+            _write(job, texts, side, parts[side], vocabulary)
+        job.finish()
+    return [Corpus.open(Path(folder) / side) for side in sides]
+
+
+def check_hold_out(hold_out: float) -> None:
+    """Refuse what is not a part."""
     if not 0 <= hold_out < 1:
         raise DataError(f"hold-out={hold_out} is not in [0, 1); use a part such as 0.1")
-    if shard_tokens < 1:
-        raise DataError(f"shard_tokens={shard_tokens} must be at least 1")
-    level = _check_level(level, vocabulary, max_symbols)
-    texts, folder = TextFiles.open([files] if isinstance(files, Path | str) else files), Path(folder)
-    cut = texts.next_line(int(texts.num_bytes * (1 - hold_out))) if hold_out else texts.num_bytes
-    parts = {folder: (0, cut)}
-    if hold_out:
-        parts = {folder / "train": (0, cut), folder / "valid": (cut, texts.num_bytes)}
-    for part, (start, stop) in parts.items():
-        if start == stop:
-            raise DataError(f"hold-out={hold_out} leaves no whole line for {part}; use another part or more text")
-        if (part / INDEX).exists():
-            raise DataError(f"{part} holds a corpus already; choose another folder, or delete that corpus first")
-        if part.exists():
-            raise DataError(f"{part} exists already and is no corpus; choose another folder")
-    try:
-        if vocabulary is None:
-            vocabulary = _count(texts, cut, level, max_symbols, on_progress)
-        partials = [_write(texts, span, part, vocabulary, shard_tokens, on_progress) for part, span in parts.items()]
-        # Renamed into place at the very end: what was cut off halfway never looks like a corpus.
-        for part, partial in zip(parts, partials, strict=True):
-            partial.rename(part)
-    except OSError as error:
-        raise DataError(f"{error.filename or folder}: {error.strerror}; is it readable, and is there room?") from None
-    return [Corpus.open(part) for part in parts]
 
 
-def _check_level(level: Level | None, vocabulary: Vocabulary | None, max_symbols: int | None) -> Level:
+def check_level(level: Level | None, vocabulary: Vocabulary | None, max_symbols: int | None) -> Level:
     """Return the level that is meant; refuse options that contradict each other."""
     if level not in (None, "byte", "char", "word"):
         raise DataError(f"level={level!r} is not byte, char or word; use one of these")
@@ -98,78 +95,91 @@ def _check_level(level: Level | None, vocabulary: Vocabulary | None, max_symbols
     return meant
 
 
-def _count(texts: TextFiles, stop: int, level: Level, max_symbols: int | None, on_progress: OnProgress) -> Vocabulary:
-    """Return the vocabulary of a text: the most frequent symbols first, ties in the order of the symbols."""
-    if level == "byte":
-        return ByteVocabulary()
-    counts: Counter[str] = Counter()
-    done = 0
-    for piece in texts.pieces(0, stop):
-        piece.check()
-        counts.update(split_symbols(piece.text, level))
-        done += len(piece.text)
-        on_progress(Progress(f"counting {level}s", done, stop))
-    del counts[UNKNOWN]
-    known = sorted(counts, key=lambda symbol: (-counts[symbol], symbol))
+def most_frequent(counts: Counter[str], level: Level, max_symbols: int | None) -> Vocabulary:
+    """Return the vocabulary of what was counted: the most frequent symbols first, ties in the order of the symbols."""
+    known = sorted(counts.keys() - {UNKNOWN}, key=lambda symbol: (-counts[symbol], symbol))
     return SymbolVocabulary(level, (UNKNOWN, *known[: None if max_symbols is None else max_symbols - 1]))
 
 
-def _write(
-    texts: TextFiles,
-    span: tuple[int, int],
-    folder: Path,
-    vocabulary: Vocabulary,
-    shard_tokens: int,
-    on_progress: OnProgress,
-) -> Path:
-    """Write a corpus beside where it belongs; return where."""
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    writer = _ShardWriter(partial, token_dtype(len(vocabulary)), shard_tokens)
-    done = num_unknown = 0
-    for piece in texts.pieces(*span):
-        if vocabulary.level != "byte":
-            piece.check()
-        tokens = vocabulary.encode(piece.text)
-        writer.append(tokens)
-        num_unknown += int((tokens == 0).sum()) if vocabulary.level != "byte" else 0
-        done += len(piece.text)
-        on_progress(Progress(f"writing {folder}", done, span[1] - span[0]))
-    write_vocabulary(partial, vocabulary)
-    index = {
-        "format": FORMAT,
-        "version": VERSION,
-        "dtype": writer.dtype.str,
-        "num_bytes": done,
-        "num_unknown": num_unknown,
-        "shards": writer.finish(),
+def _cut(texts: TextFiles, span: Span, shard_bytes: int) -> list[Span]:
+    """Cut a text into parts that start where a line does; how many work on them has no say in it."""
+    start, stop = span
+    edges = [start]
+    while (edge := edges[-1] + shard_bytes) < stop:
+        edges.append(min(texts.next_line(edge - 1), stop))
+    edges = [*edges, stop] if edges[-1] < stop else edges
+    return list(pairwise(edges))
+
+
+def _sizes(parts: Sequence[Span]) -> list[int]:
+    return [stop - start for start, stop in parts]
+
+
+def _count(job: Job, texts: TextFiles, parts: Sequence[Span], level: Level, max_symbols: int | None) -> Vocabulary:
+    if level == "byte":
+        return ByteVocabulary()
+    counts: Counter[str] = Counter()
+    for record in job.run("count", _CountPart(texts, level), parts, _sizes(parts), f"counting {level}s"):
+        counts.update(record["counts"])
+    return most_frequent(counts, level, max_symbols)
+
+
+def _write(job: Job, texts: TextFiles, side: str, parts: Sequence[Span], vocabulary: Vocabulary) -> None:
+    """Write the store of one side, in the job's folder."""
+    folder = job.folder / side
+    folder.mkdir(exist_ok=True)
+    work = _WritePart(texts, vocabulary, side)
+    records = job.run(f"write{side}", work, parts, _sizes(parts), f"writing {job.target / side}")
+    # White space at the end of a text may be a part of its own, without a word.
+    records = [record for record in records if record["num_tokens"]]
+    if not records:
+        raise DataError("the text holds no words, only white space; give other files")
+    shards = [place_file(record["files"][0], job.folder, shard_name(number)) for number, record in enumerate(records)]
+    fields = {
+        "num_bytes": sum(_sizes(parts)),
+        "num_unknown": sum(record["num_unknown"] for record in records),
+        "shards": [record["num_tokens"] for record in records],
     }
-    (partial / INDEX).write_text(json.dumps(index, indent=1), encoding="utf-8")
-    return partial
+    write_index(folder, KIND, fields, [*shards, write_file(folder / VOCABULARY, vocabulary_bytes(vocabulary))])
 
 
-@dataclass
-class _ShardWriter:
-    """Tokens into files of `shard_tokens` each, the last one shorter."""
+@dataclass(frozen=True)
+class _CountPart:
+    """Count the symbols of a part."""
 
-    folder: Path
-    dtype: np.dtype[np.unsignedinteger[Any]]
-    shard_tokens: int
-    _shards: list[dict[str, Any]] = field(default_factory=list)
+    texts: TextFiles
+    level: Level
 
-    def append(self, tokens: Tokens) -> None:
-        while len(tokens):
-            if not self._shards or self._shards[-1]["num_tokens"] == self.shard_tokens:
-                self._shards.append({"file": f"tokens-{len(self._shards):05}.bin", "num_tokens": 0})
-            shard = self._shards[-1]
-            fitting = tokens[: self.shard_tokens - shard["num_tokens"]]
-            with (self.folder / shard["file"]).open("ab") as file:
-                file.write(fitting.astype(self.dtype).tobytes())
-            shard["num_tokens"] += len(fitting)
-            tokens = tokens[len(fitting) :]
+    def __call__(self, part: Span, number: int, folder: Path, /) -> Record:
+        counts: Counter[str] = Counter()
+        for piece in self.texts.pieces(*part):
+            piece.check()
+            counts.update(split_symbols(piece.text, self.level))
+        return {"counts": dict(counts)}
 
-    def finish(self) -> list[dict[str, Any]]:
-        if not self._shards:
-            raise DataError("the text holds no words, only white space; give other files")
-        return self._shards
+
+@dataclass(frozen=True)
+class _WritePart:
+    """Write the tokens of a part."""
+
+    texts: TextFiles
+    vocabulary: Vocabulary
+    side: str
+
+    def __call__(self, part: Span, number: int, folder: Path, /) -> Record:
+        dtype = token_dtype(len(self.vocabulary))
+        has_unknown = self.vocabulary.level != "byte"
+        num_unknown = 0
+        with FileWriter(part_path(folder, self.side, number, "tokens")) as writer:
+            for piece in self.texts.pieces(*part):
+                if has_unknown:
+                    piece.check()
+                tokens = self.vocabulary.encode(piece.text)
+                writer.append(tokens.astype(dtype))
+                num_unknown += int((tokens == 0).sum()) if has_unknown else 0
+            file = writer.finish()
+        return {
+            "files": [file_record(file, self.side)],
+            "num_tokens": file.num_bytes // dtype.itemsize,
+            "num_unknown": num_unknown,
+        }

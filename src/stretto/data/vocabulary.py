@@ -99,21 +99,34 @@ def token_dtype(num_tokens: int) -> np.dtype[np.unsignedinteger[Any]]:
 
 def write_vocabulary(folder: Path, vocabulary: Vocabulary) -> None:
     """Write `vocabulary.json` into a folder."""
-    symbols = vocabulary.symbols if isinstance(vocabulary, SymbolVocabulary) else ()
-    text = json.dumps({"level": vocabulary.level, "symbols": symbols}, ensure_ascii=False)
-    (folder / FILE).write_text(text, encoding="utf-8")
+    (folder / FILE).write_bytes(vocabulary_bytes(vocabulary))
 
 
 def read_vocabulary(folder: Path) -> Vocabulary:
     """Read what `write_vocabulary` wrote."""
     path = folder / FILE
     try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path} can't be read ({error.strerror}); prepare the data again") from None
+    return parse_vocabulary(content, str(path))
+
+
+def vocabulary_bytes(vocabulary: Vocabulary) -> bytes:
+    """Return a vocabulary as it is written."""
+    symbols = vocabulary.symbols if isinstance(vocabulary, SymbolVocabulary) else ()
+    return json.dumps({"level": vocabulary.level, "symbols": symbols}, ensure_ascii=False).encode()
+
+
+def parse_vocabulary(content: bytes, source: str) -> Vocabulary:
+    """Return the vocabulary that was written as these bytes; `source` is where they come from."""
+    try:
+        tree = json.loads(content)
         level, symbols = tree["level"], tree["symbols"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} can't be read ({error!r}); prepare the corpus again") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{source}: the vocabulary can't be read ({error!r}); prepare the data again") from None
     if level == "byte":
         return ByteVocabulary()
     if level not in ("char", "word") or not isinstance(symbols, list):
-        raise DataError(f"{path} is damaged (level {level!r}); prepare the corpus again")
+        raise DataError(f"{source}: the vocabulary is damaged (level {level!r}); prepare the data again")
     return SymbolVocabulary(level, tuple(map(str, symbols)))

@@ -1,0 +1,124 @@
+"""Index: what a store says of itself, in a small JSON file beside its shards."""
+
+import hashlib
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+import numpy as np
+
+from stretto.base.errors import DataError
+from stretto.data.cache import Cache
+from stretto.data.pages import PAGE, LocalPages, PagedFile, Pages, Span
+from stretto.data.remote import RemotePages, fetch
+
+INDEX = "index.json"
+CHECKSUMS = "checksums.bin"
+FORMAT = "stretto"
+VERSION = 2
+
+Kind = Literal["tokens", "sequences"]
+
+
+@dataclass(frozen=True)
+class Store:
+    """An opened store: what its index says, and where its bytes come from."""
+
+    location: str  # a folder, or a URL that fsspec knows
+    kind: str
+    fields: dict[str, Any]
+    files: tuple[PagedFile, ...]
+    pages: Pages
+
+    @classmethod
+    def open(cls, location: Path | str, cache: Cache | None = None) -> "Store":
+        """Open what `stretto prepare` wrote, in a folder or copied to object storage; read no more than its index."""
+        location = str(location)
+        tree = _read_index(location, cache)
+        try:
+            return _open(location, tree, cache)
+        except (KeyError, TypeError, ValueError) as error:
+            raise damaged(location, repr(error)) from None
+
+    def read_file(self, name: str) -> bytes:
+        """Return the whole of a small file."""
+        file = next((file for file in self.files if file.name == name), None)
+        if file is None:
+            raise damaged(self.location, f"no file {name!r}")
+        return self.pages.read([Span(name, 0, file.num_bytes)])[0].tobytes()
+
+    @property
+    def is_remote(self) -> bool:
+        return is_remote(self.location)
+
+
+def is_remote(location: Path | str) -> bool:
+    """Is this a URL rather than a path?"""
+    return "://" in str(location)
+
+
+def index_tree(kind: str, fields: dict[str, Any], files: Sequence[PagedFile], checksums: bytes) -> dict[str, Any]:
+    """Return an index as it is written, with a digest of itself."""
+    tree = {
+        "format": FORMAT,
+        "version": VERSION,
+        "kind": kind,
+        "fields": fields,
+        "files": [{"name": file.name, "num_bytes": file.num_bytes} for file in files],
+        "checksums": zlib.crc32(checksums),
+    }
+    return {**tree, "sha256": _digest(tree)}
+
+
+def damaged(location: str, reason: str) -> DataError:
+    """Return the error for an index that says what it can't mean."""
+    return DataError(f"{location}: {INDEX} is damaged ({reason}); copy it again or prepare the data again")
+
+
+def _digest(tree: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+
+
+def _read_index(location: str, cache: Cache | None) -> dict[str, Any]:
+    try:
+        tree = json.loads(_read_small(location, INDEX, cache))
+    except FileNotFoundError:
+        inner = [] if is_remote(location) else sorted(path.parent.name for path in Path(location).glob(f"*/{INDEX}"))
+        hint = f"its subfolders {inner} do" if inner else "make it with `stretto prepare`"
+        raise DataError(f"{location} holds no prepared data ({INDEX} is missing); {hint}") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{location}: {INDEX} can't be read ({error}); copy it or prepare the data again") from None
+    if not isinstance(tree, dict) or tree.get("format") != FORMAT or tree.get("version") != VERSION:
+        raise DataError(f"{location}: {INDEX} is not of format {FORMAT} {VERSION}; prepare the data again")
+    if tree.pop("sha256", None) != _digest(tree):
+        raise damaged(location, "its digest is another than when it was written")
+    return tree
+
+
+def _open(location: str, tree: dict[str, Any], cache: Cache | None) -> Store:
+    names = [(str(entry["name"]), int(entry["num_bytes"])) for entry in tree["files"]]
+    content = _read_small(location, CHECKSUMS, cache)
+    sizes = [-(-num_bytes // PAGE) for _, num_bytes in names]
+    if zlib.crc32(content) != tree["checksums"] or len(content) != 4 * sum(sizes):
+        raise DataError(f"{location}: {CHECKSUMS} is damaged; copy it again or prepare the data again")
+    parts = np.split(np.frombuffer(content, "<u4"), np.cumsum(sizes)[:-1])
+    files = []
+    for (name, num_bytes), checksums in zip(names, parts, strict=True):
+        if PurePosixPath(name).name != name or name in ("", ".", "..") or "\\" in name:
+            raise DataError(f"{location}: {INDEX} names {name!r}, which is not a file of this folder; don't trust it")
+        files.append(PagedFile(name, num_bytes, checksums))
+    is_local = not is_remote(location)
+    pages = LocalPages(Path(location), files) if is_local else RemotePages(location, files, cache or Cache())
+    return Store(location, str(tree["kind"]), dict(tree["fields"]), tuple(files), pages)
+
+
+def _read_small(location: str, name: str, cache: Cache | None) -> bytes:
+    if is_remote(location):
+        return fetch(location, name, (cache or Cache()).patience)
+    try:
+        return (Path(location) / name).read_bytes()
+    except NotADirectoryError:
+        raise FileNotFoundError(location) from None

@@ -1,0 +1,98 @@
+"""Pages: the bytes of a store's files, a mebibyte at a time, each page checked before it is first used."""
+
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.base.errors import DataError
+from stretto.data.recent import Recent
+
+PAGE = 1 << 20
+# Files mapped at a time; what was read of them counts as this process's memory. Views that are held stay good.
+MAX_MAPS = 24
+
+Bytes = NDArray[np.uint8]
+
+
+class Span(NamedTuple):
+    """Some bytes of one file of a store."""
+
+    file: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class PagedFile:
+    """A file of a store: its size, and the CRC-32 of each of its pages."""
+
+    name: str
+    num_bytes: int
+    checksums: NDArray[np.uint32] = field(repr=False)
+
+    def pages(self, start: int, stop: int) -> range:
+        """Return the numbers of the pages that hold some of the bytes."""
+        return range(start // PAGE, -(-stop // PAGE))
+
+    def extent(self, page: int) -> tuple[int, int]:
+        """Return where a page starts and stops; the last may be a short one."""
+        return page * PAGE, min((page + 1) * PAGE, self.num_bytes)
+
+    def is_intact(self, page: int, content: Bytes | bytes) -> bool:
+        """Is this the content that was written?"""
+        buffer = content if isinstance(content, bytes) else content.data
+        return zlib.crc32(buffer) == int(self.checksums[page])
+
+
+class Pages(Protocol):
+    """Where a store's bytes come from: a folder, or object storage with a cache before it."""
+
+    def read(self, spans: Sequence[Span]) -> list[Bytes]:
+        """Return the bytes of each span; what has changed since it was written is refused."""
+        ...
+
+
+class LocalPages:
+    """Pages of memory-mapped files. A page is checked when it is first touched, and never again in this process."""
+
+    def __init__(self, folder: Path, files: Iterable[PagedFile]) -> None:
+        self._folder = folder
+        self._files = {file.name: file for file in files}
+        self._maps = Recent[Bytes](MAX_MAPS)
+        self._is_checked = {name: np.zeros(len(file.checksums), bool) for name, file in self._files.items()}
+        for file in self._files.values():
+            path = folder / file.name
+            size = path.stat().st_size if path.is_file() else -1
+            if size != file.num_bytes:
+                found = "is missing" if size < 0 else f"has {size:,} bytes"
+                raise DataError(f"{path} {found}, not {file.num_bytes:,} bytes; prepare the data again")
+
+    def read(self, spans: Sequence[Span]) -> list[Bytes]:
+        """Return the bytes of each span, as views of the files."""
+        return [self._read(*span) for span in spans]
+
+    def _read(self, name: str, start: int, stop: int) -> Bytes:
+        content = self._maps.get(name, lambda: self._map(name))
+        pages = slice(start // PAGE, -(-stop // PAGE))
+        if not self._is_checked[name][pages].all():
+            self._check(self._files[name], content, start, stop)
+        return content[start:stop]
+
+    def _map(self, name: str) -> Bytes:
+        is_empty = self._files[name].num_bytes == 0
+        return np.empty(0, np.uint8) if is_empty else np.memmap(self._folder / name, np.uint8, "r")
+
+    def _check(self, file: PagedFile, content: Bytes, start: int, stop: int) -> None:
+        for page in file.pages(start, stop):
+            first, last = file.extent(page)
+            if not file.is_intact(page, content[first:last]):
+                raise DataError(
+                    f"{self._folder / file.name} is damaged between bytes {first:,} and {last:,} (its checksum is "
+                    "another than when it was written); copy it again or prepare the data again"
+                )
+            self._is_checked[file.name][page] = True

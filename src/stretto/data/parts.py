@@ -1,0 +1,300 @@
+"""Parts: a preparation in parts, done side by side, and taken up again where it was cut off.
+
+data/book.partial/      beside data/book until all is done, then renamed to it
+  parts/job             a fingerprint of what is prepared: the inputs and all options
+  parts/count-00000     the record of a part: what was counted in it
+  parts/write-00000     or what was written of it; once it is there, so are its files
+  train/ valid/         the stores, or this folder itself is the store
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+
+from stretto.base.errors import DataError
+from stretto.data.index import INDEX, VERSION, is_remote
+from stretto.data.pages import PagedFile
+from stretto.data.writer import write_file
+
+PART_BYTES = 64 << 20
+_PARTS = "parts"
+_JOB = "job"
+
+Record = dict[str, Any]
+Part = TypeVar("Part")
+PartIn = TypeVar("PartIn", contravariant=True)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a preparation is, in bytes of input, or in rows where bytes are not known."""
+
+    phase: str
+    done: int
+    total: int
+
+
+OnProgress = Callable[[Progress], None]
+
+
+class Work(Protocol[PartIn]):
+    """What is done with a part; it must pickle, and what it returns must be JSON."""
+
+    def __call__(self, part: PartIn, number: int, folder: Path, /) -> Record: ...
+
+
+class LostWorkerError(DataError):
+    """A worker went away; what is finished is kept, so it is worth another try."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A preparation under way."""
+
+    target: Path
+    folder: Path  # where it is written until it is whole
+    workers: int
+    on_progress: OnProgress
+
+    def run(self, phase: str, work: Work[Part], parts: Sequence[Part], sizes: Sequence[int], said: str) -> list[Record]:
+        """Return the record of each part; a part that has one already is not done again."""
+        found = ((number, _read_record(self.folder, phase, number)) for number in range(len(parts)))
+        records = {number: record for number, record in found if record is not None}
+        total, done = sum(sizes), sum(sizes[number] for number in records)
+        if records:
+            self.on_progress(Progress(said, done, total))
+        missing = [(number, part) for number, part in enumerate(parts) if number not in records]
+        for number, record in self._do(_Task(phase, work, self.folder), missing):
+            records[number] = record
+            done += sizes[number]
+            self.on_progress(Progress(said, done, total))
+        return [records[number] for number in range(len(parts))]
+
+    def _do(self, task: "_Task[Part]", parts: Sequence[tuple[int, Part]]) -> Iterator[tuple[int, Record]]:
+        workers = min(self.workers, len(parts))
+        if workers > 1:
+            return _in_processes(task, parts, workers)
+        return (task(number, part) for number, part in parts)
+
+    def finish(self) -> None:
+        """Put what was prepared in its place: all of it is there, or nothing is."""
+        shutil.rmtree(self.folder / _PARTS)
+        for folder in (*(path for path in self.folder.iterdir() if path.is_dir()), self.folder):
+            # Those of parts in which there was nothing to keep.
+            for unused in folder.glob("part-*"):
+                unused.unlink()
+            _sync(folder)
+        self.folder.rename(self.target)
+        _sync(self.target.absolute().parent)
+
+
+@contextmanager
+def open_job(
+    target: Path | str,
+    inputs: Sequence[Path],
+    options: Mapping[str, Any],
+    workers: int | None = None,
+    on_progress: OnProgress = lambda progress: None,
+) -> Iterator[Job]:
+    """Begin a preparation, or go on with the same one; what another left behind is thrown away."""
+    if workers is not None and workers < 1:
+        raise DataError(f"workers={workers} must be at least 1")
+    target = check_target(target)
+    folder = target.with_name(target.name + ".partial")
+    job = Job(target, folder, _num_processors() if workers is None else workers, on_progress)
+    try:
+        (folder / _PARTS).mkdir(parents=True, exist_ok=True)
+        with _locked(folder):
+            _keep_or_clear(folder, _fingerprint(inputs, options))
+            try:
+                yield job
+            except LostWorkerError:
+                raise
+            except DataError:
+                # It would end here again: there is nothing to go on with.
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+    except OSError as error:
+        raise DataError(f"{error.filename or target}: {error.strerror}; is it readable, and is there room?") from None
+
+
+def check_target(target: Path | str) -> Path:
+    """Refuse a place that can't be prepared into, or that would be written over."""
+    if is_remote(target):
+        raise DataError(f"{target} is a URL; prepare into a local folder and copy that")
+    target = Path(target)
+    if target.name in ("", ".."):
+        raise DataError(f"{str(target)!r} has no name of its own; choose another folder")
+    if (target / INDEX).exists() or any(target.glob(f"*/{INDEX}")):
+        raise DataError(f"{target} holds prepared data already; choose another folder, or delete it first")
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise DataError(f"{target} exists already and is no prepared data; choose another folder")
+    return target
+
+
+def part_path(folder: Path, side: str, number: int, what: str) -> Path:
+    """Return where a part writes a file, until the file gets its name in the store."""
+    return folder / side / f"part-{number:05}.{what}"
+
+
+def file_record(file: PagedFile, folder: str = "") -> Record:
+    """Return what a record says of a file; `folder` is where it lies within the job's."""
+    return {
+        "path": f"{folder}/{file.name}" if folder else file.name,
+        "num_bytes": file.num_bytes,
+        "checksums": file.checksums.tolist(),
+    }
+
+
+def place_file(record: Record, folder: Path, name: str) -> PagedFile:
+    """Give a part's file its name in the store."""
+    path = folder / str(record["path"])
+    path.rename(path.with_name(name))
+    return PagedFile(name, record["num_bytes"], np.array(record["checksums"], np.uint32))
+
+
+@dataclass(frozen=True)
+class _Task(Generic[Part]):
+    """What a worker does with each part it is given."""
+
+    phase: str
+    work: Work[Part]
+    folder: Path
+
+    def __call__(self, number: int, part: Part) -> tuple[int, Record]:
+        record = self.work(part, number, self.folder)
+        path = _record_path(self.folder, self.phase, number)
+        beside = path.with_suffix(".new")
+        write_file(beside, json.dumps(record).encode())
+        beside.rename(path)
+        return number, record
+
+
+def _in_processes(task: _Task[Part], parts: Sequence[tuple[int, Part]], workers: int) -> Iterator[tuple[int, Record]]:
+    context = get_context("spawn")
+    lifeline, held = context.Pipe(duplex=False)
+    # The task, which may hold a large vocabulary, goes to each worker once; a part is small.
+    pool = ProcessPoolExecutor(workers, context, _begin, (task, lifeline))
+    try:
+        # Ctrl-C reaches a whole group of processes: workers inherit that it is blocked, and leave it to their parent.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            futures = [pool.submit(_work, number, part) for number, part in parts]
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for future in as_completed(futures):
+            yield future.result()
+    except BrokenProcessPool:
+        raise LostWorkerError(
+            f"a worker process of {task.folder} ended (out of memory, or called from a script without "
+            "`if __name__ == '__main__':`); run the same again to go on, maybe with fewer workers"
+        ) from None
+    except BaseException:
+        held.close()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+        held.close()
+        lifeline.close()
+
+
+# Of a worker process: what it was started for.
+_task: _Task[Any]
+
+
+def _begin(task: _Task[Any], lifeline: Connection) -> None:
+    global _task
+    _task = task
+    threading.Thread(target=_end_with_the_parent, args=(lifeline,), daemon=True).start()
+
+
+def _end_with_the_parent(lifeline: Connection) -> None:
+    """End at once when the parent stops or is killed: a pool's workers would wait for it forever."""
+    lifeline.poll(None)
+    os._exit(1)
+
+
+def _work(number: int, part: Any) -> tuple[int, Record]:  # noqa: ANN401 - whatever the task takes
+    return _task(number, part)
+
+
+def _record_path(folder: Path, phase: str, number: int) -> Path:
+    return folder / _PARTS / f"{phase}-{number:05}"
+
+
+def _read_record(folder: Path, phase: str, number: int) -> Record | None:
+    """Return the record of a finished part, if its files are there as it says."""
+    path = _record_path(folder, phase, number)
+    if not path.exists():
+        return None
+    record: Record = json.loads(path.read_bytes())
+    for file in record.get("files", ()):
+        written = folder / file["path"]
+        # It may have got its name in the store already, just before the job was cut off.
+        if not written.is_file() or written.stat().st_size != file["num_bytes"]:
+            return None
+    return record
+
+
+def _num_processors() -> int:
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        return os.cpu_count() or 1
+
+
+def _fingerprint(inputs: Sequence[Path], options: Mapping[str, Any]) -> bytes:
+    """Return what tells this job from any other: its options, and which files it reads, as they are now."""
+    paths = [file for path in inputs for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
+    files = [(str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    tree = {"version": VERSION, "files": files, "options": dict(options)}
+    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest().encode()
+
+
+def _keep_or_clear(folder: Path, fingerprint: bytes) -> None:
+    path = folder / _PARTS / _JOB
+    if path.exists() and path.read_bytes() == fingerprint:
+        return
+    path.unlink(missing_ok=True)
+    for inner in folder.iterdir():
+        shutil.rmtree(inner) if inner.is_dir() else inner.unlink()
+    path.parent.mkdir()
+    write_file(path, fingerprint)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise DataError(f"{folder} is being written by another process; wait for it or choose another folder") from None
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _sync(folder: Path) -> None:
+    """Wait until the names in a folder are safe on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

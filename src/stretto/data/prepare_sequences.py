@@ -1,0 +1,350 @@
+"""Prepare sequences: records into a store, one record one sequence of text, tokens or channels."""
+
+import hashlib
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stretto.base.errors import DataError
+from stretto.data.parts import PART_BYTES, Job, OnProgress, Record, open_job
+from stretto.data.prepare import check_hold_out, check_level, most_frequent
+from stretto.data.records import RecordPart, cut_records, read_rows
+from stretto.data.rows import (
+    BadRow,
+    BadRowPolicy,
+    BadRows,
+    NanPolicy,
+    Reading,
+    Skipped,
+    What,
+    check_policies,
+    decide,
+    sort_names,
+)
+from stretto.data.sequences import VALUES, Channels, Classes, Sequences, Tokens
+from stretto.data.shards import channels_of, finish_part, open_shards, write_store
+from stretto.data.vocabulary import ByteVocabulary, Level, Vocabulary, split_symbols, token_dtype, vocabulary_bytes
+
+OnSkipped = Callable[[Skipped], None]
+
+
+def warn_of_skipped(skipped: Skipped) -> None:
+    """Say in the log that rows were left out."""
+    logging.getLogger("stretto").warning("left out %s bad rows, the first: %s", skipped.num_rows, skipped.first)
+
+
+def prepare_sequences(
+    files: Sequence[Path | str] | Path | str,
+    folder: Path | str,
+    *,
+    sequence: str | None = None,
+    label: str | None = None,
+    read_as: What | None = None,
+    level: Level | None = None,
+    vocabulary: Vocabulary | None = None,
+    max_symbols: int | None = None,
+    num_tokens: int | None = None,
+    like: Path | str | None = None,
+    hold_out: float = 0.0,
+    seed: int = 0,
+    bad_rows: BadRowPolicy = "refuse",
+    nan: NanPolicy = "refuse",
+    shard_bytes: int = PART_BYTES,
+    workers: int | None = None,
+    on_progress: OnProgress = lambda progress: None,
+    on_skipped: OnSkipped = warn_of_skipped,
+) -> list[Sequences]:
+    """Write the sequences of some JSONL, CSV or Parquet files, or saved Hugging Face datasets, to `folder`.
+
+    `sequence` names the field: `text`, `tokens` or `values`, if nothing else is said. Text becomes tokens as `level`
+    has it; a list of whole numbers is tokens; other numbers, or lists of them, are channels, where null is a missing
+    value. `read_as` says which it is where the first record doesn't. `label` names a field of classes.
+    With `hold_out`, sequences are drawn for `folder/valid`, the others go to `folder/train`, which the vocabulary and
+    the statistics are of. `like` is a prepared folder to take all of these from.
+    """
+    check_policies(bad_rows, nan)
+    check_hold_out(hold_out)
+    parts = cut_records(files, shard_bytes)
+    model = None if like is None else Sequences.open(like)
+    reading = replace(_find_reading(parts, sequence, read_as, bad_rows), label=label, num_tokens=num_tokens, nan=nan)
+    reading, vocabulary = _complete(reading, model, level, vocabulary, max_symbols)
+    channels = model.fields.values if model is not None and isinstance(model.fields.values, Channels) else None
+    options = {
+        "what": "sequences",
+        "reading": asdict(reading),
+        "vocabulary": None if vocabulary is None else vocabulary_bytes(vocabulary).decode(),
+        "max_symbols": max_symbols,
+        "channels": None if channels is None else channels.model_dump(mode="json"),
+        "hold_out": hold_out,
+        "seed": seed,
+        "bad_rows": bad_rows,
+        "shard_bytes": shard_bytes,
+    }
+    paths = list(dict.fromkeys(part.path for part in parts))
+    with open_job(folder, paths, options, workers, on_progress) as job:
+        lots = _Lots(("train", "valid") if hold_out else ("",), hold_out, seed)
+        reading, vocabulary = _scan(job, parts, reading, vocabulary, max_symbols, lots, bad_rows)
+        skipped = _write(job, parts, reading, vocabulary, channels, lots, bad_rows)
+        job.finish()
+    if skipped.num_rows:
+        on_skipped(skipped)
+    return [Sequences.open(Path(folder) / side) for side in lots.sides]
+
+
+def skipped_rows(records: Sequence[Record]) -> Skipped:
+    """Return the rows that all parts left out."""
+    return Skipped(
+        sum(record["num_bad"] for record in records), next((record["bad"] for record in records if record["bad"]), "")
+    )
+
+
+def check_sides(job: Job, records: Sequence[Record], sides: Sequence[str], hold_out: float) -> None:
+    """Refuse to write a store with nothing in it."""
+    num_sequences = {side: sum(record["sides"][side]["num_sequences"] for record in records) for side in sides}
+    skipped = skipped_rows(records)
+    if not any(num_sequences.values()):
+        bad = f" (of {skipped.num_rows:,} bad rows the first is {skipped.first})" if skipped.num_rows else ""
+        raise DataError(f"no sequence is left for {job.target}{bad}; give other files")
+    for side, number in num_sequences.items():
+        if not number:
+            raise DataError(
+                f"hold-out={hold_out} leaves nothing for {job.target / side}; use another part or more data"
+            )
+
+
+@dataclass(frozen=True)
+class _Lots:
+    """Which side a sequence is drawn for: a function of where it lies, not of who asks or when."""
+
+    sides: tuple[str, ...]
+    hold_out: float
+    seed: int
+
+    def draw(self, part: int, row: int) -> str:
+        if len(self.sides) == 1:
+            return self.sides[0]
+        digest = hashlib.blake2b(f"{self.seed} {part} {row}".encode(), digest_size=8).digest()
+        return self.sides[int.from_bytes(digest, "big") < self.hold_out * 2**64]
+
+
+def _find_reading(
+    parts: Sequence[RecordPart], sequence: str | None, what: What | None, policy: BadRowPolicy
+) -> Reading:
+    """Return how the records are to be read: as the first one is that can be."""
+    if what not in (None, "text", "tokens", "channels"):
+        raise DataError(f"read-as={what!r} is not text, tokens or channels; use one of these")
+    first = ""
+    for part in parts:
+        bad = BadRows(part, policy)
+        for row in read_rows(part):
+            try:
+                if row.problem:
+                    raise BadRow(row.problem)
+                return decide(row.record, part.format == "csv", sequence, what)
+            except BadRow as error:
+                bad.meet(row.place, error)
+        first = first or bad.first
+    raise DataError(f"no row can be read as a sequence (the first is {first}); give other files or options")
+
+
+def _complete(
+    reading: Reading,
+    model: Sequences | None,
+    level: Level | None,
+    vocabulary: Vocabulary | None,
+    max_symbols: int | None,
+) -> tuple[Reading, Vocabulary | None]:
+    """Add what is known before any record is read; refuse what contradicts it."""
+    for name, value in (("level", level), ("vocabulary", vocabulary), ("max-symbols", max_symbols)):
+        if value is not None and (reading.what != "text" or (model is not None and name != "level")):
+            other = f"sequences of {reading.what}" if reading.what != "text" else "a vocabulary taken by `like`"
+            raise DataError(f"{name} has no meaning for {other}; leave it out")
+    if reading.num_tokens is not None and (reading.what != "tokens" or model is not None):
+        other = "a number taken by `like`" if reading.what == "tokens" else f"sequences of {reading.what}"
+        raise DataError(f"num-tokens={reading.num_tokens} has no meaning for {other}; leave it out")
+    if reading.num_tokens is not None and not 1 <= reading.num_tokens <= 2**32:
+        raise DataError(f"num-tokens={reading.num_tokens} must be between 1 and 2^32")
+    if model is not None:
+        reading = _like(reading, model)
+        vocabulary = model.vocabulary
+    if reading.what != "text":
+        return reading, vocabulary
+    level = check_level(level, vocabulary, max_symbols)
+    if level == "byte":
+        vocabulary = ByteVocabulary()
+    return replace(reading, level=level), vocabulary
+
+
+def _like(reading: Reading, model: Sequences) -> Reading:
+    values, labels = model.fields.values, model.fields.labels
+    there = "text" if model.vocabulary is not None else values.type
+    if there != reading.what:
+        raise DataError(
+            f"like={model.location} has {there}, but {reading.sequence!r} holds {reading.what}; give another"
+        )
+    if isinstance(values, Channels) and len(values.names) != (reading.num_channels or 1):
+        raise DataError(
+            f"like={model.location} has {len(values.names)} channels, but {reading.sequence!r} has "
+            f"{reading.num_channels or 1}; give another"
+        )
+    if reading.label is not None and labels is None:
+        raise DataError(f"like={model.location} has no labels; leave label={reading.label} out")
+    return replace(
+        reading,
+        num_tokens=values.num_tokens if isinstance(values, Tokens) else None,
+        classes=None if labels is None or reading.label is None else _numbered(labels.names),
+    )
+
+
+def _numbered(names: Sequence[str]) -> dict[str, int]:
+    return {name: number for number, name in enumerate(names)}
+
+
+def _scan(
+    job: Job,
+    parts: Sequence[RecordPart],
+    reading: Reading,
+    vocabulary: Vocabulary | None,
+    max_symbols: int | None,
+    lots: _Lots,
+    bad_rows: BadRowPolicy,
+) -> tuple[Reading, Vocabulary | None]:
+    """Read all once for what must be known before anything is written: symbols, the largest token, the classes."""
+    is_text = reading.what == "text"
+    is_known = vocabulary is not None if is_text else reading.num_tokens is not None or reading.what == "channels"
+    if is_known and (reading.label is None or reading.classes is not None):
+        return reading, vocabulary
+    said = f"counting {reading.level}s" if not is_known and is_text else "reading ahead"
+    work = _ScanPart(reading, not is_known, lots, bad_rows)
+    records = job.run("scan", work, parts, [part.size for part in parts], said)
+    if not sum(record["num_rows"] for record in records):
+        raise DataError(f"no sequence is left for {job.target}, all rows are bad ({skipped_rows(records).first})")
+    if not is_known and is_text:
+        counts: Counter[str] = Counter()
+        for record in records:
+            counts.update(record["counts"])
+        vocabulary = most_frequent(counts, reading.level, max_symbols)
+    elif not is_known:
+        reading = replace(reading, num_tokens=max(record["largest"] for record in records) + 1)
+    if reading.label is not None and reading.classes is None:
+        names = sort_names({name for record in records for name in record["labels"]})
+        reading = replace(reading, classes=_numbered(names))
+    return reading, vocabulary
+
+
+def _write(
+    job: Job,
+    parts: Sequence[RecordPart],
+    reading: Reading,
+    vocabulary: Vocabulary | None,
+    channels: Channels | None,
+    lots: _Lots,
+    bad_rows: BadRowPolicy,
+) -> Skipped:
+    for side in lots.sides:
+        (job.folder / side).mkdir(exist_ok=True)
+    work = _WritePart(reading, vocabulary, lots, bad_rows)
+    records = job.run("write", work, parts, [part.size for part in parts], f"writing {job.target}")
+    check_sides(job, records, lots.sides, lots.hold_out)
+    shards = {side: [record["sides"][side] for record in records] for side in lots.sides}
+    values: Tokens | Channels
+    if reading.what == "channels":
+        values = channels or channels_of(_channel_names(reading), next(iter(shards.values())))
+    else:
+        values = Tokens(num_tokens=_num_tokens(reading, vocabulary))
+    labels = None if reading.classes is None else Classes(names=tuple(reading.classes))
+    for side in lots.sides:
+        write_store(job, side, shards[side], values, labels, vocabulary)
+    return skipped_rows(records)
+
+
+def _channel_names(reading: Reading) -> list[str]:
+    if reading.num_channels is None:
+        return [reading.sequence]
+    return [f"{reading.sequence}.{number}" for number in range(reading.num_channels)]
+
+
+def _num_tokens(reading: Reading, vocabulary: Vocabulary | None) -> int:
+    if vocabulary is not None:
+        return len(vocabulary)
+    assert reading.num_tokens is not None, "found by the scan"
+    return reading.num_tokens
+
+
+def _good_rows(part: RecordPart, reading: Reading, bad: BadRows) -> Iterator[tuple[int, Any, str | None]]:
+    """Return the number in the part, the sequence and the label of each row that has them."""
+    for row in read_rows(part, reading.fields):
+        try:
+            if row.problem:
+                raise BadRow(row.problem)
+            is_text = reading.what == "text"
+            value = reading.text(row.record) if is_text else reading.steps(row.record, part.format == "csv")
+            yield row.place, value, reading.label_name(row.record)
+        except BadRow as error:
+            bad.meet(row.place, error)
+
+
+@dataclass(frozen=True)
+class _ScanPart:
+    """See what there is in a part."""
+
+    reading: Reading
+    is_counted: bool
+    lots: _Lots
+    bad_rows: BadRowPolicy
+
+    def __call__(self, part: RecordPart, number: int, folder: Path, /) -> Record:
+        bad = BadRows(part, self.bad_rows)
+        counts: Counter[str] = Counter()
+        labels: set[str] = set()
+        largest, num_rows = -1, 0
+        for place, value, label in _good_rows(part, self.reading, bad):
+            num_rows += 1
+            if label is not None:
+                labels.add(label)
+            if not self.is_counted:
+                continue
+            if self.reading.what == "tokens":
+                largest = max(largest, int(value.max()))
+            # As for a corpus, the vocabulary is that of the training part.
+            elif self.lots.draw(number, place) != "valid":
+                counts.update(split_symbols(value, self.reading.level))
+        return {
+            "counts": dict(counts),
+            "largest": largest,
+            "labels": sorted(labels),
+            "num_rows": num_rows,
+            "num_bad": bad.num_rows,
+            "bad": bad.first,
+        }
+
+
+@dataclass(frozen=True)
+class _WritePart:
+    """Write the sequences of a part, each to its side."""
+
+    reading: Reading
+    vocabulary: Vocabulary | None
+    lots: _Lots
+    bad_rows: BadRowPolicy
+
+    def __call__(self, part: RecordPart, number: int, folder: Path, /) -> Record:
+        classes: Mapping[str, int] = self.reading.classes or {}
+        is_channels = self.reading.what == "channels"
+        dtype: np.dtype[Any] = VALUES if is_channels else token_dtype(_num_tokens(self.reading, self.vocabulary))
+        has_labels = self.reading.label is not None
+        bad = BadRows(part, self.bad_rows)
+        with open_shards(folder, self.lots.sides, number, dtype, has_labels) as writers:
+            for place, value, label in _good_rows(part, self.reading, bad):
+                writer = writers[self.lots.draw(number, place)]
+                class_number = None if label is None else classes[label]
+                if self.vocabulary is None:
+                    writer.append(value, class_number)
+                else:
+                    writer.append(self.vocabulary.encode(value), class_number, len(value.encode()))
+            return finish_part(writers, bad)

@@ -1,0 +1,252 @@
+"""Prepare series: files whose rows are steps of time into a store of sequences of channels."""
+
+import math
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.base.errors import DataError
+from stretto.data.parts import OnProgress, Record, open_job
+from stretto.data.prepare import check_hold_out
+from stretto.data.prepare_sequences import OnSkipped, check_sides, skipped_rows, warn_of_skipped
+from stretto.data.records import RecordPart, cut_records, read_rows
+from stretto.data.rows import LARGEST, BadRow, BadRowPolicy, BadRows, NanPolicy, check_policies, shorten
+from stretto.data.sequences import VALUES, Channels, Sequences
+from stretto.data.shards import channels_of, finish_part, open_shards, write_store
+
+Moment = float | datetime
+
+
+def prepare_series(
+    files: Sequence[Path | str] | Path | str,
+    folder: Path | str,
+    *,
+    columns: Sequence[str] | None = None,
+    by: str | None = None,
+    time: str | None = None,
+    like: Path | str | None = None,
+    hold_out: float = 0.0,
+    bad_rows: BadRowPolicy = "refuse",
+    nan: NanPolicy = "refuse",
+    workers: int | None = None,
+    on_progress: OnProgress = lambda progress: None,
+    on_skipped: OnSkipped = warn_of_skipped,
+) -> list[Sequences]:
+    """Write the series of some CSV, Parquet or JSONL files, a row a step of time, to `folder`.
+
+    `columns` are the channels: all that have a number in the first row, if not said. A file is a series, or each run
+    of rows with the same value in column `by`. `time` names a column that must not decrease within a series.
+    With `hold_out`, the last part of each series goes to `folder/valid`, the rest to `folder/train`, which the
+    statistics are of. `like` is a prepared folder to take columns and statistics from.
+    """
+    check_policies(bad_rows, nan)
+    check_hold_out(hold_out)
+    parts = cut_records(files, None)
+    channels = None if like is None else _channels_like(like, columns)
+    if channels is not None:
+        columns = channels.names
+    if columns is None:
+        columns = _numeric_columns(parts[0], {by, time})
+    reading = _Reading(_check_columns(columns, by, time), by, time, nan)
+    options = {
+        "what": "series",
+        "reading": asdict(reading),
+        "channels": None if channels is None else channels.model_dump(mode="json"),
+        "hold_out": hold_out,
+        "bad_rows": bad_rows,
+    }
+    sides = ("train", "valid") if hold_out else ("",)
+    with open_job(folder, [part.path for part in parts], options, workers, on_progress) as job:
+        for side in sides:
+            (job.folder / side).mkdir(exist_ok=True)
+        work = _WritePart(reading, sides, hold_out, bad_rows)
+        records = job.run("write", work, parts, [part.size for part in parts], f"writing {job.target}")
+        check_sides(job, records, sides, hold_out)
+        shards = {side: [record["sides"][side] for record in records] for side in sides}
+        channels = channels or channels_of(reading.columns, shards[sides[0]])
+        for side in sides:
+            write_store(job, side, shards[side], channels)
+        job.finish()
+    skipped = skipped_rows(records)
+    if skipped.num_rows:
+        on_skipped(skipped)
+    return [Sequences.open(Path(folder) / side) for side in sides]
+
+
+def _channels_like(like: Path | str, columns: Sequence[str] | None) -> Channels:
+    values = Sequences.open(like).fields.values
+    if not isinstance(values, Channels):
+        raise DataError(f"like={like} has {values.type}, not channels; give another")
+    if columns is not None and tuple(columns) != values.names:
+        raise DataError(f"columns={list(columns)} are not those of like={like}, {list(values.names)}; leave one out")
+    return values
+
+
+def _check_columns(columns: Sequence[str], by: str | None, time: str | None) -> tuple[str, ...]:
+    if not columns:
+        raise DataError("columns is empty; name at least one")
+    for name in columns:
+        if name in (by, time) or list(columns).count(name) > 1:
+            raise DataError(f"columns names {name!r} twice, or it is by or time; name each column once")
+    return tuple(columns)
+
+
+def _numeric_columns(part: RecordPart, others: set[str | None]) -> list[str]:
+    """Return the columns that have a number in the first row that can be read."""
+    row = next((row for row in read_rows(part) if not row.problem), None)
+    record: Mapping[str, Any] = {} if row is None else row.record
+    numeric = []
+    for name, value in record.items():
+        try:
+            is_numeric = not math.isnan(_number(value, name, "missing", part.format == "csv"))
+        except BadRow:
+            is_numeric = False
+        if is_numeric and name not in others:
+            numeric.append(name)
+    if not numeric:
+        raise DataError(f"{part.path} has no number in its first row, only {sorted(record)}; name the columns")
+    return numeric
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """How a row becomes a step."""
+
+    columns: tuple[str, ...]
+    by: str | None
+    time: str | None
+    nan: NanPolicy
+
+    @property
+    def fields(self) -> list[str]:
+        return [*self.columns, *(name for name in (self.by, self.time) if name is not None)]
+
+    def step(self, record: Mapping[str, Any], is_cell: bool) -> list[float]:
+        for name in self.columns:
+            if name not in record:
+                raise BadRow(f"it has no {name!r}")
+        return [_number(record[name], name, self.nan, is_cell) for name in self.columns]
+
+    def series(self, record: Mapping[str, Any]) -> object:
+        if self.by is None:
+            return None
+        value = record.get(self.by)
+        if value is None or value == "":
+            raise BadRow(f"it has no {self.by!r}, which names its series")
+        return value
+
+    def moment(self, record: Mapping[str, Any], is_cell: bool) -> Moment | None:
+        if self.time is None:
+            return None
+        value = record.get(self.time)
+        if value is None or value == "":
+            raise BadRow(f"it has no {self.time!r}")
+        moment = _moment(value, is_cell)
+        if moment is None or moment != moment:
+            raise BadRow(f"{self.time!r} is {shorten(value)}, neither a number nor a time such as 2025-01-31T12:00:00")
+        return moment
+
+
+def _number(value: object, name: str, nan: NanPolicy, is_cell: bool) -> float:
+    if value is None or (isinstance(value, str) and is_cell and not value.strip()):
+        return math.nan
+    try:
+        if not isinstance(value, str if is_cell else int | float | Decimal) or isinstance(value, bool):
+            raise ValueError(value)
+        number = float(value)
+    except ValueError:
+        raise BadRow(f"{name!r} is {shorten(value)}, not a number") from None
+    except OverflowError:
+        number = 2 * LARGEST
+    if not math.isfinite(number):
+        if nan == "refuse":
+            raise BadRow(f"{name!r} is {number}", "mend it, take it for a missing value with nan=missing")
+        return math.nan
+    if abs(number) > LARGEST:
+        raise BadRow(f"{name!r} is too large for 32-bit floats", "scale it")
+    return number
+
+
+def _moment(value: object, is_cell: bool) -> Moment | None:
+    """Return a time that can be compared, if it is one."""
+    if isinstance(value, datetime):
+        return value
+    if isinstance(value, date):
+        return datetime(value.year, value.month, value.day)
+    if isinstance(value, int | float | Decimal) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, str):
+        return None
+    if is_cell:
+        try:
+            return float(value)
+        except ValueError:
+            pass
+    try:
+        return datetime.fromisoformat(value)
+    except ValueError:
+        return None
+
+
+@dataclass(frozen=True)
+class _WritePart:
+    """Write the series of a file, the end of each to the held-out side."""
+
+    reading: _Reading
+    sides: tuple[str, ...]
+    hold_out: float
+    bad_rows: BadRowPolicy
+
+    def __call__(self, part: RecordPart, number: int, folder: Path, /) -> Record:
+        bad = BadRows(part, self.bad_rows)
+        with open_shards(folder, self.sides, number, VALUES) as writers:
+            for steps in self._series(part, bad):
+                num_held = int(len(steps) * self.hold_out)
+                writers[self.sides[0]].append(steps[: len(steps) - num_held])
+                if num_held:
+                    writers[self.sides[1]].append(steps[-num_held:])
+            return finish_part(writers, bad)
+
+    def _series(self, part: RecordPart, bad: BadRows) -> Iterator[NDArray[np.float32]]:
+        """Return one series after the other; only the one that is being read is held."""
+        reading, is_cell = self.reading, part.format == "csv"
+        values, current, last = array("f"), None, None
+        for row in read_rows(part, reading.fields):
+            try:
+                if row.problem:
+                    raise BadRow(row.problem)
+                step, series = reading.step(row.record, is_cell), reading.series(row.record)
+                moment = reading.moment(row.record, is_cell)
+                is_next = len(values) > 0 and series != current
+                if last is not None and moment is not None and not is_next:
+                    _check_order(last, moment, reading.time)
+            except BadRow as error:
+                bad.meet(row.place, error)
+                continue
+            if is_next:
+                yield self._steps(values)
+                values = array("f")
+            current, last = series, moment
+            values.extend(step)
+        if values:
+            yield self._steps(values)
+
+    def _steps(self, values: "array[float]") -> NDArray[np.float32]:
+        return np.array(values, np.float32).reshape(-1, len(self.reading.columns))
+
+
+def _check_order(last: Moment, moment: Moment, name: str | None) -> None:
+    try:
+        # Text and numbers, or times with a zone and without one, have no order.
+        is_before = moment < last  # type: ignore[operator]
+    except TypeError:
+        raise BadRow(f"{name!r} is {moment}, which can't be compared with {last} before it") from None
+    if is_before:
+        raise BadRow(f"{name!r} is {moment}, which is before the {last} of the row above", "sort the rows by time")

@@ -1,0 +1,211 @@
+"""Sequences: rows of unequal length in shards, of tokens or of channels, with labels or without.
+
+values-00000.bin   |--seq 0--|-seq 1-|-----seq 2-----|      the steps of all its sequences, end to end
+ends-00000.bin     where each of them ends, in steps
+labels-00000.bin   a label for each, where there are any
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from stretto.base.errors import DataError
+from stretto.data.cache import Cache
+from stretto.data.index import Store, damaged
+from stretto.data.pages import Bytes, Span
+from stretto.data.vocabulary import FILE as VOCABULARY
+from stretto.data.vocabulary import Vocabulary, parse_vocabulary, token_dtype
+
+KIND = "sequences"
+ENDS = np.dtype("<u8")
+VALUES = np.dtype("<f4")
+CLASSES = np.dtype("<i8")
+
+Ints = NDArray[np.int64]
+
+
+class _Part(BaseModel):
+    """A part of a store's index: strict, and it refuses what it doesn't know."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Tokens(_Part):
+    """Each step is a token."""
+
+    type: Literal["tokens"] = "tokens"
+    num_tokens: int = Field(ge=1, le=2**32)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return token_dtype(self.num_tokens)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return ()
+
+
+class Channels(_Part):
+    """Each step has a number for each channel, NaN where it is missing; mean and spread are those of training data."""
+
+    type: Literal["channels"] = "channels"
+    names: tuple[str, ...] = Field(min_length=1, strict=False)
+    mean: tuple[float, ...] = Field(strict=False)
+    std: tuple[float, ...] = Field(strict=False)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return VALUES
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.names),)
+
+
+class Classes(_Part):
+    """Each sequence has one of these labels."""
+
+    type: Literal["classes"] = "classes"
+    names: tuple[str, ...] = Field(min_length=1, strict=False)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return CLASSES
+
+
+class Shard(_Part):
+    """One shard, in numbers."""
+
+    num_sequences: int = Field(ge=1)
+    num_steps: int = Field(ge=1)
+    longest: int = Field(ge=1)
+
+
+class SequencesFields(_Part):
+    """What the index says of sequences."""
+
+    values: Tokens | Channels = Field(discriminator="type")
+    labels: Classes | None = None
+    num_bytes: int | None = None  # of the text that tokens came from
+    shards: tuple[Shard, ...] = Field(min_length=1, strict=False)
+
+
+class Place(NamedTuple):
+    """Some steps of a shard."""
+
+    shard: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Sequences on disk or in object storage, read where and when they are asked for."""
+
+    store: Store
+    fields: SequencesFields
+    vocabulary: Vocabulary | None  # of tokens that came from text
+
+    @classmethod
+    def open(cls, location: Path | str, cache: Cache | None = None) -> "Sequences":
+        """Open what `stretto prepare sequences` or `series` wrote."""
+        return cls.of(Store.open(location, cache))
+
+    @classmethod
+    def of(cls, store: Store) -> "Sequences":
+        """Return the sequences of a store; check what its index says of them."""
+        if store.kind != KIND:
+            raise DataError(f"{store.location} holds {store.kind}, not {KIND}; give another folder")
+        try:
+            fields = SequencesFields.model_validate(store.fields)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise damaged(store.location, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        sizes = {file.name: file.num_bytes for file in store.files}
+        for number, shard in enumerate(fields.shards):
+            for name, size in _sizes(fields, shard, number).items():
+                if sizes.get(name) != size:
+                    raise damaged(store.location, f"{name} has {sizes.get(name)} bytes, not {size}")
+        has_vocabulary = VOCABULARY in sizes
+        vocabulary = parse_vocabulary(store.read_file(VOCABULARY), store.location) if has_vocabulary else None
+        if vocabulary is not None and (fields.values.type != "tokens" or len(vocabulary) != fields.values.num_tokens):
+            raise damaged(store.location, "its vocabulary has another size")
+        return cls(store, fields, vocabulary)
+
+    @property
+    def location(self) -> str:
+        return self.store.location
+
+    @cached_property
+    def shard_sizes(self) -> tuple[int, ...]:
+        """How many sequences each shard has."""
+        return tuple(shard.num_sequences for shard in self.fields.shards)
+
+    @property
+    def num_sequences(self) -> int:
+        return sum(self.shard_sizes)
+
+    @property
+    def num_steps(self) -> int:
+        return sum(shard.num_steps for shard in self.fields.shards)
+
+    @property
+    def longest(self) -> int:
+        return max(shard.longest for shard in self.fields.shards)
+
+    @property
+    def bytes_per_token(self) -> float | None:
+        return None if self.fields.num_bytes is None else self.fields.num_bytes / self.num_steps
+
+    def ends(self, shard: int, start: int, stop: int) -> Ints:
+        """Return where the sequences from `start` up to `stop` end, and before them where the first begins."""
+        first = max(start - 1, 0)
+        content = self._read([Span(f"ends-{shard:05}.bin", first * ENDS.itemsize, stop * ENDS.itemsize)])[0]
+        ends = content.view(ENDS).astype(np.int64)
+        return ends if start else np.concatenate([[0], ends])
+
+    def places(self, rows: Sequence[tuple[int, int]]) -> list[Place]:
+        """Return where each of some sequences lies, given by shard and number in it."""
+        spans = [
+            Span(f"ends-{shard:05}.bin", max(number - 1, 0) * ENDS.itemsize, (number + 1) * ENDS.itemsize)
+            for shard, number in rows
+        ]
+        places = []
+        for (shard, number), content in zip(rows, self._read(spans), strict=True):
+            ends = content.view(ENDS)
+            places.append(Place(shard, int(ends[0]) if number else 0, int(ends[-1])))
+        return places
+
+    def read(self, places: Sequence[Place]) -> list[NDArray[Any]]:
+        """Return the steps of each place, `[steps]` of tokens or `[steps, channels]` of numbers."""
+        values = self.fields.values
+        size = values.dtype.itemsize * int(np.prod(values.shape, dtype=int))
+        spans = [Span(f"values-{place.shard:05}.bin", place.start * size, place.stop * size) for place in places]
+        return [content.view(values.dtype).reshape(-1, *values.shape) for content in self._read(spans)]
+
+    def read_labels(self, rows: Sequence[tuple[int, int]]) -> Ints:
+        """Return the class of each of some sequences, given by shard and number in it."""
+        size = CLASSES.itemsize
+        spans = [Span(f"labels-{shard:05}.bin", number * size, (number + 1) * size) for shard, number in rows]
+        return np.array([int(content.view(CLASSES)[0]) for content in self._read(spans)], np.int64)
+
+    def _read(self, spans: Sequence[Span]) -> list[Bytes]:
+        return self.store.pages.read(spans)
+
+
+def _sizes(fields: SequencesFields, shard: Shard, number: int) -> dict[str, int]:
+    """The files that a shard must have, with their sizes."""
+    step = fields.values.dtype.itemsize * int(np.prod(fields.values.shape, dtype=int))
+    sizes = {
+        f"values-{number:05}.bin": shard.num_steps * step,
+        f"ends-{number:05}.bin": shard.num_sequences * ENDS.itemsize,
+    }
+    if fields.labels is not None:
+        sizes[f"labels-{number:05}.bin"] = shard.num_sequences * CLASSES.itemsize
+    return sizes

@@ -1,0 +1,76 @@
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paged_store import bytes_of, flip_bit, spans_of, write_store
+from stretto import DataError
+from stretto.data.index import Store
+from stretto.data.pages import MAX_MAPS, PAGE, LocalPages, PagedFile, Span
+from stretto.data.sequences import Sequences
+from stretto.data.writer import write_file
+
+
+def num_mapped(folder: Path) -> int:
+    """How many files of a folder this process has mapped, as the kernel sees it."""
+    return sum(str(folder) in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+def test_a_folder_gives_the_bytes_that_were_written(tmp_path: Path) -> None:
+    folder = write_store(tmp_path / "store", num_shards=2)
+    store = Store.open(folder)
+    spans = spans_of(store)
+    assert [content.tobytes() for content in store.pages.read(spans)] == bytes_of(folder, spans)
+
+
+def test_sequences_are_cut_where_they_end(tmp_path: Path) -> None:
+    folder = write_store(tmp_path / "store", num_shards=2)
+    sequences = Sequences.open(folder)
+    values = np.fromfile(folder / "values-00001.bin", "<u2")
+    ends = np.fromfile(folder / "ends-00001.bin", "<u8")
+    first, third = sequences.read(sequences.places([(1, 0), (1, 2)]))
+    assert np.array_equal(first, values[: ends[0]])
+    assert np.array_equal(third, values[ends[1] : ends[2]])
+
+
+def test_thousands_of_shards_keep_few_files_mapped(tmp_path: Path) -> None:
+    files = [write_file(tmp_path / f"shard-{number}.bin", bytes([number % 251]) * 100) for number in range(500)]
+    pages = LocalPages(tmp_path, files)
+    held = pages.read([Span(files[0].name, 10, 20)])[0]
+    for _ in range(2):
+        for number, file in enumerate(files):
+            assert pages.read([Span(file.name, 99, 100)])[0].tolist() == [number % 251]
+    # One more for the view that is held, which stays good though its file was let go of.
+    assert num_mapped(tmp_path) == MAX_MAPS + 1
+    assert held.tolist() == [0] * 10
+
+
+def test_a_flipped_bit_is_found_when_its_page_is_first_touched(tmp_path: Path) -> None:
+    folder = write_store(tmp_path / "store", num_shards=1)
+    flip_bit(folder / "values-00000.bin", PAGE + 5)
+    pages = Store.open(folder).pages
+    assert len(pages.read([Span("values-00000.bin", 0, PAGE)])[0]) == PAGE
+    with pytest.raises(DataError, match=r"values-00000\.bin is damaged between bytes 1,048,576 and 2,097,152"):
+        pages.read([Span("values-00000.bin", PAGE - 1, PAGE + 1)])
+
+
+def test_a_file_that_was_cut_short_is_refused_at_once(tmp_path: Path) -> None:
+    folder = write_store(tmp_path / "store", num_shards=1)
+    with (folder / "ends-00000.bin").open("r+b") as file:
+        file.truncate(7_999)
+    with pytest.raises(DataError, match=r"ends-00000\.bin has 7,999 bytes, not 8,000 bytes"):
+        Store.open(folder)
+
+
+def test_pages_are_sent_to_workers_without_their_bytes(tmp_path: Path) -> None:
+    file = write_file(tmp_path / "shard.bin", bytes(5 * PAGE))
+    pages = LocalPages(tmp_path, [file])
+    pages.read([Span("shard.bin", 0, 5 * PAGE)])
+    assert len(pickle.dumps(pages)) < 5_000
+
+
+def test_an_empty_file_has_no_pages(tmp_path: Path) -> None:
+    file: PagedFile = write_file(tmp_path / "empty.bin", b"")
+    assert len(file.checksums) == 0
+    assert LocalPages(tmp_path, [file]).read([Span("empty.bin", 0, 0)])[0].size == 0
