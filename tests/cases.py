@@ -1,6 +1,7 @@
 """Models, windows and steps that tests run on several ranks and on one, to compare."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,8 @@ from stretto import (
     initialize,
     make_engine,
 )
+from stretto.base.position import Position
+from stretto.base.task import Task
 from stretto.engine.engine import Precision
 
 NUM_TOKENS, WIDTH = 29, 8
@@ -106,6 +109,9 @@ def odd_model() -> list[Block]:
 MODELS = {"odd": odd_model, "lstm": lstm_model, "barrier": barrier_model, "bare": bare_model}
 
 
+LANGUAGE = Task.language(NUM_TOKENS)
+
+
 @dataclass(frozen=True)
 class Case:
     """What is computed; a layout says how."""
@@ -127,15 +133,28 @@ class RandomWindows:
     """Windows of random tokens whose time and lengths differ from step to step; rows that ended start fresh."""
 
     case: Case
-    share: tuple[int, int] = (0, 1)
+    part: tuple[int, int] = (0, 1)
     num_windows: int = 100
+    task: Task = LANGUAGE
     bytes_per_token: float | None = None
     is_carried: bool = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "is_carried", self.case.model != "barrier")
 
-    def read(self, position: int, *, inputs: bool = True, targets: bool = True) -> Window:
+    def share(self, index: int, count: int, least: int = 1) -> Self:
+        return replace(self, part=(index, count))
+
+    def after(self, position: Position) -> Position:
+        return replace(position, index=position.index + 1)
+
+    def fraction(self, position: Position) -> float:
+        return position.index / self.num_windows
+
+    def read(self, position: Position, *, inputs: bool = True, targets: bool = True) -> Window:
+        return self._read(position.index, inputs, targets)
+
+    def _read(self, position: int, inputs: bool, targets: bool) -> Window:
         before, now = self._lengths(position - 1), self._lengths(position)
         num_steps, lengths = now
         tokens = torch.randint(NUM_TOKENS, (num_steps + 1, self.case.num_rows), generator=self._generator(position, 1))
@@ -143,7 +162,7 @@ class RandomWindows:
         asked[torch.arange(num_steps).unsqueeze(1) >= lengths] = -100
         has_ended = before[1] < before[0]
         fresh = torch.ones_like(has_ended) if position == 0 or not self.is_carried else has_ended
-        index, count = self.share
+        index, count = self.part
         rows = slice(self.case.num_rows * index // count, self.case.num_rows * (index + 1) // count)
         numbers = torch.arange(self.case.num_rows)
         window = Window(num_steps, numbers, lengths, fresh, tokens[:-1] if inputs else None, asked if targets else None)

@@ -17,6 +17,7 @@ from stretto import (
     Linear,
     LocalEngine,
     LockedDropout,
+    Position,
     SequenceLoss,
     Stack,
     TokenLoss,
@@ -50,7 +51,7 @@ def test_slices_change_neither_loss_nor_gradient_nor_state(slices: int, byte_cor
     for engine in (LocalEngine(model(), TokenLoss()), LocalEngine(model(), TokenLoss(), slices=slices)):
         state: State | None = None
         for position in range(3):
-            outcome = engine.step(data.read(position), state, key=position)
+            outcome = engine.step(data.read(data.at(position)), state, key=position)
             state = outcome.state
         results.append((outcome, gradients(engine.stack), engine.square_norm()))
     (whole, expected, norm), (sliced, found, norm_sliced) = results
@@ -64,17 +65,17 @@ def test_slices_change_neither_loss_nor_gradient_nor_state(slices: int, byte_cor
 def test_two_windows_carried_score_as_one_long_window(byte_corpus: Corpus) -> None:
     engine = LocalEngine(model(), TokenLoss())
     long, short = Lanes(byte_corpus, 5, 24), Lanes(byte_corpus, 5, 12)
-    first = engine.score(short.read(0), None, key=0)
-    second = engine.score(short.read(1), first.state, key=0)
-    whole = engine.score(long.read(0), None, key=0)
+    first = engine.score(short.read(short.at(0)), None, key=0)
+    second = engine.score(short.read(short.at(1)), first.state, key=0)
+    whole = engine.score(long.read(long.at(0)), None, key=0)
     torch.testing.assert_close(first.total + second.total, whole.total, rtol=1e-12, atol=0)
-    forgotten = engine.score(short.read(1), None, key=0)
+    forgotten = engine.score(short.read(short.at(1)), None, key=0)
     assert abs(float(forgotten.total - second.total)) > 1e-3, "without the carried state the loss is another"
 
 
 @pytest.mark.parametrize("slices", [1, 2])
 def test_a_row_that_ends_within_a_window_hands_on_a_fresh_start(slices: int, byte_corpus: Corpus) -> None:
-    window = Lanes(byte_corpus, 4, 12).read(0)
+    window = Lanes(byte_corpus, 4, 12).read(Position())
     engine = LocalEngine(model(), TokenLoss(), slices=slices)
     state = engine.step(replace(window, lengths=torch.tensor([12, 5, 12, 0])), None, 1).state
     whole = engine.step(window, None, 1).state
@@ -85,14 +86,14 @@ def test_a_row_that_ends_within_a_window_hands_on_a_fresh_start(slices: int, byt
 
 
 def test_scoring_in_slices_gives_the_same_score(byte_corpus: Corpus) -> None:
-    window = Lanes(byte_corpus, 5, 12).read(0)
+    window = Lanes(byte_corpus, 5, 12).read(Position())
     scores = [LocalEngine(model(), TokenLoss(), slices=slices).score(window, None, 0) for slices in (1, 3)]
     torch.testing.assert_close(scores[0].total, scores[1].total, rtol=1e-12, atol=0)
     torch.testing.assert_close(scores[0].state, scores[1].state, rtol=1e-12, atol=1e-14)
 
 
 def test_a_step_depends_on_its_key_and_a_score_does_not(byte_corpus: Corpus) -> None:
-    engine, window = LocalEngine(model(), TokenLoss()), Lanes(byte_corpus, 5, 12).read(0)
+    engine, window = LocalEngine(model(), TokenLoss()), Lanes(byte_corpus, 5, 12).read(Position())
     assert float(engine.step(window, None, 1).total) == float(engine.step(window, None, 1).total)
     assert float(engine.step(window, None, 1).total) != float(engine.step(window, None, 2).total)
     assert float(engine.score(window, None, 1).total) == float(engine.score(window, None, 2).total)
@@ -122,7 +123,7 @@ def test_unequal_rows_give_the_sum_of_each_row_alone() -> None:
 
 
 def test_bf16_runs_near_fp32_and_keeps_weights_and_states_in_fp32(byte_corpus: Corpus) -> None:
-    window = Lanes(byte_corpus, 8, 16).read(0)
+    window = Lanes(byte_corpus, 8, 16).read(Position())
     totals = []
     for precision in ("fp32", "bf16"):
         stack = initialize(Stack([Embedding(256, 32), LSTM(32, 32, 2), Linear(32, 256)]), seed=3)
@@ -140,11 +141,11 @@ def test_impossible_engines_are_refused(byte_corpus: Corpus) -> None:
     with pytest.raises(ConfigError, match="slices=0"):
         LocalEngine(model(), TokenLoss(), slices=0)
     with pytest.raises(ConfigError, match="exceeds the batch's 3 rows"):
-        LocalEngine(model(), TokenLoss(), slices=4).step(Lanes(byte_corpus, 3, 5).read(0), None, 0)
+        LocalEngine(model(), TokenLoss(), slices=4).step(Lanes(byte_corpus, 3, 5).read(Position()), None, 0)
     with pytest.raises(ConfigError, match="precision='fp16' is not fp32 or bf16"):
         LocalEngine(model(), TokenLoss(), precision="fp16")  # type: ignore[arg-type]
     with pytest.raises(DataError, match="has no inputs, which this rank needs"):
-        LocalEngine(model(), TokenLoss()).step(Lanes(byte_corpus, 3, 5).read(0, inputs=False), None, 0)
+        LocalEngine(model(), TokenLoss()).step(Lanes(byte_corpus, 3, 5).read(Position(), inputs=False), None, 0)
     with torch.device("meta"):
         stack = Stack([Linear(2, 2)])
     with pytest.raises(ConfigError, match=r"stretto\.initialize"):

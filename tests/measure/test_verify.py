@@ -71,7 +71,7 @@ def test_a_lawful_model_passes_and_the_others_fail_by_name(layout: Layout, byte_
         ("hiding", "block 2: HidesState breaks the chunk law"),
         ("mean", "the loss does not add up over time"),
     ):
-        found = ranks.run(on_rank, kind, byte_corpus.folder, layout)
+        found = ranks.run(on_rank, kind, byte_corpus.location, layout)
         assert found[0] == found[1], "every rank gets the same answer"
         assert found[0].is_equal == (kind == "lawful")
         assert found[0].verdict.startswith(verdict)
@@ -96,14 +96,15 @@ def test_the_command_says_what_it_found(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("run.toml").write_text(
-        f'[data]\ntrain = "{byte_corpus.folder}"\nlanes = 8\nwindow = 12\n[model]\nhidden = 8\ndropout = 0.1\n'
+        f'[data]\ntrain = "{byte_corpus.location}"\nlanes = 8\nwindow = 12\n[model]\nhidden = 8\ndropout = 0.1\n'
     )
     assert main(["verify", "run.toml", "--layout.stages", "2", "--layout.chunks", "3", "--double"]) == 0
     assert "equal to one rank, to 1e-09" in capfd.readouterr().out
     Path("mine.py").write_text(
         "import torch, stretto\n"
         "class Mean(stretto.Block):\n    def forward(self, x, state):\n        return x - x.mean(0), state\n"
-        "def build(n):\n    return stretto.Stack([stretto.Embedding(n, 4), Mean(), stretto.Linear(4, n)])\n"
+        "def build(task):\n    n = task.num_inputs\n"
+        "    return stretto.Stack([stretto.Embedding(n, 4), Mean(), stretto.Linear(4, n)])\n"
     )
     assert main(["verify", "run.toml", "--layout.replicas", "2", "--model.factory", "mine.py:build"]) == 1
     said = capfd.readouterr().err

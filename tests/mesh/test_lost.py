@@ -45,7 +45,7 @@ def test_survivors_of_a_sigkill_end_and_name_the_lost_rank(layout: Layout, victi
 def test_a_killed_rank_of_a_run_is_named_once_and_nothing_is_left_behind(byte_corpus: Corpus, tmp_path: Path) -> None:
     config = tmp_path / "run.toml"
     config.write_text(
-        f'[data]\ntrain = "{byte_corpus.folder}"\nlanes = 8\nwindow = 20\n[model]\nhidden = 16\n'
+        f'[data]\ntrain = "{byte_corpus.location}"\nlanes = 8\nwindow = 20\n[model]\nhidden = 16\n'
         f'[train]\nsteps = 1000000\n[run]\nfolder = "{tmp_path / "run"}"\n[layout]\nstages = 2\n'
     )
     process = subprocess.Popen(

@@ -44,7 +44,7 @@ def test_a_hundred_steps_on_wikitext_are_one_curve_in_every_layout(wikitext: Pat
         Layout(stages=4, chunks=8),
     ):
         ranks = Ranks(layout.num_ranks)
-        curves[str(layout)] = ranks.run(curve, corpus.folder, layout)[0]
+        curves[str(layout)] = ranks.run(curve, corpus.location, layout)[0]
         ranks.close()
     alone = curves.pop(str(Layout()))
     assert alone[-1] < 0.8 * alone[0]

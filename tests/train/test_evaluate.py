@@ -44,6 +44,7 @@ def test_figures_follow_from_the_loss() -> None:
 
 def test_progress_is_told(byte_corpus: Corpus) -> None:
     engine = LocalEngine(initialize(Stack([Embedding(256, 4), Linear(4, 256)]), 1), TokenLoss())
-    seen: list[tuple[int, int]] = []
-    evaluate(engine, Lanes(byte_corpus, 10, 500), on_window=lambda done, total: seen.append((done, total)))
-    assert seen == [(done, len(seen)) for done in range(1, len(seen) + 1)]
+    seen: list[float] = []
+    lanes = Lanes(byte_corpus, 10, 500)
+    evaluate(engine, lanes, on_window=seen.append)
+    assert seen == [done / lanes.num_windows for done in range(1, lanes.num_windows + 1)]

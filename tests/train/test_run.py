@@ -15,7 +15,7 @@ from stretto.train.run import EvaluationReport
 
 
 def config_for(corpus: Corpus, folder: Path, **sections: dict[str, object]) -> RunConfig:
-    data = {"train": corpus.folder, "valid": corpus.folder, "lanes": 8, "window": 20}
+    data = {"train": corpus.location, "valid": corpus.location, "lanes": 8, "window": 20}
     base: dict[str, dict[str, object]] = {
         "data": data,
         "model": {"hidden": 12},
@@ -42,10 +42,10 @@ def test_a_run_leaves_config_log_vocabulary_and_weights(word_corpus: Corpus, tmp
     assert lines[-1]["loss"] == last.evaluation.loss
 
     trained = load_run(tmp_path / "run")
-    assert trained.vocabulary == word_corpus.vocabulary
+    assert trained.subject.vocabulary == word_corpus.vocabulary
     for name, tensor in run.trainer.engine.stack.state_dict().items():
         assert torch.equal(tensor, trained.stack.state_dict()[name])
-    assert trained.evaluate(word_corpus.folder).loss == last.evaluation.loss
+    assert trained.evaluate(word_corpus.location).loss == last.evaluation.loss
 
 
 def test_the_same_config_gives_the_same_bits(byte_corpus: Corpus, tmp_path: Path) -> None:
@@ -62,8 +62,8 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
     byte_corpus: Corpus, word_corpus: Corpus, tmp_path: Path
 ) -> None:
     for sections, reason in (
-        ({"data": {"train": tmp_path / "none"}}, "holds no corpus"),
-        ({"data": {"valid": word_corpus.folder}}, "another vocabulary"),
+        ({"data": {"train": tmp_path / "none"}}, "holds no prepared data"),
+        ({"data": {"valid": word_corpus.location}}, "another vocabulary"),
         ({"data": {"lanes": 10**6}}, "asks for"),
         ({"run": {"device": "warp-drive"}}, r"run\.device='warp-drive' is not a device"),
         ({"run": {"device": "cuda:99"}}, r"run\.device='cuda:99' is not a device"),
@@ -96,7 +96,7 @@ def test_a_run_that_can_not_be_loaded_says_why(byte_corpus: Corpus, text_file: P
     list(events)
     (other,) = prepare_text([text_file], tmp_path / "chars", "char")
     with pytest.raises(DataError, match="another vocabulary than the run"):
-        load_run(tmp_path / "run").evaluate(other.folder)
+        load_run(tmp_path / "run").evaluate(other.location)
     weights = tmp_path / "run" / "weights.safetensors"
     tensors = load_file(weights)
     save_file({name: tensor[:1].contiguous() for name, tensor in tensors.items()}, weights)
@@ -124,8 +124,8 @@ def test_a_model_and_a_loss_of_the_users_own_are_trained(byte_corpus: Corpus, tm
     code = tmp_path / "mine.py"
     code.write_text(
         "import stretto\n"
-        "def build(num_tokens):\n"
-        "    return stretto.Stack([stretto.Embedding(num_tokens, 4), stretto.Linear(4, num_tokens)])\n"
+        "def build(task):\n"
+        "    return stretto.Stack([stretto.Embedding(task.num_inputs, 4), stretto.Linear(4, task.num_outputs)])\n"
         "def loss(y, targets):\n    return stretto.TokenLoss()(y, targets)\n"
         "def mean(y, targets):\n    return y.mean()\n"
         "number = 3\n"
@@ -133,7 +133,7 @@ def test_a_model_and_a_loss_of_the_users_own_are_trained(byte_corpus: Corpus, tm
     own: dict[str, object] = {"factory": f"{code}:build", "loss": f"{code}:loss"}
     events = list(Run(config_for(byte_corpus, tmp_path / "run", model=own)).events())
     assert isinstance(events[-1], EvaluationReport)
-    assert load_run(tmp_path / "run").evaluate(byte_corpus.folder).loss == pytest.approx(events[-1].evaluation.loss)
+    assert load_run(tmp_path / "run").evaluate(byte_corpus.location).loss == pytest.approx(events[-1].evaluation.loss)
     for model, reason in (
         ({"factory": "mine"}, "names no object; write it as file.py:name"),
         ({"factory": f"{tmp_path}/gone.py:build"}, "gone.py does not exist"),

@@ -92,6 +92,14 @@ class Window:
         edges = [self.num_rows * index // num_slices for index in range(num_slices + 1)]
         return [slice(start, stop) for start, stop in pairwise(edges)]
 
+    def pin_memory(self) -> Self:
+        """Return the same window with its payload where a GPU copies from without waiting."""
+        return replace(
+            self,
+            inputs=None if self.inputs is None else self.inputs.pin_memory(),
+            targets=None if self.targets is None else self.targets.pin_memory(),
+        )
+
     def __getitem__(self, rows: slice) -> Self:
         return replace(
             self,

@@ -9,7 +9,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from stretto.data.prepare import Progress as PrepareProgress
+    from stretto.data.parts import Progress as PrepareProgress
     from stretto.measure.verify import Verification
     from stretto.train.run import Run, TrainedModel
     from stretto.train.trainer import StepReport
@@ -65,45 +65,43 @@ def show_run(run: "Run") -> None:
 def _show_events(console: Console, run: "Run") -> None:
     from stretto.train.trainer import StepReport
 
-    num_steps = run.trainer.num_steps
+    of_all = "" if run.trainer.num_steps is None else f"/{run.trainer.num_steps}"
     recent: list[StepReport] = []
-    with _bars(console, TextColumn("{task.completed}/{task.total}"), TextColumn("{task.fields[figures]}")) as bars:
-        training = bars.add_task("training", total=num_steps, figures="")
-        evaluating = bars.add_task("evaluating", total=None, figures="", visible=False)
-        for event in run.events(lambda done, total: bars.update(evaluating, completed=done, total=total, visible=True)):
+    with _bars(console, TextColumn("{task.percentage:>3.0f}%"), TextColumn("{task.fields[figures]}")) as bars:
+        training = bars.add_task("training", total=1.0, figures="")
+        evaluating = bars.add_task("evaluating", total=1.0, figures="", visible=False)
+        for event in run.events(lambda part: bars.update(evaluating, completed=part, visible=True)):
             if not isinstance(event, StepReport):
                 bars.update(evaluating, visible=False)
-                console.print(f"step {event.step}/{num_steps}  held out: {event.evaluation}")
+                console.print(f"step {event.step}{of_all}  held out: {event.evaluation}")
                 continue
             recent.append(event)
-            is_due = event.step % run.config.run.log_every == 0 or event.step == num_steps
+            is_due = event.step % run.config.run.log_every == 0 or run.trainer.is_done
             figures = _figures(recent, is_narrow=console.is_terminal and console.width < 110)
-            bars.update(training, completed=event.step, figures=figures)
+            bars.update(training, completed=run.trainer.progress, figures=f"step {event.step}{of_all}  {figures}")
             if is_due and not console.is_terminal:
-                console.print(f"step {event.step}/{num_steps}  {figures}")
+                part = "" if of_all else f" ({run.trainer.progress:.0%})"
+                console.print(f"step {event.step}{of_all}{part}  {figures}")
             if is_due:
                 recent.clear()
 
 
-def show_evaluation(trained: "TrainedModel", data: Path) -> None:
+def show_evaluation(trained: "TrainedModel", data: Path | str) -> None:
     """Evaluate with progress, and print the scores: as a table in a terminal, as a line elsewhere."""
     console = Console(highlight=False, soft_wrap=True, markup=False)
     if not console.is_terminal:
         console.print(f"evaluating {data} ...")
-    with _bars(console, TextColumn("{task.completed}/{task.total}")) as bars:
-        task = bars.add_task("evaluating", total=None)
-        evaluation = trained.evaluate(data, lambda done, total: bars.update(task, completed=done, total=total))
+    with _bars(console, TextColumn("{task.percentage:>3.0f}%")) as bars:
+        task = bars.add_task("evaluating", total=1.0)
+        evaluation = trained.evaluate(data, lambda part: bars.update(task, completed=part))
     if not console.is_terminal:
         console.print(f"{data}: {evaluation}")
         return
     table = Table("figure", "value", title=str(data))
-    for name, value in (
-        ("loss (nats a token)", f"{evaluation.loss:.4f}"),
-        ("perplexity", f"{evaluation.perplexity:,.2f}"),
-        ("bits per byte", f"{evaluation.bits_per_byte:.4f}"),
-        ("tokens", f"{evaluation.tokens:,}"),
-    ):
-        table.add_row(name, value)
+    table.add_row("loss", f"{evaluation.loss:.4f}")
+    for name, value in evaluation.scores.items():
+        table.add_row(name.replace("_", " "), f"{value:,.4f}")
+    table.add_row(evaluation.asks, f"{evaluation.tokens:,}")
     console.print(table)
 
 
@@ -125,15 +123,14 @@ def _say_what_will_run(console: Console, run: "Run") -> None:
     num_weights = sum(parameter.numel() for parameter in run.model.parameters())
     names = " > ".join(type(block).__name__ for block in run.model)
     console.print(f"model   {num_weights:,} weights: {names}")
-    console.print(
-        f"data    {config.data.train}, {config.data.lanes} lanes x window {config.data.window}, "
-        f"{run.trainer.data.num_windows:,} windows an epoch"
-    )
+    console.print(f"data    {config.data.train}, {run.trainer.data}")
     if config.layout.num_ranks > 1:
         stages = " | ".join(f"{part.start}-{part.stop - 1}" for part in stage_parts(run.model, config.layout))
         console.print(f"layout  {config.layout}, blocks {stages}")
     where = f"{run.world.device}, {config.run.precision}"
-    console.print(f"run     {run.trainer.num_steps:,} steps on {where}, in {run.folder}")
+    steps = run.trainer.num_steps
+    length = f"{config.train.epochs} epochs" if steps is None else f"{steps:,} steps"
+    console.print(f"run     {length} on {where}, in {run.folder}")
 
 
 def _figures(recent: "list[StepReport]", is_narrow: bool) -> str:

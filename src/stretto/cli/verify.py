@@ -36,11 +36,11 @@ def _verify(config: RunConfig, world: "World", num_steps: int, is_double: bool) 
     from stretto.measure.verify import verify
     from stretto.train.run import build_loss, check_fits
 
-    model, lanes, _ = check_fits(config)
+    model, feed, _ = check_fits(config)
     found = verify(
         model.double() if is_double else model,
-        build_loss(config),
-        lanes,
+        build_loss(config, feed.subject.task),
+        feed.windows,
         config.layout,
         world,
         seed=config.run.seed,

@@ -11,7 +11,7 @@ class ModelConfig(Section):
     """A recurrent language model: embedding, recurrent layers, softmax head."""
 
     factory: str | None = None
-    """Your own model instead of this one: `file.py:function`, called with the vocabulary's size, returns a Stack."""
+    """Your own model instead of this one: `file.py:function`, called with a `stretto.Task`, returns a Stack."""
     loss: str | None = None
     """Your own loss: `file.py:function`, called with outputs and targets, returns a LossSum."""
     cell: Literal["lstm", "gru"] = "lstm"

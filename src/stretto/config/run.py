@@ -1,9 +1,9 @@
 """RunConfig: everything a run is told, section by section."""
 
 from pathlib import Path as _Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from stretto.config.layout import Layout
 from stretto.config.model import ModelConfig
@@ -14,17 +14,64 @@ from stretto.config.train import TrainConfig
 Path = Annotated[_Path, Field(strict=False)]
 
 
-class DataConfig(Section):
-    """Which corpora, and how they are cut."""
+def _as_text(value: object) -> object:
+    return str(value) if isinstance(value, _Path) else value
 
-    train: Path
-    """Folder of the corpus to train on, made by `stretto prepare`."""
-    valid: Path | None = None
-    """Folder of the held-out corpus, with the same vocabulary."""
+
+# A path or a URL, which a path would spoil.
+Location = Annotated[str, BeforeValidator(_as_text)]
+
+
+def _split(value: object) -> object:
+    """A command line gives names with commas between them, a file gives a list."""
+    return tuple(value.split(",")) if isinstance(value, str) else value
+
+
+Names = Annotated[tuple[str, ...], Field(strict=False), BeforeValidator(_split)]
+
+
+class DataConfig(Section):
+    """Which data, and how it is cut into windows."""
+
+    train: Location
+    """Folder of the data to train on, made by `stretto prepare`, or the URL of a copy in object storage."""
+    valid: Location | None = None
+    """Folder or URL of held-out data, with the same vocabulary, labels or channels."""
+    feed: Literal["lanes", "batches", "forecast"] | None = None
+    """How: streams whose state is carried, rows of unequal length, or stretches of series; if not given, lanes for
+    text, batches for sequences, and for series a forecast if `context` is set, else lanes."""
     lanes: int = Field(32, ge=1)
-    """How many streams the corpus is cut into: the rows of the global batch."""
+    """lanes: how many streams the data is cut into, the rows of the global batch."""
     window: int = Field(64, ge=1)
-    """How many steps of time one optimizer step sees."""
+    """lanes: how many steps of time one optimizer step sees."""
+    budget: int = Field(4096, ge=1)
+    """batches, forecast: steps of a global batch, its rows padded to its longest."""
+    rows: int = Field(65536, ge=1)
+    """batches, forecast: rows of a global batch, at most."""
+    multiple: int = Field(8, ge=1)
+    """batches, forecast: larger batches have a multiple of so many rows, so that replicas get as many each."""
+    context: int | None = Field(None, ge=1)
+    """forecast: steps of a series that a forecast may look at."""
+    stride: int = Field(1, ge=1)
+    """forecast: steps between the starts of two stretches."""
+    every_step: bool = False
+    """forecast: ask at every step of the context in training, not only at its last."""
+    horizon: int = Field(1, ge=1)
+    """series: how many steps ahead are asked for."""
+    season: int = Field(0, ge=0)
+    """series: ask for the difference to the value so many steps before; 0 asks for the value."""
+    targets: Names = ()
+    """series: the channels that are asked for; all of them if none are named."""
+    masks: bool = False
+    """series: give the network one more input for each channel, which says whether its value is there."""
+    workers: int = Field(0, ge=0)
+    """Processes that read ahead on each rank; 0 reads when a window is needed."""
+    cache: Path = _Path("~/.cache/stretto")
+    """Folder that keeps pages of remote data; all ranks of a machine share it."""
+    cache_bytes: int = Field(1 << 30, ge=8 << 20)
+    """How much of remote data that folder keeps at most."""
+    patience: float = Field(300.0, ge=0, allow_inf_nan=False)
+    """Seconds for which a remote server may be away before the run gives up."""
 
 
 class RunSection(Section):
@@ -52,13 +99,3 @@ class RunConfig(Section):
     train: TrainConfig = TrainConfig()
     layout: Layout = Layout()
     run: RunSection = RunSection()
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        parts = self.layout.replicas * self.layout.slices
-        if parts > self.data.lanes:
-            raise ValueError(
-                f"layout.replicas={self.layout.replicas} x layout.slices={self.layout.slices} exceeds "
-                f"data.lanes={self.data.lanes}; use at most as many as there are lanes"
-            )
-        return self

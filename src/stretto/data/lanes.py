@@ -13,6 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from stretto.base.errors import DataError
+from stretto.base.position import Position
+from stretto.base.task import Task
 from stretto.base.window import IGNORE, Window
 from stretto.data.corpus import Corpus
 
@@ -40,7 +42,8 @@ class Lanes:
         if asked > there:
             raise DataError(
                 f"lanes={self.lanes:,} x window={self.window:,} asks for {asked:,} tokens a step, but "
-                f"{self.corpus.folder} has {max(there, 0):,} to predict; use fewer lanes, a shorter window or more text"
+                f"{self.corpus.location} has {max(there, 0):,} to predict; use fewer lanes, a shorter window or more "
+                "text"
             )
 
     @classmethod
@@ -50,11 +53,17 @@ class Lanes:
         window = min(window, there)
         return cls(corpus, min(lanes, there // window), window)
 
-    def share(self, index: int, count: int) -> Self:
-        """Return part `index` of `count` of the lanes; sizes differ by at most one lane."""
-        if not 0 <= index < count <= self.lanes:
-            raise DataError(f"share {index} of {count} needs 0 <= index < count <= lanes={self.lanes}")
+    def share(self, index: int, count: int, least: int = 1) -> Self:
+        """Return part `index` of `count` of the lanes, each of at least `least`; they differ by at most one lane."""
+        check_share(self.lanes, index, count, least)
         return replace(self, first=self.lanes * index // count, stop=self.lanes * (index + 1) // count)
+
+    def __str__(self) -> str:
+        return f"{self.lanes:,} lanes x window {self.window:,}, {self.num_windows:,} windows an epoch"
+
+    @property
+    def task(self) -> Task:
+        return Task.language(len(self.corpus.vocabulary))
 
     @property
     def num_predicted(self) -> int:
@@ -79,14 +88,29 @@ class Lanes:
         """How many windows an epoch has, the last of them maybe a short one."""
         return -(-self._longest // self.window)
 
-    def read(self, position: int, *, inputs: bool = True, targets: bool = True) -> Window:
-        """Return the window at `position`, counted from the first of the first epoch: an O(1) seek.
+    def at(self, number: int) -> Position:
+        """Return the position of a window, counted from the first of the first epoch."""
+        return Position(number // self.num_windows, 0, number % self.num_windows)
+
+    def after(self, position: Position) -> Position:
+        """Return the position that follows."""
+        is_last = position.index + 1 >= self.num_windows
+        return Position(position.epoch + 1) if is_last else replace(position, index=position.index + 1)
+
+    def fraction(self, position: Position) -> float:
+        """Return how much of its epoch lies before a position."""
+        return position.index / self.num_windows
+
+    def read(self, position: Position, *, inputs: bool = True, targets: bool = True) -> Window:
+        """Return the window at a position: an O(1) seek.
 
         Inputs or targets can be left out where they are not used; who is in the window is always there.
         """
-        if position < 0:
-            raise DataError(f"position {position} is before the first window; count from 0")
-        index = position % self.num_windows
+        index = position.index
+        if position.pool or not 0 <= index < self.num_windows:
+            raise DataError(
+                f"{position} is not there: an epoch of these lanes is one pool of {self.num_windows} windows"
+            )
         # Of the whole batch, not of this share: every share sees windows of the same shape.
         num_steps = min(self.window, self._longest - index * self.window)
         numbers = np.array(self.numbers)
@@ -119,3 +143,14 @@ def _ask(targets: torch.Tensor, lengths: NDArray[np.int64]) -> torch.Tensor:
         return targets
     ended = torch.arange(num_steps).unsqueeze(1) >= torch.from_numpy(lengths)
     return targets.masked_fill(ended, IGNORE)
+
+
+def check_share(lanes: int, index: int, count: int, least: int) -> None:
+    """Refuse a share of lanes that isn't there, or that is smaller than it must be."""
+    if not 0 <= index < count:
+        raise DataError(f"share {index} of {count} is not there; count from 0")
+    if count * least > lanes:
+        raise DataError(
+            f"layout.replicas={count} x layout.slices={least} exceeds data.lanes={lanes}; use at most as many as there "
+            "are lanes"
+        )

@@ -2,6 +2,7 @@
 
 import torch
 
+from stretto.base.denormals import flush_denormals
 from stretto.base.errors import ConfigError
 from stretto.base.state import State, detach, join_rows, slice_rows
 from stretto.base.window import Window
@@ -58,6 +59,7 @@ class LocalEngine:
     def needs_targets(self) -> bool:
         return True
 
+    @flush_denormals()
     def step(self, window: Window, carried: State | None, key: int, arm: Arm = nothing) -> Outcome:
         """Run forward and backward; leave the gradient of the summed loss in the parameters' `.grad`."""
         self._stack.train()

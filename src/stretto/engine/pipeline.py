@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from stretto.base.denormals import flush_denormals
 from stretto.base.errors import ConfigError
 from stretto.base.state import State, detach, join_rows, slice_rows
 from stretto.base.window import Window
@@ -98,13 +99,14 @@ class PipelineEngine:
     def needs_targets(self) -> bool:
         return self.mesh.is_last_stage
 
+    @flush_denormals()
     def step(self, window: Window, carried: State | None, key: int, arm: Arm = nothing) -> Outcome:
         """Take this stage's actions; leave the gradient of the summed loss in the parameters' `.grad`."""
         self.stack.train()
         self.stack.zero_grad(set_to_none=True)
         cut = self._cut(window)
         stages = self.mesh.topology.stages
-        actions = order(self.mesh.stage, stages, len(cut.slices), len(cut.edges))
+        actions = order(self.mesh.stage, stages, len(cut.slices), cut.num_chunks)
         return _Step(self, window, cut, carried, key, arm).take(actions)
 
     @torch.no_grad()
@@ -112,7 +114,7 @@ class PipelineEngine:
         """Take the forwards only, without dropout and without gradients."""
         self.stack.eval()
         cut = self._cut(window)
-        return _Step(self, window, cut, carried, key, nothing).take(forward_order(len(cut.slices), len(cut.edges)))
+        return _Step(self, window, cut, carried, key, nothing).take(forward_order(len(cut.slices), cut.num_chunks))
 
     def square_norm(self) -> float:
         """Return the squared norm of this stage's gradient."""
@@ -268,7 +270,7 @@ class _Step:
     def _part(self, tensor: Tensor, action: Action) -> Tensor:
         """The steps and rows of the window that an action works on."""
         slice_cut = self.cut.slices[action.slice]
-        start, stop = self.cut.edges[action.chunk]
+        start, stop = slice_cut.edges[action.chunk]
         num_rows = slice_cut.num_rows[action.chunk]
         if slice_cut.is_sorted:
             first = int(slice_cut.rows[0])

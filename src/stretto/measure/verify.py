@@ -8,13 +8,14 @@ from torch import Tensor
 
 from stretto.base.errors import ConfigError, LawError
 from stretto.base.keys import derive
+from stretto.base.position import Position
 from stretto.base.state import State
 from stretto.base.window import Rows
 from stretto.blocks.initialize import initialize
 from stretto.blocks.losses import Loss
 from stretto.blocks.stack import Stack
 from stretto.config.layout import Layout
-from stretto.data.lanes import Lanes
+from stretto.data.loader import Windows
 from stretto.engine.build import make_engine, stage_parts
 from stretto.engine.engine import Precision, payload
 from stretto.engine.gather import gather
@@ -73,7 +74,7 @@ class Verification:
 def verify(
     model: Stack,
     loss: Loss,
-    lanes: Lanes,
+    data: Windows,
     layout: Layout,
     world: World | None = None,
     *,
@@ -91,7 +92,8 @@ def verify(
         raise ConfigError(f"steps={num_steps} compares nothing; use at least 1")
     world = world or World(0, 1, torch.device("cpu"))
     cut = make_engine(copy.deepcopy(model), loss, layout, world, seed=seed, precision=precision)
-    share = lanes.share(cut.mesh.replica, layout.replicas)
+    shares = [data.share(replica, layout.replicas, layout.slices) for replica in range(layout.replicas)]
+    share = shares[cut.mesh.replica]
     whole = (
         LocalEngine(initialize(copy.deepcopy(model), seed, world.device), loss, precision=precision)
         if world.is_first
@@ -101,25 +103,31 @@ def verify(
     worst = torch.zeros(len(model) + 1, 2)
     cut_state: State | None = None
     whole_state: State | None = None
-    for position in range(num_steps):
-        key = derive(seed, "step", position)
+    position = Position()
+    for step in range(num_steps):
+        key = derive(seed, "step", step)
         window = share.read(position, inputs=cut.needs_inputs, targets=cut.needs_targets)
         outcome = cut.step(window, cut_state, key)
         cut_state = outcome.state
         total, count = cut.add_up([float(outcome.total), float(outcome.count)])
         gradients = gather(model, parts, _gradients(cut.stack), cut.mesh)
+        lanes = [share.read(position, inputs=False, targets=False).lanes for share in shares]
         states = _gather_states(model, parts, outcome.state, lanes, cut.mesh)
         if whole is not None:
-            expected = whole.step(lanes.read(position), whole_state, key)
+            expected = whole.step(data.read(position), whole_state, key)
             whole_state = expected.state
             mean = float(expected.total) / max(float(expected.count), 1)
             now = [[abs(total / max(count, 1) - mean) / max(abs(mean), 1e-12), 0.0]]
+            # The rows of all replicas as one rank has them; blank ones, which it doesn't have, come last.
+            order = torch.cat(lanes).argsort()[: len(data.read(position, inputs=False, targets=False).lanes)]
+            states = [tuple(tensor[order] for tensor in state) for state in states]
             now += _differences(whole.stack, gradients, states, expected.state)
             worst = torch.maximum(worst, torch.tensor(now))
+        position = data.after(position)
     broken = (
         []
         if whole is None
-        else _broken_laws(initialize(copy.deepcopy(model), seed, world.device), loss, lanes, world.device)
+        else _broken_laws(initialize(copy.deepcopy(model), seed, world.device), loss, data, world.device)
     )
     return _spread(cut.mesh, model, layout, num_steps, worst, broken, precision)
 
@@ -144,13 +152,13 @@ def _gradients(stack: Stack) -> dict[str, Tensor]:
     return {name: parameter.grad for name, parameter in stack.named_parameters() if parameter.grad is not None}
 
 
-def _gather_states(model: Stack, parts: list[slice], state: State, lanes: Lanes, mesh: Mesh) -> list[State]:
-    """Return each block's state of all lanes, from the stages and replicas that hold them."""
+def _gather_states(model: Stack, parts: list[slice], state: State, lanes: list[Tensor], mesh: Mesh) -> list[State]:
+    """Return each block's state of all rows, from the stages and replicas that hold them."""
     blocks: list[State] = []
     for stage, part in enumerate(parts):
         replicas = []
         for replica in range(mesh.topology.replicas):
-            rows = Rows.of(len(lanes.share(replica, mesh.topology.replicas).numbers), dtype=model.dtype)
+            rows = Rows.of(len(lanes[replica]), dtype=model.dtype)
             is_here = (mesh.replica, mesh.stage) == (replica, stage)
             tensors = state if is_here else model[part].initial_state(rows)
             source = mesh.topology.rank(replica, stage)
@@ -180,9 +188,9 @@ def _difference(found: Tensor, expected: Tensor) -> float:
     return difference if difference < torch.inf else torch.inf
 
 
-def _broken_laws(model: Stack, loss: Loss, lanes: Lanes, device: torch.device) -> list[str]:
+def _broken_laws(model: Stack, loss: Loss, data: Windows, device: torch.device) -> list[str]:
     """Check each block, and the loss, on a corner of the user's own data."""
-    window = lanes.read(0)
+    window = data.read(Position())
     rows, steps = slice(0, min(4, window.num_rows)), min(6, window.num_steps)
     x = payload(window.inputs, "inputs")[:steps, rows].to(device)
     targets = payload(window.targets, "targets")[:steps, rows].to(x.device)

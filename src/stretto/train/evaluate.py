@@ -5,22 +5,32 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from stretto.base.errors import DataError
+from stretto.base.position import Position
 from stretto.base.state import State
+from stretto.data.loader import Windows, read_ahead
 from stretto.engine.engine import Engine
-from stretto.train.trainer import Windows
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """The loss over all that was asked."""
 
-    total: float  # summed, in nats for tokens
-    tokens: int
+    total: float  # summed, in nats for tokens and labels
+    tokens: int  # how much was asked
     bytes_per_token: float | None = None  # of the text, where there is one
+    asks: str = "tokens"
 
     def __str__(self) -> str:
-        bits = "" if self.bits_per_byte is None else f"  bits per byte {self.bits_per_byte:.4f}"
-        return f"loss {self.loss:.4f}  perplexity {self.perplexity:,.2f}{bits}  ({self.tokens:,} tokens)"
+        scores = "".join(f"  {name.replace('_', ' ')} {value:,.4f}" for name, value in self.scores.items())
+        return f"loss {self.loss:.4f}{scores}  ({self.tokens:,} {self.asks})"
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """What else the loss means, by name: for tokens, perplexity and, of a text, bits per byte."""
+        if self.asks != "tokens":
+            return {}
+        bits = {} if self.bits_per_byte is None else {"bits_per_byte": self.bits_per_byte}
+        return {"perplexity": self.perplexity, **bits}
 
     @property
     def loss(self) -> float:
@@ -37,22 +47,24 @@ class Evaluation:
         return None if self.bytes_per_token is None else self.loss / math.log(2) / self.bytes_per_token
 
 
-OnWindow = Callable[[int, int], None]
-"""Told after each window: how many are done, of how many."""
+OnWindow = Callable[[float], None]
+"""Told after each window which part of them all is done."""
 
 
-def evaluate(engine: Engine, data: Windows, *, on_window: OnWindow = lambda done, total: None) -> Evaluation:
-    """Score one epoch of `data`, without dropout; `on_window` is told how many windows are done of how many."""
+def evaluate(engine: Engine, data: Windows, *, workers: int = 0, on_window: OnWindow = lambda part: None) -> Evaluation:
+    """Score one epoch of `data`, without dropout; `on_window` is told after each window which part is done."""
     state: State | None = None
     total = count = 0.0
-    for position in range(data.num_windows):
-        window = data.read(position, inputs=engine.needs_inputs, targets=engine.needs_targets)
+    windows = read_ahead(data, Position(), inputs=engine.needs_inputs, targets=engine.needs_targets, workers=workers)
+    for window, position in windows:
         outcome = engine.score(window, state, key=0)
         state = outcome.state
         total += float(outcome.total)
         count += float(outcome.count)
-        on_window(position + 1, data.num_windows)
+        on_window(1.0 if position.epoch else data.fraction(position))
+        if position.epoch:
+            break
     total, count = engine.add_up([total, count])
     if not count:
-        raise DataError("the data asks for no token, so there is nothing to evaluate; give other data")
-    return Evaluation(total, int(count), data.bytes_per_token)
+        raise DataError("the data asks for nothing, so there is nothing to evaluate; give other data")
+    return Evaluation(total, int(count), data.bytes_per_token, data.task.asks)

@@ -57,15 +57,16 @@ def _swap(pairs: list[tuple[Tensor, Tensor]]) -> None:
         average.copy_(kept)
 
 
-def learning_rate(config: TrainConfig, step: int, num_steps: int) -> float:
-    """Return the learning rate of `step` (from 0): a linear warm-up, then a cosine or nothing."""
-    if step < config.warmup:
-        return config.lr * (step + 1) / config.warmup
-    if config.schedule == "constant":
-        return config.lr
-    progress = (step - config.warmup) / max(1, num_steps - config.warmup)
-    cosine = (1 + math.cos(math.pi * min(1.0, progress))) / 2
-    return config.lr * (config.final_lr + (1 - config.final_lr) * cosine)
+def learning_rate(config: TrainConfig, step: int, progress: float) -> float:
+    """Return the learning rate of `step` (from 0), before which a part `progress` of the run is done.
+
+    A cosine over the whole run or a constant, and a linear warm-up that holds it down at the start.
+    """
+    rate = config.lr
+    if config.schedule == "cosine":
+        cosine = (1 + math.cos(math.pi * min(1.0, progress))) / 2
+        rate *= config.final_lr + (1 - config.final_lr) * cosine
+    return rate * min(1.0, (step + 1) / config.warmup) if config.warmup else rate
 
 
 def scale_gradients(parameters: Iterable[nn.Parameter], count: float, norm: float, clip: float) -> float:

@@ -2,28 +2,20 @@
 
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Self
 
+from stretto.base.denormals import flush_denormals
 from stretto.base.errors import ConfigError, DataError, DivergedError
 from stretto.base.keys import derive
+from stretto.base.position import Position
 from stretto.base.state import State
 from stretto.base.window import Window
 from stretto.config.train import TrainConfig
+from stretto.data.loader import Windows, read_ahead
 from stretto.engine.engine import Engine
 from stretto.train.optimizer import learning_rate, make_optimizer, scale_gradients, set_learning_rate
-
-
-class Windows(Protocol):
-    """Data as a trainer needs it: windows by position, as many an epoch as it says; do rows go on between them?"""
-
-    @property
-    def num_windows(self) -> int: ...
-    @property
-    def bytes_per_token(self) -> float | None: ...
-    @property
-    def is_carried(self) -> bool: ...
-    def read(self, position: int, *, inputs: bool, targets: bool) -> Window: ...
 
 
 @dataclass(frozen=True)
@@ -56,7 +48,16 @@ class Trainer:
     should happen between two steps goes into the body of your loop.
     """
 
-    def __init__(self, engine: Engine, data: Windows, config: TrainConfig, *, seed: int = 1) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        data: Windows,
+        config: TrainConfig,
+        *,
+        seed: int = 1,
+        start: Position | None = None,
+        workers: int = 0,
+    ) -> None:
         if data.is_carried and not engine.is_causal:
             raise ConfigError(
                 "the model has a block that looks ahead in time (causal=False), but the data's lanes go on from window "
@@ -67,26 +68,58 @@ class Trainer:
         self.config = config
         self.seed = seed
         self.optimizer = make_optimizer(config, engine.stack.parameters())
-        self.num_steps = config.steps or config.epochs * data.num_windows
-        if config.warmup > self.num_steps:
+        if self.num_steps is not None and config.warmup > self.num_steps:
             raise ConfigError(f"train.warmup={config.warmup} exceeds the run's {self.num_steps} steps; shorten it")
         self.step = 0
+        self.position = start or Position()  # of the next window
+        self._workers = workers
+        self._windows: Iterator[tuple[Window, Position]] | None = None
         self.state: State | None = None
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> StepReport:
-        if self.step >= self.num_steps:
+        if self.is_done:
             raise StopIteration
         return self.advance()
+
+    @property
+    def num_steps(self) -> int | None:
+        """How many steps the run has; none if its data can't say how many windows an epoch will be packed into."""
+        if self.config.steps is not None:
+            return self.config.steps
+        windows = self.data.num_windows
+        return None if windows is None else self.config.epochs * windows
+
+    @property
+    def progress(self) -> float:
+        """How much of the run is done, from 0 to 1."""
+        if self.config.steps is not None:
+            return self.step / self.config.steps
+        return (self.position.epoch + self.data.fraction(self.position)) / self.config.epochs
+
+    @property
+    def is_done(self) -> bool:
+        if self.config.steps is not None:
+            return self.step >= self.config.steps
+        return self.position.epoch >= self.config.epochs
 
     def advance(self) -> StepReport:
         """Take one optimizer step and say what it did."""
         started = time.perf_counter()
         engine = self.engine
-        window = self.data.read(self.step, inputs=engine.needs_inputs, targets=engine.needs_targets)
-        rate = learning_rate(self.config, self.step, self.num_steps)
+        if self._windows is None:
+            self._windows = read_ahead(
+                self.data,
+                self.position,
+                inputs=engine.needs_inputs,
+                targets=engine.needs_targets,
+                workers=self._workers,
+                pin=engine.device.type != "cpu",
+            )
+        window, position = next(self._windows)
+        rate = learning_rate(self.config, self.step, self.progress)
         data_read = time.perf_counter()
 
         outcome = self.engine.step(window, self.state, derive(self.seed, "step", self.step))
@@ -100,12 +133,14 @@ class Trainer:
         mean_norm = scale_gradients(self.engine.stack.parameters(), count, norm, self.config.clip)
         if self.optimizer is not None:
             set_learning_rate(self.optimizer, rate)
-            self.optimizer.step()
+            with flush_denormals():
+                self.optimizer.step()
         self.state = outcome.state
+        epoch, self.position = self.position.epoch + 1, position
         self.step += 1
         return StepReport(
             step=self.step,
-            epoch=(self.step - 1) // self.data.num_windows + 1,
+            epoch=epoch,
             loss=total / count,
             tokens=int(count),
             gradient_norm=mean_norm,

@@ -1,0 +1,117 @@
+"""Loader: windows one after the other, read ahead by torch's own workers."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+from torch.utils.data import DataLoader, Dataset
+
+from stretto.base.errors import DataError, StrettoError
+from stretto.base.position import Position
+from stretto.base.task import Task
+from stretto.base.window import Window
+
+# Windows that each worker has ready or under way.
+_AHEAD = 2
+
+
+class Windows(Protocol):
+    """Data as a trainer needs it: the window at any position is a pure function of that position."""
+
+    @property
+    def is_carried(self) -> bool:
+        """Do rows go on from window to window?"""
+        ...
+
+    @property
+    def num_windows(self) -> int | None:
+        """How many windows an epoch has; none if that is not known before they are packed."""
+        ...
+
+    @property
+    def bytes_per_token(self) -> float | None:
+        """How much text a token stands for; none if there is no text."""
+        ...
+
+    @property
+    def task(self) -> Task:
+        """What goes in and what is asked."""
+        ...
+
+    def share(self, index: int, count: int, least: int = 1) -> Self:
+        """Return the part of replica `index` of `count`, with at least `least` rows."""
+        ...
+
+    def after(self, position: Position) -> Position:
+        """Return the position that follows."""
+        ...
+
+    def fraction(self, position: Position) -> float:
+        """Return how much of its epoch lies before a position, about."""
+        ...
+
+    def read(self, position: Position, *, inputs: bool = True, targets: bool = True) -> Window:
+        """Return the window at a position, with the payload that is asked for."""
+        ...
+
+
+def read_ahead(
+    data: Windows,
+    start: Position,
+    *,
+    inputs: bool = True,
+    targets: bool = True,
+    workers: int = 0,
+    pin: bool = False,
+) -> Iterator[tuple[Window, Position]]:
+    """Return windows from `start` on, epoch after epoch without end, each with the position after it.
+
+    Workers are processes that read ahead; how many there are changes nothing but the time it takes. `pin` lays windows
+    into memory from which a GPU copies without waiting.
+    """
+    if workers < 0:
+        raise DataError(f"workers={workers} must be at least 0")
+    loader = DataLoader(
+        _Reader(data, inputs, targets),
+        batch_size=None,
+        sampler=_Walk(data, start),
+        num_workers=workers,
+        prefetch_factor=_AHEAD if workers else None,
+        pin_memory=pin,
+    )
+    position = start
+    for found in loader:
+        if isinstance(found, StrettoError):
+            raise found
+        position = data.after(position)
+        yield found, position
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """The positions, one after the other."""
+
+    data: Windows
+    start: Position
+
+    def __iter__(self) -> Iterator[Position]:
+        position = self.start
+        while True:
+            yield position
+            position = self.data.after(position)
+
+
+@dataclass(frozen=True)
+class _Reader(Dataset[Window | StrettoError]):
+    """What a worker does."""
+
+    data: Windows
+    inputs: bool
+    targets: bool
+
+    def __getitem__(self, position: Position) -> Window | StrettoError:
+        try:
+            return self.data.read(position, inputs=self.inputs, targets=self.targets)
+        except StrettoError as error:
+            # Handed on as it is: raised here, it would arrive with the worker's traceback in its text.
+            return error

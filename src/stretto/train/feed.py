@@ -1,0 +1,106 @@
+"""Feed: the windows that a config asks for, from whatever its data is; and what a model must remember of that data."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from stretto.base.errors import ConfigError, DataError
+from stretto.config.run import DataConfig, RunConfig
+from stretto.data.batches import Batches
+from stretto.data.cache import Cache
+from stretto.data.corpus import Corpus
+from stretto.data.documents import DocumentLanes
+from stretto.data.forecast import Forecast
+from stretto.data.index import Store, is_remote
+from stretto.data.items import Continued, Items, Labelled, Stretches
+from stretto.data.lanes import Lanes
+from stretto.data.loader import Windows
+from stretto.data.sequences import Channels, Sequences
+from stretto.train.subject import Subject, check_same
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Windows, and what they are about."""
+
+    windows: Windows
+    subject: Subject
+
+
+def open_feeds(config: RunConfig) -> tuple[Feed, Feed | None]:
+    """Return what to train on and what is held out, checked against each other; of all ranks together."""
+    data = config.data
+    train = open_feed(config, data.train, "data.train")
+    if data.valid is None:
+        return train, None
+    valid = open_feed(config, data.valid, "data.valid", is_held_out=True)
+    check_same(train.subject, valid.subject, f"data.valid={data.valid}", f"data.train={data.train}")
+    return train, valid
+
+
+def open_feed(config: RunConfig, location: str | Path, field: str, *, is_held_out: bool = False) -> Feed:
+    """Return the windows of the data at a location. Held-out data may be less than a window of each lane."""
+    data = config.data
+    cache = Cache(data.cache, data.cache_bytes, data.patience)
+    try:
+        store = Store.open(location, cache)
+        feed = _feed_corpus(Corpus.of(store), data, is_held_out) if store.kind == "tokens" else None
+        feed = feed or _feed_sequences(Sequences.of(store), config, is_held_out)
+        # Refuses a layout that has more parts than there are rows.
+        feed.windows.share(0, config.layout.replicas, config.layout.slices)
+        return feed
+    except DataError as error:
+        where = "" if is_remote(location) else f", seen from {Path.cwd()}"
+        raise DataError(f"{field}={location}{where}: {error}") from None
+
+
+def _feed_corpus(corpus: Corpus, data: DataConfig, is_held_out: bool) -> Feed:
+    if data.feed not in (None, "lanes"):
+        raise ConfigError(f"data.feed={data.feed!r} needs sequences, and a corpus is one long text; use lanes")
+    make = Lanes.fitting if is_held_out else Lanes
+    windows = make(corpus, data.lanes, data.window)
+    return Feed(windows, Subject(windows.task, corpus.vocabulary))
+
+
+def _feed_sequences(sequences: Sequences, config: RunConfig, is_held_out: bool) -> Feed:
+    data, seed = config.data, config.run.seed
+    values, labels = sequences.fields.values, sequences.fields.labels
+    kind = data.feed or _usual_feed(sequences, data)
+    windows: Windows
+    if kind == "lanes":
+        forecast = _forecast(sequences, data) if isinstance(values, Channels) else None
+        lanes = data.lanes
+        if is_held_out:
+            lanes = max(1, min(lanes, sequences.num_steps // data.window))
+        windows = DocumentLanes(sequences, lanes, data.window, forecast, seed)
+    else:
+        items = _items(sequences, data, kind, is_held_out)
+        windows = Batches(items, data.budget, data.rows, data.multiple, seed)
+    return Feed(
+        windows,
+        Subject(
+            windows.task,
+            sequences.vocabulary,
+            labels.names if labels and windows.task.asks == "classes" else (),
+            values if isinstance(values, Channels) else None,
+        ),
+    )
+
+
+def _usual_feed(sequences: Sequences, data: DataConfig) -> str:
+    if isinstance(sequences.fields.values, Channels) and sequences.fields.labels is None:
+        return "lanes" if data.context is None else "forecast"
+    return "batches"
+
+
+def _items(sequences: Sequences, data: DataConfig, kind: str, is_held_out: bool) -> Items:
+    if kind == "forecast":
+        if data.context is None:
+            raise ConfigError("data.context is not set; a forecast needs to know how many steps it may look at")
+        # Held-out data is asked once a stretch, where a forecast would be made.
+        every_step = data.every_step and not is_held_out
+        return Stretches(sequences, _forecast(sequences, data), data.context, data.stride, every_step)
+    return Labelled(sequences) if sequences.fields.labels is not None else Continued(sequences)
+
+
+def _forecast(sequences: Sequences, data: DataConfig) -> Forecast:
+    return Forecast.of(sequences, data.horizon, season=data.season, targets=data.targets, masks=data.masks)

@@ -1,0 +1,172 @@
+"""Batches: one global order, shares of it, and positions that mean the same to everyone."""
+
+import pickle
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stores import write_tokens
+from stretto import Batches, Continued, DataError, Labelled, Position, Window, read_ahead
+
+EXAMPLES = settings(max_examples=60, deadline=None)
+
+rows = st.lists(st.integers(0, 9), min_size=1, max_size=30)
+shards = st.lists(st.lists(rows, min_size=1, max_size=25), min_size=1, max_size=4)
+
+
+@contextmanager
+def batches(
+    shards: list[list[list[int]]], budget: int, seed: int, limit: int = 1000, is_labelled: bool = True
+) -> Iterator[Batches]:
+    """Batches of sequences that are numbered by their labels."""
+    first = [sum(map(len, shards[:index])) for index in range(len(shards))]
+    labels = [list(range(start, start + len(shard))) for start, shard in zip(first, shards, strict=True)]
+    with tempfile.TemporaryDirectory() as folder:
+        sequences = write_tokens(Path(folder) / "store", shards, 10, labels)
+        yield Batches((Labelled if is_labelled else Continued)(sequences), budget, limit, 4, seed)
+
+
+def asked(window: Window) -> dict[int, list[int]]:
+    """The sequences of a window by label; each is asked once, at its last step."""
+    assert window.inputs is not None and window.targets is not None
+    found = {}
+    for row, length in enumerate(window.lengths.tolist()):
+        places = (window.targets[:, row] != -100).nonzero().flatten().tolist()
+        assert places == ([length - 1] if length else [])
+        if length:
+            found[int(window.targets[length - 1, row])] = window.inputs[:length, row].tolist()
+    return found
+
+
+@given(
+    shards=shards, budget=st.integers(30, 200), seed=st.integers(0, 99), replicas=st.integers(1, 5),
+    slices=st.integers(1, 4),
+)  # fmt: skip
+@EXAMPLES
+def test_each_sequence_comes_once_an_epoch_in_the_same_batches_for_every_number_of_replicas(
+    shards: list[list[list[int]]], budget: int, seed: int, replicas: int, slices: int
+) -> None:
+    everything = [row for shard in shards for row in shard]
+    if replicas * slices > len(everything):
+        return
+    with batches(shards, budget, seed) as data:
+        shares = [data.share(index, replicas, slices) for index in range(replicas)]
+        seen: dict[int, list[int]] = {}
+        position = Position(3)
+        while position.epoch == 3:
+            whole, parts = asked(data.read(position)), [share.read(position) for share in shares]
+            together: dict[int, list[int]] = {}
+            lanes: list[int] = []
+            for part in parts:
+                assert part.num_rows >= slices, "every rank can make as many slices as the others"
+                assert part.fresh.all() and part.lengths.tolist() == sorted(part.lengths.tolist(), reverse=True)
+                together |= asked(part)
+                lanes += part.lanes.tolist()
+            assert together == whole, "the global batch doesn't depend on who holds its rows"
+            assert len(set(lanes)) == len(lanes), "every row has a place of its own, for its randomness"
+            assert not seen.keys() & whole.keys()
+            seen |= whole
+            assert all(share.after(position) == data.after(position) for share in shares)
+            position = data.after(position)
+        assert [seen[label] for label in range(len(everything))] == everything
+
+
+@given(
+    shards=shards, seed=st.integers(0, 99), start=st.integers(0, 12), before=st.integers(1, 4), after=st.integers(1, 4)
+)
+@EXAMPLES
+def test_a_position_goes_on_exactly_with_another_number_of_replicas(
+    shards: list[list[list[int]]], seed: int, start: int, before: int, after: int
+) -> None:
+    if max(before, after) > sum(map(len, shards)):
+        return
+    with batches(shards, 40, seed) as data:
+        walked = [
+            [window for window, _ in islice(read_ahead(data.share(index, before), Position()), start + 4)]
+            for index in range(before)
+        ]
+        saved = Position()
+        for _ in range(start):
+            saved = data.share(0, before).after(saved)
+        resumed = [
+            [window for window, _ in islice(read_ahead(data.share(index, after), saved), 4)] for index in range(after)
+        ]
+        for step in range(4):
+            expected: dict[int, list[int]] = {}
+            found: dict[int, list[int]] = {}
+            for share in walked:
+                expected |= asked(share[start + step])
+            for share in resumed:
+                found |= asked(share[step])
+            assert found == expected
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_change_nothing_but_who_reads(workers: int) -> None:
+    shards = [[[(7 * a + b) % 10 for b in range(1 + (a * 5) % 23)] for a in range(40)] for _ in range(3)]
+    with batches(shards, 100, 1) as data:
+        alone = list(islice(read_ahead(data, Position(0, 0, 2)), 30))
+        shared = list(islice(read_ahead(data, Position(0, 0, 2), workers=workers), 30))
+        for (one, after_one), (two, after_two) in zip(alone, shared, strict=True):
+            assert after_one == after_two
+            assert asked(one) == asked(two) and torch.equal(one.lanes, two.lanes)
+
+
+@given(shards=shards, seed=st.integers(0, 9))
+@EXAMPLES
+def test_who_is_in_a_batch_is_known_without_its_payload(shards: list[list[list[int]]], seed: int) -> None:
+    with batches(shards, 50, seed) as data:
+        whole, bare = data.read(Position()), data.read(Position(), inputs=False, targets=False)
+        assert bare.inputs is None and bare.targets is None
+        assert torch.equal(bare.lengths, whole.lengths) and bare.num_steps == whole.num_steps
+
+
+def test_a_sequence_to_continue_is_asked_for_each_next_token() -> None:
+    with batches([[[1, 2, 3], [4, 5], [6]]], 50, 1, is_labelled=False) as data:
+        window = data.read(Position())
+        assert window.inputs is not None and window.targets is not None
+        assert window.lengths.tolist() == [2, 1, 0]
+        assert window.inputs.tolist() == [[1, 4, 0], [2, 0, 0]]
+        assert window.targets.tolist() == [[2, 5, -100], [3, -100, -100]]
+
+
+def test_a_replica_for_which_a_batch_has_no_row_gets_blank_ones() -> None:
+    shards = [[[3] * 20, [4] * 20, [5] * 20, [6] * 20]]
+    with batches(shards, 20, 1) as data:
+        windows = [data.share(index, 2, 2).read(Position()) for index in range(2)]
+        assert [window.num_rows for window in windows] == [2, 2]
+        blank = windows[1]
+        assert blank.inputs is not None and blank.targets is not None
+        assert blank.lengths.tolist() == [0, 0] and (blank.targets == -100).all() and (blank.inputs == 0).all()
+
+
+def test_a_row_longer_than_the_budget_is_refused_by_its_place() -> None:
+    with (
+        pytest.raises(DataError, match=r"sequence 1 of shard 1 has 30 steps, more than data.budget=20; raise the"),
+        batches([[[1] * 5, [2] * 4], [[3], [1] * 30]], 20, 1),
+    ):
+        pass
+
+
+def test_fewer_sequences_than_ranks_are_refused() -> None:
+    with batches([[[1], [2], [3]]], 20, 1) as data:
+        with pytest.raises(DataError, match=r"layout.replicas=2 x layout.slices=2 exceeds the 3 rows of"):
+            data.share(0, 2, 2)
+        with pytest.raises(DataError, match="share 2 of 2"):
+            data.share(2, 2)
+
+
+def test_batches_pickle_small_whatever_they_have_planned() -> None:
+    with batches([[[1, 2]] * 500], 20, 1) as data:
+        fresh = len(pickle.dumps(data))
+        data.read(Position())
+        again = pickle.loads(pickle.dumps(data))  # noqa: S301 - our own
+        assert len(pickle.dumps(data)) < fresh + 600
+        assert asked(again.read(Position())) == asked(data.read(Position()))

@@ -1,0 +1,156 @@
+"""Unequal lengths: the gradient of a batch is the sum of what its sequences give one at a time, unpadded."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from ranks import Ranks
+from stores import write_series, write_tokens
+from stretto import (
+    GRU,
+    LSTM,
+    Batches,
+    BidirectionalLSTM,
+    Block,
+    Continued,
+    Embedding,
+    Forecast,
+    Labelled,
+    Layout,
+    Linear,
+    Loss,
+    Position,
+    Rows,
+    SequenceLoss,
+    Sequences,
+    SquaredError,
+    Stack,
+    Stretches,
+    TokenLoss,
+    Window,
+    World,
+    initialize,
+    make_engine,
+)
+
+NUM_TOKENS, NUM_CLASSES = 11, 30
+LAYOUTS = [
+    Layout(),
+    Layout(slices=3),
+    Layout(chunks=5),
+    Layout(slices=2, chunks=3, recompute=True),
+    Layout(replicas=2),
+    Layout(replicas=3, slices=2),
+    Layout(stages=2, chunks=4),
+    Layout(stages=2, slices=3, chunks=2),
+    Layout(replicas=2, stages=2, slices=2, chunks=3),
+]
+KINDS = ["classes", "tokens", "values", "both ways"]
+
+
+@pytest.fixture(scope="module")
+def pools() -> Iterator[dict[int, Ranks]]:
+    started = {size: Ranks(size) for size in (1, 2, 3, 4)}
+    yield started
+    for ranks in started.values():
+        ranks.close()
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    generator = np.random.default_rng(3)
+    folder = tmp_path_factory.mktemp("lengths")
+    lengths = np.clip(np.exp(generator.normal(2, 0.8, 60)).astype(int), 1, 40)
+    rows = [generator.integers(0, NUM_TOKENS, length).tolist() for length in lengths]
+    labels = generator.integers(0, NUM_CLASSES, 60).tolist()
+    labels[0] = NUM_CLASSES - 1
+    write_tokens(folder / "tokens", [rows[:25], rows[25:]], NUM_TOKENS, [labels[:25], labels[25:]])
+    series = [generator.normal(size=(length, 2)).astype(np.float32) for length in (30, 45)]
+    series[0][7, 1] = np.nan
+    write_series(folder / "series", [series])
+    return folder / "tokens", folder / "series"
+
+
+def make(kind: str, folders: tuple[Path, Path]) -> tuple[Batches, Stack, Loss]:
+    """The data, a model in float64, and a loss."""
+    sequences = Sequences.open(folders[kind == "values"])
+    if kind == "values":
+        items = Stretches(sequences, Forecast.of(sequences, 3, season=4), 7, stride=3, every_step=True)
+        blocks: list[Block] = [LSTM(2, 6), GRU(6, 5), Linear(5, 6)]
+        return Batches(items, 60, seed=2), Stack(blocks).double(), SquaredError()
+    labelled: Callable[[Sequences], Labelled | Continued] = Continued if kind == "tokens" else Labelled
+    middle: list[Block] = [BidirectionalLSTM(6, 3)] if kind == "both ways" else [LSTM(6, 6), GRU(6, 6)]
+    num_outputs = NUM_TOKENS if kind == "tokens" else NUM_CLASSES
+    stack = Stack([Embedding(NUM_TOKENS, 6), *middle, Linear(6, num_outputs)]).double()
+    return Batches(labelled(sequences), 150, seed=2), stack, TokenLoss() if kind == "tokens" else SequenceLoss()
+
+
+def gradients_in_layout(
+    world: World, kind: str, folders: tuple[Path, Path], layout: Layout, number: int
+) -> tuple[float, float, dict[str, Tensor]]:
+    """One step of one batch, cut over ranks, rows and time."""
+    data, stack, loss = make(kind, folders)
+    engine = make_engine(stack, loss, layout, world, seed=5)
+    share = data.share(engine.mesh.replica, layout.replicas, layout.slices)
+    position = Position()
+    for _ in range(number):
+        position = share.after(position)
+    window = share.read(position, inputs=engine.needs_inputs, targets=engine.needs_targets)
+    outcome = engine.step(_double(window), None, key=0)
+    total, count = engine.add_up([float(outcome.total), float(outcome.count)])
+    found = {name: weight.grad for name, weight in engine.stack.named_parameters() if weight.grad is not None}
+    return total, count, found
+
+
+def gradients_one_at_a_time(
+    kind: str, folders: tuple[Path, Path], number: int
+) -> tuple[float, float, dict[str, Tensor]]:
+    """The same batch, each sequence by itself and no longer than it is; no engine, just torch."""
+    data, stack, loss = make(kind, folders)
+    initialize(stack, 5)
+    position = Position()
+    for _ in range(number):
+        position = data.after(position)
+    window = _double(data.read(position))
+    assert window.inputs is not None and window.targets is not None
+    total = count = 0.0
+    for row, length in enumerate(window.lengths.tolist()):
+        if length:
+            x, asked = window.inputs[:length, row : row + 1], window.targets[:length, row : row + 1]
+            y, _ = stack(x, stack.begin(Rows.of(1, length, dtype=torch.float64)))
+            found = loss(y, asked)
+            found.total.backward()  # type: ignore[no-untyped-call]
+            total, count = total + found.total.item(), count + float(found.count)
+    return total, count, {name: weight.grad for name, weight in stack.named_parameters() if weight.grad is not None}
+
+
+def _double(window: Window) -> Window:
+    """Real numbers in float64, so that equality can be asked for to nine digits."""
+    for name in ("inputs", "targets"):
+        tensor = getattr(window, name)
+        if tensor is not None and tensor.is_floating_point():
+            object.__setattr__(window, name, tensor.double())
+    return window
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_a_batch_gives_the_sum_of_its_sequences_one_at_a_time(
+    kind: str, layout: Layout, pools: dict[int, Ranks], folders: tuple[Path, Path]
+) -> None:
+    for number in (0, 1, 3):
+        total, count, expected = gradients_one_at_a_time(kind, folders, number)
+        results = pools[layout.num_ranks].run(gradients_in_layout, kind, folders, layout, number)
+        found: dict[str, Tensor] = {}
+        for rank_total, rank_count, gradients in results:
+            assert rank_total == pytest.approx(total, rel=1e-9) and rank_count == count > 0
+            found |= gradients
+        assert found.keys() == expected.keys()
+        for name, gradient in expected.items():
+            scale = max(float(gradient.abs().max()), 1e-3)
+            difference = float((found[name] - gradient).abs().max()) / scale
+            assert difference < 1e-9, f"{name} differs by {difference:.1e}"
