@@ -5,12 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from s3fs import S3FileSystem
 from torch.utils.data import DataLoader, Dataset
 
 from paged_store import bytes_of, flip_bit, spans_of, write_store
 from s3 import S3Server, s3_server
-from stretto import DataError
+from stretto import Batches, Continued, DataError, Position, Sequences, read_ahead
 from stretto.data.cache import Cache
 from stretto.data.index import Store
 from stretto.data.pages import PAGE, Span
@@ -85,6 +86,31 @@ def test_a_server_that_is_away_for_ten_seconds_costs_nothing_but_the_wait(
     assert not thread.is_alive()
     expected = bytes_of(folder, spans)
     assert all(found == expected for found in passes)
+
+
+def test_an_epoch_from_a_bucket_is_that_of_the_folder_though_the_server_goes_away(
+    server: S3Server, folder: Path, tmp_path: Path
+) -> None:
+    cache = Cache(tmp_path, 8 * PAGE)
+    far, near = (Batches(Continued(Sequences.open(place, cache)), 40_000) for place in (URL, folder))
+    assert sum(file.num_bytes for file in far.items.sequences.store.files) > cache.num_bytes
+    stopped = 0.0
+    num_windows = num_rows = 0
+    position = Position()
+    for window, after in read_ahead(far.share(1, 2), Position(), workers=1):
+        expected = near.share(1, 2).read(position)
+        assert window.inputs is not None and expected.inputs is not None and window.targets is not None
+        assert torch.equal(window.inputs, expected.inputs) and torch.equal(window.lanes, expected.lanes)
+        assert expected.targets is not None and torch.equal(window.targets, expected.targets)
+        num_windows, num_rows, position = num_windows + 1, num_rows + window.num_rows, after
+        if position.epoch:
+            break
+        if num_windows == 40:
+            server.stop()
+            stopped = time.monotonic()
+            threading.Timer(10, server.start).start()
+    assert time.monotonic() - stopped > 10, "the epoch went on after the server was back"
+    assert num_windows > 60 and num_rows == 2_000
 
 
 class Spans(Dataset[bytes]):

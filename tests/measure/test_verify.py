@@ -8,18 +8,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ranks import Ranks
+from stores import write_tokens
 from stretto import (
     GRU,
     LSTM,
+    Batches,
     Block,
     Corpus,
     Dropout,
     Embedding,
+    Labelled,
     Lanes,
     LawError,
     Layout,
     Linear,
     LossSum,
+    SequenceLoss,
+    Sequences,
     SquaredError,
     Stack,
     State,
@@ -89,6 +94,22 @@ def test_a_loss_is_checked_by_itself() -> None:
     check_loss(SquaredError(), torch.randn(5, 4, 2), torch.randn(5, 4, 2))
     with pytest.raises(LawError, match="does not add up over rows"):
         check_loss(lambda y, t: LossSum((y - t).square().mean(1).sum(), torch.tensor(len(y))), *torch.randn(2, 5, 4))
+
+
+def on_rank_of(world: World, folder: Path, layout: Layout) -> Verification:
+    sequences = Sequences.open(folder)
+    stack = Stack([Embedding(7, 6), LSTM(6, 6), Dropout(0.2), LSTM(6, 5), Linear(5, 3)]).double()
+    return verify(stack, SequenceLoss(), Batches(Labelled(sequences), 40), layout, world, num_steps=4)
+
+
+@pytest.mark.parametrize("layout", [Layout(replicas=2, slices=3), Layout(stages=2, slices=2, chunks=3)], ids=str)
+def test_batches_of_unequal_rows_are_compared_row_by_row(layout: Layout, tmp_path: Path) -> None:
+    rows = [[token % 7 for token in range(1 + row * row % 13)] for row in range(24)]
+    write_tokens(tmp_path / "data", [rows], 7, [[row % 3 for row in range(24)]])
+    ranks = Ranks(2)
+    for found in ranks.run(on_rank_of, tmp_path / "data", layout):
+        assert found.is_equal and found.verdict.startswith("equal to one rank, to 1e-09"), found
+    ranks.close()
 
 
 def test_the_command_says_what_it_found(

@@ -54,7 +54,7 @@ def test_200_steps_on_wikitext_equal_the_hand_written_loop(
     by_hand.take(stack.state_dict())
     windows = (data.read(data.at(position)) for position in range(200))
     expected = hand_written.train(
-        by_hand, ((payload(w.inputs, "inputs"), payload(w.targets, "targets")) for w in windows), lr=2e-3, clip=0.5
+        by_hand, ((payload(w, "inputs"), payload(w, "targets")) for w in windows), lr=2e-3, clip=0.5
     )
 
     engine = LocalEngine(stack, TokenLoss())

@@ -32,11 +32,17 @@ def on_ranks(
     with world(size, device=config.run.device) as joined:
         try:
             work(joined)
-        except (ConfigError, DataError, DivergedError, KeyboardInterrupt) as error:
-            # The same on every rank, so the first one says it.
+        except (ConfigError, DataError, DivergedError) as error:
+            if joined.is_alone:
+                raise
+            # On every rank or on one alone: all end with it, and one of them says it.
+            sentence = f"stretto: error: {error}"
+            joined.tell(error, lambda: print(sentence, file=sys.stderr, flush=True))
+            leave(error.exit_code)
+        except KeyboardInterrupt:
             if joined.is_first:
                 raise
-            leave(error.exit_code if isinstance(error, StrettoError) else 130)
+            leave(130)
         except StrettoError:
             raise
         except Exception:

@@ -77,7 +77,8 @@ def _show_events(console: Console, run: "Run") -> None:
                 continue
             recent.append(event)
             is_due = event.step % run.config.run.log_every == 0 or run.trainer.is_done
-            figures = _figures(recent, is_narrow=console.is_terminal and console.width < 110)
+            is_narrow = console.is_terminal and console.width < 110
+            figures = _figures(recent, run.subject.task.asks, is_narrow)
             bars.update(training, completed=run.trainer.progress, figures=f"step {event.step}{of_all}  {figures}")
             if is_due and not console.is_terminal:
                 part = "" if of_all else f" ({run.trainer.progress:.0%})"
@@ -133,9 +134,9 @@ def _say_what_will_run(console: Console, run: "Run") -> None:
     console.print(f"run     {length} on {where}, in {run.folder}")
 
 
-def _figures(recent: "list[StepReport]", is_narrow: bool) -> str:
+def _figures(recent: "list[StepReport]", asks: str, is_narrow: bool) -> str:
     last = recent[-1]
     speed = sum(report.tokens for report in recent) / sum(report.seconds for report in recent)
     loss = f"{last.loss:.4f}" if last.loss < 1e4 else f"{last.loss:.3e}"
-    most = f"loss {loss}  {speed:,.0f} tokens/s"
+    most = f"loss {loss}  {speed:,.0f} {asks}/s"
     return most if is_narrow else f"{most}  norm {last.gradient_norm:.2f}  lr {last.learning_rate:.2e}"

@@ -97,7 +97,8 @@ class Batches:
         rows = batch.pick(dealt)
         num_blank = max(self.least - len(dealt), 0)
         lengths = np.concatenate([rows.lengths, np.zeros(num_blank, np.int64)])
-        num_steps = max(1, int(lengths.max()))
+        # Of the whole batch, not of this share: every share sees windows of the same shape.
+        num_steps = max(1, int(batch.lengths[0]))
         # Blank rows have places of their own, after all others.
         blanks = len(batch.lengths) + self.index * self.least + np.arange(num_blank)
         x, asked = self._payload(rows, num_blank, num_steps, inputs, targets, batch)
@@ -121,7 +122,7 @@ class Batches:
         if num_blank:
             # Another row of the batch tells the shape of one that is not there.
             first = _listed(batch.pick(slice(1)))
-            other = self.items.read(first, max(1, int(batch.lengths[0])), inputs=inputs, targets=targets)
+            other = self.items.read(first, num_steps, inputs=inputs, targets=targets)
             x = _add_blank(x, other[0], num_blank, num_steps, nothing=0)
             asked = _add_blank(asked, other[1], num_blank, num_steps, nothing=None)
         return x, asked

@@ -81,7 +81,7 @@ class Forecast:
         future = _ahead(scaled, start + 1, stop - start, self.horizon)
         if self.season:
             future = future - _ahead(scaled, start + 1 - self.season, stop - start, self.horizon)
-        return np.array(future.transpose(0, 2, 1)).reshape(stop - start, -1)
+        return np.array(future.transpose(0, 2, 1)).reshape(stop - start, self.task.num_outputs)
 
     def _scale(self, values: NDArray[Any]) -> Values:
         mean, std = np.array(self.mean, np.float32), np.array(self.std, np.float32)
@@ -91,9 +91,9 @@ class Forecast:
 
 def _ahead(values: Values, start: int, num_steps: int, horizon: int) -> Values:
     """The `horizon` values from each of the steps from `start` on, `[steps, channels, horizon]`."""
-    size = num_steps + horizon - 1
+    size = num_steps + horizon
     padded = np.full((size, values.shape[1]), np.nan, np.float32)
     first, last = max(start, 0), min(start + size, len(values))
     if first < last:
         padded[first - start : last - start] = values[first:last]
-    return sliding_window_view(padded, horizon, axis=0)
+    return sliding_window_view(padded, horizon, axis=0)[:num_steps]

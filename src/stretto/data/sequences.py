@@ -168,7 +168,11 @@ class Sequences:
         first = max(start - 1, 0)
         content = self._read([Span(f"ends-{shard:05}.bin", first * ENDS.itemsize, stop * ENDS.itemsize)])[0]
         ends = content.view(ENDS).astype(np.int64)
-        return ends if start else np.concatenate([[0], ends])
+        ends = ends if start else np.concatenate([[0], ends])
+        numbers, lengths = self.fields.shards[shard], np.diff(ends)
+        if lengths.min(initial=1) < 1 or lengths.max(initial=1) > numbers.longest or ends[-1] > numbers.num_steps:
+            raise self._wrong(f"ends-{shard:05}.bin", "sequences end where they can't")
+        return ends
 
     def places(self, rows: Sequence[tuple[int, int]]) -> list[Place]:
         """Return where each of some sequences lies, given by shard and number in it."""
@@ -179,7 +183,10 @@ class Sequences:
         places = []
         for (shard, number), content in zip(rows, self._read(spans), strict=True):
             ends = content.view(ENDS)
-            places.append(Place(shard, int(ends[0]) if number else 0, int(ends[-1])))
+            place = Place(shard, int(ends[0]) if number else 0, int(ends[-1]))
+            if not place.start < place.stop <= self.fields.shards[shard].num_steps:
+                raise self._wrong(f"ends-{shard:05}.bin", f"sequence {number} ends where it can't")
+            places.append(place)
         return places
 
     def read(self, places: Sequence[Place]) -> list[NDArray[Any]]:
@@ -187,13 +194,27 @@ class Sequences:
         values = self.fields.values
         size = values.dtype.itemsize * int(np.prod(values.shape, dtype=int))
         spans = [Span(f"values-{place.shard:05}.bin", place.start * size, place.stop * size) for place in places]
-        return [content.view(values.dtype).reshape(-1, *values.shape) for content in self._read(spans)]
+        found = [content.view(values.dtype).reshape(-1, *values.shape) for content in self._read(spans)]
+        if isinstance(values, Tokens) and values.num_tokens <= np.iinfo(values.dtype).max:
+            for span, tokens in zip(spans, found, strict=True):
+                if tokens.max(initial=0) >= values.num_tokens:
+                    raise self._wrong(span.file, f"token {tokens.max()} is beyond the {values.num_tokens} there are")
+        return found
 
     def read_labels(self, rows: Sequence[tuple[int, int]]) -> Ints:
         """Return the class of each of some sequences, given by shard and number in it."""
         size = CLASSES.itemsize
         spans = [Span(f"labels-{shard:05}.bin", number * size, (number + 1) * size) for shard, number in rows]
-        return np.array([int(content.view(CLASSES)[0]) for content in self._read(spans)], np.int64)
+        labels = np.array([int(content.view(CLASSES)[0]) for content in self._read(spans)], np.int64)
+        names = () if self.fields.labels is None else self.fields.labels.names
+        for span, label in zip(spans, labels.tolist(), strict=True):
+            if not 0 <= label < len(names):
+                raise self._wrong(span.file, f"label {label} is none of the {len(names)} there are")
+        return labels
+
+    def _wrong(self, file: str, reason: str) -> DataError:
+        """The error for files that are whole but don't mean anything: no preparation of ours wrote them."""
+        return DataError(f"{self.location}: {file} is wrong ({reason}); don't trust it, and prepare the data again")
 
     def _read(self, spans: Sequence[Span]) -> list[Bytes]:
         return self.store.pages.read(spans)

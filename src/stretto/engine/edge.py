@@ -47,7 +47,7 @@ def learn_edges(stack: Stack, mesh: Mesh, window: Window) -> tuple[Edge | None, 
     device = mesh.world.device
     below: Edge | None = None
     if mesh.is_first_stage:
-        x = payload(window.inputs, "inputs")[:1, :1].to(device)
+        x = payload(window, "inputs", stack.dtype)[:1, :1].to(device)
     else:
         assert mesh.upward is not None
         mesh.upward.expect(iter([torch.empty(_SIZE, dtype=torch.int64, device=device)]))

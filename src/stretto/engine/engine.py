@@ -79,11 +79,12 @@ def check_precision(precision: Precision) -> Precision:
     return precision
 
 
-def payload(tensor: Tensor | None, what: str) -> Tensor:
-    """Return a window's inputs or targets; refuse a window that was read without them."""
+def payload(window: Window, what: Literal["inputs", "targets"], dtype: torch.dtype | None = None) -> Tensor:
+    """Return a window's inputs or targets, real numbers in `dtype`; refuse a window that was read without them."""
+    tensor = window.inputs if what == "inputs" else window.targets
     if tensor is None:
         raise DataError(f"the window has no {what}, which this rank needs; read it with {what}=True")
-    return tensor
+    return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
 
 
 Arm = Callable[[], Tensor | None]

@@ -100,7 +100,7 @@ class LocalEngine:
     def _forward(self, window: Window, carried: State | None, key: int) -> tuple[LossSum, State]:
         rows = window.rows(key, self._device, self._stack.dtype)
         state = self._stack.begin(rows, carried)
-        inputs, targets = payload(window.inputs, "inputs"), payload(window.targets, "targets")
+        inputs, targets = payload(window, "inputs", self._stack.dtype), payload(window, "targets")
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._precision == "bf16"):
             y, after = self._stack(inputs.to(self._device, non_blocking=True), state)
         loss = self._loss(y, targets.to(self._device, non_blocking=True))

@@ -260,12 +260,12 @@ class _Step:
     def _input(self, action: Action) -> Tensor:
         if self.mesh.upward is not None and not self.mesh.is_first_stage:
             return self.mesh.upward.take(f"the activations of {action}")
-        return self._part(payload(self.window.inputs, "inputs"), action)
+        return self._part(payload(self.window, "inputs", self.engine.stack.dtype), action)
 
     def _targets(self, action: Action) -> Tensor | None:
         if not self.mesh.is_last_stage:
             return None
-        return self._part(payload(self.window.targets, "targets"), action)
+        return self._part(payload(self.window, "targets"), action)
 
     def _part(self, tensor: Tensor, action: Action) -> Tensor:
         """The steps and rows of the window that an action works on."""

@@ -192,8 +192,8 @@ def _broken_laws(model: Stack, loss: Loss, data: Windows, device: torch.device) 
     """Check each block, and the loss, on a corner of the user's own data."""
     window = data.read(Position())
     rows, steps = slice(0, min(4, window.num_rows)), min(6, window.num_steps)
-    x = payload(window.inputs, "inputs")[:steps, rows].to(device)
-    targets = payload(window.targets, "targets")[:steps, rows].to(x.device)
+    x = payload(window, "inputs", model.dtype)[:steps, rows].to(device)
+    targets = payload(window, "targets")[:steps, rows].to(x.device)
     broken = []
     model.eval()
     for index, block in enumerate(model, model.first):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import torch.distributed as dist
 from torch import Tensor
 
-from stretto.base.errors import MeshError
+from stretto.base.errors import StrettoError
 
 AHEAD = 2
 """How many receives are posted ahead of the one that is being worked on."""
@@ -21,7 +21,7 @@ End = tuple[dist.ProcessGroup | None, int | None]
 class Channel:
     """One direction: a source sends to us, we send to a target; either may be none, at the end of the line."""
 
-    def __init__(self, source: End, target: End, lost: Callable[[int, str], MeshError]) -> None:
+    def __init__(self, source: End, target: End, lost: Callable[[int, str], StrettoError]) -> None:
         self._from_group, self._source = source
         self._to_group, self._target = target
         self._lost = lost

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from stretto.base.errors import LostPeerError, MeshError
+from stretto.base.errors import LostPeerError, MeshError, StrettoError
 from stretto.mesh.channel import Channel
 from stretto.mesh.topology import Topology
 from stretto.mesh.world import World
@@ -66,13 +66,19 @@ class Mesh:
             self._collective(lambda: dist.broadcast(tensor, source), "spreading")
         return tensor
 
-    def lost(self, peer: int, doing: str) -> LostPeerError:
-        """Return the error for a peer that went away while this rank was doing something with it."""
+    def lost(self, peer: int, doing: str) -> StrettoError:
+        """Return the error for a peer that went away while this rank was doing something with it: its own, if told."""
+        told = self.world.heard()
+        if told is not None:
+            return told
         found = self.world.find_lost(self._near)
         return self._lost(peer if found is None else found, doing)
 
     def explain(self, error: RuntimeError, doing: str) -> Exception:
         """Return the error for a lost peer if one was lost, and else the error as it is: it has a cause of its own."""
+        told = self.world.heard()
+        if told is not None:
+            return told
         found = self.world.find_lost(self._near)
         return error if found is None else self._lost(found, doing)
 

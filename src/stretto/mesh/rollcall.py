@@ -1,4 +1,4 @@
-"""Roll call: which rank is gone?
+"""Roll call: which rank is gone, and did it say why?
 
 A broken connection tells that some rank is gone, not which: those next to it leave too, and those next to them see just
 that. So whoever notices calls the roll through the store, and every rank that lives answers from a thread of its own,
@@ -14,6 +14,8 @@ from itertools import count
 from torch._C._distributed_c10d import Store
 
 _LOST = "lost"
+_WORD = "word"
+_SAID = "said"
 # A living rank answers within milliseconds; a busy machine may take a little longer.
 _SECONDS = 3.0
 _FOR_EVER = timedelta(days=365)
@@ -22,9 +24,11 @@ _FOR_EVER = timedelta(days=365)
 class RollCall:
     """One rank's part in it: to answer, and to call."""
 
-    def __init__(self, store: Store, rank: int, host: int | None) -> None:
+    def __init__(self, store: Store, rank: int, size: int, host: int | None) -> None:
         self._store = store
         self._rank = rank
+        self._size = size
+        self._word: str | None = None  # what a rank has left, if we came to know it while the store was there
         self._host = host  # the rank that keeps the store; none if it is torchrun's agent
         self._is_over = threading.Event()
         # A connection of its own: one that waits can't be used for anything else.
@@ -51,6 +55,37 @@ class RollCall:
             # The store is gone, and so is who kept it.
             return self._host
 
+    def leave_word(self, word: str) -> bool:
+        """Leave word of why this rank ends, for all others; false if another was first, whose word stands."""
+        own = f"{self._rank}\n{word}"
+        try:
+            return self._store.compare_set(_WORD, "", own).decode() == own
+        except RuntimeError:
+            # The store is gone: there is nobody left to read it.
+            return True
+
+    def confirm_word(self, is_own: bool) -> None:
+        """Say that the word left was printed; those who left none wait for that before they end."""
+        try:
+            if is_own:
+                self._store.set(_SAID, "1")
+            else:
+                self._store.wait([_SAID], timedelta(seconds=_SECONDS))
+            if self._host == self._rank:
+                # The store goes when we go, and only then will the others ask: call them to read it now.
+                for rank in range(self._size):
+                    self._call(rank)
+                time.sleep(_SECONDS)
+        except RuntimeError:
+            return
+
+    def find_word(self) -> str | None:
+        """Return the word that a rank has left; none if there is no such word, or nobody to ask."""
+        try:
+            return self._read_word(self._store)
+        except RuntimeError:
+            return self._word
+
     def stop(self) -> None:
         """End the thread: one that still waits when Python ends would abort the process."""
         self._is_over.set()
@@ -68,12 +103,16 @@ class RollCall:
         self._store.set(f"call/{rank}/{number}", "1")
         return f"alive/{rank}/{number}"
 
+    def _read_word(self, store: Store) -> str | None:
+        return store.get(_WORD).decode().split("\n", 1)[1] if store.check([_WORD]) else None
+
     def _answer(self, store: Store) -> None:
         try:
             for number in count(1):
                 store.wait([f"call/{self._rank}/{number}"], _FOR_EVER)
                 if self._is_over.is_set():
                     return
+                self._word = self._read_word(store)
                 store.set(f"alive/{self._rank}/{number}", "1")
         except RuntimeError:
             # The store is gone, at the end of the run or before it.

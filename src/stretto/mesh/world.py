@@ -1,7 +1,7 @@
 """World: the ranks of a job, found in torchrun's environment; alone where there is none."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from stretto.base.errors import MeshError
+from stretto.base.errors import ConfigError, DataError, DivergedError, MeshError, StrettoError
 from stretto.mesh.device import find_device
 from stretto.mesh.rollcall import RollCall
 
@@ -38,6 +38,28 @@ class World:
         """Return one of `ranks` that is gone, or another that someone found gone; none if nobody can say."""
         return None if self.roll_call is None else self.roll_call.find_lost(ranks)
 
+    def tell(self, error: StrettoError, say: Callable[[], None] = lambda: None) -> None:
+        """Leave word of the error that ends this rank, so that all others end with it too.
+
+        `say` is called on one rank only: the first to tell. The same mistake is then said once, not on every rank.
+        """
+        if self.roll_call is None:
+            say()
+            return
+        is_own = self.roll_call.leave_word(f"{type(error).__name__}\n{error}")
+        if is_own:
+            say()
+        self.roll_call.confirm_word(is_own)
+
+    def heard(self) -> StrettoError | None:
+        """Return the error that another rank has told of."""
+        word = None if self.roll_call is None else self.roll_call.find_word()
+        if word is None:
+            return None
+        kind, sentence = word.split("\n", 1)
+        kinds: dict[str, type[StrettoError]] = {kind.__name__: kind for kind in (ConfigError, DataError, DivergedError)}
+        return kinds.get(kind, StrettoError)(sentence)
+
 
 @contextmanager
 def world(size: int | None = None, *, device: str = "auto", timeout: timedelta = TIMEOUT) -> Iterator[World]:
@@ -57,10 +79,14 @@ def world(size: int | None = None, *, device: str = "auto", timeout: timedelta =
         return
     own = find_device(device, place.local_rank, place.local_size)
     roll_call = _join(place, own, timeout)
+    joined = World(place.rank, place.size, own, roll_call)
     try:
-        yield World(place.rank, place.size, own, roll_call)
+        yield joined
         # Only now: after an error there is no farewell, so that the others see our connections close.
         dist.destroy_process_group()
+    except (ConfigError, DataError, DivergedError) as error:
+        joined.tell(error)
+        raise
     finally:
         roll_call.stop()
 
@@ -111,4 +137,4 @@ def _join(place: _Environment, device: torch.device, timeout: timedelta) -> Roll
         store=PrefixStore("groups", store),
         device_id=None if device.type == "cpu" else device,
     )
-    return RollCall(store, place.rank, None if place.has_agent_store else 0)
+    return RollCall(store, place.rank, place.size, None if place.has_agent_store else 0)

@@ -1,0 +1,51 @@
+"""A rank that meets a mistake alone: all ranks end with its sentence, which is said once, and nobody waits."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ranks import Ranks, RanksFailedError
+from stores import write_tokens
+from stretto import DataError, Layout, Linear, Stack, World, make_engine
+from stretto.blocks.losses import SquaredError
+
+
+def fail_alone(world: World, layout: Layout, guilty: int) -> None:
+    """One rank raises while the others are in a collective; as the command does, it leaves word and goes."""
+    engine = make_engine(Stack([Linear(2, 2), Linear(2, 2)]), SquaredError(), layout, world, seed=1)
+    if world.rank == guilty:
+        time.sleep(0.5)
+        error = DataError("shard 7 is damaged")
+        world.tell(error)
+        raise error
+    engine.add_up([1.0])
+
+
+@pytest.mark.parametrize("guilty", [0, 2])
+@pytest.mark.parametrize("layout", [Layout(replicas=3), Layout(stages=2, replicas=2)], ids=str)
+def test_all_ranks_end_with_the_sentence_of_the_one_that_failed(layout: Layout, guilty: int) -> None:
+    ranks = Ranks(layout.num_ranks)
+    with pytest.raises(RanksFailedError) as caught:
+        ranks.run(fail_alone, layout, guilty, seconds=30)
+    assert caught.value.said == dict.fromkeys(range(layout.num_ranks), "shard 7 is damaged")
+
+
+@pytest.mark.parametrize("file", ["values-00000.bin", "labels-00000.bin"])
+def test_a_flipped_bit_that_one_stage_alone_reads_ends_a_run_with_one_sentence(file: str, tmp_path: Path) -> None:
+    rows = [[token % 7 for token in range(3 + row % 9)] for row in range(64)]
+    write_tokens(tmp_path / "data", [rows], 7, [[row % 3 for row in range(64)]])
+    damaged = bytearray((tmp_path / "data" / file).read_bytes())
+    damaged[5] ^= 16
+    (tmp_path / "data" / file).write_bytes(damaged)
+    (tmp_path / "run.toml").write_text(
+        f'[data]\ntrain = "{tmp_path / "data"}"\nbudget = 100\n[model]\nhidden = 8\n[train]\nsteps = 10\n'
+        f'[run]\nfolder = "{tmp_path / "run"}"\n[layout]\nstages = 2\n'
+    )
+    command = [sys.executable, "-m", "stretto", "train", str(tmp_path / "run.toml")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith("stretto: error: ") and f"{file} is damaged between bytes 0 and" in done.stderr

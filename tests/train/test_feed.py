@@ -1,0 +1,114 @@
+"""A run on each kind of data: it trains, and what it leaves can be loaded and scores the same."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stores import write_series, write_tokens
+from stretto import ConfigError, DataError, EvaluationReport, Run, StrettoError, load_run
+from stretto.config.toml import parse_config
+
+
+@pytest.fixture
+def rows() -> list[list[int]]:
+    generator = np.random.default_rng(1)
+    return [generator.integers(0, 9, length).tolist() for length in generator.integers(1, 30, 120)]
+
+
+def config(folder: Path, data: dict[str, object], **sections: dict[str, object]) -> Any:  # noqa: ANN401
+    return parse_config(
+        {
+            "data": {"train": str(folder / "train"), "valid": str(folder / "valid"), **data},
+            "model": {"hidden": 6, "layers": 1},
+            "train": {"steps": 4},
+            "run": {"folder": str(folder / "run")},
+            **sections,
+        }
+    )
+
+
+def write(folder: Path, kind: str, rows: list[list[int]]) -> None:
+    for part, start in (("train", 0), ("valid", 60)):
+        own = rows[start : start + 60]
+        if kind == "classes":
+            write_tokens(folder / part, [own], 9, [[len(row) % 3 for row in own]])
+        elif kind == "tokens":
+            write_tokens(folder / part, [own], 9)
+        else:
+            # Both parts in both stores, so that both have one scale.
+            series = np.random.default_rng(2).normal(size=(200, 2)).astype(np.float32)
+            write_series(folder / part, [[series, series[:50]]])
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "asks", "says"),
+    [
+        ("classes", {"budget": 60}, "classes", "60 rows in batches of at most 60 steps"),
+        ("tokens", {"budget": 60}, "tokens", "60 rows in batches of at most 60 steps"),
+        ("tokens", {"feed": "lanes", "lanes": 3, "window": 5}, "tokens", "60 sequences in 3 lanes x window 5"),
+        ("values", {"context": 8, "horizon": 2, "budget": 64}, "values", "batches of at most 64 steps"),
+        ("values", {"lanes": 2, "window": 10, "targets": ["c1"], "masks": True}, "values", "2 lanes x window 10"),
+    ],
+)
+def test_a_run_trains_and_its_model_scores_the_same_when_loaded(
+    kind: str, data: dict[str, object], asks: str, says: str, rows: list[list[int]], tmp_path: Path
+) -> None:
+    write(tmp_path, kind, rows)
+    run = Run(config(tmp_path, data))
+    assert says in str(run.trainer.data)
+    *_, last = run.events()
+    assert isinstance(last, EvaluationReport)
+    trained = load_run(tmp_path / "run")
+    assert trained.subject == run.subject and trained.subject.task.asks == asks
+    again = trained.evaluate(tmp_path / "valid")
+    assert again.loss == pytest.approx(last.evaluation.loss, rel=1e-6) and again.tokens == last.evaluation.tokens
+    lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert ("perplexity" in lines[-1]) == (asks == "tokens")
+
+
+def test_an_epoch_ends_when_every_row_was_seen(rows: list[list[int]], tmp_path: Path) -> None:
+    write(tmp_path, "classes", rows)
+    run = Run(config(tmp_path, {"budget": 60}, train={"epochs": 3}))
+    assert run.trainer.num_steps is None and run.trainer.progress == 0
+    reports = [event for event in run.events() if not isinstance(event, EvaluationReport)]
+    for epoch in (1, 2, 3):
+        assert sum(report.tokens for report in reports if report.epoch == epoch) == 60
+    assert run.trainer.progress == 1 and reports[-1].learning_rate < 0.2 * reports[0].learning_rate
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "sentence"),
+    [
+        ("classes", {"budget": 10}, r"data\.train=.*: .* has \d+ steps, more than data\.budget=10; raise the budget"),
+        ("tokens", {"feed": "forecast"}, r"data\.context is not set"),
+        ("tokens", {"feed": "forecast", "context": 3}, r"holds tokens, not channels"),
+        ("values", {"feed": "batches"}, r"holds channels, not tokens"),
+        ("values", {"context": 8, "targets": ["zz"]}, r"target 'zz' is not a channel of .*; known are \('c0', 'c1'\)"),
+        ("values", {"context": 300}, r"no series has the 300 \+ 1 steps"),
+        ("tokens", {"feed": "lanes", "lanes": 900}, r"lanes=900 x window=64 asks for"),
+    ],
+)
+def test_data_that_does_not_fit_is_refused_by_its_field(
+    kind: str, data: dict[str, object], sentence: str, rows: list[list[int]], tmp_path: Path
+) -> None:
+    write(tmp_path, kind, rows)
+    with pytest.raises(StrettoError, match=sentence) as caught:
+        Run(config(tmp_path, data))
+    assert isinstance(caught.value, DataError | ConfigError) and "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_held_out_data_about_something_else_is_refused(rows: list[list[int]], tmp_path: Path) -> None:
+    write_tokens(tmp_path / "train", [rows], 9, [[0, *[1] * 119]])
+    write_tokens(tmp_path / "valid", [rows], 9, [[2, *[1] * 119]])
+    with pytest.raises(DataError, match=r"data\.valid=.* has other labels than data\.train=.*; prepare it with --like"):
+        Run(config(tmp_path, {"budget": 60}))
+
+
+def test_more_parts_than_rows_are_refused(rows: list[list[int]], tmp_path: Path) -> None:
+    write(tmp_path, "classes", rows)
+    with pytest.raises(DataError, match=r"layout\.replicas=1 x layout\.slices=61 exceeds the 60 rows of"):
+        Run(config(tmp_path, {"budget": 60}, layout={"slices": 61}))
