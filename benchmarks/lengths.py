@@ -169,7 +169,7 @@ def take_turn(world: World, name: str) -> tuple[int, float]:
 
 def main() -> None:
     is_quick = parse_quick(__doc__ or "")
-    count, rounds, num_steps = (12_000, 4, 4) if is_quick else (60_000, 12, 8)
+    count, rounds, num_steps = (6_000, 2, 4) if is_quick else (60_000, 12, 8)
     names = ("stretto", "padded", "pool_sorted")
     tokens, seconds = dict.fromkeys(names, 0), dict.fromkeys(names, 0.0)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,19 +1,27 @@
 """README and docs hold what they say: snippets run, links lead somewhere, every config field is listed."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
 from config_page import config_page
-from stretto.cli.main import COMMANDS
+from stretto import load_config
+from stretto.cli.main import COMMANDS, main
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def snippets(page: Path) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+def snippets(page: Path, language: str = "python") -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def steps(page: Path) -> list[tuple[str, str]]:
+    """The snippets of a page in order, each with the command that the page says does the same, if it does."""
+    pattern = r"^```python\n(.*?)^```(?:\n+or `stretto (prepare .*?)`)?"
+    return re.findall(pattern, page.read_text(), re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize(
@@ -24,7 +32,26 @@ def test_the_snippets_of_a_page_run_one_after_the_other(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "book.txt").write_bytes(text_file.read_bytes())
-    exec(compile("\n".join(snippets(page)), str(page), "exec"), {"__name__": "snippet"})
+    names: dict[str, object] = {"__name__": "snippet"}
+    for code, command in steps(page):
+        exec(compile(code, str(page), "exec"), names)
+        if command:
+            assert main(shlex.split(command.replace("--out data/", "--out command/"))) == 0
+            assert_same_files(tmp_path / "command", tmp_path / "data")
+
+
+def assert_same_files(one: Path, other: Path) -> None:
+    for path in one.rglob("*.*"):
+        assert path.read_bytes() == (other / path.relative_to(one)).read_bytes()
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if snippets(page, "toml")], ids=lambda p: p.name)
+def test_the_configs_of_a_page_can_be_read(page: Path, tmp_path: Path) -> None:
+    for number, text in enumerate(snippets(page, "toml")):
+        path = tmp_path / f"{number}.toml"
+        # A piece without data is about another section.
+        path.write_text(text if "[data]" in text else f'{text}\n[data]\ntrain = "data"\n')
+        load_config(path)
 
 
 def test_readme_shows_the_first_example_as_it_is() -> None:

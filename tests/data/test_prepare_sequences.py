@@ -222,7 +222,7 @@ def test_a_bad_row_is_refused_by_its_number_or_left_out(kind: str, bad: str, pro
     with pytest.raises(DataError) as refused:
         prepare_sequences(path, tmp_path / "out", label="y", level=level, shard_bytes=30, workers=1)
     assert str(refused.value).startswith(f"{path}, row 3: {problem}")
-    assert str(refused.value).endswith(", or leave such rows out with bad-rows=skip")
+    assert str(refused.value).endswith(", or leave such rows out with --bad-rows skip")
     assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
     skipped: list[Skipped] = []
     (store,) = prepare_sequences(

@@ -114,7 +114,7 @@ def test_a_bad_row_is_refused_by_its_number_or_left_out(row: str, problem: str, 
     with pytest.raises(DataError) as refused:
         prepare_series(path, tmp_path / "out", by="by", time="t")
     assert str(refused.value).startswith(f"{path}, row 2: {problem}")
-    assert str(refused.value).endswith(", or leave such rows out with bad-rows=skip")
+    assert str(refused.value).endswith(", or leave such rows out with --bad-rows skip")
     skipped: list[Skipped] = []
     (store,) = prepare_series(path, tmp_path / "out", by="by", time="t", bad_rows="skip", on_skipped=skipped.append)
     assert steps_of(store) == [[[5], [6]]]

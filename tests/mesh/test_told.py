@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -49,3 +50,40 @@ def test_a_flipped_bit_that_one_stage_alone_reads_ends_a_run_with_one_sentence(f
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1, done.stderr
     assert done.stderr.startswith("stretto: error: ") and f"{file} is damaged between bytes 0 and" in done.stderr
+
+
+def _cut_short(folder: Path) -> None:
+    path = folder / "values-00000.bin"
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+def _nothing(folder: Path) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("spoil", "budget", "slices", "sentence"),
+    [
+        (_cut_short, 100, 1, "values-00000.bin has 441 bytes, not 444 bytes; prepare the data again"),
+        (_nothing, 10, 1, "has 11 steps, more than data.budget=10; raise the budget"),
+        (_nothing, 100, 40, "layout.replicas=2 x layout.slices=40 exceeds the 64 rows of"),
+    ],
+)
+def test_data_that_no_rank_can_use_is_refused_once_under_torchrun(
+    spoil: Callable[[Path], None], budget: int, slices: int, sentence: str, tmp_path: Path
+) -> None:
+    rows = [[token % 7 for token in range(3 + row % 9)] for row in range(64)]
+    write_tokens(tmp_path / "data", [rows], 7, [[row % 3 for row in range(64)]])
+    spoil(tmp_path / "data")
+    (tmp_path / "run.toml").write_text(
+        f'[data]\ntrain = "{tmp_path / "data"}"\nbudget = {budget}\n[model]\nhidden = 8\n[train]\nsteps = 3\n'
+        f'[run]\nfolder = "{tmp_path / "run"}"\n[layout]\nreplicas = 2\nslices = {slices}\n'
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "stretto", "train"]
+    done = subprocess.run(
+        [*command, str(tmp_path / "run.toml")], capture_output=True, text=True, timeout=90, check=False
+    )
+    assert done.returncode != 0
+    said = [line for line in done.stderr.splitlines() if line.startswith("stretto: error: ")]
+    assert len(said) == 1 and sentence in said[0], done.stderr
+    assert "exitcode  : 2" in done.stderr, "torchrun's own report of the rank that failed first"

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from stores import write_series, write_tokens
 from stretto import ConfigError, DataError, EvaluationReport, Run, StrettoError, load_run
@@ -46,7 +47,7 @@ def write(folder: Path, kind: str, rows: list[list[int]]) -> None:
 @pytest.mark.parametrize(
     ("kind", "data", "asks", "says"),
     [
-        ("classes", {"budget": 60}, "classes", "60 rows in batches of at most 60 steps"),
+        ("classes", {"budget": 60}, "labels", "60 rows in batches of at most 60 steps"),
         ("tokens", {"budget": 60}, "tokens", "60 rows in batches of at most 60 steps"),
         ("tokens", {"feed": "lanes", "lanes": 3, "window": 5}, "tokens", "60 sequences in 3 lanes x window 5"),
         ("values", {"context": 8, "horizon": 2, "budget": 64}, "values", "batches of at most 64 steps"),
@@ -112,3 +113,33 @@ def test_more_parts_than_rows_are_refused(rows: list[list[int]], tmp_path: Path)
     write(tmp_path, "classes", rows)
     with pytest.raises(DataError, match=r"layout\.replicas=1 x layout\.slices=61 exceeds the 60 rows of"):
         Run(config(tmp_path, {"budget": 60}, layout={"slices": 61}))
+
+
+def test_a_batch_that_asks_for_nothing_moves_no_weight_and_ends_no_run(tmp_path: Path) -> None:
+    # Rows of one token have no next one; they lie together at the end of a pool.
+    rows = [[token % 9 for token in range(length)] for length in [1] * 30 + [7] * 30]
+    for part in ("train", "valid"):
+        write_tokens(tmp_path / part, [rows], 9)
+    run = Run(config(tmp_path, {"budget": 30}, train={"epochs": 2, "weight_decay": 0.1}))
+    seen = 0
+    before = [parameter.detach().clone() for parameter in run.engine.stack.parameters()]
+    for event in run.events():
+        if not isinstance(event, EvaluationReport):
+            weights = [parameter.detach().clone() for parameter in run.engine.stack.parameters()]
+            if not event.tokens:
+                assert all(torch.equal(now, then) for now, then in zip(weights, before, strict=True))
+                assert event.loss == event.gradient_norm == 0
+                seen += 1
+            before = weights
+    assert seen >= 2
+
+
+def test_data_that_never_asks_for_anything_is_refused(tmp_path: Path) -> None:
+    values = np.random.default_rng(1).normal(size=(60, 2)).astype(np.float32)
+    values[10:, 1] = np.nan
+    for part in ("train", "valid"):
+        write_series(tmp_path / part, [[values]])
+    data: dict[str, object] = {"context": 12, "horizon": 2, "targets": ["c1"], "budget": 60}
+    run = Run(config(tmp_path, data, train={"epochs": 3}))
+    with pytest.raises(DataError, match="a whole epoch asks for nothing"):
+        list(run.events())

@@ -15,7 +15,7 @@ def run(arguments: list[str]) -> None:
     trained = load_run(options.run, options.device)
     data = options.data or trained.config.data.valid
     if data is None:
-        raise ConfigError(f"{options.run} was trained without data.valid; name a corpus with --data FOLDER")
+        raise ConfigError(f"{options.run} was trained without data.valid; name other data with --data FOLDER")
     show_evaluation(trained, data)
 
 
@@ -26,6 +26,8 @@ def _parser() -> Parser:
         epilog="example:\n  stretto eval runs/first --data data/other",
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
-    parser.add_argument("--data", type=Path, metavar="FOLDER", help="the corpus; the run's own data.valid if not given")
+    parser.add_argument(
+        "--data", metavar="FOLDER", help="the data's folder or URL; the run's own data.valid if not given"
+    )
     parser.add_argument("--device", metavar="NAME", help="where to compute; the run's own run.device if not given")
     return parser

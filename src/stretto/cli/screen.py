@@ -130,7 +130,7 @@ def _say_what_will_run(console: Console, run: "Run") -> None:
         console.print(f"layout  {config.layout}, blocks {stages}")
     where = f"{run.world.device}, {config.run.precision}"
     steps = run.trainer.num_steps
-    length = f"{config.train.epochs} epochs" if steps is None else f"{steps:,} steps"
+    length = f"{config.train.epochs} epoch{'s' * (config.train.epochs > 1)}" if steps is None else f"{steps:,} steps"
     console.print(f"run     {length} on {where}, in {run.folder}")
 
 

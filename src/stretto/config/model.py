@@ -8,7 +8,7 @@ from stretto.config.section import Section
 
 
 class ModelConfig(Section):
-    """A recurrent language model: embedding, recurrent layers, softmax head."""
+    """A recurrent network: an embedding for tokens, recurrent layers, a head for what the data asks."""
 
     factory: str | None = None
     """Your own model instead of this one: `file.py:function`, called with a `stretto.Task`, returns a Stack."""

@@ -167,17 +167,18 @@ class DocumentLanes:
             spans.append(Place(place.shard, place.start + start, place.start + stop))
             starts.append(offset - start)
         read = list(zip(self.sequences.read(spans), starts, lengths.tolist(), strict=True))
-        x = pad([self._inputs(values[start : start + length]) for values, start, length in read], self.window, 0)
-        if not targets:
-            return x, None
-        if self.forecast is None:
-            asked = [values[start + 1 : start + 1 + length] for values, start, length in read]
-            return x if inputs else None, pad(asked, self.window, IGNORE)
-        forecasts = [self.forecast.targets(values, start, start + length) for values, start, length in read]
-        return x if inputs else None, pad(forecasts, self.window, np.nan)
+        x = pad([self._inputs(*row) for row in read], self.window, 0) if inputs else None
+        nothing = IGNORE if self.forecast is None else np.nan
+        return x, pad([self._targets(*row) for row in read], self.window, nothing) if targets else None
 
-    def _inputs(self, values: NDArray[Any]) -> NDArray[Any]:
-        return values if self.forecast is None else self.forecast.inputs(values)
+    def _inputs(self, values: NDArray[Any], start: int, length: int) -> NDArray[Any]:
+        steps = values[start : start + length]
+        return steps if self.forecast is None else self.forecast.inputs(steps)
+
+    def _targets(self, values: NDArray[Any], start: int, length: int) -> NDArray[Any]:
+        if self.forecast is None:
+            return values[start + 1 : start + 1 + length]
+        return self.forecast.targets(values, start, start + length)
 
     def _num_windows(self, position: Position) -> int:
         """How many windows a pool has: those of its longest lane."""

@@ -58,8 +58,8 @@ class Labelled:
         assert labels is not None
         num_outputs = len(labels.names)
         if isinstance(values, Tokens):
-            return Task("tokens", values.num_tokens, "classes", num_outputs)
-        return Task("channels", len(values.names), "classes", num_outputs)
+            return Task("tokens", values.num_tokens, "labels", num_outputs)
+        return Task("channels", len(values.names), "labels", num_outputs)
 
     @property
     def shard_sizes(self) -> Sequence[int]:

@@ -52,7 +52,7 @@ class BadRows:
         if not self.num_rows:
             self.first = f"{self.part.path}, row {self.part.row_number(place):,}: {bad.what}"
         if self.policy == "refuse":
-            raise DataError(f"{self.first}; {bad.remedy}, or leave such rows out with bad-rows=skip")
+            raise DataError(f"{self.first}; {bad.remedy}, or leave such rows out with --bad-rows skip")
         self.num_rows += 1
 
 

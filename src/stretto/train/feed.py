@@ -49,7 +49,8 @@ def open_feed(config: RunConfig, location: str | Path, field: str, *, is_held_ou
         feed.windows.share(0, config.layout.replicas, config.layout.slices)
         return feed
     except DataError as error:
-        where = "" if is_remote(location) else f", seen from {Path.cwd()}"
+        is_relative = not is_remote(location) and not Path(location).is_absolute()
+        where = f", seen from {Path.cwd()}" if is_relative else ""
         raise DataError(f"{field}={location}{where}: {error}") from None
 
 
@@ -80,7 +81,7 @@ def _feed_sequences(sequences: Sequences, config: RunConfig, is_held_out: bool) 
         Subject(
             windows.task,
             sequences.vocabulary,
-            labels.names if labels and windows.task.asks == "classes" else (),
+            labels.names if labels and windows.task.asks == "labels" else (),
             values if isinstance(values, Channels) else None,
         ),
     )

@@ -197,7 +197,7 @@ def build_model(config: RunConfig, task: Task) -> Stack:
 def build_loss(config: RunConfig, task: Task) -> Loss:
     """Return the loss that a config names: the user's own, or else that of what the data asks."""
     if config.model.loss is None:
-        usual: dict[str, Loss] = {"tokens": TokenLoss(), "classes": SequenceLoss(), "values": SquaredError()}
+        usual: dict[str, Loss] = {"tokens": TokenLoss(), "labels": SequenceLoss(), "values": SquaredError()}
         return usual[task.asks]
     loss = load_object("model.loss", config.model.loss)
     if not callable(loss):

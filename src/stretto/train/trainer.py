@@ -24,7 +24,7 @@ class StepReport:
 
     step: int  # from 1: how many steps are done
     epoch: int  # from 1
-    loss: float  # mean over the global batch, in nats for tokens
+    loss: float  # mean over the global batch, in nats for tokens; 0 where nothing was asked
     tokens: int  # how much was asked: the count the loss was divided by
     gradient_norm: float  # before clipping
     learning_rate: float
@@ -75,6 +75,7 @@ class Trainer:
         self._workers = workers
         self._windows: Iterator[tuple[Window, Position]] | None = None
         self.state: State | None = None
+        self._has_asked = False
 
     def __iter__(self) -> Self:
         return self
@@ -108,18 +109,8 @@ class Trainer:
     def advance(self) -> StepReport:
         """Take one optimizer step and say what it did."""
         started = time.perf_counter()
-        engine = self.engine
-        if self._windows is None:
-            self._windows = read_ahead(
-                self.data,
-                self.position,
-                inputs=engine.needs_inputs,
-                targets=engine.needs_targets,
-                workers=self._workers,
-                pin=engine.device.type != "cpu",
-            )
-        window, position = next(self._windows)
         rate = learning_rate(self.config, self.step, self.progress)
+        window, after = next(self._read_ahead())
         data_read = time.perf_counter()
 
         outcome = self.engine.step(window, self.state, derive(self.seed, "step", self.step))
@@ -129,19 +120,19 @@ class Trainer:
         norm = math.sqrt(square_norm)
         computed = time.perf_counter()
 
-        self._check(total, count, norm)
-        mean_norm = scale_gradients(self.engine.stack.parameters(), count, norm, self.config.clip)
-        if self.optimizer is not None:
-            set_learning_rate(self.optimizer, rate)
-            with flush_denormals():
-                self.optimizer.step()
-        self.state = outcome.state
-        epoch, self.position = self.position.epoch + 1, position
+        self._check(total, norm)
+        # Where nothing is asked (rows of one token, a channel that is missing for long) no weight moves.
+        mean_norm = self._move(count, norm, rate) if count else 0.0
+        self._has_asked = self._has_asked or count > 0
+        if after.epoch > self.position.epoch and not self._has_asked:
+            raise DataError("a whole epoch asks for nothing, so there is nothing to learn; give other data")
+        epoch = self.position.epoch + 1
+        self.state, self.position = outcome.state, after
         self.step += 1
         return StepReport(
             step=self.step,
             epoch=epoch,
-            loss=total / count,
+            loss=total / count if count else 0.0,
             tokens=int(count),
             gradient_norm=mean_norm,
             learning_rate=rate,
@@ -150,9 +141,29 @@ class Trainer:
             optimizer_seconds=time.perf_counter() - computed,
         )
 
-    def _check(self, total: float, count: float, norm: float) -> None:
-        if not count:
-            raise DataError(f"step {self.step + 1} asks for nothing, so there is nothing to learn; give other data")
+    def _move(self, count: float, norm: float, rate: float) -> float:
+        """Move the weights; return the norm of the mean's gradient before it was clipped."""
+        mean_norm = scale_gradients(self.engine.stack.parameters(), count, norm, self.config.clip)
+        if self.optimizer is not None:
+            set_learning_rate(self.optimizer, rate)
+            with flush_denormals():
+                self.optimizer.step()
+        return mean_norm
+
+    def _read_ahead(self) -> Iterator[tuple[Window, Position]]:
+        if self._windows is None:
+            engine = self.engine
+            self._windows = read_ahead(
+                self.data,
+                self.position,
+                inputs=engine.needs_inputs,
+                targets=engine.needs_targets,
+                workers=self._workers,
+                pin=engine.device.type != "cpu",
+            )
+        return self._windows
+
+    def _check(self, total: float, norm: float) -> None:
         if not (math.isfinite(total) and math.isfinite(norm)):
             raise DivergedError(
                 f"step {self.step + 1} has loss {total} and gradient norm {norm}; the weights are still those of step "

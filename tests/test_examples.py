@@ -1,0 +1,75 @@
+"""Every example runs from an empty folder, in time, and gets the figures that it is there to show.
+
+The first two are README's, and run with its quickstart.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+# Each takes well under a minute on a quiet core.
+SECONDS = 200
+
+
+def run(folder: Path, *command: str) -> str:
+    """Run a command in a folder, one thread a process; return what it printed."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def figures(printed: str, pattern: str) -> list[float]:
+    found = re.search(pattern, printed)
+    assert found is not None, printed
+    return [float(figure) for figure in found.groups()]
+
+
+@pytest.fixture
+def ett() -> Path:
+    """The table of hourly temperatures, which lies beside the project and is never part of it."""
+    path = SHARED / "ett" / "ETTh1.csv"
+    if not path.is_file():
+        assert "CI" not in os.environ, "CI must have ../shared: a test that is skipped there tests nothing"
+        pytest.skip("ETTh1.csv does not lie beside this checkout")
+    return path
+
+
+def test_the_forecast_beats_the_last_day_and_is_drawn(ett: Path, tmp_path: Path) -> None:
+    printed = run(tmp_path, sys.executable, str(EXAMPLES / "03_forecast.py"), str(ett))
+    error, naive = figures(printed, r"squared error ([\d.]+), repeating the last day ([\d.]+)")
+    assert error < 0.95 * naive
+    svg = ElementTree.parse(tmp_path / "forecast.svg").getroot()
+    # Three lines in each of three panels.
+    assert len(svg.findall(".//{http://www.w3.org/2000/svg}polyline")) == 9
+
+
+def test_texts_are_classified_alike_by_one_rank_by_two_and_by_the_command(tmp_path: Path) -> None:
+    script = str(EXAMPLES / "04_classify.py")
+    alone = run(tmp_path, sys.executable, script)
+    (right,) = figures(alone, r"held out: ([\d.]+)% of")
+    assert right > 95
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    two = run(tmp_path, *torchrun, script)
+    # The first line: later, rounding has had time to grow.
+    loss, num_texts = figures(two, r"step 50  loss ([\d.]+)  (\d+) texts")
+    assert [loss, num_texts] == pytest.approx(figures(alone, r"step 50  loss ([\d.]+)  (\d+) texts"), rel=0.05)
+    assert figures(two, r"held out: ([\d.]+)% of")[0] > 95
+    command = run(tmp_path, sys.executable, "-m", "stretto", "train", str(EXAMPLES / "04_classify.toml"))
+    assert figures(command, r"step 50 \(\d+%\)  loss ([\d.]+)") == pytest.approx([loss], rel=0.05)
+    assert figures(command, r"held out: loss ([\d.]+)")[0] < 0.1
+
+
+def test_a_language_model_learns_from_articles(wikitext: Path, tmp_path: Path) -> None:
+    printed = run(tmp_path, sys.executable, str(EXAMPLES / "05_documents.py"), str(wikitext))
+    assert printed.startswith("60 articles to train on")
+    perplexity, bits = figures(printed, r"held out: ([\d.]+) perplexity, ([\d.]+) bits per byte")
+    # A word drawn at random from the vocabulary has a perplexity of 4,000.
+    assert perplexity < 160 and bits < 1.6
