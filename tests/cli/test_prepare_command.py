@@ -59,7 +59,11 @@ def test_an_interrupt_keeps_what_is_finished_and_says_where(tmp_path: Path) -> N
     (tmp_path / "a.jsonl").write_text('{"text": "some words of a text"}\n' * 300_000)
     options = ["--out", "out", "--level", "word", "--workers", "2", "--shard-bytes", "500000"]
     command = [sys.executable, "-m", "stretto", "prepare", "sequences", "a.jsonl", *options]
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        # A shell that runs the tests in the background lets them ignore it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
     while not (tmp_path / "out.partial" / "parts" / "scan-00000").exists():
         assert process.poll() is None
         time.sleep(0.02)

@@ -102,6 +102,6 @@ def test_impossible_lanes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nothing follows anything"):
         DocumentLanes(write_tokens(tmp_path / "short", [[[1], [4]]], 9), 1, 1)
     with pytest.raises(DataError, match="channels need a forecast"):
-        DocumentLanes(write_series(tmp_path / "series", [[np.ones((9, 1), np.float32)]]), 1, 1)
+        DocumentLanes(write_series(tmp_path / "series", [[np.arange(9, dtype=np.float32).reshape(9, 1)]]), 1, 1)
     with pytest.raises(DataError, match="window 9 is not there"):
         DocumentLanes(sequences, 1, 2).read(Position(index=9))

@@ -1,3 +1,6 @@
+import hashlib
+import json
+import os
 import pickle
 from pathlib import Path
 
@@ -5,16 +8,17 @@ import numpy as np
 import pytest
 
 from paged_store import bytes_of, flip_bit, spans_of, write_store
+from stores import write_series
 from stretto import DataError
 from stretto.data.index import Store
-from stretto.data.pages import MAX_MAPS, PAGE, LocalPages, PagedFile, Span
+from stretto.data.pages import MAX_OPEN, PAGE, LocalPages, PagedFile, Span
 from stretto.data.sequences import Sequences
 from stretto.data.writer import write_file
 
 
-def num_mapped(folder: Path) -> int:
-    """How many files of a folder this process has mapped, as the kernel sees it."""
-    return sum(str(folder) in line for line in Path("/proc/self/maps").read_text().splitlines())
+def num_open(folder: Path) -> int:
+    """How many files of a folder this process has open, as the kernel sees it."""
+    return sum(path.readlink().is_relative_to(folder) for path in Path("/proc/self/fd").iterdir() if path.is_symlink())
 
 
 def test_a_folder_gives_the_bytes_that_were_written(tmp_path: Path) -> None:
@@ -34,15 +38,16 @@ def test_sequences_are_cut_where_they_end(tmp_path: Path) -> None:
     assert np.array_equal(third, values[ends[1] : ends[2]])
 
 
-def test_thousands_of_shards_keep_few_files_mapped(tmp_path: Path) -> None:
+def test_thousands_of_shards_keep_few_files_open(tmp_path: Path) -> None:
     files = [write_file(tmp_path / f"shard-{number}.bin", bytes([number % 251]) * 100) for number in range(500)]
     pages = LocalPages(tmp_path, files)
     held = pages.read([Span(files[0].name, 10, 20)])[0]
     for _ in range(2):
         for number, file in enumerate(files):
             assert pages.read([Span(file.name, 99, 100)])[0].tolist() == [number % 251]
-    # One more for the view that is held, which stays good though its file was let go of.
-    assert num_mapped(tmp_path) == MAX_MAPS + 1
+    assert num_open(tmp_path) == MAX_OPEN
+    del pages
+    assert num_open(tmp_path) == 0
     assert held.tolist() == [0] * 10
 
 
@@ -74,3 +79,42 @@ def test_an_empty_file_has_no_pages(tmp_path: Path) -> None:
     file: PagedFile = write_file(tmp_path / "empty.bin", b"")
     assert len(file.checksums) == 0
     assert LocalPages(tmp_path, [file]).read([Span("empty.bin", 0, 0)])[0].size == 0
+
+
+def test_a_file_that_is_cut_short_while_it_is_read_is_one_sentence(tmp_path: Path) -> None:
+    folder = write_store(tmp_path / "store", num_shards=1)
+    pages = Store.open(folder).pages
+    pages.read([Span("values-00000.bin", 0, 3 * 2**19)])
+    os.truncate(folder / "values-00000.bin", 100)
+    with pytest.raises(DataError, match=r"values-00000\.bin was cut short while it was read; copy it again"):
+        pages.read([Span("values-00000.bin", 50, 150)])
+
+
+@pytest.mark.parametrize("damage", ['"num_bytes": Infinity', '"num_bytes": -1', '"num_bytes": 1.5', "[" * 100_000])
+def test_an_index_that_can_not_be_meant_is_one_sentence(damage: str, tmp_path: Path) -> None:
+    folder = write_store(tmp_path / "store", num_shards=1)
+    index = json.loads((folder / "index.json").read_text())
+    del index["sha256"]
+    if damage[0] == "[":
+        (folder / "index.json").write_text(damage)
+    else:
+        index["files"][0]["num_bytes"] = json.loads(damage.split(": ")[1])
+        index["sha256"] = hashlib.sha256(json.dumps(index, sort_keys=True).encode()).hexdigest()
+        (folder / "index.json").write_text(json.dumps(index))
+    with pytest.raises(DataError, match=r"index\.json (is damaged|can't be read)") as caught:
+        Store.open(folder)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "change", [{"std": [0.0, 1.0]}, {"std": [float("nan"), 1.0]}, {"mean": [0.5]}, {"names": ["c0", "c0"]}]
+)
+def test_a_scale_that_can_not_be_meant_is_refused(change: dict[str, object], tmp_path: Path) -> None:
+    write_series(tmp_path / "store", [[np.random.default_rng(1).normal(size=(9, 2)).astype(np.float32)]])
+    index = json.loads((tmp_path / "store" / "index.json").read_text())
+    del index["sha256"]
+    index["fields"]["values"] |= change
+    index["sha256"] = hashlib.sha256(json.dumps(index, sort_keys=True).encode()).hexdigest()
+    (tmp_path / "store" / "index.json").write_text(json.dumps(index))
+    with pytest.raises(DataError, match=r"index\.json is damaged \(values"):
+        Sequences.open(tmp_path / "store")

@@ -2,13 +2,15 @@ import os
 import subprocess
 import sys
 import time
+import tracemalloc
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from stretto import DataError, prepare_sequences
-from stretto.data.parts import Job, LostWorkerError, Progress, Record, open_job
+from stretto.data import parts as parts_module
+from stretto.data.parts import Job, LostWorkerError, OnProgress, Progress, Record, open_job
 from stretto.data.prepare import prepare_text
 
 
@@ -26,6 +28,14 @@ class Write:
         if part == "die":
             os._exit(1)
         return {"part": part}
+
+
+@dataclass(frozen=True)
+class Count:
+    """Return a record of about a megabyte."""
+
+    def __call__(self, part: int, number: int, folder: Path, /) -> Record:
+        return {"counts": "x" * 1_000_000}
 
 
 def run(
@@ -91,6 +101,71 @@ def test_a_worker_that_died_leaves_what_is_finished(tmp_path: Path) -> None:
     with pytest.raises(LostWorkerError, match=r"a worker process of .* ended .*; run the same again to go on"):
         run(tmp_path, ["a", "die"], workers=2)
     assert (tmp_path / "out.partial").exists()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_records_that_are_taken_as_they_come_are_not_held(workers: int, tmp_path: Path) -> None:
+    done: list[int] = []
+    for _ in range(2):  # the second time they are all there already
+        seen = set()
+        with pytest.raises(KeyboardInterrupt), open_job(tmp_path / "out", [], {}, workers, _append_to(done)) as job:
+            tracemalloc.start()
+            for number, record in job.each("count", Count(), range(30), [1] * 30, "counting"):
+                seen.add(number)
+                assert len(record["counts"]) == 1_000_000
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            raise KeyboardInterrupt
+        assert peak < 10_000_000 and seen == set(range(30))
+    assert done == [*range(1, 31), 30]
+
+
+def _append_to(done: list[int]) -> OnProgress:
+    return lambda progress: done.append(progress.done)
+
+
+@pytest.mark.parametrize("what", ["folder", "empty folder within", "link", "broken link", "file"])
+def test_what_is_no_unfinished_preparation_is_left_alone(what: str, tmp_path: Path) -> None:
+    partial, other = tmp_path / "out.partial", tmp_path / "other"
+    other.mkdir()
+    (other / "precious").write_text("mine")
+    if what == "folder":
+        other.rename(partial)
+    elif what == "empty folder within":
+        (partial / "mine").mkdir(parents=True)
+    elif what == "file":
+        partial.write_text("mine")
+    else:
+        partial.symlink_to(other if what == "link" else tmp_path / "nowhere")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(
+        DataError, match=r"out\.partial exists already and is no unfinished preparation; move it away or"
+    ):
+        run(tmp_path, ["a"])
+    assert sorted(tmp_path.rglob("*")) == [*before, tmp_path / "trace"]
+
+
+def test_a_cut_before_the_first_part_or_after_the_last_is_gone_on_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(folder: Path) -> None:
+        raise KeyboardInterrupt
+
+    (tmp_path / "out.partial" / "parts").mkdir(parents=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(parts_module, "_sync", cut)
+        assert run(tmp_path, ["a", "b"]) == [0, 1]
+    assert run(tmp_path, ["a", "b"]) == []
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_nobody_who_reads_is_not_taken_for_a_full_disk(tmp_path: Path) -> None:
+    for error, expected, reason in (
+        (BrokenPipeError(32, "Broken pipe"), BrokenPipeError, "Broken pipe"),
+        (OSError("odd"), DataError, r"out: odd; is it readable, and is there room\?$"),
+    ):
+        with pytest.raises(expected, match=reason), open_job(tmp_path / "out", [], {}):
+            raise error
 
 
 def test_two_at_once_in_one_folder_are_refused(tmp_path: Path) -> None:

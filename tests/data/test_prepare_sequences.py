@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stretto import DataError, Sequences, prepare_sequences, prepare_text
+from stretto.data.parts import Progress
 from stretto.data.rows import Skipped
 from stretto.data.sequences import Channels, Tokens
 from stretto.data.vocabulary import ByteVocabulary
@@ -39,7 +40,8 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-NUMBERS = st.none() | st.floats(width=32, allow_nan=False, allow_infinity=False)
+# Eighths, so that 32-bit floats have room for whatever spread is drawn.
+NUMBERS = st.none() | st.integers(-1000, 1000).map(lambda eighths: eighths / 8)
 
 
 @given(
@@ -114,6 +116,34 @@ def test_the_field_is_text_or_tokens_or_values_if_not_named(tmp_path: Path) -> N
         assert (store.vocabulary is not None) == ("text" in record)
     (store,) = prepare_sequences(tmp_path / "a.jsonl", tmp_path / "as", read_as="tokens", sequence="values")
     assert store.fields.values.type == "tokens"
+
+
+@pytest.mark.parametrize(("name", "what"), [("values", "channels"), ("tokens", "tokens"), ("text", "tokens")])
+def test_a_field_that_is_named_is_read_as_it_is_without_being_named(name: str, what: str, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(f'{name}\n"[1, 2]"\n')
+    prepare_sequences(tmp_path / "a.csv", tmp_path / "default")
+    (named,) = prepare_sequences(tmp_path / "a.csv", tmp_path / "named", sequence=name)
+    assert content(tmp_path / "named") == content(tmp_path / "default")
+    assert named.fields.values.type == what and (named.vocabulary is not None) == (name == "text")
+
+
+def test_the_whole_range_of_32_bit_floats_is_kept(tmp_path: Path) -> None:
+    numbers = np.array([np.finfo(np.float32).max, -1e38, 1e-45, 1e-30, 0.1, 0], np.float32).tolist()
+    (store,) = prepare_sequences(jsonl(tmp_path / "a.jsonl", [{"values": numbers}]), tmp_path / "out")
+    assert rows_of(store) == [[[number] for number in numbers]]
+
+
+def test_files_that_are_named_once_less_make_another_job(tmp_path: Path) -> None:
+    one, two = (jsonl(tmp_path / f"{token}.jsonl", [{"tokens": [token]}]) for token in (1, 2))
+
+    def stop(progress: Progress) -> None:
+        if progress.done == 2 * one.stat().st_size:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare_sequences([one, one, two], tmp_path / "out", num_tokens=3, workers=1, on_progress=stop)
+    (store,) = prepare_sequences([one, two], tmp_path / "out", num_tokens=3, workers=1)
+    assert rows_of(store) == [[1], [2]]
 
 
 def test_held_out_sequences_share_vocabulary_classes_and_the_statistics_of_the_others(tmp_path: Path) -> None:
@@ -243,7 +273,7 @@ def test_a_first_row_that_is_bad_is_left_out_too(tmp_path: Path) -> None:
 def test_left_out_rows_are_said_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "a.jsonl").write_text('{"tokens": [1]}\n{\n')
     prepare_sequences(tmp_path / "a.jsonl", tmp_path / "out", bad_rows="skip")
-    assert "left out 1 bad rows, the first: " in caplog.text
+    assert "left out 1 bad row, the first: " in caplog.text
 
 
 def test_nan_can_be_a_missing_value(tmp_path: Path) -> None:

@@ -96,14 +96,15 @@ def test_like_takes_columns_and_statistics(meters: Path, tmp_path: Path) -> None
     ("row", "problem"),
     [
         ("a,2", "it has 2 cells, but the header has 3"),
-        ("a,2,x", "'x' is \"x\", not a number"),
-        ("a,2,nan", "'x' is nan; mend it, take it for a missing value with nan=missing"),
-        ("a,2,-inf", "'x' is -inf"),
-        ("a,2,1e39", "'x' is too large for 32-bit floats; scale it"),
+        ("a,2,x", "'x' has \"x\", not a number"),
+        ("a,2,nan", "'x' has a NaN or an infinity; mend it, take it for a missing value with nan=missing"),
+        ("a,2,-inf", "'x' has a NaN or an infinity"),
+        ("a,2,1e39", "'x' has a number that is too large for 32-bit floats; scale it"),
         (",2,1", "it has no 'by', which names its series"),
         ("a,,1", "it has no 't'"),
         ("a,soon,1", "'t' is \"soon\", neither a number nor a time such as"),
         ("a,nan,1", "'t' is \"nan\", neither a number nor a time"),
+        ("a,inf,1", "'t' is \"inf\", neither a number nor a time"),
         ("a,0,1", "'t' is 0.0, which is before the 1.0 of the row above; sort the rows by time"),
         ("a,2025-01-01,1", "'t' is 2025-01-01 00:00:00, which can't be compared with 1.0"),
     ],
@@ -123,8 +124,8 @@ def test_a_bad_row_is_refused_by_its_number_or_left_out(row: str, problem: str, 
 
 def test_json_has_numbers_and_null_but_no_text_or_gaps(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    for row, problem in (('{"x": "5"}', "'x' is \"5\", not a number"), ('{"y": 5}', "it has no 'x'"),
-                         ('{"x": true}', "'x' is true, not a number"), ('{"x": NaN}', "'x' is nan")):  # fmt: skip
+    for row, problem in (('{"x": "5"}', "'x' has \"5\", not a number"), ('{"y": 5}', "it has no 'x'"),
+                         ('{"x": true}', "'x' has true, not a number"), ('{"x": NaN}', "'x' has a NaN")):  # fmt: skip
         path.write_text(f'{{"x": 1}}\n{{"x": null}}\n{row}\n')
         with pytest.raises(DataError, match=rf"row 3: {problem}"):
             prepare_series(path, tmp_path / "out")
@@ -140,7 +141,7 @@ def test_json_has_numbers_and_null_but_no_text_or_gaps(tmp_path: Path) -> None:
         ({"columns": ["when"], "time": "when"}, "columns names 'when' twice, or it is by or time"),
         ({"columns": ["gone"]}, "row 1: it has no 'gone'"),
         ({"time": "gone"}, "row 1: it has no 'gone'"),
-        ({"columns": ["meter"]}, "row 1: 'meter' is \"a\", not a number"),
+        ({"columns": ["meter"]}, "row 1: 'meter' has \"a\", not a number"),
         ({"columns": ["meter"], "bad_rows": "skip"}, r"no sequence is left for .* \(of 15 bad rows the first is"),
         ({"hold_out": 0.01}, "hold-out=0.01 leaves nothing for .*valid"),
         ({"hold_out": -1}, "hold-out=-1 is not in"),
@@ -160,6 +161,86 @@ def test_what_can_not_be_meant_is_refused(options: dict[str, Any], reason: str, 
 
 
 def test_columns_without_a_number_are_no_channels(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("x,y\na,\n")
-    with pytest.raises(DataError, match=r"has no number in its first row, only \['x', 'y'\]; name the columns"):
+    (tmp_path / "a.csv").write_text("x,y\na,b\n")
+    with pytest.raises(DataError, match=r"a\.csv has no column of numbers, only \['x', 'y'\]; name the columns"):
         prepare_series(tmp_path / "a.csv", tmp_path / "out")
+
+
+def test_a_column_whose_first_values_are_missing_is_a_channel(tmp_path: Path) -> None:
+    rows = [f"{step},n,{'' if step < 900 else step}" for step in range(1200)]
+    (tmp_path / "a.csv").write_text("\n".join(["x,name,y", *rows]) + "\n")
+    (store,) = prepare_series(tmp_path / "a.csv", tmp_path / "out")
+    assert names_of(store) == ("x", "y")
+
+
+@pytest.mark.parametrize("missing", ["", " ", "nan"])
+def test_a_column_that_shows_no_value_has_to_be_named(missing: str, tmp_path: Path) -> None:
+    rows = [f"{step},{missing if step < 1000 else step}" for step in range(1200)]
+    (tmp_path / "a.csv").write_text("\n".join(["x,y", *rows]) + "\n")
+    with pytest.raises(
+        DataError, match=r"a\.csv: 'y' has no value in the first 1,000 rows; name the channels with colu"
+    ):
+        prepare_series(tmp_path / "a.csv", tmp_path / "out")
+    (store,) = prepare_series(tmp_path / "a.csv", tmp_path / "out", columns=["x", "y"], nan="missing")
+    assert names_of(store) == ("x", "y")
+
+
+def test_a_number_that_is_too_large_makes_no_column_vanish(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,y\n1,1e39\n2,2\n")
+    with pytest.raises(DataError, match="row 1: 'y' has a number that is too large for 32-bit floats; scale it"):
+        prepare_series(tmp_path / "a.csv", tmp_path / "out")
+
+
+@pytest.mark.parametrize("bad_rows", ["refuse", "skip"])
+def test_a_series_that_comes_back_after_another_is_refused(bad_rows: Any, tmp_path: Path) -> None:  # noqa: ANN401
+    (tmp_path / "a.csv").write_text("by,x\na,1\nb,2\na,3\nb,4\n")
+    reason = r"a\.csv, row 3: 'by' is \"a\", whose series ended above; sort the rows by 'by' first$"
+    with pytest.raises(DataError, match=reason):
+        prepare_series(tmp_path / "a.csv", tmp_path / "out", by="by", bad_rows=bad_rows)
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({"by": "a", "t": 10**400, "x": 1}, "'t' is 1000"),
+        ({"by": [1], "t": 1, "x": 1}, "'by' is [1], which can't name a series"),
+        ({"by": float("nan"), "t": 1, "x": 1}, "it has no 'by', which names its series"),
+    ],
+)
+def test_what_json_can_say_beyond_csv_makes_bad_rows_too(row: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in ({"by": "a", "t": 0, "x": 1}, row)))
+    with pytest.raises(DataError) as refused:
+        prepare_series(path, tmp_path / "out", by="by", time="t")
+    assert str(refused.value).startswith(f"{path}, row 2: {problem}")
+
+
+def test_statistics_are_of_the_numbers_before_they_are_rounded(tmp_path: Path) -> None:
+    numbers = 10_000_000.25 + np.arange(1000)
+    (tmp_path / "a.csv").write_text("x\n" + "".join(f"{number}\n" for number in numbers))
+    (store,) = prepare_series(tmp_path / "a.csv", tmp_path / "out")
+    assert isinstance(store.fields.values, Channels)
+    assert store.fields.values.mean == pytest.approx((numbers.mean(),), rel=1e-12)
+    assert store.fields.values.std == pytest.approx((numbers.std(),), rel=1e-9)
+
+
+def test_a_channel_that_rounding_would_flatten_is_refused(tmp_path: Path) -> None:
+    seconds = "".join(f"{1_700_000_000 + step},{step}\n" for step in range(100))
+    (tmp_path / "a.csv").write_text("seconds,step\n" + seconds)
+    reason = r"'seconds' reaches 1\.7e\+09, where 32-bit floats are 128 apart: too coarse for its spread of 28\.9; sub"
+    with pytest.raises(DataError, match=reason):
+        prepare_series(tmp_path / "a.csv", tmp_path / "out")
+    assert not (tmp_path / "out").exists() and not (tmp_path / "out.partial").exists()
+    (tmp_path / "b.csv").write_text("seconds,step\n1700000000,1\n1700000000,2\n")
+    (store,) = prepare_series(tmp_path / "b.csv", tmp_path / "constant")
+    assert isinstance(store.fields.values, Channels) and store.fields.values.std == (1, 0.5)
+
+
+def test_with_like_it_is_the_spread_taken_that_rounding_is_held_against(tmp_path: Path) -> None:
+    for name, numbers in (("wide", [0, 2e9]), ("far", [1.7e9, 1.7e9 + 9]), ("narrow", [0, 1])):
+        (tmp_path / f"{name}.csv").write_text("x\n" + "".join(f"{number}\n" for number in numbers))
+    for name in ("wide", "narrow"):
+        prepare_series(tmp_path / f"{name}.csv", tmp_path / name)
+    prepare_series(tmp_path / "far.csv", tmp_path / "fits", like=tmp_path / "wide")
+    with pytest.raises(DataError, match=r"too coarse for its spread of 0\.5"):
+        prepare_series(tmp_path / "far.csv", tmp_path / "out", like=tmp_path / "narrow")

@@ -61,6 +61,29 @@ def test_a_csv_is_its_cells_under_the_names_of_its_header(tmp_path: Path) -> Non
     assert read(path, None) == [{"text": "two\nlines", "label": "a,b"}, {"text": "x" * 200_000, "label": ""}]
 
 
+@pytest.mark.parametrize(
+    ("content", "cells"),
+    [
+        ("x\n1\n\n3\n", ["1", "", "3"]),
+        ("x\n\n\n3", ["", "", "3"]),
+        ("x\r\n1\r\n\r\n", ["1"]),
+        ("x\n1\n\n\n", ["1", ""]),
+        ('x\n1\n""\n', ["1", ""]),
+    ],
+)
+def test_a_blank_line_under_one_name_is_an_empty_cell_unless_the_file_ends_there(
+    content: str, cells: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "a.csv").write_bytes(content.encode())
+    (part,) = cut_records(tmp_path / "a.csv", None)
+    assert [(row.place, row.record["x"]) for row in read_rows(part)] == list(enumerate(cells))
+
+
+def test_a_blank_line_under_several_names_is_no_row(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,y\n1,2\n\n3,4\n")
+    assert read(tmp_path / "a.csv", None) == [{"x": "1", "y": "2"}, {"x": "3", "y": "4"}]
+
+
 def test_only_the_fields_that_are_asked_for_are_read_from_columns(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(RECORDS), tmp_path / "a.parquet")
     (part,) = cut_records(tmp_path / "a.parquet", None)
@@ -116,6 +139,7 @@ def test_a_csv_row_that_is_no_record_has_a_problem(content: bytes, problem: str,
         ("a.csv", b"a,b\n", r"a\.csv has a header and no rows; leave it out"),
         ("a.csv", b"1,2\n3,4\n", "its first line is no header; write the names"),
         ("a.csv", b",b\n3,4\n", "names a column ''; give each column a name of its own"),
+        ("a.csv", b'a,b\n1,2\n3,"4\n5,6\n', r"a\.csv, row 2: a quote opens there that is never closed; mend the file"),
         ("a.csv", b"b,b\n3,4\n", "names a column 'b'; give each"),
         ("a.parquet", b"PAR1 or not", r"a\.parquet can't be read \(.*\); copy or write it again"),
     ],

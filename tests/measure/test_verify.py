@@ -96,6 +96,20 @@ def test_a_loss_is_checked_by_itself() -> None:
         check_loss(lambda y, t: LossSum((y - t).square().mean(1).sum(), torch.tensor(len(y))), *torch.randn(2, 5, 4))
 
 
+def mean_of_labels(y: Tensor, targets: Tensor) -> LossSum:
+    found = SequenceLoss()(y, targets)
+    return LossSum(found.total / found.count.clamp(min=1), found.count)
+
+
+def test_a_mean_of_labels_is_found_out_though_they_are_asked_at_the_end(tmp_path: Path) -> None:
+    rows = [[token % 7 for token in range(20)] for _ in range(24)]
+    write_tokens(tmp_path / "data", [rows], 7, [[row % 3 for row in range(24)]])
+    data = Batches(Labelled(Sequences.open(tmp_path / "data")), 200)
+    stack = Stack([Embedding(7, 6), LSTM(6, 5), Linear(5, 3)])
+    found = verify(stack, mean_of_labels, data, Layout())
+    assert not found.is_equal and "the loss does not add up" in found.verdict
+
+
 def on_rank_of(world: World, folder: Path, layout: Layout) -> Verification:
     sequences = Sequences.open(folder)
     stack = Stack([Embedding(7, 6), LSTM(6, 6), Dropout(0.2), LSTM(6, 5), Linear(5, 3)]).double()

@@ -25,6 +25,23 @@ def fail_alone(world: World, layout: Layout, guilty: int) -> None:
     engine.add_up([1.0])
 
 
+def fail_before_the_mesh(world: World, layout: Layout, guilty: int) -> None:
+    """One rank finds its data damaged before it has met the others."""
+    if world.rank == guilty:
+        error = DataError("checksums.bin is damaged")
+        world.tell(error)
+        raise error
+    make_engine(Stack([Linear(2, 2), Linear(2, 2)]), SquaredError(), layout, world, seed=1)
+
+
+@pytest.mark.parametrize(("layout", "guilty"), [(Layout(replicas=2), 1), (Layout(stages=2), 0)], ids=str)
+def test_a_rank_that_fails_before_the_mesh_is_made_keeps_nobody_waiting(layout: Layout, guilty: int) -> None:
+    ranks = Ranks(2)
+    with pytest.raises(RanksFailedError) as caught:
+        ranks.run(fail_before_the_mesh, layout, guilty, seconds=30)
+    assert caught.value.said == dict.fromkeys(range(2), "checksums.bin is damaged")
+
+
 @pytest.mark.parametrize("guilty", [0, 2])
 @pytest.mark.parametrize("layout", [Layout(replicas=3), Layout(stages=2, replicas=2)], ids=str)
 def test_all_ranks_end_with_the_sentence_of_the_one_that_failed(layout: Layout, guilty: int) -> None:
@@ -66,7 +83,7 @@ def _nothing(folder: Path) -> None:
     [
         (_cut_short, 100, 1, "values-00000.bin has 441 bytes, not 444 bytes; prepare the data again"),
         (_nothing, 10, 1, "has 11 steps, more than data.budget=10; raise the budget"),
-        (_nothing, 100, 40, "layout.replicas=2 x layout.slices=40 exceeds the 64 rows of"),
+        (_nothing, 100, 40, "layout.replicas=2 x layout.slices=40 exceeds the 64 rows there are"),
     ],
 )
 def test_data_that_no_rank_can_use_is_refused_once_under_torchrun(

@@ -1,6 +1,8 @@
 """A run on each kind of data: it trains, and what it leaves can be loaded and scores the same."""
 
 import json
+import math
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,27 @@ import pytest
 import torch
 
 from stores import write_series, write_tokens
-from stretto import ConfigError, DataError, EvaluationReport, Run, StrettoError, load_run
+from stretto import (
+    LSTM,
+    ConfigError,
+    Corpus,
+    DataError,
+    DocumentLanes,
+    EvaluationReport,
+    Forecast,
+    Linear,
+    Position,
+    Run,
+    SquaredError,
+    Stack,
+    StrettoError,
+    TrainConfig,
+    Trainer,
+    initialize,
+    load_run,
+    make_engine,
+    prepare_text,
+)
 from stretto.config.toml import parse_config
 
 
@@ -86,7 +108,9 @@ def test_an_epoch_ends_when_every_row_was_seen(rows: list[list[int]], tmp_path: 
         ("classes", {"budget": 10}, r"data\.train=.*: .* has \d+ steps, more than data\.budget=10; raise the budget"),
         ("tokens", {"feed": "forecast"}, r"data\.context is not set"),
         ("tokens", {"feed": "forecast", "context": 3}, r"holds tokens, not channels"),
-        ("values", {"feed": "batches"}, r"holds channels, not tokens"),
+        ("values", {"feed": "batches"}, r"holds channels, not tokens; use feed='lanes' or 'forecast'"),
+        ("classes", {"stride": 3}, r"data\.stride=3 has no meaning for data\.feed='batches'; leave it out"),
+        ("tokens", {"feed": "lanes", "masks": True}, r"data\.masks=True has no meaning for data without channels"),
         ("values", {"context": 8, "targets": ["zz"]}, r"target 'zz' is not a channel of .*; known are \('c0', 'c1'\)"),
         ("values", {"context": 300}, r"no series has the 300 \+ 1 steps"),
         ("tokens", {"feed": "lanes", "lanes": 900}, r"lanes=900 x window=64 asks for"),
@@ -111,7 +135,7 @@ def test_held_out_data_about_something_else_is_refused(rows: list[list[int]], tm
 
 def test_more_parts_than_rows_are_refused(rows: list[list[int]], tmp_path: Path) -> None:
     write(tmp_path, "classes", rows)
-    with pytest.raises(DataError, match=r"layout\.replicas=1 x layout\.slices=61 exceeds the 60 rows of"):
+    with pytest.raises(DataError, match=r"layout\.replicas=1 x layout\.slices=61 exceeds the 60 rows there are"):
         Run(config(tmp_path, {"budget": 60}, layout={"slices": 61}))
 
 
@@ -128,7 +152,7 @@ def test_a_batch_that_asks_for_nothing_moves_no_weight_and_ends_no_run(tmp_path:
             weights = [parameter.detach().clone() for parameter in run.engine.stack.parameters()]
             if not event.tokens:
                 assert all(torch.equal(now, then) for now, then in zip(weights, before, strict=True))
-                assert event.loss == event.gradient_norm == 0
+                assert math.isnan(event.loss) and event.gradient_norm == 0
                 seen += 1
             before = weights
     assert seen >= 2
@@ -143,3 +167,44 @@ def test_data_that_never_asks_for_anything_is_refused(tmp_path: Path) -> None:
     run = Run(config(tmp_path, data, train={"epochs": 3}))
     with pytest.raises(DataError, match="a whole epoch asks for nothing"):
         list(run.events())
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [("tokens", {"feed": "lanes", "lanes": 4, "window": 64}), ("classes", {"budget": 60}), ("corpus", {"window": 64})],
+)
+def test_little_held_out_data_is_no_trouble(
+    kind: str, data: dict[str, object], rows: list[list[int]], byte_corpus: Corpus, tmp_path: Path
+) -> None:
+    few = [[1, 2, 3, 4, 5], [6, 7]]
+    if kind == "corpus":
+        text = tmp_path / "text.txt"
+        text.write_text("short enough\n")
+        (valid,) = prepare_text(text, tmp_path / "small", vocabulary=byte_corpus.vocabulary)
+        places: dict[str, object] = {"train": byte_corpus.location, "valid": valid.location}
+    else:
+        places = {}
+        labels = [len(row) % 3 for row in rows]
+        write_tokens(tmp_path / "train", [rows], 9, [labels] if kind == "classes" else ())
+        write_tokens(tmp_path / "valid", [few], 9, [[2, 0]] if kind == "classes" else ())
+    *_, last = Run(config(tmp_path, {**data, **places}, layout={"slices": 4})).events()
+    assert isinstance(last, EvaluationReport)
+    assert last.evaluation.tokens == {"tokens": 5, "classes": 2, "corpus": 12}[kind]
+
+
+def test_the_workers_of_a_run_end_with_it(rows: list[list[int]], tmp_path: Path) -> None:
+    write(tmp_path, "classes", rows)
+    run = Run(config(tmp_path, {"budget": 60, "workers": 1}))
+    list(run.events())
+    assert not multiprocessing.active_children()
+
+
+def test_an_epoch_entered_in_its_middle_may_ask_for_nothing_in_the_rest(tmp_path: Path) -> None:
+    values = np.random.default_rng(1).normal(size=(200, 1)).astype(np.float32)
+    values[100:] = np.nan
+    sequences = write_series(tmp_path / "data", [[values]])
+    data = DocumentLanes(sequences, 1, 10, Forecast.of(sequences))
+    stack = initialize(Stack([LSTM(1, 3), Linear(3, 1)]), 1)
+    trainer = Trainer(make_engine(stack, SquaredError()), data, TrainConfig(steps=30), start=Position(0, 0, 15))
+    tokens = [report.tokens for report in trainer]
+    assert tokens[:4] == [0, 0, 0, 0] and max(tokens) == 10

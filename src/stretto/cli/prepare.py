@@ -137,7 +137,7 @@ def _say_sequences(console: Console, stores: "list[Sequences]", skipped: "list[S
     for store in stores:
         console.print(_describe_sequences(store))
     for rows in skipped:
-        console.print(f"left out {_count(rows.num_rows, 'bad row')}; the first: {rows.first}")
+        console.print(f"left out {rows.counted}; the first: {rows.first}")
 
 
 def _describe_sequences(store: "Sequences") -> str:
@@ -233,9 +233,7 @@ def _series_parser() -> Parser:
         epilog="example:\n  stretto prepare series load.csv --out data/load --time when --by meter --hold-out 0.1",
     )
     _add_common(parser, "CSV, Parquet or JSONL files", "hold out the last part of each series")
-    parser.add_argument(
-        "--columns", metavar="A,B,...", help="the channels (default: all columns with a number in the first row)"
-    )
+    parser.add_argument("--columns", metavar="A,B,...", help="the channels (default: all columns of numbers)")
     parser.add_argument("--by", metavar="COLUMN", help="what names a series (default: each file is one)")
     parser.add_argument("--time", metavar="COLUMN", help="a time, which must not decrease within a series")
     _add_rows(parser, "columns and statistics")
@@ -269,7 +267,7 @@ def _add_vocabulary(parser: Parser) -> None:
     )
     parser.add_argument(
         "--shard-bytes", type=int, default=64 << 20, metavar="N",
-        help="how much of the input becomes one shard (default: 64 MiB)",
+        help="how much text, JSONL or Parquet becomes one shard (default: 64 MiB); a CSV file is always one",
     )  # fmt: skip
 
 

@@ -6,9 +6,9 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
-from stretto.base.errors import ConfigError, DataError, DivergedError, StrettoError
+from stretto.base.errors import StrettoError
 from stretto.config.run import RunConfig
-from stretto.mesh.world import World, world
+from stretto.mesh.world import TOLD, World, world
 from stretto.train.run import check_fits
 
 
@@ -32,7 +32,7 @@ def on_ranks(
     with world(size, device=config.run.device) as joined:
         try:
             work(joined)
-        except (ConfigError, DataError, DivergedError) as error:
+        except TOLD as error:
             if joined.is_alone:
                 raise
             # On every rank or on one alone: all end with it, and one of them says it.

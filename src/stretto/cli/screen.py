@@ -137,6 +137,6 @@ def _say_what_will_run(console: Console, run: "Run") -> None:
 def _figures(recent: "list[StepReport]", asks: str, is_narrow: bool) -> str:
     last = recent[-1]
     speed = sum(report.tokens for report in recent) / sum(report.seconds for report in recent)
-    loss = f"{last.loss:.4f}" if last.loss < 1e4 else f"{last.loss:.3e}"
+    loss = "-" if not last.tokens else f"{last.loss:.4f}" if last.loss < 1e4 else f"{last.loss:.3e}"
     most = f"loss {loss}  {speed:,.0f} {asks}/s"
     return most if is_narrow else f"{most}  norm {last.gradient_norm:.2f}  lr {last.learning_rate:.2e}"

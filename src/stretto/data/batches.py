@@ -18,6 +18,9 @@ from stretto.data.pools import Entries, Pools
 
 # A pool is worth about so many batches: lengths in a batch are then within some percent of each other.
 _BATCHES_A_POOL = 64
+# Large batches are alike in length with fewer of them; a pool is planned at once, so it must not grow with the world.
+_ROWS_A_POOL = 1 << 18
+_FEWEST_BATCHES = 4
 
 
 @dataclass(frozen=True)
@@ -49,22 +52,22 @@ class Batches:
         """Return part `index` of `count` of each batch, with at least `least` rows in each share."""
         if not 0 <= index < count:
             raise DataError(f"share {index} of {count} is not there; count from 0")
-        there = sum(self.items.shard_sizes)
-        if count * least > there:
-            raise DataError(
-                f"layout.replicas={count} x layout.slices={least} exceeds the {there:,} rows of "
-                f"{self.items.sequences.location}; use fewer, or more data"
-            )
         return replace(self, index=index, count=count, least=least)
 
     @cached_property
     def order(self) -> Order:
         limits = Limits(self.budget, self.rows, self.multiple)
-        num_rows = min(_BATCHES_A_POOL * self.budget / max(self.items.mean_length, 1), _BATCHES_A_POOL * self.rows)
-        return Order(Pools(self.items, self.seed, int(num_rows) + 1), limits)
+        num_rows = int(min(self.budget / max(self.items.mean_length, 1), self.rows)) + 1
+        pool_rows = min(_BATCHES_A_POOL * num_rows, max(_ROWS_A_POOL, _FEWEST_BATCHES * num_rows))
+        return Order(Pools(self.items, self.seed, pool_rows), limits)
 
     def __str__(self) -> str:
-        return f"{sum(self.items.shard_sizes):,} rows in batches of at most {self.budget:,} steps"
+        return f"{self.num_rows:,} rows in batches of at most {self.budget:,} steps"
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows an epoch has."""
+        return sum(self.items.shard_sizes)
 
     @property
     def task(self) -> Task:
@@ -128,8 +131,10 @@ class Batches:
         return x, asked
 
     def _find_longest(self) -> str:
-        longest = self.items.longest
+        longest, sequences = self.items.longest, self.items.sequences
         for shard, size in enumerate(self.items.shard_sizes):
+            if sequences.fields.shards[shard].longest < sequences.longest:
+                continue
             for start in range(0, size, 1 << 16):
                 found = np.flatnonzero(self.items.lengths(shard, start, min(size, start + (1 << 16))) == longest)
                 if len(found):

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from stretto.base.errors import DataError
 from stretto.data.cache import Cache
-from stretto.data.index import Store, damaged
+from stretto.data.index import Store, damaged, parse_index
 from stretto.data.pages import Span
 from stretto.data.vocabulary import FILE as VOCABULARY
 from stretto.data.vocabulary import Vocabulary, parse_vocabulary, token_dtype
@@ -48,11 +48,7 @@ class Corpus:
         """Return the corpus of a store; check what its index says of it."""
         if store.kind != KIND:
             raise DataError(f"{store.location} holds {store.kind}, not a corpus of {KIND}; give another folder")
-        try:
-            fields = CorpusFields.model_validate(store.fields)
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise damaged(store.location, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        fields = parse_index(CorpusFields, store.fields, store.location)
         vocabulary = parse_vocabulary(store.read_file(VOCABULARY), store.location)
         sizes = {file.name: file.num_bytes for file in store.files}
         for number, num_tokens in enumerate(fields.shards):
@@ -71,7 +67,7 @@ class Corpus:
 
     @property
     def num_tokens(self) -> int:
-        return sum(self.fields.shards)
+        return int(self._edges[-1])
 
     @property
     def num_bytes(self) -> int:
@@ -110,14 +106,13 @@ class Corpus:
         return tokens.astype(np.int64)
 
     def _spans(self, starts: NDArray[np.int64], length: int) -> list[Span]:
-        size, edges = self.dtype.itemsize, self._edges.tolist()
+        size, edges = self.dtype.itemsize, self._edges
         shards = (np.searchsorted(self._edges, starts, side="right") - 1).tolist()
         spans = []
         for start, shard in zip(starts.tolist(), shards, strict=True):
             stop = start + length
             while start < stop:
-                last = min(stop, edges[shard + 1])
-                offset = edges[shard]
+                last, offset = min(stop, int(edges[shard + 1])), int(edges[shard])
                 spans.append(Span(shard_name(shard), (start - offset) * size, (last - offset) * size))
                 start, shard = last, shard + 1
         return spans

@@ -24,7 +24,7 @@ from stretto.base.task import Task
 from stretto.base.window import IGNORE, Window
 from stretto.data.forecast import Forecast
 from stretto.data.items import Payload, pad
-from stretto.data.lanes import check_share
+from stretto.data.lanes import check_share, fit_lanes
 from stretto.data.pools import Entries, Ints, Pools
 from stretto.data.recent import Recent
 from stretto.data.sequences import Place, Sequences, Tokens
@@ -69,6 +69,13 @@ class DocumentLanes:
     @cached_property
     def _laid(self) -> Recent[tuple[Entries, Ints]]:
         return Recent(2)
+
+    @classmethod
+    def fitting(
+        cls, sequences: Sequences, lanes: int, window: int, forecast: Forecast | None, seed: int, least: int = 1
+    ) -> Self:
+        """Return at most that many lanes, but at least `least`, of at most that window: as many as the steps fill."""
+        return cls(sequences, *fit_lanes(sequences.num_steps, lanes, window, least), forecast, seed)
 
     def share(self, index: int, count: int, least: int = 1) -> Self:
         """Return part `index` of `count` of the lanes, each of at least `least`; they differ by at most one lane."""

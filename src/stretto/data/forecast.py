@@ -52,7 +52,7 @@ class Forecast:
         """Return the forecast of some channels (all of them, if none are named), scaled as the store says."""
         values = sequences.fields.values
         if not isinstance(values, Channels):
-            raise DataError(f"{sequences.location} holds tokens, not channels; leave data.horizon out")
+            raise DataError(f"{sequences.location} holds tokens, not channels; use feed='batches' or 'lanes'")
         for name in targets:
             if name not in values.names:
                 raise DataError(f"target {name!r} is not a channel of {sequences.location}; known are {values.names}")

@@ -6,9 +6,10 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Any, TypeVar
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from stretto.base.errors import DataError
 from stretto.data.cache import Cache
@@ -20,7 +21,16 @@ CHECKSUMS = "checksums.bin"
 FORMAT = "stretto"
 VERSION = 2
 
-Kind = Literal["tokens", "sequences"]
+
+class _Entry(BaseModel):
+    """A file of a store, as the index names it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    name: str
+    num_bytes: int = Field(ge=0, lt=2**63)
+
+
+Parsed = TypeVar("Parsed", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -50,10 +60,6 @@ class Store:
             raise damaged(self.location, f"no file {name!r}")
         return self.pages.read([Span(name, 0, file.num_bytes)])[0].tobytes()
 
-    @property
-    def is_remote(self) -> bool:
-        return is_remote(self.location)
-
 
 def is_remote(location: Path | str) -> bool:
     """Is this a URL rather than a path?"""
@@ -78,6 +84,15 @@ def damaged(location: str, reason: str) -> DataError:
     return DataError(f"{location}: {INDEX} is damaged ({reason}); copy it again or prepare the data again")
 
 
+def parse_index(model: type[Parsed], tree: object, location: str) -> Parsed:
+    """Return a part of an index as what it is; the first thing that can't be meant becomes one sentence."""
+    try:
+        return model.model_validate(tree)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise damaged(location, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
 def _digest(tree: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
@@ -89,7 +104,7 @@ def _read_index(location: str, cache: Cache | None) -> dict[str, Any]:
         inner = [] if is_remote(location) else sorted(path.parent.name for path in Path(location).glob(f"*/{INDEX}"))
         hint = f"its subfolders {inner} do" if inner else "make it with `stretto prepare`"
         raise DataError(f"{location} holds no prepared data ({INDEX} is missing); {hint}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{location}: {INDEX} can't be read ({error}); copy it or prepare the data again") from None
     if not isinstance(tree, dict) or tree.get("format") != FORMAT or tree.get("version") != VERSION:
         raise DataError(f"{location}: {INDEX} is not of format {FORMAT} {VERSION}; prepare the data again")
@@ -99,17 +114,20 @@ def _read_index(location: str, cache: Cache | None) -> dict[str, Any]:
 
 
 def _open(location: str, tree: dict[str, Any], cache: Cache | None) -> Store:
-    names = [(str(entry["name"]), int(entry["num_bytes"])) for entry in tree["files"]]
+    entries = [parse_index(_Entry, entry, location) for entry in tree["files"]]
+    if len({entry.name for entry in entries}) < len(entries):
+        raise damaged(location, "it names a file twice")
     content = _read_small(location, CHECKSUMS, cache)
-    sizes = [-(-num_bytes // PAGE) for _, num_bytes in names]
+    sizes = [-(-entry.num_bytes // PAGE) for entry in entries]
     if zlib.crc32(content) != tree["checksums"] or len(content) != 4 * sum(sizes):
         raise DataError(f"{location}: {CHECKSUMS} is damaged; copy it again or prepare the data again")
     parts = np.split(np.frombuffer(content, "<u4"), np.cumsum(sizes)[:-1])
     files = []
-    for (name, num_bytes), checksums in zip(names, parts, strict=True):
+    for entry, checksums in zip(entries, parts, strict=True):
+        name = entry.name
         if PurePosixPath(name).name != name or name in ("", ".", "..") or "\\" in name:
             raise DataError(f"{location}: {INDEX} names {name!r}, which is not a file of this folder; don't trust it")
-        files.append(PagedFile(name, num_bytes, checksums))
+        files.append(PagedFile(name, entry.num_bytes, checksums))
     is_local = not is_remote(location)
     pages = LocalPages(Path(location), files) if is_local else RemotePages(location, files, cache or Cache())
     return Store(location, str(tree["kind"]), dict(tree["fields"]), tuple(files), pages)

@@ -47,6 +47,7 @@ class Labelled:
     """Each sequence is a row, asked for its label at its last step."""
 
     sequences: Sequences
+    masks: bool = False  # of channels: one more input for each, is its value there?
 
     def __post_init__(self) -> None:
         if self.sequences.fields.labels is None:
@@ -59,7 +60,7 @@ class Labelled:
         num_outputs = len(labels.names)
         if isinstance(values, Tokens):
             return Task("tokens", values.num_tokens, "labels", num_outputs)
-        return Task("channels", len(values.names), "labels", num_outputs)
+        return Task("channels", len(values.names) * (2 if self.masks else 1), "labels", num_outputs)
 
     @property
     def shard_sizes(self) -> Sequence[int]:
@@ -79,7 +80,7 @@ class Labelled:
     def read(self, rows: Sequence[Row], num_steps: int, *, inputs: bool, targets: bool) -> Payload:
         """Return the sequences, and their labels where each of them ends."""
         places = self.sequences.places(rows)
-        x = read_inputs(self.sequences, places, num_steps) if inputs else None
+        x = read_inputs(self.sequences, places, num_steps, self.masks) if inputs else None
         if not targets:
             return x, None
         asked = torch.full((num_steps, len(rows)), IGNORE)
@@ -96,7 +97,7 @@ class Continued:
 
     def __post_init__(self) -> None:
         if self.sequences.fields.values.type != "tokens":
-            raise DataError(f"{self.sequences.location} holds channels, not tokens; set data.horizon to forecast them")
+            raise DataError(f"{self.sequences.location} holds channels, not tokens; use feed='lanes' or 'forecast'")
         if self.longest < 1:
             raise DataError(f"{self.sequences.location} has no sequence of two tokens, so nothing follows anything")
 
@@ -147,7 +148,8 @@ class Stretches:
             raise DataError(f"context={self.context} and stride={self.stride} must both be at least 1")
         if self.forecast.season > self.context:
             raise DataError(
-                f"season={self.forecast.season} exceeds context={self.context}; a stretch must hold a whole season"
+                f"season={self.forecast.season} exceeds context={self.context}; a stretch must hold a whole "
+                "season, so that the network has seen what it is compared with"
             )
         if not sum(self.shard_sizes):
             raise DataError(
@@ -187,6 +189,7 @@ class Stretches:
 
     def read(self, rows: Sequence[Row], num_steps: int, *, inputs: bool, targets: bool) -> Payload:
         """Return the stretches, and what follows them."""
+        # Nothing before the stretch: a difference to what the network has not seen could only be guessed.
         read = self.sequences.read([self._place(*row) for row in rows])
         x = stack([self.forecast.inputs(values[: self.context]) for values in read]) if inputs else None
         if not targets:
@@ -204,12 +207,12 @@ class Stretches:
         return Place(shard, start, start + self.context + self.forecast.horizon)
 
 
-def read_inputs(sequences: Sequences, places: Sequence[Place], num_steps: int) -> Tensor:
+def read_inputs(sequences: Sequences, places: Sequence[Place], num_steps: int, masks: bool) -> Tensor:
     """Return sequences as a network takes them, padded: tokens as they are, channels scaled and without gaps."""
     read = sequences.read(places)
     values = sequences.fields.values
     if isinstance(values, Channels):
-        scale = Forecast.of(sequences)
+        scale = Forecast.of(sequences, masks=masks)
         return pad([scale.inputs(steps) for steps in read], num_steps, 0)
     return pad(read, num_steps, 0)
 

@@ -47,11 +47,9 @@ class Lanes:
             )
 
     @classmethod
-    def fitting(cls, corpus: Corpus, lanes: int, window: int) -> Self:
-        """Return at most that many lanes of at most that window: as many as the corpus can fill."""
-        there = max(1, corpus.num_tokens - 1)
-        window = min(window, there)
-        return cls(corpus, min(lanes, there // window), window)
+    def fitting(cls, corpus: Corpus, lanes: int, window: int, least: int = 1) -> Self:
+        """Return at most that many lanes, but at least `least`, of at most that window: as many as the corpus fills."""
+        return cls(corpus, *fit_lanes(corpus.num_tokens - 1, lanes, window, least))
 
     def share(self, index: int, count: int, least: int = 1) -> Self:
         """Return part `index` of `count` of the lanes, each of at least `least`; they differ by at most one lane."""
@@ -143,6 +141,12 @@ def _ask(targets: torch.Tensor, lengths: NDArray[np.int64]) -> torch.Tensor:
         return targets
     ended = torch.arange(num_steps).unsqueeze(1) >= torch.from_numpy(lengths)
     return targets.masked_fill(ended, IGNORE)
+
+
+def fit_lanes(num_steps: int, lanes: int, window: int, least: int) -> tuple[int, int]:
+    """Return how many lanes some steps fill, and of which window; a shorter one if there would be too few lanes."""
+    window = max(1, min(window, num_steps // least))
+    return max(1, min(lanes, num_steps // window)), window
 
 
 def check_share(lanes: int, index: int, count: int, least: int) -> None:

@@ -75,10 +75,20 @@ class Order:
         """A pool's rows, longest first and at random among equals, and the edges of its batches in random order."""
         rows = self.pools.rows(epoch, pool)
         key = derive(self.pools.seed, "epoch", epoch, "pool", pool)
-        rows = rows.pick(np.lexsort((scramble(key, len(rows.lengths)), -rows.lengths)))
+        rows = rows.pick(_longest_first(rows.lengths, key))
         edges = pack(rows.lengths, self.limits)
         batches = np.stack([edges[:-1], edges[1:]], axis=1)
         return rows, batches[permutation(derive(key, "batches"), len(batches))]
+
+
+def _longest_first(lengths: Ints, key: int) -> Ints:
+    """Return the order of lengths, longest first and at random among equals."""
+    longest = int(lengths.max())
+    # In one number each, the length above and chance below: that sorts several times faster than by two.
+    bits = np.uint64(longest.bit_length() or 1)
+    words = (longest - lengths).astype(np.uint64) << (np.uint64(64) - bits)
+    # Stable, as two that are equal after all must lie alike on every machine.
+    return (words | scramble(key, len(lengths)) >> bits).argsort(kind="stable")
 
 
 def pack(lengths: Ints, limits: Limits) -> Ints:

@@ -1,5 +1,6 @@
 """Pages: the bytes of a store's files, a mebibyte at a time, each page checked before it is first used."""
 
+import os
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -13,8 +14,8 @@ from stretto.base.errors import DataError
 from stretto.data.recent import Recent
 
 PAGE = 1 << 20
-# Files mapped at a time; what was read of them counts as this process's memory. Views that are held stay good.
-MAX_MAPS = 24
+# Files that are open at a time, of the thousands that there may be.
+MAX_OPEN = 64
 
 Bytes = NDArray[np.uint8]
 
@@ -58,41 +59,63 @@ class Pages(Protocol):
 
 
 class LocalPages:
-    """Pages of memory-mapped files. A page is checked when it is first touched, and never again in this process."""
+    """Pages of the files of a folder. A page is checked when it is first touched, and never again in this process.
+
+    Read, not mapped: a file that shrinks under a map kills the process, and what a map has touched stays in memory.
+    """
 
     def __init__(self, folder: Path, files: Iterable[PagedFile]) -> None:
         self._folder = folder
         self._files = {file.name: file for file in files}
-        self._maps = Recent[Bytes](MAX_MAPS)
+        self._open = Recent[_Descriptor](MAX_OPEN)
         self._is_checked = {name: np.zeros(len(file.checksums), bool) for name, file in self._files.items()}
         for file in self._files.values():
             path = folder / file.name
-            size = path.stat().st_size if path.is_file() else -1
+            size = path.stat().st_size if path.is_file() else None
             if size != file.num_bytes:
-                found = "is missing" if size < 0 else f"has {size:,} bytes"
+                found = "is missing" if size is None else f"has {size:,} bytes"
                 raise DataError(f"{path} {found}, not {file.num_bytes:,} bytes; prepare the data again")
 
     def read(self, spans: Sequence[Span]) -> list[Bytes]:
-        """Return the bytes of each span, as views of the files."""
+        """Return the bytes of each span."""
         return [self._read(*span) for span in spans]
 
     def _read(self, name: str, start: int, stop: int) -> Bytes:
-        content = self._maps.get(name, lambda: self._map(name))
         pages = slice(start // PAGE, -(-stop // PAGE))
         if not self._is_checked[name][pages].all():
-            self._check(self._files[name], content, start, stop)
-        return content[start:stop]
+            self._check(self._files[name], start, stop)
+        return self._bytes(name, start, stop)
 
-    def _map(self, name: str) -> Bytes:
-        is_empty = self._files[name].num_bytes == 0
-        return np.empty(0, np.uint8) if is_empty else np.memmap(self._folder / name, np.uint8, "r")
+    def _bytes(self, name: str, start: int, stop: int) -> Bytes:
+        path = self._folder / name
+        try:
+            content = self._open.get(name, lambda: _Descriptor(path)).read(start, stop)
+        except OSError as error:
+            raise DataError(f"{path} can't be read ({error.strerror}); look at the disk, or copy it again") from error
+        if len(content) < stop - start:
+            raise DataError(f"{path} was cut short while it was read; copy it again or prepare the data again")
+        return np.frombuffer(content, np.uint8)
 
-    def _check(self, file: PagedFile, content: Bytes, start: int, stop: int) -> None:
+    def _check(self, file: PagedFile, start: int, stop: int) -> None:
         for page in file.pages(start, stop):
             first, last = file.extent(page)
-            if not file.is_intact(page, content[first:last]):
+            if not file.is_intact(page, self._bytes(file.name, first, last)):
                 raise DataError(
                     f"{self._folder / file.name} is damaged between bytes {first:,} and {last:,} (its checksum is "
                     "another than when it was written); copy it again or prepare the data again"
                 )
             self._is_checked[file.name][page] = True
+
+
+class _Descriptor:
+    """A file that is open as long as somebody holds this."""
+
+    def __init__(self, path: Path) -> None:
+        self._number = os.open(path, os.O_RDONLY)
+
+    def __del__(self) -> None:
+        os.close(self._number)
+
+    def read(self, start: int, stop: int) -> bytes:
+        # At a place of its own, so that a fork, which shares the descriptor, does not move it.
+        return os.pread(self._number, stop - start, start)

@@ -73,19 +73,30 @@ class Job:
 
     def run(self, phase: str, work: Work[Part], parts: Sequence[Part], sizes: Sequence[int], said: str) -> list[Record]:
         """Return the record of each part; a part that has one already is not done again."""
-        found = ((number, _read_record(self.folder, phase, number)) for number in range(len(parts)))
-        records = {number: record for number, record in found if record is not None}
-        total, done = sum(sizes), sum(sizes[number] for number in records)
-        if records:
-            self.on_progress(Progress(said, done, total))
-        missing = [(number, part) for number, part in enumerate(parts) if number not in records]
-        for number, record in self._do(_Task(phase, work, self.folder), missing):
-            records[number] = record
-            done += sizes[number]
-            self.on_progress(Progress(said, done, total))
+        records = dict(self.each(phase, work, parts, sizes, said))
         return [records[number] for number in range(len(parts))]
 
-    def _do(self, task: "_Task[Part]", parts: Sequence[tuple[int, Part]]) -> Iterator[tuple[int, Record]]:
+    def each(
+        self, phase: str, work: Work[Part], parts: Sequence[Part], sizes: Sequence[int], said: str
+    ) -> Iterator[tuple[int, Record]]:
+        """Return the number and the record of each part as they come, in no order; none of them is held."""
+        total, done = sum(sizes), 0
+        missing = []
+        for number, part in enumerate(parts):
+            record = _read_record(self.folder, phase, number)
+            if record is None:
+                missing.append((number, part))
+            else:
+                done += sizes[number]
+                yield number, record
+        if done:
+            self.on_progress(Progress(said, done, total))
+        for number in self._do(_Task(phase, work, self.folder), missing):
+            yield number, _load_record(self.folder, phase, number)
+            done += sizes[number]
+            self.on_progress(Progress(said, done, total))
+
+    def _do(self, task: "_Task[Part]", parts: Sequence[tuple[int, Part]]) -> Iterator[int]:
         workers = min(self.workers, len(parts))
         if workers > 1:
             return _in_processes(task, parts, workers)
@@ -93,13 +104,15 @@ class Job:
 
     def finish(self) -> None:
         """Put what was prepared in its place: all of it is there, or nothing is."""
-        shutil.rmtree(self.folder / _PARTS)
         for folder in (*(path for path in self.folder.iterdir() if path.is_dir()), self.folder):
             # Those of parts in which there was nothing to keep.
             for unused in folder.glob("part-*"):
                 unused.unlink()
             _sync(folder)
         self.folder.rename(self.target)
+        # Only now: without it, what a cut leaves behind would not be known as ours.
+        shutil.rmtree(self.target / _PARTS)
+        _sync(self.target)
         _sync(self.target.absolute().parent)
 
 
@@ -118,6 +131,7 @@ def open_job(
     folder = target.with_name(target.name + ".partial")
     job = Job(target, folder, _num_processors() if workers is None else workers, on_progress)
     try:
+        _check_partial(folder)
         (folder / _PARTS).mkdir(parents=True, exist_ok=True)
         with _locked(folder):
             _keep_or_clear(folder, _fingerprint(inputs, options))
@@ -129,8 +143,12 @@ def open_job(
                 # It would end here again: there is nothing to go on with.
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
+    except BrokenPipeError:
+        # Of whoever listens to the progress, not of a disk.
+        raise
     except OSError as error:
-        raise DataError(f"{error.filename or target}: {error.strerror}; is it readable, and is there room?") from None
+        reason = error.strerror or error
+        raise DataError(f"{error.filename or target}: {reason}; is it readable, and is there room?") from None
 
 
 def check_target(target: Path | str) -> Path:
@@ -176,16 +194,17 @@ class _Task(Generic[Part]):
     work: Work[Part]
     folder: Path
 
-    def __call__(self, number: int, part: Part) -> tuple[int, Record]:
+    def __call__(self, number: int, part: Part) -> int:
         record = self.work(part, number, self.folder)
         path = _record_path(self.folder, self.phase, number)
         beside = path.with_suffix(".new")
         write_file(beside, json.dumps(record).encode())
         beside.rename(path)
-        return number, record
+        # The record is read when it is wanted: those of a pool would pile up here.
+        return number
 
 
-def _in_processes(task: _Task[Part], parts: Sequence[tuple[int, Part]], workers: int) -> Iterator[tuple[int, Record]]:
+def _in_processes(task: _Task[Part], parts: Sequence[tuple[int, Part]], workers: int) -> Iterator[int]:
     context = get_context("spawn")
     lifeline, held = context.Pipe(duplex=False)
     # The task, which may hold a large vocabulary, goes to each worker once; a part is small.
@@ -229,7 +248,7 @@ def _end_with_the_parent(lifeline: Connection) -> None:
     os._exit(1)
 
 
-def _work(number: int, part: Any) -> tuple[int, Record]:  # noqa: ANN401 - whatever the task takes
+def _work(number: int, part: Any) -> int:  # noqa: ANN401 - whatever the task takes
     return _task(number, part)
 
 
@@ -239,15 +258,19 @@ def _record_path(folder: Path, phase: str, number: int) -> Path:
 
 def _read_record(folder: Path, phase: str, number: int) -> Record | None:
     """Return the record of a finished part, if its files are there as it says."""
-    path = _record_path(folder, phase, number)
-    if not path.exists():
+    if not _record_path(folder, phase, number).exists():
         return None
-    record: Record = json.loads(path.read_bytes())
+    record = _load_record(folder, phase, number)
     for file in record.get("files", ()):
         written = folder / file["path"]
         # It may have got its name in the store already, just before the job was cut off.
         if not written.is_file() or written.stat().st_size != file["num_bytes"]:
             return None
+    return record
+
+
+def _load_record(folder: Path, phase: str, number: int) -> Record:
+    record: Record = json.loads(_record_path(folder, phase, number).read_bytes())
     return record
 
 
@@ -266,14 +289,31 @@ def _fingerprint(inputs: Sequence[Path], options: Mapping[str, Any]) -> bytes:
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest().encode()
 
 
+def _check_partial(folder: Path) -> None:
+    """Refuse to write where something else lies, such as a user's own folder of that name."""
+    if folder.is_symlink() or (folder.exists() and not _is_ours(folder)):
+        raise DataError(
+            f"{folder} exists already and is no unfinished preparation; move it away or choose another folder"
+        )
+
+
+def _is_ours(folder: Path) -> bool:
+    parts = folder / _PARTS
+    if parts.is_symlink() or not folder.is_dir():
+        return False
+    # Cut off before its job was written, it has no more than an empty folder in it.
+    return (parts / _JOB).is_file() or all(path == parts for path in folder.rglob("*"))
+
+
 def _keep_or_clear(folder: Path, fingerprint: bytes) -> None:
     path = folder / _PARTS / _JOB
     if path.exists() and path.read_bytes() == fingerprint:
         return
-    path.unlink(missing_ok=True)
-    for inner in folder.iterdir():
-        shutil.rmtree(inner) if inner.is_dir() else inner.unlink()
-    path.parent.mkdir()
+    # First of all no job's and last this one's, but always there: it is what shows that the folder is ours.
+    write_file(path, b"")
+    for inner in (*folder.iterdir(), *path.parent.iterdir()):
+        if inner not in (path, path.parent):
+            shutil.rmtree(inner) if inner.is_dir() and not inner.is_symlink() else inner.unlink()
     write_file(path, fingerprint)
 
 

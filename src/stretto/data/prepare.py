@@ -23,7 +23,7 @@ from stretto.data.vocabulary import (
 )
 from stretto.data.writer import FileWriter, write_file, write_index
 
-Span = tuple[int, int]  # of the text: from a byte up to another
+Bounds = tuple[int, int]  # of some text: from a byte up to another
 
 
 def prepare_text(
@@ -65,7 +65,7 @@ def prepare_text(
         "shard_bytes": shard_bytes,
     }
     with open_job(folder, texts.paths, options, workers, on_progress) as job:
-        parts = {side: _cut(texts, span, shard_bytes) for side, span in sides.items()}
+        parts = {side: _cut(texts, bounds, shard_bytes) for side, bounds in sides.items()}
         if vocabulary is None:
             vocabulary = _count(job, texts, next(iter(parts.values())), level, max_symbols)
         for side in sides:
@@ -101,9 +101,9 @@ def most_frequent(counts: Counter[str], level: Level, max_symbols: int | None) -
     return SymbolVocabulary(level, (UNKNOWN, *known[: None if max_symbols is None else max_symbols - 1]))
 
 
-def _cut(texts: TextFiles, span: Span, shard_bytes: int) -> list[Span]:
+def _cut(texts: TextFiles, bounds: Bounds, shard_bytes: int) -> list[Bounds]:
     """Cut a text into parts that start where a line does; how many work on them has no say in it."""
-    start, stop = span
+    start, stop = bounds
     edges = [start]
     while (edge := edges[-1] + shard_bytes) < stop:
         edges.append(min(texts.next_line(edge - 1), stop))
@@ -111,24 +111,24 @@ def _cut(texts: TextFiles, span: Span, shard_bytes: int) -> list[Span]:
     return list(pairwise(edges))
 
 
-def _sizes(parts: Sequence[Span]) -> list[int]:
+def _sizes(parts: Sequence[Bounds]) -> list[int]:
     return [stop - start for start, stop in parts]
 
 
-def _count(job: Job, texts: TextFiles, parts: Sequence[Span], level: Level, max_symbols: int | None) -> Vocabulary:
+def _count(job: Job, texts: TextFiles, parts: Sequence[Bounds], level: Level, max_symbols: int | None) -> Vocabulary:
     if level == "byte":
         return ByteVocabulary()
     counts: Counter[str] = Counter()
-    for record in job.run("count", _CountPart(texts, level), parts, _sizes(parts), f"counting {level}s"):
+    for _, record in job.each("count", _CountSymbols(texts, level), parts, _sizes(parts), f"counting {level}s"):
         counts.update(record["counts"])
     return most_frequent(counts, level, max_symbols)
 
 
-def _write(job: Job, texts: TextFiles, side: str, parts: Sequence[Span], vocabulary: Vocabulary) -> None:
+def _write(job: Job, texts: TextFiles, side: str, parts: Sequence[Bounds], vocabulary: Vocabulary) -> None:
     """Write the store of one side, in the job's folder."""
     folder = job.folder / side
     folder.mkdir(exist_ok=True)
-    work = _WritePart(texts, vocabulary, side)
+    work = _WriteTokens(texts, vocabulary, side)
     records = job.run(f"write{side}", work, parts, _sizes(parts), f"writing {job.target / side}")
     # White space at the end of a text may be a part of its own, without a word.
     records = [record for record in records if record["num_tokens"]]
@@ -144,13 +144,13 @@ def _write(job: Job, texts: TextFiles, side: str, parts: Sequence[Span], vocabul
 
 
 @dataclass(frozen=True)
-class _CountPart:
+class _CountSymbols:
     """Count the symbols of a part."""
 
     texts: TextFiles
     level: Level
 
-    def __call__(self, part: Span, number: int, folder: Path, /) -> Record:
+    def __call__(self, part: Bounds, number: int, folder: Path, /) -> Record:
         counts: Counter[str] = Counter()
         for piece in self.texts.pieces(*part):
             piece.check()
@@ -159,14 +159,14 @@ class _CountPart:
 
 
 @dataclass(frozen=True)
-class _WritePart:
+class _WriteTokens:
     """Write the tokens of a part."""
 
     texts: TextFiles
     vocabulary: Vocabulary
     side: str
 
-    def __call__(self, part: Span, number: int, folder: Path, /) -> Record:
+    def __call__(self, part: Bounds, number: int, folder: Path, /) -> Record:
         dtype = token_dtype(len(self.vocabulary))
         has_unknown = self.vocabulary.level != "byte"
         num_unknown = 0

@@ -1,9 +1,8 @@
 """Prepare sequences: records into a store, one record one sequence of text, tokens or channels."""
 
 import hashlib
-import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,23 +18,19 @@ from stretto.data.rows import (
     BadRowPolicy,
     BadRows,
     NanPolicy,
+    OnSkipped,
     Reading,
     Skipped,
     What,
     check_policies,
     decide,
+    record_of,
     sort_names,
+    warn_of_skipped,
 )
 from stretto.data.sequences import VALUES, Channels, Classes, Sequences, Tokens
-from stretto.data.shards import channels_of, finish_part, open_shards, write_store
+from stretto.data.shards import channels_of, check_sides, finish_part, open_shards, skipped_rows, write_store
 from stretto.data.vocabulary import ByteVocabulary, Level, Vocabulary, split_symbols, token_dtype, vocabulary_bytes
-
-OnSkipped = Callable[[Skipped], None]
-
-
-def warn_of_skipped(skipped: Skipped) -> None:
-    """Say in the log that rows were left out."""
-    logging.getLogger("stretto").warning("left out %s bad rows, the first: %s", skipped.num_rows, skipped.first)
 
 
 def prepare_sequences(
@@ -74,47 +69,15 @@ def prepare_sequences(
     reading = replace(_find_reading(parts, sequence, read_as, bad_rows), label=label, num_tokens=num_tokens, nan=nan)
     reading, vocabulary = _complete(reading, model, level, vocabulary, max_symbols)
     channels = model.fields.values if model is not None and isinstance(model.fields.values, Channels) else None
-    options = {
-        "what": "sequences",
-        "reading": asdict(reading),
-        "vocabulary": None if vocabulary is None else vocabulary_bytes(vocabulary).decode(),
-        "max_symbols": max_symbols,
-        "channels": None if channels is None else channels.model_dump(mode="json"),
-        "hold_out": hold_out,
-        "seed": seed,
-        "bad_rows": bad_rows,
-        "shard_bytes": shard_bytes,
-    }
+    lots = _Lots(("train", "valid") if hold_out else ("",), hold_out, seed)
+    recipe = _Recipe(reading, vocabulary, max_symbols, channels, lots, bad_rows)
     paths = list(dict.fromkeys(part.path for part in parts))
-    with open_job(folder, paths, options, workers, on_progress) as job:
-        lots = _Lots(("train", "valid") if hold_out else ("",), hold_out, seed)
-        reading, vocabulary = _scan(job, parts, reading, vocabulary, max_symbols, lots, bad_rows)
-        skipped = _write(job, parts, reading, vocabulary, channels, lots, bad_rows)
+    with open_job(folder, paths, recipe.options(parts), workers, on_progress) as job:
+        skipped = _write(job, parts, _scan(job, parts, recipe))
         job.finish()
     if skipped.num_rows:
         on_skipped(skipped)
     return [Sequences.open(Path(folder) / side) for side in lots.sides]
-
-
-def skipped_rows(records: Sequence[Record]) -> Skipped:
-    """Return the rows that all parts left out."""
-    return Skipped(
-        sum(record["num_bad"] for record in records), next((record["bad"] for record in records if record["bad"]), "")
-    )
-
-
-def check_sides(job: Job, records: Sequence[Record], sides: Sequence[str], hold_out: float) -> None:
-    """Refuse to write a store with nothing in it."""
-    num_sequences = {side: sum(record["sides"][side]["num_sequences"] for record in records) for side in sides}
-    skipped = skipped_rows(records)
-    if not any(num_sequences.values()):
-        bad = f" (of {skipped.num_rows:,} bad rows the first is {skipped.first})" if skipped.num_rows else ""
-        raise DataError(f"no sequence is left for {job.target}{bad}; give other files")
-    for side, number in num_sequences.items():
-        if not number:
-            raise DataError(
-                f"hold-out={hold_out} leaves nothing for {job.target / side}; use another part or more data"
-            )
 
 
 @dataclass(frozen=True)
@@ -132,6 +95,39 @@ class _Lots:
         return self.sides[int.from_bytes(digest, "big") < self.hold_out * 2**64]
 
 
+@dataclass(frozen=True)
+class _Recipe:
+    """All that decides what becomes of a record."""
+
+    reading: Reading
+    vocabulary: Vocabulary | None
+    max_symbols: int | None
+    channels: Channels | None  # taken by `like`
+    lots: _Lots
+    bad_rows: BadRowPolicy
+
+    def options(self, parts: Sequence[RecordPart]) -> dict[str, Any]:
+        """Return what tells this preparation from another, beside the state of its files."""
+        return {
+            "what": "sequences",
+            "reading": asdict(self.reading),
+            "vocabulary": None if self.vocabulary is None else vocabulary_bytes(self.vocabulary).decode(),
+            "max_symbols": self.max_symbols,
+            "channels": None if self.channels is None else self.channels.model_dump(mode="json"),
+            "lots": asdict(self.lots),
+            "bad_rows": self.bad_rows,
+            # A file may be named twice, and then it is so many more parts.
+            "parts": [(str(part.path), part.start, part.stop, part.size) for part in parts],
+        }
+
+    @property
+    def num_tokens(self) -> int:
+        if self.vocabulary is not None:
+            return len(self.vocabulary)
+        assert self.reading.num_tokens is not None, "found by the scan"
+        return self.reading.num_tokens
+
+
 def _find_reading(
     parts: Sequence[RecordPart], sequence: str | None, what: What | None, policy: BadRowPolicy
 ) -> Reading:
@@ -143,9 +139,7 @@ def _find_reading(
         bad = BadRows(part, policy)
         for row in read_rows(part):
             try:
-                if row.problem:
-                    raise BadRow(row.problem)
-                return decide(row.record, part.format == "csv", sequence, what)
+                return decide(record_of(row), part.format == "csv", sequence, what)
             except BadRow as error:
                 bad.meet(row.place, error)
         first = first or bad.first
@@ -205,61 +199,51 @@ def _numbered(names: Sequence[str]) -> dict[str, int]:
     return {name: number for number, name in enumerate(names)}
 
 
-def _scan(
-    job: Job,
-    parts: Sequence[RecordPart],
-    reading: Reading,
-    vocabulary: Vocabulary | None,
-    max_symbols: int | None,
-    lots: _Lots,
-    bad_rows: BadRowPolicy,
-) -> tuple[Reading, Vocabulary | None]:
+def _scan(job: Job, parts: Sequence[RecordPart], recipe: _Recipe) -> _Recipe:
     """Read all once for what must be known before anything is written: symbols, the largest token, the classes."""
+    reading, vocabulary = recipe.reading, recipe.vocabulary
     is_text = reading.what == "text"
     is_known = vocabulary is not None if is_text else reading.num_tokens is not None or reading.what == "channels"
     if is_known and (reading.label is None or reading.classes is not None):
-        return reading, vocabulary
+        return recipe
     said = f"counting {reading.level}s" if not is_known and is_text else "reading ahead"
-    work = _ScanPart(reading, not is_known, lots, bad_rows)
-    records = job.run("scan", work, parts, [part.size for part in parts], said)
-    if not sum(record["num_rows"] for record in records):
-        raise DataError(f"no sequence is left for {job.target}, all rows are bad ({skipped_rows(records).first})")
+    work = _ScanPart(recipe, not is_known)
+    counts: Counter[str] = Counter()
+    names: set[str] = set()
+    largest, bad = -1, {}
+    for number, record in job.each("scan", work, parts, [part.size for part in parts], said):
+        counts.update(record["counts"])
+        names.update(record["labels"])
+        largest = max(largest, record["largest"])
+        if not record["num_rows"]:
+            bad[number] = record["bad"]
+    if len(bad) == len(parts):
+        first = next((bad[number] for number in sorted(bad) if bad[number]), "")
+        raise DataError(f"no sequence is left for {job.target}, all rows are bad ({first}); give other files")
     if not is_known and is_text:
-        counts: Counter[str] = Counter()
-        for record in records:
-            counts.update(record["counts"])
-        vocabulary = most_frequent(counts, reading.level, max_symbols)
+        vocabulary = most_frequent(counts, reading.level, recipe.max_symbols)
     elif not is_known:
-        reading = replace(reading, num_tokens=max(record["largest"] for record in records) + 1)
+        reading = replace(reading, num_tokens=largest + 1)
     if reading.label is not None and reading.classes is None:
-        names = sort_names({name for record in records for name in record["labels"]})
-        reading = replace(reading, classes=_numbered(names))
-    return reading, vocabulary
+        reading = replace(reading, classes=_numbered(sort_names(names)))
+    return replace(recipe, reading=reading, vocabulary=vocabulary)
 
 
-def _write(
-    job: Job,
-    parts: Sequence[RecordPart],
-    reading: Reading,
-    vocabulary: Vocabulary | None,
-    channels: Channels | None,
-    lots: _Lots,
-    bad_rows: BadRowPolicy,
-) -> Skipped:
+def _write(job: Job, parts: Sequence[RecordPart], recipe: _Recipe) -> Skipped:
+    reading, lots = recipe.reading, recipe.lots
     for side in lots.sides:
         (job.folder / side).mkdir(exist_ok=True)
-    work = _WritePart(reading, vocabulary, lots, bad_rows)
-    records = job.run("write", work, parts, [part.size for part in parts], f"writing {job.target}")
+    records = job.run("write", _WriteSequences(recipe), parts, [part.size for part in parts], f"writing {job.target}")
     check_sides(job, records, lots.sides, lots.hold_out)
     shards = {side: [record["sides"][side] for record in records] for side in lots.sides}
     values: Tokens | Channels
     if reading.what == "channels":
-        values = channels or channels_of(_channel_names(reading), next(iter(shards.values())))
+        values = channels_of(_channel_names(reading), shards[lots.sides[0]], recipe.channels)
     else:
-        values = Tokens(num_tokens=_num_tokens(reading, vocabulary))
+        values = Tokens(num_tokens=recipe.num_tokens)
     labels = None if reading.classes is None else Classes(names=tuple(reading.classes))
     for side in lots.sides:
-        write_store(job, side, shards[side], values, labels, vocabulary)
+        write_store(job, side, shards[side], values, labels, recipe.vocabulary)
     return skipped_rows(records)
 
 
@@ -269,22 +253,13 @@ def _channel_names(reading: Reading) -> list[str]:
     return [f"{reading.sequence}.{number}" for number in range(reading.num_channels)]
 
 
-def _num_tokens(reading: Reading, vocabulary: Vocabulary | None) -> int:
-    if vocabulary is not None:
-        return len(vocabulary)
-    assert reading.num_tokens is not None, "found by the scan"
-    return reading.num_tokens
-
-
 def _good_rows(part: RecordPart, reading: Reading, bad: BadRows) -> Iterator[tuple[int, Any, str | None]]:
     """Return the number in the part, the sequence and the label of each row that has them."""
     for row in read_rows(part, reading.fields):
         try:
-            if row.problem:
-                raise BadRow(row.problem)
-            is_text = reading.what == "text"
-            value = reading.text(row.record) if is_text else reading.steps(row.record, part.format == "csv")
-            yield row.place, value, reading.label_name(row.record)
+            record = record_of(row)
+            value = reading.text(record) if reading.what == "text" else reading.steps(record, part.format == "csv")
+            yield row.place, value, reading.label_name(record)
         except BadRow as error:
             bad.meet(row.place, error)
 
@@ -293,58 +268,51 @@ def _good_rows(part: RecordPart, reading: Reading, bad: BadRows) -> Iterator[tup
 class _ScanPart:
     """See what there is in a part."""
 
-    reading: Reading
+    recipe: _Recipe
     is_counted: bool
-    lots: _Lots
-    bad_rows: BadRowPolicy
 
     def __call__(self, part: RecordPart, number: int, folder: Path, /) -> Record:
-        bad = BadRows(part, self.bad_rows)
+        reading, bad = self.recipe.reading, BadRows(part, self.recipe.bad_rows)
         counts: Counter[str] = Counter()
         labels: set[str] = set()
         largest, num_rows = -1, 0
-        for place, value, label in _good_rows(part, self.reading, bad):
+        for place, value, label in _good_rows(part, reading, bad):
             num_rows += 1
             if label is not None:
                 labels.add(label)
             if not self.is_counted:
                 continue
-            if self.reading.what == "tokens":
+            if reading.what == "tokens":
                 largest = max(largest, int(value.max()))
             # As for a corpus, the vocabulary is that of the training part.
-            elif self.lots.draw(number, place) != "valid":
-                counts.update(split_symbols(value, self.reading.level))
+            elif self.recipe.lots.draw(number, place) != "valid":
+                counts.update(split_symbols(value, reading.level))
         return {
             "counts": dict(counts),
             "largest": largest,
             "labels": sorted(labels),
             "num_rows": num_rows,
-            "num_bad": bad.num_rows,
             "bad": bad.first,
         }
 
 
 @dataclass(frozen=True)
-class _WritePart:
+class _WriteSequences:
     """Write the sequences of a part, each to its side."""
 
-    reading: Reading
-    vocabulary: Vocabulary | None
-    lots: _Lots
-    bad_rows: BadRowPolicy
+    recipe: _Recipe
 
     def __call__(self, part: RecordPart, number: int, folder: Path, /) -> Record:
-        classes: Mapping[str, int] = self.reading.classes or {}
-        is_channels = self.reading.what == "channels"
-        dtype: np.dtype[Any] = VALUES if is_channels else token_dtype(_num_tokens(self.reading, self.vocabulary))
-        has_labels = self.reading.label is not None
-        bad = BadRows(part, self.bad_rows)
-        with open_shards(folder, self.lots.sides, number, dtype, has_labels) as writers:
-            for place, value, label in _good_rows(part, self.reading, bad):
-                writer = writers[self.lots.draw(number, place)]
+        reading, vocabulary, lots = self.recipe.reading, self.recipe.vocabulary, self.recipe.lots
+        classes: Mapping[str, int] = reading.classes or {}
+        dtype: np.dtype[Any] = VALUES if reading.what == "channels" else token_dtype(self.recipe.num_tokens)
+        bad = BadRows(part, self.recipe.bad_rows)
+        with open_shards(folder, lots.sides, number, dtype, reading.label is not None) as writers:
+            for place, value, label in _good_rows(part, reading, bad):
+                writer = writers[lots.draw(number, place)]
                 class_number = None if label is None else classes[label]
-                if self.vocabulary is None:
+                if vocabulary is None:
                     writer.append(value, class_number)
                 else:
-                    writer.append(self.vocabulary.encode(value), class_number, len(value.encode()))
+                    writer.append(vocabulary.encode(value), class_number, len(value.encode()))
             return finish_part(writers, bad)

@@ -2,10 +2,10 @@
 
 import math
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date, datetime
-from decimal import Decimal
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.base.errors import DataError
-from stretto.data.parts import OnProgress, Record, open_job
+from stretto.data.parts import Job, OnProgress, Record, open_job
 from stretto.data.prepare import check_hold_out
-from stretto.data.prepare_sequences import OnSkipped, check_sides, skipped_rows, warn_of_skipped
-from stretto.data.records import RecordPart, cut_records, read_rows
-from stretto.data.rows import LARGEST, BadRow, BadRowPolicy, BadRows, NanPolicy, check_policies, shorten
+from stretto.data.records import RecordPart, cut_records, read_rows, shorten
+from stretto.data.rows import (
+    LARGEST,
+    BadRow,
+    BadRowPolicy,
+    BadRows,
+    NanPolicy,
+    OnSkipped,
+    Skipped,
+    check_policies,
+    parse_number,
+    record_of,
+    to_number,
+    warn_of_skipped,
+)
 from stretto.data.sequences import VALUES, Channels, Sequences
-from stretto.data.shards import channels_of, finish_part, open_shards, write_store
+from stretto.data.shards import channels_of, check_sides, finish_part, open_shards, skipped_rows, write_store
 
 Moment = float | datetime
+
+# How many rows are looked at to find out which columns hold numbers.
+_MOST_LOOKED_AT = 1000
 
 
 def prepare_series(
@@ -41,8 +56,8 @@ def prepare_series(
 ) -> list[Sequences]:
     """Write the series of some CSV, Parquet or JSONL files, a row a step of time, to `folder`.
 
-    `columns` are the channels: all that have a number in the first row, if not said. A file is a series, or each run
-    of rows with the same value in column `by`. `time` names a column that must not decrease within a series.
+    `columns` are the channels: all whose first value is a number, if not said. A file is a series, or each run of
+    rows with the same value in column `by`. `time` names a column that must not decrease within a series.
     With `hold_out`, the last part of each series goes to `folder/valid`, the rest to `folder/train`, which the
     statistics are of. `like` is a prepared folder to take columns and statistics from.
     """
@@ -64,20 +79,23 @@ def prepare_series(
     }
     sides = ("train", "valid") if hold_out else ("",)
     with open_job(folder, [part.path for part in parts], options, workers, on_progress) as job:
-        for side in sides:
-            (job.folder / side).mkdir(exist_ok=True)
-        work = _WritePart(reading, sides, hold_out, bad_rows)
-        records = job.run("write", work, parts, [part.size for part in parts], f"writing {job.target}")
-        check_sides(job, records, sides, hold_out)
-        shards = {side: [record["sides"][side] for record in records] for side in sides}
-        channels = channels or channels_of(reading.columns, shards[sides[0]])
-        for side in sides:
-            write_store(job, side, shards[side], channels)
+        skipped = _write(job, parts, _WriteSeries(reading, sides, hold_out, bad_rows), channels)
         job.finish()
-    skipped = skipped_rows(records)
     if skipped.num_rows:
         on_skipped(skipped)
     return [Sequences.open(Path(folder) / side) for side in sides]
+
+
+def _write(job: Job, parts: Sequence[RecordPart], work: "_WriteSeries", like: Channels | None) -> Skipped:
+    for side in work.sides:
+        (job.folder / side).mkdir(exist_ok=True)
+    records = job.run("write", work, parts, [part.size for part in parts], f"writing {job.target}")
+    check_sides(job, records, work.sides, work.hold_out)
+    shards = {side: [record["sides"][side] for record in records] for side in work.sides}
+    channels = channels_of(work.reading.columns, shards[work.sides[0]], like)
+    for side in work.sides:
+        write_store(job, side, shards[side], channels)
+    return skipped_rows(records)
 
 
 def _channels_like(like: Path | str, columns: Sequence[str] | None) -> Channels:
@@ -99,20 +117,34 @@ def _check_columns(columns: Sequence[str], by: str | None, time: str | None) -> 
 
 
 def _numeric_columns(part: RecordPart, others: set[str | None]) -> list[str]:
-    """Return the columns that have a number in the first row that can be read."""
-    row = next((row for row in read_rows(part) if not row.problem), None)
-    record: Mapping[str, Any] = {} if row is None else row.record
-    numeric = []
-    for name, value in record.items():
-        try:
-            is_numeric = not math.isnan(_number(value, name, "missing", part.format == "csv"))
-        except BadRow:
-            is_numeric = False
-        if is_numeric and name not in others:
-            numeric.append(name)
+    """Return the columns of the first row that can be read whose first values are numbers."""
+    is_numeric: dict[str, bool | None] = {}  # nothing, until a value has been seen
+    num_rows = 0
+    for row in islice(read_rows(part), _MOST_LOOKED_AT):
+        num_rows += 1
+        if not is_numeric:
+            is_numeric = {name: None for name in row.record if name not in others}
+        for name in [name for name in is_numeric if is_numeric[name] is None]:
+            is_numeric[name] = _shows_number(row.record.get(name), part.format == "csv")
+        if is_numeric and None not in is_numeric.values():
+            break
+    for name, kind in is_numeric.items():
+        if kind is None:
+            raise DataError(
+                f"{part.path}: {name!r} has no value in the first {num_rows:,} rows; name the channels with columns"
+            )
+    numeric = [name for name, kind in is_numeric.items() if kind]
     if not numeric:
-        raise DataError(f"{part.path} has no number in its first row, only {sorted(record)}; name the columns")
+        raise DataError(f"{part.path} has no column of numbers, only {sorted(is_numeric)}; name the columns")
     return numeric
+
+
+def _shows_number(value: object, is_cell: bool) -> bool | None:
+    """Is it a number? Nothing, if that can't be said: it is missing, or NaN."""
+    number = parse_number(value, is_cell)
+    if number is None:
+        return False
+    return True if math.isfinite(number) else None
 
 
 @dataclass(frozen=True)
@@ -132,14 +164,17 @@ class _Reading:
         for name in self.columns:
             if name not in record:
                 raise BadRow(f"it has no {name!r}")
-        return [_number(record[name], name, self.nan, is_cell) for name in self.columns]
+        return [to_number(record[name], name, self.nan, is_cell) for name in self.columns]
 
-    def series(self, record: Mapping[str, Any]) -> object:
+    def series(self, record: Mapping[str, Any]) -> Hashable:
         if self.by is None:
             return None
         value = record.get(self.by)
-        if value is None or value == "":
+        # NaN is no name: it differs even from itself.
+        if value is None or value == "" or value != value:
             raise BadRow(f"it has no {self.by!r}, which names its series")
+        if not isinstance(value, Hashable):
+            raise BadRow(f"{self.by!r} is {shorten(value)}, which can't name a series")
         return value
 
     def moment(self, record: Mapping[str, Any], is_cell: bool) -> Moment | None:
@@ -149,29 +184,9 @@ class _Reading:
         if value is None or value == "":
             raise BadRow(f"it has no {self.time!r}")
         moment = _moment(value, is_cell)
-        if moment is None or moment != moment:
+        if moment is None:
             raise BadRow(f"{self.time!r} is {shorten(value)}, neither a number nor a time such as 2025-01-31T12:00:00")
         return moment
-
-
-def _number(value: object, name: str, nan: NanPolicy, is_cell: bool) -> float:
-    if value is None or (isinstance(value, str) and is_cell and not value.strip()):
-        return math.nan
-    try:
-        if not isinstance(value, str if is_cell else int | float | Decimal) or isinstance(value, bool):
-            raise ValueError(value)
-        number = float(value)
-    except ValueError:
-        raise BadRow(f"{name!r} is {shorten(value)}, not a number") from None
-    except OverflowError:
-        number = 2 * LARGEST
-    if not math.isfinite(number):
-        if nan == "refuse":
-            raise BadRow(f"{name!r} is {number}", "mend it, take it for a missing value with nan=missing")
-        return math.nan
-    if abs(number) > LARGEST:
-        raise BadRow(f"{name!r} is too large for 32-bit floats", "scale it")
-    return number
 
 
 def _moment(value: object, is_cell: bool) -> Moment | None:
@@ -180,15 +195,12 @@ def _moment(value: object, is_cell: bool) -> Moment | None:
         return value
     if isinstance(value, date):
         return datetime(value.year, value.month, value.day)
-    if isinstance(value, int | float | Decimal) and not isinstance(value, bool):
-        return float(value)
+    number = parse_number(value, is_cell)
+    if number is not None:
+        # NaN, infinities and what is too large for a float are no times.
+        return number if abs(number) <= LARGEST else None
     if not isinstance(value, str):
         return None
-    if is_cell:
-        try:
-            return float(value)
-        except ValueError:
-            pass
     try:
         return datetime.fromisoformat(value)
     except ValueError:
@@ -196,7 +208,7 @@ def _moment(value: object, is_cell: bool) -> Moment | None:
 
 
 @dataclass(frozen=True)
-class _WritePart:
+class _WriteSeries:
     """Write the series of a file, the end of each to the held-out side."""
 
     reading: _Reading
@@ -214,16 +226,17 @@ class _WritePart:
                     writers[self.sides[1]].append(steps[-num_held:])
             return finish_part(writers, bad)
 
-    def _series(self, part: RecordPart, bad: BadRows) -> Iterator[NDArray[np.float32]]:
-        """Return one series after the other; only the one that is being read is held."""
+    def _series(self, part: RecordPart, bad: BadRows) -> Iterator[NDArray[np.float64]]:
+        """Return one series after the other; only the one that is being read is held, and the names of the others."""
         reading, is_cell = self.reading, part.format == "csv"
-        values, current, last = array("f"), None, None
+        values: array[float] = array("d")
+        current, last = None, None
+        ended: set[Hashable] = set()
         for row in read_rows(part, reading.fields):
             try:
-                if row.problem:
-                    raise BadRow(row.problem)
-                step, series = reading.step(row.record, is_cell), reading.series(row.record)
-                moment = reading.moment(row.record, is_cell)
+                record = record_of(row)
+                step, series = reading.step(record, is_cell), reading.series(record)
+                moment = reading.moment(record, is_cell)
                 is_next = len(values) > 0 and series != current
                 if last is not None and moment is not None and not is_next:
                     _check_order(last, moment, reading.time)
@@ -232,14 +245,19 @@ class _WritePart:
                 continue
             if is_next:
                 yield self._steps(values)
-                values = array("f")
+                values = array("d")
+                ended.add(current)
+            if series in ended:
+                place = f"{part.path}, row {part.row_number(row.place):,}"
+                what = f"{reading.by!r} is {shorten(series)}, whose series ended above"
+                raise DataError(f"{place}: {what}; sort the rows by {reading.by!r} first")
             current, last = series, moment
             values.extend(step)
         if values:
             yield self._steps(values)
 
-    def _steps(self, values: "array[float]") -> NDArray[np.float32]:
-        return np.array(values, np.float32).reshape(-1, len(self.reading.columns))
+    def _steps(self, values: "array[float]") -> NDArray[np.float64]:
+        return np.array(values, np.float64).reshape(-1, len(self.reading.columns))
 
 
 def _check_order(last: Moment, moment: Moment, name: str | None) -> None:

@@ -17,11 +17,13 @@ Format = Literal["jsonl", "csv", "parquet", "datasets"]
 _FORMATS: dict[str, Format] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
 _BATCH = 1024
 _BLOCK = 1 << 20
+# As the csv module says it.
+_UNCLOSED = "unexpected end of data"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-class Row(NamedTuple):
-    """A row of a part: its record, or why it has none."""
+class Found(NamedTuple):
+    """What was found in a row of a part: a record, or why there is none."""
 
     place: int  # in the part, from 0
     record: Mapping[str, Any]
@@ -61,14 +63,20 @@ def cut_records(paths: Sequence[Path | str] | Path | str, part_bytes: int | None
     return [part for path in found for part in _cut(path, _format(path), part_bytes or sys.maxsize)]
 
 
-def read_rows(part: RecordPart, fields: Sequence[str] | None = None) -> Iterator[Row]:
+def read_rows(part: RecordPart, fields: Sequence[str] | None = None) -> Iterator[Found]:
     """Return the rows of a part; those of columnar files have no more than the given fields."""
     if part.format == "jsonl":
         return _jsonl_rows(part)
     if part.format == "csv":
         return _csv_rows(part)
     records = _parquet_records(part, fields) if part.format == "parquet" else _dataset_records(part, fields)
-    return (Row(index, record) for index, record in enumerate(records))
+    return (Found(index, record) for index, record in enumerate(records))
+
+
+def shorten(value: object) -> str:
+    """Return a value as an error names it."""
+    text = json.dumps(value, default=str)
+    return text if len(text) < 40 else text[:37] + "..."
 
 
 def _format(path: Path) -> Format:
@@ -110,7 +118,7 @@ def _cut(path: Path, format: Format, part_bytes: int) -> Iterator[RecordPart]:
             yield RecordPart(path, format, start, stop, stop - start)
 
 
-def _jsonl_rows(part: RecordPart) -> Iterator[Row]:
+def _jsonl_rows(part: RecordPart) -> Iterator[Found]:
     with part.path.open("rb") as file:
         file.seek(part.start)
         left = part.stop - part.start
@@ -125,23 +133,18 @@ def _jsonl_rows(part: RecordPart) -> Iterator[Row]:
             index += 1
 
 
-def _parse_line(index: int, line: bytes) -> Row:
+def _parse_line(index: int, line: bytes) -> Found:
     try:
         record = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
-        return Row(index, {}, f"byte {error.start + 1:,} of the line is not UTF-8")
+        return Found(index, {}, f"byte {error.start + 1:,} of the line is not UTF-8")
     except json.JSONDecodeError as error:
-        return Row(index, {}, f"the line is not JSON ({error.msg} at character {error.colno})")
+        return Found(index, {}, f"the line is not JSON ({error.msg} at character {error.colno})")
     except (ValueError, RecursionError) as error:
-        return Row(index, {}, f"the line is not JSON that can be read ({error})")
+        return Found(index, {}, f"the line is not JSON that can be read ({error})")
     if not isinstance(record, dict):
-        return Row(index, {}, f"the line is not a JSON object but {_shorten(record)}")
-    return Row(index, record)
-
-
-def _shorten(value: object) -> str:
-    text = json.dumps(value, default=str)
-    return text if len(text) < 40 else text[:37] + "..."
+        return Found(index, {}, f"the line is not a JSON object but {shorten(record)}")
+    return Found(index, record)
 
 
 def _read_header(path: Path) -> list[str]:
@@ -158,38 +161,55 @@ def _read_header(path: Path) -> list[str]:
     return header
 
 
-def _csv_rows(part: RecordPart) -> Iterator[Row]:
+def _csv_rows(part: RecordPart) -> Iterator[Found]:
     header = _read_header(part.path)
-    # The module's own limit is 128 KiB, less than a long text has.
-    csv.field_size_limit(sys.maxsize)
-    index = 0
-    # Bytes that are not UTF-8 become surrogates, so that one bad cell is one bad row.
-    with part.path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        reader = csv.reader(file, strict=True)
-        next(reader)
-        while True:
-            try:
-                cells = next(reader)
-            except StopIteration:
-                break
-            except csv.Error as error:
-                yield Row(index, {}, f"the row can't be read ({error})")
-            else:
-                if not cells:
-                    continue
-                yield _csv_row(index, header, cells)
+    index, is_blank = 0, False
+    for cells in _csv_cells(part.path):
+        # Under one name a blank line is an empty cell, unless it is the last: then it is only where the file ends.
+        if is_blank and len(header) == 1:
+            yield _csv_row(index, header, [""])
             index += 1
+        is_blank = not cells
+        if is_blank:
+            continue
+        if isinstance(cells, str):
+            if cells == _UNCLOSED:
+                # Not one bad row: it has taken all that follow.
+                place = f"{part.path}, row {part.row_number(index):,}"
+                raise DataError(f"{place}: a quote opens there that is never closed; mend the file")
+            yield Found(index, {}, f"the row can't be read ({cells})")
+        else:
+            yield _csv_row(index, header, cells)
+        index += 1
     if not index:
         raise DataError(f"{part.path} has a header and no rows; leave it out")
 
 
-def _csv_row(index: int, header: list[str], cells: list[str]) -> Row:
+def _csv_cells(path: Path) -> Iterator[list[str] | str]:
+    """Return the cells of each row after the header, or why it has none."""
+    # The module's own limit is 128 KiB, less than a long text has.
+    csv.field_size_limit(sys.maxsize)
+    # Bytes that are not UTF-8 become surrogates, so that one bad cell is one bad row.
+    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        reader = csv.reader(file, strict=True)
+        next(reader)
+        while True:
+            try:
+                cells: list[str] | str = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                cells = str(error)
+            yield cells
+
+
+def _csv_row(index: int, header: list[str], cells: list[str]) -> Found:
     if len(cells) != len(header):
-        return Row(index, {}, f"it has {len(cells)} cells, but the header has {len(header)}")
+        return Found(index, {}, f"it has {len(cells)} cells, but the header has {len(header)}")
     for name, cell in zip(header, cells, strict=True):
         if not cell.isascii() and not _is_utf8(cell):
-            return Row(index, {}, f"the cell of {name!r} is not UTF-8")
-    return Row(index, dict(zip(header, cells, strict=True)))
+            return Found(index, {}, f"the cell of {name!r} is not UTF-8")
+    return Found(index, dict(zip(header, cells, strict=True)))
 
 
 def _is_utf8(text: str) -> bool:

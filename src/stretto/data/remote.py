@@ -17,8 +17,9 @@ from stretto.data.pages import PAGE, Bytes, PagedFile, Span
 
 # Pages asked for at once; as many may be in memory at a time.
 MAX_RANGES = 32
-# Pages that stay in memory: rows that are asked for one after the other often share one.
-_NUM_KEPT = 8
+# Pages that stay in memory: at least some, as rows that follow one another often share one; never more than these.
+_LEAST_KEPT = 8
+_MOST_KEPT = 128
 _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 5.0
 # Mistakes in what was asked for: another try would get the same answer.
@@ -45,6 +46,7 @@ class RemotePages:
         self._files = {file.name: file for file in files}
         self._cache = cache
         self._memory: dict[Page, bytes] = {}
+        self._num_kept = _LEAST_KEPT
         self._has_warned = False
         # By process: what was opened before a fork is of no use after it, but to let go of it would be to close it.
         self._remotes: dict[int, _Remote] = {}
@@ -62,6 +64,8 @@ class RemotePages:
         for index, span in enumerate(spans):
             for number in self._files[span.file].pages(span.start, span.stop):
                 wanted.setdefault(Page(span.file, number), []).append(index)
+        # The next window of as many lanes will ask for the same pages again.
+        self._num_kept = min(max(_LEAST_KEPT, len(wanted)), _MOST_KEPT)
         for page, content in self._get(wanted):
             first = page.number * PAGE
             for index in wanted[page]:
@@ -138,7 +142,7 @@ class RemotePages:
         # Taken out and put in again, it is the last to go. No step of this minds another thread.
         self._memory.pop(page, None)
         self._memory[page] = content
-        while len(self._memory) > _NUM_KEPT:
+        while len(self._memory) > self._num_kept:
             self._memory.pop(next(iter(list(self._memory))), None)
         return content
 
@@ -151,11 +155,9 @@ class RemotePages:
     def _key(self, page: Page) -> str:
         """Name a page for the cache: data that was prepared again at the same place has other checksums."""
         file = self._files[page.file]
-        digest = hashlib.sha256(
-            f"{self._location.rstrip('/')}\n{file.name}\n{file.num_bytes}\n{page.number}\n".encode()
-        )
-        digest.update(file.checksums.astype("<u4").tobytes())
-        return digest.hexdigest()
+        checksum = int(file.checksums[page.number])
+        place = f"{self._location.rstrip('/')}\n{file.name}\n{file.num_bytes}\n{page.number}\n{checksum}\n"
+        return hashlib.sha256(place.encode()).hexdigest()
 
     def _is_intact(self, page: Page, content: bytes) -> bool:
         file = self._files[page.file]

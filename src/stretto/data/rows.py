@@ -1,7 +1,9 @@
 """Rows: what makes a record a sequence with a label, and what is done with one that can't be."""
 
 import json
-from collections.abc import Mapping
+import logging
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import chain
@@ -11,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.base.errors import DataError
-from stretto.data.records import RecordPart
+from stretto.data.records import Found, RecordPart, shorten
 from stretto.data.vocabulary import Level, split_symbols
 
 BadRowPolicy = Literal["refuse", "skip"]
@@ -31,12 +33,31 @@ class BadRow(Exception):  # noqa: N818 - it never leaves this room
         self.what, self.remedy = what, remedy
 
 
+def record_of(row: Found) -> Mapping[str, Any]:
+    """Return the record of a row that has one."""
+    if row.problem:
+        raise BadRow(row.problem)
+    return row.record
+
+
 @dataclass(frozen=True)
 class Skipped:
     """Rows that were left out: how many, and where and why the first."""
 
     num_rows: int
     first: str
+
+    @property
+    def counted(self) -> str:
+        return f"{self.num_rows:,} bad row{'' if self.num_rows == 1 else 's'}"
+
+
+OnSkipped = Callable[[Skipped], None]
+
+
+def warn_of_skipped(skipped: Skipped) -> None:
+    """Say in the log that rows were left out."""
+    logging.getLogger("stretto").warning("left out %s, the first: %s", skipped.counted, skipped.first)
 
 
 @dataclass
@@ -120,36 +141,60 @@ class Reading:
             raise BadRow(f"{self.sequence!r} has token {max(value)}, but there are only {limit:,} (from 0)")
         return np.array(value, np.int64)
 
-    def _channels(self, value: list[Any]) -> NDArray[np.float32]:
+    def _channels(self, value: list[Any]) -> NDArray[np.float64]:
         if self.num_channels is None:
-            return self.numbers(value, self.sequence)[:, None]
+            return _to_numbers(value, self.sequence, self.nan)[:, None]
         _check_kinds(value, {list}, self.sequence, "a list of numbers")
         lengths = set(map(len, value))
         if lengths != {self.num_channels}:
             found = next(len(step) for step in value if len(step) != self.num_channels)
             raise BadRow(f"{self.sequence!r} has a step of {found} numbers where others have {self.num_channels}")
-        return self.numbers(list(chain.from_iterable(value)), self.sequence).reshape(-1, self.num_channels)
-
-    def numbers(self, value: list[Any], name: str) -> NDArray[np.float32]:
-        """Return numbers as they are stored, NaN for those that are missing."""
-        _check_kinds(value, _NUMBERS, name, "a number")
-        return to_numbers(value, name, self.nan)
+        numbers = list(chain.from_iterable(value))
+        return _to_numbers(numbers, self.sequence, self.nan).reshape(-1, self.num_channels)
 
 
-def to_numbers(value: list[Any], name: str, nan: NanPolicy) -> NDArray[np.float32]:
-    """Return numbers, or nothing in place of some, as they are stored."""
-    try:
-        numbers = np.array(value, np.float64)
-    except OverflowError:
-        raise BadRow(f"{name!r} has a number that is too large for 32-bit floats", "scale it") from None
-    num_bad = np.count_nonzero(~np.isfinite(numbers))
-    if num_bad and num_bad != value.count(None):
+def to_number(value: object, name: str, nan: NanPolicy, is_cell: bool = False) -> float:
+    """Return a number that a 32-bit float has room for, NaN if it is missing."""
+    number = parse_number(value, is_cell)
+    if number is None:
+        raise BadRow(f"{name!r} has {shorten(value)}, not a number")
+    if not math.isfinite(number) and not _is_missing(value, is_cell):
         if nan == "refuse":
             raise BadRow(f"{name!r} has a NaN or an infinity", "mend it, take it for a missing value with nan=missing")
-        numbers[np.isinf(numbers)] = np.nan
-    if (np.abs(numbers) > LARGEST).any():
+        number = math.nan
+    if abs(number) > LARGEST:
         raise BadRow(f"{name!r} has a number that is too large for 32-bit floats", "scale it")
-    return numbers.astype(np.float32)
+    return number
+
+
+def parse_number(value: object, is_cell: bool) -> float | None:
+    """Return the number that a value or a cell of CSV is, NaN if it is missing; nothing, if it is no number."""
+    if _is_missing(value, is_cell):
+        return math.nan
+    if not isinstance(value, str if is_cell else int | float | Decimal) or isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except ValueError:
+        return None
+    except OverflowError:
+        return 2 * LARGEST
+
+
+def _is_missing(value: object, is_cell: bool) -> bool:
+    return value is None or (is_cell and isinstance(value, str) and not value.strip())
+
+
+def _to_numbers(value: list[Any], name: str, nan: NanPolicy) -> NDArray[np.float64]:
+    _check_kinds(value, _NUMBERS, name, "a number")
+    try:
+        numbers = np.array(value, np.float64)
+        # Where all are ordinary or missing, asking them all at once is enough.
+        if np.count_nonzero(~(np.abs(numbers) <= LARGEST)) == value.count(None):
+            return numbers
+    except OverflowError:
+        pass
+    return np.array([to_number(number, name, nan) for number in value])
 
 
 def decide(record: Mapping[str, Any], is_cell: bool, sequence: str | None, what: What | None) -> Reading:
@@ -159,7 +204,7 @@ def decide(record: Mapping[str, Any], is_cell: bool, sequence: str | None, what:
     if name is None:
         asked = "none of 'text', 'tokens' and 'values'" if sequence is None else f"no {sequence!r}"
         raise BadRow(f"it has {asked}, only {sorted(record)}", "name the field with sequence")
-    if what is None and sequence is None and name != "text":
+    if what is None and name in ("tokens", "values"):
         what = "tokens" if name == "tokens" else "channels"
     value = record[name]
     if what is None:
@@ -218,8 +263,3 @@ def _check_text(value: str, name: str) -> None:
         value.encode()
     except UnicodeEncodeError:
         raise BadRow(f"{name!r} has half of a surrogate pair, which is not UTF-8") from None
-
-
-def shorten(value: object) -> str:
-    text = json.dumps(value, default=str)
-    return text if len(text) < 40 else text[:37] + "..."

@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 from stretto.base.errors import DataError
 from stretto.data.cache import Cache
-from stretto.data.index import Store, damaged
+from stretto.data.index import Store, damaged, parse_index
 from stretto.data.pages import Bytes, Span
 from stretto.data.vocabulary import FILE as VOCABULARY
 from stretto.data.vocabulary import Vocabulary, parse_vocabulary, token_dtype
@@ -56,8 +56,14 @@ class Channels(_Part):
 
     type: Literal["channels"] = "channels"
     names: tuple[str, ...] = Field(min_length=1, strict=False)
-    mean: tuple[float, ...] = Field(strict=False)
-    std: tuple[float, ...] = Field(strict=False)
+    mean: tuple[FiniteFloat, ...] = Field(strict=False)
+    std: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...] = Field(strict=False)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not len(self.names) == len(set(self.names)) == len(self.mean) == len(self.std):
+            raise ValueError("names, mean and std are not one for each channel")
+        return self
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -122,11 +128,7 @@ class Sequences:
         """Return the sequences of a store; check what its index says of them."""
         if store.kind != KIND:
             raise DataError(f"{store.location} holds {store.kind}, not {KIND}; give another folder")
-        try:
-            fields = SequencesFields.model_validate(store.fields)
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise damaged(store.location, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        fields = parse_index(SequencesFields, store.fields, store.location)
         sizes = {file.name: file.num_bytes for file in store.files}
         for number, shard in enumerate(fields.shards):
             for name, size in _sizes(fields, shard, number).items():

@@ -8,15 +8,18 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from stretto.base.errors import DataError
 from stretto.data.pages import PagedFile
 from stretto.data.parts import Job, Record, file_record, part_path, place_file
-from stretto.data.rows import BadRows
+from stretto.data.rows import BadRows, Skipped
 from stretto.data.sequences import CLASSES, ENDS, KIND, Channels, Classes, SequencesFields, Shard, Tokens
 from stretto.data.vocabulary import FILE as VOCABULARY
 from stretto.data.vocabulary import Vocabulary, vocabulary_bytes
 from stretto.data.writer import FileWriter, write_file, write_index
 
 _BUFFER = 1 << 20
+# The part of a channel's spread that 32-bit floats may lie apart.
+_COARSEST = 0.01
 
 
 class ShardWriter:
@@ -95,6 +98,27 @@ def finish_part(writers: Mapping[str, ShardWriter], bad: BadRows) -> Record:
     return {"files": files, "sides": sides, "num_bad": bad.num_rows, "bad": bad.first}
 
 
+def skipped_rows(records: Sequence[Record]) -> Skipped:
+    """Return the rows that all parts left out."""
+    return Skipped(
+        sum(record["num_bad"] for record in records), next((record["bad"] for record in records if record["bad"]), "")
+    )
+
+
+def check_sides(job: Job, records: Sequence[Record], sides: Sequence[str], hold_out: float) -> None:
+    """Refuse to write a store with nothing in it."""
+    num_sequences = {side: sum(record["sides"][side]["num_sequences"] for record in records) for side in sides}
+    skipped = skipped_rows(records)
+    if not any(num_sequences.values()):
+        bad = f" (of {skipped.counted} the first is {skipped.first})" if skipped.num_rows else ""
+        raise DataError(f"no sequence is left for {job.target}{bad}; give other files")
+    for side, number in num_sequences.items():
+        if not number:
+            raise DataError(
+                f"hold-out={hold_out} leaves nothing for {job.target / side}; use another part or more data"
+            )
+
+
 def write_store(
     job: Job,
     side: str,
@@ -122,22 +146,24 @@ def write_store(
     write_index(folder, KIND, fields.model_dump(mode="json"), files)
 
 
-Moments = NDArray[np.float64]  # of each channel: how many values, their mean, and the sum of squares around it
+# Of each channel: how many values, their mean, the sum of squares around it, the least and the greatest.
+Moments = NDArray[np.float64]
 
 
 def no_moments(num_channels: int) -> Moments:
     """Return the moments of nothing."""
-    return np.zeros((3, num_channels))
+    return moments(np.zeros((0, num_channels)))
 
 
-def moments(values: NDArray[np.float32]) -> Moments:
+def moments(values: NDArray[np.float64]) -> Moments:
     """Return the moments of some steps [steps, channels]; what is missing doesn't count."""
-    wide = values.astype(np.float64)
-    is_there = ~np.isnan(wide)
+    is_there = ~np.isnan(values)
     count = is_there.sum(0)
-    mean = np.where(is_there, wide, 0).sum(0) / np.maximum(count, 1)
-    squares = (np.where(is_there, wide - mean, 0) ** 2).sum(0)
-    return np.stack([count, mean, squares])
+    mean = np.where(is_there, values, 0).sum(0) / np.maximum(count, 1)
+    squares = (np.where(is_there, values - mean, 0) ** 2).sum(0)
+    least = np.where(is_there, values, np.inf).min(0, initial=np.inf)
+    greatest = np.where(is_there, values, -np.inf).max(0, initial=-np.inf)
+    return np.stack([count, mean, squares, least, greatest])
 
 
 def join_moments(one: Moments, other: Moments) -> Moments:
@@ -147,15 +173,32 @@ def join_moments(one: Moments, other: Moments) -> Moments:
     count = one[0] + other[0]
     share = other[0] / np.maximum(count, 1)
     apart = other[1] - one[1]
-    return np.stack([count, one[1] + apart * share, one[2] + other[2] + apart**2 * one[0] * share])
+    squares = one[2] + other[2] + apart**2 * one[0] * share
+    return np.stack(
+        [count, one[1] + apart * share, squares, np.minimum(one[3], other[3]), np.maximum(one[4], other[4])]
+    )
 
 
-def channels_of(names: Sequence[str], records: Sequence[Record]) -> Channels:
-    """Return the channels with their statistics; a channel that never changes has a spread of 1, to divide by."""
+def channels_of(names: Sequence[str], records: Sequence[Record], like: Channels | None = None) -> Channels:
+    """Return the channels with their statistics, or with those of `like`; refuse one that 32-bit floats would flatten.
+
+    A channel that never changes has a spread of 1, to divide by.
+    """
     total = no_moments(len(names))
     for record in records:
-        total = join_moments(total, np.array(record["moments"]).reshape(3, -1))
-    std = np.sqrt(total[2] / np.maximum(total[0], 1))
-    # The mean of equal numbers may differ from them by a rounding.
-    std = np.where(std > 1e-9 * np.abs(total[1]), std, 1.0)
-    return Channels(names=tuple(names), mean=tuple(total[1].tolist()), std=tuple(std.tolist()))
+        total = join_moments(total, np.array(record["moments"]).reshape(len(total), -1))
+    count, mean, squares, least, greatest = total
+    std = np.where(least < greatest, np.sqrt(squares / np.maximum(count, 1)), 1.0)
+    channels = like or Channels(names=tuple(names), mean=tuple(mean.tolist()), std=tuple(std.tolist()))
+    for channel, name in enumerate(names):
+        if least[channel] >= greatest[channel]:
+            continue
+        reach = np.float32(max(-least[channel], greatest[channel]))
+        # Looked at from below: beyond the largest float there is no next.
+        apart = np.spacing(np.nextafter(reach, np.float32(0)))
+        if apart > _COARSEST * channels.std[channel]:
+            raise DataError(
+                f"{name!r} reaches {reach:.3g}, where 32-bit floats are {apart:.3g} apart: too coarse for "
+                f"its spread of {channels.std[channel]:.3g}; subtract an offset from it, or scale it"
+            )
+    return channels

@@ -10,7 +10,7 @@ from stretto.base.errors import ConfigError, LawError
 from stretto.base.keys import derive
 from stretto.base.position import Position
 from stretto.base.state import State
-from stretto.base.window import Rows
+from stretto.base.window import IGNORE, Rows
 from stretto.blocks.initialize import initialize
 from stretto.blocks.losses import Loss
 from stretto.blocks.stack import Stack
@@ -189,11 +189,14 @@ def _difference(found: Tensor, expected: Tensor) -> float:
 
 
 def _broken_laws(model: Stack, loss: Loss, data: Windows, device: torch.device) -> list[str]:
-    """Check each block, and the loss, on a corner of the user's own data."""
+    """Check each block, and the loss, on a corner of the user's own data: where something is asked, if anywhere."""
     window = data.read(Position())
     rows, steps = slice(0, min(4, window.num_rows)), min(6, window.num_steps)
-    x = payload(window, "inputs", model.dtype)[:steps, rows].to(device)
-    targets = payload(window, "targets")[:steps, rows].to(x.device)
+    asked = payload(window, "targets")[:, rows]
+    is_asked = ~asked.isnan() if asked.is_floating_point() else asked != IGNORE
+    stop = max(steps, 1 + int(is_asked.flatten(1).any(1).nonzero().max())) if bool(is_asked.any()) else steps
+    targets = asked[stop - steps : stop].to(device)
+    x = payload(window, "inputs", model.dtype)[stop - steps : stop, rows].to(device)
     broken = []
     model.eval()
     for index, block in enumerate(model, model.first):

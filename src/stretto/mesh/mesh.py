@@ -30,8 +30,15 @@ class Mesh:
         self.replica, self.stage = place.replica, place.stage
         own_replica, own_stage = topology.replica_ranks(self.replica), topology.stage_ranks(self.stage)
         self._near = sorted({*own_replica, *own_stage})
-        self.upward = self.downward = None
+        self.upward: Channel | None = None
+        self.downward: Channel | None = None
         self.data_group: dist.ProcessGroup | None = None
+        # All come this far or none: who has failed by now has left word of it, while making a group would just wait.
+        self.add_up([0.0])
+        self._collective(lambda: self._make_groups(own_stage), "making groups")
+
+    def _make_groups(self, own_stage: list[int]) -> None:
+        topology, world = self.topology, self.world
         if topology.stages > 1:
             above, below = self._neighbour(1), self._neighbour(-1)
             # First the pairs (0,1), (2,3), ..., then (1,2), (3,4), ...: both of a pair make it at the same time.

@@ -15,6 +15,8 @@ from stretto.mesh.device import find_device
 from stretto.mesh.rollcall import RollCall
 
 TIMEOUT = timedelta(minutes=10)
+# The errors of what was asked for, not of a rank: all ranks end with them.
+TOLD: tuple[type[StrettoError], ...] = (ConfigError, DataError, DivergedError)
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,8 @@ class World:
         if self.roll_call is None:
             say()
             return
-        is_own = self.roll_call.leave_word(f"{type(error).__name__}\n{error}")
+        kind = next((kind for kind in TOLD if isinstance(error, kind)), StrettoError)
+        is_own = self.roll_call.leave_word(f"{kind.__name__}\n{error}")
         if is_own:
             say()
         self.roll_call.confirm_word(is_own)
@@ -56,9 +59,8 @@ class World:
         word = None if self.roll_call is None else self.roll_call.find_word()
         if word is None:
             return None
-        kind, sentence = word.split("\n", 1)
-        kinds: dict[str, type[StrettoError]] = {kind.__name__: kind for kind in (ConfigError, DataError, DivergedError)}
-        return kinds.get(kind, StrettoError)(sentence)
+        name, sentence = word.split("\n", 1)
+        return next((kind for kind in TOLD if kind.__name__ == name), StrettoError)(sentence)
 
 
 @contextmanager
@@ -84,7 +86,7 @@ def world(size: int | None = None, *, device: str = "auto", timeout: timedelta =
         yield joined
         # Only now: after an error there is no farewell, so that the others see our connections close.
         dist.destroy_process_group()
-    except (ConfigError, DataError, DivergedError) as error:
+    except TOLD as error:
         joined.tell(error)
         raise
     finally:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stretto.base.errors import ConfigError, DataError
+from stretto.config.layout import Layout
 from stretto.config.run import DataConfig, RunConfig
 from stretto.data.batches import Batches
 from stretto.data.cache import Cache
@@ -16,6 +17,16 @@ from stretto.data.lanes import Lanes
 from stretto.data.loader import Windows
 from stretto.data.sequences import Channels, Sequences
 from stretto.train.subject import Subject, check_same
+
+# Which fields mean something to which feed; those that are not named here always do.
+_MEANING = {
+    **dict.fromkeys(("lanes", "window"), ("lanes",)),
+    **dict.fromkeys(("budget", "rows", "multiple"), ("batches", "forecast")),
+    **dict.fromkeys(("context", "stride", "every_step"), ("forecast",)),
+    **dict.fromkeys(("horizon", "season", "targets"), ("lanes", "forecast")),
+    "masks": ("lanes", "batches", "forecast"),
+}
+_OF_CHANNELS = {"horizon", "season", "targets", "masks"}
 
 
 @dataclass(frozen=True)
@@ -43,10 +54,11 @@ def open_feed(config: RunConfig, location: str | Path, field: str, *, is_held_ou
     cache = Cache(data.cache, data.cache_bytes, data.patience)
     try:
         store = Store.open(location, cache)
-        feed = _feed_corpus(Corpus.of(store), data, is_held_out) if store.kind == "tokens" else None
-        feed = feed or _feed_sequences(Sequences.of(store), config, is_held_out)
-        # Refuses a layout that has more parts than there are rows.
-        feed.windows.share(0, config.layout.replicas, config.layout.slices)
+        if store.kind == "tokens":
+            feed = _feed_corpus(Corpus.of(store), config, is_held_out)
+        else:
+            feed = _feed_sequences(Sequences.of(store), config, is_held_out)
+        _check_parts(feed.windows, config.layout, is_held_out)
         return feed
     except DataError as error:
         is_relative = not is_remote(location) and not Path(location).is_absolute()
@@ -54,11 +66,36 @@ def open_feed(config: RunConfig, location: str | Path, field: str, *, is_held_ou
         raise DataError(f"{field}={location}{where}: {error}") from None
 
 
-def _feed_corpus(corpus: Corpus, data: DataConfig, is_held_out: bool) -> Feed:
+def _check_parts(windows: Windows, layout: Layout, is_held_out: bool) -> None:
+    """Refuse a layout that has more parts than there are rows; held-out rows may be few, and others blank."""
+    windows.share(0, layout.replicas, layout.slices)
+    if isinstance(windows, Batches) and not is_held_out and layout.replicas * layout.slices > windows.num_rows:
+        raise DataError(
+            f"layout.replicas={layout.replicas} x layout.slices={layout.slices} exceeds the {windows.num_rows:,} rows "
+            "there are; use fewer, or more data"
+        )
+
+
+def _check_meaning(data: DataConfig, kind: str, has_channels: bool) -> None:
+    """Refuse a field that was set but would change nothing."""
+    for name, kinds in _MEANING.items():
+        value = getattr(data, name)
+        if value == DataConfig.model_fields[name].default:
+            continue
+        if kind not in kinds or (name in _OF_CHANNELS and not has_channels):
+            what = f"data.feed={kind!r}" if kind not in kinds else "data without channels"
+            raise ConfigError(f"data.{name}={value!r} has no meaning for {what}; leave it out")
+
+
+def _feed_corpus(corpus: Corpus, config: RunConfig, is_held_out: bool) -> Feed:
+    data = config.data
     if data.feed not in (None, "lanes"):
         raise ConfigError(f"data.feed={data.feed!r} needs sequences, and a corpus is one long text; use lanes")
-    make = Lanes.fitting if is_held_out else Lanes
-    windows = make(corpus, data.lanes, data.window)
+    _check_meaning(data, "lanes", has_channels=False)
+    if is_held_out:
+        windows = Lanes.fitting(corpus, data.lanes, data.window, config.layout.replicas * config.layout.slices)
+    else:
+        windows = Lanes(corpus, data.lanes, data.window)
     return Feed(windows, Subject(windows.task, corpus.vocabulary))
 
 
@@ -66,13 +103,15 @@ def _feed_sequences(sequences: Sequences, config: RunConfig, is_held_out: bool) 
     data, seed = config.data, config.run.seed
     values, labels = sequences.fields.values, sequences.fields.labels
     kind = data.feed or _usual_feed(sequences, data)
+    _check_meaning(data, kind, isinstance(values, Channels))
     windows: Windows
     if kind == "lanes":
         forecast = _forecast(sequences, data) if isinstance(values, Channels) else None
-        lanes = data.lanes
         if is_held_out:
-            lanes = max(1, min(lanes, sequences.num_steps // data.window))
-        windows = DocumentLanes(sequences, lanes, data.window, forecast, seed)
+            least = config.layout.replicas * config.layout.slices
+            windows = DocumentLanes.fitting(sequences, data.lanes, data.window, forecast, seed, least)
+        else:
+            windows = DocumentLanes(sequences, data.lanes, data.window, forecast, seed)
     else:
         items = _items(sequences, data, kind, is_held_out)
         windows = Batches(items, data.budget, data.rows, data.multiple, seed)
@@ -100,7 +139,7 @@ def _items(sequences: Sequences, data: DataConfig, kind: str, is_held_out: bool)
         # Held-out data is asked once a stretch, where a forecast would be made.
         every_step = data.every_step and not is_held_out
         return Stretches(sequences, _forecast(sequences, data), data.context, data.stride, every_step)
-    return Labelled(sequences) if sequences.fields.labels is not None else Continued(sequences)
+    return Continued(sequences) if sequences.fields.labels is None else Labelled(sequences, data.masks)
 
 
 def _forecast(sequences: Sequences, data: DataConfig) -> Forecast:

@@ -227,9 +227,12 @@ def _make_engine(model: Stack, config: RunConfig, task: Task, world: World) -> P
 
 def _scores(evaluation: Evaluation) -> dict[str, Any]:
     scores = {"loss": evaluation.loss, "tokens": evaluation.tokens, **evaluation.scores}
-    return {name: value if math.isfinite(value) else None for name, value in scores.items()}
+    return {name: value if math.isfinite(value) else math.nan for name, value in scores.items()}
 
 
 def _write_line(log: TextIO | None, kind: str, values: dict[str, Any]) -> None:
     if log is not None:
-        log.write(json.dumps({"kind": kind, **values}) + "\n")
+        plain = {
+            name: None if isinstance(value, float) and math.isnan(value) else value for name, value in values.items()
+        }
+        log.write(json.dumps({"kind": kind, **plain}) + "\n")

@@ -24,7 +24,7 @@ class StepReport:
 
     step: int  # from 1: how many steps are done
     epoch: int  # from 1
-    loss: float  # mean over the global batch, in nats for tokens; 0 where nothing was asked
+    loss: float  # mean over the global batch, in nats for tokens; NaN where nothing was asked
     tokens: int  # how much was asked: the count the loss was divided by
     gradient_norm: float  # before clipping
     learning_rate: float
@@ -75,7 +75,8 @@ class Trainer:
         self._workers = workers
         self._windows: Iterator[tuple[Window, Position]] | None = None
         self.state: State | None = None
-        self._has_asked = False
+        # How much this epoch has asked so far; none if it was entered in the middle.
+        self._asked = 0.0 if self.position == Position(self.position.epoch) else None
 
     def __iter__(self) -> Self:
         return self
@@ -123,16 +124,17 @@ class Trainer:
         self._check(total, norm)
         # Where nothing is asked (rows of one token, a channel that is missing for long) no weight moves.
         mean_norm = self._move(count, norm, rate) if count else 0.0
-        self._has_asked = self._has_asked or count > 0
-        if after.epoch > self.position.epoch and not self._has_asked:
-            raise DataError("a whole epoch asks for nothing, so there is nothing to learn; give other data")
         epoch = self.position.epoch + 1
+        self._check_epoch(count, after)
         self.state, self.position = outcome.state, after
         self.step += 1
+        if self.is_done:
+            # Its workers go with it.
+            self._windows = None
         return StepReport(
             step=self.step,
             epoch=epoch,
-            loss=total / count if count else 0.0,
+            loss=total / count if count else math.nan,
             tokens=int(count),
             gradient_norm=mean_norm,
             learning_rate=rate,
@@ -162,6 +164,15 @@ class Trainer:
                 pin=engine.device.type != "cpu",
             )
         return self._windows
+
+    def _check_epoch(self, count: float, after: Position) -> None:
+        """Refuse data of which a whole epoch asked for nothing."""
+        if self._asked is not None:
+            self._asked += count
+        if after.epoch > self.position.epoch:
+            if self._asked == 0:
+                raise DataError("a whole epoch asks for nothing, so there is nothing to learn; give other data")
+            self._asked = 0.0
 
     def _check(self, total: float, norm: float) -> None:
         if not (math.isfinite(total) and math.isfinite(norm)):
