@@ -45,7 +45,7 @@ def ett() -> Path:
 def test_the_forecast_beats_the_last_day_and_is_drawn(ett: Path, tmp_path: Path) -> None:
     printed = run(tmp_path, sys.executable, str(EXAMPLES / "03_forecast.py"), str(ett))
     error, naive = figures(printed, r"squared error ([\d.]+), repeating the last day ([\d.]+)")
-    assert error < 0.95 * naive
+    assert error < 0.9 * naive
     svg = ElementTree.parse(tmp_path / "forecast.svg").getroot()
     # Three lines in each of three panels.
     assert len(svg.findall(".//{http://www.w3.org/2000/svg}polyline")) == 9

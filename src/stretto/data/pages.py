@@ -1,6 +1,7 @@
 """Pages: the bytes of a store's files, a mebibyte at a time, each page checked before it is first used."""
 
 import os
+import weakref
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -112,9 +113,7 @@ class _Descriptor:
 
     def __init__(self, path: Path) -> None:
         self._number = os.open(path, os.O_RDONLY)
-
-    def __del__(self) -> None:
-        os.close(self._number)
+        weakref.finalize(self, os.close, self._number)
 
     def read(self, start: int, stop: int) -> bytes:
         # At a place of its own, so that a fork, which shares the descriptor, does not move it.
