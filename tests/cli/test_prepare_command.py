@@ -74,3 +74,16 @@ def test_an_interrupt_keeps_what_is_finished_and_says_where(tmp_path: Path) -> N
         "stretto: interrupted: what is finished is kept in out.partial; run the same command again to go on\n"
     )
     assert (tmp_path / "out.partial").exists() and not (tmp_path / "out").exists()
+
+
+def test_output_that_nobody_reads_ends_with_141(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("some words\n" * 9)
+    command = f"{sys.executable} -m stretto prepare text a.txt --out out"
+    done = subprocess.run(
+        ["bash", "-c", f"{command} | true; echo ${{PIPESTATUS[0]}}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "141\n" and done.stderr == ""

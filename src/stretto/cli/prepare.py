@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from stretto.cli.console import make_console
 from stretto.cli.parser import Parser
 from stretto.cli.screen import PrepareView
 
@@ -30,7 +31,7 @@ def run(arguments: list[str]) -> None:
     """Parse and prepare."""
     choice = _kinds_parser().parse_all(arguments)
     options = PARSERS[choice.kind]().parse_all(choice.arguments)
-    console = Console(markup=False, highlight=False, soft_wrap=True)
+    console = make_console()
     try:
         RUNS[choice.kind](options, console)
     except KeyboardInterrupt:

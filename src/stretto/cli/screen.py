@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from stretto.cli.console import make_console
+
 if TYPE_CHECKING:
     from stretto.data.parts import Progress as PrepareProgress
     from stretto.measure.verify import Verification
@@ -51,7 +53,7 @@ class PrepareView:
 
 def show_run(run: "Run") -> None:
     """Train to the end, with progress."""
-    console = Console(highlight=False, soft_wrap=True, markup=False, quiet=not run.world.is_first)
+    console = make_console(is_quiet=not run.world.is_first)
     _say_what_will_run(console, run)
     try:
         _show_events(console, run)
@@ -89,7 +91,7 @@ def _show_events(console: Console, run: "Run") -> None:
 
 def show_evaluation(trained: "TrainedModel", data: Path | str) -> None:
     """Evaluate with progress, and print the scores: as a table in a terminal, as a line elsewhere."""
-    console = Console(highlight=False, soft_wrap=True, markup=False)
+    console = make_console()
     if not console.is_terminal:
         console.print(f"evaluating {data} ...")
     with _bars(console, TextColumn("{task.percentage:>3.0f}%")) as bars:

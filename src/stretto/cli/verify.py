@@ -30,8 +30,7 @@ def run(arguments: list[str]) -> None:
 
 
 def _verify(config: RunConfig, world: "World", num_steps: int, is_double: bool) -> None:
-    from rich.console import Console
-
+    from stretto.cli.console import make_console
     from stretto.cli.screen import verification_table
     from stretto.measure.verify import verify
     from stretto.train.run import build_loss, check_fits
@@ -47,7 +46,7 @@ def _verify(config: RunConfig, world: "World", num_steps: int, is_double: bool) 
         num_steps=num_steps,
         precision=config.run.precision,
     )
-    console = Console(highlight=False, markup=False, quiet=not world.is_first)
+    console = make_console(is_quiet=not world.is_first, is_wrapped=True)
     console.print(verification_table(found))
     if found.is_equal:
         console.print(f"{config.layout}: {found.verdict}", soft_wrap=True)
