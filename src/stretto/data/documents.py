@@ -122,17 +122,12 @@ class DocumentLanes:
 
     def after(self, position: Position) -> Position:
         """Return the position that follows."""
-        if position.index + 1 < self._num_windows(position):
-            return replace(position, index=position.index + 1)
-        if position.pool + 1 < self.pools.num_pools:
-            return Position(position.epoch, position.pool + 1)
-        return Position(position.epoch + 1)
+        return self.pools.after(position, self._num_windows(position))
 
     def fraction(self, position: Position) -> float:
         """Return how much of its epoch lies before a position, about."""
-        if not position.pool and not position.index:
-            return 0.0
-        return (position.pool + position.index / self._num_windows(position)) / self.pools.num_pools
+        # A pool's start is known without laying it out.
+        return self.pools.fraction(position, self._num_windows(position) if position.index else 1)
 
     def read(self, position: Position, *, inputs: bool = True, targets: bool = True) -> Window:
         """Return the window at a position.

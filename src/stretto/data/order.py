@@ -50,19 +50,12 @@ class Order:
 
     def after(self, position: Position) -> Position:
         """Return the position that follows."""
-        _, edges = self._planned(position)
-        if position.index + 1 < len(edges):
-            return Position(position.epoch, position.pool, position.index + 1)
-        if position.pool + 1 < self.pools.num_pools:
-            return Position(position.epoch, position.pool + 1)
-        return Position(position.epoch + 1)
+        return self.pools.after(position, len(self._planned(position)[1]))
 
     def fraction(self, position: Position) -> float:
         """Return how much of its epoch lies before a position, about."""
-        if not position.pool and not position.index:
-            return 0.0
-        _, edges = self._planned(position)
-        return (position.pool + position.index / len(edges)) / self.pools.num_pools
+        # A pool's start is known without planning it.
+        return self.pools.fraction(position, len(self._planned(position)[1]) if position.index else 1)
 
     def _planned(self, position: Position) -> tuple[Entries, Ints]:
         epoch, pool = position.epoch, position.pool

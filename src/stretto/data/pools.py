@@ -9,7 +9,7 @@ shards, so that storage far away and a small cache will do.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from stretto.base.errors import DataError
 from stretto.base.keys import derive
+from stretto.base.position import Position
 from stretto.data.recent import Recent
 from stretto.data.shuffle import permutation
 
@@ -93,6 +94,18 @@ class Pools:
         first, stop = (num_runs * number // self.num_pools for number in (pool, pool + 1))
         parts = [self._read_run(shard, run) for shard, run in self._runs(epoch, first, stop)]
         return Entries(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
+    def after(self, position: Position, num_windows: int) -> Position:
+        """Return the position that follows one in a pool of so many windows."""
+        if position.index + 1 < num_windows:
+            return replace(position, index=position.index + 1)
+        if position.pool + 1 < self.num_pools:
+            return Position(position.epoch, position.pool + 1)
+        return Position(position.epoch + 1)
+
+    def fraction(self, position: Position, num_windows: int) -> float:
+        """Return how much of its epoch lies before a position in a pool of so many windows, about."""
+        return (position.pool + position.index / num_windows) / self.num_pools
 
     def _read_run(self, shard: int, run: int) -> Entries:
         start = run * self._run
