@@ -1,0 +1,160 @@
+"""Pieces: each rank's parts of whole tensors, written side by side and read again in other parts.
+
+    lanes.3.0     |--- rank 0 ---|-- rank 1 --|          as it was saved, rows of a tensor
+                  |- rank 0 -|- rank 1 -|- 2 -|          as it is read
+
+Torch's distributed checkpoint does the writing, as safetensors, and the arithmetic of who reads what from where. Nobody
+has to be asked for it: a rank writes a file of its own, and a reader finds in the files what lies in them.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    LoadPlanner,
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+
+from stretto.base.errors import DataError
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some rows of a tensor that is whole only over all ranks; a tensor that isn't cut is one piece."""
+
+    name: str
+    tensor: Tensor
+    first: int = 0  # row of the whole with which it starts
+    num_rows: int | None = None  # of the whole; none if this is all of it
+
+    @property
+    def whole(self) -> torch.Size:
+        """The shape of the whole tensor."""
+        shape = self.tensor.shape
+        return shape if self.num_rows is None else torch.Size([self.num_rows, *shape[1:]])
+
+    @property
+    def _chunk(self) -> ChunkStorageMetadata:
+        offsets = [0] * self.tensor.dim()
+        if offsets:
+            offsets[0] = self.first
+        return ChunkStorageMetadata(torch.Size(offsets), self.tensor.shape)
+
+    @property
+    def _index(self) -> MetadataIndex:
+        return MetadataIndex(self.name, self._chunk.offsets)
+
+
+def save_pieces(folder: Path, rank: int, pieces: Iterable[Piece]) -> list[Path]:
+    """Write the pieces of one rank into a file of its own; return the files, which are safe on the disk."""
+    planner = _SavePlanner({piece._index: piece for piece in pieces if piece.tensor.numel()})
+    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    writer.set_up_storage_writer(is_coordinator=True)
+    # A number of its own for each rank, which torch would hand out in a round of messages.
+    plan = replace(writer.prepare_local_plan(planner.create_local_plan()), storage_data={"shard_index": rank + 1})
+    results = writer.write_data(plan, planner).wait()
+    return sorted({folder / result.storage_data.relative_path for result in results})
+
+
+def load_pieces(folder: Path, pieces: Sequence[Piece]) -> None:
+    """Fill the pieces' tensors with what was saved, however it was cut then; refuse a tensor that doesn't fit."""
+    reader = HuggingFaceStorageReader(str(folder))
+    metadata = reader.read_metadata()
+    reader.set_up_storage_reader(metadata, is_coordinator=True)
+    planner = _LoadPlanner({piece._index: piece for piece in pieces if piece.tensor.numel()}, metadata, folder)
+    reader.read_data(reader.prepare_local_plan(planner.create_local_plan()), planner).wait()
+
+
+@dataclass
+class _SavePlanner(SavePlanner):
+    """Each piece as it is; whoever holds the same piece twice has made a mistake before."""
+
+    pieces: dict[MetadataIndex, Piece]
+
+    def set_up_planner(self, *_: Any, **__: Any) -> None:  # noqa: ANN401 - torch's own signature
+        pass
+
+    def create_local_plan(self) -> SavePlan:
+        return SavePlan([self._item(piece) for piece in self.pieces.values()])
+
+    def _item(self, piece: Piece) -> WriteItem:
+        properties = TensorProperties.create_from_tensor(piece.tensor)
+        data = TensorWriteData(piece._chunk, properties, piece.whole)
+        return WriteItem(piece._index, WriteItemType.SHARD, tensor_data=data)
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        return all_plans, Metadata({})
+
+    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
+        return new_plan
+
+    def resolve_data(self, write_item: WriteItem) -> Tensor:
+        return self.pieces[write_item.index].tensor.detach().contiguous()
+
+
+@dataclass
+class _LoadPlanner(LoadPlanner):
+    """Each piece from whatever pieces were saved, all of it or not at all."""
+
+    pieces: dict[MetadataIndex, Piece]
+    metadata: Metadata
+    folder: Path
+
+    def set_up_planner(self, *_: Any, **__: Any) -> None:  # noqa: ANN401 - torch's own signature
+        pass
+
+    def create_local_plan(self) -> LoadPlan:
+        return LoadPlan([item for piece in self.pieces.values() for item in self._items(piece)])
+
+    def _items(self, piece: Piece) -> list[ReadItem]:
+        saved = self.metadata.state_dict_metadata.get(piece.name)
+        if not isinstance(saved, TensorStorageMetadata):
+            raise DataError(f"{self.folder} holds no tensor {piece.name!r}; it is of another model, or not whole")
+        if saved.size != piece.whole or saved.properties.dtype != piece.tensor.dtype:
+            raise DataError(
+                f"{self.folder}: {piece.name} is {list(saved.size)} {saved.properties.dtype}, not {list(piece.whole)} "
+                f"{piece.tensor.dtype}; it is of another model"
+            )
+        items = create_read_items_for_chunk_list(piece.name, saved, [piece._chunk])
+        # Torch leaves what no file holds as it was, without a word.
+        if sum(math.prod(item.lengths) for item in items) != piece.tensor.numel():
+            raise DataError(f"{self.folder}: parts of {piece.name} are missing or there twice; it is not whole")
+        return items
+
+    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
+        return global_plan
+
+    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
+        return central_plan
+
+    def load_bytes(self, read_item: ReadItem, value: Any) -> None:  # noqa: ANN401 - torch's own signature
+        raise DataError(f"{self.folder}: {read_item.dest_index.fqn} is not a tensor; don't trust it")
+
+    def resolve_tensor(self, read_item: ReadItem) -> Tensor:
+        tensor = self.pieces[MetadataIndex(read_item.dest_index.fqn, read_item.dest_index.offset)].tensor.detach()
+        for dim, (start, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
+            tensor = tensor.narrow(dim, start, length)
+        return tensor
+
+    def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
+        pass
