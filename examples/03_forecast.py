@@ -14,6 +14,8 @@ import stretto
 # A table whose rows are hours becomes a store of series; the last fifth is held out.
 if not Path("data/ett").exists():
     beside = Path(__file__).resolve().parents[2] / "shared" / "data" / "ett" / "ETTh1.csv"
+    if not sys.argv[1:] and not beside.exists():
+        sys.exit("give the path of ETTh1.csv, from the ETT datasets of zhouhaoyi/ETDataset on GitHub")
     stretto.prepare_series(sys.argv[1:] or [beside], "data/ett", time="date", hold_out=0.2)
 train, valid = (stretto.Sequences.open(f"data/ett/{side}") for side in ("train", "valid"))
 

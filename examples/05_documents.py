@@ -12,6 +12,8 @@ import stretto
 
 beside = Path(__file__).resolve().parents[2] / "shared" / "data" / "wikitext-2"
 folder = Path(sys.argv[1]) if sys.argv[1:] else beside
+if not (folder / "valid.txt").exists():
+    sys.exit("give the folder of wikitext-2's valid.txt and test.txt, one article after the other")
 
 
 def write_articles(text: Path, out: Path) -> Path:

@@ -28,9 +28,9 @@ def config_page() -> str:
         for name, field in model.model_fields.items():
             default = "*required*" if field.is_required() else f"`{field.default}`"
             kind = metavar(field).lower().replace("|", " or ")
-            lines.append(
-                f"| `{name}` | {kind} | {'*none*' if field.default is None else default} | {field.description} |"
-            )
+            default = "*none*" if field.default is None else default
+            meaning = " ".join((field.description or "").split())
+            lines.append(f"| `{name}` | {kind} | {default} | {meaning} |")
         lines.append("")
     return "\n".join(lines)
 

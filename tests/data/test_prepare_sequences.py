@@ -218,7 +218,7 @@ GOOD: dict[str, dict[str, Any]] = {
         ("text", "{", "the line is not JSON"),
         ("text", "[]", "the line is not a JSON object"),
         ("text", '{"y": 1}', "it has no 'text'"),
-        ("text", '{"text": null, "y": 1}', "it has no 'text'"),
+        ("text", '{"text": null, "y": 1}', "'text' is empty"),
         ("text", '{"text": "", "y": 1}', "'text' is empty"),
         ("text", '{"text": " ", "y": 1}', "'text' is empty"),
         ("text", '{"text": 5, "y": 1}', "'text' is 5, not text"),

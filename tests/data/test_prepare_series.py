@@ -100,8 +100,8 @@ def test_like_takes_columns_and_statistics(meters: Path, tmp_path: Path) -> None
         ("a,2,nan", "'x' has a NaN or an infinity; mend it, take it for a missing value with nan=missing"),
         ("a,2,-inf", "'x' has a NaN or an infinity"),
         ("a,2,1e39", "'x' has a number that is too large for 32-bit floats; scale it"),
-        (",2,1", "it has no 'by', which names its series"),
-        ("a,,1", "it has no 't'"),
+        (",2,1", "'by' is empty"),
+        ("a,,1", "'t' is empty"),
         ("a,soon,1", "'t' is \"soon\", neither a number nor a time such as"),
         ("a,nan,1", "'t' is \"nan\", neither a number nor a time"),
         ("a,inf,1", "'t' is \"inf\", neither a number nor a time"),
@@ -204,7 +204,7 @@ def test_a_series_that_comes_back_after_another_is_refused(bad_rows: Any, tmp_pa
     [
         ({"by": "a", "t": 10**400, "x": 1}, "'t' is 1000"),
         ({"by": [1], "t": 1, "x": 1}, "'by' is [1], which can't name a series"),
-        ({"by": float("nan"), "t": 1, "x": 1}, "it has no 'by', which names its series"),
+        ({"by": float("nan"), "t": 1, "x": 1}, "'by' is empty"),
     ],
 )
 def test_what_json_can_say_beyond_csv_makes_bad_rows_too(row: dict[str, Any], problem: str, tmp_path: Path) -> None:

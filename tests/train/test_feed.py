@@ -208,3 +208,30 @@ def test_an_epoch_entered_in_its_middle_may_ask_for_nothing_in_the_rest(tmp_path
     trainer = Trainer(make_engine(stack, SquaredError()), data, TrainConfig(steps=30), start=Position(0, 0, 15))
     tokens = [report.tokens for report in trainer]
     assert tokens[:4] == [0, 0, 0, 0] and max(tokens) == 10
+
+
+def test_what_was_learned_is_saved_before_the_last_evaluation_may_fail(rows: list[list[int]], tmp_path: Path) -> None:
+    write(tmp_path, "classes", rows)
+    damaged = bytearray((tmp_path / "valid" / "labels-00000.bin").read_bytes())
+    damaged[0] ^= 1
+    (tmp_path / "valid" / "labels-00000.bin").write_bytes(damaged)
+    with pytest.raises(DataError, match="is damaged between bytes"):
+        list(Run(config(tmp_path, {"budget": 60})).events())
+    assert load_run(tmp_path / "run").evaluate(tmp_path / "train").tokens == 60
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        ({"stride": 4}, r"data\.stride=4 needs data\.context"),
+        ({}, r"data\.valid=.* holds tokens and asks for labels, but data\.train=.* holds channels and asks for values"),
+    ],
+)
+def test_data_of_another_kind_is_called_that(
+    data: dict[str, object], sentence: str, rows: list[list[int]], tmp_path: Path
+) -> None:
+    write(tmp_path, "values", rows)
+    write_tokens(tmp_path / "other", [rows], 9, [[0, *[1] * 119]])
+    places: dict[str, object] = {"valid": str(tmp_path / "other"), "lanes": 2, "window": 10}
+    with pytest.raises(StrettoError, match=sentence):
+        Run(config(tmp_path, {**places, **data}))

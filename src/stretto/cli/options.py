@@ -1,7 +1,8 @@
 """Options from a config: one `--section.field` for each field, its text taken from the field itself."""
 
 import argparse
-from typing import Literal, get_args, get_origin
+from types import UnionType
+from typing import Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
@@ -27,12 +28,17 @@ def config_overrides(options: argparse.Namespace) -> dict[str, str]:
 
 def metavar(field: FieldInfo) -> str:
     """Return what a field takes, in a word."""
-    found = get_args(field.annotation) or (field.annotation,)
-    # A path is annotated text; what it is stands first.
-    kinds = [getattr(kind, "__origin__", kind) for kind in found if kind is not type(None)]
-    if get_origin(field.annotation) is Literal:
-        return "|".join(map(str, kinds))
-    return "|".join(getattr(kind, "__name__", str(kind)) for kind in kinds).upper()
+    if get_origin(field.annotation) is tuple:
+        return "A,B,..."
+    found = get_args(field.annotation) if get_origin(field.annotation) in (Union, UnionType) else (field.annotation,)
+    words: list[str] = []
+    for kind in found:
+        if get_origin(kind) is Literal:
+            words += map(str, get_args(kind))
+        elif kind is not type(None):
+            # A path is annotated text; what it is stands first.
+            words.append(getattr(getattr(kind, "__origin__", kind), "__name__", str(kind)).upper())
+    return "|".join(words)
 
 
 def _help(field: FieldInfo) -> str:

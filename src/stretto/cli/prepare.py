@@ -95,7 +95,7 @@ def _run_series(options: argparse.Namespace, console: Console) -> None:
         stores = prepare_series(
             options.files,
             options.out,
-            columns=None if options.columns is None else options.columns.split(","),
+            columns=None if options.columns is None else [name.strip() for name in options.columns.split(",")],
             by=options.by,
             time=options.time,
             like=options.like,
@@ -255,7 +255,9 @@ def _add_common(parser: Parser, files: str, held_out: str) -> None:
         "--hold-out", type=float, default=0.0, metavar="PART",
         help=f"{held_out}, such as 0.1: writes FOLDER/train and FOLDER/valid",
     )  # fmt: skip
-    parser.add_argument("--workers", type=int, metavar="N", help="how many processes work on it (default: all CPUs)")
+    parser.add_argument(
+        "--workers", type=int, metavar="N", help="how many processes work on it (default: as many as it is worth)"
+    )
 
 
 def _add_vocabulary(parser: Parser) -> None:

@@ -15,6 +15,7 @@ from stretto.base.window import IGNORE, Window
 from stretto.data.items import Items, Payload, Row
 from stretto.data.order import Limits, Order, deal
 from stretto.data.pools import Entries, Pools
+from stretto.data.sequences import Sequences
 
 # A pool is worth about so many batches: lengths in a batch are then within some percent of each other.
 _BATCHES_A_POOL = 64
@@ -42,6 +43,9 @@ class Batches:
     least: int = 1  # rows that a share has at least, blank ones if need be
 
     def __post_init__(self) -> None:
+        if isinstance(self.items, Sequences):
+            raise DataError("batches are made of items; wrap the sequences in Labelled, Continued or Stretches")
+        Limits(self.budget, self.rows, self.multiple)
         if self.items.longest > self.budget:
             raise DataError(
                 f"{self._find_longest()} has {self.items.longest:,} steps, more than data.budget={self.budget:,}; "

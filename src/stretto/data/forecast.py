@@ -53,6 +53,7 @@ class Forecast:
         values = sequences.fields.values
         if not isinstance(values, Channels):
             raise DataError(f"{sequences.location} holds tokens, not channels; use feed='batches' or 'lanes'")
+        targets = [targets] if isinstance(targets, str) else targets
         for name in targets:
             if name not in values.names:
                 raise DataError(f"target {name!r} is not a channel of {sequences.location}; known are {values.names}")

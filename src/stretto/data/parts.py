@@ -32,6 +32,8 @@ from stretto.data.pages import PagedFile
 from stretto.data.writer import write_file
 
 PART_BYTES = 64 << 20
+# Bytes, or rows, for which one more process is worth its start.
+_WORTH_A_WORKER = 16 << 20
 _PARTS = "parts"
 _JOB = "job"
 
@@ -68,7 +70,7 @@ class Job:
 
     target: Path
     folder: Path  # where it is written until it is whole
-    workers: int
+    workers: int | None  # none: as many as the work is worth
     on_progress: OnProgress
 
     def run(self, phase: str, work: Work[Part], parts: Sequence[Part], sizes: Sequence[int], said: str) -> list[Record]:
@@ -91,15 +93,17 @@ class Job:
                 yield number, record
         if done:
             self.on_progress(Progress(said, done, total))
-        for number in self._do(_Task(phase, work, self.folder), missing):
+        # Starting processes costs seconds, and a script without a guard can't: little work is done here.
+        worth = -(-sum(sizes[number] for number, _ in missing) // _WORTH_A_WORKER)
+        workers = min(_num_processors(), worth) if self.workers is None else self.workers
+        for number in self._do(_Task(phase, work, self.folder), missing, workers):
             yield number, _load_record(self.folder, phase, number)
             done += sizes[number]
             self.on_progress(Progress(said, done, total))
 
-    def _do(self, task: "_Task[Part]", parts: Sequence[tuple[int, Part]]) -> Iterator[int]:
-        workers = min(self.workers, len(parts))
-        if workers > 1:
-            return _in_processes(task, parts, workers)
+    def _do(self, task: "_Task[Part]", parts: Sequence[tuple[int, Part]], workers: int) -> Iterator[int]:
+        if min(workers, len(parts)) > 1:
+            return _in_processes(task, parts, min(workers, len(parts)))
         return (task(number, part) for number, part in parts)
 
     def finish(self) -> None:
@@ -129,7 +133,7 @@ def open_job(
         raise DataError(f"workers={workers} must be at least 1")
     target = check_target(target)
     folder = target.with_name(target.name + ".partial")
-    job = Job(target, folder, _num_processors() if workers is None else workers, on_progress)
+    job = Job(target, folder, workers, on_progress)
     try:
         _check_partial(folder)
         (folder / _PARTS).mkdir(parents=True, exist_ok=True)

@@ -24,6 +24,7 @@ from stretto.data.rows import (
     NanPolicy,
     OnSkipped,
     Skipped,
+    absent,
     check_policies,
     parse_number,
     record_of,
@@ -163,7 +164,7 @@ class _Reading:
     def step(self, record: Mapping[str, Any], is_cell: bool) -> list[float]:
         for name in self.columns:
             if name not in record:
-                raise BadRow(f"it has no {name!r}")
+                raise absent(record, name)
         return [to_number(record[name], name, self.nan, is_cell) for name in self.columns]
 
     def series(self, record: Mapping[str, Any]) -> Hashable:
@@ -172,7 +173,7 @@ class _Reading:
         value = record.get(self.by)
         # NaN is no name: it differs even from itself.
         if value is None or value == "" or value != value:
-            raise BadRow(f"it has no {self.by!r}, which names its series")
+            raise absent(record, self.by)
         if not isinstance(value, Hashable):
             raise BadRow(f"{self.by!r} is {shorten(value)}, which can't name a series")
         return value
@@ -182,7 +183,7 @@ class _Reading:
             return None
         value = record.get(self.time)
         if value is None or value == "":
-            raise BadRow(f"it has no {self.time!r}")
+            raise absent(record, self.time)
         moment = _moment(value, is_cell)
         if moment is None:
             raise BadRow(f"{self.time!r} is {shorten(value)}, neither a number nor a time such as 2025-01-31T12:00:00")

@@ -139,7 +139,7 @@ def _parse_line(index: int, line: bytes) -> Found:
     except UnicodeDecodeError as error:
         return Found(index, {}, f"byte {error.start + 1:,} of the line is not UTF-8")
     except json.JSONDecodeError as error:
-        return Found(index, {}, f"the line is not JSON ({error.msg} at character {error.colno})")
+        return Found(index, {}, f"the line is not JSON ({error.msg.removesuffix(' at')}, character {error.colno})")
     except (ValueError, RecursionError) as error:
         return Found(index, {}, f"the line is not JSON that can be read ({error})")
     if not isinstance(record, dict):

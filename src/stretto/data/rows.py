@@ -233,8 +233,15 @@ def _list_kind(value: list[Any], name: str) -> What:
 def _take(record: Mapping[str, Any], name: str) -> object:
     value = record.get(name)
     if value is None:
-        raise BadRow(f"it has no {name!r}")
+        raise absent(record, name)
     return value
+
+
+def absent(record: Mapping[str, Any], name: str) -> BadRow:
+    """Return what is bad about a row without a field: it has other fields, or no value in this one."""
+    if name in record:
+        return BadRow(f"{name!r} is empty")
+    return BadRow(f"it has no {name!r}, only {shorten(list(record))}")
 
 
 def _take_list(record: Mapping[str, Any], name: str, is_cell: bool) -> list[Any]:

@@ -178,6 +178,9 @@ class Sequences:
 
     def places(self, rows: Sequence[tuple[int, int]]) -> list[Place]:
         """Return where each of some sequences lies, given by shard and number in it."""
+        for shard, number in rows:
+            if not (0 <= shard < len(self.shard_sizes) and 0 <= number < self.shard_sizes[shard]):
+                raise DataError(f"{self.location} has no sequence {number:,} in shard {shard}; count from 0")
         spans = [
             Span(f"ends-{shard:05}.bin", max(number - 1, 0) * ENDS.itemsize, (number + 1) * ENDS.itemsize)
             for shard, number in rows

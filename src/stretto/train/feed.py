@@ -82,6 +82,10 @@ def _check_meaning(data: DataConfig, kind: str, has_channels: bool) -> None:
         value = getattr(data, name)
         if value == DataConfig.model_fields[name].default:
             continue
+        if name in ("stride", "every_step") and data.feed is None and has_channels and data.context is None:
+            raise ConfigError(
+                f"data.{name}={value!r} needs data.context, the steps that a forecast may look at; set it"
+            )
         if kind not in kinds or (name in _OF_CHANNELS and not has_channels):
             what = f"data.feed={kind!r}" if kind not in kinds else "data without channels"
             raise ConfigError(f"data.{name}={value!r} has no meaning for {what}; leave it out")
@@ -91,7 +95,8 @@ def _feed_corpus(corpus: Corpus, config: RunConfig, is_held_out: bool) -> Feed:
     data = config.data
     if data.feed not in (None, "lanes"):
         raise ConfigError(f"data.feed={data.feed!r} needs sequences, and a corpus is one long text; use lanes")
-    _check_meaning(data, "lanes", has_channels=False)
+    if not is_held_out:
+        _check_meaning(data, "lanes", has_channels=False)
     if is_held_out:
         windows = Lanes.fitting(corpus, data.lanes, data.window, config.layout.replicas * config.layout.slices)
     else:
@@ -103,7 +108,8 @@ def _feed_sequences(sequences: Sequences, config: RunConfig, is_held_out: bool) 
     data, seed = config.data, config.run.seed
     values, labels = sequences.fields.values, sequences.fields.labels
     kind = data.feed or _usual_feed(sequences, data)
-    _check_meaning(data, kind, isinstance(values, Channels))
+    if not is_held_out:
+        _check_meaning(data, kind, isinstance(values, Channels))
     windows: Windows
     if kind == "lanes":
         forecast = _forecast(sequences, data) if isinstance(values, Channels) else None

@@ -88,6 +88,9 @@ class Run:
         for report in self.trainer:
             _write_line(log, "step", asdict(report))
             yield report
+            if self.trainer.is_done:
+                # Before the last evaluation, which may meet damaged data: what was learned is safe.
+                self._save_weights()
             if self.valid is not None and self._is_due(report.step):
                 with averaged_weights(self.trainer.optimizer):
                     evaluation = evaluate(
@@ -95,6 +98,8 @@ class Run:
                     )
                 _write_line(log, "evaluation", {"step": report.step, **_scores(evaluation)})
                 yield EvaluationReport(report.step, evaluation)
+
+    def _save_weights(self) -> None:
         with averaged_weights(self.trainer.optimizer):
             parts = stage_parts(self.model, self.config.layout)
             weights = gather(self.model, parts, self.engine.stack.state_dict(), self.engine.mesh)

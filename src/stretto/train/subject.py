@@ -25,8 +25,17 @@ class Subject:
 
 def check_same(expected: Subject, found: Subject, what: str, other: str) -> None:
     """Refuse data that a model of other data would misread."""
+    own, needed = found.task, expected.task
+    if (own.inputs, own.asks) != (needed.inputs, needed.asks):
+        raise DataError(
+            f"{what} holds {own.inputs} and asks for {own.asks}, but {other} holds {needed.inputs} and asks for "
+            f"{needed.asks}; give data of the same kind"
+        )
     if found.vocabulary != expected.vocabulary:
-        raise DataError(f"{what} has another vocabulary than {other}; prepare it with --vocabulary set to that data")
+        raise DataError(
+            f"{what} has another vocabulary than {other}; prepare it with --like, or text with --vocabulary, set to "
+            "that data"
+        )
     for name, these, those in (
         ("labels", found.labels, expected.labels),
         ("channels or scale", found.channels, expected.channels),
