@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+from torch.utils.data import Dataset
 
 from stretto.data.index import Store
 from stretto.data.pages import PAGE, Span
@@ -50,3 +51,22 @@ def flip_bit(path: Path, position: int) -> None:
     content = bytearray(path.read_bytes())
     content[position] ^= 1
     path.write_bytes(content)
+
+
+def read(store: Store, spans: list[Span]) -> list[bytes]:
+    """Return the bytes of spans as a store gives them."""
+    return [content.tobytes() for content in store.pages.read(spans)]
+
+
+class Spans(Dataset[bytes]):
+    """The spans of a store, as a loader's workers see them."""
+
+    def __init__(self, store: Store, spans: list[Span]) -> None:
+        self.store = store
+        self.spans = spans
+
+    def __len__(self) -> int:
+        return len(self.spans)
+
+    def __getitem__(self, index: int) -> bytes:
+        return self.store.pages.read([self.spans[index]])[0].tobytes()

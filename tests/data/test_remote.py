@@ -14,9 +14,9 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
-from paged_store import bytes_of, flip_bit, spans_of, write_store
+from paged_store import Spans, bytes_of, flip_bit, read, spans_of, write_store
 from stretto import DataError
 from stretto.data import remote
 from stretto.data.cache import Cache
@@ -61,10 +61,6 @@ class Calls:
 @pytest.fixture
 def calls(bucket: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch) -> Calls:
     return Calls(monkeypatch)
-
-
-def read(store: Store, spans: list[Span]) -> list[bytes]:
-    return [content.tobytes() for content in store.pages.read(spans)]
 
 
 @pytest.mark.parametrize("protocol", ["memory", "file"])
@@ -343,20 +339,6 @@ def http_server(folder: Path, handler: type[WholeFiles]) -> Iterator[str]:
         finally:
             server.shutdown()
             thread.join()
-
-
-class Spans(Dataset[bytes]):
-    """The spans of a store, as a loader's workers see them."""
-
-    def __init__(self, store: Store, spans: list[Span]) -> None:
-        self.store = store
-        self.spans = spans
-
-    def __len__(self) -> int:
-        return len(self.spans)
-
-    def __getitem__(self, index: int) -> bytes:
-        return self.store.pages.read([self.spans[index]])[0].tobytes()
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from s3fs import S3FileSystem
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
-from paged_store import bytes_of, flip_bit, spans_of, write_store
+from paged_store import Spans, bytes_of, flip_bit, read, spans_of, write_store
 from s3 import S3Server, s3_server
 from stretto import Batches, Continued, DataError, Position, Sequences, read_ahead
 from stretto.data.cache import Cache
@@ -38,10 +38,6 @@ def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
         filesystem.put(f"{folder}/", f"{URL}/", recursive=True)
         yield server
         S3FileSystem.clear_instance_cache()
-
-
-def read(store: Store, spans: list[Span]) -> list[bytes]:
-    return [content.tobytes() for content in store.pages.read(spans)]
 
 
 def test_a_bucket_gives_the_same_bytes_as_the_folder(server: S3Server, folder: Path, tmp_path: Path) -> None:
@@ -111,20 +107,6 @@ def test_an_epoch_from_a_bucket_is_that_of_the_folder_though_the_server_goes_awa
             threading.Timer(10, server.start).start()
     assert time.monotonic() - stopped > 10, "the epoch went on after the server was back"
     assert num_windows > 60 and abs(num_rows - 2_000) < 10
-
-
-class Spans(Dataset[bytes]):
-    """The spans of a store, as a loader's workers see them."""
-
-    def __init__(self, store: Store, spans: list[Span]) -> None:
-        self.store = store
-        self.spans = spans
-
-    def __len__(self) -> int:
-        return len(self.spans)
-
-    def __getitem__(self, index: int) -> bytes:
-        return self.store.pages.read([self.spans[index]])[0].tobytes()
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])

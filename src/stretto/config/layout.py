@@ -23,6 +23,11 @@ class Layout(Section):
     def num_ranks(self) -> int:
         return self.replicas * self.stages
 
+    @property
+    def num_parts(self) -> int:
+        """How many parts the rows of a global batch are cut into."""
+        return self.replicas * self.slices
+
     def __str__(self) -> str:
         text = f"{self.replicas} x {self.stages} x {self.slices} x {self.chunks}"
         return f"{text} (replicas x stages x slices x chunks){', recompute' if self.recompute else ''}"

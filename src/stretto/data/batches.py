@@ -12,7 +12,7 @@ from stretto.base.errors import DataError
 from stretto.base.position import Position
 from stretto.base.task import Task
 from stretto.base.window import IGNORE, Window
-from stretto.data.items import Items, Payload, Row
+from stretto.data.items import Items, Payload
 from stretto.data.order import Limits, Order, deal
 from stretto.data.pools import Entries, Pools
 from stretto.data.sequences import Sequences
@@ -45,8 +45,7 @@ class Batches:
     def __post_init__(self) -> None:
         if isinstance(self.items, Sequences):
             raise DataError("batches are made of items; wrap the sequences in Labelled, Continued or Stretches")
-        Limits(self.budget, self.rows, self.multiple)
-        if self.items.longest > self.budget:
+        if self.items.longest > self.limits.budget:
             raise DataError(
                 f"{self._find_longest()} has {self.items.longest:,} steps, more than data.budget={self.budget:,}; "
                 "raise the budget, or cut long sequences before you prepare them"
@@ -59,11 +58,14 @@ class Batches:
         return replace(self, index=index, count=count, least=least)
 
     @cached_property
+    def limits(self) -> Limits:
+        return Limits(self.budget, self.rows, self.multiple)
+
+    @cached_property
     def order(self) -> Order:
-        limits = Limits(self.budget, self.rows, self.multiple)
         num_rows = int(min(self.budget / max(self.items.mean_length, 1), self.rows)) + 1
         pool_rows = min(_BATCHES_A_POOL * num_rows, max(_ROWS_A_POOL, _FEWEST_BATCHES * num_rows))
-        return Order(Pools(self.items, self.seed, pool_rows), limits)
+        return Order(Pools(self.items, self.seed, pool_rows), self.limits)
 
     def __str__(self) -> str:
         return f"{self.num_rows:,} rows in batches of at most {self.budget:,} steps"
@@ -125,10 +127,10 @@ class Batches:
             return None, None
         x, asked = None, None
         if len(rows.lengths):
-            x, asked = self.items.read(_listed(rows), num_steps, inputs=inputs, targets=targets)
+            x, asked = self.items.read(rows.addresses(), num_steps, inputs=inputs, targets=targets)
         if num_blank:
             # Another row of the batch tells the shape of one that is not there.
-            first = _listed(batch.pick(slice(1)))
+            first = batch.pick(slice(1)).addresses()
             other = self.items.read(first, num_steps, inputs=inputs, targets=targets)
             x = _add_blank(x, other[0], num_blank, num_steps, nothing=0)
             asked = _add_blank(asked, other[1], num_blank, num_steps, nothing=None)
@@ -144,10 +146,6 @@ class Batches:
                 if len(found):
                     return f"{self.items.sequences.location}: sequence {start + found[0]:,} of shard {shard}"
         return self.items.sequences.location
-
-
-def _listed(rows: Entries) -> list[Row]:
-    return list(zip(rows.shards.tolist(), rows.numbers.tolist(), strict=True))
 
 
 def _add_blank(

@@ -117,8 +117,8 @@ class DocumentLanes:
 
     @cached_property
     def pools(self) -> Pools:
-        mean = self.sequences.num_steps / self.sequences.num_sequences
-        return Pools(self, self.seed, int(_WINDOWS_A_POOL * self.lanes * self.window / mean) + 1)
+        num_rows = _WINDOWS_A_POOL * self.lanes * self.window / self.sequences.mean_length
+        return Pools(self, self.seed, int(num_rows) + 1)
 
     def after(self, position: Position) -> Position:
         """Return the position that follows."""
@@ -158,8 +158,7 @@ class DocumentLanes:
         )
 
     def _payload(self, rows: Entries, offsets: Ints, lengths: Ints, inputs: bool, targets: bool) -> Payload:
-        listed = list(zip(rows.shards.tolist(), rows.numbers.tolist(), strict=True))
-        places = self.sequences.places(listed)
+        places = self.sequences.places(rows.addresses())
         back = self.forecast.season if self.forecast else 0
         ahead = self.forecast.horizon if self.forecast else 1
         spans, starts = [], []

@@ -1,7 +1,7 @@
 """Items: what a row of a batch is made from: a labelled sequence, a sequence to continue, or a stretch of a series."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -14,7 +14,8 @@ from stretto.base.errors import DataError
 from stretto.base.task import Task
 from stretto.base.window import IGNORE
 from stretto.data.forecast import Forecast
-from stretto.data.sequences import Channels, Ints, Place, Sequences, Tokens
+from stretto.data.pools import Ints
+from stretto.data.sequences import Channels, Place, Sequences, Tokens
 
 Row = tuple[int, int]
 """A row of a batch by its shard and its number there."""
@@ -60,7 +61,17 @@ class Labelled:
         num_outputs = len(labels.names)
         if isinstance(values, Tokens):
             return Task("tokens", values.num_tokens, "labels", num_outputs)
-        return Task("channels", len(values.names) * (2 if self.masks else 1), "labels", num_outputs)
+        assert self._scale is not None
+        return replace(self._scale.task, asks="labels", num_outputs=num_outputs)
+
+    @cached_property
+    def _scale(self) -> Forecast | None:
+        """How channels become inputs; tokens are inputs as they are."""
+        return (
+            Forecast.of(self.sequences, masks=self.masks)
+            if isinstance(self.sequences.fields.values, Channels)
+            else None
+        )
 
     @property
     def shard_sizes(self) -> Sequence[int]:
@@ -72,7 +83,7 @@ class Labelled:
 
     @property
     def mean_length(self) -> float:
-        return self.sequences.num_steps / self.sequences.num_sequences
+        return self.sequences.mean_length
 
     def lengths(self, shard: int, start: int, stop: int) -> Ints:
         return np.diff(self.sequences.ends(shard, start, stop))
@@ -80,13 +91,17 @@ class Labelled:
     def read(self, rows: Sequence[Row], num_steps: int, *, inputs: bool, targets: bool) -> Payload:
         """Return the sequences, and their labels where each of them ends."""
         places = self.sequences.places(rows)
-        x = read_inputs(self.sequences, places, num_steps, self.masks) if inputs else None
+        x = self._inputs(places, num_steps) if inputs else None
         if not targets:
             return x, None
         asked = torch.full((num_steps, len(rows)), IGNORE)
         lasts = torch.tensor([place.stop - place.start - 1 for place in places], dtype=torch.int64)
         asked[lasts, torch.arange(len(rows))] = torch.from_numpy(self.sequences.read_labels(rows))
         return x, asked
+
+    def _inputs(self, places: Sequence[Place], num_steps: int) -> Tensor:
+        read, scale = self.sequences.read(places), self._scale
+        return pad(read if scale is None else [scale.inputs(steps) for steps in read], num_steps, 0)
 
 
 @dataclass(frozen=True)
@@ -117,7 +132,7 @@ class Continued:
 
     @property
     def mean_length(self) -> float:
-        return self.sequences.num_steps / self.sequences.num_sequences
+        return self.sequences.mean_length
 
     def lengths(self, shard: int, start: int, stop: int) -> Ints:
         return np.diff(self.sequences.ends(shard, start, stop)) - 1
@@ -205,16 +220,6 @@ class Stretches:
         series = int(np.searchsorted(before, number, side="right")) - 1
         start = int(starts[series]) + (number - int(before[series])) * self.stride
         return Place(shard, start, start + self.context + self.forecast.horizon)
-
-
-def read_inputs(sequences: Sequences, places: Sequence[Place], num_steps: int, masks: bool) -> Tensor:
-    """Return sequences as a network takes them, padded: tokens as they are, channels scaled and without gaps."""
-    read = sequences.read(places)
-    values = sequences.fields.values
-    if isinstance(values, Channels):
-        scale = Forecast.of(sequences, masks=masks)
-        return pad([scale.inputs(steps) for steps in read], num_steps, 0)
-    return pad(read, num_steps, 0)
 
 
 def pad(rows: Sequence[NDArray[Any]], num_steps: int, filling: float) -> Tensor:

@@ -51,6 +51,10 @@ class Entries(NamedTuple):
     def pick(self, chosen: Ints | slice) -> "Entries":
         return Entries(self.shards[chosen], self.numbers[chosen], self.lengths[chosen])
 
+    def addresses(self) -> list[tuple[int, int]]:
+        """Return the shard and the number there of each."""
+        return list(zip(self.shards.tolist(), self.numbers.tolist(), strict=True))
+
 
 @dataclass(frozen=True)
 class Pools:

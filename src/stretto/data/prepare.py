@@ -42,7 +42,7 @@ def prepare_text(
 
     With `hold_out`, the last part of the text becomes a corpus of its own: `folder/train` and `folder/valid`.
     The vocabulary is counted from the training part, unless another corpus's is given. A shard is what `shard_bytes`
-    of text become, up to the end of a line; shards are made by `workers` processes, one for each CPU if not said.
+    of text become, up to the end of a line; shards are made by `workers` processes, as many as it is worth if not said.
     """
     check_hold_out(hold_out)
     if shard_bytes < 1:

@@ -5,6 +5,7 @@ ends-00000.bin     where each of them ends, in steps
 labels-00000.bin   a label for each, where there are any
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +20,7 @@ from stretto.base.errors import DataError
 from stretto.data.cache import Cache
 from stretto.data.index import Store, damaged, parse_index
 from stretto.data.pages import Bytes, Span
+from stretto.data.pools import Ints
 from stretto.data.vocabulary import FILE as VOCABULARY
 from stretto.data.vocabulary import Vocabulary, parse_vocabulary, token_dtype
 
@@ -26,8 +28,6 @@ KIND = "sequences"
 ENDS = np.dtype("<u8")
 VALUES = np.dtype("<f4")
 CLASSES = np.dtype("<i8")
-
-Ints = NDArray[np.int64]
 
 
 class _Part(BaseModel):
@@ -158,6 +158,10 @@ class Sequences:
         return sum(shard.num_steps for shard in self.fields.shards)
 
     @property
+    def mean_length(self) -> float:
+        return self.num_steps / self.num_sequences
+
+    @property
     def longest(self) -> int:
         return max(shard.longest for shard in self.fields.shards)
 
@@ -168,12 +172,12 @@ class Sequences:
     def ends(self, shard: int, start: int, stop: int) -> Ints:
         """Return where the sequences from `start` up to `stop` end, and before them where the first begins."""
         first = max(start - 1, 0)
-        content = self._read([Span(f"ends-{shard:05}.bin", first * ENDS.itemsize, stop * ENDS.itemsize)])[0]
+        content = self._read([Span(shard_file("ends", shard), first * ENDS.itemsize, stop * ENDS.itemsize)])[0]
         ends = content.view(ENDS).astype(np.int64)
         ends = ends if start else np.concatenate([[0], ends])
         numbers, lengths = self.fields.shards[shard], np.diff(ends)
         if lengths.min(initial=1) < 1 or lengths.max(initial=1) > numbers.longest or ends[-1] > numbers.num_steps:
-            raise self._wrong(f"ends-{shard:05}.bin", "sequences end where they can't")
+            raise self._wrong(shard_file("ends", shard), "sequences end where they can't")
         return ends
 
     def places(self, rows: Sequence[tuple[int, int]]) -> list[Place]:
@@ -182,7 +186,7 @@ class Sequences:
             if not (0 <= shard < len(self.shard_sizes) and 0 <= number < self.shard_sizes[shard]):
                 raise DataError(f"{self.location} has no sequence {number:,} in shard {shard}; count from 0")
         spans = [
-            Span(f"ends-{shard:05}.bin", max(number - 1, 0) * ENDS.itemsize, (number + 1) * ENDS.itemsize)
+            Span(shard_file("ends", shard), max(number - 1, 0) * ENDS.itemsize, (number + 1) * ENDS.itemsize)
             for shard, number in rows
         ]
         places = []
@@ -190,15 +194,15 @@ class Sequences:
             ends = content.view(ENDS)
             place = Place(shard, int(ends[0]) if number else 0, int(ends[-1]))
             if not place.start < place.stop <= self.fields.shards[shard].num_steps:
-                raise self._wrong(f"ends-{shard:05}.bin", f"sequence {number} ends where it can't")
+                raise self._wrong(shard_file("ends", shard), f"sequence {number} ends where it can't")
             places.append(place)
         return places
 
     def read(self, places: Sequence[Place]) -> list[NDArray[Any]]:
         """Return the steps of each place, `[steps]` of tokens or `[steps, channels]` of numbers."""
         values = self.fields.values
-        size = values.dtype.itemsize * int(np.prod(values.shape, dtype=int))
-        spans = [Span(f"values-{place.shard:05}.bin", place.start * size, place.stop * size) for place in places]
+        size = _step_bytes(values)
+        spans = [Span(shard_file("values", place.shard), place.start * size, place.stop * size) for place in places]
         found = [content.view(values.dtype).reshape(-1, *values.shape) for content in self._read(spans)]
         if isinstance(values, Tokens) and values.num_tokens <= np.iinfo(values.dtype).max:
             for span, tokens in zip(spans, found, strict=True):
@@ -209,7 +213,7 @@ class Sequences:
     def read_labels(self, rows: Sequence[tuple[int, int]]) -> Ints:
         """Return the class of each of some sequences, given by shard and number in it."""
         size = CLASSES.itemsize
-        spans = [Span(f"labels-{shard:05}.bin", number * size, (number + 1) * size) for shard, number in rows]
+        spans = [Span(shard_file("labels", shard), number * size, (number + 1) * size) for shard, number in rows]
         labels = np.array([int(content.view(CLASSES)[0]) for content in self._read(spans)], np.int64)
         names = () if self.fields.labels is None else self.fields.labels.names
         for span, label in zip(spans, labels.tolist(), strict=True):
@@ -227,11 +231,19 @@ class Sequences:
 
 def _sizes(fields: SequencesFields, shard: Shard, number: int) -> dict[str, int]:
     """The files that a shard must have, with their sizes."""
-    step = fields.values.dtype.itemsize * int(np.prod(fields.values.shape, dtype=int))
     sizes = {
-        f"values-{number:05}.bin": shard.num_steps * step,
-        f"ends-{number:05}.bin": shard.num_sequences * ENDS.itemsize,
+        shard_file("values", number): shard.num_steps * _step_bytes(fields.values),
+        shard_file("ends", number): shard.num_sequences * ENDS.itemsize,
     }
     if fields.labels is not None:
-        sizes[f"labels-{number:05}.bin"] = shard.num_sequences * CLASSES.itemsize
+        sizes[shard_file("labels", number)] = shard.num_sequences * CLASSES.itemsize
     return sizes
+
+
+def _step_bytes(values: Tokens | Channels) -> int:
+    return values.dtype.itemsize * math.prod(values.shape)
+
+
+def shard_file(what: str, number: int) -> str:
+    """Return the name of a shard's file of values, ends or labels."""
+    return f"{what}-{number:05}.bin"

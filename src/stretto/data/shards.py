@@ -12,7 +12,7 @@ from stretto.base.errors import DataError
 from stretto.data.pages import PagedFile
 from stretto.data.parts import Job, Record, file_record, part_path, place_file
 from stretto.data.rows import BadRows, Skipped
-from stretto.data.sequences import CLASSES, ENDS, KIND, Channels, Classes, SequencesFields, Shard, Tokens
+from stretto.data.sequences import CLASSES, ENDS, KIND, Channels, Classes, SequencesFields, Shard, Tokens, shard_file
 from stretto.data.vocabulary import FILE as VOCABULARY
 from stretto.data.vocabulary import Vocabulary, vocabulary_bytes
 from stretto.data.writer import FileWriter, write_file, write_index
@@ -135,7 +135,7 @@ def write_store(
         if record["num_sequences"]:
             for file in record["files"]:
                 what = file["path"].rpartition(".")[2]
-                files.append(place_file(file, job.folder, f"{what}-{len(shards):05}.bin"))
+                files.append(place_file(file, job.folder, shard_file(what, len(shards))))
             numbers = {name: record[name] for name in ("num_sequences", "num_steps", "longest")}
             shards.append(Shard(**numbers))
     num_bytes = None

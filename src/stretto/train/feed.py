@@ -69,7 +69,7 @@ def open_feed(config: RunConfig, location: str | Path, field: str, *, is_held_ou
 def _check_parts(windows: Windows, layout: Layout, is_held_out: bool) -> None:
     """Refuse a layout that has more parts than there are rows; held-out rows may be few, and others blank."""
     windows.share(0, layout.replicas, layout.slices)
-    if isinstance(windows, Batches) and not is_held_out and layout.replicas * layout.slices > windows.num_rows:
+    if isinstance(windows, Batches) and not is_held_out and layout.num_parts > windows.num_rows:
         raise DataError(
             f"layout.replicas={layout.replicas} x layout.slices={layout.slices} exceeds the {windows.num_rows:,} rows "
             "there are; use fewer, or more data"
@@ -95,11 +95,10 @@ def _feed_corpus(corpus: Corpus, config: RunConfig, is_held_out: bool) -> Feed:
     data = config.data
     if data.feed not in (None, "lanes"):
         raise ConfigError(f"data.feed={data.feed!r} needs sequences, and a corpus is one long text; use lanes")
-    if not is_held_out:
-        _check_meaning(data, "lanes", has_channels=False)
     if is_held_out:
-        windows = Lanes.fitting(corpus, data.lanes, data.window, config.layout.replicas * config.layout.slices)
+        windows = Lanes.fitting(corpus, data.lanes, data.window, config.layout.num_parts)
     else:
+        _check_meaning(data, "lanes", has_channels=False)
         windows = Lanes(corpus, data.lanes, data.window)
     return Feed(windows, Subject(windows.task, corpus.vocabulary))
 
@@ -114,7 +113,7 @@ def _feed_sequences(sequences: Sequences, config: RunConfig, is_held_out: bool) 
     if kind == "lanes":
         forecast = _forecast(sequences, data) if isinstance(values, Channels) else None
         if is_held_out:
-            least = config.layout.replicas * config.layout.slices
+            least = config.layout.num_parts
             windows = DocumentLanes.fitting(sequences, data.lanes, data.window, forecast, seed, least)
         else:
             windows = DocumentLanes(sequences, data.lanes, data.window, forecast, seed)

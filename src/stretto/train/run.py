@@ -2,10 +2,10 @@
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import torch
 
@@ -96,7 +96,8 @@ class Run:
                     evaluation = evaluate(
                         self.engine, self.valid, workers=self.config.data.workers, on_window=on_window
                     )
-                _write_line(log, "evaluation", {"step": report.step, **_scores(evaluation)})
+                figures = {"loss": evaluation.loss, "tokens": evaluation.tokens, **evaluation.scores}
+                _write_line(log, "evaluation", {"step": report.step, **figures})
                 yield EvaluationReport(report.step, evaluation)
 
     def _save_weights(self) -> None:
@@ -155,15 +156,15 @@ class TrainedModel:
 
     def evaluate(self, location: Path | str, on_window: OnWindow = lambda part: None) -> Evaluation:
         """Return the loss on other data, cut as the run's own was."""
-        slices = self.config.layout.replicas * self.config.layout.slices
         alone = self.config.model_copy(update={"layout": Layout()})
         feed = open_feed(alone, location, "data", is_held_out=True)
         check_same(self.subject, feed.subject, str(location), "the run")
         loss = build_loss(self.config, self.subject.task)
         # As many rows at once as a rank of the run had.
         rows = feed.windows.read(Position(), inputs=False, targets=False).num_rows
-        engine = LocalEngine(self.stack, loss, slices=min(rows, slices), precision=self.config.run.precision)
-        return evaluate(engine, feed.windows.share(0, 1, min(rows, slices)), on_window=on_window)
+        slices = min(rows, self.config.layout.num_parts)
+        engine = LocalEngine(self.stack, loss, slices=slices, precision=self.config.run.precision)
+        return evaluate(engine, feed.windows.share(0, 1, slices), on_window=on_window)
 
 
 def load_run(folder: Path | str, device: str | None = None) -> TrainedModel:
@@ -230,14 +231,8 @@ def _make_engine(model: Stack, config: RunConfig, task: Task, world: World) -> P
         raise ConfigError(f"the model's {num_weights:,} weights can't be made ({reason}); make it smaller") from None
 
 
-def _scores(evaluation: Evaluation) -> dict[str, Any]:
-    scores = {"loss": evaluation.loss, "tokens": evaluation.tokens, **evaluation.scores}
-    return {name: value if math.isfinite(value) else math.nan for name, value in scores.items()}
-
-
-def _write_line(log: TextIO | None, kind: str, values: dict[str, Any]) -> None:
+def _write_line(log: TextIO | None, kind: str, values: Mapping[str, float]) -> None:
     if log is not None:
-        plain = {
-            name: None if isinstance(value, float) and math.isnan(value) else value for name, value in values.items()
-        }
+        # JSON has no word for what is not finite.
+        plain = {name: value if math.isfinite(value) else None for name, value in values.items()}
         log.write(json.dumps({"kind": kind, **plain}) + "\n")
