@@ -1,6 +1,5 @@
 """Index: what a store says of itself, in a small JSON file beside its shards."""
 
-import hashlib
 import json
 import zlib
 from collections.abc import Sequence
@@ -12,6 +11,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from stretto.base.errors import DataError
+from stretto.base.remote import is_remote
+from stretto.base.sealed import seal, unseal
 from stretto.data.cache import Cache
 from stretto.data.pages import PAGE, LocalPages, PagedFile, Pages, Span
 from stretto.data.remote import RemotePages, fetch
@@ -61,11 +62,6 @@ class Store:
         return self.pages.read([Span(name, 0, file.num_bytes)])[0].tobytes()
 
 
-def is_remote(location: Path | str) -> bool:
-    """Is this a URL rather than a path?"""
-    return "://" in str(location)
-
-
 def index_tree(kind: str, fields: dict[str, Any], files: Sequence[PagedFile], checksums: bytes) -> dict[str, Any]:
     """Return an index as it is written, with a digest of itself."""
     tree = {
@@ -76,7 +72,7 @@ def index_tree(kind: str, fields: dict[str, Any], files: Sequence[PagedFile], ch
         "files": [{"name": file.name, "num_bytes": file.num_bytes} for file in files],
         "checksums": zlib.crc32(checksums),
     }
-    return {**tree, "sha256": _digest(tree)}
+    return seal(tree)
 
 
 def damaged(location: str, reason: str) -> DataError:
@@ -93,10 +89,6 @@ def parse_index(model: type[Parsed], tree: object, location: str) -> Parsed:
         raise damaged(location, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
-def _digest(tree: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
-
-
 def _read_index(location: str, cache: Cache | None) -> dict[str, Any]:
     try:
         tree = json.loads(_read_small(location, INDEX, cache))
@@ -108,9 +100,10 @@ def _read_index(location: str, cache: Cache | None) -> dict[str, Any]:
         raise DataError(f"{location}: {INDEX} can't be read ({error}); copy it or prepare the data again") from None
     if not isinstance(tree, dict) or tree.get("format") != FORMAT or tree.get("version") != VERSION:
         raise DataError(f"{location}: {INDEX} is not of format {FORMAT} {VERSION}; prepare the data again")
-    if tree.pop("sha256", None) != _digest(tree):
-        raise damaged(location, "its digest is another than when it was written")
-    return tree
+    try:
+        return unseal(tree)
+    except ValueError as error:
+        raise damaged(location, str(error)) from None
 
 
 def _open(location: str, tree: dict[str, Any], cache: Cache | None) -> Store:

@@ -27,7 +27,8 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from stretto.base.errors import DataError
-from stretto.data.index import INDEX, VERSION, is_remote
+from stretto.base.remote import is_remote
+from stretto.data.index import INDEX, VERSION
 from stretto.data.pages import PagedFile
 from stretto.data.writer import write_file
 

@@ -1,17 +1,15 @@
 """Remote: pages of files in object storage, through fsspec, with a bounded cache on the local disk."""
 
-import errno
 import hashlib
 import logging
 import os
-import time
 from collections.abc import Iterable, Iterator, Sequence
-from textwrap import shorten
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from stretto.base.errors import DataError, StrettoError
+from stretto.base.errors import DataError
+from stretto.base.remote import Patience, Remote, join
 from stretto.data.cache import Cache
 from stretto.data.pages import PAGE, Bytes, PagedFile, Span
 
@@ -20,13 +18,6 @@ MAX_RANGES = 32
 # Pages that stay in memory: at least some, as rows that follow one another often share one; never more than these.
 _LEAST_KEPT = 8
 _MOST_KEPT = 128
-_FIRST_PAUSE = 0.2
-_LONGEST_PAUSE = 5.0
-# Mistakes in what was asked for: another try would get the same answer.
-_HOPELESS = (FileNotFoundError, NotADirectoryError, IsADirectoryError, ImportError, ValueError, TypeError)
-_HOPELESS_NUMBERS = (errno.EINVAL, errno.ENAMETOOLONG, errno.ENOSYS)
-# Those of botocore, by name: it isn't there unless S3 is used.
-_HOPELESS_NAMES = {"NoCredentialsError", "PartialCredentialsError", "ParamValidationError", "ProfileNotFound"}
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +40,7 @@ class RemotePages:
         self._num_kept = _LEAST_KEPT
         self._has_warned = False
         # By process: what was opened before a fork is of no use after it, but to let go of it would be to close it.
-        self._remotes: dict[int, _Remote] = {}
+        self._remotes: dict[int, Remote] = {}
         cache.create()
         self._remote()
 
@@ -100,7 +91,7 @@ class RemotePages:
 
     def _fetch(self, pages: Sequence[Page]) -> Iterator[tuple[Page, bytes]]:
         """Yield pages as they come from the server, checked; ask again for those that didn't come, or not whole."""
-        patience = _Patience(self._location, self._cache.patience)
+        patience = Patience(self._location, self._cache.patience)
         damaged: set[Page] = set()
         while pages:
             again = []
@@ -146,10 +137,10 @@ class RemotePages:
             self._memory.pop(next(iter(list(self._memory))), None)
         return content
 
-    def _remote(self) -> "_Remote":
+    def _remote(self) -> Remote:
         process = os.getpid()
         if process not in self._remotes:
-            self._remotes[process] = _Remote.open(self._location)
+            self._remotes[process] = Remote.open(self._location)
         return self._remotes[process]
 
     def _key(self, page: Page) -> str:
@@ -167,13 +158,13 @@ class RemotePages:
     def _refuse_missing(self, page: Page, error: Exception) -> None:
         if isinstance(error, FileNotFoundError):
             raise DataError(
-                f"{_join(self._location, page.file)} is missing, though the index names it; copy it again"
+                f"{join(self._location, page.file)} is missing, though the index names it; copy it again"
             ) from error
 
     def _damaged(self, page: Page, content: bytes) -> DataError:
         file = self._files[page.file]
         start, stop = file.extent(page.number)
-        url = _join(self._location, file.name)
+        url = join(self._location, file.name)
         if len(content) == stop - start:
             how = "its checksum is another than when it was written"
         elif len(content) == file.num_bytes:
@@ -188,8 +179,8 @@ class RemotePages:
 
 def fetch(location: str, name: str, patience: float = 300.0) -> bytes:
     """Return the whole of a small file; FileNotFoundError if the server says that there is none."""
-    remote = _Remote.open(location)
-    waiting = _Patience(location, patience)
+    remote = Remote.open(location)
+    waiting = Patience(location, patience)
     while True:
         try:
             return remote.cat(name)
@@ -199,86 +190,3 @@ def fetch(location: str, name: str, patience: float = 300.0) -> bytes:
             raise
         except Exception as error:  # noqa: BLE001 - each filesystem has errors of its own; patience sorts them
             waiting.wait(error)
-
-
-class _Remote(NamedTuple):
-    """A filesystem of fsspec, and the folder of the store in it."""
-
-    filesystem: Any
-    root: str
-
-    @classmethod
-    def open(cls, location: str) -> "_Remote":
-        """Open a URL; this asks nothing of the server."""
-        # Slow to import, and needed by few.
-        from fsspec.config import conf
-        from fsspec.core import url_to_fs
-
-        is_s3 = location.startswith(("s3://", "s3a://"))
-        # Botocore would try five times within each try of ours. What else the user has set stays.
-        settings = {**conf.get("s3", {}).get("config_kwargs", {}), "retries": {"total_max_attempts": 1}}
-        options = {"config_kwargs": settings} if is_s3 else {}
-        try:
-            return cls(*url_to_fs(location, **options))
-        except ImportError as error:
-            remedy = "pip install 'stretto[s3]'" if is_s3 else "install what it asks for"
-            raise DataError(f"{location} needs a package that isn't here ({error}); {remedy}") from error
-        except ValueError as error:
-            raise DataError(f"{location} is no URL that can be read ({error}); give a folder or another URL") from error
-
-    def cat(self, name: str) -> bytes:
-        return bytes(self.filesystem.cat_file(_join(self.root, name)))
-
-    def cat_ranges(self, names: Sequence[str], extents: Sequence[tuple[int, int]]) -> list[bytes | Exception]:
-        paths = [_join(self.root, name) for name in names]
-        starts, stops = zip(*extents, strict=True)
-        answers: list[bytes | Exception] = self.filesystem.cat_ranges(
-            paths, list(starts), list(stops), on_error="return"
-        )
-        return answers
-
-
-class _Patience:
-    """How long a server may be away: pauses that grow, until the time is up."""
-
-    def __init__(self, location: str, seconds: float) -> None:
-        self._location = location
-        self._seconds = seconds
-        self._start = time.monotonic()
-        self._pause = _FIRST_PAUSE
-
-    def wait(self, error: Exception) -> None:
-        """Wait a while before another try; raise if the error won't go away, or hasn't for too long."""
-        if isinstance(error, StrettoError):
-            raise error
-        reason = shorten(f"{type(error).__name__}: {error}".rstrip(": "), 300)
-        if isinstance(error, PermissionError):
-            raise DataError(f"{self._location}: access is refused ({reason}); check the credentials") from error
-        if _is_hopeless(error):
-            raise DataError(f"{self._location} can't be read ({reason}); check the URL and the credentials") from error
-        waited = time.monotonic() - self._start
-        if waited + self._pause > self._seconds:
-            raise DataError(
-                f"{self._location} can't be read, after {waited:.0f} s of trying ({reason}); check that the server "
-                "runs and can be reached, or give it more time with data.patience"
-            ) from error
-        if self._pause == _FIRST_PAUSE:
-            _log.warning("%s can't be read (%s); trying again for %.0f s", self._location, reason, self._seconds)
-        time.sleep(self._pause)
-        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
-
-
-def _is_hopeless(error: Exception) -> bool:
-    """Would another try get the same answer?"""
-    if isinstance(error, OSError) and error.errno in _HOPELESS_NUMBERS:
-        return True
-    # The errors of HTTP clients carry the answer's number: 4xx is our mistake, but for "too slow" and "too many".
-    status = getattr(error, "status", None)
-    if isinstance(status, int) and 400 <= status < 500 and status not in (408, 429):
-        return True
-    names = {kind.__name__ for kind in type(error).__mro__}
-    return isinstance(error, _HOPELESS) or not names.isdisjoint(_HOPELESS_NAMES)
-
-
-def _join(folder: str, name: str) -> str:
-    return f"{folder.rstrip('/')}/{name}"

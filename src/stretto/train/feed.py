@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stretto.base.errors import ConfigError, DataError
+from stretto.base.remote import is_remote
 from stretto.config.layout import Layout
 from stretto.config.run import DataConfig, RunConfig
 from stretto.data.batches import Batches
@@ -11,7 +12,7 @@ from stretto.data.cache import Cache
 from stretto.data.corpus import Corpus
 from stretto.data.documents import DocumentLanes
 from stretto.data.forecast import Forecast
-from stretto.data.index import Store, is_remote
+from stretto.data.index import Store
 from stretto.data.items import Continued, Items, Labelled, Stretches
 from stretto.data.lanes import Lanes
 from stretto.data.loader import Windows

@@ -1,0 +1,109 @@
+"""Remote: a folder in object storage, through fsspec, and how long its server may be away."""
+
+import errno
+import logging
+import time
+from collections.abc import Sequence
+from textwrap import shorten
+from typing import Any, NamedTuple
+
+from stretto.base.errors import DataError, StrettoError
+
+_FIRST_PAUSE = 0.2
+_LONGEST_PAUSE = 5.0
+# Mistakes in what was asked for: another try would get the same answer.
+_HOPELESS = (FileNotFoundError, NotADirectoryError, IsADirectoryError, ImportError, ValueError, TypeError)
+_HOPELESS_NUMBERS = (errno.EINVAL, errno.ENAMETOOLONG, errno.ENOSYS)
+# Those of botocore, by name: it isn't there unless S3 is used.
+_HOPELESS_NAMES = {"NoCredentialsError", "PartialCredentialsError", "ParamValidationError", "ProfileNotFound"}
+
+_log = logging.getLogger(__name__)
+
+
+def is_remote(location: object) -> bool:
+    """Is this a URL rather than a path?"""
+    return "://" in str(location)
+
+
+class Remote(NamedTuple):
+    """A filesystem of fsspec, and a folder in it."""
+
+    filesystem: Any
+    root: str
+
+    @classmethod
+    def open(cls, location: str) -> "Remote":
+        """Open a URL; this asks nothing of the server."""
+        # Slow to import, and needed by few.
+        from fsspec.config import conf
+        from fsspec.core import url_to_fs
+
+        is_s3 = location.startswith(("s3://", "s3a://"))
+        # Botocore would try five times within each try of ours. What else the user has set stays.
+        settings = {**conf.get("s3", {}).get("config_kwargs", {}), "retries": {"total_max_attempts": 1}}
+        options = {"config_kwargs": settings} if is_s3 else {}
+        try:
+            return cls(*url_to_fs(location, **options))
+        except ImportError as error:
+            remedy = "pip install 'stretto[s3]'" if is_s3 else "install what it asks for"
+            raise DataError(f"{location} needs a package that isn't here ({error}); {remedy}") from error
+        except ValueError as error:
+            raise DataError(f"{location} is no URL that can be read ({error}); give a folder or another URL") from error
+
+    def cat(self, name: str) -> bytes:
+        return bytes(self.filesystem.cat_file(join(self.root, name)))
+
+    def cat_ranges(self, names: Sequence[str], extents: Sequence[tuple[int, int]]) -> list[bytes | Exception]:
+        paths = [join(self.root, name) for name in names]
+        starts, stops = zip(*extents, strict=True)
+        answers: list[bytes | Exception] = self.filesystem.cat_ranges(
+            paths, list(starts), list(stops), on_error="return"
+        )
+        return answers
+
+
+class Patience:
+    """How long a server may be away: pauses that grow, until the time is up."""
+
+    def __init__(self, location: str, seconds: float) -> None:
+        self._location = location
+        self._seconds = seconds
+        self._start = time.monotonic()
+        self._pause = _FIRST_PAUSE
+
+    def wait(self, error: Exception) -> None:
+        """Wait a while before another try; raise if the error won't go away, or hasn't for too long."""
+        if isinstance(error, StrettoError):
+            raise error
+        reason = shorten(f"{type(error).__name__}: {error}".rstrip(": "), 300)
+        if isinstance(error, PermissionError):
+            raise DataError(f"{self._location}: access is refused ({reason}); check the credentials") from error
+        if _is_hopeless(error):
+            raise DataError(f"{self._location} can't be read ({reason}); check the URL and the credentials") from error
+        waited = time.monotonic() - self._start
+        if waited + self._pause > self._seconds:
+            raise DataError(
+                f"{self._location} can't be read, after {waited:.0f} s of trying ({reason}); check that the server "
+                "runs and can be reached, or give it more time with data.patience"
+            ) from error
+        if self._pause == _FIRST_PAUSE:
+            _log.warning("%s can't be read (%s); trying again for %.0f s", self._location, reason, self._seconds)
+        time.sleep(self._pause)
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+
+
+def _is_hopeless(error: Exception) -> bool:
+    """Would another try get the same answer?"""
+    if isinstance(error, OSError) and error.errno in _HOPELESS_NUMBERS:
+        return True
+    # The errors of HTTP clients carry the answer's number: 4xx is our mistake, but for "too slow" and "too many".
+    status = getattr(error, "status", None)
+    if isinstance(status, int) and 400 <= status < 500 and status not in (408, 429):
+        return True
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return isinstance(error, _HOPELESS) or not names.isdisjoint(_HOPELESS_NAMES)
+
+
+def join(folder: str, name: str) -> str:
+    """Return the path of a name in a folder of object storage."""
+    return f"{folder.rstrip('/')}/{name}"
