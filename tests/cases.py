@@ -142,6 +142,15 @@ class RandomWindows:
     def __post_init__(self) -> None:
         object.__setattr__(self, "is_carried", self.case.model != "barrier")
 
+    @property
+    def lanes(self) -> int:
+        return self.case.num_rows
+
+    @property
+    def numbers(self) -> range:
+        index, count = self.part
+        return range(self.case.num_rows * index // count, self.case.num_rows * (index + 1) // count)
+
     def share(self, index: int, count: int, least: int = 1) -> Self:
         return replace(self, part=(index, count))
 
@@ -162,8 +171,7 @@ class RandomWindows:
         asked[torch.arange(num_steps).unsqueeze(1) >= lengths] = -100
         has_ended = before[1] < before[0]
         fresh = torch.ones_like(has_ended) if position == 0 or not self.is_carried else has_ended
-        index, count = self.part
-        rows = slice(self.case.num_rows * index // count, self.case.num_rows * (index + 1) // count)
+        rows = slice(self.numbers.start, self.numbers.stop)
         numbers = torch.arange(self.case.num_rows)
         window = Window(num_steps, numbers, lengths, fresh, tokens[:-1] if inputs else None, asked if targets else None)
         return window[rows]

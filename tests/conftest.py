@@ -1,14 +1,24 @@
 """Fixtures that several rooms' tests share."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from ranks import Pools
 from stretto import Corpus, prepare_text
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="module")
+def pools() -> Iterator[Pools]:
+    """Worlds for all tests of a file."""
+    started = Pools()
+    yield started
+    started.close()
 
 
 @pytest.fixture(autouse=True)

@@ -77,6 +77,22 @@ class Ranks:
             process.join()
 
 
+class Pools:
+    """Worlds of any size, started when they are first needed, kept, and started again when one was ended."""
+
+    def __init__(self) -> None:
+        self._started: dict[int, Ranks] = {}
+
+    def __getitem__(self, size: int) -> Ranks:
+        if size not in self._started or not self._started[size].are_alive:
+            self._started[size] = Ranks(size)
+        return self._started[size]
+
+    def close(self) -> None:
+        for ranks in self._started.values():
+            ranks.close()
+
+
 def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))

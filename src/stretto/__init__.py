@@ -13,6 +13,7 @@ _HOMES = {
         "ConfigError",
         "DataError",
         "DivergedError",
+        "FencedError",
         "LawError",
         "LostPeerError",
         "MeshError",
@@ -41,6 +42,8 @@ _HOMES = {
     "stretto.blocks.recurrent": ("GRU", "LSTM"),
     "stretto.blocks.residual": ("Residual",),
     "stretto.blocks.stack": ("Stack",),
+    "stretto.checkpoint.checkpoints": ("Checkpoints", "SaveReport", "Snapshot"),
+    "stretto.checkpoint.saved": ("Saved", "find_saved"),
     "stretto.config.layout": ("Layout",),
     "stretto.config.run": ("RunConfig",),
     "stretto.config.toml": ("load_config",),
@@ -64,7 +67,7 @@ _HOMES = {
     "stretto.train.evaluate": ("Evaluation", "evaluate"),
     "stretto.train.run": ("EvaluationReport", "Run", "load_run"),
     "stretto.train.weights": ("load_weights", "save_weights"),
-    "stretto.train.trainer": ("StepReport", "Trainer"),
+    "stretto.train.trainer": ("StepReport", "Trainer", "Wish"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

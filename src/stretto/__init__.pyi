@@ -4,6 +4,7 @@ from stretto import testing as testing
 from stretto.base.errors import ConfigError as ConfigError
 from stretto.base.errors import DataError as DataError
 from stretto.base.errors import DivergedError as DivergedError
+from stretto.base.errors import FencedError as FencedError
 from stretto.base.errors import LawError as LawError
 from stretto.base.errors import LostPeerError as LostPeerError
 from stretto.base.errors import MeshError as MeshError
@@ -35,6 +36,11 @@ from stretto.blocks.recurrent import GRU as GRU
 from stretto.blocks.recurrent import LSTM as LSTM
 from stretto.blocks.residual import Residual as Residual
 from stretto.blocks.stack import Stack as Stack
+from stretto.checkpoint.checkpoints import Checkpoints as Checkpoints
+from stretto.checkpoint.checkpoints import SaveReport as SaveReport
+from stretto.checkpoint.checkpoints import Snapshot as Snapshot
+from stretto.checkpoint.saved import Saved as Saved
+from stretto.checkpoint.saved import find_saved as find_saved
 from stretto.config.layout import Layout as Layout
 from stretto.config.run import RunConfig as RunConfig
 from stretto.config.toml import load_config as load_config
@@ -67,6 +73,7 @@ from stretto.train.run import Run as Run
 from stretto.train.run import load_run as load_run
 from stretto.train.trainer import StepReport as StepReport
 from stretto.train.trainer import Trainer as Trainer
+from stretto.train.trainer import Wish as Wish
 from stretto.train.weights import load_weights as load_weights
 from stretto.train.weights import save_weights as save_weights
 

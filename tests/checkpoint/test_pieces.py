@@ -10,7 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stretto import DataError
-from stretto.checkpoint.pieces import Piece, load_pieces, save_pieces
+from stretto.checkpoint.manifest import File
+from stretto.checkpoint.pieces import Piece, files_of, load_pieces, save_pieces
+
+
+def load(folder: Path, files: list[File], pieces: list[Piece]) -> None:
+    """Read pieces from those files that hold some of them."""
+    load_pieces({folder / file.name: file for file in files_of(files, pieces)}, pieces, str(folder))
 
 
 def cut(name: str, whole: torch.Tensor, cuts: list[int]) -> list[Piece]:
@@ -34,36 +40,38 @@ def test_any_cut_is_read_back_in_any_other(
     scalar, weight = torch.tensor(7.5), torch.randn(4, 5)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        files = []
         for rank, piece in enumerate(cut("lanes.3.0", whole, saved)):
             own = [Piece("step", scalar), Piece("weight", weight)] if rank == 0 else []
-            save_pieces(folder, rank, [piece, *own])
+            files += save_pieces(folder, rank, [piece, *own])
         for piece in cut("lanes.3.0", torch.zeros_like(whole), wanted):
             other = [Piece("step", torch.zeros(())), Piece("weight", torch.zeros(4, 5))]
-            load_pieces(folder, [piece, *other])
+            load(folder, files, [piece, *other])
             assert torch.equal(piece.tensor, whole[piece.first : piece.first + len(piece.tensor)])
             assert torch.equal(other[0].tensor, scalar) and torch.equal(other[1].tensor, weight)
 
 
 def test_a_rank_that_has_nothing_writes_nothing(tmp_path: Path) -> None:
     assert save_pieces(tmp_path, 1, [Piece("lanes", torch.zeros(0, 3), 4, 4)]) == []
-    assert [path.name for path in save_pieces(tmp_path, 0, [Piece("lanes", torch.ones(4, 3))])] == [
+    assert [file.name for file in save_pieces(tmp_path, 0, [Piece("lanes", torch.ones(4, 3))])] == [
         "shard-00001-model-00001-of-00001.safetensors"
     ]
 
 
 def test_what_does_not_fit_is_refused_by_name(tmp_path: Path) -> None:
     whole = torch.randn(6, 3)
+    files = []
     for rank, piece in enumerate(cut("lanes", whole, [2, 4])):
         if rank != 1:
-            save_pieces(tmp_path, rank, [piece])
+            files += save_pieces(tmp_path, rank, [piece])
     first = torch.zeros(2, 3)
-    load_pieces(tmp_path, [Piece("lanes", first, 0, 6)])
+    load(tmp_path, files, [Piece("lanes", first, 0, 6)])
     assert torch.equal(first, whole[:2])
     with pytest.raises(DataError, match="parts of lanes are missing or there twice; it is not whole"):
-        load_pieces(tmp_path, [Piece("lanes", torch.zeros(6, 3))])
+        load(tmp_path, files, [Piece("lanes", torch.zeros(6, 3))])
     with pytest.raises(DataError, match=r"lanes is \[6, 3\] torch.float32, not \[6, 4\] torch.float32"):
-        load_pieces(tmp_path, [Piece("lanes", torch.zeros(6, 4))])
+        load(tmp_path, files, [Piece("lanes", torch.zeros(6, 4))])
     with pytest.raises(DataError, match=r"lanes is \[6, 3\] torch.float32, not \[6, 3\] torch.float64"):
-        load_pieces(tmp_path, [Piece("lanes", torch.zeros(6, 3, dtype=torch.float64))])
+        load(tmp_path, files, [Piece("lanes", torch.zeros(6, 3, dtype=torch.float64))])
     with pytest.raises(DataError, match="holds no tensor 'weight'; it is of another model, or not whole"):
-        load_pieces(tmp_path, [Piece("weight", torch.zeros(6, 3))])
+        load(tmp_path, files, [Piece("weight", torch.zeros(6, 3))])

@@ -1,7 +1,5 @@
 """The layout law: loss, gradients, weights and every lane's state are those of one device, whatever the layout."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -9,24 +7,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from cases import Case, Result, run_alone, run_case
-from ranks import Ranks
+from ranks import Pools
 from stretto import Layout, Linear, Stack, TokenLoss, World, make_engine
 
 
-@pytest.fixture(scope="module")
-def pools() -> Iterator[dict[int, Ranks]]:
-    """Worlds of 1 to 4 ranks, started when they are first needed and kept for all tests of this file."""
-    started: dict[int, Ranks] = {}
-    yield started
-    for ranks in started.values():
-        ranks.close()
-
-
-def run(pools: dict[int, Ranks], layout: Layout, case: Case) -> list[Result]:
-    size = layout.num_ranks
-    if size not in pools or not pools[size].are_alive:
-        pools[size] = Ranks(size)
-    results: list[Result] = pools[size].run(run_case, case, layout)
+def run(pools: Pools, layout: Layout, case: Case) -> list[Result]:
+    results: list[Result] = pools[layout.num_ranks].run(run_case, case, layout)
     return results
 
 
@@ -37,7 +23,7 @@ def assert_equal(found: Tensor, expected: Tensor, tolerance: float, what: str) -
     assert difference <= tolerance * max(float(expected.double().abs().max()), 1e-3), f"{what}: {difference:.1e}"
 
 
-def check(pools: dict[int, Ranks], layout: Layout, case: Case, tolerance: float) -> None:
+def check(pools: Pools, layout: Layout, case: Case, tolerance: float) -> None:
     alone, results = run_alone(case), run(pools, layout, case)
     for result in results:
         assert result.losses == pytest.approx(alone.losses, rel=tolerance)
@@ -84,7 +70,7 @@ def layouts(draw: st.DrawFn) -> Layout:
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_layout_equals_one_device_in_float64(
     layout: Layout, model: str, is_ragged: bool, num_rows: int, window: int, clip: float, seed: int,
-    pools: dict[int, Ranks],
+    pools: Pools,
 ) -> None:  # fmt: skip
     case = Case(model, num_rows, window, is_ragged, clip=clip, seed=seed)
     check(pools, layout, case, tolerance=1e-9)
@@ -100,24 +86,24 @@ ALL_FOUR = [
 
 @pytest.mark.parametrize("layout", ALL_FOUR, ids=str)
 @pytest.mark.parametrize("model", ["lstm", "barrier"])
-def test_these_layouts_equal_one_device_in_float32(layout: Layout, model: str, pools: dict[int, Ranks]) -> None:
+def test_these_layouts_equal_one_device_in_float32(layout: Layout, model: str, pools: Pools) -> None:
     check(pools, layout, Case(model, dtype=torch.float32), tolerance=1e-5)
 
 
 @pytest.mark.parametrize("layout", ALL_FOUR, ids=str)
-def test_bf16_stays_as_near_to_one_device_as_its_eight_bits_allow(layout: Layout, pools: dict[int, Ranks]) -> None:
+def test_bf16_stays_as_near_to_one_device_as_its_eight_bits_allow(layout: Layout, pools: Pools) -> None:
     # A state that crosses a chunk's edge is rounded to bf16 there, and within one fused call it isn't (oneDNN keeps the
     # cell state in fp32): results differ by about 2^-8 of the largest value, gradients of small weights by some more.
     check(pools, layout, Case(dtype=torch.float32, precision="bf16", num_steps=1), tolerance=8 * 2**-8)
 
 
 @pytest.mark.parametrize("layout", [Layout(stages=4, chunks=3), Layout(replicas=2, stages=2, chunks=3)], ids=str)
-def test_stages_without_weights_take_part(layout: Layout, pools: dict[int, Ranks]) -> None:
+def test_stages_without_weights_take_part(layout: Layout, pools: Pools) -> None:
     check(pools, layout, Case("bare"), tolerance=1e-9)
 
 
 @pytest.mark.parametrize("layout", ALL_FOUR, ids=str)
-def test_idle_weights_and_learned_starts_are_done_right(layout: Layout, pools: dict[int, Ranks]) -> None:
+def test_idle_weights_and_learned_starts_are_done_right(layout: Layout, pools: Pools) -> None:
     alone = run_alone(Case("odd"))
     assert "blocks.2.start.bias" in alone.gradients and "blocks.1.unused.weight" not in alone.gradients
     check(pools, layout, Case("odd"), tolerance=1e-9)
@@ -129,19 +115,18 @@ def weights_without_a_seed(world: World) -> Tensor:
     return next(engine.stack.parameters()).detach().clone()
 
 
-def test_replicas_of_weights_that_were_not_drawn_by_seed_start_from_the_first(pools: dict[int, Ranks]) -> None:
-    pools.setdefault(2, Ranks(2))
+def test_replicas_of_weights_that_were_not_drawn_by_seed_start_from_the_first(pools: Pools) -> None:
     first, second = pools[2].run(weights_without_a_seed)
     assert torch.equal(first, second)
 
 
-def test_a_batch_whose_rows_all_ended_does_not_hang_a_replica(pools: dict[int, Ranks]) -> None:
+def test_a_batch_whose_rows_all_ended_does_not_hang_a_replica(pools: Pools) -> None:
     # Seeds were looked for in which some replica's rows are all shorter than the window.
     for seed in range(5):
         check(pools, Layout(replicas=4, chunks=4), Case(num_rows=4, seed=seed, num_steps=5), tolerance=1e-9)
 
 
-def test_a_hundred_steps_of_dropout_are_the_same_curve(pools: dict[int, Ranks]) -> None:
+def test_a_hundred_steps_of_dropout_are_the_same_curve(pools: Pools) -> None:
     case = Case(num_steps=100, dtype=torch.float32, lr=0.3, clip=0.5)
     alone = run_alone(case)
     for layout in ALL_FOUR:

@@ -1,6 +1,6 @@
 """Unequal lengths: the gradient of a batch is the sum of what its sequences give one at a time, unpadded."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ranks import Ranks
+from ranks import Pools
 from stores import write_series, write_tokens
 from stretto import (
     GRU,
@@ -51,14 +51,6 @@ LAYOUTS = [
     Layout(replicas=2, stages=2, slices=2, chunks=3),
 ]
 KINDS = ["classes", "tokens", "values", "both ways"]
-
-
-@pytest.fixture(scope="module")
-def pools() -> Iterator[dict[int, Ranks]]:
-    started = {size: Ranks(size) for size in (1, 2, 3, 4)}
-    yield started
-    for ranks in started.values():
-        ranks.close()
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +134,7 @@ def _double(window: Window) -> Window:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_a_batch_gives_the_sum_of_its_sequences_one_at_a_time(
-    kind: str, layout: Layout, pools: dict[int, Ranks], folders: tuple[Path, Path]
+    kind: str, layout: Layout, pools: Pools, folders: tuple[Path, Path]
 ) -> None:
     for number in (0, 1, 3):
         total, count, expected = gradients_one_at_a_time(kind, folders, number)

@@ -33,5 +33,11 @@ class LawError(StrettoError):
     """A block doesn't keep one of the laws that the engines rely on."""
 
 
+class FencedError(StrettoError):
+    """This run was cut off, and another went on in its place; there is nothing to start again."""
+
+    exit_code = 76
+
+
 class DivergedError(StrettoError):
     """The numbers of a run went bad: a loss or a gradient that is no longer finite."""

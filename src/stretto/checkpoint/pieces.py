@@ -8,13 +8,15 @@ has to be asked for it: a rank writes a file of its own, and a reader finds in t
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
+from torch.distributed.checkpoint._hf_utils import _HFStorageInfo
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -36,6 +38,8 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from stretto.base.errors import DataError
+from stretto.checkpoint.manifest import File, Part
+from stretto.checkpoint.storage import digest_of
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,14 @@ class Piece:
         return shape if self.num_rows is None else torch.Size([self.num_rows, *shape[1:]])
 
     @property
+    def part(self) -> Part:
+        """What a manifest says of it."""
+        dtype = str(self.tensor.dtype).removeprefix("torch.")
+        return Part(
+            name=self.name, dtype=dtype, shape=tuple(self.tensor.shape), first=self.first, num_rows=self.num_rows
+        )
+
+    @property
     def _chunk(self) -> ChunkStorageMetadata:
         offsets = [0] * self.tensor.dim()
         if offsets:
@@ -65,24 +77,72 @@ class Piece:
         return MetadataIndex(self.name, self._chunk.offsets)
 
 
-def save_pieces(folder: Path, rank: int, pieces: Iterable[Piece]) -> list[Path]:
-    """Write the pieces of one rank into a file of its own; return the files, which are safe on the disk."""
+def save_pieces(folder: Path, rank: int, pieces: Iterable[Piece]) -> list[File]:
+    """Write the pieces of one rank into files of its own, safe on the disk; return what there is to say of them."""
     planner = _SavePlanner({piece._index: piece for piece in pieces if piece.tensor.numel()})
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
     writer.set_up_storage_writer(is_coordinator=True)
     # A number of its own for each rank, which torch would hand out in a round of messages.
     plan = replace(writer.prepare_local_plan(planner.create_local_plan()), storage_data={"shard_index": rank + 1})
-    results = writer.write_data(plan, planner).wait()
-    return sorted({folder / result.storage_data.relative_path for result in results})
+    parts: dict[str, list[Part]] = {}
+    for result in writer.write_data(plan, planner).wait():
+        parts.setdefault(result.storage_data.relative_path, []).append(planner.pieces[result.index].part)
+    return [describe(folder / name, held) for name, held in sorted(parts.items())]
 
 
-def load_pieces(folder: Path, pieces: Sequence[Piece]) -> None:
-    """Fill the pieces' tensors with what was saved, however it was cut then; refuse a tensor that doesn't fit."""
-    reader = HuggingFaceStorageReader(str(folder))
-    metadata = reader.read_metadata()
+def describe(path: Path, parts: Iterable[Part] = ()) -> File:
+    """Return what a manifest says of a file that has been written."""
+    return File(name=path.name, num_bytes=path.stat().st_size, sha256=digest_of(path), parts=tuple(parts))
+
+
+def files_of(files: Iterable[File], pieces: Iterable[Piece]) -> list[File]:
+    """Return the files in which some of these pieces lie."""
+    wanted: dict[str, list[tuple[int, int]]] = {}
+    for piece in pieces:
+        wanted.setdefault(piece.name, []).append((piece.first, piece.first + _num_rows(piece.tensor.shape)))
+
+    def is_needed(part: Part) -> bool:
+        stop = part.first + _num_rows(part.shape)
+        return any(start < stop and part.first < end for start, end in wanted.get(part.name, ()))
+
+    return [file for file in files if any(map(is_needed, file.parts))]
+
+
+def load_pieces(paths: Mapping[Path, File], pieces: Sequence[Piece], where: str) -> None:
+    """Fill the pieces' tensors from files whose digests are right, however they were cut; refuse what doesn't fit.
+
+    What lies in which file is taken from the manifest: no file is opened that isn't needed.
+    """
+    metadata = _metadata(paths)
+    reader = HuggingFaceStorageReader("")
     reader.set_up_storage_reader(metadata, is_coordinator=True)
-    planner = _LoadPlanner({piece._index: piece for piece in pieces if piece.tensor.numel()}, metadata, folder)
-    reader.read_data(reader.prepare_local_plan(planner.create_local_plan()), planner).wait()
+    planner = _LoadPlanner({piece._index: piece for piece in pieces if piece.tensor.numel()}, metadata, where)
+    plan = reader.prepare_local_plan(planner.create_local_plan())
+    try:
+        reader.read_data(plan, planner).wait()
+    except (SafetensorError, AssertionError, TypeError, ValueError, IndexError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(f"{where}: its files don't hold what its manifest says ({reason}); don't trust it") from None
+
+
+def _metadata(paths: Mapping[Path, File]) -> Metadata:
+    """What torch would gather by opening every file there is."""
+    tensors: dict[str, TensorStorageMetadata] = {}
+    places: dict[MetadataIndex, _HFStorageInfo] = {}
+    for path, file in paths.items():
+        for part in file.parts:
+            dtype: torch.dtype = getattr(torch, part.dtype)
+            offsets = torch.Size([part.first, *[0] * (len(part.shape) - 1)] if part.shape else [])
+            found = tensors.setdefault(
+                part.name, TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(part.whole), [])
+            )
+            found.chunks.append(ChunkStorageMetadata(offsets, torch.Size(part.shape)))
+            places[MetadataIndex(part.name, offsets)] = _HFStorageInfo(str(path), torch.Size(part.shape), dtype)
+    return Metadata(tensors, storage_data=places)  # type: ignore[arg-type]
+
+
+def _num_rows(shape: Sequence[int]) -> int:
+    return shape[0] if len(shape) else 1
 
 
 @dataclass
@@ -118,7 +178,7 @@ class _LoadPlanner(LoadPlanner):
 
     pieces: dict[MetadataIndex, Piece]
     metadata: Metadata
-    folder: Path
+    where: str
 
     def set_up_planner(self, *_: Any, **__: Any) -> None:  # noqa: ANN401 - torch's own signature
         pass
@@ -129,16 +189,16 @@ class _LoadPlanner(LoadPlanner):
     def _items(self, piece: Piece) -> list[ReadItem]:
         saved = self.metadata.state_dict_metadata.get(piece.name)
         if not isinstance(saved, TensorStorageMetadata):
-            raise DataError(f"{self.folder} holds no tensor {piece.name!r}; it is of another model, or not whole")
+            raise DataError(f"{self.where} holds no tensor {piece.name!r}; it is of another model, or not whole")
         if saved.size != piece.whole or saved.properties.dtype != piece.tensor.dtype:
             raise DataError(
-                f"{self.folder}: {piece.name} is {list(saved.size)} {saved.properties.dtype}, not {list(piece.whole)} "
+                f"{self.where}: {piece.name} is {list(saved.size)} {saved.properties.dtype}, not {list(piece.whole)} "
                 f"{piece.tensor.dtype}; it is of another model"
             )
         items = create_read_items_for_chunk_list(piece.name, saved, [piece._chunk])
         # Torch leaves what no file holds as it was, without a word.
         if sum(math.prod(item.lengths) for item in items) != piece.tensor.numel():
-            raise DataError(f"{self.folder}: parts of {piece.name} are missing or there twice; it is not whole")
+            raise DataError(f"{self.where}: parts of {piece.name} are missing or there twice; it is not whole")
         return items
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
@@ -148,7 +208,7 @@ class _LoadPlanner(LoadPlanner):
         return central_plan
 
     def load_bytes(self, read_item: ReadItem, value: Any) -> None:  # noqa: ANN401 - torch's own signature
-        raise DataError(f"{self.folder}: {read_item.dest_index.fqn} is not a tensor; don't trust it")
+        raise DataError(f"{self.where}: {read_item.dest_index.fqn} is not a tensor; don't trust it")
 
     def resolve_tensor(self, read_item: ReadItem) -> Tensor:
         tensor = self.pieces[MetadataIndex(read_item.dest_index.fqn, read_item.dest_index.offset)].tensor.detach()

@@ -36,6 +36,8 @@ class TrainConfig(Section):
     """First step whose weights asgd averages; evaluation and the saved weights are the averages."""
     clip: float = Field(1.0, ge=0, allow_inf_nan=False)
     """Largest norm of the whole gradient; 0 lets it be."""
+    nonfinite: Literal["stop", "skip"] = "stop"
+    """What to do when a loss or gradient is not finite: stop, with the batch saved for study, or skip that step."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

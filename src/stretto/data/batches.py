@@ -32,6 +32,8 @@ class Batches:
     """
 
     is_carried = False  # every row starts fresh
+    lanes = 0
+    numbers = range(0)
 
     items: Items
     budget: int  # steps of a global batch, when its rows are padded to its longest

@@ -24,6 +24,16 @@ class Windows(Protocol):
         ...
 
     @property
+    def lanes(self) -> int:
+        """How many rows of all replicas together go on from window to window; 0 if none do."""
+        ...
+
+    @property
+    def numbers(self) -> range:
+        """Which of them are in this share."""
+        ...
+
+    @property
     def num_windows(self) -> int | None:
         """How many windows an epoch has; none if that is not known before they are packed."""
         ...

@@ -52,6 +52,14 @@ class Engine(Protocol):
     @property
     def needs_targets(self) -> bool: ...
 
+    @property
+    def num_copies(self) -> int:
+        """How many ranks hold the same blocks as this one, itself included; `copy` says which of them it is."""
+        ...
+
+    @property
+    def copy(self) -> int: ...
+
     def step(self, window: Window, carried: State | None, key: int, arm: "Arm" = ...) -> Outcome:
         """Run forward and backward; leave the gradient of the *summed* loss in the parameters' `.grad`.
 

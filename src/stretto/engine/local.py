@@ -59,6 +59,9 @@ class LocalEngine:
     def needs_targets(self) -> bool:
         return True
 
+    num_copies = 1
+    copy = 0
+
     @flush_denormals()
     def step(self, window: Window, carried: State | None, key: int, arm: Arm = nothing) -> Outcome:
         """Run forward and backward; leave the gradient of the summed loss in the parameters' `.grad`."""

@@ -85,6 +85,7 @@ class PipelineEngine:
         self._loss = loss
         self._precision = check_precision(precision)
         self._edges: tuple[Edge | None, Edge | None] | None = None
+        self.num_windows = 0  # begun since this engine was made
         self.spans: list[Span] | None = None  # a list put here collects when each action ran, for those who measure
 
     @property
@@ -98,6 +99,10 @@ class PipelineEngine:
     @property
     def needs_targets(self) -> bool:
         return self.mesh.is_last_stage
+
+    # Copies, if any, are a replica engine's affair.
+    num_copies = 1
+    copy = 0
 
     @flush_denormals()
     def step(self, window: Window, carried: State | None, key: int, arm: Arm = nothing) -> Outcome:
@@ -159,6 +164,7 @@ class _Step:
         self.window = window
         self.cut = cut
         self.arm = arm
+        engine.num_windows += 1
         self.keeps_graph = torch.is_grad_enabled()
         self.recompute = engine.layout.recompute
         self.live: dict[tuple[int, int], _Live] = {}
@@ -176,6 +182,7 @@ class _Step:
         self._expect(actions)
         last_backward = next((action for action in reversed(actions) if action.kind is Kind.BACKWARD), None)
         for action in actions:
+            self.mesh.world.note(f"in {action} of window {self.engine.num_windows}")
             if action.kind is Kind.FORWARD:
                 self._forward(action)
             else:
@@ -183,6 +190,7 @@ class _Step:
         if self.mesh.upward is not None and self.mesh.downward is not None:
             self.mesh.upward.flush()
             self.mesh.downward.flush()
+        self.mesh.world.note(f"after window {self.engine.num_windows}")
         loss = add_losses(self.losses)
         state = settle(self.engine.stack, self.rows, self.window.num_steps, self._final_state())
         return Outcome(loss.total, loss.count, state)

@@ -37,6 +37,7 @@ class ReplicaEngine:
                 gradient_as_bucket_view=True,
             )
             self._reducer.register_comm_hook(mesh.data_group, add_bucket)
+            self._settle_buckets()
 
     @property
     def stack(self) -> Stack:
@@ -57,6 +58,14 @@ class ReplicaEngine:
     @property
     def needs_targets(self) -> bool:
         return self.inner.needs_targets
+
+    @property
+    def num_copies(self) -> int:
+        return self.mesh.topology.replicas
+
+    @property
+    def copy(self) -> int:
+        return self.mesh.replica
 
     def step(self, window: Window, carried: State | None, key: int, arm: Arm = nothing) -> Outcome:
         """Run this replica's step; leave the gradient summed over all replicas in the parameters' `.grad`."""
@@ -85,9 +94,22 @@ class ReplicaEngine:
         if self._reducer is None:
             return None
         self._reducer.reducer.prepare_for_backward([])
-        parameters = [parameter for parameter in self.stack.parameters() if parameter.requires_grad]
+        # Last blocks first, as their gradients are ready first.
+        parameters = [parameter for parameter in self.stack.parameters() if parameter.requires_grad][::-1]
         touched: Tensor = _Touch.apply(*parameters)  # type: ignore[no-untyped-call]
         return touched
+
+    def _settle_buckets(self) -> None:
+        """Pass an empty backward, after which the reducer settles which weights share a bucket.
+
+        It would do so after the first step of a run, and of a resumed run again: with three replicas or more, the
+        order in which a bucket's sums are taken depends on it, and so do the last bits of the steps around it.
+        """
+        touched = self._arm()
+        assert touched is not None and self._reducer is not None
+        touched.backward()  # type: ignore[no-untyped-call]
+        self._reducer.reducer._rebuild_buckets()
+        self.stack.zero_grad(set_to_none=True)
 
 
 class _Touch(torch.autograd.Function):

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from stretto.base.errors import StrettoError
 
+WAITING = "waiting"
+"""How the note of a rank begins that does nothing but wait for another."""
+
 AHEAD = 2
 """How many receives are posted ahead of the one that is being worked on."""
 
@@ -21,10 +24,17 @@ End = tuple[dist.ProcessGroup | None, int | None]
 class Channel:
     """One direction: a source sends to us, we send to a target; either may be none, at the end of the line."""
 
-    def __init__(self, source: End, target: End, lost: Callable[[int, str], StrettoError]) -> None:
+    def __init__(
+        self,
+        source: End,
+        target: End,
+        lost: Callable[[int, str], StrettoError],
+        note: Callable[[object], None] = lambda doing: None,
+    ) -> None:
         self._from_group, self._source = source
         self._to_group, self._target = target
         self._lost = lost
+        self._note = note
         self._coming: deque[tuple[Tensor, dist.Work]] = deque()
         self._going: deque[tuple[Tensor, dist.Work]] = deque()
         self._buffers: Iterator[Tensor] = iter(())
@@ -39,7 +49,7 @@ class Channel:
         """Wait for the next message and return it; `what` says what it is, should it never come."""
         buffer, work = self._coming.popleft()
         assert self._source is not None
-        self._wait(work, self._source, f"waiting for {what}")
+        self._wait(work, self._source, f"{WAITING} for {what}")
         self._post()
         return buffer
 
@@ -78,6 +88,7 @@ class Channel:
         return work
 
     def _wait(self, work: dist.Work, peer: int, doing: str) -> None:
+        self._note(doing if doing.startswith(WAITING) else f"{WAITING} while {doing} to rank {peer}")
         try:
             work.wait()
         except RuntimeError as error:

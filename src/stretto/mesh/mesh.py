@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stretto.base.errors import LostPeerError, MeshError, StrettoError
-from stretto.mesh.channel import Channel
+from stretto.mesh.channel import WAITING, Channel
 from stretto.mesh.topology import Topology
 from stretto.mesh.world import World
 
@@ -42,13 +42,13 @@ class Mesh:
         if topology.stages > 1:
             above, below = self._neighbour(1), self._neighbour(-1)
             # First the pairs (0,1), (2,3), ..., then (1,2), (3,4), ...: both of a pair make it at the same time.
-            pairs = {partner: _pair(world.rank, partner) for partner in self._partners(above, below)}
+            pairs = {partner: self._pair(partner) for partner in self._partners(above, below)}
             up_from, down_to = pairs[below]
             up_to, down_from = pairs[above]
-            self.upward = Channel((up_from, below), (up_to, above), self.lost)
-            self.downward = Channel((down_from, above), (down_to, below), self.lost)
+            self.upward = Channel((up_from, below), (up_to, above), self.lost, world.note)
+            self.downward = Channel((down_from, above), (down_to, below), self.lost, world.note)
         if topology.replicas > 1:
-            self.data_group = _group(own_stage)
+            self.data_group = self._group(own_stage)
 
     @property
     def is_first_stage(self) -> bool:
@@ -79,7 +79,11 @@ class Mesh:
         if told is not None:
             return told
         found = self.world.find_lost(self._near)
-        return self._lost(peer if found is None else found, doing)
+        if found is None:
+            # All answer, so it was the time that ran out.
+            late = self._find_late()
+            return self._held_up(peer if late is None else late, doing)
+        return self._lost(found, doing)
 
     def explain(self, error: RuntimeError, doing: str) -> Exception:
         """Return the error for a lost peer if one was lost, and else the error as it is: it has a cause of its own."""
@@ -87,14 +91,33 @@ class Mesh:
         if told is not None:
             return told
         found = self.world.find_lost(self._near)
-        return error if found is None else self._lost(found, doing)
+        if found is not None:
+            return self._lost(found, doing)
+        late = self._find_late() if "imed out" in str(error) else None
+        return error if late is None else self._held_up(late, doing)
 
     def _lost(self, rank: int, doing: str) -> LostPeerError:
-        place = self.topology.place(rank)
         return LostPeerError(
-            f"rank {self.world.rank} lost rank {rank} (replica {place.replica}, stage {place.stage}) while {doing}; "
+            f"rank {self.world.rank} lost {self._name(rank)} while {doing}; "
             "look at that rank's own output for the reason, and start the run again"
         )
+
+    def _find_late(self) -> int | None:
+        """One of the ranks near this one that isn't waiting for another, where all live and yet none goes on."""
+        signs = {rank: self.world.last_sign(rank) or "" for rank in self._near if rank != self.world.rank}
+        return next((rank for rank, sign in signs.items() if not sign.startswith(WAITING)), None)
+
+    def _held_up(self, rank: int, doing: str) -> LostPeerError:
+        return LostPeerError(
+            f"rank {self.world.rank} waited {self.world.timeout.total_seconds():.0f} s for {self._name(rank)} while "
+            f"{doing}; that rank lives but doesn't go on: look at its own output, or raise run.timeout"
+        )
+
+    def _name(self, rank: int) -> str:
+        """A rank, where it stands, and what it said last."""
+        place, sign = self.topology.place(rank), self.world.last_sign(rank)
+        last = "" if sign is None else f", last seen {sign}"
+        return f"rank {rank} (replica {place.replica}, stage {place.stage}{last})"
 
     def _partners(self, above: int | None, below: int | None) -> tuple[int | None, int | None]:
         return (above, below) if self.stage % 2 == 0 else (below, above)
@@ -104,24 +127,25 @@ class Mesh:
         return self.topology.rank(self.replica, stage) if 0 <= stage < self.topology.stages else None
 
     def _collective(self, run: Callable[[], object], doing: str) -> None:
+        self.world.note(f"{WAITING} for all ranks, {doing}")
         try:
             run()
         except RuntimeError as error:
             raise self.explain(error, doing) from error
+        self.world.note(f"done with {doing}")
 
+    def _pair(self, other: int | None) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+        """Make the groups of two neighbours, one for each direction.
 
-def _pair(one: int, other: int | None) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
-    """Make the groups of two neighbours, one for each direction.
+        At the end of the line a rank makes them for itself alone: torch names a group by its ranks and by how many
+        groups this rank has made before, so all must have made as many.
+        """
+        own = self.world.rank
+        ranks = [own] if other is None else sorted([own, other])
+        return self._group(ranks), self._group(ranks)
 
-    At the end of the line a rank makes them for itself alone: torch names a group by its ranks and by how many groups
-    this rank has made before, so all must have made as many.
-    """
-    ranks = [one] if other is None else sorted([one, other])
-    return _group(ranks), _group(ranks)
-
-
-def _group(ranks: list[int]) -> dist.ProcessGroup:
-    # Made by its members alone: with 4,096 ranks nobody waits for groups that are not its own.
-    group = dist.new_group(ranks, use_local_synchronization=True)
-    assert isinstance(group, dist.ProcessGroup)
-    return group
+    def _group(self, ranks: list[int]) -> dist.ProcessGroup:
+        # Made by its members alone: with 4,096 ranks nobody waits for groups that are not its own.
+        group = dist.new_group(ranks, timeout=self.world.timeout, use_local_synchronization=True)
+        assert isinstance(group, dist.ProcessGroup)
+        return group

@@ -13,6 +13,8 @@ from itertools import count
 
 from torch._C._distributed_c10d import Store
 
+from stretto.mesh.pulse import last_sign
+
 _LOST = "lost"
 _WORD = "word"
 _SAID = "said"
@@ -29,6 +31,7 @@ class RollCall:
         self._rank = rank
         self._size = size
         self._word: str | None = None  # what a rank has left, if we came to know it while the store was there
+        self._lost: int | None = None  # whom a rank has found gone, likewise
         self._host = host  # the rank that keeps the store; none if it is torchrun's agent
         self._is_over = threading.Event()
         # A connection of its own: one that waits can't be used for anything else.
@@ -48,12 +51,11 @@ class RollCall:
                 # Word for ranks further off, to whom we will be the ones that went; the first word stands.
                 self._store.compare_set(_LOST, "", str(absent[0]))
             if self._host == self._rank:
-                # The store goes when we go; others may still be asking.
-                time.sleep(_SECONDS)
-            return int(self._store.get(_LOST)) if self._store.check([_LOST]) else None
+                self._call_all()
+            return self._read_lost(self._store)
         except RuntimeError:
-            # The store is gone, and so is who kept it.
-            return self._host
+            # The store is gone, and so is who kept it; maybe it had told us of another before.
+            return self._host if self._lost is None else self._lost
 
     def leave_word(self, word: str) -> bool:
         """Leave word of why this rank ends, for all others; false if another was first, whose word stands."""
@@ -72,10 +74,7 @@ class RollCall:
             else:
                 self._store.wait([_SAID], timedelta(seconds=_SECONDS))
             if self._host == self._rank:
-                # The store goes when we go, and only then will the others ask: call them to read it now.
-                for rank in range(self._size):
-                    self._call(rank)
-                time.sleep(_SECONDS)
+                self._call_all()
         except RuntimeError:
             return
 
@@ -85,6 +84,10 @@ class RollCall:
             return self._read_word(self._store)
         except RuntimeError:
             return self._word
+
+    def last_sign(self, rank: int) -> str | None:
+        """Return what a rank said last that it was doing."""
+        return last_sign(self._store, rank)
 
     def stop(self) -> None:
         """End the thread: one that still waits when Python ends would abort the process."""
@@ -103,6 +106,15 @@ class RollCall:
         self._store.set(f"call/{rank}/{number}", "1")
         return f"alive/{rank}/{number}"
 
+    def _call_all(self) -> None:
+        """Let all ranks read what is in the store: it goes when we go, and only then will some of them ask."""
+        for rank in range(self._size):
+            self._call(rank)
+        time.sleep(_SECONDS)
+
+    def _read_lost(self, store: Store) -> int | None:
+        return int(store.get(_LOST)) if store.check([_LOST]) else None
+
     def _read_word(self, store: Store) -> str | None:
         return store.get(_WORD).decode().split("\n", 1)[1] if store.check([_WORD]) else None
 
@@ -112,7 +124,7 @@ class RollCall:
                 store.wait([f"call/{self._rank}/{number}"], _FOR_EVER)
                 if self._is_over.is_set():
                     return
-                self._word = self._read_word(store)
+                self._word, self._lost = self._read_word(store), self._read_lost(store)
                 store.set(f"alive/{self._rank}/{number}", "1")
         except RuntimeError:
             # The store is gone, at the end of the run or before it.

@@ -3,20 +3,23 @@
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from stretto.base.errors import ConfigError, DataError, DivergedError, MeshError, StrettoError
+from stretto.base.errors import ConfigError, DataError, DivergedError, FencedError, MeshError, StrettoError
+from stretto.mesh.board import Board, OwnBoard, SharedBoard
 from stretto.mesh.device import find_device
+from stretto.mesh.gathering import gather_ranks
+from stretto.mesh.pulse import Pulse
 from stretto.mesh.rollcall import RollCall
 
 TIMEOUT = timedelta(minutes=10)
 # The errors of what was asked for, not of a rank: all ranks end with them.
-TOLD: tuple[type[StrettoError], ...] = (ConfigError, DataError, DivergedError)
+TOLD: tuple[type[StrettoError], ...] = (ConfigError, DataError, DivergedError, FencedError)
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,9 @@ class World:
     size: int
     device: torch.device
     roll_call: RollCall | None = None  # none when alone
+    board: Board = field(default_factory=OwnBoard)
+    pulse: Pulse | None = None  # none when alone
+    timeout: timedelta = TIMEOUT
 
     @property
     def is_alone(self) -> bool:
@@ -39,6 +45,21 @@ class World:
     def find_lost(self, ranks: Sequence[int]) -> int | None:
         """Return one of `ranks` that is gone, or another that someone found gone; none if nobody can say."""
         return None if self.roll_call is None else self.roll_call.find_lost(ranks)
+
+    def note(self, doing: object) -> None:
+        """Say what this rank is doing, should others ever have to ask."""
+        if self.pulse is not None:
+            self.pulse.doing = doing
+
+    def last_sign(self, rank: int) -> str | None:
+        """Return what a rank said last that it was doing."""
+        return None if self.roll_call is None else self.roll_call.last_sign(rank)
+
+    def check_told(self) -> None:
+        """Raise the error that another rank has told of, if one has."""
+        told = self.heard()
+        if told is not None:
+            raise told
 
     def tell(self, error: StrettoError, say: Callable[[], None] = lambda: None) -> None:
         """Leave word of the error that ends this rank, so that all others end with it too.
@@ -80,8 +101,8 @@ def world(size: int | None = None, *, device: str = "auto", timeout: timedelta =
         yield World(0, 1, find_device(device))
         return
     own = find_device(device, place.local_rank, place.local_size)
-    roll_call = _join(place, own, timeout)
-    joined = World(place.rank, place.size, own, roll_call)
+    joined = _join(place, own, timeout)
+    assert joined.roll_call is not None and joined.pulse is not None
     try:
         yield joined
         # Only now: after an error there is no farewell, so that the others see our connections close.
@@ -90,7 +111,8 @@ def world(size: int | None = None, *, device: str = "auto", timeout: timedelta =
         joined.tell(error)
         raise
     finally:
-        roll_call.stop()
+        joined.pulse.stop()
+        joined.roll_call.stop()
 
 
 @dataclass(frozen=True)
@@ -126,11 +148,12 @@ def _environment(variables: Mapping[str, str]) -> _Environment:
     return _Environment(rank, size, local_rank, local_size, variables["MASTER_ADDR"], port, agent)
 
 
-def _join(place: _Environment, device: torch.device, timeout: timedelta) -> RollCall:
+def _join(place: _Environment, device: torch.device, timeout: timedelta) -> World:
     is_host = place.rank == 0 and not place.has_agent_store
     tcp = TCPStore(place.address, place.port, place.size, is_host, timeout, wait_for_workers=False)
-    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    store = PrefixStore(f"stretto/{restart}", tcp)
+    run = os.environ.get("TORCHELASTIC_RUN_ID", "run")
+    gathering = PrefixStore(f"stretto/{run}", tcp)
+    store = PrefixStore(gather_ranks(gathering, place.rank, place.size, timeout), gathering)
     dist.init_process_group(
         dist.get_default_backend_for_device(device),
         timeout=timeout,
@@ -139,4 +162,6 @@ def _join(place: _Environment, device: torch.device, timeout: timedelta) -> Roll
         store=PrefixStore("groups", store),
         device_id=None if device.type == "cpu" else device,
     )
-    return RollCall(store, place.rank, place.size, None if place.has_agent_store else 0)
+    roll_call = RollCall(store, place.rank, place.size, None if place.has_agent_store else 0)
+    pulse = Pulse(store, place.rank, place.size)
+    return World(place.rank, place.size, device, roll_call, SharedBoard(store), pulse, timeout)

@@ -78,7 +78,13 @@ def scale_gradients(parameters: Iterable[nn.Parameter], count: float, norm: floa
     scale = 1 / count
     if clip and mean_norm > clip:
         scale *= clip / mean_norm
-    gradients: list[Tensor] = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    gradients: list[Tensor] = []
+    for parameter in parameters:
+        if parameter.grad is None and parameter.requires_grad:
+            # A weight that nothing depends on. Replicas add up zeros for it, so one device has zeros too.
+            parameter.grad = torch.zeros_like(parameter)
+        if parameter.grad is not None:
+            gradients.append(parameter.grad)
     if gradients:
         torch._foreach_mul_(gradients, scale)
     return mean_norm

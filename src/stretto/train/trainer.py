@@ -1,10 +1,13 @@
 """Trainer: the loop, as an iterator of step reports."""
 
+import enum
 import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
+
+import torch
 
 from stretto.base.denormals import flush_denormals
 from stretto.base.errors import ConfigError, DataError, DivergedError
@@ -12,10 +15,33 @@ from stretto.base.keys import derive
 from stretto.base.position import Position
 from stretto.base.state import State
 from stretto.base.window import Window
+from stretto.checkpoint.checkpoints import Snapshot
+from stretto.checkpoint.manifest import Facts
+from stretto.checkpoint.pieces import Piece
+from stretto.checkpoint.saved import Saved
 from stretto.config.train import TrainConfig
 from stretto.data.loader import Windows, read_ahead
 from stretto.engine.engine import Engine
+from stretto.train.memory import (
+    blank_lanes,
+    blank_optimizer,
+    lane_pieces,
+    optimizer_pieces,
+    own_part,
+    set_optimizer,
+    weight_pieces,
+)
 from stretto.train.optimizer import learning_rate, make_optimizer, scale_gradients, set_learning_rate
+
+# So many steps in a row whose numbers are not finite are no accident.
+_MOST_SKIPPED = 100
+
+
+class Wish(enum.Enum):
+    """What any rank may ask for; all learn of it after the same step."""
+
+    SAVE = "save"
+    LEAVE = "leave"
 
 
 @dataclass(frozen=True)
@@ -31,6 +57,7 @@ class StepReport:
     data_seconds: float
     compute_seconds: float
     optimizer_seconds: float
+    skipped: int = 0  # steps so far whose numbers were not finite, this one included
 
     @property
     def seconds(self) -> float:
@@ -72,6 +99,11 @@ class Trainer:
             raise ConfigError(f"train.warmup={config.warmup} exceeds the run's {self.num_steps} steps; shorten it")
         self.step = 0
         self.position = start or Position()  # of the next window
+        self.window: Window | None = None  # the last one that was read
+        self.skipped = 0  # steps whose numbers were not finite
+        self.granted: frozenset[Wish] = frozenset()  # what some rank had wished for before the last step
+        self._wishes: set[Wish] = set()
+        self._skipped_in_a_row = 0
         self._workers = workers
         self._windows: Iterator[tuple[Window, Position]] | None = None
         self.state: State | None = None
@@ -107,26 +139,82 @@ class Trainer:
             return self.step >= self.config.steps
         return self.position.epoch >= self.config.epochs
 
+    def wish(self, wish: Wish) -> None:
+        """Ask for something on behalf of all ranks; after the next step it is among `granted`, everywhere."""
+        self._wishes.add(wish)
+
+    def snapshot(self) -> Snapshot:
+        """Return what has to be saved of this rank after the last step; all else can be found again."""
+        engine, data, place = self.engine, self.data, self.position
+        held = [*weight_pieces(engine.stack), *optimizer_pieces(engine.stack, self.optimizer)]
+        pieces = own_part(held, engine.copy, engine.num_copies)
+        if data.is_carried and self.state is not None:
+            pieces += lane_pieces(engine.stack, self.state, data.numbers, data.lanes)
+        facts = Facts(
+            step=self.step,
+            seed=self.seed,
+            optimizer=self.config.optimizer,
+            epoch=place.epoch,
+            pool=place.pool,
+            index=place.index,
+            asked=self._asked,
+            skipped=self.skipped,
+            progress=self.progress,
+            is_done=self.is_done,
+        )
+        return Snapshot(facts, pieces)
+
+    def restore(self, saved: Saved) -> None:
+        """Go on from a checkpoint, whatever layout wrote it: as if this trainer had taken its steps."""
+        engine, facts, stack = self.engine, saved.manifest.facts, self.engine.stack
+        for name, own, other in (
+            ("seed", self.seed, facts.seed),
+            ("optimizer", self.config.optimizer, facts.optimizer),
+        ):
+            if own != other:
+                raise ConfigError(f"{saved.where} is of a run with {name} {other!r}, not {own!r}; use the same")
+        state = None
+        pieces = weight_pieces(stack)
+        states = blank_optimizer(stack, saved)
+        for name, values in states.items():
+            pieces += [Piece(f"optimizer.{name}.{key}", value) for key, value in values.items()]
+        if self.data.is_carried and facts.step:
+            state = blank_lanes(stack, len(self.data.numbers), engine.device)
+            pieces += lane_pieces(stack, state, self.data.numbers, self.data.lanes)
+        saved.read(pieces)
+        set_optimizer(stack, self.optimizer, states)
+        self.state, self.step, self.position = state, facts.step, facts.position
+        self.skipped, self._asked = facts.skipped, facts.asked
+        self._windows = None
+
     def advance(self) -> StepReport:
         """Take one optimizer step and say what it did."""
         started = time.perf_counter()
         rate = learning_rate(self.config, self.step, self.progress)
         window, after = next(self._read_ahead())
+        self.window = window
         data_read = time.perf_counter()
 
         outcome = self.engine.step(window, self.state, derive(self.seed, "step", self.step))
         # The only numbers that all ranks must agree on: one small sum, and so the same verdict everywhere.
         here = [float(outcome.total), float(outcome.count), self.engine.square_norm()]
-        total, count, square_norm = self.engine.add_up(here)
+        total, count, square_norm, *votes = self.engine.add_up([*here, *(float(wish in self._wishes) for wish in Wish)])
+        self.granted = frozenset(wish for wish, vote in zip(Wish, votes, strict=True) if vote)
+        self._wishes -= self.granted
         norm = math.sqrt(square_norm)
         computed = time.perf_counter()
 
-        self._check(total, norm)
-        # Where nothing is asked (rows of one token, a channel that is missing for long) no weight moves.
-        mean_norm = self._move(count, norm, rate) if count else 0.0
+        state: State | None = outcome.state
+        if math.isfinite(total) and math.isfinite(norm):
+            # Where nothing is asked (rows of one token, a channel that is missing for long) no weight moves.
+            mean_norm = self._move(count, norm, rate) if count else 0.0
+            self._skipped_in_a_row = 0
+        else:
+            state = self._skip(total, norm, outcome.state)
+            mean_norm = norm
         epoch = self.position.epoch + 1
         self._check_epoch(count, after)
-        self.state, self.position = outcome.state, after
+        self.state, self.position = state, after
         self.step += 1
         if self.is_done:
             # Its workers go with it.
@@ -141,6 +229,7 @@ class Trainer:
             data_seconds=data_read - started,
             compute_seconds=computed - data_read,
             optimizer_seconds=time.perf_counter() - computed,
+            skipped=self.skipped,
         )
 
     def _move(self, count: float, norm: float, rate: float) -> float:
@@ -174,9 +263,16 @@ class Trainer:
                 raise DataError("a whole epoch asks for nothing, so there is nothing to learn; give other data")
             self._asked = 0.0
 
-    def _check(self, total: float, norm: float) -> None:
-        if not (math.isfinite(total) and math.isfinite(norm)):
+    def _skip(self, total: float, norm: float, after: State) -> State | None:
+        """Leave the weights as they are, if that is what was asked for; return the state that the lanes go on from."""
+        self.skipped += 1
+        self._skipped_in_a_row += 1
+        if self.config.nonfinite == "stop" or self._skipped_in_a_row >= _MOST_SKIPPED:
             raise DivergedError(
                 f"step {self.step + 1} has loss {total} and gradient norm {norm}; the weights are still those of step "
                 f"{self.step}: lower train.lr={self.config.lr}, or raise train.warmup={self.config.warmup}"
             )
+        # The lanes go on, unless this window has spoiled the state of any of them: then all do from the one before.
+        is_spoiled = any(not torch.isfinite(tensor).all() for tensor in after if tensor.is_floating_point())
+        (spoiled,) = self.engine.add_up([float(is_spoiled)])
+        return self.state if spoiled else after

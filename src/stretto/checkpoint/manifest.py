@@ -1,0 +1,155 @@
+"""Manifest: what a checkpoint says of itself. It is written last, create-only: without it a folder is none."""
+
+import math
+from pathlib import PurePosixPath
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from stretto.base.errors import DataError
+from stretto.base.position import Position
+from stretto.base.sealed import dump_sealed, load_sealed
+
+MANIFEST = "manifest.json"
+# Sizes in bytes of what safetensors holds, by torch's own names.
+_SIZES = {
+    **dict.fromkeys(("bool", "uint8", "int8"), 1),
+    **dict.fromkeys(("bfloat16", "float16", "int16"), 2),
+    **dict.fromkeys(("float32", "int32"), 4),
+    **dict.fromkeys(("float64", "int64"), 8),
+}
+_LIMIT = 2**63
+
+
+class _Record(BaseModel):
+    """A frozen part of a manifest, which refuses what it doesn't know."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Part(_Record):
+    """Some rows of a tensor that lie in a file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...] = Field(strict=False)
+    first: int = Field(0, ge=0, lt=_LIMIT)  # row of the whole with which it starts
+    num_rows: int | None = Field(None, ge=0, lt=_LIMIT)  # of the whole; none if this is all of it
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.dtype not in _SIZES or any(not 0 <= size < _LIMIT for size in self.shape):
+            raise ValueError(f"{self.name} can't be {list(self.shape)} {self.dtype}")
+        if self.num_rows is not None and (not self.shape or self.first + self.shape[0] > self.num_rows):
+            raise ValueError(f"{self.name} has {self.num_rows} rows, but a part of it goes beyond")
+        return self
+
+    @property
+    def whole(self) -> tuple[int, ...]:
+        """The shape of the whole tensor."""
+        return self.shape if self.num_rows is None else (self.num_rows, *self.shape[1:])
+
+    @property
+    def num_bytes(self) -> int:
+        return _SIZES[self.dtype] * math.prod(self.shape)
+
+
+class File(_Record):
+    """A file of a checkpoint, and the tensors in it."""
+
+    name: str
+    num_bytes: int = Field(ge=0, lt=_LIMIT)
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    parts: tuple[Part, ...] = Field((), strict=False)
+
+    @field_validator("name")
+    @classmethod
+    def _stay_inside(cls, name: str) -> str:
+        if PurePosixPath(name).name != name or name in ("", ".", "..", MANIFEST) or "\\" in name or "\0" in name:
+            raise ValueError(f"{name!r} is not a file of this folder; don't trust it")
+        return name
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if sum(part.num_bytes for part in self.parts) > self.num_bytes:
+            raise ValueError(f"{self.name} is said to hold more than its {self.num_bytes:,} bytes")
+        return self
+
+
+class Facts(_Record):
+    """Where a run stood, but for its tensors."""
+
+    step: int = Field(ge=0, lt=_LIMIT)
+    seed: int = Field(ge=0, lt=_LIMIT)
+    optimizer: str
+    epoch: int = Field(ge=0, lt=_LIMIT)  # these three: the position of the next window
+    pool: int = Field(ge=0, lt=_LIMIT)
+    index: int = Field(ge=0, lt=_LIMIT)
+    asked: float | None = None  # how much the epoch has asked so far; none if it was entered in the middle
+    skipped: int = Field(0, ge=0, lt=_LIMIT)  # steps whose numbers were not finite
+    progress: float = Field(ge=0, allow_inf_nan=False)  # of the run, from 0 to 1
+    is_done: bool = False
+
+    @property
+    def position(self) -> Position:
+        return Position(self.epoch, self.pool, self.index)
+
+
+class About(_Record):
+    """What else a reader may want to know of the run; of no use to the trainer."""
+
+    config: dict[str, Any] | None = None  # resolved, section by section
+    layout: str | None = None  # that wrote it
+    data: str | None = None  # a digest of the training data's index
+
+
+class Manifest(_Record):
+    """All that a checkpoint says of itself."""
+
+    format: Literal["stretto checkpoint"] = "stretto checkpoint"
+    version: Literal[1] = 1
+    generation: int = Field(ge=0, lt=_LIMIT)
+    num_ranks: int = Field(ge=1, lt=_LIMIT)
+    created: str
+    versions: dict[str, str]
+    facts: Facts
+    about: About
+    files: tuple[File, ...] = Field(strict=False)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len({file.name for file in self.files}) < len(self.files):
+            raise ValueError("it names a file twice")
+        return self
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(file.num_bytes for file in self.files)
+
+    def tensors(self) -> dict[str, Part]:
+        """Return a part of each tensor, by name: it knows dtype and shape of the whole."""
+        return {part.name: part for file in self.files for part in file.parts}
+
+    def dump(self) -> bytes:
+        """Return the manifest as it is written."""
+        return dump_sealed(self.model_dump(mode="json"))
+
+    @classmethod
+    def load(cls, content: bytes, where: str) -> Self:
+        """Read a manifest; what it can't mean becomes one sentence."""
+        try:
+            return cls.model_validate(load_sealed(content))
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = ".".join(map(str, first["loc"]))
+            reason = f"{place}: {first['msg'].removeprefix('Value error, ')}" if place else first["msg"]
+            raise damaged(f"{where}/{MANIFEST}", reason) from None
+        except ValueError as error:
+            raise damaged(f"{where}/{MANIFEST}", str(error)) from None
+
+
+def damaged(where: str, reason: str) -> DataError:
+    """Return the error for a file of a checkpoint that is not as it was written."""
+    return DataError(
+        f"{where} is damaged ({reason}); resume from another checkpoint with --resume PATH, or copy it again"
+    )

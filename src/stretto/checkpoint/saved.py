@@ -1,0 +1,111 @@
+"""Saved: a complete checkpoint, opened to be read, in whatever parts."""
+
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stretto.base.errors import ConfigError, DataError
+from stretto.base.remote import is_remote
+from stretto.base.sealed import load_sealed
+from stretto.checkpoint.line import Claim, Name, line
+from stretto.checkpoint.manifest import MANIFEST, File, Manifest, damaged
+from stretto.checkpoint.pieces import Piece, files_of, load_pieces
+from stretto.checkpoint.storage import OnBytes, Storage, open_storage
+
+CHECKPOINTS = "checkpoints"
+GENERATIONS = "generations"
+
+
+@dataclass(frozen=True)
+class Saved:
+    """One checkpoint: where it lies and what it says of itself. Its files are checked when they are read."""
+
+    storage: Storage
+    name: str
+    manifest: Manifest
+
+    @classmethod
+    def open(cls, storage: Storage, name: str) -> "Saved":
+        """Open a checkpoint; refuse one that was never finished, or whose manifest is damaged."""
+        where = f"{storage.location}/{name}"
+        try:
+            content = storage.read(f"{name}/{MANIFEST}")
+        except (FileNotFoundError, NotADirectoryError):
+            raise DataError(f"{where} holds no checkpoint ({MANIFEST} is missing: it was never finished)") from None
+        except OSError as error:
+            raise damaged(f"{where}/{MANIFEST}", f"it can't be read: {error.strerror}") from None
+        return cls(storage, name, Manifest.load(content, where))
+
+    @property
+    def where(self) -> str:
+        return f"{self.storage.location.rstrip('/')}/{self.name}"
+
+    def read(self, pieces: Sequence[Piece]) -> None:
+        """Fill tensors with what was saved, whoever saved it; only the files that are needed are read, and checked."""
+        files = files_of(self.manifest.files, pieces)
+        with tempfile.TemporaryDirectory(prefix="stretto-") as folder:
+            paths = {self.storage.fetch(self.name, file, Path(folder)): file for file in files}
+            load_pieces(paths, pieces, self.where)
+
+    def read_file(self, name: str) -> bytes | None:
+        """Return a small file of the checkpoint; none if it has no such file."""
+        file = next((file for file in self.manifest.files if file.name == name), None)
+        if file is None:
+            return None
+        with tempfile.TemporaryDirectory(prefix="stretto-") as folder:
+            return self.storage.fetch(self.name, file, Path(folder)).read_bytes()
+
+    def check(self, file: File, on_bytes: OnBytes = lambda count: None) -> str | None:
+        """Return what is wrong with one of its files; none if it is as it was written."""
+        try:
+            with tempfile.TemporaryDirectory(prefix="stretto-") as folder:
+                self.storage.fetch(self.name, file, Path(folder), on_bytes)
+        except DataError as error:
+            return str(error)
+        return None
+
+
+def find_saved(location: Path | str, patience: float = 300.0) -> Saved:
+    """Open the checkpoint at a path or URL: one checkpoint, or the newest of a folder of them, or of a run."""
+    text = str(location).rstrip("/")
+    if not is_remote(text) and not Path(text).is_dir():
+        raise ConfigError(f"{text} is not there; give the folder of a run or of a checkpoint")
+    folder, _, name = text.rpartition("/")
+    storage = open_storage(text, patience)
+    there = storage.names()
+    if Name.parse(name) is not None or MANIFEST in there:
+        return Saved.open(open_storage(folder or ("/" if text.startswith("/") else "."), patience), name)
+    if CHECKPOINTS in there:
+        text = f"{text}/{CHECKPOINTS}"
+        storage = open_storage(text, patience)
+    names = line(read_claims(storage), complete_names(storage))
+    if not names:
+        raise DataError(f"{text} holds no checkpoint; give the folder of a run that has saved one")
+    return Saved.open(storage, str(names[0]))
+
+
+def complete_names(storage: Storage) -> list[Name]:
+    """Return the checkpoints that were finished."""
+    return [name for name in all_names(storage) if MANIFEST in storage.names(str(name))]
+
+
+def all_names(storage: Storage) -> Iterable[Name]:
+    """Return the folders of checkpoints, finished or not."""
+    return [name for name in map(Name.parse, storage.names()) if name is not None]
+
+
+def read_claims(storage: Storage) -> dict[int, Claim]:
+    """Return what each start of the run has said, by its generation."""
+    found: dict[int, Claim] = {}
+    for file in storage.names(GENERATIONS):
+        number = file.removesuffix(".json")
+        if not number.isdecimal() or not file.endswith(".json"):
+            continue
+        where = f"{GENERATIONS}/{file}"
+        try:
+            found[int(number)] = Claim.model_validate(load_sealed(storage.read(where)))
+        except ValueError as error:
+            reason = str(error).splitlines()[0]
+            raise damaged(f"{storage.location}/{where}", reason) from None
+    return found

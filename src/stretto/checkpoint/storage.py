@@ -1,0 +1,263 @@
+"""Storage: where checkpoints lie. A local folder or object storage, with the one thing that commits: create-only."""
+
+import errno
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from stretto.base.errors import DataError
+from stretto.base.remote import Patience, Remote, is_remote, join
+from stretto.checkpoint.manifest import MANIFEST, File, damaged
+
+Answer = TypeVar("Answer")
+OnBytes = Callable[[int], None]
+_BLOCK = 1 << 20
+# What a filesystem without hard links says.
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+
+
+class Storage(Protocol):
+    """A place with folders of files. Names are `folder/name`, one level deep."""
+
+    location: str
+
+    def names(self, folder: str = "") -> list[str]:
+        """Return the names in a folder, sorted; none if it isn't there."""
+        ...
+
+    def read(self, name: str) -> bytes:
+        """Return a small file; FileNotFoundError if there is none."""
+        ...
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Write a small file that isn't there yet, whole or not at all, safe on the disk; false if it is there."""
+        ...
+
+    def open_folder(self, folder: str) -> Path:
+        """Return a local folder into which files can be written, to be kept by `keep`."""
+        ...
+
+    def keep(self, folder: str, paths: Iterable[Path]) -> None:
+        """Make files that were written into `open_folder`'s answer part of a folder, safe on the disk."""
+        ...
+
+    def fetch(self, folder: str, file: File, into: Path, on_bytes: OnBytes = lambda count: None) -> Path:
+        """Return a local copy of a file, or the file itself, once its digest is found to be right."""
+        ...
+
+    def remove(self, folder: str) -> None:
+        """Remove a folder and all that is in it, if it is there."""
+        ...
+
+
+def open_storage(location: Path | str, patience: float = 300.0) -> Storage:
+    """Return the storage at a path or URL."""
+    return RemoteStorage(str(location), patience) if is_remote(location) else LocalStorage(Path(location))
+
+
+class LocalStorage:
+    """A folder of this machine, or one that several machines share."""
+
+    def __init__(self, root: Path) -> None:
+        self.location = str(root)
+        self._root = root
+
+    def names(self, folder: str = "") -> list[str]:
+        try:
+            return sorted(path.name for path in (self._root / folder).iterdir())
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def read(self, name: str) -> bytes:
+        return _without_links(self._root / name).read_bytes()
+
+    def create(self, name: str, content: bytes) -> bool:
+        path = self._root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Whole before it has its name: a crash leaves the old or the new, never a half.
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".partial-", delete=False) as partial:
+            try:
+                partial.write(content)
+                partial.flush()
+                os.fsync(partial.fileno())
+                Path(partial.name).chmod(path.parent.stat().st_mode & 0o666)
+                return _link(Path(partial.name), path)
+            finally:
+                Path(partial.name).unlink(missing_ok=True)
+                sync_folder(path.parent)
+
+    def open_folder(self, folder: str) -> Path:
+        path = self._root / folder
+        path.mkdir(parents=True, exist_ok=True)
+        sync_folder(self._root)
+        return path
+
+    def keep(self, folder: str, paths: Iterable[Path]) -> None:
+        for path in paths:
+            # safetensors makes a file for its owner alone; this one is as public as the folder it is in.
+            path.chmod(path.parent.stat().st_mode & 0o666)
+        sync_folder(self._root / folder)
+
+    def fetch(self, folder: str, file: File, into: Path, on_bytes: OnBytes = lambda count: None) -> Path:
+        path = self._root / folder / file.name
+        check_file(path, file, on_bytes)
+        return path
+
+    def remove(self, folder: str) -> None:
+        path = self._root / folder
+        if not path.is_symlink():
+            # The manifest first: what is left of a half-removed checkpoint must not pass for a damaged one.
+            (path / MANIFEST).unlink(missing_ok=True)
+            shutil.rmtree(path, ignore_errors=True)
+
+
+class RemoteStorage:
+    """A folder of object storage, through fsspec."""
+
+    def __init__(self, location: str, patience: float) -> None:
+        self.location = location
+        self._patience = patience
+        self._remote = Remote.open(location)
+        self._scratch = tempfile.TemporaryDirectory(prefix="stretto-")
+
+    def names(self, folder: str = "") -> list[str]:
+        root = join(self._remote.root, folder).rstrip("/")
+
+        def ask() -> list[str]:
+            try:
+                found = self._remote.filesystem.ls(root, detail=False, refresh=True)
+            except FileNotFoundError:
+                return []
+            return sorted({str(path).rstrip("/").rsplit("/", 1)[-1] for path in found} - {root.rsplit("/", 1)[-1]})
+
+        return self._try(ask)
+
+    def read(self, name: str) -> bytes:
+        def ask() -> bytes | None:
+            try:
+                return self._remote.cat(name)
+            except FileNotFoundError:
+                return None
+
+        content = self._try(ask)
+        if content is None:
+            raise FileNotFoundError(name)
+        return content
+
+    def create(self, name: str, content: bytes) -> bool:
+        path = join(self._remote.root, name)
+
+        def ask() -> bool:
+            try:
+                self._remote.filesystem.pipe_file(path, content, mode="create")
+            except FileExistsError:
+                # Maybe our own, if the answer to an earlier try was lost.
+                return self._remote.cat(name) == content
+            return True
+
+        return self._try(ask)
+
+    def open_folder(self, folder: str) -> Path:
+        path = Path(self._scratch.name) / folder
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def keep(self, folder: str, paths: Iterable[Path]) -> None:
+        for path in paths:
+            target = join(self._remote.root, f"{folder}/{path.name}")
+            self._try(lambda path=path, target=target: self._remote.filesystem.put_file(str(path), target))  # type: ignore[misc]
+            path.unlink()
+
+    def fetch(self, folder: str, file: File, into: Path, on_bytes: OnBytes = lambda count: None) -> Path:
+        path = into / file.name
+        source = join(self._remote.root, f"{folder}/{file.name}")
+
+        def ask() -> bool:
+            try:
+                self._remote.filesystem.get_file(source, str(path))
+            except FileNotFoundError:
+                return False
+            return True
+
+        if not self._try(ask):
+            raise damaged(f"{self.location}/{folder}/{file.name}", "it is missing")
+        check_file(path, file, on_bytes, name=f"{self.location}/{folder}/{file.name}")
+        return path
+
+    def remove(self, folder: str) -> None:
+        path = join(self._remote.root, folder)
+        names = self.names(folder)
+        if MANIFEST in names:
+            self._try(lambda: self._remote.filesystem.rm_file(join(path, MANIFEST)))
+        if names:
+            self._try(lambda: self._remote.filesystem.rm(path, recursive=True))
+
+    def _try(self, ask: Callable[[], Answer]) -> Answer:
+        """Ask until there is an answer, as long as patience lasts."""
+        patience = Patience(self.location, self._patience)
+        while True:
+            try:
+                return ask()
+            except Exception as error:  # noqa: BLE001 - each filesystem has errors of its own; patience sorts them
+                patience.wait(error)
+
+
+def check_file(path: Path, file: File, on_bytes: OnBytes = lambda count: None, name: str | None = None) -> None:
+    """Refuse a file that isn't there, or not as it was written; `on_bytes` is told how much has been read."""
+    where = name or str(path)
+    try:
+        size = _without_links(path).stat().st_size
+        if size != file.num_bytes:
+            raise damaged(where, f"it has {size:,} bytes, not {file.num_bytes:,}")
+        if digest_of(path, on_bytes) != file.sha256:
+            raise damaged(where, "its digest is another than when it was written")
+    except FileNotFoundError:
+        raise damaged(where, "it is missing") from None
+    except OSError as error:
+        raise damaged(where, f"it can't be read: {error.strerror}") from None
+
+
+def digest_of(path: Path, on_bytes: OnBytes = lambda count: None) -> str:
+    """Return the SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+            on_bytes(len(block))
+    return digest.hexdigest()
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder safe on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _link(partial: Path, path: Path) -> bool:
+    try:
+        os.link(partial, path)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        # No hard links here. Reserve the name, then fill it at once.
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        except FileExistsError:
+            return False
+        partial.replace(path)
+    return True
+
+
+def _without_links(path: Path) -> Path:
+    if path.is_symlink() or path.parent.is_symlink():
+        raise DataError(f"{path} leads elsewhere by a symbolic link; don't trust it")
+    return path

@@ -1,0 +1,81 @@
+"""Board: short notes from rank to rank that need no collective, so that they can pass while a step runs."""
+
+import time
+from collections.abc import Callable
+from itertools import count
+from typing import Protocol
+
+from torch._C._distributed_c10d import Store
+
+_PAUSE = 0.02
+
+
+class Board(Protocol):
+    """Notes by key, seen by all ranks."""
+
+    def post(self, key: str, note: str) -> None:
+        """Put a note up; another with the same key is replaced."""
+        ...
+
+    def find(self, key: str) -> str | None:
+        """Return a note, if it is up."""
+        ...
+
+    def remove(self, key: str) -> None:
+        """Take a note down."""
+        ...
+
+    def next_number(self) -> int:
+        """Return 0, 1, 2, ...: the same on all ranks that ask as often, to keep the keys of many users apart."""
+        ...
+
+
+class OwnBoard:
+    """The board of a rank that is alone."""
+
+    def __init__(self) -> None:
+        self._notes: dict[str, str] = {}
+        self._numbers = count()
+
+    def post(self, key: str, note: str) -> None:
+        self._notes[key] = note
+
+    def find(self, key: str) -> str | None:
+        return self._notes.get(key)
+
+    def remove(self, key: str) -> None:
+        self._notes.pop(key, None)
+
+    def next_number(self) -> int:
+        return next(self._numbers)
+
+
+class SharedBoard:
+    """A board in the store of the world, over a connection of its own; none of its calls waits for a note."""
+
+    def __init__(self, store: Store) -> None:
+        self._store: Store = store.clone()  # type: ignore[attr-defined]
+        self._numbers = count()
+
+    def post(self, key: str, note: str) -> None:
+        self._store.set(f"board/{key}", note)
+
+    def find(self, key: str) -> str | None:
+        name = f"board/{key}"
+        return self._store.get(name).decode() if self._store.check([name]) else None
+
+    def remove(self, key: str) -> None:
+        self._store.delete_key(f"board/{key}")
+
+    def next_number(self) -> int:
+        return next(self._numbers)
+
+
+def await_note(board: Board, key: str, check: Callable[[], None]) -> str:
+    """Wait for a note; `check` is called now and then, and raises if waiting is of no use any more."""
+    pause = _PAUSE
+    while (note := board.find(key)) is None:
+        check()
+        time.sleep(pause)
+        pause = min(2 * pause, 0.5)
+    return note

@@ -1,0 +1,56 @@
+"""Gathering: the ranks of this start agree on a name for it that no other start has.
+
+An agent's store outlives the ranks: it may still hold what ranks of an earlier start have left in it, and the agent's
+count of restarts is its own, not that of the other machines. So the first rank draws a name, and takes in only those
+who answer to it.
+"""
+
+import time
+import uuid
+from datetime import timedelta
+
+from torch._C._distributed_c10d import Store
+
+from stretto.base.errors import LostPeerError
+
+_PAUSE = 0.01
+
+
+def gather_ranks(store: Store, rank: int, size: int, timeout: timedelta) -> str:
+    """Return a name that all ranks of this start have agreed on; each names itself first, so none is an old one's."""
+    until = time.monotonic() + timeout.total_seconds()
+    return _lead(store, size, until) if rank == 0 else _follow(store, rank, until)
+
+
+def _lead(store: Store, size: int, until: float) -> str:
+    name = uuid.uuid4().hex
+    store.set("leader", name)
+    missing = set(range(1, size))
+    while missing:
+        for rank in sorted(missing):
+            if store.check([f"{name}/joined/{rank}"]):
+                missing.discard(rank)
+            elif store.check([f"hello/{rank}"]):
+                # Maybe one of an earlier start: then it won't join, and the one of this start will say hello again.
+                store.set(f"{name}/welcome/{rank}", store.get(f"hello/{rank}").decode())
+        _pause(until, sorted(missing))
+    return name
+
+
+def _follow(store: Store, rank: int, until: float) -> str:
+    own = uuid.uuid4().hex
+    store.set(f"hello/{rank}", own)
+    while True:
+        if store.check(["leader"]):
+            name = store.get("leader").decode()
+            welcome = f"{name}/welcome/{rank}"
+            if store.check([welcome]) and store.get(welcome).decode() == own:
+                store.set(f"{name}/joined/{rank}", own)
+                return name
+        _pause(until, [0])
+
+
+def _pause(until: float, missing: list[int]) -> None:
+    if missing and time.monotonic() > until:
+        raise LostPeerError(f"rank {missing[0]} did not join in time; look at that rank's own output for the reason")
+    time.sleep(_PAUSE if missing else 0)

@@ -1,0 +1,121 @@
+"""The resume law: what happens after a step depends on what was saved at it, not on who saved it or goes on."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from cases import MODELS, Case, RandomWindows, run_alone
+from ranks import Pools
+from stretto import Checkpoints, ConfigError, Layout, Stack, TokenLoss, TrainConfig, Trainer, World, make_engine
+from stretto.base.position import Position
+
+TO_ONE_DEVICE = [(2, 2), (1, 4), (4, 1), (1, 1)]  # replicas, stages
+TO_ANY_NUMBER = [(2, 2), (2, 1), (1, 3), (1, 1)]
+OPTIMIZERS: dict[str, dict[str, float]] = {
+    "adamw": {"weight_decay": 0.1},
+    "sgd": {"momentum": 0.9},
+    "asgd": {"average_from": 3},
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a rank has to say after some steps."""
+
+    losses: list[float]
+    position: Position
+    tensors: dict[str, Tensor]
+
+
+def train(
+    world: World, folder: Path, case: Case, layout: Layout, stop: int, optimizer: str = "sgd", zero_lanes: bool = False
+) -> Told:
+    """Go on from what is in a folder, up to a step, and save there."""
+    model = Stack(MODELS[case.model]()).to(case.dtype)
+    engine = make_engine(model, TokenLoss(), layout, world, seed=3)
+    config = TrainConfig.model_validate(
+        {"steps": 100, "lr": 0.05, "optimizer": optimizer, "clip": 0.5, **OPTIMIZERS[optimizer]}
+    )
+    data = RandomWindows(case, (engine.mesh.replica, layout.replicas))
+    trainer = Trainer(engine, data, config, seed=case.seed)
+    with Checkpoints(folder, world) as checkpoints:
+        saved = checkpoints.start()
+        if saved is not None:
+            trainer.restore(saved)
+        if zero_lanes and trainer.state is not None:
+            trainer.state = tuple(torch.zeros_like(tensor) for tensor in trainer.state)
+        losses = []
+        while trainer.step < stop:
+            losses.append(trainer.advance().loss)
+        snapshot = trainer.snapshot()
+        checkpoints.save(snapshot, wait=True)
+    # All that it holds, not only what it writes.
+    tensors = {f"weights.{name}": tensor for name, tensor in engine.stack.state_dict().items()}
+    tensors |= {piece.name: piece.tensor for piece in snapshot.pieces}
+    return Told(losses, trainer.position, {name: tensor.detach().clone() for name, tensor in tensors.items()})
+
+
+def layout_of(grid: tuple[int, int]) -> Layout:
+    return Layout(replicas=grid[0], stages=grid[1], chunks=3 if grid[1] > 1 else 1, slices=2)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("model", ["lstm", "odd"])
+@pytest.mark.parametrize("grids", [TO_ONE_DEVICE, TO_ANY_NUMBER], ids=["to one device", "to any number"])
+def test_the_curve_is_the_same_through_any_layouts(
+    grids: list[tuple[int, int]], model: str, optimizer: str, pools: Pools, tmp_path: Path
+) -> None:
+    case = Case(model=model, num_rows=9, num_steps=12)
+    alone = pools[1].run(train, tmp_path / "alone", case, Layout(), 12, optimizer)[0]
+    losses: list[float] = []
+    for number, grid in enumerate(grids, 1):
+        told = pools[grid[0] * grid[1]].run(train, tmp_path / "run", case, layout_of(grid), 3 * number, optimizer)
+        losses += told[0].losses
+        assert all(one.losses == told[0].losses and one.position == told[0].position for one in told)
+    assert losses == pytest.approx(alone.losses, rel=1e-9)
+    assert told[0].position == alone.position
+    assert told[0].tensors.keys() == alone.tensors.keys()
+    for name, tensor in alone.tensors.items():
+        assert torch.allclose(told[0].tensors[name].double(), tensor.double(), rtol=1e-7, atol=1e-10), name
+
+
+def test_a_run_that_loses_its_lanes_is_noticed(pools: Pools, tmp_path: Path) -> None:
+    """The test above can fail: the states of the lanes are what it depends on."""
+    case = Case(num_rows=9, num_steps=12)
+    expected = run_alone(case)
+    assert expected.losses
+    alone = pools[1].run(train, tmp_path / "alone", case, Layout(), 6)[0]
+    first = pools[4].run(train, tmp_path / "run", case, layout_of((2, 2)), 3)[0]
+    second = pools[2].run(train, tmp_path / "run", case, layout_of((2, 1)), 6, "sgd", True)[0]
+    with pytest.raises(AssertionError):
+        assert first.losses + second.losses == pytest.approx(alone.losses, rel=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("grid", [(1, 1), (2, 1), (1, 2), (2, 2), (3, 1)], ids=str)
+def test_the_same_layout_gives_the_same_bits(
+    grid: tuple[int, int], optimizer: str, pools: Pools, tmp_path: Path
+) -> None:
+    case = Case(num_rows=9, num_steps=12, dtype=torch.float32)
+    layout = layout_of(grid)
+    ranks = pools[layout.num_ranks]
+    whole = ranks.run(train, tmp_path / "whole", case, layout, 8, optimizer)
+    parts = [ranks.run(train, tmp_path / "parts", case, layout, stop, optimizer) for stop in (3, 4, 8)]
+    for rank in range(layout.num_ranks):
+        assert [loss for part in parts for loss in part[rank].losses] == whole[rank].losses
+        assert parts[-1][rank].tensors.keys() == whole[rank].tensors.keys()
+        for name, tensor in whole[rank].tensors.items():
+            assert torch.equal(parts[-1][rank].tensors[name], tensor), name
+
+
+def test_another_seed_or_optimizer_is_refused(pools: Pools, tmp_path: Path) -> None:
+    world = World(0, 1, torch.device("cpu"))
+    case = Case(num_rows=4, num_steps=3)
+    train(world, tmp_path, case, Layout(), 2)
+    with pytest.raises(ConfigError, match="is of a run with optimizer 'sgd', not 'adamw'; use the same"):
+        train(world, tmp_path, case, Layout(), 3, "adamw")
+    with pytest.raises(ConfigError, match=r"is of a run with seed \d+, not 77"):
+        train(world, tmp_path, Case(num_rows=4, num_steps=3, seed=77), Layout(), 3)
