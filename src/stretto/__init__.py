@@ -65,7 +65,8 @@ _HOMES = {
     "stretto.engine.local": ("LocalEngine",),
     "stretto.mesh.world": ("World", "world"),
     "stretto.train.evaluate": ("Evaluation", "evaluate"),
-    "stretto.train.run": ("EvaluationReport", "Run", "load_run"),
+    "stretto.train.run": ("EvaluationReport", "LeftError", "Run"),
+    "stretto.train.trained": ("TrainedModel", "load"),
     "stretto.train.weights": ("load_weights", "save_weights"),
     "stretto.train.trainer": ("StepReport", "Trainer", "Wish"),
 }

@@ -69,8 +69,10 @@ from stretto.mesh.world import world as world
 from stretto.train.evaluate import Evaluation as Evaluation
 from stretto.train.evaluate import evaluate as evaluate
 from stretto.train.run import EvaluationReport as EvaluationReport
+from stretto.train.run import LeftError as LeftError
 from stretto.train.run import Run as Run
-from stretto.train.run import load_run as load_run
+from stretto.train.trained import TrainedModel as TrainedModel
+from stretto.train.trained import load as load
 from stretto.train.trainer import StepReport as StepReport
 from stretto.train.trainer import Trainer as Trainer
 from stretto.train.trainer import Wish as Wish

@@ -41,7 +41,7 @@ def test_prepare_train_and_eval_work_together(prepared: Path, capsys: pytest.Cap
 def test_the_schema_is_json_and_names_every_section(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["schema"]) == 0
     schema = json.loads(capsys.readouterr().out)
-    assert set(schema["properties"]) == {"data", "model", "train", "layout", "run"}
+    assert set(schema["properties"]) == {"data", "model", "train", "layout", "run", "save"}
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_the_schema_is_json_and_names_every_section(capsys: pytest.CaptureFixtur
         (["train", "run.toml", "--data.train", "gone"], "gone holds no prepared data"),
         (["train", "run.toml", "--layout.slices", "9"], "layout.slices=9 exceeds data.lanes=8"),
         (["train", "run.toml", "--train.optimizer", "sgd", "--train.lr", "1e38"], "has loss"),
-        (["eval", "nowhere"], "nowhere holds no run"),
+        (["eval", "nowhere"], "nowhere is not there; give the folder of a run or of a checkpoint"),
         (["prepare", "text", "nowhere.txt", "--out", "x"], "nowhere.txt is not a file"),
         (["prepare", "text", "run.toml", "--out", "data"], "data holds prepared data already"),
         (["prepare", "text", "run.toml", "--out", "x", "--vocabulary", "gone"], "gone holds no prepared data"),

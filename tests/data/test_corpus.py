@@ -24,7 +24,7 @@ def test_a_gather_is_one_request_for_all_its_rows(text_file: Path, tmp_path: Pat
             requests.append(len(spans))
             return pages.read(spans)
 
-    store = Store(corpus.location, corpus.store.kind, corpus.store.fields, corpus.store.files, Counted())
+    store = Store(corpus.location, corpus.store.kind, corpus.store.fields, corpus.store.files, Counted(), "")
     starts = np.array([900, 0, 333, corpus.num_tokens - 500])
     gathered = Corpus(store, corpus.fields, corpus.vocabulary).gather(starts, 500)
     assert len(requests) == 1 and requests[0] > len(starts), "rows go across shards"

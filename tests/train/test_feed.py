@@ -24,11 +24,12 @@ from stretto import (
     Run,
     SquaredError,
     Stack,
+    StepReport,
     StrettoError,
     TrainConfig,
     Trainer,
     initialize,
-    load_run,
+    load,
     make_engine,
     prepare_text,
 )
@@ -84,7 +85,7 @@ def test_a_run_trains_and_its_model_scores_the_same_when_loaded(
     assert says in str(run.trainer.data)
     *_, last = run.events()
     assert isinstance(last, EvaluationReport)
-    trained = load_run(tmp_path / "run")
+    trained = load(tmp_path / "run")
     assert trained.subject == run.subject and trained.subject.task.asks == asks
     again = trained.evaluate(tmp_path / "valid")
     assert again.loss == pytest.approx(last.evaluation.loss, rel=1e-6) and again.tokens == last.evaluation.tokens
@@ -96,7 +97,7 @@ def test_an_epoch_ends_when_every_row_was_seen(rows: list[list[int]], tmp_path: 
     write(tmp_path, "classes", rows)
     run = Run(config(tmp_path, {"budget": 60}, train={"epochs": 3}))
     assert run.trainer.num_steps is None and run.trainer.progress == 0
-    reports = [event for event in run.events() if not isinstance(event, EvaluationReport)]
+    reports = [event for event in run.events() if isinstance(event, StepReport)]
     for epoch in (1, 2, 3):
         assert sum(report.tokens for report in reports if report.epoch == epoch) == 60
     assert run.trainer.progress == 1 and reports[-1].learning_rate < 0.2 * reports[0].learning_rate
@@ -148,7 +149,7 @@ def test_a_batch_that_asks_for_nothing_moves_no_weight_and_ends_no_run(tmp_path:
     seen = 0
     before = [parameter.detach().clone() for parameter in run.engine.stack.parameters()]
     for event in run.events():
-        if not isinstance(event, EvaluationReport):
+        if isinstance(event, StepReport):
             weights = [parameter.detach().clone() for parameter in run.engine.stack.parameters()]
             if not event.tokens:
                 assert all(torch.equal(now, then) for now, then in zip(weights, before, strict=True))
@@ -217,7 +218,7 @@ def test_what_was_learned_is_saved_before_the_last_evaluation_may_fail(rows: lis
     (tmp_path / "valid" / "labels-00000.bin").write_bytes(damaged)
     with pytest.raises(DataError, match="is damaged between bytes"):
         list(Run(config(tmp_path, {"budget": 60})).events())
-    assert load_run(tmp_path / "run").evaluate(tmp_path / "train").tokens == 60
+    assert load(tmp_path / "run").evaluate(tmp_path / "train").tokens == 60
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from stretto import ConfigError, Corpus, DataError, Run, StepReport, load_config, load_run, prepare_text
+from stretto import ConfigError, Corpus, DataError, Run, SaveReport, StepReport, load, load_config, prepare_text
 from stretto.config.run import RunConfig
 from stretto.config.toml import parse_config
 from stretto.engine.pipeline import PipelineEngine
@@ -29,19 +29,18 @@ def test_a_run_leaves_config_log_vocabulary_and_weights(word_corpus: Corpus, tmp
     config = config_for(word_corpus, tmp_path / "run", model={"dropout": 0.1, "cell": "gru"}, run={"eval_every": 3})
     run = Run(config)
     events = list(run.events())
-    assert [type(event) for event in events] == [StepReport] * 3 + [EvaluationReport] + [StepReport] * 3 + [
-        EvaluationReport
-    ]
+    steps = [StepReport] * 3
+    assert [type(event) for event in events] == [*steps, EvaluationReport, *steps, SaveReport, EvaluationReport]
     assert load_config(tmp_path / "run" / "config.toml") == config
     lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     assert [line["kind"] for line in lines].count("step") == 6
-    assert {"loss", "tokens", "gradient_norm", "learning_rate", "compute_seconds", "epoch"} <= set(lines[0])
+    assert {"loss", "tokens", "gradient_norm", "learning_rate", "compute_seconds", "epoch"} <= set(lines[1])
     assert {"loss", "perplexity", "bits_per_byte", "step"} <= set(lines[-1])
     last = events[-1]
     assert isinstance(last, EvaluationReport)
     assert lines[-1]["loss"] == last.evaluation.loss
 
-    trained = load_run(tmp_path / "run")
+    trained = load(tmp_path / "run")
     assert trained.subject.vocabulary == word_corpus.vocabulary
     for name, tensor in run.trainer.engine.stack.state_dict().items():
         assert torch.equal(tensor, trained.stack.state_dict()[name])
@@ -77,7 +76,8 @@ def test_a_folder_that_holds_a_run_is_refused(byte_corpus: Corpus, tmp_path: Pat
     config = config_for(byte_corpus, tmp_path / "run")
     list(Run(config).events())
     with pytest.raises(ConfigError, match="holds a run already"):
-        Run(config)
+        Run(config, resume="never")
+    assert Run(config).trainer.is_done
 
 
 def test_a_folder_that_can_not_be_written_is_named(byte_corpus: Corpus) -> None:
@@ -86,25 +86,25 @@ def test_a_folder_that_can_not_be_written_is_named(byte_corpus: Corpus) -> None:
 
 
 def test_a_run_that_can_not_be_loaded_says_why(byte_corpus: Corpus, text_file: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="holds no run"):
-        load_run(tmp_path)
+    with pytest.raises(DataError, match="holds no checkpoint"):
+        load(tmp_path)
     run = Run(config_for(byte_corpus, tmp_path / "run"))
     events = run.events()
     next(events)
-    with pytest.raises(DataError, match="has not finished"):
-        load_run(tmp_path / "run")
+    with pytest.raises(DataError, match="holds no checkpoint"):
+        load(tmp_path / "run")
     list(events)
     (other,) = prepare_text([text_file], tmp_path / "chars", "char")
     with pytest.raises(DataError, match="another vocabulary than the run"):
-        load_run(tmp_path / "run").evaluate(other.location)
+        load(tmp_path / "run").evaluate(other.location)
     weights = tmp_path / "run" / "weights.safetensors"
     tensors = load_file(weights)
     save_file({name: tensor[:1].contiguous() for name, tensor in tensors.items()}, weights)
     with pytest.raises(DataError, match="does not hold this model's weights"):
-        load_run(tmp_path / "run")
+        load(tmp_path / "run")
     weights.write_bytes(b"\x80\x04junk")
     with pytest.raises(DataError, match="does not hold this model's weights"):
-        load_run(tmp_path / "run")
+        load(tmp_path / "run")
 
 
 def test_a_device_is_found_by_name() -> None:
@@ -133,7 +133,7 @@ def test_a_model_and_a_loss_of_the_users_own_are_trained(byte_corpus: Corpus, tm
     own: dict[str, object] = {"factory": f"{code}:build", "loss": f"{code}:loss"}
     events = list(Run(config_for(byte_corpus, tmp_path / "run", model=own)).events())
     assert isinstance(events[-1], EvaluationReport)
-    assert load_run(tmp_path / "run").evaluate(byte_corpus.location).loss == pytest.approx(events[-1].evaluation.loss)
+    assert load(tmp_path / "run").evaluate(byte_corpus.location).loss == pytest.approx(events[-1].evaluation.loss)
     for model, reason in (
         ({"factory": "mine"}, "names no object; write it as file.py:name"),
         ({"factory": f"{tmp_path}/gone.py:build"}, "gone.py does not exist"),

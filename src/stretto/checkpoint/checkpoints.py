@@ -11,6 +11,7 @@ import platform
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -88,6 +89,7 @@ class Checkpoints:
         self._losses: dict[Name, float] = {}
         self._buffers: dict[str, Tensor] = {}
         self._under_way: _Save | None = None
+        self._reports: deque[SaveReport] = deque()
         self._is_closed = threading.Event()
         try:
             self._storage = open_storage(location, patience)
@@ -123,7 +125,7 @@ class Checkpoints:
         """
         if not self.generation:
             raise ConfigError("nothing can be saved before start() has said where the run goes on from; call it first")
-        self.poll(wait=True)
+        self._finish()
         started = time.perf_counter()
         name = Name(self.generation, snapshot.facts.step)
         staged = replace(snapshot, pieces=self._stage(snapshot.pieces))
@@ -132,32 +134,37 @@ class Checkpoints:
         self._under_way = save
         save.thread.start()
         if wait:
-            report = self.poll(wait=True)
+            self._finish()
             if not self.world.is_first:
                 await_note(self.world.board, self._key(name, "outcome"), self.world.check_told)
-            elif report is not None and report.error is not None:
-                raise DataError(report.error)
+            elif save.report is not None and save.report.error is not None:
+                raise DataError(save.report.error)
 
-    def poll(self, *, wait: bool = False) -> SaveReport | None:
-        """Return what became of the last save, once, on the first rank; none while it is under way."""
+    def poll(self) -> SaveReport | None:
+        """Return what became of a save, each once and on the first rank; none if it isn't known yet."""
+        if self._under_way is not None and not self._under_way.thread.is_alive():
+            self._finish()
+        return self._reports.popleft() if self._reports else None
+
+    def _finish(self) -> None:
+        """Wait until the save that is under way has come to its end."""
         save = self._under_way
         if save is None:
-            return None
+            return
+        self.world.note("waiting for a save")
         while save.thread.is_alive():
-            if not wait:
-                return None
-            self.world.note("waiting for a save")
             save.thread.join(0.1)
         self._under_way = None
+        if save.report is not None:
+            self._reports.append(save.report)
         if save.fatal is not None:
             raise save.fatal
-        return save.report
 
     def judge(self, step: int, loss: float) -> None:
         """Say what the held-out loss of a step was, so that the best can be kept."""
         if not (self.world.is_first and self._keep_best):
             return
-        self.poll(wait=True)
+        self._finish()
         name = Name(self.generation, step)
         if name in self._line:
             self._losses[name] = loss
@@ -167,7 +174,7 @@ class Checkpoints:
         """Let go of the folder; with `wait`, once the last save is safe."""
         try:
             if wait:
-                self.poll(wait=True)
+                self._finish()
         finally:
             self._is_closed.set()
             if self._lock is not None:
@@ -182,6 +189,11 @@ class Checkpoints:
                 f"{self.location}: generation {newest} of this run has gone on, so this one, number {self.generation}, "
                 "was cut off and ends; nothing of the other was touched"
             )
+
+    @property
+    def last_step(self) -> int | None:
+        """The step from which the run would go on now, as the first rank knows; none if nothing is saved."""
+        return self._line[0].step if self._line else None
 
     # The start, on the first rank.
 

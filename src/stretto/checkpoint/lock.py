@@ -5,8 +5,8 @@ import fcntl
 import os
 import socket
 import time
+import weakref
 from pathlib import Path
-from typing import Self
 
 from stretto.base.errors import ConfigError
 
@@ -21,45 +21,40 @@ class FolderLock:
 
     def __init__(self, folder: Path, seconds: float = _SECONDS) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._path = folder.resolve() / LOCK
+        path = folder.resolve() / LOCK
         # The system would let this very process have it twice, and lose it when either is closed.
-        if self._path in _held:
+        if path in _held:
             raise _in_use(folder, f"process {os.getpid()}, which is this one")
-        self._file = self._path.open("a+")
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         until = time.monotonic() + seconds
-        while not self._take():
+        while not _take(descriptor):
             if time.monotonic() > until:
-                self._file.seek(0)
-                who = self._file.read(200).strip() or "another process"
-                self._file.close()
-                raise _in_use(folder, who)
+                who = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
+                os.close(descriptor)
+                raise _in_use(folder, who or "another process")
             time.sleep(0.1)
-        _held.add(self._path)
-        self._file.truncate(0)
-        self._file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        self._file.flush()
+        _held.add(path)
+        os.truncate(descriptor, 0)
+        os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        # Let go of with the run, should nobody do so before.
+        self.release = weakref.finalize(self, _release, path, descriptor)
 
-    def _take(self) -> bool:
-        try:
-            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            return False
-        except OSError as error:
-            # A filesystem without locks: generations still keep two runs apart, when one of them saves.
-            if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
-                raise
-        return True
 
-    def release(self) -> None:
-        """Let others have it."""
-        _held.discard(self._path)
-        self._file.close()
+def _take(descriptor: int) -> bool:
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    except OSError as error:
+        # A filesystem without locks: generations still keep two runs apart, when one of them saves.
+        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+            raise
+    return True
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.release()
+def _release(path: Path, descriptor: int) -> None:
+    _held.discard(path)
+    os.close(descriptor)
 
 
 def _in_use(folder: Path, who: str) -> ConfigError:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stretto.base.errors import ConfigError, DataError
+from stretto.base.errors import DataError
 from stretto.base.remote import is_remote
 from stretto.base.sealed import load_sealed
 from stretto.checkpoint.line import Claim, Name, line
@@ -15,6 +15,10 @@ from stretto.checkpoint.storage import OnBytes, Storage, open_storage
 
 CHECKPOINTS = "checkpoints"
 GENERATIONS = "generations"
+
+
+class NoCheckpointError(DataError):
+    """Where a checkpoint was looked for there is none, nor the beginning of one that matters."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ def find_saved(location: Path | str, patience: float = 300.0) -> Saved:
     """Open the checkpoint at a path or URL: one checkpoint, or the newest of a folder of them, or of a run."""
     text = str(location).rstrip("/")
     if not is_remote(text) and not Path(text).is_dir():
-        raise ConfigError(f"{text} is not there; give the folder of a run or of a checkpoint")
+        raise NoCheckpointError(f"{text} is not there; give the folder of a run or of a checkpoint")
     folder, _, name = text.rpartition("/")
     storage = open_storage(text, patience)
     there = storage.names()
@@ -81,7 +85,7 @@ def find_saved(location: Path | str, patience: float = 300.0) -> Saved:
         storage = open_storage(text, patience)
     names = line(read_claims(storage), complete_names(storage))
     if not names:
-        raise DataError(f"{text} holds no checkpoint; give the folder of a run that has saved one")
+        raise NoCheckpointError(f"{text} holds no checkpoint; give the folder of a run that has saved one")
     return Saved.open(storage, str(names[0]))
 
 

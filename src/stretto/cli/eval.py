@@ -1,6 +1,4 @@
-"""`stretto eval`: the loss of a finished run's model on a corpus."""
-
-from pathlib import Path
+"""`stretto eval`: the loss of a run's model on some data."""
 
 from stretto.base.errors import ConfigError
 from stretto.cli.parser import Parser
@@ -10,9 +8,9 @@ def run(arguments: list[str]) -> None:
     """Parse and evaluate."""
     options = _parser().parse_all(arguments)
     from stretto.cli.screen import show_evaluation
-    from stretto.train.run import load_run
+    from stretto.train.trained import load
 
-    trained = load_run(options.run, options.device)
+    trained = load(options.run, options.device)
     data = options.data or trained.config.data.valid
     if data is None:
         raise ConfigError(f"{options.run} was trained without data.valid; name other data with --data FOLDER")
@@ -22,10 +20,10 @@ def run(arguments: list[str]) -> None:
 def _parser() -> Parser:
     parser = Parser(
         prog="stretto eval",
-        description="Evaluate the model of a finished run: loss, perplexity, bits per byte.",
+        description="Evaluate the model of a run: loss, perplexity, bits per byte.",
         epilog="example:\n  stretto eval runs/first --data data/other",
     )
-    parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
+    parser.add_argument("run", metavar="RUN", help="the run's folder, or a checkpoint")
     parser.add_argument(
         "--data", metavar="FOLDER", help="the data's folder or URL; the run's own data.valid if not given"
     )

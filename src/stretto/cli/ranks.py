@@ -4,34 +4,53 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from datetime import timedelta
 from typing import NoReturn
 
-from stretto.base.errors import StrettoError
+from stretto.base.errors import LostPeerError, StrettoError
 from stretto.config.run import RunConfig
+from stretto.launch.orphans import leave_with_launcher
 from stretto.mesh.world import TOLD, World, world
-from stretto.train.run import check_fits
+from stretto.train.build import check_fits, fit_to_ranks
+from stretto.train.run import LeftError, newest_checkpoint
+
+# How often ranks are started again by default, if they were started here.
+_RESTARTS = 3
 
 
 def on_ranks(
     config: RunConfig,
     arguments: list[str],
-    work: Callable[[World], None],
+    work: Callable[[World, RunConfig], None],
     check: Callable[[RunConfig], object] = check_fits,
+    *,
+    restarts: int | None = 0,
 ) -> None:
     """Do `work` on each rank that the layout needs; `arguments` are those that start this command again.
 
-    `check` is what can be found wrong before ranks are started, so that it is said just once.
+    `check` is what can be found wrong before ranks are started, so that it is said just once. Ranks that were lost
+    are started again `restarts` times; with none given, a few times if there are several.
     """
     size = config.layout.num_ranks
-    if size > 1 and "WORLD_SIZE" not in os.environ:
+    if (size > 1 or restarts) and "WORLD_SIZE" not in os.environ:
         from stretto.launch.local import launch_local
 
         check(config)
-        launch_local(size, arguments)
+        launch_local(
+            size,
+            arguments,
+            restarts=_RESTARTS if restarts is None else restarts,
+            progress=lambda: newest_checkpoint(config),
+            say=lambda what: print(f"stretto: {what}", file=sys.stderr, flush=True),
+        )
         return
-    with world(size, device=config.run.device) as joined:
+    leave_with_launcher()
+    if "WORLD_SIZE" in os.environ and os.environ["WORLD_SIZE"].isdecimal():
+        config = fit_to_ranks(config, int(os.environ["WORLD_SIZE"]))
+    timeout = timedelta(seconds=config.run.timeout)
+    with world(config.layout.num_ranks, device=config.run.device, timeout=timeout) as joined:
         try:
-            work(joined)
+            work(joined, config)
         except TOLD as error:
             if joined.is_alone:
                 raise
@@ -39,10 +58,19 @@ def on_ranks(
             sentence = f"stretto: error: {error}"
             joined.tell(error, lambda: print(sentence, file=sys.stderr, flush=True))
             leave(error.exit_code)
+        except LeftError as left:
+            # All ranks leave after the same step, and one of them says so.
+            if joined.is_first:
+                print(f"stretto: {left}", file=sys.stderr, flush=True)
+            leave(left.exit_code)
         except KeyboardInterrupt:
             if joined.is_first:
                 raise
             leave(130)
+        except LostPeerError as error:
+            # The connections that are left may wait for ever when Python closes them.
+            print(f"stretto: error: {error}", file=sys.stderr, flush=True)
+            leave(error.exit_code)
         except StrettoError:
             raise
         except Exception:

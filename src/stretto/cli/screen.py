@@ -11,9 +11,11 @@ from rich.table import Table
 from stretto.cli.console import make_console
 
 if TYPE_CHECKING:
+    from stretto.checkpoint.checkpoints import SaveReport
     from stretto.data.parts import Progress as PrepareProgress
     from stretto.measure.verify import Verification
-    from stretto.train.run import Run, TrainedModel
+    from stretto.train.run import Run
+    from stretto.train.trained import TrainedModel
     from stretto.train.trainer import StepReport
 
 
@@ -55,16 +57,26 @@ def show_run(run: "Run") -> None:
     """Train to the end, with progress."""
     console = make_console(is_quiet=not run.world.is_first)
     _say_what_will_run(console, run)
+    if run.trainer.is_done:
+        console.print(f"done already: config, log, checkpoints and weights are in {run.folder}")
+        return
     try:
         _show_events(console, run)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(
-            f" at step {run.trainer.step}: no weights were saved; delete {run.folder} or choose another --run.folder"
-        ) from None
-    console.print(f"done: config, log and weights are in {run.folder}")
+        raise KeyboardInterrupt(f" at step {run.trainer.step}: {_what_is_left(run)}") from None
+    console.print(f"done: config, log, checkpoints and weights are in {run.folder}")
+
+
+def _what_is_left(run: "Run") -> str:
+    """What becomes of a run that was interrupted."""
+    step = run.checkpoints.last_step
+    if step is None:
+        return "no step was saved; it starts from the beginning when it is started again"
+    return f"it goes on from step {step} when it is started again"
 
 
 def _show_events(console: Console, run: "Run") -> None:
+    from stretto.checkpoint.checkpoints import SaveReport
     from stretto.train.trainer import StepReport
 
     of_all = "" if run.trainer.num_steps is None else f"/{run.trainer.num_steps}"
@@ -73,6 +85,9 @@ def _show_events(console: Console, run: "Run") -> None:
         training = bars.add_task("training", total=1.0, figures="")
         evaluating = bars.add_task("evaluating", total=1.0, figures="", visible=False)
         for event in run.events(lambda part: bars.update(evaluating, completed=part, visible=True)):
+            if isinstance(event, SaveReport):
+                _show_save(console, event)
+                continue
             if not isinstance(event, StepReport):
                 bars.update(evaluating, visible=False)
                 console.print(f"step {event.step}{of_all}  held out: {event.evaluation}")
@@ -87,6 +102,13 @@ def _show_events(console: Console, run: "Run") -> None:
                 console.print(f"step {event.step}{of_all}{part}  {figures}")
             if is_due:
                 recent.clear()
+
+
+def _show_save(console: Console, report: "SaveReport") -> None:
+    if report.error is None:
+        console.print(f"saved step {report.step}: {report.num_bytes / 1e6:,.1f} MB in {report.seconds:.1f} s")
+    else:
+        console.print(f"warning: step {report.step} was not saved: {report.error}; the run goes on")
 
 
 def show_evaluation(trained: "TrainedModel", data: Path | str) -> None:
@@ -134,6 +156,12 @@ def _say_what_will_run(console: Console, run: "Run") -> None:
     steps = run.trainer.num_steps
     length = f"{config.train.epochs} epoch{'s' * (config.train.epochs > 1)}" if steps is None else f"{steps:,} steps"
     console.print(f"run     {length} on {where}, in {run.folder}")
+    if run.resumed is not None:
+        manifest = run.resumed.manifest
+        console.print(f"resume  after step {manifest.facts.step:,}, from {run.resumed.where}")
+        console.print(f"        saved by {manifest.about.layout or f'{manifest.num_ranks} ranks'}")
+        for change in run.changes:
+            console.print(f"changed {change}")
 
 
 def _figures(recent: "list[StepReport]", asks: str, is_narrow: bool) -> str:

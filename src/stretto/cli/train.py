@@ -16,16 +16,33 @@ def run(arguments: list[str]) -> None:
     from stretto.cli.screen import show_run
     from stretto.train.run import Run, prepare_run
 
-    on_ranks(config, ["train", *arguments], lambda world: show_run(Run(config, world)), prepare_run)
+    resume = options.resume
+    on_ranks(
+        config,
+        ["train", *arguments],
+        lambda world, fitted: show_run(Run(fitted, world, resume)),
+        lambda config: prepare_run(config, resume),
+        restarts=config.run.restarts,
+    )
 
 
 def _parser() -> Parser:
     parser = Parser(
         prog="stretto train",
-        usage="stretto train RUN.toml [--section.field VALUE ...]",
-        description="Train a model from a run's TOML file; every field can be overridden by an option.",
-        epilog="example:\n  stretto train run.toml --train.lr 3e-4 --run.folder runs/second",
+        usage="stretto train RUN.toml [--resume auto|never|PATH] [--section.field VALUE ...]",
+        description="Train a model from a run's TOML file; every field can be overridden by an option. A run that is "
+        "already in the folder goes on.",
+        epilog="example:\n  stretto train run.toml --train.lr 3e-4 --run.folder runs/second\n\n"
+        "exit codes:\n  0 done, 2 your mistake, 75 not finished: start it again and it goes on,\n"
+        "  76 replaced by a newer start of the same run, 130 interrupted",
     )
     parser.add_argument("config", type=Path, metavar="RUN.toml", help="the run's TOML file")
+    parser.add_argument(
+        "--resume",
+        default="auto",
+        metavar="auto|never|PATH",
+        help="go on from the newest checkpoint in the run's folder, if there is one (auto), start only in a folder "
+        "without a run (never), or go on from the checkpoint at a path or URL (default: auto)",
+    )
     add_config_options(parser)
     return parser

@@ -26,14 +26,16 @@ def run(arguments: list[str]) -> None:
     from stretto.cli.ranks import on_ranks
 
     # The run's folder is not written, so one that holds a run is no trouble.
-    on_ranks(config, ["verify", *arguments], lambda world: _verify(config, world, options.steps, options.double))
+    on_ranks(
+        config, ["verify", *arguments], lambda world, fitted: _verify(fitted, world, options.steps, options.double)
+    )
 
 
 def _verify(config: RunConfig, world: "World", num_steps: int, is_double: bool) -> None:
     from stretto.cli.console import make_console
     from stretto.cli.screen import verification_table
     from stretto.measure.verify import verify
-    from stretto.train.run import build_loss, check_fits
+    from stretto.train.build import build_loss, check_fits
 
     model, feed, _ = check_fits(config)
     found = verify(

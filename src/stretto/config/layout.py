@@ -19,6 +19,9 @@ class Layout(Section):
     recompute: bool = False
     """Run a chunk's forward again in its backward rather than keep its activations: less memory, more time."""
 
+    elastic: bool = False
+    """Fit replicas and stages to the ranks there are, rather than refuse a number that isn't replicas x stages."""
+
     @property
     def num_ranks(self) -> int:
         return self.replicas * self.stages

@@ -78,7 +78,7 @@ class RunSection(Section):
     """Where a run happens, and what its log says."""
 
     folder: Path = _Path("runs/default")
-    """Folder for config, log and weights; must not hold a run yet."""
+    """Folder for config, log, checkpoints and weights; a run that is in it already goes on."""
     seed: int = Field(1, ge=0, lt=2**63)
     """Seed of the weights and of all randomness."""
     device: str = "auto"
@@ -89,6 +89,28 @@ class RunSection(Section):
     """Steps between two lines of progress where there is no terminal; the log file has every step."""
     eval_every: int | None = Field(None, ge=1)
     """Steps between evaluations; only at the end if not given."""
+    timeout: float = Field(600.0, gt=0, allow_inf_nan=False)
+    """Seconds for which a rank waits for another before it gives it up."""
+    restarts: int | None = Field(None, ge=0)
+    """How often ranks that were lost are started again without a step saved in between; 3 if not given and several
+    ranks are started here, while one rank alone is watched only if this is given."""
+
+
+class SaveSection(Section):
+    """When a run saves a checkpoint, where, and which are kept."""
+
+    every: int | None = Field(None, ge=1)
+    """Steps between checkpoints; if not given, only `minutes` decides."""
+    minutes: float = Field(10.0, ge=0, allow_inf_nan=False)
+    """Minutes between checkpoints; 0 leaves it to `every`. One is always saved at the end."""
+    to: Location | None = None
+    """Folder or URL for checkpoints; `checkpoints` in the run's folder if not given."""
+    keep: int = Field(2, ge=1)
+    """How many of the last checkpoints are kept."""
+    keep_every: int | None = Field(None, ge=1)
+    """Checkpoints of every so many steps are kept too."""
+    keep_best: bool = False
+    """Keep the one with the least held-out loss too; each evaluation then saves one."""
 
 
 class RunConfig(Section):
@@ -99,3 +121,4 @@ class RunConfig(Section):
     train: TrainConfig = TrainConfig()
     layout: Layout = Layout()
     run: RunSection = RunSection()
+    save: SaveSection = SaveSection()

@@ -43,6 +43,7 @@ class Store:
     fields: dict[str, Any]
     files: tuple[PagedFile, ...]
     pages: Pages
+    digest: str  # of the index, and so of all that its checksums cover
 
     @classmethod
     def open(cls, location: Path | str, cache: Cache | None = None) -> "Store":
@@ -123,7 +124,7 @@ def _open(location: str, tree: dict[str, Any], cache: Cache | None) -> Store:
         files.append(PagedFile(name, entry.num_bytes, checksums))
     is_local = not is_remote(location)
     pages = LocalPages(Path(location), files) if is_local else RemotePages(location, files, cache or Cache())
-    return Store(location, str(tree["kind"]), dict(tree["fields"]), tuple(files), pages)
+    return Store(location, str(tree["kind"]), dict(tree["fields"]), tuple(files), pages, str(seal(tree)["sha256"]))
 
 
 def _read_small(location: str, name: str, cache: Cache | None) -> bytes:

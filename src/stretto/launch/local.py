@@ -1,18 +1,25 @@
-"""Local: the ranks of one machine, started and watched by torch's elastic agent."""
+"""Local: the ranks of one machine, started, watched and started again by torch's elastic agent."""
 
 import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.distributed.elastic.multiprocessing.api import SignalException, SubprocessContext
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from stretto.base.errors import LostPeerError, StrettoError
-from stretto.launch.loopback import BACKEND, register
+from stretto.base.errors import FencedError, LostPeerError, StrettoError
+from stretto.launch.loopback import LoopbackRendezvous
+from stretto.launch.orphans import LAUNCHER
+
+# Ranks that are asked to leave have so many seconds to save.
+GRACE = 60
+# What ranks say when another try would end in the same way.
+_HOPELESS = (2, FencedError.exit_code, 130)
 
 
 class RankFailedError(StrettoError):
@@ -23,40 +30,104 @@ class RankFailedError(StrettoError):
         self.exit_code = exit_code
 
 
-def launch_local(num_ranks: int, arguments: Sequence[str]) -> None:
-    """Run `stretto ARGUMENTS` on that many ranks of this machine; return when all are done."""
-    register()
+def launch_local(
+    num_ranks: int,
+    arguments: Sequence[str],
+    *,
+    restarts: int = 0,
+    progress: Callable[[], object] = lambda: None,
+    say: Callable[[str], None] = lambda what: None,
+) -> None:
+    """Run `stretto ARGUMENTS` on that many ranks of this machine; return when all are done.
+
+    When a rank is lost all are ended and started again, up to `restarts` times in which what `progress` returns has
+    not changed; `say` is told of it.
+    """
     # The agent logs each failure at length; what the user needs is said once, by us.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_ranks)))
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=num_ranks,
-        run_id="stretto",
-        rdzv_backend=BACKEND,
-        max_restarts=0,
+    os.environ[LAUNCHER] = str(os.getpid())
+    # Passed on to the ranks, which save and leave when they get the first or the last of these.
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
+    spec = WorkerSpec(
+        role="stretto",
+        local_world_size=num_ranks,
+        entrypoint=sys.executable,
+        args=("-m", "stretto", *arguments),
+        rdzv_handler=LoopbackRendezvous(),
+        max_restarts=restarts,
         monitor_interval=0.1,
-        logs_specs=DefaultLogsSpecs(),
     )
+    # No folder of logs: the ranks write where we do.
+    agent = _Agent(spec, DefaultLogsSpecs(os.devnull), progress, say)
     try:
-        elastic_launch(config, sys.executable)("-m", "stretto", *arguments)
-    except ChildFailedError as error:
-        raise _reason(error) from None
+        result = agent.run()
     except SignalException as error:
-        if error.sigval == signal.SIGINT:
-            raise KeyboardInterrupt(": the ranks were ended too") from None
-        raise RankFailedError(
-            128 + int(error.sigval), f"ended by {signal.Signals(error.sigval).name}, all ranks too"
-        ) from None
+        raise _signalled(agent.exit_codes(), signal.Signals(error.sigval)) from None
+    if result.is_failed():
+        raise _reason(result)
 
 
-def _reason(error: ChildFailedError) -> StrettoError:
-    """The failure that came first; a rank that ended by itself has said why."""
-    rank, failure = error.get_first_failure()
+class _Agent(LocalElasticAgent):
+    """Torch's agent, which counts tries without progress, and none that would end in the same way."""
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        logs: DefaultLogsSpecs,
+        progress: Callable[[], object],
+        say: Callable[[str], None],
+    ) -> None:
+        super().__init__(spec, logs, shutdown_timeout=GRACE)
+        self._progress, self._say = progress, say
+        self._last = progress()
+
+    def exit_codes(self) -> list[int | None]:
+        """Return the exit codes of the ranks, as far as they have ended."""
+        assert isinstance(self._pcontext, SubprocessContext)
+        return [handler.proc.returncode for handler in self._pcontext.subprocess_handlers.values()]
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        result: RunResult = super()._monitor_workers(worker_group)
+        if result.is_failed():
+            codes = [failure.exitcode for failure in result.failures.values()]
+            if any(code in _HOPELESS for code in codes):
+                self._remaining_restarts = 0
+                return result
+            now = self._progress()
+            if now != self._last:
+                self._last, self._remaining_restarts = now, worker_group.spec.max_restarts
+            if self._remaining_restarts > 0:
+                rank, failure = _first(result)
+                left = self._remaining_restarts - 1
+                how = f"was killed by {failure.signal_name()}" if failure.exitcode < 0 else "was lost"
+                self._say(f"rank {rank} {how}; all ranks are started again ({left} more tries after this)")
+        return result
+
+
+def _first(result: RunResult) -> tuple[int, ProcessFailure]:
+    """The failure that came first: a rank that was killed, or else one that lost another and says so."""
+    return min(result.failures.items(), key=lambda item: (item[1].timestamp, item[1].exitcode > 0))
+
+
+def _reason(result: RunResult) -> StrettoError:
+    """Why the ranks have ended; one that ended by itself has said so."""
+    rank, failure = _first(result)
     if failure.exitcode > 0:
         return RankFailedError(failure.exitcode)
     name = failure.signal_name()
     hint = "if nobody did that, the machine may have run out of memory" if name == "SIGKILL" else "see what it printed"
     return LostPeerError(f"rank {rank} was killed by {name}, so the others were ended too; {hint}")
+
+
+def _signalled(codes: Sequence[int | None], number: signal.Signals) -> BaseException:
+    """What it means that we were told to end, after the ranks have ended with these codes."""
+    if number == signal.SIGINT:
+        return KeyboardInterrupt(": the ranks were ended too")
+    if all(code == LostPeerError.exit_code for code in codes):
+        # They have saved, and said so.
+        return RankFailedError(LostPeerError.exit_code)
+    if all(code == 0 for code in codes):
+        return RankFailedError(0)
+    return RankFailedError(128 + int(number), f"ended by {number.name}, all ranks too")

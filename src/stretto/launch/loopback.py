@@ -7,9 +7,7 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
-    RendezvousParameters,
     RendezvousStoreInfo,
-    rendezvous_handler_registry,
 )
 
 BACKEND = "stretto-loopback"
@@ -18,8 +16,7 @@ BACKEND = "stretto-loopback"
 class LoopbackRendezvous(RendezvousHandler):
     """One agent, no one to wait for; its store is the one that the ranks use."""
 
-    def __init__(self, run_id: str) -> None:
-        self._run_id = run_id
+    def __init__(self) -> None:
         self._is_closed = False
         self._store: TCPStore | None = None
 
@@ -31,7 +28,7 @@ class LoopbackRendezvous(RendezvousHandler):
         return BACKEND
 
     def get_run_id(self) -> str:
-        return self._run_id
+        return "stretto"
 
     def next_rendezvous(self) -> RendezvousInfo:
         # Bound by ourselves: torch's own store would listen on every interface, and asks nobody for a password.
@@ -57,16 +54,3 @@ class LoopbackRendezvous(RendezvousHandler):
     def shutdown(self) -> bool:
         self._store = None
         return True
-
-
-def register() -> None:
-    """Make the rendezvous known to torch's elastic agent."""
-
-    def create(parameters: RendezvousParameters) -> RendezvousHandler:
-        return LoopbackRendezvous(parameters.run_id)
-
-    try:
-        rendezvous_handler_registry.register(BACKEND, create)
-    except ValueError:
-        # Known already; a second launch in one process registers it again.
-        return

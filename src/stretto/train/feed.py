@@ -1,6 +1,6 @@
 """Feed: the windows that a config asks for, from whatever its data is; and what a model must remember of that data."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stretto.base.errors import ConfigError, DataError
@@ -36,6 +36,7 @@ class Feed:
 
     windows: Windows
     subject: Subject
+    digest: str = ""  # of the data's index
 
 
 def open_feeds(config: RunConfig) -> tuple[Feed, Feed | None]:
@@ -60,7 +61,7 @@ def open_feed(config: RunConfig, location: str | Path, field: str, *, is_held_ou
         else:
             feed = _feed_sequences(Sequences.of(store), config, is_held_out)
         _check_parts(feed.windows, config.layout, is_held_out)
-        return feed
+        return replace(feed, digest=store.digest)
     except DataError as error:
         is_relative = not is_remote(location) and not Path(location).is_absolute()
         where = f", seen from {Path.cwd()}" if is_relative else ""

@@ -1,41 +1,43 @@
-"""A run from a config: its folder, its log, its events from the first step to the saved weights."""
+"""A run from a config: its folder, its log, its checkpoints, its events from the first step to the saved weights."""
 
-import json
-import math
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
-import torch
+from safetensors.torch import save_file
 
-from stretto.base.errors import ConfigError, StrettoError
-from stretto.base.position import Position
-from stretto.base.task import Task
-from stretto.blocks.losses import Loss, LossSum, SequenceLoss, SquaredError, TokenLoss
-from stretto.blocks.network import network
+from stretto.base.errors import ConfigError, DivergedError, StrettoError
 from stretto.blocks.stack import Stack
-from stretto.config.layout import Layout
+from stretto.checkpoint.checkpoints import Checkpoints, SaveReport
+from stretto.checkpoint.manifest import About
+from stretto.checkpoint.saved import CHECKPOINTS, NoCheckpointError, Saved, find_saved
 from stretto.config.run import RunConfig
-from stretto.config.toml import dump_config, load_config
-from stretto.engine.build import make_engine, stage_parts
-from stretto.engine.gather import gather
-from stretto.engine.local import LocalEngine
-from stretto.engine.pipeline import PipelineEngine
-from stretto.engine.replica import ReplicaEngine
+from stretto.config.toml import dump_config
 from stretto.mesh.device import find_device
 from stretto.mesh.world import World
+from stretto.train.build import build_engine, check_fits
+from stretto.train.changes import Change, find_changes, refuse_changes
 from stretto.train.evaluate import Evaluation, OnWindow, evaluate
-from stretto.train.feed import Feed, open_feed, open_feeds
+from stretto.train.feed import Feed
+from stretto.train.log import open_log, write_line
 from stretto.train.optimizer import averaged_weights
-from stretto.train.subject import Subject, check_same, read_subject, write_subject
-from stretto.train.trainer import StepReport, Trainer
-from stretto.train.user_code import load_object
-from stretto.train.weights import load_weights, save_weights
+from stretto.train.signals import when_asked_to_leave
+from stretto.train.subject import subject_files
+from stretto.train.trained import CONFIG, WEIGHTS, read_weights
+from stretto.train.trainer import StepReport, Trainer, Wish
+from stretto.train.weights import save_weights
 
-CONFIG = "config.toml"
 LOG = "log.jsonl"
-WEIGHTS = "weights.safetensors"
+NONFINITE = "nonfinite"
+
+
+class LeftError(StrettoError):
+    """The run was asked to leave; it has saved its last step, and goes on from there when it is started again."""
+
+    exit_code = 75
 
 
 @dataclass(frozen=True)
@@ -46,20 +48,24 @@ class EvaluationReport:
     evaluation: Evaluation
 
 
-class Run:
-    """A run that is ready to go: everything it needs was found and fits together.
+Event = StepReport | EvaluationReport | SaveReport
 
-    `for event in run.events(): ...` trains, evaluates and logs; an event is a StepReport or an EvaluationReport. With
-    several ranks each has a Run of its own, and all of them must go through the events; the first rank writes.
+
+class Run:
+    """A run that is ready to go, or to go on: everything it needs was found and fits together.
+
+    `for event in run.events(): ...` trains, evaluates, saves and logs. With several ranks each has a Run of its own,
+    and all of them must go through the events; the first rank writes config, log and weights. `resume` is `auto` (go
+    on from the newest checkpoint in the folder), `never`, or the path of a checkpoint.
     """
 
-    def __init__(self, config: RunConfig, world: World | None = None) -> None:
+    def __init__(self, config: RunConfig, world: World | None = None, resume: str = "auto") -> None:
         self.config = config
         self.world = world or World(0, 1, find_device(config.run.device))
         self.folder = config.run.folder
-        self.model, train, valid = prepare_run(config)
+        self.model, train, valid = prepare_run(config, resume)
         self.subject = train.subject
-        self.engine = _make_engine(self.model, config, train.subject.task, self.world)
+        self.engine = build_engine(self.model, config, train.subject.task, self.world)
         share = (self.engine.mesh.replica, config.layout.replicas, config.layout.slices)
         self.valid = None if valid is None else valid.windows.share(*share)
         self.trainer = Trainer(
@@ -69,47 +75,136 @@ class Run:
             seed=config.run.seed,
             workers=config.data.workers,
         )
+        self._about = About(config=config.model_dump(mode="json"), layout=str(config.layout), data=train.digest)
+        save = config.save
+        self.checkpoints = Checkpoints(
+            _location(config),
+            self.world,
+            keep=save.keep,
+            keep_every=save.keep_every,
+            keep_best=save.keep_best,
+            patience=config.data.patience,
+        )
         if self.world.is_first:
             self._create_folder()
+        self.resumed = self.checkpoints.start(resume)
+        self.changes: list[Change] = []
+        if self.resumed is not None:
+            self._go_on_from(self.resumed)
+        self._saved_step = self.trainer.step if self.resumed is not None else -1
+        self._saved_time = time.monotonic()
 
-    def events(self, on_window: OnWindow = lambda part: None) -> Iterator[StepReport | EvaluationReport]:
+    def events(self, on_window: OnWindow = lambda part: None) -> Iterator[Event]:
         """Train to the end; `on_window` is told how far an evaluation is."""
         # All ranks have looked at the folder when this is through; then the first may write.
         self.engine.add_up([0.0])
-        if not self.world.is_first:
-            yield from self._events(None, on_window)
-            return
-        (self.folder / CONFIG).write_text(dump_config(self.config), encoding="utf-8")
-        write_subject(self.folder, self.subject)
-        with (self.folder / LOG).open("w", encoding="utf-8", buffering=1) as log:
-            yield from self._events(log, on_window)
+        with self.checkpoints, when_asked_to_leave(lambda: self.trainer.wish(Wish.LEAVE)):
+            if not self.world.is_first:
+                yield from self._events(None, on_window)
+                return
+            (self.folder / CONFIG).write_text(dump_config(self.config), encoding="utf-8")
+            for name, content in subject_files(self.subject).items():
+                (self.folder / name).write_bytes(content)
+            with closing(open_log(self.folder / LOG, self.trainer.step)) as log:
+                write_line(log, "start", self._start_line())
+                yield from self._events(log, on_window)
 
-    def _events(self, log: TextIO | None, on_window: OnWindow) -> Iterator[StepReport | EvaluationReport]:
-        for report in self.trainer:
-            _write_line(log, "step", asdict(report))
+    def _events(self, log: TextIO | None, on_window: OnWindow) -> Iterator[Event]:
+        for report in self._steps():
+            write_line(log, "step", asdict(report))
             yield report
+            is_asked_to_leave = Wish.LEAVE in self.trainer.granted
+            if self._is_save_due(report.step) or is_asked_to_leave or self.trainer.is_done:
+                # What is saved now is safe whatever the evaluation meets.
+                self._save(wait=is_asked_to_leave or self.trainer.is_done)
             if self.trainer.is_done:
-                # Before the last evaluation, which may meet damaged data: what was learned is safe.
                 self._save_weights()
-            if self.valid is not None and self._is_due(report.step):
-                with averaged_weights(self.trainer.optimizer):
-                    evaluation = evaluate(
-                        self.engine, self.valid, workers=self.config.data.workers, on_window=on_window
-                    )
-                figures = {"loss": evaluation.loss, "tokens": evaluation.tokens, **evaluation.scores}
-                _write_line(log, "evaluation", {"step": report.step, **figures})
-                yield EvaluationReport(report.step, evaluation)
+            yield from self._saves(log)
+            if is_asked_to_leave and not self.trainer.is_done:
+                raise LeftError(f"left after step {report.step}, as asked: it is saved, and the run goes on from there")
+            if self.valid is not None and self._is_evaluation_due(report.step):
+                yield self._evaluate(report.step, log, on_window)
+        yield from self._saves(log)
 
-    def _save_weights(self) -> None:
+    def _steps(self) -> Iterator[StepReport]:
+        try:
+            for report in self.trainer:
+                self._wish_for_a_save()
+                yield report
+        except DivergedError as error:
+            raise DivergedError(f"{error}; the batch is in {self._keep_batch()}") from None
+
+    def _evaluate(self, step: int, log: TextIO | None, on_window: OnWindow) -> EvaluationReport:
+        assert self.valid is not None
         with averaged_weights(self.trainer.optimizer):
-            parts = stage_parts(self.model, self.config.layout)
-            weights = gather(self.model, parts, self.engine.stack.state_dict(), self.engine.mesh)
-        if self.world.is_first:
-            save_weights(weights, self.folder / WEIGHTS)
+            evaluation = evaluate(self.engine, self.valid, workers=self.config.data.workers, on_window=on_window)
+        figures = {"loss": evaluation.loss, "tokens": evaluation.tokens, **evaluation.scores}
+        write_line(log, "evaluation", {"step": step, **figures})
+        self.checkpoints.judge(step, evaluation.loss)
+        return EvaluationReport(step, evaluation)
 
-    def _is_due(self, step: int) -> bool:
+    def _go_on_from(self, saved: Saved) -> None:
+        about = saved.manifest.about
+        self.changes = find_changes(about.config or {}, self.config) if about.config else []
+        self.trainer.restore(saved)
+
+    def _save(self, *, wait: bool) -> None:
+        if self._saved_step == self.trainer.step:
+            return
+        snapshot = self.trainer.snapshot()
+        self.checkpoints.save(replace(snapshot, about=self._about, files=subject_files(self.subject)), wait=wait)
+        self._saved_step, self._saved_time = self.trainer.step, time.monotonic()
+
+    def _saves(self, log: TextIO | None) -> Iterator[SaveReport]:
+        """What has become of saves since this was asked last."""
+        while (report := self.checkpoints.poll()) is not None:
+            write_line(log, "save", asdict(report))
+            yield report
+
+    def _wish_for_a_save(self) -> None:
+        """The clock of the first rank decides for all, which learn of it after the next step."""
+        minutes = self.config.save.minutes
+        if minutes and self.world.is_first and time.monotonic() - self._saved_time > 60 * minutes:
+            self.trainer.wish(Wish.SAVE)
+
+    def _is_save_due(self, step: int) -> bool:
+        save = self.config.save
+        is_due = save.every is not None and step % save.every == 0
+        is_for_best = save.keep_best and self.valid is not None and self._is_evaluation_due(step)
+        return is_due or is_for_best or Wish.SAVE in self.trainer.granted
+
+    def _is_evaluation_due(self, step: int) -> bool:
         every = self.config.run.eval_every
         return self.trainer.is_done or (every is not None and step % every == 0)
+
+    def _save_weights(self) -> None:
+        """Put the weights of all stages into one file, from the checkpoint that was just saved."""
+        if self.world.is_first:
+            self.checkpoints.check_fence()
+            saved = find_saved(self.checkpoints.location, self.config.data.patience)
+            save_weights(read_weights(self.model, saved), self.folder / WEIGHTS)
+
+    def _keep_batch(self) -> Path:
+        """Save this rank's share of the window that went wrong, and the states it started from, for study."""
+        trainer = self.trainer
+        assert trainer.window is not None
+        path = self.folder / NONFINITE / f"step-{trainer.step + 1}-rank-{self.world.rank}.safetensors"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        window = asdict(trainer.window)
+        tensors = {name: value.contiguous() for name, value in window.items() if hasattr(value, "contiguous")}
+        tensors |= {f"state.{index}": tensor.cpu() for index, tensor in enumerate(trainer.state or ())}
+        save_file(tensors, path)
+        return path
+
+    def _start_line(self) -> dict[str, object]:
+        return {
+            "step": self.trainer.step,
+            "generation": self.checkpoints.generation,
+            "from": None if self.resumed is None else self.resumed.where,
+            "ranks": self.world.size,
+            "layout": str(self.config.layout),
+            "changes": [str(change) for change in self.changes],
+        }
 
     def _create_folder(self) -> None:
         try:
@@ -119,120 +214,45 @@ class Run:
             raise ConfigError(f"run.folder={self.folder} can't be written ({error.strerror}); choose another") from None
 
 
-def prepare_run(config: RunConfig) -> tuple[Stack, Feed, Feed | None]:
-    """Check that a run can start, as `check_fits` does, and that its folder is free."""
+def prepare_run(config: RunConfig, resume: str = "auto") -> tuple[Stack, Feed, Feed | None]:
+    """Check that a run can start, as `check_fits` does, and that what it goes on from is of the same run."""
     folder = config.run.folder
-    if (folder / CONFIG).exists():
+    if resume == "never" and (folder / CONFIG).exists():
         raise ConfigError(f"run.folder={folder} holds a run already; choose another --run.folder, or delete it")
-    return check_fits(config)
+    fitting = check_fits(config)
+    saved = _find(config, resume)
+    if saved is not None:
+        about = saved.manifest.about
+        if about.config is not None:
+            refuse_changes(find_changes(about.config, config), saved.where)
+        if about.data not in (None, fitting[1].digest):
+            raise ConfigError(
+                f"data.train={config.data.train} is not the data that {saved.where} was trained on, so its place in it "
+                "means nothing; give the same data, or choose another --run.folder"
+            )
+    return fitting
 
 
-def check_fits(config: RunConfig) -> tuple[Stack, Feed, Feed | None]:
-    """Check all that can be checked without a device; return the model on the meta device and the data of all ranks.
-
-    What is wrong is found here on every rank alike, or, by a command that is about to start ranks, just once.
-    """
-    train, valid = open_feeds(config)
-    model = build_model(config, train.subject.task)
-    stage_parts(model, config.layout)
-    build_loss(config, train.subject.task)
-    if not model.causal and train.windows.is_carried:
-        raise ConfigError(
-            "the model has a block that looks ahead in time (causal=False), but lanes go on from window to window; "
-            "use causal blocks"
-        )
-    if train.windows.is_carried and config.layout.chunks > config.data.window:
-        raise ConfigError(f"layout.chunks={config.layout.chunks} exceeds data.window={config.data.window}; use fewer")
-    return model, train, valid
-
-
-@dataclass(frozen=True)
-class TrainedModel:
-    """What a finished run left: its config, what its data was about, and the stack with its weights."""
-
-    config: RunConfig
-    subject: Subject
-    stack: Stack
-
-    def evaluate(self, location: Path | str, on_window: OnWindow = lambda part: None) -> Evaluation:
-        """Return the loss on other data, cut as the run's own was."""
-        alone = self.config.model_copy(update={"layout": Layout()})
-        feed = open_feed(alone, location, "data", is_held_out=True)
-        check_same(self.subject, feed.subject, str(location), "the run")
-        loss = build_loss(self.config, self.subject.task)
-        # As many rows at once as a rank of the run had.
-        rows = feed.windows.read(Position(), inputs=False, targets=False).num_rows
-        slices = min(rows, self.config.layout.num_parts)
-        engine = LocalEngine(self.stack, loss, slices=slices, precision=self.config.run.precision)
-        return evaluate(engine, feed.windows.share(0, 1, slices), on_window=on_window)
-
-
-def load_run(folder: Path | str, device: str | None = None) -> TrainedModel:
-    """Load a finished run from its folder, onto `device` or the one that its config names."""
-    folder = Path(folder)
-    if not (folder / CONFIG).is_file():
-        raise ConfigError(f"{folder} holds no run ({CONFIG} is missing); give the folder of a run")
-    config = load_config(folder / CONFIG)
-    subject = read_subject(folder)
-    stack = build_model(config, subject.task)
-    load_weights(stack, folder / WEIGHTS)
-    return TrainedModel(config, subject, stack.to(find_device(device or config.run.device)))
-
-
-def build_model(config: RunConfig, task: Task) -> Stack:
-    """Return the model that a config describes, on the meta device: no rank has to hold all of it."""
+def _find(config: RunConfig, resume: str) -> Saved | None:
+    """What a run would go on from, as far as can be said before it starts."""
+    if resume == "never":
+        return None
+    if resume != "auto":
+        return find_saved(resume, config.data.patience)
     try:
-        with torch.device("meta"):
-            if config.model.factory is None:
-                return network(config.model, task)
-            factory = load_object("model.factory", config.model.factory)
-            model = factory(task) if callable(factory) else factory
-    except StrettoError:
-        raise
-    except Exception as error:  # noqa: BLE001 - whatever the user's code raises
-        what = "the model" if config.model.factory is None else f"model.factory={config.model.factory!r}"
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ConfigError(f"{what} can't be built ({reason}); it is called with a stretto.Task") from None
-    if not isinstance(model, Stack):
-        raise ConfigError(
-            f"model.factory={config.model.factory!r} gave a {type(model).__name__}; return a stretto.Stack"
-        )
-    return model
+        return find_saved(_location(config), config.data.patience)
+    except NoCheckpointError:
+        return None
 
 
-def build_loss(config: RunConfig, task: Task) -> Loss:
-    """Return the loss that a config names: the user's own, or else that of what the data asks."""
-    if config.model.loss is None:
-        usual: dict[str, Loss] = {"tokens": TokenLoss(), "labels": SequenceLoss(), "values": SquaredError()}
-        return usual[task.asks]
-    loss = load_object("model.loss", config.model.loss)
-    if not callable(loss):
-        raise ConfigError(f"model.loss={config.model.loss!r} can't be called; name a function of (outputs, targets)")
-
-    def checked(y: torch.Tensor, targets: torch.Tensor) -> LossSum:
-        found = loss(y, targets)
-        if not isinstance(found, LossSum):
-            raise ConfigError(f"model.loss={config.model.loss!r} gave no stretto.LossSum; return LossSum(total, count)")
-        return found
-
-    return checked
-
-
-def _make_engine(model: Stack, config: RunConfig, task: Task, world: World) -> PipelineEngine | ReplicaEngine:
+def newest_checkpoint(config: RunConfig) -> str | None:
+    """Return the name of the newest checkpoint of a run; none if there is none, or it can't be found out now."""
     try:
-        return make_engine(
-            model, build_loss(config, task), config.layout, world, seed=config.run.seed, precision=config.run.precision
-        )
-    except RuntimeError as error:
-        if "alloc" not in str(error) and "memory" not in str(error):
-            raise
-        num_weights = sum(parameter.numel() for parameter in model.parameters())
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"the model's {num_weights:,} weights can't be made ({reason}); make it smaller") from None
+        saved = _find(config, "auto")
+    except (StrettoError, OSError):
+        return None
+    return None if saved is None else saved.name
 
 
-def _write_line(log: TextIO | None, kind: str, values: Mapping[str, float]) -> None:
-    if log is not None:
-        # JSON has no word for what is not finite.
-        plain = {name: value if math.isfinite(value) else None for name, value in values.items()}
-        log.write(json.dumps({"kind": kind, **plain}) + "\n")
+def _location(config: RunConfig) -> str:
+    return config.save.to or str(config.run.folder / CHECKPOINTS)

@@ -1,14 +1,15 @@
 """Subject: what a run's data was about, kept beside its weights; without it the model's numbers have no names."""
 
+import errno
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from stretto.base.errors import DataError
 from stretto.base.task import Task
 from stretto.data.sequences import Channels
 from stretto.data.vocabulary import FILE as VOCABULARY
-from stretto.data.vocabulary import Vocabulary, read_vocabulary, write_vocabulary
+from stretto.data.vocabulary import Vocabulary, parse_vocabulary, vocabulary_bytes
 
 FILE = "subject.json"
 
@@ -45,23 +46,27 @@ def check_same(expected: Subject, found: Subject, what: str, other: str) -> None
             raise DataError(f"{what} has other {name} than {other}; prepare it with --like set to that data")
 
 
-def write_subject(folder: Path, subject: Subject) -> None:
-    """Write `subject.json`, and `vocabulary.json` where there is one."""
+def subject_files(subject: Subject) -> dict[str, bytes]:
+    """Return a subject as it is written: `subject.json`, and `vocabulary.json` where there is one."""
     channels = None if subject.channels is None else subject.channels.model_dump()
     tree = {"task": asdict(subject.task), "labels": subject.labels, "channels": channels}
-    (folder / FILE).write_text(json.dumps(tree, ensure_ascii=False), encoding="utf-8")
+    files = {FILE: json.dumps(tree, ensure_ascii=False).encode()}
     if subject.vocabulary is not None:
-        write_vocabulary(folder, subject.vocabulary)
+        files[VOCABULARY] = vocabulary_bytes(subject.vocabulary)
+    return files
 
 
-def read_subject(folder: Path) -> Subject:
-    """Read what `write_subject` wrote."""
-    path = folder / FILE
+def read_subject(read: Callable[[str], bytes | None], where: str) -> Subject:
+    """Read what `subject_files` says; `read` returns a file by name, none if there is no such file."""
     try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
+        content = read(FILE)
+        if content is None:
+            raise FileNotFoundError(errno.ENOENT, "it is missing")
+        tree = json.loads(content)
         channels = None if tree["channels"] is None else Channels.model_validate(tree["channels"])
         task, labels = Task(**tree["task"]), tuple(map(str, tree["labels"]))
+        vocabulary = read(VOCABULARY)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} can't be read ({error}); the run is not whole") from None
-    vocabulary = read_vocabulary(folder) if (folder / VOCABULARY).is_file() else None
-    return Subject(task, vocabulary, labels, channels)
+        raise DataError(f"{where}/{FILE} can't be read ({error}); the run is not whole") from None
+    known = None if vocabulary is None else parse_vocabulary(vocabulary, f"{where}/{VOCABULARY}")
+    return Subject(task, known, labels, channels)

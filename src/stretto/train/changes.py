@@ -1,0 +1,83 @@
+"""Changes: what a config says otherwise than the one a checkpoint was saved under, and what that would mean."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stretto.base.errors import ConfigError
+from stretto.config.run import RunConfig
+
+# What gives the saved numbers their meaning. All else is how, where or how fast, or the user's own choice from here on.
+_MEANING = {
+    "model": {
+        "cell",
+        "layers",
+        "layers_per_block",
+        "hidden",
+        "embedding",
+        "projection",
+        "locked_dropout",
+        "residual",
+        "norm",
+    },
+    "data": {
+        "feed",
+        "lanes",
+        "window",
+        "budget",
+        "rows",
+        "multiple",
+        "context",
+        "stride",
+        "every_step",
+        "horizon",
+        "season",
+        "targets",
+        "masks",
+    },
+    "train": {"optimizer"},
+    "run": {"seed"},
+}  # fmt: skip
+# Where a run is, not what: nobody needs to be told.
+_PLACES = {("run", "folder"), ("save", "to")}
+
+
+@dataclass(frozen=True)
+class Change:
+    """A field that is another now."""
+
+    field: str
+    before: object
+    now: object
+    is_meaning: bool
+
+    def __str__(self) -> str:
+        return f"{self.field} {_text(self.before)} -> {_text(self.now)}"
+
+
+def find_changes(before: Mapping[str, Any], config: RunConfig) -> list[Change]:
+    """Return the fields that a config has otherwise than a saved one; a field that was not there had its default."""
+    found = []
+    now = config.model_dump(mode="json")
+    defaults = RunConfig.model_validate({"data": {"train": ""}}).model_dump(mode="json")
+    for section, values in now.items():
+        old = {**defaults[section], **before.get(section, {})}
+        for name, value in values.items():
+            if old.get(name) != value and (section, name) not in _PLACES:
+                is_meaning = name in _MEANING.get(section, ())
+                found.append(Change(f"{section}.{name}", old.get(name), value, is_meaning))
+    return found
+
+
+def refuse_changes(changes: list[Change], where: str) -> None:
+    """Refuse changes after which the saved numbers would mean something else."""
+    for change in changes:
+        if change.is_meaning:
+            raise ConfigError(
+                f"{change.field} was {_text(change.before)} when {where} was saved and is {_text(change.now)} now, so "
+                "its numbers would mean something else; set it back, or choose another --run.folder"
+            )
+
+
+def _text(value: object) -> str:
+    return "none" if value is None else str(value)

@@ -1,0 +1,40 @@
+"""Log: what happened in a run, a line of JSON for each event, as if it had never been interrupted."""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+
+def open_log(path: Path, step: int) -> TextIO:
+    """Open a run's log to go on after a step: what an earlier start has written of later ones is left out.
+
+    A new file takes the old one's name, so that a start which was cut off and still writes does so nowhere.
+    """
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("w", encoding="utf-8") as log:
+        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+            if _step_of(line) <= step:
+                log.write(line + "\n")
+        log.flush()
+        os.fsync(log.fileno())
+    partial.replace(path)
+    return path.open("a", encoding="utf-8", buffering=1)
+
+
+def write_line(log: TextIO | None, kind: str, values: Mapping[str, Any]) -> None:
+    """Write one event, if there is a log on this rank."""
+    if log is not None:
+        # JSON has no word for what is not finite.
+        plain = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
+        log.write(json.dumps({"kind": kind, **plain}) + "\n")
+
+
+def _step_of(line: str) -> float:
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        # The last line of a run that was killed while it wrote.
+        return math.inf

@@ -1,0 +1,91 @@
+"""Trained: a run's model for use, on one device, from its weights or from a checkpoint of any layout."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from stretto.base.errors import ConfigError, DataError
+from stretto.base.position import Position
+from stretto.base.remote import is_remote
+from stretto.blocks.stack import Stack
+from stretto.checkpoint.pieces import Piece
+from stretto.checkpoint.saved import Saved, find_saved
+from stretto.config.layout import Layout
+from stretto.config.run import RunConfig
+from stretto.config.toml import load_config, parse_config
+from stretto.engine.local import LocalEngine
+from stretto.mesh.device import find_device
+from stretto.train.build import build_loss, build_model
+from stretto.train.evaluate import Evaluation, OnWindow, evaluate
+from stretto.train.feed import open_feed
+from stretto.train.subject import Subject, check_same, read_subject
+from stretto.train.weights import load_weights
+
+CONFIG = "config.toml"
+WEIGHTS = "weights.safetensors"
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """What a run has come to: its config, what its data was about, and the stack with its weights."""
+
+    config: RunConfig
+    subject: Subject
+    stack: Stack
+
+    def evaluate(self, location: Path | str, on_window: OnWindow = lambda part: None) -> Evaluation:
+        """Return the loss on other data, cut as the run's own was."""
+        alone = self.config.model_copy(update={"layout": Layout()})
+        feed = open_feed(alone, location, "data", is_held_out=True)
+        check_same(self.subject, feed.subject, str(location), "the run")
+        loss = build_loss(self.config, self.subject.task)
+        # As many rows at once as a rank of the run had.
+        rows = feed.windows.read(Position(), inputs=False, targets=False).num_rows
+        slices = min(rows, self.config.layout.num_parts)
+        engine = LocalEngine(self.stack, loss, slices=slices, precision=self.config.run.precision)
+        return evaluate(engine, feed.windows.share(0, 1, slices), on_window=on_window)
+
+
+def load(path: Path | str, device: str | None = None) -> TrainedModel:
+    """Load a model whole onto one device: of a run's folder, or of a checkpoint, whichever layout wrote it.
+
+    Of a run that has finished these are its final weights, else those of its newest checkpoint.
+    """
+    folder = Path(path)
+    if not is_remote(path) and (folder / WEIGHTS).is_file():
+        config = load_config(folder / CONFIG)
+        subject = read_subject(_reader(folder), str(folder))
+        stack = build_model(config, subject.task)
+        load_weights(stack, folder / WEIGHTS)
+    else:
+        saved = find_saved(path)
+        if saved.manifest.about.config is None:
+            raise ConfigError(f"{saved.where} was not saved by `stretto train`; read it with Trainer.restore")
+        config = parse_config(saved.manifest.about.config, saved.where)
+        subject = read_subject(saved.read_file, saved.where)
+        stack = build_model(config, subject.task)
+        stack.load_state_dict(read_weights(stack, saved), assign=True)
+    return TrainedModel(config, subject, stack.to(find_device(device or config.run.device)))
+
+
+def read_weights(model: Stack, saved: Saved) -> dict[str, Tensor]:
+    """Return the weights in a checkpoint, by name, on the CPU; of a run that averages them, the averages."""
+    tensors = saved.manifest.tensors()
+    found: dict[str, Tensor] = {}
+    pieces = []
+    for name, like in model.state_dict().items():
+        average = f"optimizer.{name}.ax"
+        full = average if average in tensors else f"weights.{name}"
+        if full not in tensors:
+            raise DataError(f"{saved.where} holds no tensor {full!r}; it is of another model")
+        found[name] = torch.empty(like.shape, dtype=getattr(torch, tensors[full].dtype), device="cpu")
+        pieces.append(Piece(full, found[name]))
+    saved.read(pieces)
+    return found
+
+
+def _reader(folder: Path) -> Callable[[str], bytes | None]:
+    return lambda name: (folder / name).read_bytes() if (folder / name).is_file() else None
