@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from faulty import Undisturbed
 from ranks import Pools
 from stretto import Corpus, prepare_text
 
@@ -55,3 +56,18 @@ def byte_corpus(text_file: Path) -> Corpus:
 @pytest.fixture(scope="session")
 def word_corpus(text_file: Path) -> Corpus:
     return prepare_text([text_file], text_file.parent / "words", "word")[0]
+
+
+@pytest.fixture(scope="session")
+def faults_data(wikitext: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small corpus that all disturbed runs train on."""
+    folder = tmp_path_factory.mktemp("faults")
+    text = folder / "text.txt"
+    text.write_text((wikitext / "valid.txt").read_text()[:40_000])
+    prepare_text([text], folder / "data", "byte")
+    return folder / "data"
+
+
+@pytest.fixture(scope="session")
+def undisturbed(faults_data: Path) -> Undisturbed:
+    return Undisturbed(faults_data)

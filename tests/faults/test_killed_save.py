@@ -1,0 +1,82 @@
+"""SIGKILL at many points inside a save: the next start finds a whole checkpoint, and the end is bitwise the same."""
+
+from pathlib import Path
+
+import pytest
+
+from faulty import EVERY, Faulty, Undisturbed
+from stretto.checkpoint.saved import Saved, all_names, complete_names, read_claims
+from stretto.checkpoint.storage import LocalStorage
+
+KILLER = Path(__file__).parent / "killer"
+SAVE = 3  # the one to be interrupted
+# Which rank of which layout, and how many points.
+CASES = [((1, 1), 0, 30), ((2, 1), 0, 6), ((2, 1), 1, 6), ((1, 2), 1, 6)]
+POINTS = [(grid, rank, point, count) for grid, rank, count in CASES for point in range(count)]
+SHORT = [((1, 1), 0, 11, 30), ((2, 1), 1, 4, 6)]
+
+
+def start(folder: Path, data: Path, grid: tuple[int, int], rank: int, line: int) -> Faulty:
+    environment = {
+        "PYTHONPATH": str(KILLER),
+        "KILL_RANK": str(rank),
+        "KILL_SAVE": str(SAVE),
+        "KILL_AT": str(line),
+        "KILL_COUNT": str(folder) + ".count",
+    }
+    return Faulty(folder, data, grid, {"save.keep": 100}, environment).start()
+
+
+@pytest.fixture(scope="session")
+def num_lines(faults_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[tuple[int, int], int], int]:
+    """How many lines the save of a rank runs, by layout and rank; filled as they are asked for."""
+    return {}
+
+
+def count_lines(
+    known: dict[tuple[tuple[int, int], int], int], data: Path, grid: tuple[int, int], rank: int, folder: Path
+) -> int:
+    if (grid, rank) not in known:
+        run = start(folder / "counted", data, grid, rank, -1)
+        code, said = run.finish()
+        assert code == 0, said
+        known[grid, rank] = int(Path(str(folder / "counted") + ".count").read_text())
+        assert known[grid, rank] > 100
+    return known[grid, rank]
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    ("grid", "rank", "point", "count"),
+    [pytest.param(*case, marks=[pytest.mark.short] if case in SHORT else []) for case in POINTS],
+)
+def test_a_save_that_is_killed_leaves_the_ones_before_it(
+    grid: tuple[int, int],
+    rank: int,
+    point: int,
+    count: int,
+    num_lines: dict[tuple[tuple[int, int], int], int],
+    undisturbed: Undisturbed,
+    faults_data: Path,
+    tmp_path: Path,
+) -> None:
+    expected = undisturbed[grid]
+    total = count_lines(num_lines, faults_data, grid, rank, tmp_path)
+    # The very last lines may not be reached: how often a rank looks at the board is a matter of time.
+    run = start(tmp_path / "run", faults_data, grid, rank, 1 + point * (total - 40) // count)
+    code, said = run.finish()
+    assert code == 0, said
+    assert f"rank {rank} was killed by SIGKILL; all ranks are started again" in said, said
+    assert run.left() == expected
+
+    storage = LocalStorage(tmp_path / "run" / "checkpoints")
+    claims = read_claims(storage)
+    assert set(claims) == {1, 2}
+    # From the interrupted one if it was whole, or else from the one before; both are as they were written.
+    assert claims[2].start in (f"step-{EVERY * SAVE:09}-g1", f"step-{EVERY * (SAVE - 1):09}-g1")
+    names = complete_names(storage)
+    assert names == list(all_names(storage)), "what was not finished is tidied up"
+    assert {EVERY * number for number in range(1, SAVE)} <= {name.step for name in names if name.generation == 1}
+    for name in names:
+        saved = Saved.open(storage, str(name))
+        assert [saved.check(file) for file in saved.manifest.files] == [None] * len(saved.manifest.files)

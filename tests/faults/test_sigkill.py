@@ -1,0 +1,38 @@
+"""SIGKILL of a random rank at a random moment: the run ends by itself, bitwise as if nothing had happened."""
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from faulty import Faulty, Undisturbed
+
+GRIDS = [(1, 1), (2, 1), (1, 2), (2, 2)]
+# The seeds that CI runs: one rank alone, and the hybrid.
+SHORT = (0, 3)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=[pytest.mark.short] if seed in SHORT else []) for seed in range(20)]
+)
+def test_a_killed_rank_changes_nothing(seed: int, undisturbed: Undisturbed, faults_data: Path, tmp_path: Path) -> None:
+    grid = GRIDS[seed % len(GRIDS)]
+    expected = undisturbed[grid]
+    chance = random.Random(seed)
+    run = Faulty(tmp_path / "run", faults_data, grid).start()
+    victim = chance.randrange(grid[0] * grid[1])
+    if chance.random() < 0.25:
+        # While the ranks start.
+        time.sleep(chance.uniform(0.5, 6))
+    else:
+        run.await_step(chance.randint(1, 55))
+        time.sleep(chance.uniform(0, 0.1))
+    was_killed = run.kill(victim)
+    code, said = run.finish()
+    assert code == 0, said
+    assert "was killed by SIGKILL; all ranks are started again" in said or not was_killed, said
+    assert run.left() == expected
+    log = (tmp_path / "run" / "log.jsonl").read_text()
+    assert [log.count(f'"kind": "step", "step": {step},') for step in range(1, 61)] == [1] * 60
