@@ -1,5 +1,6 @@
 """SIGKILL at many points inside a save: the next start finds a whole checkpoint, and the end is bitwise the same."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ SHORT = [((1, 1), 0, 11, 30), ((2, 1), 1, 4, 6)]
 
 def start(folder: Path, data: Path, grid: tuple[int, int], rank: int, line: int) -> Faulty:
     environment = {
-        "PYTHONPATH": str(KILLER),
+        "PYTHONPATH": os.pathsep.join([str(KILLER), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "KILL_RANK": str(rank),
         "KILL_SAVE": str(SAVE),
         "KILL_AT": str(line),

@@ -1,0 +1,249 @@
+"""Checkpoints that are damaged, or made to do harm: refused by name, and nothing of them is run or followed."""
+
+import json
+import os
+import pickle
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from stretto import Checkpoints, DataError, Saved, Snapshot, StrettoError, find_saved, load
+from stretto.base.sealed import dump_sealed, load_sealed
+from stretto.checkpoint.manifest import MANIFEST, Facts
+from stretto.checkpoint.pieces import Piece
+
+SHARD = "shard-00001-model-00001-of-00001.safetensors"
+
+
+def facts(step: int) -> Facts:
+    return Facts(step=step, seed=1, optimizer="sgd", epoch=0, pool=0, index=step, progress=0.5)
+
+
+def save_two(folder: Path) -> None:
+    with Checkpoints(folder) as checkpoints:
+        checkpoints.start()
+        for step in (1, 2):
+            pieces = [Piece("weights.w", torch.full((20, 30), float(step))), Piece("lanes.0.0", torch.ones(4, 3))]
+            checkpoints.save(Snapshot(facts(step), pieces, files={"subject.json": b'{"a": 1}'}), wait=True)
+
+
+def read_all(saved: Saved) -> torch.Tensor:
+    tensor = torch.zeros(20, 30)
+    saved.read([Piece("weights.w", tensor), Piece("lanes.0.0", torch.zeros(4, 3))])
+    saved.read_file("subject.json")
+    return tensor
+
+
+def newest(folder: Path) -> Path:
+    return folder / "step-000000002-g1"
+
+
+def flip(path: Path, place: float) -> None:
+    content = bytearray(path.read_bytes())
+    content[int(place * (len(content) - 1))] ^= 1
+    path.write_bytes(content)
+
+
+def truncate(path: Path, place: float) -> None:
+    os.truncate(path, int(place * (path.stat().st_size - 1)))
+
+
+@pytest.mark.parametrize("spoil", [flip, truncate])
+@pytest.mark.parametrize("place", [0.0, 0.3, 0.77, 1.0])
+@pytest.mark.parametrize("name", [MANIFEST, SHARD, "subject.json", "claim"])
+def test_a_flipped_bit_or_a_lost_end_is_refused_by_name(
+    name: str, place: float, spoil: Callable[[Path, float], None], tmp_path: Path
+) -> None:
+    save_two(tmp_path)
+    path = newest(tmp_path) / name if name != "claim" else tmp_path / "generations" / "000000001.json"
+    spoil(path, place)
+    with pytest.raises(DataError, match=path.name), Checkpoints(tmp_path) as checkpoints:
+        saved = checkpoints.start()
+        assert saved is not None
+        read_all(saved)
+
+
+def test_the_one_before_is_used_only_when_asked_for(tmp_path: Path) -> None:
+    save_two(tmp_path)
+    flip(newest(tmp_path) / SHARD, 0.9)
+    with Checkpoints(tmp_path) as checkpoints:
+        saved = checkpoints.start()
+        assert saved is not None and saved.name == newest(tmp_path).name
+        with pytest.raises(DataError, match=r"resume from another checkpoint with --resume PATH"):
+            read_all(saved)
+    with Checkpoints(tmp_path) as checkpoints:
+        saved = checkpoints.start(tmp_path / "step-000000001-g1")
+        assert saved is not None
+        assert torch.equal(read_all(saved), torch.ones(20, 30))
+        # From now on the run's line goes through the one that was asked for.
+        checkpoints.save(Snapshot(facts(7), [Piece("weights.w", torch.zeros(1))]), wait=True)
+    assert find_saved(tmp_path).manifest.facts.step == 7
+
+
+def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
+    save_two(tmp_path)
+    (newest(tmp_path) / SHARD).unlink()
+    with pytest.raises(DataError, match=f"{SHARD} is damaged .it is missing."):
+        read_all(find_saved(tmp_path))
+
+
+class Bomb:
+    """Unpickled, it leaves a marker."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (os.mkdir, (str(self.marker),))
+
+
+@pytest.mark.parametrize("name", [MANIFEST, SHARD, "subject.json", "claim"])
+def test_a_pickle_is_never_unpickled(name: str, tmp_path: Path) -> None:
+    save_two(tmp_path / "run")
+    marker = tmp_path / "marker"
+    path = newest(tmp_path / "run") / name if name != "claim" else tmp_path / "run" / "generations" / "000000001.json"
+    for content in (pickle.dumps(Bomb(marker)), _torch_file(tmp_path, marker)):
+        path.write_bytes(content)
+        if name in (SHARD, "subject.json"):
+            # Its maker knows how to write a digest.
+            _forge(newest(tmp_path / "run"), lambda tree: None)
+        if name == "subject.json":
+            content = find_saved(tmp_path / "run").read_file(name) or b""
+            assert isinstance(content, bytes), "bytes, for a reader of JSON"
+        else:
+            with pytest.raises(DataError):
+                read_all(find_saved(tmp_path / "run"))
+        with pytest.raises(StrettoError):
+            load(tmp_path / "run")
+        assert not marker.exists()
+    # The bomb is a real one.
+    pickle.loads(pickle.dumps(Bomb(marker)))  # noqa: S301
+    assert marker.exists()
+
+
+def _torch_file(folder: Path, marker: Path) -> bytes:
+    torch.save(Bomb(marker), folder / "bomb.pt")
+    return (folder / "bomb.pt").read_bytes()
+
+
+def _forge(folder: Path, change: Callable[[dict[str, object]], None]) -> None:
+    """Change a manifest as its maker could: sealed anew, with the digests of what the files are now."""
+    import hashlib
+
+    path = folder / MANIFEST
+    tree = load_sealed(path.read_bytes())
+    for file in tree["files"]:
+        content = (folder / file["name"]).read_bytes()
+        file["num_bytes"], file["sha256"] = len(content), hashlib.sha256(content).hexdigest()
+    change(tree)
+    path.write_bytes(dump_sealed(tree))
+
+
+@pytest.mark.parametrize(
+    "name", ["../secret", "/etc/hostname", "..", ".", "", "a/b", "a\\b", "a\0b", MANIFEST, "../../x/y"]
+)
+def test_a_manifest_may_name_only_files_of_its_own_folder(name: str, tmp_path: Path) -> None:
+    save_two(tmp_path)
+    (tmp_path / "secret").write_text("x")
+
+    def rename(tree: dict[str, object]) -> None:
+        files = tree["files"]
+        assert isinstance(files, list)
+        files[0]["name"] = name
+
+    _forge(newest(tmp_path), rename)
+    with pytest.raises(DataError, match=f"{MANIFEST} is damaged .*don't trust it"):
+        find_saved(tmp_path)
+
+
+@pytest.mark.parametrize("name", [MANIFEST, SHARD, "subject.json"])
+def test_symbolic_links_are_not_followed(name: str, tmp_path: Path) -> None:
+    save_two(tmp_path / "run")
+    path = newest(tmp_path / "run") / name
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match=f"{name} leads elsewhere by a symbolic link; don't trust it"):
+        read_all(find_saved(tmp_path / "run"))
+
+
+def test_a_folder_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    save_two(tmp_path / "run")
+    newest(tmp_path / "run").rename(tmp_path / "elsewhere")
+    newest(tmp_path / "run").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match="leads elsewhere by a symbolic link"):
+        read_all(find_saved(tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("shape", [2**62, 2**62]),
+        ("shape", [-1, 30]),
+        ("shape", [10**15]),
+        ("shape", "wide"),
+        ("dtype", "object"),
+        ("dtype", "load"),
+        ("first", -5),
+        ("num_rows", 3),
+        ("name", 7),
+    ],
+)
+def test_absurd_shapes_are_refused_before_memory_is_asked_for(field: str, value: object, tmp_path: Path) -> None:
+    save_two(tmp_path)
+
+    def change(tree: dict[str, object]) -> None:
+        files = tree["files"]
+        assert isinstance(files, list)
+        shard = next(file for file in files if file["parts"])
+        shard["parts"][0][field] = value
+
+    _forge(newest(tmp_path), change)
+    with pytest.raises(DataError, match=f"{MANIFEST} is damaged"):
+        find_saved(tmp_path)
+
+
+def _safetensors(header: dict[str, object] | bytes, length: int | None = None, body: bytes = b"") -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + body
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        _safetensors(b"{}", length=2**63),
+        _safetensors(b"{}", length=10**9),
+        _safetensors(b"[" * 100_000),
+        _safetensors({"weights.w": {"dtype": "F32", "shape": [2**60], "data_offsets": [0, 8]}}, body=bytes(8)),
+        _safetensors({"weights.w": {"dtype": "F32", "shape": [20, 30], "data_offsets": [0, 2**50]}}),
+        _safetensors({"weights.w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}, body=bytes(8)),
+        _safetensors({"weights.w": {"dtype": "I64", "shape": [10, 30], "data_offsets": [0, 2400]}}, body=bytes(2400)),
+        b"",
+    ],
+    ids=["length", "long", "nested", "shape", "offsets", "small", "dtype", "empty"],
+)
+def test_shards_with_absurd_headers_are_refused(content: bytes, tmp_path: Path) -> None:
+    save_two(tmp_path)
+    (newest(tmp_path) / SHARD).write_bytes(content)
+
+    def shrink(tree: dict[str, object]) -> None:
+        files = tree["files"]
+        assert isinstance(files, list)
+        for file in files:
+            if sum(4 * 600 + 4 * 12 for _ in file["parts"]) > file["num_bytes"]:
+                file["parts"] = [part for part in file["parts"] if part["name"] == "weights.w"]
+
+    _forge(newest(tmp_path), shrink)
+    with pytest.raises(DataError):
+        read_all(find_saved(tmp_path))
+
+
+def test_a_manifest_that_is_no_manifest_is_refused(tmp_path: Path) -> None:
+    save_two(tmp_path)
+    path = newest(tmp_path) / MANIFEST
+    for content in (b"", b"{}", b"[]", b"null", b"[" * 200_000, b"\xff\xfe", json.dumps({"sha256": "0"}).encode()):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=f"{MANIFEST} is damaged"):
+            find_saved(tmp_path)
