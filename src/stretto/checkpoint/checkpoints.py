@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
-from stretto.base.errors import ConfigError, DataError, DivergedError, FencedError, StrettoError
+from stretto.base.errors import ConfigError, DataError, DivergedError, FencedError, LostPeerError, StrettoError
 from stretto.base.remote import is_remote
 from stretto.base.sealed import dump_sealed, load_sealed
 from stretto.checkpoint.line import Claim, Name, line, to_remove
@@ -115,7 +115,7 @@ class Checkpoints:
             place = None if saved is None else (saved.storage.location, saved.name)
             self.world.board.post(key, json.dumps([self.generation, place]))
             return saved
-        self.generation, place = json.loads(await_note(self.world.board, key, self.world.check_told))
+        self.generation, place = json.loads(self._await(key, 0, self.world.check_told))
         return None if place is None else Saved.open(open_storage(place[0], self._patience), place[1])
 
     def save(self, snapshot: Snapshot, *, wait: bool = False) -> None:
@@ -136,7 +136,7 @@ class Checkpoints:
         if wait:
             self._finish()
             if not self.world.is_first:
-                await_note(self.world.board, self._key(name, "outcome"), self.world.check_told)
+                self._await(self._key(name, "outcome"), 0, self.world.check_told)
             elif save.report is not None and save.report.error is not None:
                 raise DataError(save.report.error)
 
@@ -308,7 +308,7 @@ class Checkpoints:
             self._commit(save, files)
         except Exception as caught:  # noqa: BLE001 - it is told where the run can do something about it
             error = caught
-        if isinstance(error, FencedError | DivergedError):
+        if isinstance(error, FencedError | DivergedError | LostPeerError):
             save.fatal = error
         if error is not None:
             self._storage.remove(str(save.name))
@@ -327,7 +327,7 @@ class Checkpoints:
     def _collect(self, name: Name) -> list[File]:
         files: list[File] = []
         for rank in range(self.world.size):
-            note = json.loads(await_note(self.world.board, self._key(name, rank), self._check_open))
+            note = json.loads(self._await(self._key(name, rank), rank, self._check_open))
             if "error" in note:
                 kind, sentence = note["error"]
                 raise _FATAL.get(kind, DataError)(sentence)
@@ -354,6 +354,9 @@ class Checkpoints:
             self._storage.remove(str(name))
             self._line.remove(name)
             self._losses.pop(name, None)
+
+    def _await(self, key: str, rank: int, check: Callable[[], None]) -> str:
+        return await_note(self.world.board, key, rank, self.world.timeout, check)
 
     def _check_open(self) -> None:
         if self._is_closed.is_set():

@@ -2,10 +2,13 @@
 
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from itertools import count
 from typing import Protocol
 
 from torch._C._distributed_c10d import Store
+
+from stretto.base.errors import LostPeerError
 
 _PAUSE = 0.02
 
@@ -71,11 +74,19 @@ class SharedBoard:
         return next(self._numbers)
 
 
-def await_note(board: Board, key: str, check: Callable[[], None]) -> str:
-    """Wait for a note; `check` is called now and then, and raises if waiting is of no use any more."""
-    pause = _PAUSE
-    while (note := board.find(key)) is None:
-        check()
-        time.sleep(pause)
-        pause = min(2 * pause, 0.5)
+def await_note(board: Board, key: str, source: int, timeout: timedelta, check: Callable[[], None]) -> str:
+    """Wait for a note of another rank, but not for ever; `check` raises if waiting is of no use any more."""
+    pause, until = _PAUSE, time.monotonic() + timeout.total_seconds()
+    try:
+        while (note := board.find(key)) is None:
+            check()
+            if time.monotonic() > until:
+                raise LostPeerError(
+                    f"rank {source} said nothing for {timeout.total_seconds():.0f} s; look at that rank's own output, "
+                    "or raise run.timeout"
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, 0.5)
+    except RuntimeError as error:
+        raise LostPeerError(f"the ranks' store is gone, and with it rank {source}; start the run again") from error
     return note
