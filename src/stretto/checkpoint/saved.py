@@ -72,21 +72,26 @@ class Saved:
 
 def find_saved(location: Path | str, patience: float = 300.0) -> Saved:
     """Open the checkpoint at a path or URL: one checkpoint, or the newest of a folder of them, or of a run."""
+    storage = find_storage(location, patience)
+    if storage is None:
+        folder, _, name = str(location).rstrip("/").rpartition("/")
+        return Saved.open(open_storage(folder or ("/" if str(location).startswith("/") else "."), patience), name)
+    names = line(read_claims(storage), complete_names(storage))
+    if not names:
+        raise NoCheckpointError(f"{location} holds no checkpoint; give the folder of a run that has saved one")
+    return Saved.open(storage, str(names[0]))
+
+
+def find_storage(location: Path | str, patience: float = 300.0) -> Storage | None:
+    """Return where the checkpoints of a run's folder lie, or those of a folder of them; none if it is a single one."""
     text = str(location).rstrip("/")
     if not is_remote(text) and not Path(text).is_dir():
         raise NoCheckpointError(f"{text} is not there; give the folder of a run or of a checkpoint")
-    folder, _, name = text.rpartition("/")
     storage = open_storage(text, patience)
     there = storage.names()
-    if Name.parse(name) is not None or MANIFEST in there:
-        return Saved.open(open_storage(folder or ("/" if text.startswith("/") else "."), patience), name)
-    if CHECKPOINTS in there:
-        text = f"{text}/{CHECKPOINTS}"
-        storage = open_storage(text, patience)
-    names = line(read_claims(storage), complete_names(storage))
-    if not names:
-        raise NoCheckpointError(f"{text} holds no checkpoint; give the folder of a run that has saved one")
-    return Saved.open(storage, str(names[0]))
+    if Name.parse(text.rpartition("/")[2]) is not None or MANIFEST in there:
+        return None
+    return open_storage(f"{text}/{CHECKPOINTS}", patience) if CHECKPOINTS in there else storage
 
 
 def complete_names(storage: Storage) -> list[Name]:

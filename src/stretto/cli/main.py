@@ -15,14 +15,18 @@ from stretto.cli.parser import Parser
 COMMANDS = {
     "prepare": "turn text, records or series into data to train on",
     "train": "train a model from a run's TOML file",
-    "eval": "evaluate the model of a finished run",
+    "eval": "evaluate the model of a run",
+    "show": "show what a run or a checkpoint holds, and whether it is whole",
     "verify": "check that a run's layout computes what one rank computes",
     "schema": "print the JSON schema of a run's TOML file, for editors",
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; return its exit code: 0 done, 2 the user's mistake, 130 interrupted, 141 nobody reads."""
+    """Run one command; return its exit code.
+
+    0 done, 2 the user's mistake, 75 start it again, 76 a newer start has gone on, 130 interrupted, 141 nobody reads.
+    """
     try:
         options = _parser().parse_all(sys.argv[1:] if arguments is None else list(arguments))
         command = importlib.import_module(f"stretto.cli.{options.command}")
