@@ -282,8 +282,8 @@ class Checkpoints:
             if self.world.is_first:
                 self._settle(save)
         except RuntimeError:
-            # The store is gone, and with it whoever would have wanted to know.
-            return
+            # Its keeper has died, and the ranks will end too: none of them can know what the others have written.
+            save.fatal = LostPeerError(f"step {save.name.step} was not saved: the ranks' store is gone")
 
     def _write(self, save: "_Save") -> list[File]:
         for piece in save.snapshot.pieces:
