@@ -152,8 +152,12 @@ class Checkpoints:
         if save is None:
             return
         self.world.note("waiting for a save")
+        # What takes long on a disk takes long; what takes long between ranks is a network that was cut.
+        longest = 2 * self.world.timeout.total_seconds()
         while save.thread.is_alive():
             save.thread.join(0.1)
+            if save.written is not None and time.monotonic() - save.written > longest:
+                raise LostPeerError(f"step {save.name.step} was not saved: the other ranks can't be reached")
         self._under_way = None
         if save.report is not None:
             self._reports.append(save.report)
@@ -277,6 +281,7 @@ class Checkpoints:
             note: dict[str, list[Any]] = {"files": [file.model_dump(mode="json") for file in self._write(save)]}
         except Exception as error:  # noqa: BLE001 - whatever it is, the first rank has to know
             note = {"error": [type(error).__name__, _sentence(f"{self.location}/{save.name}", error)]}
+        save.written = time.monotonic()
         try:
             self.world.board.post(self._key(save.name, self.world.rank), json.dumps(note))
             if self.world.is_first:
@@ -375,6 +380,7 @@ class _Save:
     started: float
     blocked: float
     thread: threading.Thread = field(default_factory=threading.Thread)
+    written: float | None = None  # when this rank's part was
     report: SaveReport | None = None
     fatal: StrettoError | None = None
 

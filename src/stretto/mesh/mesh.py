@@ -97,6 +97,11 @@ class Mesh:
         return error if late is None else self._held_up(late, doing)
 
     def _lost(self, rank: int, doing: str) -> LostPeerError:
+        if rank == self.world.rank:
+            return LostPeerError(
+                f"rank {rank} was given up by the others, which could not reach it while it was {doing}; "
+                "if the network was cut, start this host's ranks again"
+            )
         return LostPeerError(
             f"rank {self.world.rank} lost {self._name(rank)} while {doing}; "
             "look at that rank's own output for the reason, and start the run again"

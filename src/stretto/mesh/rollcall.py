@@ -7,14 +7,16 @@ even while it waits in a collective. It costs nothing until it is needed.
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from itertools import count
+from typing import TypeVar
 
 from torch._C._distributed_c10d import Store
 
 from stretto.mesh.pulse import last_sign
 
+Answer = TypeVar("Answer")
 _LOST = "lost"
 _WORD = "word"
 _SAID = "said"
@@ -34,6 +36,7 @@ class RollCall:
         self._lost: int | None = None  # whom a rank has found gone, likewise
         self._host = host  # the rank that keeps the store; none if it is torchrun's agent
         self._is_over = threading.Event()
+        self._is_out_of_reach = False  # the store has not answered for too long
         # A connection of its own: one that waits can't be used for anything else.
         twin = store.clone()  # type: ignore[attr-defined]
         self._thread = threading.Thread(target=self._answer, args=(twin,), daemon=True)
@@ -41,6 +44,9 @@ class RollCall:
 
     def find_lost(self, ranks: Sequence[int]) -> int | None:
         """Call `ranks` and return one that doesn't answer, or whom another has found; none if nobody can say."""
+        return self._ask(lambda: self._find_lost(ranks), self._host, 3 * _SECONDS)
+
+    def _find_lost(self, ranks: Sequence[int]) -> int | None:
         try:
             answers = {rank: self._call(rank) for rank in ranks if rank != self._rank}
             until = time.monotonic() + _SECONDS
@@ -81,24 +87,46 @@ class RollCall:
     def find_word(self) -> str | None:
         """Return the word that a rank has left; none if there is no such word, or nobody to ask."""
         try:
-            return self._read_word(self._store)
+            return self._ask(lambda: self._read_word(self._store), self._word)
         except RuntimeError:
             return self._word
 
     def last_sign(self, rank: int) -> str | None:
         """Return what a rank said last that it was doing."""
-        return last_sign(self._store, rank)
+        return self._ask(lambda: last_sign(self._store, rank), None)
 
     def stop(self) -> None:
         """End the thread: one that still waits when Python ends would abort the process."""
         self._is_over.set()
         try:
-            self._call(self._rank)
+            self._ask(lambda: self._call(self._rank), "")
         except RuntimeError:
             # The store is gone, which has ended the thread as well.
             return
         finally:
-            self._thread.join(_SECONDS)
+            self._thread.join(0 if self._is_out_of_reach else _SECONDS)
+
+    def _ask(self, ask: Callable[[], Answer], otherwise: Answer, seconds: float = _SECONDS) -> Answer:
+        """Ask the store, but not for ever: where a network is cut, nothing ever comes back."""
+        if self._is_out_of_reach:
+            return otherwise
+        answers: list[Answer | RuntimeError] = []
+
+        def run() -> None:
+            try:
+                answers.append(ask())
+            except RuntimeError as error:
+                answers.append(error)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        thread.join(seconds)
+        if not answers:
+            self._is_out_of_reach = True
+            return otherwise
+        if isinstance(answers[0], RuntimeError):
+            raise answers[0]
+        return answers[0]
 
     def _call(self, rank: int) -> str:
         """Call one rank; return the key under which it will answer."""

@@ -1,0 +1,154 @@
+"""Two hosts under torchrun: a network that is cut and heals, and ranks that are fewer for a while."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from faulty import Faulty, children
+from hosts import ADDRESSES, Hosts, two_hosts
+from stretto.checkpoint.line import Claim, line
+from stretto.checkpoint.saved import complete_names, find_saved, read_claims
+from stretto.checkpoint.storage import LocalStorage
+
+pytestmark = pytest.mark.faults
+PORT = 29511
+
+
+def start(hosts: Hosts, name: str, run: Faulty) -> "subprocess.Popen[str]":
+    """Start the run's ranks of one host with torchrun."""
+    is_host = name == hosts.names[0]
+    address = ADDRESSES[name]
+    torchrun = [
+        sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=5",
+        "--rdzv-backend=c10d", f"--rdzv-endpoint={ADDRESSES[hosts.names[0]]}:{PORT}", "--rdzv-id=faults",
+        f"--rdzv-conf=is_host={int(is_host)},last_call_timeout=3,read_timeout=60,join_timeout=60",
+        f"--local-addr={address}", "--monitor-interval=0.2", "-m",
+    ]  # fmt: skip
+    command = [*torchrun, *run.command()[2:]]
+    found = subprocess.run(
+        ["ip", "-n", name, "-br", "addr"], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    device = next(row.split()[0] for row in found if address in row)
+    environment = {
+        "GLOO_SOCKET_IFNAME": device,
+        "OMP_NUM_THREADS": "1",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        # Else torch's agents keep the address of the first round's store to themselves, and a late one waits for it.
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    }
+    return hosts.run(name, command, environment)
+
+
+def finish(process: "subprocess.Popen[str]", seconds: float) -> tuple[int, str]:
+    try:
+        said, _ = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGKILL)
+        said, _ = process.communicate()
+        raise AssertionError(f"it did not end within {seconds} s:\n{said[-5000:]}") from None
+    return process.returncode, said
+
+
+OPTIONS: dict[str, object] = {
+    "layout.elastic": "true",
+    "run.timeout": 6,
+    "train.steps": 10**6,
+    "save.every": 50,
+    "save.keep": 10**6,
+    "run.log_every": 500,
+}
+
+
+@pytest.mark.short
+def test_a_cut_network_leaves_one_side_that_writes(faults_data: Path, tmp_path: Path) -> None:
+    run = Faulty(tmp_path / "run", faults_data, (2, 1), OPTIONS)
+    storage = LocalStorage(tmp_path / "run" / "checkpoints")
+    with two_hosts(tmp_path) as hosts:
+        first = start(hosts, hosts.names[0], run)
+        second = start(hosts, hosts.names[1], run)
+        run.process = first
+        run.await_step(60)
+        assert len(read_claims(storage)) == 1
+        hosts.cut()
+        cut = time.monotonic()
+        (rank_of_second,) = ranks_of(second)
+        # The side that is cut off ends by itself.
+        while is_running(rank_of_second) and time.monotonic() - cut < 30:
+            time.sleep(0.1)
+        ended = time.monotonic() - cut
+        # The side that has the rendezvous goes on alone, in a layout for the ranks there are.
+        assert await_claim(storage, 2).num_ranks == 1
+        time.sleep(max(0.0, 30 - (time.monotonic() - cut)))
+        hosts.heal()
+        # Torchrun's agent on the other side now comes back or ends, as chance has it; either is right.
+        time.sleep(10)
+        first.send_signal(signal.SIGTERM)
+        _, said = finish(first, 60)
+        second.send_signal(signal.SIGTERM)
+        finish(second, 60)
+    assert ended < 6 + 15, f"the side that was cut off took {ended:.0f} s to end"
+    assert "it is saved, and the run goes on from there" in said, said
+    check_line(tmp_path / "run")
+
+
+def test_hosts_may_come_and_go(faults_data: Path, tmp_path: Path) -> None:
+    run = Faulty(tmp_path / "run", faults_data, (2, 1), OPTIONS)
+    storage = LocalStorage(tmp_path / "run" / "checkpoints")
+    with two_hosts(tmp_path) as hosts:
+        first = start(hosts, hosts.names[0], run)
+        run.process = first
+        run.await_step(60)
+        second = start(hosts, hosts.names[1], run)
+        assert await_claim(storage, 2).num_ranks == 2
+        before = int(str(read_claims(storage)[2].start).split("-")[1])
+        run.await_step(before + 60)
+        # The whole host, all at once.
+        for process in [second.pid, *ranks_of(second)]:
+            os.kill(process, signal.SIGKILL)
+        assert await_claim(storage, 3).num_ranks == 1
+        before = int(str(read_claims(storage)[3].start).split("-")[1])
+        run.await_step(before + 60)
+        first.send_signal(signal.SIGTERM)
+        _, said = finish(first, 60)
+    assert [claim.num_ranks for claim in read_claims(storage).values()] == [1, 2, 1]
+    assert said.count("resume  after step") == 2, said
+    check_line(tmp_path / "run")
+
+
+def check_line(folder: Path) -> None:
+    """One line, without a checkpoint beside it, and without a step that was taken twice or not at all."""
+    storage = LocalStorage(folder / "checkpoints")
+    names = complete_names(storage)
+    assert sorted(line(read_claims(storage), names)) == sorted(names)
+    rows = map(json.loads, (folder / "log.jsonl").read_text().splitlines())
+    steps = [row["step"] for row in rows if row["kind"] == "step"]
+    assert steps == list(range(1, find_saved(folder).manifest.facts.step + 1))
+
+
+def is_running(pid: int) -> bool:
+    """Does a process still run? Its parent may not have noticed its end."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def ranks_of(agent: "subprocess.Popen[str]") -> list[int]:
+    """The ranks that torchrun has started; `ip netns exec` has become torchrun itself."""
+    return [pid for pid in children(agent.pid) if b"train" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def await_claim(storage: LocalStorage, generation: int, seconds: float = 60) -> Claim:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        found = read_claims(storage).get(generation)
+        if found is not None:
+            return found
+        time.sleep(0.1)
+    raise AssertionError(f"there is no generation {generation}")
