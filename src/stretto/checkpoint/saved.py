@@ -1,12 +1,12 @@
 """Saved: a complete checkpoint, opened to be read, in whatever parts."""
 
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from stretto.base.errors import DataError
 from stretto.base.remote import is_remote
+from stretto.base.scratch import make_scratch
 from stretto.base.sealed import load_sealed
 from stretto.checkpoint.line import Claim, Name, line
 from stretto.checkpoint.manifest import MANIFEST, File, Manifest, damaged
@@ -48,7 +48,7 @@ class Saved:
     def read(self, pieces: Sequence[Piece]) -> None:
         """Fill tensors with what was saved, whoever saved it; only the files that are needed are read, and checked."""
         files = files_of(self.manifest.files, pieces)
-        with tempfile.TemporaryDirectory(prefix="stretto-") as folder:
+        with make_scratch() as folder:
             paths = {self.storage.fetch(self.name, file, Path(folder)): file for file in files}
             load_pieces(paths, pieces, self.where)
 
@@ -57,13 +57,13 @@ class Saved:
         file = next((file for file in self.manifest.files if file.name == name), None)
         if file is None:
             return None
-        with tempfile.TemporaryDirectory(prefix="stretto-") as folder:
+        with make_scratch() as folder:
             return self.storage.fetch(self.name, file, Path(folder)).read_bytes()
 
     def check(self, file: File, on_bytes: OnBytes = lambda count: None) -> str | None:
         """Return what is wrong with one of its files; none if it is as it was written."""
         try:
-            with tempfile.TemporaryDirectory(prefix="stretto-") as folder:
+            with make_scratch() as folder:
                 self.storage.fetch(self.name, file, Path(folder), on_bytes)
         except DataError as error:
             return str(error)

@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar
 
 from stretto.base.errors import DataError
 from stretto.base.remote import Patience, Remote, is_remote, join
+from stretto.base.scratch import make_scratch
 from stretto.checkpoint.manifest import MANIFEST, File, damaged
 
 Answer = TypeVar("Answer")
@@ -122,7 +123,7 @@ class RemoteStorage:
         self.location = location
         self._patience = patience
         self._remote = Remote.open(location)
-        self._scratch = tempfile.TemporaryDirectory(prefix="stretto-")
+        self._scratch = make_scratch()
 
     def names(self, folder: str = "") -> list[str]:
         root = join(self._remote.root, folder).rstrip("/")

@@ -13,6 +13,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException, Subpr
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from stretto.base.errors import FencedError, LostPeerError, StrettoError
+from stretto.base.scratch import make_scratch
 from stretto.launch.loopback import LoopbackRendezvous
 from stretto.launch.orphans import LAUNCHER
 
@@ -61,10 +62,13 @@ def launch_local(
     )
     # No folder of logs: the ranks write where we do.
     agent = _Agent(spec, DefaultLogsSpecs(os.devnull), progress, say)
-    try:
-        result = agent.run()
-    except SignalException as error:
-        raise _signalled(agent.exit_codes(), signal.Signals(error.sigval)) from None
+    # What ranks that are killed leave behind in a temporary folder goes with us.
+    with make_scratch() as folder:
+        os.environ["TMPDIR"] = folder
+        try:
+            result = agent.run()
+        except SignalException as error:
+            raise _signalled(agent.exit_codes(), signal.Signals(error.sigval)) from None
     if result.is_failed():
         raise _reason(result)
 

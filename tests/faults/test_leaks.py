@@ -1,0 +1,74 @@
+"""Many restarts in a row: no process, port, descriptor, shared memory or file is left over."""
+
+import os
+import random
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from faulty import Faulty
+
+pytestmark = pytest.mark.faults
+
+
+def open_files(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def threads(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/task").iterdir()))
+
+
+def ports(pids: list[int]) -> int:
+    listed = subprocess.run(["ss", "-lntupH"], capture_output=True, text=True, check=True).stdout.splitlines()
+    return sum(any(f"pid={pid}," in row for pid in pids) for row in listed)
+
+
+def left_over() -> set[str]:
+    """What is in the folders where processes leave things."""
+    folders = ["/dev/shm", tempfile.gettempdir()]
+    found = {str(path) for folder in folders for path in Path(folder).iterdir()}
+    return {path for path in found if "pytest" not in path}
+
+
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("num_restarts", [pytest.param(5, marks=pytest.mark.short), 200])
+def test_restarts_leave_nothing_behind(num_restarts: int, faults_data: Path, tmp_path: Path) -> None:
+    before = left_over()
+    options: dict[str, object] = {"run.restarts": 10**6, "train.steps": 10**6, "data.workers": 1}
+    run = Faulty(tmp_path / "run", faults_data, (2, 1), options).start()
+    assert run.process is not None
+    launcher = run.process.pid
+    chance = random.Random(1)
+    seen: set[int] = set()
+    counts: list[tuple[int, int, int]] = []
+    for number in range(num_restarts + 1):
+        ranks = await_new_ranks(run, seen)
+        seen |= set(ranks)
+        # Some are killed while they start, some while they train and save.
+        time.sleep(chance.uniform(0.0, 4.0) if number else 8.0)
+        counts.append((open_files(launcher), threads(launcher), ports([launcher])))
+        if number < num_restarts:
+            os.kill(ranks[chance.randrange(2)], signal.SIGKILL)
+    run.process.send_signal(signal.SIGTERM)
+    code, said = run.finish()
+    assert code in (75, 143), said
+    assert said.count("all ranks are started again") == num_restarts
+    assert not [pid for pid in seen if Path(f"/proc/{pid}").exists()]
+    first, last = counts[1], counts[-1]
+    assert last[0] <= first[0] + 2 and last[1] <= first[1] + 2 and last[2] <= max(first[2], 1), counts
+    assert left_over() - before == set()
+
+
+def await_new_ranks(run: Faulty, seen: set[int]) -> list[int]:
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        ranks = run.ranks()
+        if len(ranks) == 2 and not seen & set(ranks):
+            return ranks
+        time.sleep(0.02)
+    raise AssertionError("the ranks were not started again")
