@@ -4,18 +4,36 @@ import os
 import re
 import shutil
 import tempfile
+import weakref
 from pathlib import Path
 
 _NAME = re.compile(r"stretto-(\d+)-")
 
 
 def make_scratch() -> "tempfile.TemporaryDirectory[str]":
-    """Return a new folder for this process, which goes with the object; first tidy up after others of this user."""
+    """Return a new folder, to be used in a `with`."""
+    _tidy_up()
+    return tempfile.TemporaryDirectory(prefix=_prefix())
+
+
+def scratch_of(owner: object) -> Path:
+    """Return a new folder that goes when its owner goes."""
+    _tidy_up()
+    folder = Path(tempfile.mkdtemp(prefix=_prefix()))
+    weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _prefix() -> str:
+    return f"stretto-{os.getpid()}-"
+
+
+def _tidy_up() -> None:
+    """Remove what processes of this user have left that are no more."""
     for path in Path(tempfile.gettempdir()).glob("stretto-*"):
         found = _NAME.match(path.name)
         if found is not None and not _is_alive(int(found[1])) and _is_own(path):
             shutil.rmtree(path, ignore_errors=True)
-    return tempfile.TemporaryDirectory(prefix=f"stretto-{os.getpid()}-")
 
 
 def _is_alive(process: int) -> bool:

@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 
 from stretto.base.errors import DataError
 from stretto.base.remote import Patience, Remote, is_remote, join
-from stretto.base.scratch import make_scratch
+from stretto.base.scratch import scratch_of
 from stretto.checkpoint.manifest import MANIFEST, File, damaged
 
 Answer = TypeVar("Answer")
@@ -123,7 +123,7 @@ class RemoteStorage:
         self.location = location
         self._patience = patience
         self._remote = Remote.open(location)
-        self._scratch = make_scratch()
+        self._scratch: Path | None = None  # for files on their way up; made when it is needed
 
     def names(self, folder: str = "") -> list[str]:
         root = join(self._remote.root, folder).rstrip("/")
@@ -155,16 +155,20 @@ class RemoteStorage:
         def ask() -> bool:
             try:
                 self._remote.filesystem.pipe_file(path, content, mode="create")
-            except FileExistsError:
-                # Maybe our own, if the answer to an earlier try was lost.
-                return self._remote.cat(name) == content
+            except Exception as error:  # noqa: BLE001 - each filesystem says in its own way that it is there
+                try:
+                    # Maybe it is ours, and only the answer was lost.
+                    return self._remote.cat(name) == content
+                except FileNotFoundError:
+                    raise error from None
             return True
 
         return self._try(ask)
 
     def open_folder(self, folder: str) -> Path:
-        path = Path(self._scratch.name) / folder
-        path.mkdir(parents=True, exist_ok=True)
+        self._scratch = self._scratch or scratch_of(self)
+        path = self._scratch / folder
+        path.mkdir(exist_ok=True)
         return path
 
     def keep(self, folder: str, paths: Iterable[Path]) -> None:

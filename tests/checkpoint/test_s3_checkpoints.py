@@ -1,0 +1,128 @@
+"""Checkpoints in object storage, on a real S3 server: committed by a create-only put, read back anywhere."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from s3fs import S3FileSystem
+
+from s3 import S3Server, s3_server
+from stretto import Checkpoints, Corpus, DataError, FencedError, Run, Snapshot, StepReport, find_saved, load
+from stretto.checkpoint.manifest import Facts
+from stretto.checkpoint.pieces import Piece
+from stretto.checkpoint.saved import complete_names
+from stretto.checkpoint.storage import RemoteStorage
+from stretto.config.toml import parse_config
+from stretto.train.run import EvaluationReport
+
+pytestmark = [pytest.mark.s3, pytest.mark.timeout(120)]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with pytest.MonkeyPatch.context() as patch, s3_server(tmp_path_factory.mktemp("server")) as server:
+        for name, value in server.environment.items():
+            patch.setenv(name, value)
+        S3FileSystem.clear_instance_cache()
+        S3FileSystem().mkdir("bucket")
+        yield server
+        S3FileSystem.clear_instance_cache()
+
+
+def snapshot(step: int) -> Snapshot:
+    facts = Facts(step=step, seed=1, optimizer="sgd", epoch=0, pool=0, index=step, progress=0.5)
+    return Snapshot(facts, [Piece("weights.w", torch.full((50, 40), float(step)))], files={"subject.json": b"{}"})
+
+
+def test_a_name_is_created_once_whoever_is_first(server: S3Server) -> None:
+    storage = RemoteStorage("s3://bucket/names", 10)
+    won: list[int] = []
+
+    def create(number: int) -> None:
+        if storage.create("generations/000000001.json", b"%d" % number):
+            won.append(number)
+
+    threads = [threading.Thread(target=create, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(won) == 1
+    assert storage.read("generations/000000001.json") == b"%d" % won[0]
+
+
+def test_checkpoints_are_kept_fenced_and_read_back(server: S3Server) -> None:
+    url = "s3://bucket/kept"
+    old = Checkpoints(url, keep=2)
+    assert old.start() is None
+    for step in (1, 2, 3):
+        old.save(snapshot(step), wait=True)
+    assert [name.step for name in complete_names(RemoteStorage(url, 10))] == [2, 3]
+    with Checkpoints(url) as new:
+        saved = new.start()
+        assert saved is not None and saved.manifest.facts.step == 3
+        tensor = torch.zeros(20, 40)
+        saved.read([Piece("weights.w", tensor, 30, 50)])
+        assert tensor.eq(3).all() and saved.read_file("subject.json") == b"{}"
+        with pytest.raises(FencedError, match="generation 2 of this run has gone on"):
+            old.save(snapshot(4), wait=True)
+        new.save(snapshot(4), wait=True)
+    assert find_saved(url).name == "step-000000004-g2"
+    assert find_saved(f"{url}/step-000000003-g1").manifest.facts.step == 3
+
+
+def test_damage_is_named(server: S3Server) -> None:
+    url = "s3://bucket/damaged"
+    with Checkpoints(url) as checkpoints:
+        checkpoints.start()
+        checkpoints.save(snapshot(1), wait=True)
+    saved = find_saved(url)
+    shard = saved.manifest.files[0].name
+    filesystem = S3FileSystem()
+    path = f"bucket/damaged/{saved.name}/{shard}"
+    content = bytearray(filesystem.cat_file(path))
+    content[-1] ^= 1
+    filesystem.pipe_file(path, bytes(content))
+    with pytest.raises(DataError, match=f"{shard} is damaged .its digest is another"):
+        saved.read([Piece("weights.w", torch.zeros(50, 40))])
+    filesystem.rm_file(path)
+    with pytest.raises(DataError, match=f"{shard} is damaged .it is missing"):
+        saved.read([Piece("weights.w", torch.zeros(50, 40))])
+
+
+def test_a_server_that_is_away_while_a_step_is_saved_is_waited_for(server: S3Server) -> None:
+    with Checkpoints("s3://bucket/away", patience=60) as checkpoints:
+        checkpoints.start()
+        checkpoints.save(snapshot(1), wait=True)
+        server.stop()
+        threading.Timer(4, server.start).start()
+        started = time.monotonic()
+        checkpoints.save(snapshot(2), wait=True)
+        assert time.monotonic() - started > 3
+    assert find_saved("s3://bucket/away").manifest.facts.step == 2
+
+
+def test_a_run_goes_on_from_object_storage_in_an_empty_folder(
+    server: S3Server, byte_corpus: Corpus, tmp_path: Path
+) -> None:
+    def run(folder: str, steps: int) -> list[float]:
+        config = parse_config(
+            {
+                "data": {"train": byte_corpus.location, "valid": byte_corpus.location, "lanes": 8, "window": 20},
+                "model": {"hidden": 12},
+                "train": {"steps": steps, "schedule": "constant"},
+                "run": {"folder": tmp_path / folder},
+                "save": {"to": f"s3://bucket/run-{folder[0]}"},
+            }
+        )
+        events = list(Run(config).events())
+        held_out = next(event for event in events if isinstance(event, EvaluationReport)).evaluation.loss
+        return [*(event.loss for event in events if isinstance(event, StepReport)), held_out]
+
+    whole = run("a", 8)
+    # Another machine, with nothing but the URL.
+    assert run("b1", 4)[:-1] + run("b2", 8) == whole
+    assert load("s3://bucket/run-b").evaluate(byte_corpus.location).loss == whole[-1]
