@@ -73,3 +73,10 @@ def test_a_language_model_learns_from_articles(wikitext: Path, tmp_path: Path) -
     perplexity, bits = figures(printed, r"held out: ([\d.]+) perplexity, ([\d.]+) bits per byte")
     # A word drawn at random from the vocabulary has a perplexity of 4,000.
     assert perplexity < 160 and bits < 1.6
+
+
+def test_a_run_that_is_killed_moved_and_cut_off_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    printed = run(tmp_path, sys.executable, str(EXAMPLES / "06_survive.py"))
+    assert "resume  after step 20" in printed and "asked to leave: code 75" in printed
+    found = re.search(r"60 steps; the losses differ by (\S+) at most", printed)
+    assert found is not None and float(found[1]) < 1e-4

@@ -38,9 +38,9 @@ from stretto.blocks.residual import Residual as Residual
 from stretto.blocks.stack import Stack as Stack
 from stretto.checkpoint.checkpoints import Checkpoints as Checkpoints
 from stretto.checkpoint.checkpoints import SaveReport as SaveReport
-from stretto.checkpoint.checkpoints import Snapshot as Snapshot
 from stretto.checkpoint.saved import Saved as Saved
 from stretto.checkpoint.saved import find_saved as find_saved
+from stretto.checkpoint.snapshot import Snapshot as Snapshot
 from stretto.config.layout import Layout as Layout
 from stretto.config.run import RunConfig as RunConfig
 from stretto.config.toml import load_config as load_config

@@ -13,7 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ranks import Pools, RanksFailedError
-from stretto import Checkpoints, ConfigError, DivergedError, FencedError, SaveReport, Snapshot, World, find_saved
+from stretto import (
+    Checkpoints,
+    ConfigError,
+    DataError,
+    DivergedError,
+    FencedError,
+    SaveReport,
+    Snapshot,
+    World,
+    find_saved,
+)
 from stretto.checkpoint.line import Claim, Name, line, to_remove
 from stretto.checkpoint.manifest import Facts
 from stretto.checkpoint.pieces import Piece
@@ -66,6 +76,29 @@ def test_a_save_goes_on_while_the_tensors_change(tmp_path: Path) -> None:
     assert not read.any()
 
 
+def test_a_step_is_saved_once(tmp_path: Path) -> None:
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.start()
+        checkpoints.save(snapshot(1))
+        checkpoints.save(snapshot(1, value=5.0), wait=True)
+    saved = find_saved(tmp_path)
+    assert [saved.check(file) for file in saved.manifest.files] == [None]
+    read = torch.zeros(3, 2)
+    saved.read([Piece(WEIGHTS, read)])
+    assert read.eq(1).all()
+
+
+def test_a_step_whose_save_failed_is_saved_again(tmp_path: Path) -> None:
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.start()
+        (tmp_path / "step-000000001-g1").write_text("in the way")
+        with pytest.raises(DataError, match="step-000000001-g1 can't be written"):
+            checkpoints.save(snapshot(1), wait=True)
+        (tmp_path / "step-000000001-g1").unlink()
+        checkpoints.save(snapshot(1), wait=True)
+    assert steps(tmp_path) == [1]
+
+
 def test_nothing_is_saved_before_the_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"before start\(\) has said"):
         Checkpoints(tmp_path).save(snapshot(1))
@@ -88,8 +121,8 @@ def test_a_run_that_was_cut_off_ends_and_leaves_the_other_alone(tmp_path: Path) 
     old.start()
     old.save(snapshot(1), wait=True)
     # On another machine, where locks don't reach.
-    assert old._lock is not None
-    old._lock.release()
+    assert old._history is not None
+    old._history.release()
     new = Checkpoints(tmp_path)
     saved = new.start()
     assert saved is not None and saved.manifest.facts.step == 1
@@ -104,12 +137,13 @@ def test_a_checkpoint_that_comes_too_late_is_on_nobodys_line(tmp_path: Path) -> 
     old = Checkpoints(tmp_path)
     old.start()
     old.save(snapshot(1), wait=True)
-    assert old._lock is not None
-    old._lock.release()
+    assert old._history is not None
+    old._history.release()
     with Checkpoints(tmp_path) as new:
         new.start()
         # It was asleep between its last look at the generations and its commit.
-        old.check_fence = lambda: None  # type: ignore[method-assign]
+        assert old._history is not None
+        old._history.check_fence = lambda: None  # type: ignore[method-assign]
         old.save(snapshot(9), wait=True)
         new.save(snapshot(2), wait=True)
     assert find_saved(tmp_path).manifest.facts.step == 2

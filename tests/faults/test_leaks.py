@@ -36,7 +36,7 @@ def left_over() -> set[str]:
 
 
 @pytest.mark.timeout(3000)
-@pytest.mark.parametrize("num_restarts", [pytest.param(5, marks=pytest.mark.short), 200])
+@pytest.mark.parametrize("num_restarts", [pytest.param(3, marks=pytest.mark.short), 200])
 def test_restarts_leave_nothing_behind(num_restarts: int, faults_data: Path, tmp_path: Path) -> None:
     before = left_over()
     options: dict[str, object] = {"run.restarts": 10**6, "train.steps": 10**6, "data.workers": 1}

@@ -8,45 +8,32 @@ import importlib.metadata
 import json
 import os
 import platform
-import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
-from torch import Tensor
 
 from stretto.base.errors import ConfigError, DataError, DivergedError, FencedError, LostPeerError, StrettoError
-from stretto.base.remote import is_remote
-from stretto.base.sealed import dump_sealed, load_sealed
-from stretto.checkpoint.line import Claim, Name, line, to_remove
-from stretto.checkpoint.lock import FolderLock
-from stretto.checkpoint.manifest import MANIFEST, About, Facts, File, Manifest
-from stretto.checkpoint.pieces import Piece, describe, save_pieces
-from stretto.checkpoint.saved import GENERATIONS, Saved, all_names, complete_names, find_saved, read_claims
+from stretto.checkpoint.history import History, Retention
+from stretto.checkpoint.line import Name
+from stretto.checkpoint.manifest import File, Manifest
+from stretto.checkpoint.pieces import describe, save_pieces
+from stretto.checkpoint.saved import Saved
+from stretto.checkpoint.snapshot import Snapshot, Stage, check_finite
 from stretto.checkpoint.storage import open_storage
 from stretto.mesh.board import await_note
 from stretto.mesh.world import World
 
-EVALUATION = "evaluation.json"
 # The errors of a save that end the run; after any other it goes on, and the last checkpoint stands.
 _FATAL: dict[str, type[StrettoError]] = {"FencedError": FencedError, "DivergedError": DivergedError}
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """What is to be saved of this rank, as it is now; its tensors may change once `save` has returned."""
-
-    facts: Facts
-    pieces: Sequence[Piece]
-    about: About = field(default_factory=About)
-    files: Mapping[str, bytes] = field(default_factory=dict)  # small ones, the same on all ranks
 
 
 @dataclass(frozen=True)
@@ -81,20 +68,17 @@ class Checkpoints:
         self.world = world or World(0, 1, torch.device("cpu"))
         self.location = str(location)
         self.generation = 0
-        self._keep, self._keep_every, self._keep_best = keep, keep_every, keep_best
+        self._retention = Retention(keep, keep_every, keep_best)
         self._patience = patience
+        self._storage = open_storage(location, patience)
+        self._history: History | None = None  # on the first rank
+        self._stage = Stage()
         self._prefix = f"checkpoints/{self.world.board.next_number()}"
-        self._lock: FolderLock | None = None
-        self._line: list[Name] = []  # the newest first; known to the first rank only
-        self._losses: dict[Name, float] = {}
-        self._buffers: dict[str, Tensor] = {}
+        self._numbers = count(1)
         self._under_way: _Save | None = None
+        self._last: _Save | None = None
         self._reports: deque[SaveReport] = deque()
         self._is_closed = threading.Event()
-        try:
-            self._storage = open_storage(location, patience)
-        except OSError as error:
-            raise _unwritable(self.location, error) from None
 
     def __enter__(self) -> Self:
         return self
@@ -104,14 +88,14 @@ class Checkpoints:
     ) -> None:
         self.close(wait=kind is None)
 
-    def start(self, resume: Literal["auto", "never"] | Path | str = "auto") -> Saved | None:
+    def start(self, resume: Path | str = "auto") -> Saved | None:
         """Begin or go on: claim the next generation and return the checkpoint to go on from, if there is one.
 
         `auto` is the newest one of this run, `never` is the beginning, and a path or URL is the one that lies there.
         """
         key = f"{self._prefix}/start"
         if self.world.is_first:
-            saved = self._claim(resume)
+            saved = self._begin(resume)
             place = None if saved is None else (saved.storage.location, saved.name)
             self.world.board.post(key, json.dumps([self.generation, place]))
             return saved
@@ -121,30 +105,78 @@ class Checkpoints:
     def save(self, snapshot: Snapshot, *, wait: bool = False) -> None:
         """Save a step: wait until the one before is safe, copy this rank's part, and write it while the run goes on.
 
-        With `wait`, return when the whole of it is safe; an error is then raised, on the first rank.
+        With `wait`, return when the whole of it is safe; if it can't be, raise that on all ranks. A step that is safe
+        already is not saved again.
         """
         if not self.generation:
             raise ConfigError("nothing can be saved before start() has said where the run goes on from; call it first")
         self._finish()
-        started = time.perf_counter()
         name = Name(self.generation, snapshot.facts.step)
-        staged = replace(snapshot, pieces=self._stage(snapshot.pieces))
-        save = _Save(name, staged, started, time.perf_counter() - started)
-        save.thread = threading.Thread(target=self._run, args=(save,), daemon=True)
-        self._under_way = save
+        if self._last is not None and self._last.name == name and self._outcome(self._last) is None:
+            # This step is safe already, and its files are not to be touched.
+            return
+        started = time.perf_counter()
+        staged = self._stage.copy(snapshot)
+        save = _Save(name, next(self._numbers), staged, started, time.perf_counter() - started)
+        save.thread = threading.Thread(target=self._work, args=(save,), daemon=True)
+        self._under_way = self._last = save
         save.thread.start()
         if wait:
             self._finish()
-            if not self.world.is_first:
-                self._await(self._key(name, "outcome"), 0, self.world.check_told)
-            elif save.report is not None and save.report.error is not None:
-                raise DataError(save.report.error)
+            error = self._outcome(save)
+            if error is not None:
+                raise DataError(error)
 
     def poll(self) -> SaveReport | None:
         """Return what became of a save, each once and on the first rank; none if it isn't known yet."""
         if self._under_way is not None and not self._under_way.thread.is_alive():
             self._finish()
         return self._reports.popleft() if self._reports else None
+
+    def judge(self, step: int, loss: float) -> None:
+        """Say what the held-out loss of a step was, so that the best can be kept."""
+        if self._history is not None:
+            self._finish()
+            self._history.judge(Name(self.generation, step), loss)
+
+    def close(self, *, wait: bool = True) -> None:
+        """Let go of the folder; with `wait`, once the last save is safe."""
+        try:
+            if wait:
+                self._finish()
+        finally:
+            self._is_closed.set()
+            if self._history is not None:
+                self._history.release()
+
+    def check_fence(self) -> None:
+        """Raise, on the first rank, if another start of this run has gone on since."""
+        if self._history is not None:
+            self._history.check_fence()
+
+    @property
+    def last_step(self) -> int | None:
+        """The step from which the run would go on now, as the first rank knows; none if nothing is saved."""
+        return self._history.line[0].step if self._history is not None and self._history.line else None
+
+    def _begin(self, resume: Path | str) -> Saved | None:
+        try:
+            self._history = History(self._storage, self._retention)
+            saved = self._history.claim(resume, self.world.size, self._patience)
+        except BaseException as error:
+            self.close(wait=False)
+            if isinstance(error, OSError):
+                raise _unwritable(self.location, error) from None
+            raise
+        self.generation = self._history.generation
+        return saved
+
+    def _outcome(self, save: "_Save") -> str | None:
+        """Wait until it is known what became of a save; return the error, none if it is safe. The same on all ranks."""
+        if self.world.is_first:
+            assert save.report is not None
+            return save.report.error
+        return self._await(self._key(save, "outcome"), 0, self.world.check_told) or None
 
     def _finish(self) -> None:
         """Wait until the save that is under way has come to its end."""
@@ -164,135 +196,22 @@ class Checkpoints:
         if save.fatal is not None:
             raise save.fatal
 
-    def judge(self, step: int, loss: float) -> None:
-        """Say what the held-out loss of a step was, so that the best can be kept."""
-        if not (self.world.is_first and self._keep_best):
-            return
-        self._finish()
-        name = Name(self.generation, step)
-        if name in self._line:
-            self._losses[name] = loss
-            self._storage.create(f"{name}/{EVALUATION}", dump_sealed({"loss": loss}))
-
-    def close(self, *, wait: bool = True) -> None:
-        """Let go of the folder; with `wait`, once the last save is safe."""
-        try:
-            if wait:
-                self._finish()
-        finally:
-            self._is_closed.set()
-            if self._lock is not None:
-                self._lock.release()
-                self._lock = None
-
-    def check_fence(self) -> None:
-        """Raise if another start of this run has gone on since; what this one does is of no use any more."""
-        newest = max(int(name.split(".")[0]) for name in self._storage.names(GENERATIONS) if name[:1].isdigit())
-        if newest > self.generation:
-            raise FencedError(
-                f"{self.location}: generation {newest} of this run has gone on, so this one, number {self.generation}, "
-                "was cut off and ends; nothing of the other was touched"
-            )
-
-    @property
-    def last_step(self) -> int | None:
-        """The step from which the run would go on now, as the first rank knows; none if nothing is saved."""
-        return self._line[0].step if self._line else None
-
-    # The start, on the first rank.
-
-    def _claim(self, resume: Literal["auto", "never"] | Path | str) -> Saved | None:
-        try:
-            if not is_remote(self.location):
-                self._lock = FolderLock(Path(self.location))
-            claims = read_claims(self._storage)
-            self._line = line(claims, complete_names(self._storage))
-            if resume == "auto":
-                saved = Saved.open(self._storage, str(self._line[0])) if self._line else None
-            else:
-                saved = None if resume == "never" else find_saved(resume, self._patience)
-            self._set_generation(claims, saved)
-            self._tidy_up()
-        except OSError as error:
-            self.close(wait=False)
-            raise _unwritable(self.location, error) from None
-        except StrettoError:
-            self.close(wait=False)
-            raise
-        return saved
-
-    def _set_generation(self, claims: Mapping[int, Claim], saved: Saved | None) -> None:
-        is_own = saved is not None and _same(saved.storage.location, self.location)
-        start = None if saved is None else saved.name if is_own else saved.where
-        generation = max(claims, default=0) + 1
-        while True:
-            claim = Claim(
-                generation=generation,
-                start=start,
-                num_ranks=self.world.size,
-                host=socket.gethostname(),
-                process=os.getpid(),
-                time=datetime.now(UTC).isoformat(timespec="seconds"),
-            )
-            if self._storage.create(f"{GENERATIONS}/{generation:09}.json", dump_sealed(claim.model_dump())):
-                break
-            # Another start was faster; now this one is the newer.
-            generation += 1
-        self.generation = generation
-        self._line = line({**claims, generation: claim}, self._line)
-
-    def _tidy_up(self) -> None:
-        """Remove what earlier starts have left unfinished; learn how good the others are."""
-        finished = set(complete_names(self._storage))
-        for name in all_names(self._storage):
-            if name not in finished and name.generation < self.generation:
-                self._storage.remove(str(name))
-        for name in self._line:
-            if EVALUATION in self._storage.names(str(name)):
-                try:
-                    loss = load_sealed(self._storage.read(f"{name}/{EVALUATION}"))["loss"]
-                    self._losses[name] = float(loss)
-                except (ValueError, KeyError, TypeError):
-                    # It says only which one to keep.
-                    continue
-
-    # A save, in a thread of its own.
-
-    def _stage(self, pieces: Sequence[Piece]) -> list[Piece]:
-        """Copy tensors to where nothing changes them; the memory for it is kept from save to save."""
-        staged = []
-        is_elsewhere = False
-        for piece in pieces:
-            tensor = piece.tensor.detach()
-            buffer = self._buffers.get(piece.name)
-            if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
-                is_pinned = tensor.device.type != "cpu"
-                buffer = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=is_pinned)
-                self._buffers[piece.name] = buffer
-            is_elsewhere = is_elsewhere or tensor.device.type != "cpu"
-            buffer.copy_(tensor, non_blocking=True)
-            staged.append(replace(piece, tensor=buffer))
-        if is_elsewhere:
-            torch.accelerator.synchronize()
-        return staged
-
-    def _run(self, save: "_Save") -> None:
+    def _work(self, save: "_Save") -> None:
         try:
             note: dict[str, list[Any]] = {"files": [file.model_dump(mode="json") for file in self._write(save)]}
         except Exception as error:  # noqa: BLE001 - whatever it is, the first rank has to know
             note = {"error": [type(error).__name__, _sentence(f"{self.location}/{save.name}", error)]}
         save.written = time.monotonic()
         try:
-            self.world.board.post(self._key(save.name, self.world.rank), json.dumps(note))
-            if self.world.is_first:
-                self._settle(save)
+            self.world.board.post(self._key(save, self.world.rank), json.dumps(note))
+            if self._history is not None:
+                self._settle(save, self._history)
         except RuntimeError:
             # Its keeper has died, and the ranks will end too: none of them can know what the others have written.
             save.fatal = LostPeerError(f"step {save.name.step} was not saved: the ranks' store is gone")
 
     def _write(self, save: "_Save") -> list[File]:
-        for piece in save.snapshot.pieces:
-            _check_finite(piece, save.name.step)
+        check_finite(save.snapshot)
         folder = self._storage.open_folder(str(save.name))
         files = save_pieces(folder, self.world.rank, save.snapshot.pieces)
         if self.world.is_first:
@@ -304,19 +223,19 @@ class Checkpoints:
         self._storage.keep(str(save.name), [folder / file.name for file in files])
         return files
 
-    def _settle(self, save: "_Save") -> None:
+    def _settle(self, save: "_Save", history: History) -> None:
         """Commit, if all ranks have written their part; and tell them, and whoever polls, what became of it."""
         error: Exception | None = None
         files: list[File] = []
         try:
-            files = self._collect(save.name)
-            self._commit(save, files)
+            files = self._collect(save)
+            history.commit(save.name, self._describe(save, files))
         except Exception as caught:  # noqa: BLE001 - it is told where the run can do something about it
             error = caught
         if isinstance(error, FencedError | DivergedError | LostPeerError):
             save.fatal = error
-        if error is not None:
-            self._storage.remove(str(save.name))
+        if error is not None and save.name not in history.line:
+            history.discard(save.name)
         save.report = SaveReport(
             save.name.step,
             f"{self.location}/{save.name}",
@@ -326,21 +245,23 @@ class Checkpoints:
             None if error is None else _sentence(f"{self.location}/{save.name}", error),
         )
         for rank in range(self.world.size):
-            self.world.board.remove(self._key(save.name, rank))
-        self.world.board.post(self._key(save.name, "outcome"), "")
+            self.world.board.remove(self._key(save, rank))
+        # By now all ranks have begun this save, so none asks for the outcome of the one before it.
+        self.world.board.remove(f"{self._prefix}/{save.number - 1}/outcome")
+        self.world.board.post(self._key(save, "outcome"), save.report.error or "")
 
-    def _collect(self, name: Name) -> list[File]:
+    def _collect(self, save: "_Save") -> list[File]:
         files: list[File] = []
         for rank in range(self.world.size):
-            note = json.loads(self._await(self._key(name, rank), rank, self._check_open))
+            note = json.loads(self._await(self._key(save, rank), rank, self._check_open))
             if "error" in note:
                 kind, sentence = note["error"]
                 raise _FATAL.get(kind, DataError)(sentence)
             files += [File.model_validate(file) for file in note["files"]]
         return files
 
-    def _commit(self, save: "_Save", files: Sequence[File]) -> None:
-        manifest = Manifest(
+    def _describe(self, save: "_Save", files: Sequence[File]) -> Manifest:
+        return Manifest(
             generation=self.generation,
             num_ranks=self.world.size,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -349,16 +270,6 @@ class Checkpoints:
             about=save.snapshot.about,
             files=tuple(files),
         )
-        # Between this and the next line a newer start may come in between: then this one is on no line of its.
-        self.check_fence()
-        if not self._storage.create(f"{save.name}/{MANIFEST}", manifest.dump()):
-            raise DataError(f"{self.location}/{save.name} is there already; it was left as it is")
-        self._line.insert(0, save.name)
-        best = min(self._losses, key=lambda name: (self._losses[name], name), default=None)
-        for name in to_remove(self._line, self._keep, self._keep_every, best if self._keep_best else None):
-            self._storage.remove(str(name))
-            self._line.remove(name)
-            self._losses.pop(name, None)
 
     def _await(self, key: str, rank: int, check: Callable[[], None]) -> str:
         return await_note(self.world.board, key, rank, self.world.timeout, check)
@@ -367,8 +278,8 @@ class Checkpoints:
         if self._is_closed.is_set():
             raise DataError("the run ended before all ranks had written")
 
-    def _key(self, name: Name, what: int | str) -> str:
-        return f"{self._prefix}/{name}/{what}"
+    def _key(self, save: "_Save", what: int | str) -> str:
+        return f"{self._prefix}/{save.number}/{what}"
 
 
 @dataclass
@@ -376,6 +287,7 @@ class _Save:
     """A save under way."""
 
     name: Name
+    number: int  # of all saves of this start
     snapshot: Snapshot
     started: float
     blocked: float
@@ -383,16 +295,6 @@ class _Save:
     written: float | None = None  # when this rank's part was
     report: SaveReport | None = None
     fatal: StrettoError | None = None
-
-
-def _check_finite(piece: Piece, step: int) -> None:
-    tensor = piece.tensor
-    # A sum is finite if all its parts are; the other way round it may just be large.
-    if tensor.is_floating_point() and not torch.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
-        raise DivergedError(
-            f"{piece.name} holds numbers that are not finite after step {step}, so no checkpoint was made of it; "
-            "lower train.lr, and start again: the run goes on from the checkpoint before"
-        )
 
 
 def _sentence(where: str, error: Exception) -> str:
@@ -407,12 +309,6 @@ def _sentence(where: str, error: Exception) -> str:
 def _unwritable(location: str, error: OSError) -> ConfigError:
     reason = error.strerror or str(error)
     return ConfigError(f"{error.filename or location} can't be written ({reason}); choose another folder for the run")
-
-
-def _same(one: str, other: str) -> bool:
-    if is_remote(one) or is_remote(other):
-        return one.rstrip("/") == other.rstrip("/")
-    return Path(one).resolve() == Path(other).resolve()
 
 
 def _versions() -> dict[str, str]:

@@ -45,7 +45,9 @@ def launch_local(
     not changed; `say` is told of it.
     """
     # The agent logs each failure at length; what the user needs is said once, by us.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_ranks)))
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.environ[LAUNCHER] = str(os.getpid())

@@ -104,7 +104,7 @@ class Mesh:
             )
         return LostPeerError(
             f"rank {self.world.rank} lost {self._name(rank)} while {doing}; "
-            "look at that rank's own output for the reason, and start the run again"
+            "look at that rank's own output for the reason"
         )
 
     def _find_late(self) -> int | None:

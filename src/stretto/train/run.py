@@ -91,7 +91,6 @@ class Run:
         self.changes: list[Change] = []
         if self.resumed is not None:
             self._go_on_from(self.resumed)
-        self._saved_step = self.trainer.step if self.resumed is not None else -1
         self._saved_time = time.monotonic()
 
     def events(self, on_window: OnWindow = lambda part: None) -> Iterator[Event]:
@@ -149,11 +148,9 @@ class Run:
         self.trainer.restore(saved)
 
     def _save(self, *, wait: bool) -> None:
-        if self._saved_step == self.trainer.step:
-            return
         snapshot = self.trainer.snapshot()
         self.checkpoints.save(replace(snapshot, about=self._about, files=subject_files(self.subject)), wait=wait)
-        self._saved_step, self._saved_time = self.trainer.step, time.monotonic()
+        self._saved_time = time.monotonic()
 
     def _saves(self, log: TextIO | None) -> Iterator[SaveReport]:
         """What has become of saves since this was asked last."""

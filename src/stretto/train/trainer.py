@@ -15,10 +15,10 @@ from stretto.base.keys import derive
 from stretto.base.position import Position
 from stretto.base.state import State
 from stretto.base.window import Window
-from stretto.checkpoint.checkpoints import Snapshot
 from stretto.checkpoint.manifest import Facts
 from stretto.checkpoint.pieces import Piece
 from stretto.checkpoint.saved import Saved
+from stretto.checkpoint.snapshot import Snapshot
 from stretto.config.train import TrainConfig
 from stretto.data.loader import Windows, read_ahead
 from stretto.engine.engine import Engine

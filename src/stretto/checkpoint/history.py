@@ -1,0 +1,138 @@
+"""History: a run's starts and checkpoints, as the first rank keeps them: claimed, committed, fenced, tidied up."""
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from stretto.base.errors import FencedError, StrettoError
+from stretto.base.remote import is_remote
+from stretto.base.sealed import dump_sealed, load_sealed
+from stretto.checkpoint.line import Claim, Name, line, to_remove
+from stretto.checkpoint.lock import FolderLock
+from stretto.checkpoint.manifest import MANIFEST, Manifest
+from stretto.checkpoint.saved import GENERATIONS, Saved, all_names, complete_names, find_saved, read_claims
+from stretto.checkpoint.storage import Storage
+
+EVALUATION = "evaluation.json"
+
+
+@dataclass(frozen=True)
+class Retention:
+    """Which checkpoints are kept."""
+
+    last: int = 2
+    every: int | None = None
+    best: bool = False
+
+
+class History:
+    """One start of a run in its folder: what came before it, and what it adds."""
+
+    def __init__(self, storage: Storage, retention: Retention) -> None:
+        self.generation = 0
+        self.line: list[Name] = []  # the newest first
+        self._storage = storage
+        self._retention = retention
+        self._losses: dict[Name, float] = {}
+        # What is in object storage has no lock; there, generations alone keep two runs apart.
+        self._lock = None if is_remote(storage.location) else FolderLock(Path(storage.location))
+
+    def release(self) -> None:
+        """Let another run have the folder."""
+        if self._lock is not None:
+            self._lock.release()
+
+    def claim(self, resume: Path | str, num_ranks: int, patience: float) -> Saved | None:
+        """Claim the next generation; return what it goes on from. What earlier ones left unfinished is removed."""
+        claims = read_claims(self._storage)
+        names = complete_names(self._storage)
+        found = line(claims, names)
+        if resume == "auto":
+            saved = Saved.open(self._storage, str(found[0])) if found else None
+        else:
+            saved = None if resume == "never" else find_saved(resume, patience)
+        claim = self._add_claim(claims, self._name_of(saved), num_ranks)
+        self.generation = claim.generation
+        self.line = line({**claims, claim.generation: claim}, names)
+        for name in all_names(self._storage):
+            if name not in names and name.generation < self.generation:
+                self._storage.remove(str(name))
+        self._read_losses()
+        return saved
+
+    def commit(self, name: Name, manifest: Manifest) -> None:
+        """Make a folder whose files are all written a checkpoint; remove those that need not be kept."""
+        # After this and before the next a newer start may come: then this checkpoint is on no line of its.
+        self.check_fence()
+        if not self._storage.create(f"{name}/{MANIFEST}", manifest.dump()):
+            raise FencedError(
+                f"{self._storage.location}/{name} was finished by another run, so this one was cut off and ends"
+            )
+        self.line.insert(0, name)
+        best = min(self._losses, key=lambda name: (self._losses[name], name), default=None)
+        kept = self._retention
+        for old in to_remove(self.line, kept.last, kept.every, best if kept.best else None):
+            self.line.remove(old)
+            self._losses.pop(old, None)
+            self.discard(old)
+
+    def check_fence(self) -> None:
+        """Raise if another start of this run has gone on since; what this one does is of no use any more."""
+        numbers = [file.removesuffix(".json") for file in self._storage.names(GENERATIONS)]
+        newest = max(int(number) for number in numbers if number.isdecimal())
+        if newest > self.generation:
+            raise FencedError(
+                f"{self._storage.location}: generation {newest} of this run has gone on, so this one, number "
+                f"{self.generation}, was cut off and ends; nothing of the other was touched"
+            )
+
+    def judge(self, name: Name, loss: float) -> None:
+        """Remember how good a checkpoint is, also for starts to come."""
+        if self._retention.best and name in self.line:
+            self._losses[name] = loss
+            self._storage.create(f"{name}/{EVALUATION}", dump_sealed({"loss": loss}))
+
+    def discard(self, name: Name) -> None:
+        """Remove a folder; one that can't be removed now is nobody's loss."""
+        try:
+            self._storage.remove(str(name))
+        except (OSError, StrettoError):
+            return
+
+    def _name_of(self, saved: Saved | None) -> str | None:
+        if saved is None:
+            return None
+        return saved.name if _same(saved.storage.location, self._storage.location) else saved.where
+
+    def _add_claim(self, claims: Mapping[int, Claim], start: str | None, num_ranks: int) -> Claim:
+        generation = max(claims, default=0) + 1
+        while True:
+            claim = Claim(
+                generation=generation,
+                start=start,
+                num_ranks=num_ranks,
+                host=socket.gethostname(),
+                process=os.getpid(),
+                time=datetime.now(UTC).isoformat(timespec="seconds"),
+            )
+            if self._storage.create(f"{GENERATIONS}/{generation:09}.json", dump_sealed(claim.model_dump())):
+                return claim
+            # Another start was faster; now this one is the newer.
+            generation += 1
+
+    def _read_losses(self) -> None:
+        for name in self.line if self._retention.best else ():
+            try:
+                self._losses[name] = float(load_sealed(self._storage.read(f"{name}/{EVALUATION}"))["loss"])
+            except (OSError, ValueError, KeyError, TypeError):
+                # Never judged, or spoiled: it says only which one to keep.
+                continue
+
+
+def _same(one: str, other: str) -> bool:
+    if is_remote(one) or is_remote(other):
+        return one.rstrip("/") == other.rstrip("/")
+    return Path(one).resolve() == Path(other).resolve()
