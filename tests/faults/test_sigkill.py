@@ -34,5 +34,6 @@ def test_a_killed_rank_changes_nothing(seed: int, undisturbed: Undisturbed, faul
     assert code == 0, said
     assert "was killed by SIGKILL; all ranks are started again" in said or not was_killed, said
     assert run.left() == expected
+    assert (tmp_path / "run" / "weights.safetensors").is_file()
     log = (tmp_path / "run" / "log.jsonl").read_text()
     assert [log.count(f'"kind": "step", "step": {step},') for step in range(1, 61)] == [1] * 60

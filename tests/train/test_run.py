@@ -80,6 +80,27 @@ def test_a_folder_that_holds_a_run_is_refused(byte_corpus: Corpus, tmp_path: Pat
     assert Run(config).trainer.is_done
 
 
+def test_a_run_that_was_made_longer_goes_on_and_one_that_was_killed_at_its_end_is_ended(
+    byte_corpus: Corpus, tmp_path: Path
+) -> None:
+    def losses(folder: str, steps: int) -> list[float]:
+        train = {"steps": steps, "schedule": "constant"}
+        found = list(Run(config_for(byte_corpus, tmp_path / folder, train=train)).events())
+        held_out = [event.evaluation.loss for event in found if isinstance(event, EvaluationReport)]
+        return [event.loss for event in found if isinstance(event, StepReport)] + held_out
+
+    whole = losses("whole", 6)
+    assert losses("parts", 4)[:-1] + losses("parts", 6) == whole
+    weights = tmp_path / "parts" / "weights.safetensors"
+    final = weights.read_bytes()
+    # Killed after the last step was saved: what is left is the weights and the last evaluation.
+    weights.unlink()
+    assert losses("parts", 6) == whole[-1:]
+    assert load_file(weights).keys() == load_file(tmp_path / "whole" / "weights.safetensors").keys()
+    assert len(weights.read_bytes()) == len(final)
+    assert losses("parts", 6) == []
+
+
 def test_a_folder_that_can_not_be_written_is_named(byte_corpus: Corpus) -> None:
     with pytest.raises(ConfigError, match=r"run\.folder=/proc/nowhere/run can't be written"):
         list(Run(config_for(byte_corpus, Path("/proc/nowhere/run"))).events())

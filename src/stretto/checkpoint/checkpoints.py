@@ -229,6 +229,7 @@ class Checkpoints:
         files: list[File] = []
         try:
             files = self._collect(save)
+            history.check_files(save.name, files)
             history.commit(save.name, self._describe(save, files))
         except Exception as caught:  # noqa: BLE001 - it is told where the run can do something about it
             error = caught

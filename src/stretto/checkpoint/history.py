@@ -2,21 +2,24 @@
 
 import os
 import socket
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from stretto.base.errors import FencedError, StrettoError
+from stretto.base.errors import DataError, FencedError, StrettoError
 from stretto.base.remote import is_remote
 from stretto.base.sealed import dump_sealed, load_sealed
 from stretto.checkpoint.line import Claim, Name, line, to_remove
 from stretto.checkpoint.lock import FolderLock
-from stretto.checkpoint.manifest import MANIFEST, Manifest
+from stretto.checkpoint.manifest import MANIFEST, File, Manifest
 from stretto.checkpoint.saved import GENERATIONS, Saved, all_names, complete_names, find_saved, read_claims
 from stretto.checkpoint.storage import Storage
 
 EVALUATION = "evaluation.json"
+# A shared filesystem may take a while to show one host what another has written.
+_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,17 @@ class History:
                 self._storage.remove(str(name))
         self._read_losses()
         return saved
+
+    def check_files(self, name: Name, files: Sequence[File]) -> None:
+        """Refuse a checkpoint of which some files are where this rank can't see them."""
+        until = time.monotonic() + _SECONDS
+        while missing := {file.name for file in files} - set(self._storage.names(str(name))):
+            if time.monotonic() > until:
+                raise DataError(
+                    f"{self._storage.location}/{name} lacks {min(missing)}, which another rank has written; put "
+                    "checkpoints where all hosts see them, with run.folder or save.to"
+                )
+            time.sleep(0.2)
 
     def commit(self, name: Name, manifest: Manifest) -> None:
         """Make a folder whose files are all written a checkpoint; remove those that need not be kept."""

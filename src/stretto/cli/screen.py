@@ -57,7 +57,7 @@ def show_run(run: "Run") -> None:
     """Train to the end, with progress."""
     console = make_console(is_quiet=not run.world.is_first)
     _say_what_will_run(console, run)
-    if run.trainer.is_done:
+    if run.is_finished:
         console.print(f"done already: config, log, checkpoints and weights are in {run.folder}")
         return
     try:

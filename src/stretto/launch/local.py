@@ -4,7 +4,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -48,11 +49,6 @@ def launch_local(
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed.elastic"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_ranks)))
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    os.environ[LAUNCHER] = str(os.getpid())
-    # Passed on to the ranks, which save and leave when they get the first or the last of these.
-    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
     spec = WorkerSpec(
         role="stretto",
         local_world_size=num_ranks,
@@ -65,14 +61,41 @@ def launch_local(
     # No folder of logs: the ranks write where we do.
     agent = _Agent(spec, DefaultLogsSpecs(os.devnull), progress, say)
     # What ranks that are killed leave behind in a temporary folder goes with us.
-    with make_scratch() as folder:
-        os.environ["TMPDIR"] = folder
+    with make_scratch() as folder, _environment(_for_ranks(num_ranks, folder)):
         try:
             result = agent.run()
         except SignalException as error:
             raise _signalled(agent.exit_codes(), signal.Signals(error.sigval)) from None
     if result.is_failed():
         raise _reason(result)
+
+
+def _for_ranks(num_ranks: int, scratch: str) -> dict[str, str]:
+    """What the ranks and the agent find in their environment; what the user has set of the first two stands."""
+    num_threads = str(max(1, (os.cpu_count() or 1) // num_ranks))
+    return {
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", num_threads),
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+        "TMPDIR": scratch,
+        LAUNCHER: str(os.getpid()),
+        # Passed on to the ranks, which save and leave when they get the first or the last of these.
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
+    }
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set variables for as long as the context lasts."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ |= variables
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 class _Agent(LocalElasticAgent):

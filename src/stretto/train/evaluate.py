@@ -47,16 +47,35 @@ class Evaluation:
         return None if self.bytes_per_token is None else self.loss / math.log(2) / self.bytes_per_token
 
 
+# Windows between two looks at whether to give up: each is a sum over all ranks.
+_CHECK_EVERY = 16
+
 OnWindow = Callable[[float], None]
 """Told after each window which part of them all is done."""
 
 
-def evaluate(engine: Engine, data: Windows, *, workers: int = 0, on_window: OnWindow = lambda part: None) -> Evaluation:
-    """Score one epoch of `data`, without dropout; `on_window` is told after each window which part is done."""
+class GivenUpError(Exception):
+    """An evaluation was given up, on all ranks alike."""
+
+
+def evaluate(
+    engine: Engine,
+    data: Windows,
+    *,
+    workers: int = 0,
+    on_window: OnWindow = lambda part: None,
+    is_interrupted: Callable[[], bool] | None = None,
+) -> Evaluation:
+    """Score one epoch of `data`, without dropout; `on_window` is told after each window which part is done.
+
+    With `is_interrupted`, all ranks give it up together soon after it has become true on any of them.
+    """
     state: State | None = None
     total = count = 0.0
     windows = read_ahead(data, Position(), inputs=engine.needs_inputs, targets=engine.needs_targets, workers=workers)
-    for window, position in windows:
+    for number, (window, position) in enumerate(windows):
+        if is_interrupted is not None and number % _CHECK_EVERY == 0 and any(engine.add_up([float(is_interrupted())])):
+            raise GivenUpError
         outcome = engine.score(window, state, key=0)
         state = outcome.state
         total += float(outcome.total)

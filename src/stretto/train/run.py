@@ -20,7 +20,7 @@ from stretto.mesh.device import find_device
 from stretto.mesh.world import World
 from stretto.train.build import build_engine, check_fits
 from stretto.train.changes import Change, find_changes, refuse_changes
-from stretto.train.evaluate import Evaluation, OnWindow, evaluate
+from stretto.train.evaluate import Evaluation, GivenUpError, OnWindow, evaluate
 from stretto.train.feed import Feed
 from stretto.train.log import open_log, write_line
 from stretto.train.optimizer import averaged_weights
@@ -92,15 +92,20 @@ class Run:
         if self.resumed is not None:
             self._go_on_from(self.resumed)
         self._saved_time = time.monotonic()
+        self._was_finished = False
 
     def events(self, on_window: OnWindow = lambda part: None) -> Iterator[Event]:
         """Train to the end; `on_window` is told how far an evaluation is."""
         # All ranks have looked at the folder when this is through; then the first may write.
+        self._was_finished = self.is_finished
         self.engine.add_up([0.0])
         with self.checkpoints, when_asked_to_leave(lambda: self.trainer.wish(Wish.LEAVE)):
             if not self.world.is_first:
                 yield from self._events(None, on_window)
                 return
+            if not self.trainer.is_done:
+                # Of a run that was longer than it was meant to be; they would pass for its own.
+                (self.folder / WEIGHTS).unlink(missing_ok=True)
             (self.folder / CONFIG).write_text(dump_config(self.config), encoding="utf-8")
             for name, content in subject_files(self.subject).items():
                 (self.folder / name).write_bytes(content)
@@ -109,6 +114,8 @@ class Run:
                 yield from self._events(log, on_window)
 
     def _events(self, log: TextIO | None, on_window: OnWindow) -> Iterator[Event]:
+        if self.trainer.is_done and not self._was_finished:
+            yield from self._end(log, on_window)
         for report in self._steps():
             write_line(log, "step", asdict(report))
             yield report
@@ -121,9 +128,19 @@ class Run:
             yield from self._saves(log)
             if is_asked_to_leave and not self.trainer.is_done:
                 raise LeftError(f"left after step {report.step}, as asked: it is saved, and the run goes on from there")
-            if self.valid is not None and self._is_evaluation_due(report.step):
-                yield self._evaluate(report.step, log, on_window)
+            if self._is_evaluation_due(report.step):
+                yield from self._evaluate(report.step, log, on_window)
         yield from self._saves(log)
+
+    @property
+    def is_finished(self) -> bool:
+        """Has this run taken all its steps, in an earlier start, and left its weights?"""
+        return self.trainer.is_done and (self.folder / WEIGHTS).is_file()
+
+    def _end(self, log: TextIO | None, on_window: OnWindow) -> Iterator[Event]:
+        """What is left to do if an earlier start was killed after its last step was saved."""
+        self._save_weights()
+        yield from self._evaluate(self.trainer.step, log, on_window)
 
     def _steps(self) -> Iterator[StepReport]:
         try:
@@ -133,14 +150,24 @@ class Run:
         except DivergedError as error:
             raise DivergedError(f"{error}; the batch is in {self._keep_batch()}") from None
 
-    def _evaluate(self, step: int, log: TextIO | None, on_window: OnWindow) -> EvaluationReport:
-        assert self.valid is not None
-        with averaged_weights(self.trainer.optimizer):
-            evaluation = evaluate(self.engine, self.valid, workers=self.config.data.workers, on_window=on_window)
+    def _evaluate(self, step: int, log: TextIO | None, on_window: OnWindow) -> Iterator[EvaluationReport]:
+        if self.valid is None:
+            return
+        try:
+            with averaged_weights(self.trainer.optimizer):
+                evaluation = evaluate(
+                    self.engine,
+                    self.valid,
+                    workers=self.config.data.workers,
+                    on_window=on_window,
+                    is_interrupted=lambda: self.trainer.is_wished(Wish.LEAVE),
+                )
+        except GivenUpError:
+            return
         figures = {"loss": evaluation.loss, "tokens": evaluation.tokens, **evaluation.scores}
         write_line(log, "evaluation", {"step": step, **figures})
         self.checkpoints.judge(step, evaluation.loss)
-        return EvaluationReport(step, evaluation)
+        yield EvaluationReport(step, evaluation)
 
     def _go_on_from(self, saved: Saved) -> None:
         about = saved.manifest.about
@@ -167,11 +194,13 @@ class Run:
     def _is_save_due(self, step: int) -> bool:
         save = self.config.save
         is_due = save.every is not None and step % save.every == 0
-        is_for_best = save.keep_best and self.valid is not None and self._is_evaluation_due(step)
+        is_for_best = save.keep_best and self._is_evaluation_due(step)
         return is_due or is_for_best or Wish.SAVE in self.trainer.granted
 
     def _is_evaluation_due(self, step: int) -> bool:
         every = self.config.run.eval_every
+        if self.valid is None:
+            return False
         return self.trainer.is_done or (every is not None and step % every == 0)
 
     def _save_weights(self) -> None:

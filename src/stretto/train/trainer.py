@@ -143,6 +143,10 @@ class Trainer:
         """Ask for something on behalf of all ranks; after the next step it is among `granted`, everywhere."""
         self._wishes.add(wish)
 
+    def is_wished(self, wish: Wish) -> bool:
+        """Has this rank asked for something that is not granted yet?"""
+        return wish in self._wishes
+
     def snapshot(self) -> Snapshot:
         """Return what has to be saved of this rank after the last step; all else can be found again."""
         engine, data, place = self.engine, self.data, self.position
