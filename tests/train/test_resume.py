@@ -7,9 +7,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from cases import MODELS, Case, RandomWindows, run_alone
+from cases import MODELS, NUM_TOKENS, Case, RandomWindows, run_alone
 from ranks import Pools
-from stretto import Checkpoints, ConfigError, Layout, Stack, TokenLoss, TrainConfig, Trainer, World, make_engine
+from stretto import (
+    LSTM,
+    Checkpoints,
+    ConfigError,
+    Embedding,
+    Layout,
+    Linear,
+    Stack,
+    TokenLoss,
+    TrainConfig,
+    Trainer,
+    World,
+    make_engine,
+)
 from stretto.base.position import Position
 
 TO_ONE_DEVICE = [(2, 2), (1, 4), (4, 1), (1, 1)]  # replicas, stages
@@ -120,3 +133,26 @@ def test_another_seed_or_optimizer_is_refused(pools: Pools, tmp_path: Path) -> N
         train(world, tmp_path, case, Layout(), 3, "adamw")
     with pytest.raises(ConfigError, match=r"is of a run with seed \d+, not 77"):
         train(world, tmp_path, Case(num_rows=4, num_steps=3, seed=77), Layout(), 3)
+
+
+def train_wide(world: World, folder: Path, stop: int) -> list[Tensor]:
+    """A model whose gradients fill several of the reducer's buckets."""
+    blocks = [Embedding(NUM_TOKENS, 256), LSTM(256, 256), LSTM(256, 256), Linear(256, NUM_TOKENS)]
+    engine = make_engine(Stack(blocks), TokenLoss(), Layout(replicas=3), world, seed=3)
+    case = Case(num_rows=6, window=6)
+    trainer = Trainer(engine, RandomWindows(case, (engine.mesh.replica, 3)), TrainConfig(steps=100, lr=0.01))
+    with Checkpoints(folder, world) as checkpoints:
+        saved = checkpoints.start()
+        if saved is not None:
+            trainer.restore(saved)
+        while trainer.step < stop:
+            trainer.advance()
+        checkpoints.save(trainer.snapshot(), wait=True)
+    return [parameter.detach().clone() for parameter in engine.stack.parameters()]
+
+
+def test_three_replicas_add_up_in_the_same_order_after_a_resume(pools: Pools, tmp_path: Path) -> None:
+    whole = pools[3].run(train_wide, tmp_path / "whole", 4)
+    pools[3].run(train_wide, tmp_path / "parts", 2)
+    for one, other in zip(pools[3].run(train_wide, tmp_path / "parts", 4), whole, strict=True):
+        assert all(torch.equal(weight, expected) for weight, expected in zip(one, other, strict=True))
