@@ -19,6 +19,7 @@ from stretto import (
     DataError,
     DivergedError,
     FencedError,
+    Saved,
     SaveReport,
     Snapshot,
     World,
@@ -171,6 +172,66 @@ def test_a_folder_in_use_is_refused_and_free_again_when_its_process_is_gone(tmp_
         # A rank that was killed may take a moment to go.
         with Checkpoints(tmp_path) as checkpoints:
             checkpoints.start()
+
+
+def test_a_path_that_is_given_again_is_not_gone_back_to(tmp_path: Path) -> None:
+    """As a launcher or a scheduler does that repeats a command."""
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.start()
+        for step in (1, 2, 3):
+            checkpoints.save(snapshot(step), wait=True)
+    path = tmp_path / "step-000000002-g1"
+    for expected, then in ((2, None), (2, 5), (5, 6), (6, None)):
+        with Checkpoints(tmp_path, keep=100) as checkpoints:
+            saved = checkpoints.start(path)
+            assert saved is not None and saved.manifest.facts.step == expected
+            if then is not None:
+                checkpoints.save(snapshot(then), wait=True)
+
+
+def test_a_start_that_was_killed_before_its_first_save_is_taken_up(tmp_path: Path) -> None:
+    with Checkpoints(tmp_path / "other") as checkpoints:
+        checkpoints.start()
+        checkpoints.save(snapshot(9), wait=True)
+    with Checkpoints(tmp_path / "own") as checkpoints:
+        checkpoints.start()
+        checkpoints.save(snapshot(3), wait=True)
+    with Checkpoints(tmp_path / "own") as checkpoints:
+        checkpoints.start(tmp_path / "other")
+    # It would have gone on from there, and so does the next.
+    with Checkpoints(tmp_path / "own") as checkpoints:
+        saved = checkpoints.start()
+        assert saved is not None and saved.manifest.facts.step == 9
+
+
+def test_an_older_step_is_not_saved_over(tmp_path: Path) -> None:
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.start()
+        for step in (1, 2):
+            checkpoints.save(snapshot(step), wait=True)
+        with pytest.raises(ConfigError, match="step 1 was saved by this start before"):
+            checkpoints.save(snapshot(1), wait=True)
+    for name in complete_names(LocalStorage(tmp_path)):
+        saved = Saved.open(LocalStorage(tmp_path), str(name))
+        assert [saved.check(file) for file in saved.manifest.files] == [None]
+
+
+def test_a_held_out_loss_that_is_not_finite_is_the_best_of_none(tmp_path: Path) -> None:
+    with Checkpoints(tmp_path, keep=1, keep_best=True) as checkpoints:
+        checkpoints.start()
+        for step, loss in ((1, float("nan")), (2, float("inf")), (3, 2.0), (4, float("nan"))):
+            checkpoints.save(snapshot(step), wait=True)
+            checkpoints.judge(step, loss)
+    assert steps(tmp_path) == [3, 4]
+
+
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "lock").symlink_to(tmp_path / "victim")
+    with pytest.raises(ConfigError, match="lock can't be written"):
+        Checkpoints(tmp_path / "run").start()
+    assert (tmp_path / "victim").read_text() == "precious"
 
 
 def test_what_was_not_finished_is_tidied_up_at_the_next_start(tmp_path: Path) -> None:

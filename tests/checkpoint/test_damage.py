@@ -10,10 +10,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from stretto import Checkpoints, DataError, Saved, Snapshot, StrettoError, find_saved, load
+from stretto import (
+    Checkpoints,
+    ConfigError,
+    Corpus,
+    DataError,
+    Run,
+    Saved,
+    Snapshot,
+    StrettoError,
+    find_saved,
+    load,
+)
 from stretto.base.sealed import dump_sealed, load_sealed
 from stretto.checkpoint.manifest import MANIFEST, Facts
 from stretto.checkpoint.pieces import Piece
+from stretto.config.toml import parse_config
 
 SHARD = "shard-00001-model-00001-of-00001.safetensors"
 
@@ -247,3 +259,62 @@ def test_a_manifest_that_is_no_manifest_is_refused(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(DataError, match=f"{MANIFEST} is damaged"):
             find_saved(tmp_path)
+
+
+def test_parts_that_overlap_and_leave_a_gap_are_not_whole(tmp_path: Path) -> None:
+    save_two(tmp_path)
+
+    def shift(tree: dict[str, object]) -> None:
+        files = tree["files"]
+        assert isinstance(files, list)
+        part = next(part for file in files for part in file["parts"] if part["name"] == "lanes.0.0")
+        part["first"], part["num_rows"] = 4, 8
+
+    _forge(newest(tmp_path), shift)
+    saved = find_saved(tmp_path)
+    with pytest.raises(DataError, match=r"parts of lanes\.0\.0 are missing or there twice"):
+        saved.read([Piece("lanes.0.0", torch.zeros(8, 3))])
+
+
+def test_code_that_a_checkpoint_names_is_not_run(byte_corpus: Corpus, tmp_path: Path) -> None:
+    config = parse_config(
+        {
+            "data": {"train": byte_corpus.location, "lanes": 8, "window": 20},
+            "model": {"hidden": 8},
+            "train": {"steps": 2},
+            "run": {"folder": tmp_path / "run"},
+        }
+    )
+    list(Run(config).events())
+    (tmp_path / "run" / "weights.safetensors").unlink()
+    folder = Path(find_saved(tmp_path / "run").where)
+    marker = tmp_path / "marker"
+    (folder / "evil.py").write_text(f"import os\nos.mkdir({str(marker)!r})\nmodel = None\n")
+
+    def name_code(tree: dict[str, object]) -> None:
+        about = tree["about"]
+        assert isinstance(about, dict)
+        about["config"]["model"]["factory"] = f"{folder / 'evil.py'}:model"
+
+    _forge(folder, name_code)
+    with pytest.raises(ConfigError, match="runs code of its own"):
+        load(tmp_path / "run")
+    assert not marker.exists()
+
+    def widen(tree: dict[str, object]) -> None:
+        about = tree["about"]
+        assert isinstance(about, dict)
+        about["config"]["model"] |= {"factory": None, "hidden": 2_000_000}
+
+    _forge(folder, widen)
+    with pytest.raises(ConfigError, match=r"of \[256, 2000000\], but .* has it as \[256, 8\]"):
+        load(tmp_path / "run")
+
+
+def test_a_pipe_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:
+    save_two(tmp_path)
+    for name in (SHARD, MANIFEST):
+        (newest(tmp_path) / name).unlink()
+        os.mkfifo(newest(tmp_path) / name)
+        with pytest.raises(DataError):
+            read_all(find_saved(tmp_path))

@@ -35,8 +35,8 @@ def test_a_run_that_is_asked_to_leave_saves_and_goes_on_later(
     tmp_path: Path,
 ) -> None:
     expected = undisturbed[grid]
-    # Alone, it is watched by nobody.
-    options: dict[str, object] = {"run.restarts": 0, "save.every": 1000}
+    # Alone, it is watched by nobody; of several, none is started again that was asked to leave.
+    options: dict[str, object] = {"run.restarts": 0 if whom == "alone" else 3, "save.every": 1000}
     run = Faulty(tmp_path / "run", faults_data, grid, options).start()
     run.await_step(11)
     assert run.process is not None
@@ -55,6 +55,22 @@ def test_a_run_that_is_asked_to_leave_saves_and_goes_on_later(
     code, said = left.start().finish()
     assert code == 0 and f"resume  after step {found[0]}" in said, said
     assert left.left() == expected
+
+
+@pytest.mark.parametrize("grid", [(1, 1), (2, 1)])
+@pytest.mark.parametrize("seconds", [0.5, 2.0, 4.0])
+def test_a_run_that_is_asked_to_leave_before_its_first_step_may_be_started_again(
+    grid: tuple[int, int], seconds: float, faults_data: Path, tmp_path: Path
+) -> None:
+    restarts = 0 if grid == (1, 1) else 3
+    run = Faulty(tmp_path / "run", faults_data, grid, {"run.restarts": restarts, "train.steps": 10**6}).start()
+    time.sleep(seconds)
+    assert run.process is not None
+    run.process.send_signal(signal.SIGTERM)
+    code, said = run.finish()
+    # Python itself has not come far after half a second: then it is ended as any process is.
+    assert code == 75 or (seconds < 3 and code in (-signal.SIGTERM, 143)), said
+    assert "Traceback" not in said, said
 
 
 @pytest.mark.parametrize("grid", [(1, 1), (2, 1)])

@@ -28,6 +28,7 @@ from stretto import (
     Trainer,
     Window,
     World,
+    find_saved,
     make_engine,
 )
 from stretto.config.toml import parse_config
@@ -48,13 +49,14 @@ class SpoiledWindows(RandomWindows):
     """Windows without token 0, but for one row of one window."""
 
     row: int = 4
+    bad: int = BAD
 
     def read(self, position: Position, *, inputs: bool = True, targets: bool = True) -> Window:
         window = super().read(position, inputs=inputs, targets=targets)
         if window.inputs is None:
             return window
         tokens = window.inputs.clamp(min=1)
-        if position.index == BAD:
+        if position.index == self.bad:
             tokens[0, window.lanes == self.row] = 0
         return replace(window, inputs=tokens)
 
@@ -87,6 +89,28 @@ def test_a_skipped_step_is_skipped_alike_in_every_layout(layout: Layout, pools: 
     for losses, skipped, is_finite in pools[layout.num_ranks].run(train, case, layout, tmp_path):
         assert losses == pytest.approx(expected, rel=1e-9, nan_ok=True)
         assert skipped == 1 and is_finite
+
+
+def test_a_step_after_a_skipped_first_window_can_be_resumed(tmp_path: Path) -> None:
+    world = World(0, 1, torch.device("cpu"))
+    case = Case(num_rows=9, num_steps=4, is_ragged=False)
+
+    def trainer() -> Trainer:
+        blocks = [Pointwise(Fragile()), GRU(NUM_TOKENS, WIDTH), Linear(WIDTH, NUM_TOKENS)]
+        engine = make_engine(Stack(blocks).double(), TokenLoss(), Layout(), world, seed=3)
+        data = SpoiledWindows(case, bad=0)
+        return Trainer(engine, data, TrainConfig(steps=4, lr=0.1, nonfinite="skip"), seed=case.seed)
+
+    whole, first, second = trainer(), trainer(), trainer()
+    expected = [report.loss for report in whole]
+    losses = [first.advance().loss]
+    for folder in (tmp_path / "one",):
+        with Checkpoints(folder, world) as checkpoints:
+            checkpoints.start()
+            checkpoints.save(first.snapshot(), wait=True)
+        second.restore(find_saved(folder))
+    losses += [report.loss for report in second]
+    assert losses == pytest.approx(expected, nan_ok=True, rel=1e-12) and math.isnan(losses[0])
 
 
 def config_for(corpus: Corpus, folder: Path, **train: object) -> object:

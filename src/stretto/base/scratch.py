@@ -1,13 +1,15 @@
 """Scratch: folders for files that nobody needs for long; those of processes that were killed are removed."""
 
+import hashlib
 import os
 import re
 import shutil
+import socket
 import tempfile
 import weakref
 from pathlib import Path
 
-_NAME = re.compile(r"stretto-(\d+)-")
+_NAME = re.compile(r"stretto-([0-9a-f]{8})-(\d+)-")
 
 
 def make_scratch() -> "tempfile.TemporaryDirectory[str]":
@@ -25,14 +27,23 @@ def scratch_of(owner: object) -> Path:
 
 
 def _prefix() -> str:
-    return f"stretto-{os.getpid()}-"
+    return f"stretto-{_here()}-{os.getpid()}-"
+
+
+def _here() -> str:
+    """Name what gives a process its number: this host, and its container if there is one."""
+    try:
+        namespace = str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        namespace = ""
+    return hashlib.sha256(f"{socket.gethostname()} {namespace}".encode()).hexdigest()[:8]
 
 
 def _tidy_up() -> None:
     """Remove what processes of this user have left that are no more."""
     for path in Path(tempfile.gettempdir()).glob("stretto-*"):
         found = _NAME.match(path.name)
-        if found is not None and not _is_alive(int(found[1])) and _is_own(path):
+        if found is not None and found[1] == _here() and not _is_alive(int(found[2])) and _is_own(path):
             shutil.rmtree(path, ignore_errors=True)
 
 

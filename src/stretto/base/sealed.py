@@ -30,6 +30,8 @@ def dump_sealed(tree: Tree) -> bytes:
 
 def load_sealed(content: bytes) -> Tree:
     """Return the tree of a sealed text; ValueError if it isn't one, or not as it was sealed."""
+    if not content:
+        raise ValueError("it is empty")
     try:
         return unseal(json.loads(content))
     except RecursionError:

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
 from types import TracebackType
@@ -75,6 +75,7 @@ class Checkpoints:
         self._stage = Stage()
         self._prefix = f"checkpoints/{self.world.board.next_number()}"
         self._numbers = count(1)
+        self._steps: set[int] = set()  # of all saves of this start
         self._under_way: _Save | None = None
         self._last: _Save | None = None
         self._reports: deque[SaveReport] = deque()
@@ -115,6 +116,9 @@ class Checkpoints:
         if self._last is not None and self._last.name == name and self._outcome(self._last) is None:
             # This step is safe already, and its files are not to be touched.
             return
+        if name.step in self._steps and (self._last is None or self._last.name != name):
+            raise ConfigError(f"step {name.step} was saved by this start before, so not again; call start() to go back")
+        self._steps.add(name.step)
         started = time.perf_counter()
         staged = self._stage.copy(snapshot)
         save = _Save(name, next(self._numbers), staged, started, time.perf_counter() - started)
@@ -184,12 +188,8 @@ class Checkpoints:
         if save is None:
             return
         self.world.note("waiting for a save")
-        # What takes long on a disk takes long; what takes long between ranks is a network that was cut.
-        longest = 2 * self.world.timeout.total_seconds()
         while save.thread.is_alive():
             save.thread.join(0.1)
-            if save.written is not None and time.monotonic() - save.written > longest:
-                raise LostPeerError(f"step {save.name.step} was not saved: the other ranks can't be reached")
         self._under_way = None
         if save.report is not None:
             self._reports.append(save.report)
@@ -201,7 +201,6 @@ class Checkpoints:
             note: dict[str, list[Any]] = {"files": [file.model_dump(mode="json") for file in self._write(save)]}
         except Exception as error:  # noqa: BLE001 - whatever it is, the first rank has to know
             note = {"error": [type(error).__name__, _sentence(f"{self.location}/{save.name}", error)]}
-        save.written = time.monotonic()
         try:
             self.world.board.post(self._key(save, self.world.rank), json.dumps(note))
             if self._history is not None:
@@ -273,7 +272,9 @@ class Checkpoints:
         )
 
     def _await(self, key: str, rank: int, check: Callable[[], None]) -> str:
-        return await_note(self.world.board, key, rank, self.world.timeout, check)
+        # Storage may be slow, or away for as long as there is patience; ranks may not.
+        timeout = self.world.timeout + timedelta(seconds=self._patience)
+        return await_note(self.world.board, key, rank, timeout, check)
 
     def _check_open(self) -> None:
         if self._is_closed.is_set():
@@ -293,7 +294,6 @@ class _Save:
     started: float
     blocked: float
     thread: threading.Thread = field(default_factory=threading.Thread)
-    written: float | None = None  # when this rank's part was
     report: SaveReport | None = None
     fatal: StrettoError | None = None
 

@@ -1,20 +1,22 @@
 """History: a run's starts and checkpoints, as the first rank keeps them: claimed, committed, fenced, tidied up."""
 
+import math
 import os
 import socket
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from stretto.base.errors import DataError, FencedError, StrettoError
+from stretto.base.errors import ConfigError, DataError, FencedError, StrettoError
 from stretto.base.remote import is_remote
 from stretto.base.sealed import dump_sealed, load_sealed
 from stretto.checkpoint.line import Claim, Name, line, to_remove
 from stretto.checkpoint.lock import FolderLock
 from stretto.checkpoint.manifest import MANIFEST, File, Manifest
-from stretto.checkpoint.saved import GENERATIONS, Saved, all_names, complete_names, find_saved, read_claims
+from stretto.checkpoint.saved import GENERATIONS, Saved, all_names, complete_names, find_saved, find_start, read_claims
 from stretto.checkpoint.storage import Storage
 
 EVALUATION = "evaluation.json"
@@ -52,12 +54,14 @@ class History:
         """Claim the next generation; return what it goes on from. What earlier ones left unfinished is removed."""
         claims = read_claims(self._storage)
         names = complete_names(self._storage)
-        found = line(claims, names)
-        if resume == "auto":
-            saved = Saved.open(self._storage, str(found[0])) if found else None
-        else:
-            saved = None if resume == "never" else find_saved(resume, patience)
-        claim = self._add_claim(claims, self._name_of(saved), num_ranks)
+        saved = find_start(self._storage, resume, patience)
+        is_path = resume not in ("auto", "never")
+        claim = self._add_claim(
+            claims,
+            start=None if saved is None else saved.name_from(self._storage),
+            asked=find_saved(resume, patience).name_from(self._storage) if is_path else None,
+            num_ranks=num_ranks,
+        )
         self.generation = claim.generation
         self.line = line({**claims, claim.generation: claim}, names)
         for name in all_names(self._storage):
@@ -86,6 +90,8 @@ class History:
                 f"{self._storage.location}/{name} was finished by another run, so this one was cut off and ends"
             )
         self.line.insert(0, name)
+        # Once more: what is removed now may be what a newer start goes on from.
+        self.check_fence()
         best = min(self._losses, key=lambda name: (self._losses[name], name), default=None)
         kept = self._retention
         for old in to_remove(self.line, kept.last, kept.every, best if kept.best else None):
@@ -96,7 +102,7 @@ class History:
     def check_fence(self) -> None:
         """Raise if another start of this run has gone on since; what this one does is of no use any more."""
         numbers = [file.removesuffix(".json") for file in self._storage.names(GENERATIONS)]
-        newest = max(int(number) for number in numbers if number.isdecimal())
+        newest = max((int(number) for number in numbers if number.isdecimal()), default=0)
         if newest > self.generation:
             raise FencedError(
                 f"{self._storage.location}: generation {newest} of this run has gone on, so this one, number "
@@ -105,9 +111,13 @@ class History:
 
     def judge(self, name: Name, loss: float) -> None:
         """Remember how good a checkpoint is, also for starts to come."""
-        if self._retention.best and name in self.line:
+        if self._retention.best and name in self.line and math.isfinite(loss):
             self._losses[name] = loss
-            self._storage.create(f"{name}/{EVALUATION}", dump_sealed({"loss": loss}))
+            try:
+                self._storage.create(f"{name}/{EVALUATION}", dump_sealed({"loss": loss}))
+            except (OSError, StrettoError):
+                # This start knows; that a later one may not is no reason to end the run.
+                return
 
     def discard(self, name: Name) -> None:
         """Remove a folder; one that can't be removed now is nobody's loss."""
@@ -116,37 +126,40 @@ class History:
         except (OSError, StrettoError):
             return
 
-    def _name_of(self, saved: Saved | None) -> str | None:
-        if saved is None:
-            return None
-        return saved.name if _same(saved.storage.location, self._storage.location) else saved.where
-
-    def _add_claim(self, claims: Mapping[int, Claim], start: str | None, num_ranks: int) -> Claim:
+    def _add_claim(self, claims: Mapping[int, Claim], **fields: str | int | None) -> Claim:
         generation = max(claims, default=0) + 1
         while True:
-            claim = Claim(
-                generation=generation,
-                start=start,
-                num_ranks=num_ranks,
-                host=socket.gethostname(),
-                process=os.getpid(),
-                time=datetime.now(UTC).isoformat(timespec="seconds"),
+            claim = Claim.model_validate(
+                {
+                    **fields,
+                    "generation": generation,
+                    "host": socket.gethostname(),
+                    "process": os.getpid(),
+                    "time": datetime.now(UTC).isoformat(timespec="seconds"),
+                    "token": uuid.uuid4().hex,
+                }
             )
-            if self._storage.create(f"{GENERATIONS}/{generation:09}.json", dump_sealed(claim.model_dump())):
+            path = f"{GENERATIONS}/{generation:09}.json"
+            if self._storage.create(path, dump_sealed(claim.model_dump())):
+                if self._storage.create(path, b"another"):
+                    raise ConfigError(
+                        f"{self._storage.location} lets a file be written twice that should be created once, so two "
+                        "runs could not be kept apart; keep checkpoints elsewhere, with save.to"
+                    )
                 return claim
             # Another start was faster; now this one is the newer.
             generation += 1
 
     def _read_losses(self) -> None:
         for name in self.line if self._retention.best else ():
-            try:
-                self._losses[name] = float(load_sealed(self._storage.read(f"{name}/{EVALUATION}"))["loss"])
-            except (OSError, ValueError, KeyError, TypeError):
-                # Never judged, or spoiled: it says only which one to keep.
-                continue
+            loss = read_loss(self._storage, name)
+            if loss is not None:
+                self._losses[name] = loss
 
 
-def _same(one: str, other: str) -> bool:
-    if is_remote(one) or is_remote(other):
-        return one.rstrip("/") == other.rstrip("/")
-    return Path(one).resolve() == Path(other).resolve()
+def read_loss(storage: Storage, name: Name) -> float | None:
+    """Return the held-out loss of a checkpoint; none if it was never judged, or what was said of it is spoiled."""
+    try:
+        return float(load_sealed(storage.read(f"{name}/{EVALUATION}"))["loss"])
+    except (OSError, ValueError, KeyError, TypeError, StrettoError):
+        return None

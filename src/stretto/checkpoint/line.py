@@ -40,10 +40,12 @@ class Claim(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
     generation: int = Field(ge=1, lt=2**63)
     start: str | None = None  # the name of a checkpoint here, the place of one elsewhere, or none: from the beginning
+    asked: str | None = None  # the checkpoint that was asked for by its path
     num_ranks: int = Field(1, ge=1, lt=2**63)
     host: str = ""
     process: int = 0
     time: str = ""
+    token: str = ""  # no two starts have the same
 
 
 def line(claims: Mapping[int, Claim], names: Iterable[Name]) -> list[Name]:

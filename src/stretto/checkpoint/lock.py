@@ -1,5 +1,6 @@
 """Lock: one run in a folder at a time, as long as its process lives."""
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -25,7 +26,7 @@ class FolderLock:
         # The system would let this very process have it twice, and lose it when either is closed.
         if path in _held:
             raise _in_use(folder, f"process {os.getpid()}, which is this one")
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         until = time.monotonic() + seconds
         while not _take(descriptor):
             if time.monotonic() > until:
@@ -34,10 +35,12 @@ class FolderLock:
                 raise _in_use(folder, who or "another process")
             time.sleep(0.1)
         _held.add(path)
-        os.truncate(descriptor, 0)
-        os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         # Let go of with the run, should nobody do so before.
         self.release = weakref.finalize(self, _release, path, descriptor)
+        with contextlib.suppress(OSError):
+            # For whoever is refused; a full disk is no reason to be refused oneself.
+            os.truncate(descriptor, 0)
+            os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
 
 
 def _take(descriptor: int) -> bool:

@@ -87,6 +87,7 @@ class Facts(_Record):
     index: int = Field(ge=0, lt=_LIMIT)
     asked: float | None = None  # how much the epoch has asked so far; none if it was entered in the middle
     skipped: int = Field(0, ge=0, lt=_LIMIT)  # steps whose numbers were not finite
+    skipped_in_a_row: int = Field(0, ge=0, lt=_LIMIT)  # the last of them
     progress: float = Field(ge=0, allow_inf_nan=False)  # of the run, from 0 to 1
     is_done: bool = False
 

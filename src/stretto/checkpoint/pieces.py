@@ -7,7 +7,6 @@ Torch's distributed checkpoint does the writing, as safetensors, and the arithme
 has to be asked for it: a rank writes a file of its own, and a reader finds in the files what lies in them.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -145,6 +144,18 @@ def _num_rows(shape: Sequence[int]) -> int:
     return shape[0] if len(shape) else 1
 
 
+def _cover(items: Sequence[ReadItem], tensor: Tensor) -> bool:
+    """Is each row of a tensor read exactly once?"""
+    if not tensor.dim():
+        return len(items) == 1
+    at = 0
+    for item in sorted(items, key=lambda item: item.dest_offsets[0]):
+        if item.dest_offsets[0] != at or list(item.lengths[1:]) != list(tensor.shape[1:]):
+            return False
+        at += item.lengths[0]
+    return at == len(tensor)
+
+
 @dataclass
 class _SavePlanner(SavePlanner):
     """Each piece as it is; whoever holds the same piece twice has made a mistake before."""
@@ -197,7 +208,7 @@ class _LoadPlanner(LoadPlanner):
             )
         items = create_read_items_for_chunk_list(piece.name, saved, [piece._chunk])
         # Torch leaves what no file holds as it was, without a word.
-        if sum(math.prod(item.lengths) for item in items) != piece.tensor.numel():
+        if not _cover(items, piece.tensor):
             raise DataError(f"{self.where}: parts of {piece.name} are missing or there twice; it is not whole")
         return items
 

@@ -1,5 +1,6 @@
 """Saved: a complete checkpoint, opened to be read, in whatever parts."""
 
+import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,10 @@ class Saved:
     def where(self) -> str:
         return f"{self.storage.location.rstrip('/')}/{self.name}"
 
+    def name_from(self, storage: Storage) -> str:
+        """Return what a claim in some storage calls this checkpoint: its name there, or where it lies elsewhere."""
+        return self.name if _same(self.storage.location, storage.location) else self.where
+
     def read(self, pieces: Sequence[Piece]) -> None:
         """Fill tensors with what was saved, whoever saved it; only the files that are needed are read, and checked."""
         files = files_of(self.manifest.files, pieces)
@@ -82,16 +87,53 @@ def find_saved(location: Path | str, patience: float = 300.0) -> Saved:
     return Saved.open(storage, str(names[0]))
 
 
+def find_start(storage: Storage, resume: Path | str, patience: float = 300.0) -> Saved | None:
+    """Return what the next start of a run goes on from; none if from the beginning.
+
+    A path that is given again, as a scheduler does that repeats a command, is not gone back to once the run has saved
+    something since. A start that was killed before its first save is taken up where it wanted to go on from.
+    """
+    if resume == "never":
+        return None
+    claims = read_claims(storage)
+    names = line(claims, complete_names(storage))
+    newest = claims[max(claims)] if claims else None
+    if resume != "auto":
+        wanted = find_saved(resume, patience)
+        is_repeated = newest is not None and newest.asked == wanted.name_from(storage)
+        if not (is_repeated and names):
+            return wanted
+    if names:
+        return Saved.open(storage, str(names[0]))
+    if newest is None or newest.start is None:
+        return None
+    is_own = Name.parse(newest.start) is not None
+    return Saved.open(storage, newest.start) if is_own else find_saved(newest.start, patience)
+
+
 def find_storage(location: Path | str, patience: float = 300.0) -> Storage | None:
     """Return where the checkpoints of a run's folder lie, or those of a folder of them; none if it is a single one."""
     text = str(location).rstrip("/")
     if not is_remote(text) and not Path(text).is_dir():
-        raise NoCheckpointError(f"{text} is not there; give the folder of a run or of a checkpoint")
+        what = "is a file" if Path(text).exists() else "is not there"
+        raise NoCheckpointError(f"{text or 'an empty path'} {what}; give the folder of a run or of a checkpoint")
     storage = open_storage(text, patience)
     there = storage.names()
     if Name.parse(text.rpartition("/")[2]) is not None or MANIFEST in there:
         return None
-    return open_storage(f"{text}/{CHECKPOINTS}", patience) if CHECKPOINTS in there else storage
+    if CHECKPOINTS in there:
+        return open_storage(f"{text}/{CHECKPOINTS}", patience)
+    elsewhere = _place_of(Path(text) / "config.toml") if "config.toml" in there and not is_remote(text) else None
+    return storage if elsewhere is None else open_storage(elsewhere, patience)
+
+
+def _place_of(config: Path) -> str | None:
+    """Where a run that says so in its config keeps its checkpoints."""
+    try:
+        place = tomllib.loads(config.read_text(encoding="utf-8")).get("save", {}).get("to")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return place if isinstance(place, str) else None
 
 
 def complete_names(storage: Storage) -> list[Name]:
@@ -118,3 +160,9 @@ def read_claims(storage: Storage) -> dict[int, Claim]:
             reason = str(error).splitlines()[0]
             raise damaged(f"{storage.location}/{where}", reason) from None
     return found
+
+
+def _same(one: str, other: str) -> bool:
+    if is_remote(one) or is_remote(other):
+        return one.rstrip("/") == other.rstrip("/")
+    return Path(one).resolve() == Path(other).resolve()

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -17,6 +18,8 @@ from stretto.checkpoint.manifest import MANIFEST, File, damaged
 Answer = TypeVar("Answer")
 OnBytes = Callable[[int], None]
 _BLOCK = 1 << 20
+# A manifest of 4,096 ranks with a hundred tensors each is about 50 MB.
+_LARGEST = 1 << 28
 # What a filesystem without hard links says.
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
@@ -74,7 +77,11 @@ class LocalStorage:
             return []
 
     def read(self, name: str) -> bytes:
-        return _without_links(self._root / name).read_bytes()
+        path = _without_links(self._root / name)
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST:
+            raise DataError(f"{path} is not a small file; don't trust it")
+        return path.read_bytes()
 
     def create(self, name: str, content: bytes) -> bool:
         path = self._root / name
@@ -95,7 +102,7 @@ class LocalStorage:
         path = self._root / folder
         path.mkdir(parents=True, exist_ok=True)
         sync_folder(self._root)
-        return path
+        return _without_links(path)
 
     def keep(self, folder: str, paths: Iterable[Path]) -> None:
         for path in paths:
@@ -167,6 +174,9 @@ class RemoteStorage:
 
     def open_folder(self, folder: str) -> Path:
         self._scratch = self._scratch or scratch_of(self)
+        for old in self._scratch.iterdir():
+            # Of a save that came to nothing.
+            shutil.rmtree(old, ignore_errors=True)
         path = self._scratch / folder
         path.mkdir(exist_ok=True)
         return path
@@ -215,7 +225,10 @@ def check_file(path: Path, file: File, on_bytes: OnBytes = lambda count: None, n
     """Refuse a file that isn't there, or not as it was written; `on_bytes` is told how much has been read."""
     where = name or str(path)
     try:
-        size = _without_links(path).stat().st_size
+        found = _without_links(path).stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise damaged(where, "it is not a file")
+        size = found.st_size
         if size != file.num_bytes:
             raise damaged(where, f"it has {size:,} bytes, not {file.num_bytes:,}")
         if digest_of(path, on_bytes) != file.sha256:

@@ -10,7 +10,7 @@ def run(arguments: list[str]) -> None:
     from stretto.cli.screen import show_evaluation
     from stretto.train.trained import load
 
-    trained = load(options.run, options.device)
+    trained = load(options.run, options.device, trust=options.trust)
     data = options.data or trained.config.data.valid
     if data is None:
         raise ConfigError(f"{options.run} was trained without data.valid; name other data with --data FOLDER")
@@ -28,4 +28,7 @@ def _parser() -> Parser:
         "--data", metavar="FOLDER", help="the data's folder or URL; the run's own data.valid if not given"
     )
     parser.add_argument("--device", metavar="NAME", help="where to compute; the run's own run.device if not given")
+    parser.add_argument(
+        "--trust", action="store_true", help="run the code that the run's model.factory or model.loss names"
+    )
     return parser

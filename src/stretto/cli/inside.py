@@ -7,9 +7,10 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.table import Table
 
 from stretto.base.errors import DataError
+from stretto.checkpoint.history import read_loss
 from stretto.checkpoint.line import line
 from stretto.checkpoint.manifest import Manifest
-from stretto.checkpoint.saved import Saved, complete_names, find_saved, find_storage, read_claims
+from stretto.checkpoint.saved import GENERATIONS, Saved, complete_names, find_saved, find_storage, read_claims
 from stretto.checkpoint.storage import Storage
 from stretto.cli.console import make_console
 
@@ -18,7 +19,7 @@ def show_path(path: str, *, is_quick: bool) -> None:
     """Print what is at a path; damage is an error once all was shown."""
     console = make_console()
     storage = find_storage(path)
-    if storage is not None:
+    if storage is not None and (storage.names(GENERATIONS) or complete_names(storage)):
         console.print(_history(storage))
     saved = find_saved(path)
     console.print(_summary(saved))
@@ -36,7 +37,7 @@ def _history(storage: Storage) -> Group:
     """All checkpoints of a run, and all its starts."""
     claims, names = read_claims(storage), sorted(complete_names(storage), key=lambda name: (name.step, name.generation))
     on_line = line(claims, names)
-    table = Table("checkpoint", "step", "generation", "saved", "MB", "", title=storage.location)
+    table = Table("checkpoint", "step", "saved", "MB", "held out", "", title=storage.location)
     for name in names:
         try:
             manifest = Saved.open(storage, str(name)).manifest
@@ -44,11 +45,14 @@ def _history(storage: Storage) -> Group:
         except DataError:
             saved_at, size = "?", "damaged"
         mark = "newest" if name == on_line[0] else "" if name in on_line else "left behind"
-        table.add_row(str(name), f"{name.step:,}", str(name.generation), saved_at, size, mark)
-    starts = Table("generation", "goes on from", "ranks", "where", "when", title="starts")
+        loss = read_loss(storage, name)
+        judged = "" if loss is None else f"{loss:.4f}"
+        table.add_row(str(name), f"{name.step:,}", saved_at, size, judged, mark)
+    starts = Table("start", "goes on from", "ranks", "host", "when", title="starts")
     for generation, claim in sorted(claims.items()):
-        where = f"{claim.host}, process {claim.process}"
-        starts.add_row(str(generation), claim.start or "the beginning", str(claim.num_ranks), where, _short(claim.time))
+        starts.add_row(
+            str(generation), claim.start or "the beginning", str(claim.num_ranks), claim.host, _short(claim.time)
+        )
     return Group(table, starts)
 
 

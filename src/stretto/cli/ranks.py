@@ -9,10 +9,11 @@ from typing import NoReturn
 
 from stretto.base.errors import LostPeerError, StrettoError
 from stretto.config.run import RunConfig
-from stretto.launch.orphans import leave_with_launcher
+from stretto.launch.orphans import exit_code_of_leaving, leave_with_launcher
 from stretto.mesh.world import TOLD, World, world
 from stretto.train.build import check_fits, fit_to_ranks
 from stretto.train.run import LeftError, newest_checkpoint
+from stretto.train.signals import when_asked_to_leave
 
 # How often ranks are started again by default, if they were started here.
 _RESTARTS = 3
@@ -35,7 +36,8 @@ def on_ranks(
     if (size > 1 or restarts) and "WORLD_SIZE" not in os.environ:
         from stretto.launch.local import launch_local
 
-        check(config)
+        with when_asked_to_leave(lambda: leave(exit_code_of_leaving())):
+            check(config)
         launch_local(
             size,
             arguments,
@@ -48,7 +50,11 @@ def on_ranks(
     if "WORLD_SIZE" in os.environ and os.environ["WORLD_SIZE"].isdecimal():
         config = fit_to_ranks(config, int(os.environ["WORLD_SIZE"]))
     timeout = timedelta(seconds=config.run.timeout)
-    with world(config.layout.num_ranks, device=config.run.device, timeout=timeout) as joined:
+    with (
+        # Until there is a step to save, there is nothing to do but go.
+        when_asked_to_leave(lambda: leave(exit_code_of_leaving())),
+        world(config.layout.num_ranks, device=config.run.device, timeout=timeout) as joined,
+    ):
         try:
             work(joined, config)
         except TOLD as error:
@@ -62,7 +68,7 @@ def on_ranks(
             # All ranks leave after the same step, and one of them says so.
             if joined.is_first:
                 print(f"stretto: {left}", file=sys.stderr, flush=True)
-            leave(left.exit_code)
+            leave(exit_code_of_leaving())
         except KeyboardInterrupt:
             if joined.is_first:
                 raise

@@ -58,13 +58,21 @@ def show_run(run: "Run") -> None:
     console = make_console(is_quiet=not run.world.is_first)
     _say_what_will_run(console, run)
     if run.is_finished:
-        console.print(f"done already: config, log, checkpoints and weights are in {run.folder}")
+        console.print(f"done already, at step {run.trainer.step:,}: {_what_is_where(run)}")
         return
     try:
         _show_events(console, run)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f" at step {run.trainer.step}: {_what_is_left(run)}") from None
-    console.print(f"done: config, log, checkpoints and weights are in {run.folder}")
+    if run.trainer.skipped:
+        console.print(f"skipped {run.trainer.skipped:,} steps whose numbers were not finite")
+    console.print(f"done: {_what_is_where(run)}")
+
+
+def _what_is_where(run: "Run") -> str:
+    if run.config.save.to is None:
+        return f"config, log, checkpoints and weights are in {run.folder}"
+    return f"config, log and weights are in {run.folder}, checkpoints in {run.config.save.to}"
 
 
 def _what_is_left(run: "Run") -> str:
@@ -169,4 +177,6 @@ def _figures(recent: "list[StepReport]", asks: str, is_narrow: bool) -> str:
     speed = sum(report.tokens for report in recent) / sum(report.seconds for report in recent)
     loss = "-" if not last.tokens else f"{last.loss:.4f}" if last.loss < 1e4 else f"{last.loss:.3e}"
     most = f"loss {loss}  {speed:,.0f} {asks}/s"
+    if last.skipped:
+        most += f"  {last.skipped} skipped"
     return most if is_narrow else f"{most}  norm {last.gradient_norm:.2f}  lr {last.learning_rate:.2e}"

@@ -1,7 +1,10 @@
 """`stretto train`: a run from its TOML file, with any field overridden."""
 
+import os
 from pathlib import Path
 
+from stretto.base.errors import ConfigError
+from stretto.base.remote import is_remote
 from stretto.cli.options import add_config_options, config_overrides
 from stretto.cli.parser import Parser
 from stretto.config.toml import load_config
@@ -17,6 +20,11 @@ def run(arguments: list[str]) -> None:
     from stretto.train.run import Run, prepare_run
 
     resume = options.resume
+    if resume not in ("auto", "never") and not is_remote(resume) and not Path(resume).exists():
+        raise ConfigError(f"--resume={resume} is not auto, never, or a path that is there; give one of these")
+    if resume == "never" and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
+        # Asked of the run, not of ranks that are started again in the middle of it.
+        resume = "auto"
     on_ranks(
         config,
         ["train", *arguments],

@@ -16,7 +16,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from stretto.base.errors import FencedError, LostPeerError, StrettoError
 from stretto.base.scratch import make_scratch
 from stretto.launch.loopback import LoopbackRendezvous
-from stretto.launch.orphans import LAUNCHER
+from stretto.launch.orphans import LAUNCHER, LEFT
 
 # Ranks that are asked to leave have so many seconds to save.
 GRACE = 60
@@ -76,6 +76,8 @@ def _for_ranks(num_ranks: int, scratch: str) -> dict[str, str]:
     return {
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", num_threads),
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+        # Torch would print a stack for each connection that a lost rank leaves behind.
+        "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "FATAL"),
         "TMPDIR": scratch,
         LAUNCHER: str(os.getpid()),
         # Passed on to the ranks, which save and leave when they get the first or the last of these.
@@ -121,7 +123,7 @@ class _Agent(LocalElasticAgent):
         result: RunResult = super()._monitor_workers(worker_group)
         if result.is_failed():
             codes = [failure.exitcode for failure in result.failures.values()]
-            if any(code in _HOPELESS for code in codes):
+            if any(code in _HOPELESS for code in codes) or all(code == LEFT for code in codes):
                 self._remaining_restarts = 0
                 return result
             now = self._progress()
@@ -136,13 +138,22 @@ class _Agent(LocalElasticAgent):
 
 
 def _first(result: RunResult) -> tuple[int, ProcessFailure]:
-    """The failure that came first: a rank that was killed, or else one that lost another and says so."""
-    return min(result.failures.items(), key=lambda item: (item[1].timestamp, item[1].exitcode > 0))
+    """The failure that is the cause of the others: what can't be mended, then whoever was not just told to end."""
+
+    def order(item: tuple[int, ProcessFailure]) -> tuple[bool, bool, int, bool]:
+        code = item[1].exitcode
+        was_told = code in (LEFT, -signal.SIGTERM)
+        return code not in _HOPELESS, was_told, item[1].timestamp, code > 0
+
+    return min(result.failures.items(), key=order)
 
 
 def _reason(result: RunResult) -> StrettoError:
     """Why the ranks have ended; one that ended by itself has said so."""
     rank, failure = _first(result)
+    if failure.exitcode == LEFT:
+        # All have saved and left, as they were asked to.
+        return RankFailedError(LostPeerError.exit_code)
     if failure.exitcode > 0:
         return RankFailedError(failure.exitcode)
     name = failure.signal_name()
@@ -154,7 +165,7 @@ def _signalled(codes: Sequence[int | None], number: signal.Signals) -> BaseExcep
     """What it means that we were told to end, after the ranks have ended with these codes."""
     if number == signal.SIGINT:
         return KeyboardInterrupt(": the ranks were ended too")
-    if all(code == LostPeerError.exit_code for code in codes):
+    if all(code in (LEFT, LostPeerError.exit_code) for code in codes):
         # They have saved, and said so.
         return RankFailedError(LostPeerError.exit_code)
     if all(code == 0 for code in codes):

@@ -9,8 +9,11 @@ from typing import Protocol
 from torch._C._distributed_c10d import Store
 
 from stretto.base.errors import LostPeerError
+from stretto.mesh.within import within
 
 _PAUSE = 0.02
+# A store answers in well under a millisecond; one that doesn't for so long can't be reached.
+_SECONDS = 20.0
 
 
 class Board(Protocol):
@@ -61,14 +64,14 @@ class SharedBoard:
         self._numbers = count()
 
     def post(self, key: str, note: str) -> None:
-        self._store.set(f"board/{key}", note)
+        within(_SECONDS, lambda: self._store.set(f"board/{key}", note))
 
     def find(self, key: str) -> str | None:
         name = f"board/{key}"
-        return self._store.get(name).decode() if self._store.check([name]) else None
+        return within(_SECONDS, lambda: self._store.get(name).decode() if self._store.check([name]) else None)
 
     def remove(self, key: str) -> None:
-        self._store.delete_key(f"board/{key}")
+        within(_SECONDS, lambda: self._store.delete_key(f"board/{key}"))
 
     def next_number(self) -> int:
         return next(self._numbers)
@@ -88,5 +91,5 @@ def await_note(board: Board, key: str, source: int, timeout: timedelta, check: C
             time.sleep(pause)
             pause = min(2 * pause, 0.5)
     except RuntimeError as error:
-        raise LostPeerError(f"the ranks' store is gone, and with it rank {source}; start the run again") from error
+        raise LostPeerError("the ranks' store is gone, and with it who kept it: the launcher, or rank 0") from error
     return note

@@ -10,13 +10,12 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from itertools import count
-from typing import TypeVar
 
 from torch._C._distributed_c10d import Store
 
 from stretto.mesh.pulse import last_sign
+from stretto.mesh.within import Answer, TooLateError, within
 
-Answer = TypeVar("Answer")
 _LOST = "lost"
 _WORD = "word"
 _SAID = "said"
@@ -67,7 +66,7 @@ class RollCall:
         """Leave word of why this rank ends, for all others; false if another was first, whose word stands."""
         own = f"{self._rank}\n{word}"
         try:
-            return self._store.compare_set(_WORD, "", own).decode() == own
+            return self._ask(lambda: self._store.compare_set(_WORD, "", own).decode() == own, otherwise=True)
         except RuntimeError:
             # The store is gone: there is nobody left to read it.
             return True
@@ -75,14 +74,17 @@ class RollCall:
     def confirm_word(self, is_own: bool) -> None:
         """Say that the word left was printed; those who left none wait for that before they end."""
         try:
-            if is_own:
-                self._store.set(_SAID, "1")
-            else:
-                self._store.wait([_SAID], timedelta(seconds=_SECONDS))
-            if self._host == self._rank:
-                self._call_all()
+            self._ask(lambda: self._confirm(is_own), None, 3 * _SECONDS)
         except RuntimeError:
             return
+
+    def _confirm(self, is_own: bool) -> None:
+        if is_own:
+            self._store.set(_SAID, "1")
+        else:
+            self._store.wait([_SAID], timedelta(seconds=_SECONDS))
+        if self._host == self._rank:
+            self._call_all()
 
     def find_word(self) -> str | None:
         """Return the word that a rank has left; none if there is no such word, or nobody to ask."""
@@ -110,23 +112,11 @@ class RollCall:
         """Ask the store, but not for ever: where a network is cut, nothing ever comes back."""
         if self._is_out_of_reach:
             return otherwise
-        answers: list[Answer | RuntimeError] = []
-
-        def run() -> None:
-            try:
-                answers.append(ask())
-            except RuntimeError as error:
-                answers.append(error)
-
-        thread = threading.Thread(target=run, daemon=True)
-        thread.start()
-        thread.join(seconds)
-        if not answers:
+        try:
+            return within(seconds, ask)
+        except TooLateError:
             self._is_out_of_reach = True
             return otherwise
-        if isinstance(answers[0], RuntimeError):
-            raise answers[0]
-        return answers[0]
 
     def _call(self, rank: int) -> str:
         """Call one rank; return the key under which it will answer."""

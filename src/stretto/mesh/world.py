@@ -95,7 +95,7 @@ def world(size: int | None = None, *, device: str = "auto", timeout: timedelta =
     if size is not None and size != place.size:
         raise MeshError(
             f"the layout needs {size} ranks, but {place.size} {'was' if place.size == 1 else 'were'} started; "
-            f"start {size} (torchrun --nproc-per-node {size}), or change the layout"
+            f"start {size} (torchrun --nproc-per-node {size}), change the layout, or let layout.elastic fit it"
         )
     if place.size == 1:
         yield World(0, 1, find_device(device))

@@ -61,10 +61,13 @@ def find_changes(before: Mapping[str, Any], config: RunConfig) -> list[Change]:
     now = config.model_dump(mode="json")
     defaults = RunConfig.model_validate({"data": {"train": ""}}).model_dump(mode="json")
     for section, values in now.items():
-        old = {**defaults[section], **before.get(section, {})}
+        own = before.get(section, {})
+        old = {**defaults[section], **(own if isinstance(own, dict) else {})}
         for name, value in values.items():
             if old.get(name) != value and (section, name) not in _PLACES:
-                is_meaning = name in _MEANING.get(section, ())
+                # Dropout that is on has blocks of its own, which move the numbers of those after them.
+                is_moved = f"{section}.{name}" == "model.dropout" and not (old.get(name) and value)
+                is_meaning = is_moved or name in _MEANING.get(section, ())
                 found.append(Change(f"{section}.{name}", old.get(name), value, is_meaning))
     return found
 

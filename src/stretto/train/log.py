@@ -1,11 +1,14 @@
 """Log: what happened in a run, a line of JSON for each event, as if it had never been interrupted."""
 
 import json
+import logging
 import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
+
+_log = logging.getLogger(__name__)
 
 
 def open_log(path: Path, step: int) -> TextIO:
@@ -14,7 +17,8 @@ def open_log(path: Path, step: int) -> TextIO:
     A new file takes the old one's name, so that a start which was cut off and still writes does so nowhere.
     """
     partial = path.with_name(path.name + ".partial")
-    with partial.open("w", encoding="utf-8") as log:
+    partial.unlink(missing_ok=True)
+    with partial.open("x", encoding="utf-8") as log:
         for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
             if _step_of(line) <= step:
                 log.write(line + "\n")
@@ -26,10 +30,15 @@ def open_log(path: Path, step: int) -> TextIO:
 
 def write_line(log: TextIO | None, kind: str, values: Mapping[str, Any]) -> None:
     """Write one event, if there is a log on this rank."""
-    if log is not None:
-        # JSON has no word for what is not finite.
-        plain = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
+    if log is None:
+        return
+    # JSON has no word for what is not finite.
+    plain = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
+    try:
         log.write(json.dumps({"kind": kind, **plain}) + "\n")
+    except OSError as error:
+        # A line less is no reason to end a run; a full disk may have room again tomorrow.
+        _log.warning("%s can't be written (%s); the run goes on", log.name, error.strerror)
 
 
 def _step_of(line: str) -> float:
@@ -38,3 +47,11 @@ def _step_of(line: str) -> float:
     except (ValueError, KeyError, TypeError):
         # The last line of a run that was killed while it wrote.
         return math.inf
+
+
+def has_evaluation(path: Path, step: int) -> bool:
+    """Does a log tell of an evaluation after this step?"""
+    if not path.exists():
+        return False
+    start = f'{{"kind": "evaluation", "step": {step},'
+    return any(line.startswith(start) for line in path.read_text(encoding="utf-8").splitlines())

@@ -2,31 +2,33 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TextIO
 
 from safetensors.torch import save_file
+from torch import Tensor
 
 from stretto.base.errors import ConfigError, DivergedError, StrettoError
 from stretto.blocks.stack import Stack
 from stretto.checkpoint.checkpoints import Checkpoints, SaveReport
+from stretto.checkpoint.lock import FolderLock
 from stretto.checkpoint.manifest import About
-from stretto.checkpoint.saved import CHECKPOINTS, NoCheckpointError, Saved, find_saved
+from stretto.checkpoint.saved import CHECKPOINTS, Saved, find_saved, find_start
+from stretto.checkpoint.storage import Storage, open_storage
 from stretto.config.run import RunConfig
-from stretto.config.toml import dump_config
+from stretto.config.toml import dump_config, load_config
 from stretto.mesh.device import find_device
 from stretto.mesh.world import World
 from stretto.train.build import build_engine, check_fits
 from stretto.train.changes import Change, find_changes, refuse_changes
 from stretto.train.evaluate import Evaluation, GivenUpError, OnWindow, evaluate
 from stretto.train.feed import Feed
-from stretto.train.log import open_log, write_line
+from stretto.train.log import has_evaluation, open_log, write_line
 from stretto.train.optimizer import averaged_weights
 from stretto.train.signals import when_asked_to_leave
 from stretto.train.subject import subject_files
-from stretto.train.trained import CONFIG, WEIGHTS, read_weights
+from stretto.train.trained import CONFIG, WEIGHTS, check_weights, read_weights
 from stretto.train.trainer import StepReport, Trainer, Wish
 from stretto.train.weights import save_weights
 
@@ -85,37 +87,52 @@ class Run:
             keep_best=save.keep_best,
             patience=config.data.patience,
         )
+        self._lock: FolderLock | None = None
         if self.world.is_first:
             self._create_folder()
-        self.resumed = self.checkpoints.start(resume)
         self.changes: list[Change] = []
-        if self.resumed is not None:
-            self._go_on_from(self.resumed)
+        try:
+            self.resumed = self.checkpoints.start(resume)
+            if self.resumed is not None:
+                self._go_on_from(self.resumed)
+            # The first rank has the folder; all do what it finds left to do there.
+            found = [float(self.world.is_first and what) for what in (self._owes_weights(), self._owes_evaluation())]
+            self._is_weights_due, self._is_evaluation_owed = (bool(sum) for sum in self.engine.add_up(found))
+        except BaseException:
+            self.close()
+            raise
         self._saved_time = time.monotonic()
-        self._was_finished = False
+
+    @property
+    def is_finished(self) -> bool:
+        """Has an earlier start of this run done all there is to do?"""
+        return self.trainer.is_done and not self._is_weights_due and not self._is_evaluation_owed
+
+    def close(self) -> None:
+        """Let go of the run's folder; `events` does so at its end."""
+        self.checkpoints.close(wait=False)
+        if self._lock is not None:
+            self._lock.release()
 
     def events(self, on_window: OnWindow = lambda part: None) -> Iterator[Event]:
         """Train to the end; `on_window` is told how far an evaluation is."""
-        # All ranks have looked at the folder when this is through; then the first may write.
-        self._was_finished = self.is_finished
-        self.engine.add_up([0.0])
-        with self.checkpoints, when_asked_to_leave(lambda: self.trainer.wish(Wish.LEAVE)):
-            if not self.world.is_first:
-                yield from self._events(None, on_window)
-                return
-            if not self.trainer.is_done:
-                # Of a run that was longer than it was meant to be; they would pass for its own.
-                (self.folder / WEIGHTS).unlink(missing_ok=True)
-            (self.folder / CONFIG).write_text(dump_config(self.config), encoding="utf-8")
-            for name, content in subject_files(self.subject).items():
-                (self.folder / name).write_bytes(content)
-            with closing(open_log(self.folder / LOG, self.trainer.step)) as log:
-                write_line(log, "start", self._start_line())
-                yield from self._events(log, on_window)
+        try:
+            with self.checkpoints, when_asked_to_leave(lambda: self.trainer.wish(Wish.LEAVE)):
+                if not self.world.is_first:
+                    yield from self._events(None, on_window)
+                    return
+                with closing(self._open_folder()) as log:
+                    write_line(log, "start", self._start_line())
+                    yield from self._events(log, on_window)
+        finally:
+            self.close()
 
     def _events(self, log: TextIO | None, on_window: OnWindow) -> Iterator[Event]:
-        if self.trainer.is_done and not self._was_finished:
-            yield from self._end(log, on_window)
+        # What an earlier start has left, if it was cut off right after a save.
+        if self.trainer.is_done and self._is_weights_due:
+            self._save_weights()
+        if self._is_evaluation_owed:
+            yield from self._evaluate(self.trainer.step, log, on_window)
         for report in self._steps():
             write_line(log, "step", asdict(report))
             yield report
@@ -127,28 +144,23 @@ class Run:
                 self._save_weights()
             yield from self._saves(log)
             if is_asked_to_leave and not self.trainer.is_done:
+                self._part()
                 raise LeftError(f"left after step {report.step}, as asked: it is saved, and the run goes on from there")
             if self._is_evaluation_due(report.step):
                 yield from self._evaluate(report.step, log, on_window)
+            self._wish_for_a_save()
+        self._part()
         yield from self._saves(log)
 
-    @property
-    def is_finished(self) -> bool:
-        """Has this run taken all its steps, in an earlier start, and left its weights?"""
-        return self.trainer.is_done and (self.folder / WEIGHTS).is_file()
-
-    def _end(self, log: TextIO | None, on_window: OnWindow) -> Iterator[Event]:
-        """What is left to do if an earlier start was killed after its last step was saved."""
-        self._save_weights()
-        yield from self._evaluate(self.trainer.step, log, on_window)
+    def _part(self) -> None:
+        """All are done before one goes: the first rank may keep the store that the others still read."""
+        self.engine.add_up([0.0])
 
     def _steps(self) -> Iterator[StepReport]:
         try:
-            for report in self.trainer:
-                self._wish_for_a_save()
-                yield report
+            yield from self.trainer
         except DivergedError as error:
-            raise DivergedError(f"{error}; the batch is in {self._keep_batch()}") from None
+            raise DivergedError(f"{error}; {self._keep_batch()}") from None
 
     def _evaluate(self, step: int, log: TextIO | None, on_window: OnWindow) -> Iterator[EvaluationReport]:
         if self.valid is None:
@@ -210,17 +222,20 @@ class Run:
             saved = find_saved(self.checkpoints.location, self.config.data.patience)
             save_weights(read_weights(self.model, saved), self.folder / WEIGHTS)
 
-    def _keep_batch(self) -> Path:
-        """Save this rank's share of the window that went wrong, and the states it started from, for study."""
+    def _keep_batch(self) -> str:
+        """Save this rank's share of the window that went wrong, and the states it started from; say where."""
         trainer = self.trainer
         assert trainer.window is not None
         path = self.folder / NONFINITE / f"step-{trainer.step + 1}-rank-{self.world.rank}.safetensors"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        window = asdict(trainer.window)
-        tensors = {name: value.contiguous() for name, value in window.items() if hasattr(value, "contiguous")}
-        tensors |= {f"state.{index}": tensor.cpu() for index, tensor in enumerate(trainer.state or ())}
-        save_file(tensors, path)
-        return path
+        window = {name: value for name, value in asdict(trainer.window).items() if isinstance(value, Tensor)}
+        states = {f"state.{index}": tensor for index, tensor in enumerate(trainer.state or ())}
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # Copies: safetensors refuses views that share their memory.
+            save_file({name: value.cpu().clone().contiguous() for name, value in {**window, **states}.items()}, path)
+        except OSError as error:
+            return f"the batch can't be kept in {path} ({error.strerror})"
+        return f"the batch is in {path}"
 
     def _start_line(self) -> dict[str, object]:
         return {
@@ -232,10 +247,39 @@ class Run:
             "changes": [str(change) for change in self.changes],
         }
 
+    def _owes_weights(self) -> bool:
+        return not (self.folder / WEIGHTS).is_file()
+
+    def _owes_evaluation(self) -> bool:
+        """Was the run cut off between the save of this step and its evaluation?"""
+        step = self.trainer.step
+        return step > 0 and self._is_evaluation_due(step) and not has_evaluation(self.folder / LOG, step)
+
     def _create_folder(self) -> None:
-        try:
+        with self._writing():
             self.folder.mkdir(parents=True, exist_ok=True)
             (self.folder / LOG).touch()
+            if self.config.save.to is not None:
+                # Else the checkpoints' own lock is in the same place.
+                self._lock = FolderLock(self.folder)
+
+    def _open_folder(self) -> TextIO:
+        """Write what the run's folder begins with; return its log."""
+        with self._writing():
+            if not self.trainer.is_done:
+                # Of a run that was meant to be shorter; they would pass for this one's.
+                (self.folder / WEIGHTS).unlink(missing_ok=True)
+            files = {CONFIG: dump_config(self.config).encode(), **subject_files(self.subject)}
+            for name, content in files.items():
+                partial = self.folder / f"{name}.partial"
+                partial.write_bytes(content)
+                partial.replace(self.folder / name)
+            return open_log(self.folder / LOG, self.trainer.step)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise ConfigError(f"run.folder={self.folder} can't be written ({error.strerror}); choose another") from None
 
@@ -245,8 +289,9 @@ def prepare_run(config: RunConfig, resume: str = "auto") -> tuple[Stack, Feed, F
     folder = config.run.folder
     if resume == "never" and (folder / CONFIG).exists():
         raise ConfigError(f"run.folder={folder} holds a run already; choose another --run.folder, or delete it")
+    _check_place(config)
     fitting = check_fits(config)
-    saved = _find(config, resume)
+    saved = find_start(_storage(config), resume, config.data.patience)
     if saved is not None:
         about = saved.manifest.about
         if about.config is not None:
@@ -256,25 +301,27 @@ def prepare_run(config: RunConfig, resume: str = "auto") -> tuple[Stack, Feed, F
                 f"data.train={config.data.train} is not the data that {saved.where} was trained on, so its place in it "
                 "means nothing; give the same data, or choose another --run.folder"
             )
+        check_weights(fitting[0], saved)
     return fitting
 
 
-def _find(config: RunConfig, resume: str) -> Saved | None:
-    """What a run would go on from, as far as can be said before it starts."""
-    if resume == "never":
-        return None
-    if resume != "auto":
-        return find_saved(resume, config.data.patience)
-    try:
-        return find_saved(_location(config), config.data.patience)
-    except NoCheckpointError:
-        return None
+def _check_place(config: RunConfig) -> None:
+    """Refuse a run whose checkpoints are elsewhere than they were: it would begin again without a word."""
+    path = config.run.folder / CONFIG
+    before = load_config(path).save.to if path.is_file() else config.save.to
+    if before != config.save.to:
+        place = "its own folder" if before is None else before
+        remedy = "leave save.to out" if before is None else f"give --save.to {before}"
+        raise ConfigError(
+            f"run.folder={config.run.folder} holds a run with its checkpoints in {place}, not in "
+            f"{config.save.to or 'its own folder'}; {remedy}, or choose another --run.folder"
+        )
 
 
 def newest_checkpoint(config: RunConfig) -> str | None:
     """Return the name of the newest checkpoint of a run; none if there is none, or it can't be found out now."""
     try:
-        saved = _find(config, "auto")
+        saved = find_start(_storage(config), "auto", config.data.patience)
     except (StrettoError, OSError):
         return None
     return None if saved is None else saved.name
@@ -282,3 +329,7 @@ def newest_checkpoint(config: RunConfig) -> str | None:
 
 def _location(config: RunConfig) -> str:
     return config.save.to or str(config.run.folder / CHECKPOINTS)
+
+
+def _storage(config: RunConfig) -> Storage:
+    return open_storage(_location(config), config.data.patience)

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from stretto.base.errors import ConfigError, DataError
+from stretto.base.errors import ConfigError
 from stretto.base.position import Position
 from stretto.base.remote import is_remote
 from stretto.blocks.stack import Stack
@@ -49,14 +49,15 @@ class TrainedModel:
         return evaluate(engine, feed.windows.share(0, 1, slices), on_window=on_window)
 
 
-def load(path: Path | str, device: str | None = None) -> TrainedModel:
+def load(path: Path | str, device: str | None = None, *, trust: bool = False) -> TrainedModel:
     """Load a model whole onto one device: of a run's folder, or of a checkpoint, whichever layout wrote it.
 
-    Of a run that has finished these are its final weights, else those of its newest checkpoint.
+    Of a run that has finished these are its final weights, else those of its newest checkpoint. A run with a
+    `model.factory` or a `model.loss` names code, which is run only if you say that you `trust` whoever wrote it.
     """
     folder = Path(path)
     if not is_remote(path) and (folder / WEIGHTS).is_file():
-        config = load_config(folder / CONFIG)
+        config = _trusted(load_config(folder / CONFIG), str(folder), trust)
         subject = read_subject(_reader(folder), str(folder))
         stack = build_model(config, subject.task)
         load_weights(stack, folder / WEIGHTS)
@@ -64,7 +65,7 @@ def load(path: Path | str, device: str | None = None) -> TrainedModel:
         saved = find_saved(path)
         if saved.manifest.about.config is None:
             raise ConfigError(f"{saved.where} was not saved by `stretto train`; read it with Trainer.restore")
-        config = parse_config(saved.manifest.about.config, saved.where)
+        config = _trusted(parse_config(saved.manifest.about.config, saved.where), saved.where, trust)
         subject = read_subject(saved.read_file, saved.where)
         stack = build_model(config, subject.task)
         stack.load_state_dict(read_weights(stack, saved), assign=True)
@@ -73,18 +74,42 @@ def load(path: Path | str, device: str | None = None) -> TrainedModel:
 
 def read_weights(model: Stack, saved: Saved) -> dict[str, Tensor]:
     """Return the weights in a checkpoint, by name, on the CPU; of a run that averages them, the averages."""
+    check_weights(model, saved)
     tensors = saved.manifest.tensors()
     found: dict[str, Tensor] = {}
     pieces = []
     for name, like in model.state_dict().items():
         average = f"optimizer.{name}.ax"
         full = average if average in tensors else f"weights.{name}"
-        if full not in tensors:
-            raise DataError(f"{saved.where} holds no tensor {full!r}; it is of another model")
         found[name] = torch.empty(like.shape, dtype=getattr(torch, tensors[full].dtype), device="cpu")
         pieces.append(Piece(full, found[name]))
     saved.read(pieces)
     return found
+
+
+def check_weights(model: Stack, saved: Saved) -> None:
+    """Refuse a checkpoint of a model of another shape, before any memory is asked for."""
+    tensors = saved.manifest.tensors()
+    for name, like in model.state_dict().items():
+        part = tensors.get(f"weights.{name}")
+        average = tensors.get(f"optimizer.{name}.ax", part)
+        shapes = [None if found is None else list(found.whole) for found in (part, average)]
+        if shapes != [list(like.shape)] * 2:
+            there = "has none" if part is None else f"has it as {shapes[0]}"
+            raise ConfigError(
+                f"the model has a weight {name} of {list(like.shape)}, but {saved.where} {there}; use the same model, "
+                "or choose another --run.folder"
+            )
+
+
+def _trusted(config: RunConfig, where: str, trust: bool) -> RunConfig:
+    """Refuse a config that names code to be run, unless its writer is trusted."""
+    for name, value in (("factory", config.model.factory), ("loss", config.model.loss)):
+        if value is not None and not trust:
+            raise ConfigError(
+                f"{where} runs code of its own (model.{name}={value!r}); if you trust it, pass trust=True, or --trust"
+            )
+    return config
 
 
 def _reader(folder: Path) -> Callable[[str], bytes | None]:

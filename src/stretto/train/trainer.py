@@ -90,6 +90,11 @@ class Trainer:
                 "the model has a block that looks ahead in time (causal=False), but the data's lanes go on from window "
                 "to window; use data whose rows all start fresh, or causal blocks"
             )
+        if engine.num_copies > 1 and data.lanes and len(data.numbers) == data.lanes:
+            raise ConfigError(
+                f"all {engine.num_copies} replicas would train on the same {data.lanes} lanes; give each its share: "
+                "data.share(engine.copy, engine.num_copies)"
+            )
         self.engine = engine
         self.data = data
         self.config = config
@@ -163,6 +168,7 @@ class Trainer:
             index=place.index,
             asked=self._asked,
             skipped=self.skipped,
+            skipped_in_a_row=self._skipped_in_a_row,
             progress=self.progress,
             is_done=self.is_done,
         )
@@ -182,13 +188,13 @@ class Trainer:
         states = blank_optimizer(stack, saved)
         for name, values in states.items():
             pieces += [Piece(f"optimizer.{name}.{key}", value) for key, value in values.items()]
-        if self.data.is_carried and facts.step:
+        if self.data.is_carried and any(name.startswith("lanes.") for name in saved.manifest.tensors()):
             state = blank_lanes(stack, len(self.data.numbers), engine.device)
             pieces += lane_pieces(stack, state, self.data.numbers, self.data.lanes)
         saved.read(pieces)
         set_optimizer(stack, self.optimizer, states)
         self.state, self.step, self.position = state, facts.step, facts.position
-        self.skipped, self._asked = facts.skipped, facts.asked
+        self.skipped, self._skipped_in_a_row, self._asked = facts.skipped, facts.skipped_in_a_row, facts.asked
         self._windows = None
 
     def advance(self) -> StepReport:
@@ -272,9 +278,11 @@ class Trainer:
         self.skipped += 1
         self._skipped_in_a_row += 1
         if self.config.nonfinite == "stop" or self._skipped_in_a_row >= _MOST_SKIPPED:
+            last = self.step + 1 - self._skipped_in_a_row
+            many = "" if self.config.nonfinite == "stop" else f", as {self._skipped_in_a_row} steps in a row"
             raise DivergedError(
-                f"step {self.step + 1} has loss {total} and gradient norm {norm}; the weights are still those of step "
-                f"{self.step}: lower train.lr={self.config.lr}, or raise train.warmup={self.config.warmup}"
+                f"step {self.step + 1} has loss {total} and gradient norm {norm}{many}; the weights are still those of "
+                f"step {last}: lower train.lr={self.config.lr}, or raise train.warmup={self.config.warmup}"
             )
         # The lanes go on, unless this window has spoiled the state of any of them: then all do from the one before.
         is_spoiled = any(not torch.isfinite(tensor).all() for tensor in after if tensor.is_floating_point())
