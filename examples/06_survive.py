@@ -49,7 +49,7 @@ def main() -> None:
     (HERE / "run.toml").write_text(CONFIG)
     stretto.prepare_text([Path(os.__file__)], "data/survive")
 
-    train(HERE / "quiet").wait()
+    assert train(HERE / "quiet").wait() == 0
 
     run = train(HERE / "killed")
     while not (HERE / "killed" / "checkpoints" / "step-000000020-g1" / "manifest.json").exists():
@@ -63,7 +63,7 @@ def main() -> None:
     print(f"asked to leave: code {run.wait()}")
 
     # The rest on one rank.
-    train(HERE / "killed", "--layout.stages", "1", "--layout.chunks", "1").wait()
+    assert train(HERE / "killed", "--layout.stages", "1", "--layout.chunks", "1").wait() == 0
     quiet, killed = losses(HERE / "quiet"), losses(HERE / "killed")
     worst = max(abs(one / other - 1) for one, other in zip(quiet, killed, strict=True))
     print(f"{len(killed)} steps; the losses differ by {worst:.1e} at most")
