@@ -126,6 +126,7 @@ def test_a_batch_whose_rows_all_ended_does_not_hang_a_replica(pools: Pools) -> N
         check(pools, Layout(replicas=4, chunks=4), Case(num_rows=4, seed=seed, num_steps=5), tolerance=1e-9)
 
 
+@pytest.mark.slow
 def test_a_hundred_steps_of_dropout_are_the_same_curve(pools: Pools) -> None:
     case = Case(num_steps=100, dtype=torch.float32, lr=0.3, clip=0.5)
     alone = run_alone(case)

@@ -65,8 +65,8 @@ OPTIONS: dict[str, object] = {
 }
 
 
-@pytest.mark.short
-def test_a_cut_network_leaves_one_side_that_writes(faults_data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("seconds", [pytest.param(15.0, marks=pytest.mark.short), 30.0])
+def test_a_cut_network_leaves_one_side_that_writes(seconds: float, faults_data: Path, tmp_path: Path) -> None:
     run = Faulty(tmp_path / "run", faults_data, (2, 1), OPTIONS)
     storage = LocalStorage(tmp_path / "run" / "checkpoints")
     with two_hosts(tmp_path) as hosts:
@@ -84,10 +84,10 @@ def test_a_cut_network_leaves_one_side_that_writes(faults_data: Path, tmp_path: 
         ended = time.monotonic() - cut
         # The side that has the rendezvous goes on alone, in a layout for the ranks there are.
         assert await_claim(storage, 2).num_ranks == 1
-        time.sleep(max(0.0, 30 - (time.monotonic() - cut)))
+        time.sleep(max(0.0, seconds - (time.monotonic() - cut)))
         hosts.heal()
         # Torchrun's agent on the other side now comes back or ends, as chance has it; either is right.
-        time.sleep(10)
+        time.sleep(seconds / 3)
         first.send_signal(signal.SIGTERM)
         _, said = finish(first, 60)
         second.send_signal(signal.SIGTERM)

@@ -82,10 +82,15 @@ def _nothing(folder: Path) -> None:
     ("spoil", "budget", "slices", "sentence"),
     [
         (_cut_short, 100, 1, "values-00000.bin has 441 bytes, not 444 bytes; prepare the data again"),
-        (_nothing, 10, 1, "has 11 steps, more than data.budget=10; raise the budget"),
-        (_nothing, 100, 40, "layout.replicas=2 x layout.slices=40 exceeds the 64 rows there are"),
+        pytest.param(
+            _nothing, 10, 1, "has 11 steps, more than data.budget=10; raise the budget", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            _nothing, 100, 40, "layout.replicas=2 x layout.slices=40 exceeds the 64 rows there are",
+            marks=pytest.mark.slow,
+        ),
     ],
-)
+)  # fmt: skip
 def test_data_that_no_rank_can_use_is_refused_once_under_torchrun(
     spoil: Callable[[Path], None], budget: int, slices: int, sentence: str, tmp_path: Path
 ) -> None:
