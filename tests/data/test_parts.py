@@ -153,7 +153,7 @@ def test_a_cut_before_the_first_part_or_after_the_last_is_gone_on_from(
 
     (tmp_path / "out.partial" / "parts").mkdir(parents=True)
     with monkeypatch.context() as patch:
-        patch.setattr(parts_module, "_sync", cut)
+        patch.setattr(parts_module, "sync_folder", cut)
         assert run(tmp_path, ["a", "b"]) == [0, 1]
     assert run(tmp_path, ["a", "b"]) == []
     assert list((tmp_path / "out").iterdir()) == []

@@ -27,7 +27,7 @@ from stretto.checkpoint.line import Name
 from stretto.checkpoint.manifest import File, Manifest
 from stretto.checkpoint.pieces import describe, save_pieces
 from stretto.checkpoint.saved import Saved
-from stretto.checkpoint.snapshot import Snapshot, Stage, check_finite
+from stretto.checkpoint.snapshot import Buffers, Snapshot, check_finite
 from stretto.checkpoint.storage import open_storage
 from stretto.mesh.board import await_note
 from stretto.mesh.world import World
@@ -72,7 +72,7 @@ class Checkpoints:
         self._patience = patience
         self._storage = open_storage(location, patience)
         self._history: History | None = None  # on the first rank
-        self._stage = Stage()
+        self._buffers = Buffers()
         self._prefix = f"checkpoints/{self.world.board.next_number()}"
         self._numbers = count(1)
         self._steps: set[int] = set()  # of all saves of this start
@@ -120,7 +120,7 @@ class Checkpoints:
             raise ConfigError(f"step {name.step} was saved by this start before, so not again; call start() to go back")
         self._steps.add(name.step)
         started = time.perf_counter()
-        staged = self._stage.copy(snapshot)
+        staged = self._buffers.copy(snapshot)
         save = _Save(name, next(self._numbers), staged, started, time.perf_counter() - started)
         save.thread = threading.Thread(target=self._work, args=(save,), daemon=True)
         self._under_way = self._last = save

@@ -21,11 +21,11 @@ class Snapshot:
     files: Mapping[str, bytes] = field(default_factory=dict)  # small ones, the same on all ranks
 
 
-class Stage:
+class Buffers:
     """Memory for copies of a rank's tensors, kept from save to save."""
 
     def __init__(self) -> None:
-        self._buffers: dict[str, Tensor] = {}
+        self._kept: dict[str, Tensor] = {}
 
     def copy(self, snapshot: Snapshot) -> Snapshot:
         """Return the snapshot with its tensors where nothing changes them until the next one is copied."""
@@ -33,11 +33,11 @@ class Stage:
         is_elsewhere = False
         for piece in snapshot.pieces:
             tensor = piece.tensor.detach()
-            buffer = self._buffers.get(piece.name)
+            buffer = self._kept.get(piece.name)
             if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
                 is_pinned = tensor.device.type != "cpu"
                 buffer = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=is_pinned)
-                self._buffers[piece.name] = buffer
+                self._kept[piece.name] = buffer
             is_elsewhere = is_elsewhere or tensor.device.type != "cpu"
             buffer.copy_(tensor, non_blocking=True)
             staged.append(replace(piece, tensor=buffer))

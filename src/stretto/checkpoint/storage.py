@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from stretto.base.disk import sync_folder
 from stretto.base.errors import DataError
 from stretto.base.remote import Patience, Remote, is_remote, join
 from stretto.base.scratch import scratch_of
@@ -247,15 +248,6 @@ def digest_of(path: Path, on_bytes: OnBytes = lambda count: None) -> str:
             digest.update(block)
             on_bytes(len(block))
     return digest.hexdigest()
-
-
-def sync_folder(path: Path) -> None:
-    """Make the names in a folder safe on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _link(partial: Path, path: Path) -> bool:

@@ -26,6 +26,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
+from stretto.base.disk import sync_folder
 from stretto.base.errors import DataError
 from stretto.base.remote import is_remote
 from stretto.data.index import INDEX, VERSION
@@ -113,12 +114,12 @@ class Job:
             # Those of parts in which there was nothing to keep.
             for unused in folder.glob("part-*"):
                 unused.unlink()
-            _sync(folder)
+            sync_folder(folder)
         self.folder.rename(self.target)
         # Only now: without it, what a cut leaves behind would not be known as ours.
         shutil.rmtree(self.target / _PARTS)
-        _sync(self.target)
-        _sync(self.target.absolute().parent)
+        sync_folder(self.target)
+        sync_folder(self.target.absolute().parent)
 
 
 @contextmanager
@@ -332,14 +333,5 @@ def _locked(folder: Path) -> Iterator[None]:
         raise DataError(f"{folder} is being written by another process; wait for it or choose another folder") from None
     try:
         yield
-    finally:
-        os.close(descriptor)
-
-
-def _sync(folder: Path) -> None:
-    """Wait until the names in a folder are safe on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
     finally:
         os.close(descriptor)

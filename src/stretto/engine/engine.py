@@ -53,12 +53,12 @@ class Engine(Protocol):
     def needs_targets(self) -> bool: ...
 
     @property
-    def num_copies(self) -> int:
-        """How many ranks hold the same blocks as this one, itself included; `copy` says which of them it is."""
+    def num_replicas(self) -> int:
+        """How many replicas there are; `replica` says which of them this rank is part of."""
         ...
 
     @property
-    def copy(self) -> int: ...
+    def replica(self) -> int: ...
 
     def step(self, window: Window, carried: State | None, key: int, arm: "Arm" = ...) -> Outcome:
         """Run forward and backward; leave the gradient of the *summed* loss in the parameters' `.grad`.

@@ -59,8 +59,8 @@ class LocalEngine:
     def needs_targets(self) -> bool:
         return True
 
-    num_copies = 1
-    copy = 0
+    num_replicas = 1
+    replica = 0
 
     @flush_denormals()
     def step(self, window: Window, carried: State | None, key: int, arm: Arm = nothing) -> Outcome:

@@ -100,9 +100,9 @@ class PipelineEngine:
     def needs_targets(self) -> bool:
         return self.mesh.is_last_stage
 
-    # Copies, if any, are a replica engine's affair.
-    num_copies = 1
-    copy = 0
+    # More of them are a replica engine's affair.
+    num_replicas = 1
+    replica = 0
 
     @flush_denormals()
     def step(self, window: Window, carried: State | None, key: int, arm: Arm = nothing) -> Outcome:

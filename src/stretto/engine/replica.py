@@ -60,11 +60,11 @@ class ReplicaEngine:
         return self.inner.needs_targets
 
     @property
-    def num_copies(self) -> int:
+    def num_replicas(self) -> int:
         return self.mesh.topology.replicas
 
     @property
-    def copy(self) -> int:
+    def replica(self) -> int:
         return self.mesh.replica
 
     def step(self, window: Window, carried: State | None, key: int, arm: Arm = nothing) -> Outcome:

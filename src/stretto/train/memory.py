@@ -46,14 +46,14 @@ def lane_pieces(stack: Stack, state: State, numbers: range, num_lanes: int) -> l
     ]
 
 
-def own_part(pieces: Sequence[Piece], copy: int, num_copies: int) -> list[Piece]:
-    """Return those of the pieces, which all copies hold, that this copy writes: about as many bytes as the others."""
-    loads = [0] * num_copies
+def own_part(pieces: Sequence[Piece], replica: int, num_replicas: int) -> list[Piece]:
+    """Return those of the pieces, which all replicas hold, that this one writes: about as many bytes as the others."""
+    loads = [0] * num_replicas
     own = []
     for piece in sorted(pieces, key=lambda piece: (-piece.tensor.nbytes, piece.name)):
         least = loads.index(min(loads))
         loads[least] += piece.tensor.nbytes
-        if least == copy:
+        if least == replica:
             own.append(piece)
     return own
 

@@ -77,6 +77,7 @@ class Run:
             seed=config.run.seed,
             workers=config.data.workers,
         )
+        self._files = subject_files(self.subject)
         self._about = About(config=config.model_dump(mode="json"), layout=str(config.layout), data=train.digest)
         save = config.save
         self.checkpoints = Checkpoints(
@@ -183,12 +184,12 @@ class Run:
 
     def _go_on_from(self, saved: Saved) -> None:
         about = saved.manifest.about
-        self.changes = find_changes(about.config or {}, self.config) if about.config else []
+        self.changes = [] if about.config is None else find_changes(about.config, self.config)
         self.trainer.restore(saved)
 
     def _save(self, *, wait: bool) -> None:
         snapshot = self.trainer.snapshot()
-        self.checkpoints.save(replace(snapshot, about=self._about, files=subject_files(self.subject)), wait=wait)
+        self.checkpoints.save(replace(snapshot, about=self._about, files=self._files), wait=wait)
         self._saved_time = time.monotonic()
 
     def _saves(self, log: TextIO | None) -> Iterator[SaveReport]:
@@ -269,7 +270,7 @@ class Run:
             if not self.trainer.is_done:
                 # Of a run that was meant to be shorter; they would pass for this one's.
                 (self.folder / WEIGHTS).unlink(missing_ok=True)
-            files = {CONFIG: dump_config(self.config).encode(), **subject_files(self.subject)}
+            files = {CONFIG: dump_config(self.config).encode(), **self._files}
             for name, content in files.items():
                 partial = self.folder / f"{name}.partial"
                 partial.write_bytes(content)

@@ -90,10 +90,10 @@ class Trainer:
                 "the model has a block that looks ahead in time (causal=False), but the data's lanes go on from window "
                 "to window; use data whose rows all start fresh, or causal blocks"
             )
-        if engine.num_copies > 1 and data.lanes and len(data.numbers) == data.lanes:
+        if engine.num_replicas > 1 and data.lanes and len(data.numbers) == data.lanes:
             raise ConfigError(
-                f"all {engine.num_copies} replicas would train on the same {data.lanes} lanes; give each its share: "
-                "data.share(engine.copy, engine.num_copies)"
+                f"all {engine.num_replicas} replicas would train on the same {data.lanes} lanes; give each its share: "
+                "data.share(engine.replica, engine.num_replicas)"
             )
         self.engine = engine
         self.data = data
@@ -156,7 +156,7 @@ class Trainer:
         """Return what has to be saved of this rank after the last step; all else can be found again."""
         engine, data, place = self.engine, self.data, self.position
         held = [*weight_pieces(engine.stack), *optimizer_pieces(engine.stack, self.optimizer)]
-        pieces = own_part(held, engine.copy, engine.num_copies)
+        pieces = own_part(held, engine.replica, engine.num_replicas)
         if data.is_carried and self.state is not None:
             pieces += lane_pieces(engine.stack, self.state, data.numbers, data.lanes)
         facts = Facts(
