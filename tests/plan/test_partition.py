@@ -1,3 +1,4 @@
+import math
 from itertools import combinations
 
 import pytest
@@ -5,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stretto import PlanError
-from stretto.plan.partition import partition
+from stretto.plan.partition import partition, partition_by, parts_of
 
 
 @given(st.lists(st.floats(0, 10), min_size=1, max_size=9), st.data())
@@ -25,3 +26,30 @@ def test_it_is_as_good_as_brute_force(costs: list[float], data: st.DataObject) -
 def test_more_stages_than_blocks_are_refused() -> None:
     with pytest.raises(PlanError, match=r"layout\.stages=5 exceeds the model's 4 blocks; use at most 4"):
         partition([1.0] * 4, 5)
+
+
+@given(st.integers(1, 7), st.data())
+def test_any_cost_of_a_run_is_minimised_as_by_brute_force(num_blocks: int, data: st.DataObject) -> None:
+    """Whatever stages cost: what they send, what they may not hold."""
+    stages = data.draw(st.integers(1, num_blocks))
+    values = st.one_of(st.floats(0, 10), st.just(math.inf))
+    costs = {
+        (stage, start, stop): data.draw(values)
+        for stage in range(stages)
+        for start in range(num_blocks)
+        for stop in range(start + 1, num_blocks + 1)
+    }
+    parts = partition_by(num_blocks, stages, lambda stage, start, stop: costs[stage, start, stop])
+    best = min(
+        max(costs[stage, a, b] for stage, (a, b) in enumerate(zip((0, *cuts), (*cuts, num_blocks), strict=True)))
+        for cuts in combinations(range(1, num_blocks), stages - 1)
+    )
+    if parts is None:
+        assert math.isinf(best)
+        return
+    assert [block for part in parts for block in range(part.start, part.stop)] == list(range(num_blocks))
+    assert max(costs[stage, part.start, part.stop] for stage, part in enumerate(parts)) == best
+
+
+def test_counts_of_blocks_are_parts() -> None:
+    assert parts_of([2, 1, 3]) == [slice(0, 2), slice(2, 3), slice(3, 6)]

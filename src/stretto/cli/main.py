@@ -14,6 +14,8 @@ from stretto.cli.parser import Parser
 # Imported only when called for, so that help is instant and never wakes torch.
 COMMANDS = {
     "prepare": "turn text, records or series into data to train on",
+    "plan": "say which layout of a run is fastest on some devices, and why",
+    "profile": "measure a run's model on this machine, for plans",
     "train": "train a model from a run's TOML file",
     "eval": "evaluate the model of a run",
     "show": "show what a run or a checkpoint holds, and whether it is whole",

@@ -7,10 +7,17 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import NoReturn
 
+from rich.console import Console
+
 from stretto.base.errors import LostPeerError, StrettoError
+from stretto.cli.console import make_console
+from stretto.cli.planning import layout_arguments, plan_here, plan_on_ranks, show_progress
+from stretto.cli.tables import seconds
 from stretto.config.run import RunConfig
 from stretto.launch.orphans import exit_code_of_leaving, leave_with_launcher
 from stretto.mesh.world import TOLD, World, world
+from stretto.plan.advice import advise
+from stretto.plan.search import Plan
 from stretto.train.build import check_fits, fit_to_ranks
 from stretto.train.run import LeftError, newest_checkpoint
 from stretto.train.signals import when_asked_to_leave
@@ -32,6 +39,9 @@ def on_ranks(
     `check` is what can be found wrong before ranks are started, so that it is said just once. Ranks that were lost
     are started again `restarts` times; with none given, a few times if there are several.
     """
+    if config.layout.auto and "WORLD_SIZE" not in os.environ:
+        config = _plan_here(config)
+        arguments = [*arguments, *layout_arguments(config.layout)]
     size = config.layout.num_ranks
     if (size > 1 or restarts) and "WORLD_SIZE" not in os.environ:
         from stretto.launch.local import launch_local
@@ -49,13 +59,16 @@ def on_ranks(
     leave_with_launcher()
     if "WORLD_SIZE" in os.environ and os.environ["WORLD_SIZE"].isdecimal():
         config = fit_to_ranks(config, int(os.environ["WORLD_SIZE"]))
+        size = config.layout.num_ranks
     timeout = timedelta(seconds=config.run.timeout)
     with (
         # Until there is a step to save, there is nothing to do but go.
         when_asked_to_leave(lambda: leave(exit_code_of_leaving())),
-        world(config.layout.num_ranks, device=config.run.device, timeout=timeout) as joined,
+        world(None if config.layout.auto else size, device=config.run.device, timeout=timeout) as joined,
     ):
         try:
+            if config.layout.auto:
+                config = _plan_on_ranks(config, joined)
             work(joined, config)
         except TOLD as error:
             if joined.is_alone:
@@ -85,6 +98,25 @@ def on_ranks(
             # A bug, in a block of the user's perhaps. No farewell: groups that still wait would abort the process.
             traceback.print_exc()
             leave(1)
+
+
+def _plan_here(config: RunConfig) -> RunConfig:
+    planned, plan = plan_here(config)
+    _say_plan(make_console(), plan)
+    return planned
+
+
+def _plan_on_ranks(config: RunConfig, joined: World) -> RunConfig:
+    console = make_console(is_quiet=not joined.is_first)
+    with show_progress(console) as progress:
+        planned, plan = plan_on_ranks(config, joined, progress)
+    _say_plan(console, plan)
+    return planned
+
+
+def _say_plan(console: Console, plan: Plan) -> None:
+    console.print(f"plan    {advise(plan)}")
+    console.print(f"plan    predicted: {seconds(plan.chosen.seconds)} a step, as plan.json in the run's folder says")
 
 
 def leave(exit_code: int) -> NoReturn:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from stretto.checkpoint.checkpoints import SaveReport
     from stretto.data.parts import Progress as PrepareProgress
     from stretto.measure.verify import Verification
+    from stretto.train.planned import PlanReport
     from stretto.train.run import Run
     from stretto.train.trained import TrainedModel
     from stretto.train.trainer import StepReport
@@ -85,6 +86,7 @@ def _what_is_left(run: "Run") -> str:
 
 def _show_events(console: Console, run: "Run") -> None:
     from stretto.checkpoint.checkpoints import SaveReport
+    from stretto.train.planned import PlanReport
     from stretto.train.trainer import StepReport
 
     of_all = "" if run.trainer.num_steps is None else f"/{run.trainer.num_steps}"
@@ -95,6 +97,9 @@ def _show_events(console: Console, run: "Run") -> None:
         for event in run.events(lambda part: bars.update(evaluating, completed=part, visible=True)):
             if isinstance(event, SaveReport):
                 _show_save(console, event)
+                continue
+            if isinstance(event, PlanReport):
+                console.print(f"plan    {_compare(event)}")
                 continue
             if not isinstance(event, StepReport):
                 bars.update(evaluating, visible=False)
@@ -110,6 +115,17 @@ def _show_events(console: Console, run: "Run") -> None:
                 console.print(f"step {event.step}{of_all}{part}  {figures}")
             if is_due:
                 recent.clear()
+
+
+def _compare(report: "PlanReport") -> str:
+    """How a plan and what came of it compare."""
+    found = f"predicted {report.predicted:.3g} s a step, measured {report.measured:.3g} s"
+    if abs(report.ratio - 1) <= 0.15:
+        return f"{found}: as planned"
+    much = (
+        f"{report.ratio:.2f} times as long as planned" if report.ratio > 1 else f"{1 / report.ratio:.2f} times as fast"
+    )
+    return f"{found}: {much}; `stretto profile` measures this machine again"
 
 
 def _show_save(console: Console, report: "SaveReport") -> None:

@@ -1,8 +1,18 @@
 """Layout: how a step is cut; never what it computes."""
 
-from pydantic import Field
+from typing import Annotated, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
 
 from stretto.config.section import Section
+
+
+def _split(value: object) -> object:
+    """A command line gives numbers with commas between them, a file gives a list."""
+    return tuple(int(part) for part in value.split(",")) if isinstance(value, str) and value else value
+
+
+Counts = Annotated[tuple[int, ...], Field(strict=False), BeforeValidator(_split)]
 
 
 class Layout(Section):
@@ -19,8 +29,23 @@ class Layout(Section):
     recompute: bool = False
     """Run a chunk's forward again in its backward rather than keep its activations: less memory, more time."""
 
+    blocks: Counts = ()
+    """How many blocks each stage holds, in order; balanced by what they seem to cost if not given."""
+    near: Literal["stages", "replicas"] = "stages"
+    """What lies on neighbouring ranks, and so on one machine: the stages of a replica, or a stage of all replicas."""
+    auto: bool = False
+    """Measure, and take the layout that is predicted to be fastest; written `layout = "auto"` too."""
     elastic: bool = False
     """Fit replicas and stages to the ranks there are, rather than refuse a number that isn't replicas x stages."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.blocks and (len(self.blocks) != self.stages or min(self.blocks) < 1):
+            raise ValueError(
+                f"blocks={list(self.blocks)} must say for each of stages={self.stages} how many blocks it holds, "
+                "1 at least"
+            )
+        return self
 
     @property
     def num_ranks(self) -> int:

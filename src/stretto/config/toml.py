@@ -20,6 +20,8 @@ def load_config(path: Path | str, overrides: Mapping[str, str] | None = None) ->
     """Read a run's TOML file; `overrides` maps dotted names to text, as a command line gives them."""
     path, overrides = Path(path), overrides or {}
     tree = _read(path)
+    if tree.get("layout") == "auto":
+        tree["layout"] = {"auto": True}
     for name, text in overrides.items():
         section, field = name.split(".")
         values = tree.setdefault(section, {})

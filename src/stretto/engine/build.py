@@ -2,7 +2,7 @@
 
 import torch
 
-from stretto.base.errors import ConfigError
+from stretto.base.errors import ConfigError, PlanError
 from stretto.blocks.block import Block
 from stretto.blocks.initialize import initialize
 from stretto.blocks.losses import Loss
@@ -16,7 +16,7 @@ from stretto.mesh.device import find_device
 from stretto.mesh.mesh import Mesh
 from stretto.mesh.topology import Topology
 from stretto.mesh.world import World
-from stretto.plan.partition import partition
+from stretto.plan.partition import partition, parts_of
 
 
 def make_engine(
@@ -35,7 +35,7 @@ def make_engine(
     """
     layout = layout or Layout()
     world = world or World(0, 1, _device_of(model))
-    mesh = Mesh(world, Topology(layout.replicas, layout.stages))
+    mesh = Mesh(world, Topology(layout.replicas, layout.stages, layout.near))
     if not model.causal:
         # A block that looks ahead is a barrier in time: the whole window passes as one chunk.
         layout = layout.model_copy(update={"chunks": 1})
@@ -50,7 +50,14 @@ def make_engine(
 
 
 def stage_parts(model: Stack, layout: Layout) -> list[slice]:
-    """Return the blocks of each stage."""
+    """Return the blocks of each stage: as the layout says, or else balanced by a guess of what they cost."""
+    if layout.blocks:
+        if sum(layout.blocks) != len(model):
+            raise PlanError(
+                f"layout.blocks={list(layout.blocks)} are {sum(layout.blocks)} blocks, but the model has {len(model)}; "
+                "make them add up to that"
+            )
+        return parts_of(layout.blocks)
     return partition([block_cost(block) for block in model], layout.stages)
 
 

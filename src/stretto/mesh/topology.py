@@ -5,10 +5,12 @@
     replica 1                  rank 3 -> rank 4 -> rank 5
 
 Neighbouring stages are neighbouring ranks, so they share a machine where they can; ranks of one column hold the same
-blocks and add up their gradients.
+blocks and add up their gradients. With `near` set to replicas it is the columns that are neighbours: rank 0 and rank 1
+are then the first stage of both replicas, and share a machine to add up their gradients.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from stretto.base.errors import PlanError
 
@@ -27,6 +29,7 @@ class Topology:
 
     replicas: int
     stages: int
+    near: Literal["stages", "replicas"] = "stages"
 
     @property
     def size(self) -> int:
@@ -34,7 +37,7 @@ class Topology:
 
     def rank(self, replica: int, stage: int) -> int:
         """Return the rank of a place."""
-        return replica * self.stages + stage
+        return replica * self.stages + stage if self.near == "stages" else stage * self.replicas + replica
 
     def place(self, rank: int) -> Place:
         """Return the place of a rank."""
@@ -42,7 +45,10 @@ class Topology:
             raise PlanError(
                 f"rank {rank} is not one of the {self.size} of {self.replicas} replicas x {self.stages} stages"
             )
-        return Place(*divmod(rank, self.stages))
+        if self.near == "stages":
+            return Place(*divmod(rank, self.stages))
+        stage, replica = divmod(rank, self.replicas)
+        return Place(replica, stage)
 
     def replica_ranks(self, replica: int) -> list[int]:
         """Return the ranks of one replica, stage by stage."""

@@ -33,6 +33,7 @@ class World:
     board: Board = field(default_factory=OwnBoard)
     pulse: Pulse | None = None  # none when alone
     timeout: timedelta = TIMEOUT
+    local_size: int = 1  # ranks on this machine
 
     @property
     def is_alone(self) -> bool:
@@ -164,4 +165,4 @@ def _join(place: _Environment, device: torch.device, timeout: timedelta) -> Worl
     )
     roll_call = RollCall(store, place.rank, place.size, None if place.has_agent_store else 0)
     pulse = Pulse(store, place.rank, place.size)
-    return World(place.rank, place.size, device, roll_call, SharedBoard(store), pulse, timeout)
+    return World(place.rank, place.size, device, roll_call, SharedBoard(store), pulse, timeout, place.local_size)

@@ -11,6 +11,9 @@ class Kind(Enum):
     FORWARD = "F"
     BACKWARD = "B"
 
+    # There is one of each, so who it is will do; an enum's own hash is most of what simulating costs.
+    __hash__ = object.__hash__
+
 
 @dataclass(frozen=True, slots=True)
 class Action:

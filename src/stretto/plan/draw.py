@@ -27,14 +27,14 @@ def draw_text(timeline: Timeline, width: int = 100) -> str:
     return "\n".join(rows)
 
 
-def draw_svg(timeline: Timeline, title: str, width: int = 1000) -> str:
+def draw_svg(timeline: Timeline, title: str, width: int = 1000, *, has_background: bool = True) -> str:
     """Return a self-contained SVG: a row per stage, a box per action, time along the bottom."""
     scale = (width - _LEFT - 20) / timeline.seconds if timeline.seconds else 0.0
     height = _TOP + _ROW * timeline.num_stages + 40
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         'font-family="sans-serif" font-size="12">',
-        f'<rect width="{width}" height="{height}" fill="white"/>',
+        f'<rect width="{width}" height="{height}" fill="{"white" if has_background else "none"}"/>',
         f'<text x="{_LEFT}" y="20" font-size="14" fill="#222">{_escape(title)}</text>',
     ]
     for stage in range(timeline.num_stages):

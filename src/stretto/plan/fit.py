@@ -22,4 +22,5 @@ def fit_layout(layout: Layout, num_ranks: int, num_blocks: int, num_rows: int) -
         )
     wanted = layout.stages
     stages = min(fitting, key=lambda found: (found != wanted, found < wanted, abs(found - wanted)))
-    return layout.model_copy(update={"replicas": num_ranks // stages, "stages": stages})
+    blocks = layout.blocks if stages == wanted else ()
+    return layout.model_copy(update={"replicas": num_ranks // stages, "stages": stages, "blocks": blocks})

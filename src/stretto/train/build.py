@@ -19,7 +19,7 @@ from stretto.train.user_code import load_object
 
 def fit_to_ranks(config: RunConfig, num_ranks: int) -> RunConfig:
     """Return the config with a layout for so many ranks, if it is elastic; as it is, if it is not or fits already."""
-    if not config.layout.elastic or config.layout.num_ranks == num_ranks:
+    if config.layout.auto or not config.layout.elastic or config.layout.num_ranks == num_ranks:
         return config
     # Rows of one rank: whatever is held out or packed, lanes are the only ones that can be too few.
     alone = config.model_copy(update={"layout": config.layout.model_copy(update={"replicas": 1, "stages": 1})})

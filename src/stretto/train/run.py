@@ -26,6 +26,7 @@ from stretto.train.evaluate import Evaluation, GivenUpError, OnWindow, evaluate
 from stretto.train.feed import Feed
 from stretto.train.log import has_evaluation, open_log, write_line
 from stretto.train.optimizer import averaged_weights
+from stretto.train.planned import PlanCheck, PlanReport, predicted_seconds
 from stretto.train.signals import when_asked_to_leave
 from stretto.train.subject import subject_files
 from stretto.train.trained import CONFIG, WEIGHTS, check_weights, read_weights
@@ -50,7 +51,7 @@ class EvaluationReport:
     evaluation: Evaluation
 
 
-Event = StepReport | EvaluationReport | SaveReport
+Event = StepReport | EvaluationReport | SaveReport | PlanReport
 
 
 class Run:
@@ -134,9 +135,14 @@ class Run:
             self._save_weights()
         if self._is_evaluation_owed:
             yield from self._evaluate(self.trainer.step, log, on_window)
+        plan = PlanCheck(predicted_seconds(self.folder, self.config.layout) if self.world.is_first else None)
         for report in self._steps():
             write_line(log, "step", asdict(report))
             yield report
+            compared = plan.watch(report.step, report.seconds, is_last=self.trainer.is_done)
+            if compared is not None:
+                write_line(log, "plan", asdict(compared))
+                yield compared
             is_asked_to_leave = Wish.LEAVE in self.trainer.granted
             if self._is_save_due(report.step) or is_asked_to_leave or self.trainer.is_done:
                 # What is saved now is safe whatever the evaluation meets.

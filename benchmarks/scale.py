@@ -1,0 +1,188 @@
+"""The plan on paper for 8 to 4,096 GPUs: what scales, where it breaks, and what would lift it. Nothing is measured.
+
+    python benchmarks/scale.py [--quick] [--svg FILE]
+
+Profiles are derived from data sheets (`stretto.plan.hardware`), so every figure is a simulation.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from stretto.plan.advice import name
+from stretto.plan.cluster import Cluster
+from stretto.plan.hardware import KNOWN, BlockShape, derive_profile
+from stretto.plan.load import Load
+from stretto.plan.profile import Kind, Link, Profile
+from stretto.plan.search import Plan, find_plan
+from timing import show
+
+HIDDEN, LAYERS, WORDS, WINDOW = 4096, 8, 30_000, 256
+SIZES = (1, 8, 64, 512, 4096)
+STRONG_LANES = 8192
+WEAK_LANES = 64
+
+
+def blocks() -> list[BlockShape]:
+    """Embedding, eight LSTM layers, softmax over 30,000 words: 1.3 billion weights."""
+    lstm = BlockShape("lstm", 8 * HIDDEN**2, 0, 4 * HIDDEN**2, HIDDEN, 8 * HIDDEN, 2 * HIDDEN)
+    return [
+        BlockShape("embedding", 0, WORDS * HIDDEN, 0, HIDDEN),
+        *[lstm] * LAYERS,
+        BlockShape("linear", WORDS * HIDDEN, 0, 0, WORDS, HIDDEN),
+    ]
+
+
+def plan(device: str, devices: int, lanes: int, change: Callable[[Profile], Profile] = lambda profile: profile) -> Plan:
+    """Plan so many devices, eight to a node."""
+    profile = change(derive_profile(KNOWN[device], blocks(), lanes, WINDOW))
+    return find_plan(profile, Load.of(lanes, WINDOW), Cluster(devices, max(1, devices // 8)))
+
+
+def faster_network(profile: Profile) -> Profile:
+    assert profile.network is not None
+    faster = Link(latency=profile.network.latency, bandwidth=4 * profile.network.bandwidth)
+    return profile.model_copy(update={"network": faster})
+
+
+def half_gradients(profile: Profile) -> Profile:
+    """Gradients in bf16: half the traffic, which is all that weight bytes mean to a sum."""
+    assert profile.network is not None and profile.node is not None
+    node = Link(latency=profile.node.latency, bandwidth=2 * profile.node.bandwidth)
+    network = Link(latency=profile.network.latency, bandwidth=2 * profile.network.bandwidth)
+    return profile.model_copy(update={"node": node, "network": network})
+
+
+def free_softmax(profile: Profile) -> Profile:
+    """As if softmax and loss cost nothing: the most that sampling or splitting it could bring."""
+    kinds = dict(profile.kinds)
+    last = profile.blocks[-1]
+    kinds[last] = _free(kinds[last])
+    return profile.model_copy(update={"kinds": kinds, "loss": _free(profile.loss)})
+
+
+def free_latency(profile: Profile) -> Profile:
+    """As if nothing had to be waited for but bytes."""
+    assert profile.network is not None and profile.node is not None
+    return profile.model_copy(
+        update={
+            "action": 0.0,
+            "step": 0.0,
+            "node": Link(latency=0.0, bandwidth=profile.node.bandwidth),
+            "network": Link(latency=0.0, bandwidth=profile.network.bandwidth),
+        }
+    )
+
+
+def _free(kind: Kind) -> Kind:
+    points = tuple(point.model_copy(update={"forward": 0.0, "backward": 0.0}) for point in kind.points)
+    return kind.model_copy(update={"points": points})
+
+
+LIFTS: dict[str, Callable[[Profile], Profile]] = {
+    "as it is": lambda profile: profile,
+    "4 x the network": faster_network,
+    "gradients in bf16": half_gradients,
+    "softmax for free": free_softmax,
+    "no latency": free_latency,
+}
+
+
+def draw(curves: dict[str, list[tuple[int, float]]]) -> str:
+    """Return a picture: devices and speed-up, both by powers of two, and the line of perfect scaling."""
+    import math
+
+    width, height, left, top = 760, 420, 70, 40
+
+    def x(devices: float) -> float:
+        return left + (width - left - 190) * math.log2(devices) / 12
+
+    def y(gain: float) -> float:
+        return height - 50 - (height - 50 - top) * math.log2(max(gain, 1)) / 12
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        'font-family="sans-serif" font-size="12">',
+        f'<rect width="{width}" height="{height}" fill="white"/>',
+        f'<text x="{left}" y="20" font-size="14" fill="#222">Simulated speed-up over one device</text>',
+    ]
+    for power in range(0, 13, 3):
+        value = 2**power
+        parts.append(f'<line x1="{left}" x2="{x(4096)}" y1="{y(value)}" y2="{y(value)}" stroke="#e3e6ec"/>')
+        parts.append(f'<text x="{left - 8}" y="{y(value) + 4}" text-anchor="end" fill="#444">{value:,}</text>')
+        parts.append(f'<text x="{x(value)}" y="{height - 32}" text-anchor="middle" fill="#444">{value:,}</text>')
+    middle = (left + x(4096)) / 2
+    parts.append(f'<text x="{middle}" y="{height - 10}" text-anchor="middle" fill="#444">devices</text>')
+    parts.append(f'<line x1="{x(1)}" y1="{y(1)}" x2="{x(4096)}" y2="{y(4096)}" stroke="#999" stroke-dasharray="4 4"/>')
+    places: list[float] = [y(4096)]
+    parts.append(f'<text x="{x(4096) + 8}" y="{y(4096) + 4}" fill="#777">perfect</text>')
+    colours = ("#1f5fbf", "#d9534f", "#2e8b57", "#b8860b")
+    for (label, points), colour in zip(curves.items(), colours, strict=False):
+        line = " ".join(f"{x(devices):.1f},{y(gain):.1f}" for devices, gain in points)
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        parts += [f'<circle cx="{x(n):.1f}" cy="{y(gain):.1f}" r="3" fill="{colour}"/>' for n, gain in points]
+        # Labels are kept apart, whatever the curves do.
+        place = y(points[-1][1])
+        while any(abs(place - other) < 15 for other in places):
+            place += 5
+        places.append(place)
+        parts.append(f'<text x="{x(points[-1][0]) + 8:.1f}" y="{place + 4:.1f}" fill="{colour}">{label}</text>')
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The plan on paper for up to 4,096 GPUs.")
+    parser.add_argument("--quick", action="store_true", help="the same: it takes seconds")
+    parser.add_argument("--svg", type=Path, help="draw the curves")
+    options = parser.parse_args()
+    rows, curves = [], {}
+    slowest = 0.0
+    figures = {}
+    for device in KNOWN:
+        for what in ("strong", "weak"):
+            points = []
+            for devices in SIZES:
+                lanes = STRONG_LANES if what == "strong" else WEAK_LANES * devices
+                started = time.perf_counter()
+                found = plan(device, devices, lanes)
+                slowest = max(slowest, time.perf_counter() - started)
+                # What one device would do with the same batch, whether or not it could hold it.
+                gain = found.speed_up(found.chosen)
+                points.append((devices, gain))
+                rows.append(
+                    [
+                        device,
+                        what,
+                        f"{devices:,}",
+                        f"{lanes:,}",
+                        name(found.chosen),
+                        f"{found.chosen.seconds:.3f}",
+                        f"{found.chosen.tokens_per_second / 1e6:,.2f}",
+                        f"{gain:,.0f}",
+                        f"{gain / devices:.0%}",
+                        f"{found.chosen.memory / 1e9:.0f}",
+                    ]
+                )
+                figures[f"{device}_{what}_{devices}"] = gain
+            curves[f"{device}, {'8,192 lanes' if what == 'strong' else '64 lanes a GPU'}"] = points
+    for label, lift in LIFTS.items():
+        found = plan("H100", 4096, STRONG_LANES, lift)
+        gain = found.speed_up(found.chosen)
+        rows.append(["H100", label, "4,096", f"{STRONG_LANES:,}", name(found.chosen), f"{found.chosen.seconds:.4f}",
+                     f"{found.chosen.tokens_per_second / 1e6:,.2f}", f"{gain:,.0f}", f"{gain / 4096:.0%}",
+                     f"{found.chosen.memory / 1e9:.0f}"])  # fmt: skip
+        figures[label.replace(" ", "_")] = found.chosen.seconds
+    if options.svg:
+        options.svg.write_text(draw(curves))
+    figures["slowest_plan_seconds"] = slowest
+    show(
+        f"SIMULATED: {LAYERS} LSTM layers of {HIDDEN:,}, {WORDS:,} words, window {WINDOW}, bf16; 8 GPUs to a node",
+        ["device", "what", "GPUs", "lanes", "layout", "step s", "M tokens/s", "speed-up", "of perfect", "GB"],
+        rows,
+        figures,
+    )
+
+
+if __name__ == "__main__":
+    main()

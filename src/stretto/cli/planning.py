@@ -1,0 +1,192 @@
+"""Planning: a profile found or measured, and the layouts searched, for whatever command asks."""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from rich.console import Console
+
+from stretto.base.errors import PlanError
+from stretto.blocks.stack import Stack
+from stretto.config.layout import Layout
+from stretto.config.run import RunConfig
+from stretto.config.toml import dump_config
+from stretto.data.loader import Windows
+from stretto.launch.local import launch_local
+from stretto.measure.load import find_load
+from stretto.measure.profile import Progress, measure_profile, profile_key, spread_profile
+from stretto.measure.shapes import block_shapes
+from stretto.mesh.device import find_device
+from stretto.mesh.mesh import Mesh
+from stretto.mesh.topology import Topology
+from stretto.mesh.world import World
+from stretto.plan.cluster import Cluster
+from stretto.plan.hardware import derive_profile, find_hardware
+from stretto.plan.load import Load
+from stretto.plan.profile import Profile, load_profile, save_profile
+from stretto.plan.search import Plan, find_plan
+from stretto.plan.show import plan_values
+from stretto.train.build import build_loss, check_fits
+from stretto.train.optimizer import make_optimizer
+from stretto.train.planned import save_plan
+
+# Processes that share a machine's cores: so many are measured at most, and more are worked out from them.
+_MOST_PROCESSES = 4
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run that can be planned: its model, what it reads, and where its profile is kept."""
+
+    config: RunConfig
+    model: Stack
+    windows: Windows
+    load: Load
+    device: torch.device
+    key: str
+
+    @classmethod
+    def of(cls, config: RunConfig) -> "Planned":
+        """Check a run as it would be on one device; a layout is what is looked for."""
+        alone = config.model_copy(update={"layout": Layout()})
+        model, feed, _ = check_fits(alone)
+        device = find_device(config.run.device)
+        key = profile_key(model, feed.windows, device, config.run.precision, config.train.optimizer)
+        load = find_load(feed.windows, is_causal=model.causal)
+        return cls(alone, model, feed.windows, load, device, key)
+
+    @property
+    def path(self) -> Path:
+        """Where the profile of this run on this machine is kept."""
+        return self.config.data.cache.expanduser() / "profiles" / f"{self.key}.json"
+
+    def measure(self, world: World, threads: int, progress: Progress) -> Profile:
+        """Measure on the ranks there are."""
+        config = self.config
+        _, feed, _ = check_fits(config)
+        return measure_profile(
+            self.model,
+            build_loss(config, feed.subject.task),
+            self.windows,
+            lambda weights: make_optimizer(config.train, weights),
+            world,
+            precision=config.run.precision,
+            seed=config.run.seed,
+            threads=threads,
+            key=self.key,
+            progress=progress,
+        )
+
+    def derive(self, name: str) -> Profile:
+        """Work out the profile on a device that is not here."""
+        shapes = block_shapes(self.model, self.windows)
+        return derive_profile(find_hardware(name), shapes, self.load.most_rows, self.load.num_steps)
+
+    def check(self, profile: Profile, path: Path) -> Profile:
+        """Refuse a profile of another model."""
+        if len(profile.blocks) != len(self.model):
+            raise PlanError(
+                f"{path} is the profile of a model of {len(profile.blocks)} blocks, not of this one's "
+                f"{len(self.model)}; measure it with `stretto profile`"
+            )
+        return profile
+
+
+def local_devices(device: torch.device) -> int:
+    """Return how many devices of a kind this machine has; a core is one where there is nothing better."""
+    return (os.cpu_count() or 1) if device.type == "cpu" else torch.accelerator.device_count()
+
+
+def ranks_to_measure(device: torch.device) -> int:
+    """Return how many ranks a profile of this machine is measured with."""
+    count = local_devices(device)
+    return min(2 * count, _MOST_PROCESSES) if device.type == "cpu" else count
+
+
+def find_profile(planned: Planned, path: Path | None = None) -> Profile:
+    """Read the profile at a path, or the one kept for this run; measure it on this machine if there is none."""
+    where = path or planned.path
+    if not where.is_file():
+        launch_profile(planned, where, ranks_to_measure(planned.device))
+    return planned.check(load_profile(where), where)
+
+
+def launch_profile(planned: Planned, path: Path, num_ranks: int) -> None:
+    """Measure on some ranks of this machine, and write the profile to a path."""
+    threads = os.environ.get("OMP_NUM_THREADS", "0")
+    with TemporaryDirectory(prefix="stretto-") as folder:
+        run = Path(folder) / "run.toml"
+        run.write_text(dump_config(planned.config), encoding="utf-8")
+        launch_local(num_ranks, ["profile", str(run), "--to", str(path), "--threads", threads])
+
+
+def plan_here(config: RunConfig) -> tuple[RunConfig, Plan]:
+    """Choose a layout for the devices of this machine."""
+    planned = Planned.of(config)
+    profile = find_profile(planned)
+    return _choose(planned, config, profile, Cluster(local_devices(planned.device)), uses_all=False)
+
+
+def plan_on_ranks(config: RunConfig, world: World, progress: Progress) -> tuple[RunConfig, Plan]:
+    """Choose a layout for ranks that are started already: all of them are used. Every rank finds the same."""
+    planned = Planned.of(config)
+    mesh = Mesh(world, Topology(world.size, 1))
+    is_known = world.is_first and planned.path.is_file()
+    if mesh.add_up([float(is_known)])[0]:
+        profile = spread_profile(mesh, planned.check(load_profile(planned.path), planned.path) if is_known else None)
+    else:
+        profile = planned.measure(world, torch.get_num_threads(), progress)
+        if world.is_first:
+            save_profile(profile, planned.path)
+    nodes = max(1, world.size // world.local_size)
+    return _choose(planned, config, profile, Cluster(world.size, nodes), uses_all=True, is_writer=world.is_first)
+
+
+def _choose(
+    planned: Planned, config: RunConfig, profile: Profile, cluster: Cluster, *, uses_all: bool, is_writer: bool = True
+) -> tuple[RunConfig, Plan]:
+    plan = find_plan(profile, planned.load, cluster, uses_all=uses_all)
+    if is_writer:
+        save_plan(config.run.folder, json.dumps(plan_values(plan, profile), indent=1))
+    layout = plan.chosen.layout.model_copy(update={"elastic": config.layout.elastic})
+    return config.model_copy(update={"layout": layout}), plan
+
+
+def layout_arguments(layout: Layout) -> list[str]:
+    """Return the options that ask for a layout."""
+    values = layout.model_dump(mode="json")
+    found = []
+    for name, value in values.items():
+        if name == "blocks":
+            value = ",".join(map(str, value))
+        found += [f"--layout.{name}", str(value).lower() if isinstance(value, bool) else str(value)]
+    return found
+
+
+@contextmanager
+def show_progress(console: Console) -> Iterator[Callable[[str, float], None]]:
+    """A bar in a terminal, a line for each thing elsewhere."""
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    said: set[str] = set()
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as bars:
+        task = bars.add_task("measuring", total=1.0)
+
+        def show(what: str, part: float) -> None:
+            bars.update(task, description=what, completed=part)
+            if not console.is_terminal and what not in said:
+                said.add(what)
+                console.print(f"profile {what}")
+
+        yield show

@@ -1,0 +1,74 @@
+"""`stretto profile`: measure a run's model on this machine, or work out what it would cost on another."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stretto.cli.options import add_config_options, config_overrides
+from stretto.cli.parser import Parser
+from stretto.config.layout import Layout
+from stretto.config.toml import load_config
+
+if TYPE_CHECKING:
+    from stretto.cli.planning import Planned
+    from stretto.mesh.world import World
+
+
+def run(arguments: list[str]) -> None:
+    """Parse, measure, and write the profile."""
+    options = _parser().parse_all(arguments)
+    config = load_config(options.config, config_overrides(options))
+    from stretto.cli.console import make_console
+    from stretto.cli.planning import Planned, launch_profile, ranks_to_measure
+    from stretto.cli.ranks import on_ranks
+    from stretto.plan.profile import save_profile
+
+    planned = Planned.of(config)
+    path = options.to or planned.path
+    if options.hardware is not None:
+        save_profile(planned.derive(options.hardware), path)
+        make_console().print(f"profile of {options.hardware}, simulated, is in {path}")
+    elif "WORLD_SIZE" not in os.environ:
+        # One rank is measured among others, so that links and shared cores are known too.
+        launch_profile(planned, path, options.ranks or ranks_to_measure(planned.device))
+    else:
+        all_of_them = Layout(replicas=int(os.environ["WORLD_SIZE"]))
+        on_ranks(
+            config.model_copy(update={"layout": all_of_them}),
+            ["profile", *arguments],
+            lambda world, _: _measure(planned, world, path, options.threads),
+        )
+
+
+def _measure(planned: "Planned", world: "World", path: Path, threads: int) -> None:
+    from stretto.cli.console import make_console
+    from stretto.cli.planning import show_progress
+    from stretto.plan.profile import save_profile
+
+    console = make_console(is_quiet=not world.is_first)
+    with show_progress(console) as progress:
+        profile = planned.measure(world, threads, progress)
+    if world.is_first:
+        save_profile(profile, path)
+        console.print(f"profile of {profile.device} is in {path}")
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="stretto profile",
+        usage="stretto profile RUN.toml [--to FILE] [--ranks N] [--as A100|H100] [--section.field VALUE ...]",
+        description="Measure what each block of a run's model costs on this machine's devices, and the links between\n"
+        "them, for `stretto plan`. With --as nothing is measured: the profile is worked out from a data sheet.",
+        epilog="example:\n  stretto profile run.toml --to here.json\n"
+        "  stretto profile run.toml --as H100 --to h100.json\n"
+        "  torchrun --nnodes 2 --nproc-per-node 8 ... -m stretto profile run.toml --to cluster.json",
+    )
+    parser.add_argument("config", type=Path, metavar="RUN.toml", help="the run's TOML file")
+    parser.add_argument("--to", type=Path, metavar="FILE", help="where to write it (default: in data.cache)")
+    parser.add_argument("--ranks", type=int, default=0, metavar="N", help="how many ranks to measure (default: all)")
+    parser.add_argument(
+        "--threads", type=int, default=0, metavar="N", help="threads of a rank on a CPU (default: a share)"
+    )
+    parser.add_argument("--as", dest="hardware", metavar="NAME", help="a device that is not here: A100 or H100")
+    add_config_options(parser)
+    return parser

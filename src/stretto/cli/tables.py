@@ -1,0 +1,105 @@
+"""Tables of a plan: its layouts, the balance of its stages, its timeline, and the advice."""
+
+from rich.console import Console
+from rich.table import Table
+
+from stretto.plan.advice import advise
+from stretto.plan.draw import draw_text
+from stretto.plan.predict import Prediction
+from stretto.plan.profile import Profile
+from stretto.plan.search import Plan
+from stretto.plan.timeline import Timeline
+
+_ROWS = 10
+_BAR = 40
+# More than this is a smear.
+_STAGES_TO_DRAW = 16
+
+
+def show_plan(console: Console, plan: Plan, profile: Profile, timeline: Timeline) -> None:
+    """Print a plan for a person."""
+    cluster = plan.cluster
+    nodes = f" on {cluster.nodes} nodes" if cluster.nodes > 1 else ""
+    simulated = ", simulated" if profile.is_simulated else ""
+    console.print(_table(plan, f"{cluster.devices} x {profile.device}{nodes}{simulated}"))
+    for note, meaning in (("again", "recomputes"), ("near", "a node holds one stage of several replicas")):
+        if any(note in _cells(plan, found)[0] for found in plan.best[:_ROWS]):
+            console.print(f"{note}: {meaning}")
+    for rejected in plan.rejected[:5]:
+        console.print(f"not possible: {rejected.what}: {rejected.why}")
+    chosen = plan.chosen
+    if chosen.layout.stages > 1:
+        console.print("\nbalance of its stages")
+        for line in _bars(chosen, profile):
+            console.print(line)
+    if 1 < chosen.layout.stages <= _STAGES_TO_DRAW:
+        width = max(40, min(console.width, 140) - 12)
+        console.print(f"\na step of one replica, {timeline.seconds:.3g} s: F forward, B backward, . waiting")
+        console.print(draw_text(timeline, width), soft_wrap=True)
+    console.print(f"\n{advise(plan)}", soft_wrap=True)
+    console.print(f"\n{layout_toml(chosen)}", soft_wrap=True)
+
+
+def layout_toml(prediction: Prediction) -> str:
+    """The section of a run's TOML file that asks for a layout."""
+    layout = prediction.layout
+    fields = {name: value for name, value in layout.model_dump(mode="json").items() if name not in ("auto", "elastic")}
+    lines = []
+    for name, value in fields.items():
+        if value in (1, False, "stages", []) or (name == "blocks" and layout.stages == 1):
+            continue
+        text = f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
+        lines.append(f"{name} = {text}")
+    return "\n".join(["[layout]", *lines]) if lines else "[layout]  # one device: nothing to set"
+
+
+def _table(plan: Plan, title: str) -> Table:
+    table = Table(title=f"{title}\nlayout: replicas x stages x slices x chunks")
+    table.add_column("")
+    table.add_column("layout", no_wrap=True)
+    for column in ("step", "tokens/s", "speed-up", "bubble", "memory", "sent"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for found in plan.best[:_ROWS]:
+        table.add_row(">" if found is plan.chosen else "", *_cells(plan, found))
+    if all(found.layout.num_ranks > 1 for found in plan.best[:_ROWS]):
+        table.add_row("" if plan.does_one_fit else "too big", *_cells(plan, plan.one))
+    return table
+
+
+def _cells(plan: Plan, found: Prediction) -> list[str]:
+    layout = found.layout
+    cut = f"{layout.replicas} x {layout.stages} x {layout.slices} x {layout.chunks}"
+    notes = [note for note, is_so in (("again", layout.recompute), ("near", layout.near == "replicas")) if is_so]
+    return [
+        f"{cut} {' '.join(notes)}".strip(),
+        seconds(found.seconds),
+        f"{found.tokens_per_second:,.0f}",
+        f"{plan.speed_up(found):.2f}",
+        f"{found.bubble:.0%}" if layout.stages > 1 else "-",
+        size(found.memory),
+        size(found.traffic) if layout.num_ranks > 1 else "-",
+    ]
+
+
+def _bars(prediction: Prediction, profile: Profile) -> list[str]:
+    most = max(stage.busy for stage in prediction.stages)
+    lines = []
+    for index, stage in enumerate(prediction.stages):
+        bar = "█" * max(1, round(_BAR * stage.busy / most))
+        names = profile.blocks[stage.blocks[0] : stage.blocks[1]]
+        what = ", ".join(names) if len(names) < 4 else f"{names[0]} ... {names[-1]} ({len(names)} blocks)"
+        lines.append(f"stage {index:<3} {bar:<{_BAR}} {seconds(stage.busy):>8}  {size(stage.memory.total):>8}  {what}")
+    return lines
+
+
+def seconds(value: float) -> str:
+    """A time with the unit that suits it."""
+    return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"
+
+
+def size(value: float) -> str:
+    """Bytes with the unit that suits them."""
+    for unit, bound in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if value >= bound:
+            return f"{value / bound:.3g} {unit}"
+    return f"{value / 1e3:.3g} kB"

@@ -1,0 +1,238 @@
+"""Kinds: what each kind of block costs, forward and backward, at a few numbers of rows and steps."""
+
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from stretto.base.denormals import flush_denormals
+from stretto.base.window import Rows, Window
+from stretto.blocks.initialize import initialize
+from stretto.blocks.losses import Loss
+from stretto.blocks.stack import Stack
+from stretto.engine.engine import payload
+from stretto.measure.stopwatch import lap, least_laps
+from stretto.plan.profile import Kind, Point
+
+MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer | None]
+
+# A point that takes longer than this is not followed by a larger one: beyond it, costs grow in proportion.
+_LONGEST = 3.0
+# For each point, twice.
+_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is measured: a model on the meta device, its loss, and a global batch of its data."""
+
+    model: Stack
+    loss: Loss
+    window: Window
+    device: torch.device
+    seed: int = 1
+    is_bf16: bool = False
+
+    def autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.is_bf16)
+
+    def grid(self) -> tuple[list[int], list[int]]:
+        """Return the rows and steps to measure at: all of the batch, and parts of it."""
+        rows, steps = self.window.num_rows, self.window.num_steps
+        return _parts(rows, (1, 2, 4, 16)), _parts(steps, (1, 4, 16))
+
+
+def _parts(whole: int, divisors: tuple[int, ...]) -> list[int]:
+    return sorted({max(1, whole // divisor) for divisor in divisors})
+
+
+def name_kinds(model: Stack) -> list[str]:
+    """Return a name for each block: blocks of the same make and shapes have the same."""
+    names: dict[str, str] = {}
+    found = []
+    for block in model:
+        made = f"{block}{[(name, tuple(weight.shape)) for name, weight in block.named_parameters()]}"
+        if made not in names:
+            count = sum(known.split("-")[0] == type(block).__name__.lower() for known in names.values())
+            names[made] = f"{type(block).__name__.lower()}{f'-{count + 1}' if count else ''}"
+        found.append(names[made])
+    return found
+
+
+def measure_kinds(subject: Subject, make_optimizer: MakeOptimizer) -> Iterator[tuple[str, Kind]]:
+    """Measure each kind of block once, then the loss, which is named `loss`."""
+    edge = payload(subject.window, "inputs", subject.model.dtype)
+    # What a kind gives for one step of one row, which is all that the next block's shapes depend on.
+    given: dict[str, Tensor] = {}
+    for index, name in enumerate(name_kinds(subject.model)):
+        if name not in given:
+            stack = _draw(subject, index)
+            yield name, _measure_block(subject, stack, edge, make_optimizer, needs_gradient=index > 0)
+            with torch.no_grad(), subject.autocast():
+                given[name] = stack(edge[:1, :1].to(subject.device), stack.begin(_rows(subject, 1, 1)))[0]
+        edge = given[name]
+    yield "loss", _measure_loss(subject, edge)
+
+
+def _draw(subject: Subject, index: int) -> Stack:
+    stack = copy.deepcopy(subject.model[index : index + 1])
+    return initialize(stack, subject.seed, subject.device).train()
+
+
+def _rows(subject: Subject, rows: int, steps: int) -> Rows:
+    return Rows.of(rows, steps, device=subject.device, dtype=subject.model.dtype)
+
+
+def _measure_block(
+    subject: Subject, stack: Stack, edge: Tensor, make_optimizer: MakeOptimizer, *, needs_gradient: bool
+) -> Kind:
+    device = subject.device
+    is_given = edge.shape[:2] == (subject.window.num_steps, subject.window.num_rows)
+    output_bytes = 0
+
+    def at(rows: int, steps: int) -> Callable[[], tuple[float, float]]:
+        nonlocal output_bytes
+        x = edge[:steps, :rows].to(device) if is_given else _fill(edge, rows, steps)
+        if needs_gradient and x.is_floating_point():
+            x.requires_grad_()
+        with torch.no_grad():
+            begun = stack.begin(_rows(subject, rows, steps))
+        state = tuple(t.detach().requires_grad_(t.is_floating_point()) for t in begun)
+        ones: list[Tensor] = []
+
+        def once() -> tuple[float, float]:
+            nonlocal output_bytes
+            stack.zero_grad(set_to_none=True)
+            started = lap(device)
+            with subject.autocast():
+                y, after = stack(x, state)
+            forward = lap(device)
+            outputs = [tensor for tensor in (y, *after) if tensor.requires_grad]
+            if not ones:
+                ones.extend(torch.ones_like(tensor) for tensor in outputs)
+                output_bytes = y.element_size() * y[0, 0].numel()
+            middle = lap(device)
+            if outputs:
+                torch.autograd.backward(outputs, ones)
+            x.grad = None
+            return forward - started, lap(device) - middle
+
+        return once
+
+    points = _measure_grid(subject, at, stack)
+    weights = [weight for weight in stack.parameters() if weight.requires_grad]
+    state = stack.begin(_rows(subject, 1, 1))
+    return Kind(
+        weight_bytes=sum(weight.nbytes for weight in stack.parameters()),
+        output_bytes=output_bytes,
+        state_bytes=sum(tensor.nbytes for tensor in state),
+        accumulate=_time_accumulate(weights, device),
+        optimizer=_time_optimizer(weights, make_optimizer, device),
+        points=points,
+    )
+
+
+def _measure_loss(subject: Subject, edge: Tensor) -> Kind:
+    targets = payload(subject.window, "targets")
+
+    def at(rows: int, steps: int) -> Callable[[], tuple[float, float]]:
+        y = _fill(edge, rows, steps).requires_grad_()
+        asked = targets[:steps, :rows].to(subject.device)
+
+        def once() -> tuple[float, float]:
+            y.grad = None
+            started = lap(subject.device)
+            total = subject.loss(y, asked).total
+            forward = lap(subject.device)
+            total.backward()  # type: ignore[no-untyped-call]
+            return forward - started, lap(subject.device) - forward
+
+        return once
+
+    return Kind(points=_measure_grid(subject, at, None))
+
+
+@flush_denormals()
+def _measure_grid(
+    subject: Subject, at: Callable[[int, int], Callable[[], tuple[float, float]]], stack: Stack | None
+) -> tuple[Point, ...]:
+    rows_grid, steps_grid = subject.grid()
+    points: dict[tuple[int, int], Point] = {}
+    # Twice, some seconds apart: what slowed the machine down for a while is not there both times.
+    for _ in range(2):
+        for rows in rows_grid:
+            for steps in steps_grid:
+                once = at(rows, steps)
+                saved = _saved_bytes(once, stack)
+                forward, backward = least_laps(once, _SECONDS)
+                before = points.get((rows, steps))
+                if before is not None:
+                    forward, backward = min(forward, before.forward), min(backward, before.backward)
+                points[rows, steps] = Point(rows=rows, steps=steps, forward=forward, backward=backward, saved=saved)
+            if forward + backward > _LONGEST:
+                break
+    return tuple(points.values())
+
+
+def _fill(edge: Tensor, rows: int, steps: int) -> Tensor:
+    """Something like what a block is given: noise of the shape that its neighbour gives."""
+    shape = (steps, rows, *edge.shape[2:])
+    if edge.is_floating_point():
+        return torch.randn(shape, dtype=torch.float32, device=edge.device).to(edge.dtype)
+    return edge[:1, :1].expand(shape).contiguous()
+
+
+def _saved_bytes(run: Callable[[], object], stack: Stack | None) -> float:
+    """Count the bytes that a forward keeps for its backward, weights aside."""
+    held = set() if stack is None else {weight.untyped_storage().data_ptr() for weight in stack.parameters()}
+    seen: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in held:
+            seen[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        run()
+    return float(sum(seen.values()))
+
+
+def _time_accumulate(weights: list[nn.Parameter], device: torch.device) -> float:
+    if not weights:
+        return 0.0
+    gradients = [torch.ones_like(weight) for weight in weights]
+    others = [torch.ones_like(weight) for weight in weights]
+
+    def once() -> tuple[float]:
+        started = lap(device)
+        for gradient, other in zip(gradients, others, strict=True):
+            gradient.add_(other)
+        return (lap(device) - started,)
+
+    return least_laps(once)[0]
+
+
+def _time_optimizer(weights: list[nn.Parameter], make_optimizer: MakeOptimizer, device: torch.device) -> float:
+    """Time what happens between gradients and new weights: their norm, their scaling, the optimizer's step."""
+    optimizer = make_optimizer(weights) if weights else None
+    if optimizer is None:
+        return 0.0
+    gradients = [torch.full_like(weight, 1e-6) for weight in weights]
+    for weight, gradient in zip(weights, gradients, strict=True):
+        weight.grad = gradient
+
+    def once() -> tuple[float]:
+        started = lap(device)
+        float(torch.nn.utils.get_total_norm(gradients))
+        torch._foreach_mul_(gradients, 1.0)
+        with flush_denormals():
+            optimizer.step()
+        return (lap(device) - started,)
+
+    seconds = least_laps(once)[0]
+    for weight in weights:
+        weight.grad = None
+    return seconds

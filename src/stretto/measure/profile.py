@@ -1,0 +1,340 @@
+"""A profile, measured: blocks on the first rank, then links, and how ranks slow each other, on all."""
+
+import copy
+import hashlib
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from stretto.base.keys import derive
+from stretto.base.position import Position
+from stretto.base.window import Window
+from stretto.blocks.initialize import initialize
+from stretto.blocks.losses import Loss
+from stretto.blocks.stack import Stack
+from stretto.config.layout import Layout
+from stretto.data.loader import Windows
+from stretto.engine.engine import Precision, payload
+from stretto.engine.pipeline import PipelineEngine
+from stretto.engine.replica import ReplicaEngine
+from stretto.measure.kinds import MakeOptimizer, Subject, measure_kinds, name_kinds
+from stretto.measure.stopwatch import lap, median_laps
+from stretto.mesh.links import time_messages, time_sums
+from stretto.mesh.mesh import Mesh
+from stretto.mesh.topology import Topology
+from stretto.mesh.world import World
+from stretto.plan.cluster import Cluster
+from stretto.plan.costs import Costs
+from stretto.plan.load import Load
+from stretto.plan.predict import predict
+from stretto.plan.profile import Kind, Link, Profile, Speed, Sum
+
+Progress = Callable[[str, float], None]
+"""Told what is measured, and which part of all is done."""
+
+_MESSAGES = (1 << 10, 1 << 16, 1 << 20, 1 << 23)
+_SMALL = (1 << 10,)
+_ROUNDS = 3
+_TURNS = 9
+# Where devices slow each other by less than this, each is taken to have what it needs for itself.
+_UNSHARED = 0.97
+
+
+def profile_key(model: Stack, data: Windows, device: torch.device, precision: Precision, optimizer: str) -> str:
+    """Return a name for what a profile depends on: device, versions, model and shapes."""
+    window = data.read(Position(), inputs=False, targets=False)
+    facts = [
+        _device_name(device),
+        torch.__version__,
+        os.cpu_count() if device.type == "cpu" else torch.accelerator.device_count(),
+        [f"{block}{[tuple(weight.shape) for weight in block.parameters()]}" for block in model],
+        [window.num_rows, window.num_steps],
+        precision,
+        optimizer,
+    ]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
+
+def measure_profile(
+    model: Stack,
+    loss: Loss,
+    data: Windows,
+    make_optimizer: MakeOptimizer,
+    world: World | None = None,
+    *,
+    precision: Precision = "fp32",
+    seed: int = 1,
+    threads: int = 0,
+    key: str = "",
+    progress: Progress = lambda what, part: None,
+) -> Profile:
+    """Measure a model, which may be on the meta device, on the ranks there are; all call it and get the same profile.
+
+    `threads` is how many each rank computes with on a CPU; 0 shares the cores among the ranks of a machine.
+    """
+    world = world or World(0, 1, torch.device("cpu"))
+    mesh = Mesh(world, Topology(world.size, 1))
+    window = data.read(Position())
+    subject = Subject(model, loss, window, world.device, seed, precision == "bf16")
+    run = _Measuring(subject, mesh, precision, make_optimizer, data, threads, progress)
+    profile = run.measure_alone(key) if world.is_first else None
+    return run.complete(profile)
+
+
+class _Measuring:
+    def __init__(
+        self,
+        subject: Subject,
+        mesh: Mesh,
+        precision: Precision,
+        make_optimizer: MakeOptimizer,
+        data: Windows,
+        threads: int,
+        progress: Progress,
+    ) -> None:
+        self.subject, self.mesh, self.precision = subject, mesh, precision
+        self.make_optimizer, self.data, self.threads, self.progress = make_optimizer, data, threads, progress
+        self.world = mesh.world
+        self.is_cpu = subject.device.type == "cpu"
+        self._set_threads(self.world.local_size)
+
+    def measure_alone(self, key: str) -> Profile:
+        """What one rank can tell: its blocks, and how a whole step differs from the sum of them."""
+        subject = self.subject
+        names = name_kinds(subject.model)
+        distinct = list(dict.fromkeys([*names, "loss"]))
+        kinds: dict[str, Kind] = {}
+        self.progress(f"measuring {distinct[0]}", 0.0)
+        for name, kind in measure_kinds(subject, self.make_optimizer):
+            kinds[name] = kind
+            next_name = distinct[min(len(kinds), len(distinct) - 1)]
+            self.progress(f"measuring {next_name}", 0.7 * len(kinds) / len(distinct))
+        loss = kinds.pop("loss")
+        profile = Profile(
+            device=_device_name(subject.device),
+            memory=_device_memory(subject.device),
+            key=key,
+            notes={"torch": torch.__version__, "python": platform.python_version(), "measured": time.strftime("%F")},
+            kinds=kinds,
+            blocks=tuple(names),
+            loss=loss,
+            overlap=0.0 if self.is_cpu else 0.9,
+            optimizer_bytes=self._optimizer_bytes(),
+            step=self._time_reading(),
+        )
+        self.progress("measuring whole steps", 0.75)
+        return self._calibrate(profile)
+
+    def complete(self, profile: Profile | None) -> Profile:
+        """Measure what takes several ranks, and give all of them the whole profile."""
+        speeds, links = self._measure_speeds(), self._measure_links()
+        if profile is not None:
+            node, network, sums = links
+            profile = profile.model_copy(update={"speeds": speeds, "node": node, "network": network, "sums": sums})
+        self.progress("measured", 1.0)
+        return spread_profile(self.mesh, profile)
+
+    def _calibrate(self, profile: Profile) -> Profile:
+        """Compare whole steps with the sum of their blocks: what caches do, and what the engine adds to each chunk."""
+        window = self.subject.window
+        load = Load.of(window.num_rows, window.num_steps)
+        chunks = min(8, window.num_steps) if self.subject.model.causal else 1
+        costs, cluster = Costs(profile), Cluster(1)
+        blocks = (len(profile.blocks),)
+        whole = predict(costs, load, Layout(blocks=blocks), cluster).pipeline
+        factor = min(max(self._time_steps(1) / whole, 0.5), 2.0)
+        action = 0.0
+        if chunks > 1:
+            cut = predict(costs, load, Layout(blocks=blocks, chunks=chunks), cluster).pipeline
+            action = max(0.0, (self._time_steps(chunks) - factor * cut) / (2 * chunks))
+        return profile.model_copy(
+            update={
+                "kinds": {name: _scale(kind, factor) for name, kind in profile.kinds.items()},
+                "loss": _scale(profile.loss, factor),
+                "action": action,
+            }
+        )
+
+    def _engine(self, chunks: int) -> PipelineEngine:
+        subject = self.subject
+        stack = initialize(copy.deepcopy(subject.model), subject.seed, subject.device)
+        alone = Mesh(World(0, 1, subject.device), Topology(1, 1))
+        return PipelineEngine(stack, subject.loss, Layout(chunks=chunks), alone, precision=self.precision)
+
+    def _time_steps(self, chunks: int) -> float:
+        engine, subject = self._engine(chunks), self.subject
+
+        def once() -> tuple[float]:
+            started = lap(subject.device)
+            engine.step(subject.window, None, derive(subject.seed, "step", 0))
+            return (lap(subject.device) - started,)
+
+        return median_laps(once, seconds=2.0)[0]
+
+    def _time_reading(self) -> float:
+        def once() -> tuple[float]:
+            started = time.perf_counter()
+            self.data.read(Position())
+            return (time.perf_counter() - started,)
+
+        return median_laps(once)[0]
+
+    def _optimizer_bytes(self) -> float:
+        weight = torch.nn.Parameter(torch.zeros(64, device=self.subject.device))
+        optimizer = self.make_optimizer([weight])
+        if optimizer is None:
+            return 0.0
+        weight.grad = torch.zeros_like(weight)
+        optimizer.step()
+        kept = [value for value in optimizer.state[weight].values() if isinstance(value, torch.Tensor)]
+        return sum(value.nbytes for value in kept if value.numel() == weight.numel()) / weight.nbytes
+
+    def _measure_speeds(self) -> tuple[Speed, ...]:
+        """How fast ranks of one machine are when 1, 2, 4, ... of them compute at once."""
+        local = self.world.local_size
+        if local == 1 and not self.is_cpu:
+            return ()
+        subject = self.subject
+        rows, steps = max(1, subject.window.num_rows // 2), max(1, subject.window.num_steps // 4)
+        part = _corner(subject.window, rows, steps)
+        engine = self._engine(min(2, steps) if subject.model.causal else 1)
+
+        def once() -> tuple[float]:
+            started = lap(subject.device)
+            engine.step(part, None, 1)
+            return (lap(subject.device) - started,)
+
+        def together(num_ranks: int) -> float:
+            """The mean seconds of the ranks that run."""
+            is_running = self.world.rank < num_ranks
+            self.mesh.add_up([0.0])
+            own = median_laps(once)[0] if is_running else 0.0
+            if is_running:
+                # Once more, so that nobody is alone while others still measure.
+                once()
+            return self.mesh.add_up([own])[0] / num_ranks
+
+        numbers = _divisors(local)
+        each: dict[int, list[float]] = {number: [] for number in numbers}
+        alone: dict[int, list[float]] = {number: [] for number in numbers}
+        for index in range(_ROUNDS):
+            self.progress("measuring ranks that compute at once", 0.85 + 0.05 * index / _ROUNDS)
+            # In turns, each compared with what one rank did just before.
+            base = together(1)
+            for number in numbers:
+                self._set_threads(number)
+                is_same = self._num_threads(number) == self._num_threads(local)
+                alone[number].append(1.0 if is_same else base / together(1))
+                each[number].append(alone[number][-1] if number == 1 else base / together(number))
+            self._set_threads(local)
+        found = [
+            Speed(ranks=number, each=statistics.median(each[number]), alone=statistics.median(alone[number]))
+            for number in numbers
+        ]
+        if not self.is_cpu and all(speed.each > _UNSHARED for speed in found):
+            return ()
+        return tuple(found)
+
+    def _measure_links(self) -> tuple[Link | None, Link | None, tuple[Sum, ...]]:
+        world = self.world
+        if world.is_alone:
+            return None, None, ()
+        self.progress("measuring links", 0.9)
+        local = min(world.local_size, world.size)
+        node = _fit_link(_MESSAGES, time_messages(world, 0, 1, _MESSAGES)) if local > 1 else None
+        network = _fit_link(_MESSAGES, time_messages(world, 0, local, _MESSAGES)) if local < world.size else None
+        sums = tuple(self._measure_sum(num_ranks) for num_ranks in _divisors(local)[1:])
+        return node, network, sums
+
+    def _measure_sum(self, num_ranks: int) -> Sum:
+        """Time torch's reducer on the model's own weights: a step of one row and one step, with it and without.
+
+        A bare sum of tensors would leave out what the reducer copies, and what that does to the caches.
+        """
+        world, subject = self.world, self.subject
+        mesh = Mesh(world, Topology(num_ranks, world.size // num_ranks, "replicas"))
+        (latency,) = time_sums(world, num_ranks, _SMALL)
+        is_in = world.rank < num_ranks
+        window = _corner(subject.window, 1, 1)
+        plain = self._engine(1)
+        reduced = ReplicaEngine(self._engine(1), mesh, is_synced=True) if mesh.is_first_stage else None
+        found = []
+        for _ in range(_TURNS):
+            times = []
+            for engine in (plain, reduced):
+                mesh.add_up([0.0])
+                started = lap(subject.device)
+                if is_in and engine is not None:
+                    engine.step(window, None, 1)
+                times.append(mesh.add_up([lap(subject.device) - started if is_in else 0.0])[0] / num_ranks)
+            found.append(times[1] - times[0])
+        num_bytes = sum(weight.nbytes for weight in plain.stack.parameters() if weight.requires_grad)
+        # The first turns are not warm.
+        seconds = max(statistics.median(found[2:]) - latency, 1e-9)
+        return Sum(ranks=num_ranks, latency=latency, bandwidth=max(num_bytes, 1) / seconds)
+
+    def _num_threads(self, num_ranks: int) -> int:
+        return self.threads or max(1, (os.cpu_count() or 1) // num_ranks)
+
+    def _set_threads(self, num_ranks: int) -> None:
+        if self.is_cpu:
+            torch.set_num_threads(self._num_threads(num_ranks))
+
+
+def _fit_link(sizes: Sequence[int], seconds: Sequence[float]) -> Link:
+    """A small message tells the latency, what the largest takes longer tells the bandwidth."""
+    # Ranks that have measured nothing get something that is never used.
+    latency = max(seconds[0], 0.0)
+    longer = max(seconds[-1] - seconds[0], 1e-9)
+    return Link(latency=latency, bandwidth=(sizes[-1] - sizes[0]) / longer)
+
+
+def _scale(kind: Kind, factor: float) -> Kind:
+    points = tuple(
+        point.model_copy(update={"forward": point.forward * factor, "backward": point.backward * factor})
+        for point in kind.points
+    )
+    return kind.model_copy(update={"points": points})
+
+
+def spread_profile(mesh: Mesh, profile: Profile | None) -> Profile:
+    """Give every rank what the first has."""
+    text = b"" if profile is None else profile.model_dump_json().encode()
+    (size,) = mesh.add_up([float(len(text))])
+    letters = torch.tensor(list(text) if text else [0] * int(size), dtype=torch.uint8)
+    spread = mesh.spread(letters.to(mesh.world.device), 0)
+    return Profile.model_validate_json(bytes(spread.tolist()))
+
+
+def _corner(window: Window, rows: int, steps: int) -> Window:
+    """The first rows and steps of a window."""
+    part = window[:rows]
+    return replace(
+        part,
+        num_steps=steps,
+        lengths=part.lengths.clamp(max=steps),
+        inputs=payload(part, "inputs")[:steps],
+        targets=payload(part, "targets")[:steps],
+    )
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return device.type if device.type != "cpu" else f"{platform.machine()} CPU, {os.cpu_count()} cores"
+
+
+def _device_memory(device: torch.device) -> float:
+    if device.type == "cuda":
+        return float(torch.cuda.get_device_properties(device).total_memory)
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

@@ -1,0 +1,52 @@
+"""Shapes: what arithmetic has to know of a model's blocks, to say what they would cost on a device that is not here."""
+
+from itertools import chain
+
+import torch
+
+from stretto.base.position import Position
+from stretto.base.window import Rows
+from stretto.blocks.block import Block
+from stretto.blocks.pointwise import Embedding
+from stretto.blocks.stack import Stack
+from stretto.data.loader import Windows
+from stretto.engine.engine import payload
+from stretto.plan.hardware import BlockShape
+
+# Gates and cell of a recurrent step, beside its output.
+_SAVED_BY_STATE = 6
+
+
+def block_shapes(model: Stack, data: Windows) -> list[BlockShape]:
+    """Return the shapes of a model's blocks, which may be on the meta device."""
+    inputs = payload(data.read(Position()), "inputs", model.dtype)
+    x = inputs[:1, :1].to("meta")
+    found = []
+    for block in model:
+        rows = Rows.of(1, 1, device=torch.device("meta"), dtype=model.dtype)
+        state = block.begin(rows)
+        with torch.no_grad():
+            y, _ = block(x, state)
+        found.append(_shape(block, x, y, sum(tensor.numel() for tensor in state)))
+        x = y
+    return found
+
+
+def _shape(block: Block, x: torch.Tensor, y: torch.Tensor, num_state: int) -> BlockShape:
+    sizes = {name: weight.numel() for name, weight in chain(block.named_parameters())}
+    total = sum(sizes.values())
+    is_table = isinstance(block, Embedding)
+    recurrent = sum(size for name, size in sizes.items() if "_hh" in name or "_hr" in name)
+    if num_state and not recurrent:
+        # A block of the user's own that has a state: each step may wait for all of it.
+        recurrent = total
+    outputs = y[0, 0].numel()
+    return BlockShape(
+        name=type(block).__name__.lower(),
+        weights=0 if is_table else total,
+        table=total if is_table else 0,
+        recurrent=0 if is_table else recurrent,
+        outputs=outputs,
+        saved=0 if is_table else x[0, 0].numel() + (_SAVED_BY_STATE * num_state // 2 if num_state else 0),
+        state=num_state,
+    )

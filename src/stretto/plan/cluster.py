@@ -1,0 +1,63 @@
+"""Cluster: so many devices on so many nodes, and which ranks of a layout share a node."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil
+
+from stretto.base.errors import PlanError
+from stretto.config.layout import Layout
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What there is to plan for."""
+
+    devices: int
+    nodes: int = 1
+    memory: float | None = None  # bytes of a device; the profile's if not given
+
+    def __post_init__(self) -> None:
+        if self.devices < 1 or self.nodes < 1:
+            raise PlanError(f"devices={self.devices} on nodes={self.nodes} is nothing to plan for; use at least 1")
+        if self.devices % self.nodes:
+            raise PlanError(
+                f"devices={self.devices} can't be spread evenly over nodes={self.nodes}; give the devices of all nodes"
+            )
+        if self.memory is not None and not self.memory > 0:
+            raise PlanError(f"memory={self.memory} holds nothing; give the bytes of one device")
+
+    @cached_property
+    def per_node(self) -> int:
+        return self.devices // self.nodes
+
+    def ranks_on_node(self, layout: Layout) -> int:
+        """Return how many ranks the fullest node holds."""
+        return min(self.per_node, layout.num_ranks)
+
+    def is_crossing(self, layout: Layout, stage: int) -> bool:
+        """Is there a replica whose stages `stage` and `stage + 1` are on different nodes?"""
+        if layout.num_ranks <= self.per_node:
+            return False
+        if layout.near == "stages":
+            if self.per_node % layout.stages == 0:
+                return False
+            first = [replica * layout.stages + stage for replica in range(min(layout.replicas, self.per_node))]
+            return any(rank // self.per_node != (rank + 1) // self.per_node for rank in first)
+        # A whole column of replicas away; only the shortest of columns stay together.
+        if layout.replicas >= self.per_node:
+            return True
+        return any(
+            rank // self.per_node != (rank + layout.replicas) // self.per_node
+            for rank in range(stage * layout.replicas, (stage + 1) * layout.replicas)
+        )
+
+    def nodes_of_stage(self, layout: Layout) -> int:
+        """Return over how many nodes the ranks that hold one stage are spread."""
+        if layout.near == "stages":
+            return min(layout.replicas, ceil(layout.num_ranks / self.per_node))
+        # A column may begin in the middle of a node.
+        return min(
+            ceil(layout.replicas / self.per_node)
+            + bool(layout.replicas % self.per_node and layout.stages > 1 and self.per_node % layout.replicas),
+            ceil(layout.num_ranks / self.per_node),
+        )

@@ -1,0 +1,149 @@
+"""Hardware: devices that are not here, by the figures of their data sheets; and the profile a model would have on them.
+
+A derived profile is a simulation: times are what arithmetic and memory allow at a stated part of their peaks, and never
+less than what starting the work of each step takes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stretto.base.errors import PlanError
+from stretto.plan.profile import Kind, Link, Point, Profile
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What a data sheet says of a device and its links, and what of it is reached."""
+
+    name: str
+    memory: float  # bytes
+    flops: float  # a second, dense bf16
+    bandwidth: float  # of memory, bytes a second
+    node: Link
+    network: Link  # for each device
+    source: str
+    reached: float = 0.5  # of the peak of arithmetic, in a large product
+    launch: float = 5e-6  # seconds that each step of a recurrent layer takes at least
+
+
+_NVLINK = "inside a node by NVLink, half of its two-way figure each way"
+_INFINIBAND = "between nodes one 400 Gb/s port a device (200 Gb/s for A100), 5 us"
+
+KNOWN = {
+    "A100": Hardware(
+        name="A100 80 GB SXM",
+        memory=80e9,
+        flops=312e12,
+        bandwidth=2.039e12,
+        node=Link(latency=3e-6, bandwidth=300e9),
+        network=Link(latency=5e-6, bandwidth=25e9),
+        source=f"NVIDIA A100 data sheet (312 TFLOP/s bf16, 2,039 GB/s, NVLink 600 GB/s); {_NVLINK}; {_INFINIBAND}",
+    ),
+    "H100": Hardware(
+        name="H100 80 GB SXM",
+        memory=80e9,
+        flops=989e12,
+        bandwidth=3.35e12,
+        node=Link(latency=3e-6, bandwidth=450e9),
+        network=Link(latency=5e-6, bandwidth=50e9),
+        source=f"NVIDIA H100 data sheet (989 TFLOP/s bf16 dense, 3.35 TB/s, NVLink 900 GB/s); {_NVLINK}; {_INFINIBAND}",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class BlockShape:
+    """What arithmetic has to know of a block."""
+
+    name: str
+    weights: int  # that are multiplied once for each step of each row
+    table: int = 0  # weights that are only looked up
+    recurrent: int = 0  # those of `weights` that each step must wait for
+    outputs: int = 0  # features that it gives for each step of each row
+    saved: int = 0  # numbers that its forward keeps for each step of each row
+    state: int = 0  # numbers of a row's state
+
+
+def find_hardware(name: str) -> Hardware:
+    """Return the figures of a device."""
+    if name not in KNOWN:
+        raise PlanError(f"--as={name} is not known; known are {', '.join(KNOWN)}, or write a profile by hand")
+    return KNOWN[name]
+
+
+def derive_profile(hardware: Hardware, blocks: Sequence[BlockShape], num_rows: int, num_steps: int) -> Profile:
+    """Return the profile that a model would have on a device, by its figures: bf16 work, fp32 weights, AdamW."""
+    shapes = list(dict.fromkeys(blocks))
+    names = {shape: f"{shape.name}-{index}" for index, shape in enumerate(shapes)}
+    rows = sorted({1, *(max(1, num_rows // part) for part in (1, 2, 4, 16, 64, 256, 1024, 4096))})
+    steps = sorted({1, num_steps})
+    # The loss reads the outputs and writes their gradient, in fp32, a few times each.
+    last = blocks[-1].outputs
+    return Profile(
+        device=hardware.name,
+        memory=hardware.memory,
+        notes={"source": hardware.source, "assumed": _assumptions(hardware)},
+        is_simulated=True,
+        kinds={names[shape]: _derive_kind(hardware, shape, rows, steps) for shape in shapes},
+        blocks=tuple(names[shape] for shape in blocks),
+        loss=Kind(
+            points=tuple(
+                Point(
+                    rows=row,
+                    steps=step,
+                    forward=hardware.launch + 3 * 4 * last * row * step / hardware.bandwidth,
+                    backward=hardware.launch + 3 * 4 * last * row * step / hardware.bandwidth,
+                    saved=4.0 * last * row * step,
+                )
+                for row in rows
+                for step in steps
+            )
+        ),
+        node=hardware.node,
+        network=hardware.network,
+        action=20 * hardware.launch,
+        step=100 * hardware.launch,
+        overlap=0.9,
+    )
+
+
+def _assumptions(hardware: Hardware) -> str:
+    return (
+        f"{hardware.reached:.0%} of peak arithmetic; weights read from memory at each step of a recurrent layer; "
+        f"{hardware.launch * 1e6:.0f} us at least for each such step; gradients in fp32, added up behind 90 % of the "
+        "last backward"
+    )
+
+
+def _derive_kind(hardware: Hardware, shape: BlockShape, rows: Sequence[int], steps: Sequence[int]) -> Kind:
+    weight_bytes = 4 * (shape.weights + shape.table)
+    points = []
+    for row in rows:
+        for step in steps:
+            forward = _forward_seconds(hardware, shape, row, step)
+            # Two products where the forward has one: for what came in, and for the weights.
+            backward = 2 * forward
+            points.append(
+                Point(rows=row, steps=step, forward=forward, backward=backward, saved=2.0 * shape.saved * row * step)
+            )
+    return Kind(
+        weight_bytes=weight_bytes,
+        output_bytes=2 * shape.outputs,
+        state_bytes=4 * shape.state,
+        accumulate=3 * weight_bytes / hardware.bandwidth,
+        # Reads weights, gradients and two moments, and writes three of them; the norm reads gradients once more.
+        optimizer=8 * weight_bytes / hardware.bandwidth,
+        points=tuple(points),
+    )
+
+
+def _forward_seconds(hardware: Hardware, shape: BlockShape, rows: int, steps: int) -> float:
+    peak = hardware.flops * hardware.reached
+    at_once = shape.weights - shape.recurrent
+    product = 2 * at_once * rows * steps / peak
+    memory = (2 * at_once + 2 * shape.outputs * rows * steps) / hardware.bandwidth
+    seconds = hardware.launch + max(product, memory)
+    if shape.recurrent:
+        each = max(2 * shape.recurrent * rows / peak, 2 * shape.recurrent / hardware.bandwidth)
+        seconds += steps * (hardware.launch + each)
+    return seconds

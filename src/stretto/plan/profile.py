@@ -1,0 +1,161 @@
+"""Profile: what a model's blocks, its device and the links between devices cost; measured, derived, or written by hand.
+
+A profile is one JSON file. Times are seconds, sizes are bytes, bandwidths are bytes per second.
+"""
+
+from functools import cached_property
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from stretto.base.errors import PlanError
+from stretto.config.section import Section
+
+VERSION = 1
+
+
+class Point(Section):
+    """One chunk of so many rows and steps through a block."""
+
+    rows: int = Field(ge=1)
+    steps: int = Field(ge=1)
+    forward: float = Field(ge=0)
+    backward: float = Field(ge=0)
+    saved: float = Field(ge=0)
+    """Bytes that the forward keeps for the backward."""
+
+
+class Kind(Section):
+    """A kind of block: blocks of the same make and shapes are measured once."""
+
+    weight_bytes: int = Field(0, ge=0)
+    output_bytes: float = Field(0, ge=0)
+    """Of one step of one row, as it is sent to the next stage."""
+    state_bytes: float = Field(0, ge=0)
+    """Of one row."""
+    accumulate: float = Field(0, ge=0)
+    """Added to a backward that finds a gradient there to add to."""
+    optimizer: float = Field(0, ge=0)
+    """Norm, scaling and optimizer step of its weights."""
+    points: tuple[Point, ...] = Field(min_length=1, strict=False)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len(self.points) != len(self.rows) * len(self.steps):
+            raise ValueError(
+                f"points are {len(self.points)} of {len(self.rows)} numbers of rows and {len(self.steps)} of steps; "
+                "give one for each pair"
+            )
+        return self
+
+    @cached_property
+    def rows(self) -> tuple[int, ...]:
+        return tuple(sorted({point.rows for point in self.points}))
+
+    @cached_property
+    def steps(self) -> tuple[int, ...]:
+        return tuple(sorted({point.steps for point in self.points}))
+
+
+class Link(Section):
+    """How fast a message gets from one device to another."""
+
+    latency: float = Field(ge=0)
+    bandwidth: float = Field(gt=0)
+
+    def seconds(self, num_bytes: float) -> float:
+        """Return how long a message takes."""
+        return self.latency + num_bytes / self.bandwidth
+
+
+class Sum(Section):
+    """Adding up gradients over so many ranks of one node, as measured."""
+
+    ranks: int = Field(ge=2)
+    latency: float = Field(ge=0)
+    bandwidth: float = Field(gt=0)
+    """Bytes of gradients added up per second."""
+
+
+class Speed(Section):
+    """How fast ranks compute when a node holds so many, against the one that the blocks were measured on."""
+
+    ranks: int = Field(ge=1)
+    each: float = Field(gt=0)
+    """When all of them compute at once."""
+    alone: float = Field(gt=0)
+    """When one computes and the others wait."""
+
+
+class Profile(Section):
+    """Everything that a plan is made from."""
+
+    version: int = VERSION
+    device: str
+    memory: float = Field(gt=0)
+    """Of one device."""
+    key: str = ""
+    """Names device, versions, model and shapes; a profile with another key is measured anew."""
+    notes: dict[str, str] = Field(default_factory=dict)
+    """Versions, and where figures come from."""
+    is_simulated: bool = False
+    """The figures were derived or written by hand: no such device was measured."""
+    kinds: dict[str, Kind]
+    blocks: tuple[str, ...] = Field(min_length=1, strict=False)
+    """The kind of each block of the model, in order."""
+    loss: Kind
+    node: Link | None = None
+    """Between devices of one node; not known where only one was measured."""
+    network: Link | None = None
+    """Between devices of different nodes, for each device."""
+    sums: tuple[Sum, ...] = Field((), strict=False)
+    speeds: tuple[Speed, ...] = Field((), strict=False)
+    """Where ranks share what they compute with, as processes share cores; none where each has a device of its own."""
+    action: float = Field(0, ge=0)
+    """What the engine adds to each forward and backward of a chunk."""
+    step: float = Field(0, ge=0)
+    """What a step adds once: reading data, agreeing on sums."""
+    overlap: float = Field(0, ge=0, le=1)
+    """The part of the last backward during which gradients are added up without slowing it."""
+    optimizer_bytes: float = Field(2, ge=0)
+    """Bytes that the optimizer keeps for each byte of weights."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.version != VERSION:
+            raise ValueError(f"version={self.version} is not {VERSION}; measure it again with `stretto profile`")
+        unknown = [name for name in self.blocks if name not in self.kinds]
+        if unknown:
+            raise ValueError(f"blocks has {unknown[0]!r}, which is not one of kinds ({', '.join(self.kinds)})")
+        return self
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(self.kinds[name].weight_bytes for name in self.blocks)
+
+
+def load_profile(path: Path) -> Profile:
+    """Read a profile; what is wrong with it becomes one sentence."""
+    try:
+        return Profile.model_validate_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PlanError(f"{path} can't be read ({error.strerror}); make it with `stretto profile`") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        message = first["msg"].removeprefix("Value error, ")
+        raise PlanError(f"{path} is not a profile: {where}{': ' * bool(where)}{message}") from None
+    except UnicodeDecodeError:
+        raise PlanError(f"{path} is not a profile: it is not text") from None
+
+
+def save_profile(profile: Profile, path: Path) -> None:
+    """Write a profile, whole or not at all."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f"{path.name}.partial")
+        partial.write_text(profile.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise PlanError(f"{path} can't be written ({error.strerror}); choose another path") from None

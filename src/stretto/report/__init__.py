@@ -1,0 +1,1 @@
+"""Pictures: pages that open from disk, with no network and nothing to install."""

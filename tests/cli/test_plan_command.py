@@ -1,0 +1,106 @@
+"""`stretto plan`, `stretto profile` and `layout = "auto"`, as a person uses them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from plans import kind, profile
+from stretto.cli.main import main
+from stretto.plan.profile import save_profile
+
+
+@pytest.fixture
+def run_toml(text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run of four blocks, in a folder of its own that also keeps its profiles."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["prepare", "text", str(text_file), "--out", "data"]) == 0
+    (tmp_path / "run.toml").write_text(
+        '[data]\ntrain = "data"\nlanes = 8\nwindow = 16\ncache = "cache"\n[model]\nhidden = 16\n'
+        '[train]\nsteps = 12\n[run]\nfolder = "runs/one"\nlog_every = 6\n'
+    )
+    return tmp_path / "run.toml"
+
+
+def by_hand(path: Path, cost: float, **options: float) -> str:
+    save_profile(profile([kind(0, 0), kind(cost, cost), kind(cost, cost), kind(cost, cost)], **options), path)  # type: ignore[arg-type]
+    return str(path)
+
+
+def test_a_plan_says_what_to_take_and_why(run_toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    heavy = by_hand(run_toml.parent / "heavy.json", 0.1)
+    options = ["--devices", "2", "--json", "plan.json", "--page", "plan.html"]
+    assert main(["plan", "run.toml", "--profile", heavy, *options]) == 0
+    said = capsys.readouterr().out
+    for words in ("│ > │ 2 x 1 x 1 x 1 │", "use 2 replicas", "times as fast as one device", "[layout]"):
+        assert words in said
+    plan = json.loads(Path("plan.json").read_text())
+    assert plan["advice"] in said.replace("\n", " ") or plan["advice"][:40] in said
+    assert plan["best"][0]["speed_up"] > 1.5 and plan["one_device"]["fits"]
+    page = Path("plan.html").read_text()
+    assert page.startswith("<!doctype html>") and "<svg" in page and "http://www.w3.org/2000/svg" in page
+    assert "src=" not in page and "href=" not in page, "it opens without a network"
+
+
+def test_a_model_that_is_too_small_stays_on_one_device(run_toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    light = by_hand(run_toml.parent / "light.json", 1e-7)
+    assert main(["plan", "run.toml", "--profile", light, "--devices", "4"]) == 0
+    assert "stay on one device: the best on more of them" in capsys.readouterr().out
+
+
+def test_devices_that_are_not_here_are_planned_from_a_data_sheet(
+    run_toml: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "run.toml", "--as", "H100", "--devices", "16", "--nodes", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "16 x H100 80 GB SXM on 2 nodes, simulated" in said.replace("\n", " ").replace("  ", " ")
+    assert main(["profile", "run.toml", "--as", "A100", "--to", "a100.json"]) == 0
+    assert main(["plan", "run.toml", "--profile", "a100.json", "--devices", "8"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--devices", "0"], "devices=0 on nodes=1 is nothing to plan for; use at least 1"),
+        (["--devices", "5", "--nodes", "2"], "devices=5 can't be spread evenly over nodes=2"),
+        (["--memory", "much"], "--memory=much is not a number of bytes; write it like 24GB"),
+        (["--memory", "1kB"], "needs more than 1e-06 GB"),
+        (["--network", "fast"], "--network=fast is not a latency and a bandwidth; write it like 5us,25GB"),
+        (["--as", "Z80"], "--as=Z80 and --profile=here.json are two profiles; give one"),
+        (["--json", "no/such/folder/plan.json"], "no/such/folder/plan.json can't be written"),
+        (["--layout.blocks", "2,3"], "must say for each of stages=1 how many blocks it holds"),
+    ],
+)
+def test_a_mistake_ends_in_one_sentence(
+    options: list[str], sentence: str, run_toml: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    by_hand(Path("here.json"), 0.1)
+    assert main(["plan", "run.toml", "--profile", "here.json", *options]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error and len(error.splitlines()) == 1
+
+
+def test_a_profile_that_does_not_fit_is_refused(run_toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "run.toml", "--profile", "nowhere.json"]) == 2
+    assert "--profile=nowhere.json is not there; make it with `stretto profile --to`" in capsys.readouterr().err
+    assert main(["plan", "run.toml", "--as", "Z80"]) == 2
+    assert "--as=Z80 is not known; known are A100, H100" in capsys.readouterr().err
+    save_profile(profile([kind()] * 2), Path("two.json"))
+    assert main(["plan", "run.toml", "--profile", "two.json"]) == 2
+    assert "two.json is the profile of a model of 2 blocks, not of this one's 4" in capsys.readouterr().err
+
+
+def test_auto_measures_chooses_trains_and_compares(run_toml: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    text = run_toml.read_text()
+    run_toml.write_text('layout = "auto"\n' + text)
+    assert main(["train", "run.toml"]) == 0
+    said = capfd.readouterr().out
+    assert ("profile measuring lstm" in said and "plan    stay on one device" in said) or "plan    use" in said
+    assert "plan    predicted:" in said and "step 12/12" in said
+    lines = [json.loads(line) for line in Path("runs/one/log.jsonl").read_text().splitlines()]
+    compared = [line for line in lines if "predicted" in line]
+    assert len(compared) == 1 and compared[0]["measured"] > 0
+    assert len(list(Path("cache/profiles").iterdir())) == 1
+    # Measured once; the next run reads it.
+    assert main(["train", "run.toml", "--run.folder", "runs/two", "--train.steps", "1"]) == 0
+    assert "profile measuring" not in capfd.readouterr().out

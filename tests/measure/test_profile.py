@@ -1,0 +1,136 @@
+"""A measured profile: what it holds, that it says the same everywhere, and that its memory is what a step keeps."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from ranks import Pools
+from stretto import (
+    LSTM,
+    Corpus,
+    Embedding,
+    Lanes,
+    Layout,
+    Linear,
+    PlanError,
+    Stack,
+    TokenLoss,
+    TrainConfig,
+    World,
+    initialize,
+    make_engine,
+)
+from stretto.base.position import Position
+from stretto.measure.kinds import name_kinds
+from stretto.measure.load import find_load
+from stretto.measure.profile import measure_profile, profile_key
+from stretto.measure.shapes import block_shapes
+from stretto.plan.cluster import Cluster
+from stretto.plan.costs import Costs
+from stretto.plan.hardware import KNOWN, derive_profile
+from stretto.plan.predict import predict
+from stretto.plan.profile import Profile, load_profile, save_profile
+from stretto.plan.search import find_plan
+from stretto.train.optimizer import make_optimizer
+
+
+def model(hidden: int = 32) -> Stack:
+    with torch.device("meta"):
+        return Stack([Embedding(256, hidden), LSTM(hidden, hidden), LSTM(hidden, hidden), Linear(hidden, 256)])
+
+
+def measure(world: World, folder: str) -> Profile:
+    data = Lanes(Corpus.open(folder), 8, 16)
+    return measure_profile(
+        model(), TokenLoss(), data, lambda weights: make_optimizer(TrainConfig(), weights), world, threads=1
+    )
+
+
+@pytest.fixture(scope="module")
+def measured(pools: Pools, byte_corpus: Corpus) -> list[Profile]:
+    found: list[Profile] = pools[2].run(measure, str(byte_corpus.store.location))
+    return found
+
+
+def test_all_ranks_have_the_same_profile_of_each_kind_once(measured: list[Profile]) -> None:
+    profile, other = measured
+    assert profile == other
+    assert profile.blocks == ("embedding", "lstm", "lstm", "linear") == tuple(name_kinds(model()))
+    assert set(profile.kinds) == {"embedding", "lstm", "linear"}
+    lstm = profile.kinds["lstm"]
+    assert lstm.weight_bytes == 4 * (8 * 32 * 32 + 8 * 32)
+    assert lstm.output_bytes == 4 * 32 and lstm.state_bytes == 2 * 4 * 32
+    assert all(point.forward > 0 and point.backward > 0 and point.saved > 0 for point in lstm.points)
+    assert profile.weight_bytes == 4 * sum(weight.numel() for weight in model().parameters())
+    assert profile.optimizer_bytes == 2, "the two moments of AdamW"
+    assert profile.node is not None and profile.node.bandwidth > 1e6 and profile.network is None
+    assert [found.ranks for found in profile.sums] == [2] and [found.ranks for found in profile.speeds] == [1, 2]
+
+
+def test_a_profile_is_read_as_it_was_written(measured: list[Profile], tmp_path: Path) -> None:
+    save_profile(measured[0], tmp_path / "deep" / "profile.json")
+    assert load_profile(tmp_path / "deep" / "profile.json") == measured[0]
+    (tmp_path / "bad.json").write_text('{"device": 1}')
+    with pytest.raises(PlanError, match=r"bad\.json is not a profile: device"):
+        load_profile(tmp_path / "bad.json")
+    (tmp_path / "old.json").write_text(measured[0].model_copy(update={"version": 0}).model_dump_json())
+    with pytest.raises(PlanError, match="version=0 is not 1; measure it again"):
+        load_profile(tmp_path / "old.json")
+
+
+def test_a_plan_can_be_made_from_it(measured: list[Profile], byte_corpus: Corpus) -> None:
+    load = find_load(Lanes(byte_corpus, 8, 16))
+    assert [window.tolist() for window in load.windows] == [[16] * 8] and load.tokens == 128
+    plan = find_plan(measured[0], load, Cluster(2))
+    assert plan == find_plan(measured[1], load, Cluster(2))
+    assert plan.one.seconds > 0 and plan.does_one_fit
+
+
+def test_the_memory_of_live_chunks_is_what_a_step_keeps(measured: list[Profile], byte_corpus: Corpus) -> None:
+    """Counted in a real step: the bytes that forwards save before the first backward frees any."""
+    data = Lanes(byte_corpus, 8, 16)
+    for chunks in (1, 4):
+        stack = initialize(model(), 1)
+        engine = make_engine(stack, TokenLoss(), Layout(chunks=chunks))
+        weights = {weight.untyped_storage().data_ptr() for weight in stack.parameters()}
+        seen: dict[int, int] = {}
+        kept: list[Tensor] = []
+
+        def pack(tensor: Tensor, seen: dict[int, int] = seen, kept: list[Tensor] = kept) -> Tensor:
+            seen[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            kept.append(tensor)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            engine.step(data.read(Position()), None, 1)
+        held = sum(size for pointer, size in seen.items() if pointer not in weights)
+        (stage,) = predict(Costs(measured[0]), find_load(data), Layout(chunks=chunks), Cluster(1)).stages
+        assert stage.memory.activations == pytest.approx(held, rel=0.2)
+
+
+def test_the_key_changes_with_what_a_profile_depends_on(byte_corpus: Corpus) -> None:
+    cpu = torch.device("cpu")
+    data = Lanes(byte_corpus, 8, 16)
+    same = profile_key(model(), data, cpu, "fp32", "adamw")
+    assert same == profile_key(model(), Lanes(byte_corpus, 8, 16), cpu, "fp32", "adamw")
+    others = [
+        profile_key(model(16), data, cpu, "fp32", "adamw"),
+        profile_key(model(), Lanes(byte_corpus, 4, 16), cpu, "fp32", "adamw"),
+        profile_key(model(), data, cpu, "bf16", "adamw"),
+        profile_key(model(), data, cpu, "fp32", "sgd"),
+    ]
+    assert len({same, *others}) == 5
+
+
+def test_a_profile_of_a_device_that_is_not_here_is_derived(byte_corpus: Corpus) -> None:
+    shapes = block_shapes(model(), Lanes(byte_corpus, 8, 16))
+    lstm = shapes[1]
+    assert (lstm.weights, lstm.recurrent, lstm.outputs, lstm.state) == (8 * 32 * 32 + 8 * 32, 4 * 32 * 33, 32, 64)
+    assert shapes[0].table == 256 * 32 and shapes[0].weights == 0
+    derived = derive_profile(KNOWN["A100"], shapes, 8, 16)
+    assert derived.is_simulated and derived.weight_bytes == 4 * sum(w.numel() for w in model().parameters())
+    # Sixteen steps that wait for each other: at least as many starts.
+    assert Costs(derived).chunk(1, 2, 8, 16).forward > 16 * KNOWN["A100"].launch
+    assert find_plan(derived, find_load(Lanes(byte_corpus, 8, 16)), Cluster(16, 2)).chosen.layout.num_ranks == 1

@@ -1,0 +1,158 @@
+import time
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from plans import kind, profile, profiles
+from stretto import Layout, PlanError
+from stretto.plan.advice import advise
+from stretto.plan.cluster import Cluster
+from stretto.plan.costs import Costs
+from stretto.plan.hardware import KNOWN, BlockShape, derive_profile
+from stretto.plan.load import Load
+from stretto.plan.predict import predict
+from stretto.plan.profile import Link, Profile, Speed
+from stretto.plan.search import _Search, balance, find_plan
+
+LOAD = Load.of(8, 16)
+
+
+@given(profiles(), st.integers(1, 6), st.lists(st.integers(1, 20), min_size=4, max_size=9))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+def test_what_is_not_simulated_could_not_be_among_the_best(drawn: Profile, devices: int, lengths: list[int]) -> None:
+    load = Load([lengths])
+    cluster = Cluster(devices)
+    looking = _Search(Costs(drawn), load, cluster, uses_all=False)
+    fitted = [layout for tried in looking._layouts() if (layout := looking.fit(tried)) is not None]
+    everything = [predict(Costs(drawn), load, layout, cluster) for layout in fitted]
+    if not everything:
+        with pytest.raises(PlanError, match="no layout"):
+            find_plan(drawn, load, cluster)
+        return
+    for found in everything:
+        assert looking.bound(found.layout) <= found.seconds * (1 + 1e-9), "a bound is one"
+    plan = find_plan(drawn, load, cluster, num_best=3)
+    assert plan.num_simulated <= len(everything)
+    fastest = min(found.seconds for found in everything)
+    assert plan.chosen.seconds <= fastest * 1.02 * 1.02, "alike in its grid, and alike among grids"
+    for found in plan.best:
+        grid = found.layout.replicas, found.layout.stages
+        own = [one.seconds for one in everything if (one.layout.replicas, one.layout.stages) == grid]
+        assert found.seconds <= min(own) * 1.02
+    # The three best grids are there.
+    grids = {(one.layout.replicas, one.layout.stages) for one in everything}
+    bests = sorted(
+        min(one.seconds for one in everything if (one.layout.replicas, one.layout.stages) == grid) for grid in grids
+    )
+    assert len(plan.best) == min(3, len(grids))
+    for seconds, best in zip(sorted(found.seconds for found in plan.best), bests, strict=False):
+        assert seconds <= best * 1.02 * 1.02
+
+
+@given(profiles())
+@settings(max_examples=20, deadline=None)
+def test_the_same_profile_gives_the_same_plan(drawn: Profile) -> None:
+    again = Profile.model_validate_json(drawn.model_dump_json())
+    plans: list[object] = []
+    for one in (drawn, again):
+        try:
+            plans.append(find_plan(one, LOAD, Cluster(4, 2)))
+        except PlanError as error:
+            plans.append(str(error))
+    assert plans[0] == plans[1]
+
+
+def test_a_model_whose_layers_balance_is_spread_and_one_that_costs_nothing_stays() -> None:
+    heavy = find_plan(profile([kind(0.1, 0.2)] * 4), LOAD, Cluster(4))
+    assert heavy.chosen.layout.num_ranks == 4 and heavy.speed_up(heavy.chosen) > 3
+    assert advise(heavy).startswith("use ")
+    link = Link(latency=0.1, bandwidth=1e6)
+    light = find_plan(profile([kind(1e-4, 2e-4)] * 4, node=link), LOAD, Cluster(4))
+    assert light.chosen.layout.num_ranks == 1
+    assert advise(light).startswith("stay on one device: ")
+
+
+def test_ranks_that_share_two_cores_are_not_worth_more_than_two() -> None:
+    speeds = tuple(Speed(ranks=ranks, each=each, alone=1.0) for ranks, each in ((1, 1.0), (2, 0.98), (4, 0.49)))
+    plan = find_plan(profile([kind(0.1, 0.2)] * 4, speeds=speeds), LOAD, Cluster(4))
+    assert plan.chosen.layout.num_ranks == 2 and plan.speed_up(plan.chosen) < 2
+
+
+def test_a_heavy_last_block_gets_a_stage_of_its_own() -> None:
+    kinds = [kind(0, 0), *[kind(0.1, 0.2)] * 4, kind(0.4, 0.8)]
+    plan = find_plan(profile(kinds), LOAD, Cluster(2), uses_all=True)
+    (halves,) = [found.layout for found in plan.best if found.layout.stages == 2]
+    assert halves.blocks == (5, 1)
+    assert balance(profile(kinds), LOAD, Cluster(2), Layout(stages=2, chunks=4)).blocks == (5, 1)
+
+
+def test_memory_rules_layouts_out_and_brings_recomputation_in() -> None:
+    kinds = [kind(saved=1e9, weight_bytes=10**6)] * 4
+    roomy = find_plan(profile(kinds, memory=1e12), LOAD, Cluster(2))
+    assert roomy.does_one_fit and not roomy.chosen.layout.recompute
+    tight = find_plan(profile(kinds, memory=1.2e9), LOAD, Cluster(2))
+    assert not tight.does_one_fit
+    assert all(found.memory <= 1.2e9 for found in tight.best)
+    assert any(found.layout.recompute for found in tight.best) or all(
+        found.layout.num_parts > 1 for found in tight.best
+    )
+    assert "one device would need" in advise(tight)
+    with pytest.raises(PlanError, match=r"no layout for 2 devices fits .*needs more than 1e-06 GB"):
+        find_plan(profile(kinds, memory=1e3), LOAD, Cluster(2))
+
+
+def test_what_is_rejected_has_a_reason() -> None:
+    plan = find_plan(profile([kind(0.1, 0.2)] * 2), Load.of(2, 16), Cluster(4))
+    reasons = {(found.what, found.why) for found in plan.rejected}
+    assert ("4 stages", "the model has 2 blocks") in reasons
+    assert ("4 replicas", "the global batch has 2 rows") in reasons
+
+
+def test_stages_stay_on_a_node_unless_gradients_weigh_more() -> None:
+    slow = Link(latency=1e-4, bandwidth=1e8)
+    talkative = [kind(0.1, 0.2, output_bytes=1e6, weight_bytes=0)] * 2
+    heavy = [kind(0.1, 0.2, output_bytes=1, weight_bytes=10**8)] * 2
+    for kinds, near in ((talkative, "stages"), (heavy, "replicas")):
+        plan = find_plan(profile(kinds, network=slow), LOAD, Cluster(4, 2), uses_all=True)
+        grid = [found for found in plan.best if (found.layout.replicas, found.layout.stages) == (2, 2)]
+        assert min(grid, key=lambda found: found.seconds).layout.near == near
+
+
+def test_a_model_that_looks_ahead_is_not_cut_in_time() -> None:
+    plan = find_plan(profile([kind(0.1, 0.2)] * 4), Load([[16] * 8], is_causal=False), Cluster(4))
+    assert all(found.layout.chunks == 1 for found in plan.best)
+
+
+def test_links_that_nobody_gave_are_asked_for() -> None:
+    alone = profile([kind()]).model_copy(update={"node": None, "network": None})
+    assert find_plan(alone, LOAD, Cluster(1)).chosen.layout.num_ranks == 1
+    with pytest.raises(PlanError, match="no link inside a node, but devices=2; give --node"):
+        find_plan(alone, LOAD, Cluster(2))
+    with pytest.raises(PlanError, match="no link between nodes, but nodes=2; give --network"):
+        find_plan(alone, LOAD, Cluster(2, 2))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("layers", [8, 30])
+def test_four_thousand_devices_are_planned_in_ten_seconds(layers: int) -> None:
+    lstm = BlockShape("lstm", 8 * 4096**2, 0, 4 * 4096**2, 4096, 8 * 4096, 8192)
+    blocks = [
+        BlockShape("embedding", 0, 30_000 * 4096, 0, 4096),
+        *[lstm] * layers,
+        BlockShape("linear", 30_000 * 4096, 0, 0, 30_000, 4096),
+    ]
+    derived = derive_profile(KNOWN["H100"], blocks, 65536, 256)
+    started = time.perf_counter()
+    plan = find_plan(derived, Load.of(65536, 256), Cluster(4096, 512))
+    assert time.perf_counter() - started < 10
+    assert plan.chosen.layout.num_ranks > 64 and plan.num_layouts > 500
+
+
+def test_a_layout_can_be_asked_about_by_itself() -> None:
+    costs = Costs(profile([kind(0.1, 0.2)] * 2))
+    one = predict(costs, LOAD, Layout(), Cluster(1))
+    assert one.seconds == pytest.approx(0.6) and one.tokens_per_second == pytest.approx(128 / 0.6)
+    two = predict(costs, LOAD, Layout(stages=2, chunks=8, blocks=(1, 1)), Cluster(2))
+    # Eight of nine parts of the time: one chunk's bubble, and a few messages.
+    assert two.seconds == pytest.approx(0.3 * 9 / 8, rel=1e-3) and two.bubble == pytest.approx(1 / 9, rel=1e-2)
