@@ -1,5 +1,6 @@
 """Tables of a plan: its layouts, the balance of its stages, its timeline, and the advice."""
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -11,7 +12,7 @@ from stretto.plan.search import Plan
 from stretto.plan.timeline import Timeline
 
 _ROWS = 10
-_BAR = 40
+_BAR = 24
 # More than this is a smear.
 _STAGES_TO_DRAW = 16
 
@@ -54,15 +55,18 @@ def layout_toml(prediction: Prediction) -> str:
 
 
 def _table(plan: Plan, title: str) -> Table:
-    table = Table(title=f"{title}\nlayout: replicas x stages x slices x chunks")
-    table.add_column("")
+    table = Table(
+        title=f"{title}\nlayout: replicas x stages x slices x chunks", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
     table.add_column("layout", no_wrap=True)
     for column in ("step", "tokens/s", "speed-up", "bubble", "memory", "sent"):
         table.add_column(column, justify="right", no_wrap=True)
     for found in plan.best[:_ROWS]:
-        table.add_row(">" if found is plan.chosen else "", *_cells(plan, found))
+        cut, *cells = _cells(plan, found)
+        table.add_row(f"{'>' if found is plan.chosen else ' '} {cut}", *cells)
     if all(found.layout.num_ranks > 1 for found in plan.best[:_ROWS]):
-        table.add_row("" if plan.does_one_fit else "too big", *_cells(plan, plan.one))
+        cut, *cells = _cells(plan, plan.one)
+        table.add_row(f"  {cut}{'' if plan.does_one_fit else ' too big'}", *cells)
     return table
 
 
@@ -87,7 +91,7 @@ def _bars(prediction: Prediction, profile: Profile) -> list[str]:
     for index, stage in enumerate(prediction.stages):
         bar = "█" * max(1, round(_BAR * stage.busy / most))
         names = profile.blocks[stage.blocks[0] : stage.blocks[1]]
-        what = ", ".join(names) if len(names) < 4 else f"{names[0]} ... {names[-1]} ({len(names)} blocks)"
+        what = ", ".join(names) if len(names) < 3 else f"{names[0]} ... {names[-1]}"
         lines.append(f"stage {index:<3} {bar:<{_BAR}} {seconds(stage.busy):>8}  {size(stage.memory.total):>8}  {what}")
     return lines
 

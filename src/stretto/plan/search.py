@@ -139,9 +139,9 @@ class _Search:
             for stages in _divisors(num_ranks):
                 replicas = num_ranks // stages
                 if stages > num_blocks:
-                    self._reject(f"{stages} stages", f"the model has {num_blocks} blocks")
+                    self._reject(f"more than {num_blocks} stages", f"the model has {num_blocks} blocks")
                 elif replicas > num_rows:
-                    self._reject(f"{replicas} replicas", f"the global batch has {num_rows} rows")
+                    self._reject(f"more than {num_rows} replicas", f"the global batch has {num_rows} rows")
                 else:
                     yield from self._cuts(replicas, stages)
 
