@@ -8,6 +8,7 @@ Profiles are derived from data sheets (`stretto.plan.hardware`), so every figure
 import argparse
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from stretto.plan.advice import name
@@ -80,12 +81,26 @@ def _free(kind: Kind) -> Kind:
     return kind.model_copy(update={"points": points})
 
 
+def weights_on_chip(profile: Profile) -> Profile:
+    """As if a recurrent layer kept its weights where it computes: a step waits for arithmetic and its own start."""
+    fast = replace(KNOWN["H100"], bandwidth=1e18)
+    kept = derive_profile(fast, blocks(), STRONG_LANES, WINDOW)
+    kinds = {
+        name: kind.model_copy(
+            update={"accumulate": profile.kinds[name].accumulate, "optimizer": profile.kinds[name].optimizer}
+        )
+        for name, kind in kept.kinds.items()
+    }
+    return profile.model_copy(update={"kinds": kinds})
+
+
 LIFTS: dict[str, Callable[[Profile], Profile]] = {
     "as it is": lambda profile: profile,
     "4 x the network": faster_network,
     "gradients in bf16": half_gradients,
     "softmax for free": free_softmax,
     "no latency": free_latency,
+    "weights stay on chip": weights_on_chip,
 }
 
 
