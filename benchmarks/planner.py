@@ -72,6 +72,7 @@ SHAPES = [
     Shape("words", 4, 768, 16, 48, 30_000),
     Shape("tiny", 2, 32, 4, 16, 256),
 ]
+LONG = Shape("words, windows twice as long", 4, 768, 16, 96, 30_000)
 CUTS = {
     "narrow and deep": ((1, 1, 1), (2, 1, 1), (1, 2, 4), (1, 2, 8), (4, 1, 1), (2, 2, 8), (1, 4, 8)),
     "wide and shallow": ((1, 1, 1), (2, 1, 1), (1, 2, 2), (1, 2, 4), (4, 1, 1), (2, 2, 4)),
@@ -140,9 +141,8 @@ class Row:
 
 
 def run_shape(shape: Shape, corpus: Path, rounds: int) -> tuple[list[Row], float]:
-    """Predict and measure one shape; return its rows, and what the partition gained."""
-    console = Console(stderr=True)
-    console.print(f"{shape.name}: measuring the profile")
+    """Predict and measure one shape; return its rows, and what the partition gains where a softmax is large."""
+    Console(stderr=True).print(f"{shape.name}: measuring the profile")
     ranks = {size: Ranks(size) for size in (1, 2, 4)}
     profile = ranks[4].run(measure, corpus, shape, seconds=300)[0]
     load = find_load(feed(corpus, shape))
@@ -151,30 +151,42 @@ def run_shape(shape: Shape, corpus: Path, rounds: int) -> tuple[list[Row], float
     layouts = layouts_of(shape, profile, load)
     if chosen not in layouts:
         layouts.append(chosen)
-    equal: Layout | None = None
-    if shape.name == "words":
-        ours = next(layout for layout in layouts if (layout.replicas, layout.stages, layout.chunks) == (1, 2, 4))
-        equal = ours.model_copy(update={"blocks": (3, 3)})
     costs = Costs(profile)
-    predicted = {str(layout.model_dump()): predict(costs, load, layout, cluster).seconds for layout in layouts}
-    steps = max(1, round(0.6 / max(predicted.values())))
-    turns: dict[str, list[float]] = {}
-    for index in track(range(rounds), f"{shape.name}: taking turns", console=console, transient=True):
-        order = [*layouts, *([equal] if equal else [])]
-        for layout in order if index % 2 else reversed(order):
-            times = ranks[layout.num_ranks].run(take_turn, corpus, shape, layout, steps, seconds=120)
-            turns.setdefault(str(layout.model_dump()), []).append(max(times))
+    predicted = [predict(costs, load, layout, cluster).seconds for layout in layouts]
+    measured = take_turns(ranks, corpus, shape, layouts, rounds, steps=max(1, round(0.6 / max(predicted))))
+    gain = partition_gain(ranks, corpus, profile) if shape.name == "words" else 0.0
     for pool in ranks.values():
         pool.close()
-    seconds = {name: statistics.median(found) for name, found in turns.items()}
     rows = [
-        Row(shape.name, layout, predicted[key], seconds[key], layout == chosen)
-        for layout in layouts
-        for key in [str(layout.model_dump())]
+        Row(shape.name, layout, expected, found, layout == chosen)
+        for layout, expected, found in zip(layouts, predicted, measured, strict=True)
     ]
-    # Both with the same chunks.
-    gain = 0.0 if equal is None else seconds[str(equal.model_dump())] / seconds[str(ours.model_dump())]
     return rows, gain
+
+
+def take_turns(
+    ranks: dict[int, Ranks], corpus: Path, shape: Shape, layouts: list[Layout], rounds: int, steps: int
+) -> list[float]:
+    """Let the layouts take turns; return the median seconds of each."""
+    turns: list[list[float]] = [[] for _ in layouts]
+    console = Console(stderr=True)
+    for index in track(range(rounds), f"{shape.name}: taking turns", console=console, transient=True):
+        order = range(len(layouts)) if index % 2 else reversed(range(len(layouts)))
+        for number in order:
+            layout = layouts[number]
+            times = ranks[layout.num_ranks].run(take_turn, corpus, shape, layout, steps, seconds=120)
+            turns[number].append(max(times))
+    return [statistics.median(found) for found in turns]
+
+
+def partition_gain(ranks: dict[int, Ranks], corpus: Path, profile: Profile) -> float:
+    """The measured partition over equal numbers of blocks: two stages, long windows, the same chunks for both."""
+    cut = Layout(stages=2, chunks=6)
+    ours = balance(profile, find_load(feed(corpus, LONG)), Cluster(2), cut)
+    equal = cut.model_copy(update={"blocks": (3, 3)})
+    found = take_turns(ranks, corpus, LONG, [ours, equal], 5, steps=1)
+    print(f"{LONG.name}: blocks {ours.blocks} {found[0]:.2f} s, blocks {equal.blocks} {found[1]:.2f} s")
+    return found[1] / found[0]
 
 
 def rank_correlation(first: list[float], second: list[float]) -> float:

@@ -4,6 +4,7 @@ The first two are README's, and run with its quickstart.
 """
 
 import os
+import pydoc_data.topics
 import re
 import subprocess
 import sys
@@ -80,3 +81,27 @@ def test_a_run_that_is_killed_moved_and_cut_off_ends_as_if_nothing_had_happened(
     assert "resume  after step 20" in printed and "asked to leave: code 75" in printed
     found = re.search(r"60 steps; the losses differ by (\S+) at most", printed)
     assert found is not None and float(found[1]) < 1e-4
+
+
+def test_a_plan_is_made_and_compared_with_what_came_of_it(tmp_path: Path) -> None:
+    text = Path(pydoc_data.topics.__file__)
+    run(
+        tmp_path,
+        sys.executable,
+        "-m",
+        "stretto",
+        "prepare",
+        "text",
+        str(text),
+        "--out",
+        "data/python",
+        "--hold-out",
+        "0.1",
+    )
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    printed = run(tmp_path, *torchrun, str(EXAMPLES / "07_plan.py"))
+    assert "use 2 " in printed
+    loss, predicted, measured = figures(printed, r"loss ([\d.]+); predicted ([\d.]+) s a step, measured ([\d.]+) s")
+    assert loss < 3.5
+    # Two processes on a machine that does other things: the order of size is all that a test may ask for.
+    assert 0.3 < predicted / measured < 3

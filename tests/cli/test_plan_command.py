@@ -1,6 +1,9 @@
 """`stretto plan`, `stretto profile` and `layout = "auto"`, as a person uses them."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -104,3 +107,19 @@ def test_auto_measures_chooses_trains_and_compares(run_toml: Path, capfd: pytest
     # Measured once; the next run reads it.
     assert main(["train", "run.toml", "--run.folder", "runs/two", "--train.steps", "1"]) == 0
     assert "profile measuring" not in capfd.readouterr().out
+
+
+def test_auto_under_torchrun_uses_the_ranks_that_were_started(run_toml: Path) -> None:
+    run_toml.write_text('layout = "auto"\n' + run_toml.read_text())
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(
+        [*torchrun, "-m", "stretto", "train", "run.toml"],
+        env=environment, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "plan    use 2 " in done.stdout and done.stdout.count("plan    predicted:") == 1
+    plan = json.loads(Path("runs/one/plan.json").read_text())
+    assert all(found["layout"]["replicas"] * found["layout"]["stages"] == 2 for found in plan["best"])
+    config = Path("runs/one/config.toml").read_text()
+    assert "auto = false" in config, "the run's own config says what was chosen"

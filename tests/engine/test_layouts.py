@@ -13,7 +13,7 @@ from stretto import Layout, Linear, Stack, TokenLoss, World, make_engine
 
 def run(pools: Pools, layout: Layout, case: Case) -> list[Result]:
     results: list[Result] = pools[layout.num_ranks].run(run_case, case, layout)
-    return results
+    return sorted(results, key=lambda result: (result.replica, result.stage))
 
 
 def assert_equal(found: Tensor, expected: Tensor, tolerance: float, what: str) -> None:
@@ -55,7 +55,8 @@ def layouts(draw: st.DrawFn) -> Layout:
     stages = draw(st.integers(1, 4 // replicas))
     slices = draw(st.integers(1, 4 if replicas <= 2 else 2))
     chunks, recompute = draw(st.integers(1, 8)), draw(st.booleans())
-    return Layout(replicas=replicas, stages=stages, slices=slices, chunks=chunks, recompute=recompute)
+    near = draw(st.sampled_from(["stages", "replicas"]))
+    return Layout(replicas=replicas, stages=stages, slices=slices, chunks=chunks, recompute=recompute, near=near)
 
 
 @given(

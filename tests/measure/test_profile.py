@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import stretto.measure.profile
 from ranks import Pools
 from stretto import (
     LSTM,
@@ -110,6 +111,25 @@ def test_the_memory_of_live_chunks_is_what_a_step_keeps(measured: list[Profile],
         assert stage.memory.activations == pytest.approx(held, rel=0.2)
 
 
+def test_a_model_that_no_rank_can_hold_is_measured_block_by_block(
+    pools: Pools, byte_corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Profile] = pools[2].run(measure_without_room, str(byte_corpus.store.location))
+    profile = found[0]
+    assert profile == found[1] and set(profile.kinds) == {"embedding", "lstm", "linear"}
+    assert profile.action == 0, "whole steps were not run"
+    assert [speed.ranks for speed in profile.speeds] == [1, 2] and [found.ranks for found in profile.sums] == [2]
+
+
+def measure_without_room(world: World, folder: str) -> Profile:
+    before = stretto.measure.profile._ROOM
+    stretto.measure.profile._ROOM = 1e-9
+    try:
+        return measure(world, folder)
+    finally:
+        stretto.measure.profile._ROOM = before
+
+
 def test_the_key_changes_with_what_a_profile_depends_on(byte_corpus: Corpus) -> None:
     cpu = torch.device("cpu")
     data = Lanes(byte_corpus, 8, 16)
@@ -120,8 +140,9 @@ def test_the_key_changes_with_what_a_profile_depends_on(byte_corpus: Corpus) -> 
         profile_key(model(), Lanes(byte_corpus, 4, 16), cpu, "fp32", "adamw"),
         profile_key(model(), data, cpu, "bf16", "adamw"),
         profile_key(model(), data, cpu, "fp32", "sgd"),
+        profile_key(model(), data, cpu, "fp32", "adamw", threads=1),
     ]
-    assert len({same, *others}) == 5
+    assert len({same, *others}) == 6
 
 
 def test_a_profile_of_a_device_that_is_not_here_is_derived(byte_corpus: Corpus) -> None:

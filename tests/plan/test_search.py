@@ -31,7 +31,7 @@ def test_what_is_not_simulated_could_not_be_among_the_best(drawn: Profile, devic
             find_plan(drawn, load, cluster)
         return
     for found in everything:
-        assert looking.bound(found.layout) <= found.seconds * (1 + 1e-9), "a bound is one"
+        assert looking.bounds.of(found.layout) <= found.seconds * (1 + 1e-9), "a bound is one"
     plan = find_plan(drawn, load, cluster, num_best=3)
     assert plan.num_simulated <= len(everything)
     fastest = min(found.seconds for found in everything)
@@ -70,7 +70,9 @@ def test_a_model_whose_layers_balance_is_spread_and_one_that_costs_nothing_stays
     link = Link(latency=0.1, bandwidth=1e6)
     light = find_plan(profile([kind(1e-4, 2e-4)] * 4, node=link), LOAD, Cluster(4))
     assert light.chosen.layout.num_ranks == 1
-    assert advise(light).startswith("stay on one device: ")
+    assert advise(light).startswith("stay on one device: the best on more of them, ")
+    forced = find_plan(profile([kind(1e-4, 2e-4)] * 4, node=link), LOAD, Cluster(4), uses_all=True)
+    assert "one device alone would be" in advise(forced)
 
 
 def test_ranks_that_share_two_cores_are_not_worth_more_than_two() -> None:
@@ -100,6 +102,14 @@ def test_memory_rules_layouts_out_and_brings_recomputation_in() -> None:
     assert "one device would need" in advise(tight)
     with pytest.raises(PlanError, match=r"no layout for 2 devices fits .*needs more than 1e-06 GB"):
         find_plan(profile(kinds, memory=1e3), LOAD, Cluster(2))
+
+
+def test_ranks_that_share_a_machine_share_its_memory() -> None:
+    kinds = [kind(0.1, 0.2, weight_bytes=10**8)]
+    speeds = tuple(Speed(ranks=ranks, each=1.0, alone=1.0) for ranks in (1, 2))
+    # Each copy takes 0.4 GB: two fit two devices of half a GB, but not one machine of half a GB.
+    assert find_plan(profile(kinds, memory=5e8), LOAD, Cluster(2)).chosen.layout.replicas == 2
+    assert find_plan(profile(kinds, memory=5e8, speeds=speeds), LOAD, Cluster(2)).chosen.layout.replicas == 1
 
 
 def test_what_is_rejected_has_a_reason() -> None:

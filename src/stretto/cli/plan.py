@@ -38,7 +38,12 @@ def run(arguments: list[str]) -> None:
     profile = _profile(options, planned)
     plan = find_plan(profile, planned.load, cluster)
     timeline = predict_timeline(Costs(profile), planned.load, plan.chosen.layout, cluster)
-    show_plan(make_console(is_wrapped=True), plan, profile, timeline)
+    console = make_console(is_wrapped=True)
+    if profile.key not in ("", planned.key):
+        console.print(
+            "note: the profile was measured for another model, batch, device, optimizer or torch than this run's"
+        )
+    show_plan(console, plan, profile, timeline)
     if options.json:
         _write(options.json, json.dumps(plan_values(plan, profile), indent=1) + "\n")
     if options.page:

@@ -48,24 +48,28 @@ class Planned:
     windows: Windows
     load: Load
     device: torch.device
+    threads: int  # of a rank on a CPU; 0 is a share of the cores
     key: str
 
     @classmethod
-    def of(cls, config: RunConfig) -> "Planned":
+    def of(cls, config: RunConfig, threads: int | None = None) -> "Planned":
         """Check a run as it would be on one device; a layout is what is looked for."""
+        if threads is None:
+            asked = os.environ.get("OMP_NUM_THREADS", "")
+            threads = int(asked) if asked.isdecimal() else 0
         alone = config.model_copy(update={"layout": Layout()})
         model, feed, _ = check_fits(alone)
         device = find_device(config.run.device)
-        key = profile_key(model, feed.windows, device, config.run.precision, config.train.optimizer)
+        key = profile_key(model, feed.windows, device, config.run.precision, config.train.optimizer, threads)
         load = find_load(feed.windows, is_causal=model.causal)
-        return cls(alone, model, feed.windows, load, device, key)
+        return cls(alone, model, feed.windows, load, device, threads, key)
 
     @property
     def path(self) -> Path:
         """Where the profile of this run on this machine is kept."""
         return self.config.data.cache.expanduser() / "profiles" / f"{self.key}.json"
 
-    def measure(self, world: World, threads: int, progress: Progress) -> Profile:
+    def measure(self, world: World, progress: Progress) -> Profile:
         """Measure on the ranks there are."""
         config = self.config
         _, feed, _ = check_fits(config)
@@ -77,7 +81,7 @@ class Planned:
             world,
             precision=config.run.precision,
             seed=config.run.seed,
-            threads=threads,
+            threads=self.threads,
             key=self.key,
             progress=progress,
         )
@@ -118,11 +122,10 @@ def find_profile(planned: Planned, path: Path | None = None) -> Profile:
 
 def launch_profile(planned: Planned, path: Path, num_ranks: int) -> None:
     """Measure on some ranks of this machine, and write the profile to a path."""
-    threads = os.environ.get("OMP_NUM_THREADS", "0")
     with TemporaryDirectory(prefix="stretto-") as folder:
         run = Path(folder) / "run.toml"
         run.write_text(dump_config(planned.config), encoding="utf-8")
-        launch_local(num_ranks, ["profile", str(run), "--to", str(path), "--threads", threads])
+        launch_local(num_ranks, ["profile", str(run), "--to", str(path), "--threads", str(planned.threads)])
 
 
 def plan_here(config: RunConfig) -> tuple[RunConfig, Plan]:
@@ -134,13 +137,14 @@ def plan_here(config: RunConfig) -> tuple[RunConfig, Plan]:
 
 def plan_on_ranks(config: RunConfig, world: World, progress: Progress) -> tuple[RunConfig, Plan]:
     """Choose a layout for ranks that are started already: all of them are used. Every rank finds the same."""
-    planned = Planned.of(config)
+    # Torchrun has set how many threads each rank has, and so they stay.
+    planned = Planned.of(config, torch.get_num_threads())
     mesh = Mesh(world, Topology(world.size, 1))
     is_known = world.is_first and planned.path.is_file()
     if mesh.add_up([float(is_known)])[0]:
         profile = spread_profile(mesh, planned.check(load_profile(planned.path), planned.path) if is_known else None)
     else:
-        profile = planned.measure(world, torch.get_num_threads(), progress)
+        profile = planned.measure(world, progress)
         if world.is_first:
             save_profile(profile, planned.path)
     nodes = max(1, world.size // world.local_size)

@@ -23,7 +23,7 @@ def run(arguments: list[str]) -> None:
     from stretto.cli.ranks import on_ranks
     from stretto.plan.profile import save_profile
 
-    planned = Planned.of(config)
+    planned = Planned.of(config, options.threads)
     path = options.to or planned.path
     if options.hardware is not None:
         save_profile(planned.derive(options.hardware), path)
@@ -36,18 +36,18 @@ def run(arguments: list[str]) -> None:
         on_ranks(
             config.model_copy(update={"layout": all_of_them}),
             ["profile", *arguments],
-            lambda world, _: _measure(planned, world, path, options.threads),
+            lambda world, _: _measure(planned, world, path),
         )
 
 
-def _measure(planned: "Planned", world: "World", path: Path, threads: int) -> None:
+def _measure(planned: "Planned", world: "World", path: Path) -> None:
     from stretto.cli.console import make_console
     from stretto.cli.planning import show_progress
     from stretto.plan.profile import save_profile
 
     console = make_console(is_quiet=not world.is_first)
     with show_progress(console) as progress:
-        profile = planned.measure(world, threads, progress)
+        profile = planned.measure(world, progress)
     if world.is_first:
         save_profile(profile, path)
         console.print(f"profile of {profile.device} is in {path}")
@@ -67,7 +67,10 @@ def _parser() -> Parser:
     parser.add_argument("--to", type=Path, metavar="FILE", help="where to write it (default: in data.cache)")
     parser.add_argument("--ranks", type=int, default=0, metavar="N", help="how many ranks to measure (default: all)")
     parser.add_argument(
-        "--threads", type=int, default=0, metavar="N", help="threads of a rank on a CPU (default: a share)"
+        "--threads",
+        type=int,
+        metavar="N",
+        help="threads of a rank on a CPU; 0 is a share of the cores (default: OMP_NUM_THREADS, or 0)",
     )
     parser.add_argument("--as", dest="hardware", metavar="NAME", help="a device that is not here: A100 or H100")
     add_config_options(parser)

@@ -9,7 +9,12 @@ from stretto.config.section import Section
 
 def _split(value: object) -> object:
     """A command line gives numbers with commas between them, a file gives a list."""
-    return tuple(int(part) for part in value.split(",")) if isinstance(value, str) and value else value
+    if not isinstance(value, str):
+        return value
+    parts = [part for part in value.split(",") if part]
+    if not all(part.strip().isdecimal() for part in parts):
+        raise ValueError(f"{value!r} is not a list of numbers; write it like 5,1")
+    return tuple(map(int, parts))
 
 
 Counts = Annotated[tuple[int, ...], Field(strict=False), BeforeValidator(_split)]

@@ -66,10 +66,13 @@ def measure_kinds(subject: Subject, make_optimizer: MakeOptimizer) -> Iterator[t
     edge = payload(subject.window, "inputs", subject.model.dtype)
     # What a kind gives for one step of one row, which is all that the next block's shapes depend on.
     given: dict[str, Tensor] = {}
-    for index, name in enumerate(name_kinds(subject.model)):
+    names = name_kinds(subject.model)
+    for index, name in enumerate(names):
         if name not in given:
             stack = _draw(subject, index)
-            yield name, _measure_block(subject, stack, edge, make_optimizer, needs_gradient=index > 0)
+            # Only the first block of all has no use for a gradient of what goes in.
+            needs_gradient = index > 0 or names.count(name) > 1
+            yield name, _measure_block(subject, stack, edge, make_optimizer, needs_gradient=needs_gradient)
             with torch.no_grad(), subject.autocast():
                 given[name] = stack(edge[:1, :1].to(subject.device), stack.begin(_rows(subject, 1, 1)))[0]
         edge = given[name]

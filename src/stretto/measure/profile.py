@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import json
+import math
 import os
 import platform
 import statistics
@@ -25,6 +26,7 @@ from stretto.engine.pipeline import PipelineEngine
 from stretto.engine.replica import ReplicaEngine
 from stretto.measure.kinds import MakeOptimizer, Subject, measure_kinds, name_kinds
 from stretto.measure.stopwatch import lap, median_laps
+from stretto.mesh.device import find_device
 from stretto.mesh.links import time_messages, time_sums
 from stretto.mesh.mesh import Mesh
 from stretto.mesh.topology import Topology
@@ -40,14 +42,19 @@ Progress = Callable[[str, float], None]
 
 _MESSAGES = (1 << 10, 1 << 16, 1 << 20, 1 << 23)
 _SMALL = (1 << 10,)
+_SUMS = (1 << 10, 1 << 25)
+# The part of memory that a measurement may take.
+_ROOM = 0.7
 _ROUNDS = 3
 _TURNS = 9
 # Where devices slow each other by less than this, each is taken to have what it needs for itself.
 _UNSHARED = 0.97
 
 
-def profile_key(model: Stack, data: Windows, device: torch.device, precision: Precision, optimizer: str) -> str:
-    """Return a name for what a profile depends on: device, versions, model and shapes."""
+def profile_key(
+    model: Stack, data: Windows, device: torch.device, precision: Precision, optimizer: str, threads: int = 0
+) -> str:
+    """Return a name for what a profile depends on: device, threads, versions, model and shapes."""
     window = data.read(Position(), inputs=False, targets=False)
     facts = [
         _device_name(device),
@@ -57,6 +64,7 @@ def profile_key(model: Stack, data: Windows, device: torch.device, precision: Pr
         [window.num_rows, window.num_steps],
         precision,
         optimizer,
+        threads if device.type == "cpu" else 0,
     ]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
@@ -78,7 +86,7 @@ def measure_profile(
 
     `threads` is how many each rank computes with on a CPU; 0 shares the cores among the ranks of a machine.
     """
-    world = world or World(0, 1, torch.device("cpu"))
+    world = world or World(0, 1, find_device("auto"))
     mesh = Mesh(world, Topology(world.size, 1))
     window = data.read(Position())
     subject = Subject(model, loss, window, world.device, seed, precision == "bf16")
@@ -128,22 +136,43 @@ class _Measuring:
             optimizer_bytes=self._optimizer_bytes(),
             step=self._time_reading(),
         )
+        if not self._holds_whole(profile):
+            return profile
         self.progress("measuring whole steps", 0.75)
         return self._calibrate(profile)
 
     def complete(self, profile: Profile | None) -> Profile:
         """Measure what takes several ranks, and give all of them the whole profile."""
-        speeds, links = self._measure_speeds(), self._measure_links()
+        # Ranks that can't hold the whole model are measured without it.
+        is_whole = bool(self.mesh.add_up([float(profile is not None and self._holds_whole(profile))])[0])
+        speeds = self._measure_speeds() if is_whole else self._guess_speeds()
+        node, network = self._measure_links()
+        numbers = _divisors(self.world.local_size)[1:] if not self.world.is_alone else []
+        sums = tuple(self._measure_sum(number) if is_whole else self._measure_bare_sum(number) for number in numbers)
         if profile is not None:
-            node, network, sums = links
             profile = profile.model_copy(update={"speeds": speeds, "node": node, "network": network, "sums": sums})
         self.progress("measured", 1.0)
         return spread_profile(self.mesh, profile)
 
+    def _holds_whole(self, profile: Profile) -> bool:
+        """Has each rank room for the whole model and a step of it?"""
+        window = self.subject.window
+        load = Load.of(window.num_rows, window.num_steps)
+        needed = predict(Costs(profile), load, Layout(), Cluster(1)).memory
+        return needed * (self.world.local_size if self.is_cpu else 1) < _ROOM * profile.memory
+
+    def _guess_speeds(self) -> tuple[Speed, ...]:
+        """Processes share cores evenly; devices share nothing."""
+        if not self.is_cpu:
+            return ()
+        cores = os.cpu_count() or 1
+        each = {number: min(1.0, cores / number) for number in _divisors(self.world.local_size)}
+        return tuple(Speed(ranks=number, each=speed, alone=1.0) for number, speed in each.items())
+
     def _calibrate(self, profile: Profile) -> Profile:
         """Compare whole steps with the sum of their blocks: what caches do, and what the engine adds to each chunk."""
         window = self.subject.window
-        load = Load.of(window.num_rows, window.num_steps)
+        load = Load([window.lengths.clamp(max=window.num_steps).numpy()])
         chunks = min(8, window.num_steps) if self.subject.model.causal else 1
         costs, cluster = Costs(profile), Cluster(1)
         blocks = (len(profile.blocks),)
@@ -241,16 +270,19 @@ class _Measuring:
             return ()
         return tuple(found)
 
-    def _measure_links(self) -> tuple[Link | None, Link | None, tuple[Sum, ...]]:
+    def _measure_links(self) -> tuple[Link | None, Link | None]:
         world = self.world
         if world.is_alone:
-            return None, None, ()
+            return None, None
         self.progress("measuring links", 0.9)
         local = min(world.local_size, world.size)
         node = _fit_link(_MESSAGES, time_messages(world, 0, 1, _MESSAGES)) if local > 1 else None
         network = _fit_link(_MESSAGES, time_messages(world, 0, local, _MESSAGES)) if local < world.size else None
-        sums = tuple(self._measure_sum(num_ranks) for num_ranks in _divisors(local)[1:])
-        return node, network, sums
+        return node, network
+
+    def _measure_bare_sum(self, num_ranks: int) -> Sum:
+        link = _fit_link(_SUMS, time_sums(self.world, num_ranks, _SUMS))
+        return Sum(ranks=num_ranks, latency=link.latency, bandwidth=link.bandwidth)
 
     def _measure_sum(self, num_ranks: int) -> Sum:
         """Time torch's reducer on the model's own weights: a step of one row and one step, with it and without.
@@ -264,19 +296,17 @@ class _Measuring:
         window = _corner(subject.window, 1, 1)
         plain = self._engine(1)
         reduced = ReplicaEngine(self._engine(1), mesh, is_synced=True) if mesh.is_first_stage else None
-        found = []
+        least = [math.inf, math.inf]
         for _ in range(_TURNS):
-            times = []
-            for engine in (plain, reduced):
+            for index, engine in enumerate((plain, reduced)):
                 mesh.add_up([0.0])
                 started = lap(subject.device)
                 if is_in and engine is not None:
                     engine.step(window, None, 1)
-                times.append(mesh.add_up([lap(subject.device) - started if is_in else 0.0])[0] / num_ranks)
-            found.append(times[1] - times[0])
+                seconds = mesh.add_up([lap(subject.device) - started if is_in else 0.0])[0] / num_ranks
+                least[index] = min(least[index], seconds)
         num_bytes = sum(weight.nbytes for weight in plain.stack.parameters() if weight.requires_grad)
-        # The first turns are not warm.
-        seconds = max(statistics.median(found[2:]) - latency, 1e-9)
+        seconds = max(least[1] - least[0] - latency, 1e-9)
         return Sum(ranks=num_ranks, latency=latency, bandwidth=max(num_bytes, 1) / seconds)
 
     def _num_threads(self, num_ranks: int) -> int:

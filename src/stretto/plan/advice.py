@@ -3,9 +3,6 @@
 from stretto.plan.predict import Prediction
 from stretto.plan.search import Plan
 
-# Less than this is not worth the trouble of more devices.
-_WORTH = 1.05
-
 
 def advise(plan: Plan) -> str:
     """Return what to do and its reason."""
@@ -18,6 +15,12 @@ def advise(plan: Plan) -> str:
         needs = f"one device would need {plan.one.memory / 1e9:.3g} GB"
         return f"use {cut}: {needs}, and this is the fastest of the layouts that fit{_idle(plan)}"
     gain = plan.speed_up(chosen)
+    if gain < 1:
+        # Only where all devices had to be used.
+        return (
+            f"use {cut}, the best that leaves none idle; one device alone would be {1 / gain:.2f} times as fast: "
+            f"{_what_holds_it_back(chosen)}"
+        )
     return (
         f"use {cut}: {gain:.2f} times as fast as one device ({gain / num_ranks:.0%} of {num_ranks} times); "
         f"{_what_holds_it_back(chosen)}{_idle(plan)}"

@@ -5,13 +5,13 @@ Layouts are looked at in the order of the least time that they could take, until
 
 import heapq
 import math
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
 from stretto.base.errors import PlanError
 from stretto.config.layout import Layout
+from stretto.plan.bounds import Bounds
 from stretto.plan.cluster import Cluster
 from stretto.plan.costs import Costs
 from stretto.plan.load import Load
@@ -78,7 +78,7 @@ def balance(profile: Profile, load: Load, cluster: Cluster, layout: Layout) -> L
     """Return a layout with the blocks of each stage as they are best by a profile."""
     fitted = _Search(Costs(profile), load, cluster, uses_all=True).fit(layout.model_copy(update={"blocks": ()}))
     if fitted is None:
-        raise PlanError(f"{layout} doesn't fit into {(cluster.memory or profile.memory) / 1e9:.3g} GB; use more stages")
+        raise PlanError(f"{layout} doesn't fit into memory; use more stages, slices or recompute")
     return fitted
 
 
@@ -88,13 +88,13 @@ class _Search:
         self.load = load
         self.cluster = cluster
         self.uses_all = uses_all
-        self.memory = cluster.memory or costs.profile.memory
+        self.bounds = Bounds(costs, load, cluster)
         self.rejected: dict[tuple[str, str], int] = {}
         self._balance = cache(self._partition)
 
     def run(self, num_best: int) -> Plan:
         # Least bound first; a layout comes up once to be given its blocks and a better bound, and once to be simulated.
-        waiting = [(self._rough_bound(layout), index, layout) for index, layout in enumerate(self._layouts())]
+        waiting = [(self.bounds.rough(layout), index, layout) for index, layout in enumerate(self._layouts())]
         heapq.heapify(waiting)
         num_layouts = len(waiting)
         grids: dict[tuple[int, int], list[Prediction]] = {}
@@ -108,7 +108,7 @@ class _Search:
             if layout.blocks:
                 grids.setdefault(grid, []).append(predict(self.costs, self.load, layout, self.cluster))
             elif (fitted := self.fit(layout)) is not None:
-                heapq.heappush(waiting, (max(bound, self.bound(fitted)), index, fitted))
+                heapq.heappush(waiting, (max(bound, self.bounds.of(fitted)), index, fitted))
         found = sorted(map(_simplest, grids.values()), key=_speed)
         if not found:
             reasons = "; ".join(f"{what}: {why}" for what, why in list(self.rejected)[:3])
@@ -120,7 +120,7 @@ class _Search:
             self.cluster,
             tuple(_put_fewest_first(found)[:num_best]),
             alone,
-            alone.memory <= self.memory,
+            alone.memory <= self._room(alone.layout),
             tuple(Rejected(what, why, count) for (what, why), count in self.rejected.items()),
             num_layouts,
             sum(map(len, grids.values())),
@@ -166,12 +166,13 @@ class _Search:
             if counts is not None:
                 return tried.model_copy(update={"blocks": counts})
         what = f"{layout.stages} stage{'s' * (layout.stages > 1)}"
-        self._reject(what, f"needs more than {self.memory / 1e9:.3g} GB")
+        self._reject(what, f"needs more than {self._room(layout) / 1e9:.3g} GB")
         return None
 
     def _find_counts(self, layout: Layout) -> tuple[int, ...] | None:
         rows, steps = self.load.largest_chunk(layout.replicas, layout.slices, layout.chunks)
-        if not can_fit(self.costs, layout, rows, steps, self.memory):
+        room = self._room(layout)
+        if not can_fit(self.costs, layout, rows, steps, room):
             return None
         crossing = any(self.cluster.is_crossing(layout, stage) for stage in range(layout.stages - 1))
         counts = self._balance(layout.stages, rows, steps, crossing)
@@ -184,15 +185,22 @@ class _Search:
             layout.stages,
             lambda stage, start, stop: (
                 seconds(stage, start, stop)
-                if self._stage_bytes(layout, stage, slice(start, stop)) <= self.memory
+                if self._stage_bytes(layout, stage, slice(start, stop)) <= room
                 else math.inf
             ),
         )
         return None if parts is None else tuple(part.stop - part.start for part in parts)
 
     def _fits(self, layout: Layout, counts: tuple[int, ...]) -> bool:
-        parts = enumerate(parts_of(counts))
-        return all(self._stage_bytes(layout, stage, part) <= self.memory for stage, part in parts)
+        parts, room = enumerate(parts_of(counts)), self._room(layout)
+        return all(self._stage_bytes(layout, stage, part) <= room for stage, part in parts)
+
+    def _room(self, layout: Layout) -> float:
+        """The bytes of each rank: a device's, or where ranks share a machine's cores, their share of its memory."""
+        if self.cluster.memory is not None:
+            return self.cluster.memory
+        sharing = self.cluster.ranks_on_node(layout) if self.costs.speeds.is_shared else 1
+        return self.costs.profile.memory / sharing
 
     def _stage_bytes(self, layout: Layout, stage: int, part: slice) -> float:
         return stage_memory(self.costs, self.load, layout, stage, part).total
@@ -211,49 +219,6 @@ class _Search:
         inner = [link.seconds(costs.sent_bytes(stop) * rows * steps) for stop in range(1, costs.num_blocks)]
         sends = [0.0, *inner, 0.0]
         return lambda stage, start, stop: work[stop] - work[start] + sends[start] + sends[stop]
-
-    def _rough_bound(self, layout: Layout) -> float:
-        """The least time of any partition: as if work could be cut anywhere."""
-        costs, num_blocks = self.costs, self.costs.num_blocks
-        total = 0.0
-        for shapes in self.load.chunks(layout.replicas, layout.slices, layout.chunks):
-            for (rows, steps), count in shapes.items():
-                chunk = costs.chunk(0, num_blocks, rows, steps)
-                total += count * (chunk.forward + chunk.backward)
-        speed = costs.speeds.of(self.cluster.ranks_on_node(layout), 1)
-        mean = total / len(self.load.windows)
-        actions = 2 * costs.profile.action * layout.slices
-        return ((mean + costs.optimizer(0, num_blocks)) / layout.stages + actions) / speed
-
-    def bound(self, layout: Layout) -> float:
-        """The least time that a mean step can take: the busiest stage never waits but to be filled and drained."""
-        # No rank is ever faster than alone.
-        speed = self.costs.speeds.of(self.cluster.ranks_on_node(layout), 1)
-        latency = min(self.costs.node.latency, self.costs.network.latency)
-        total = 0.0
-        for shapes in self.load.chunks(layout.replicas, layout.slices, layout.chunks):
-            total += self._window_bound(layout, shapes, latency * speed)
-        parts = parts_of(layout.blocks)
-        optimizer = max(self.costs.optimizer(part.start, part.stop) for part in parts)
-        return (total / len(self.load.windows) + optimizer) / speed
-
-    def _window_bound(self, layout: Layout, shapes: Counter[tuple[int, int]], latency: float) -> float:
-        """Of one batch: what a stage has to do, and the way of a chunk through the stages before and after it."""
-        work, through = [], []
-        again = 2 if layout.recompute else 1
-        num_chunks, action = shapes.total(), self.costs.profile.action
-        for part in parts_of(layout.blocks):
-            seconds = {}
-            for shape in shapes:
-                chunk = self.costs.chunk(part.start, part.stop, *shape)
-                seconds[shape] = again * chunk.forward + chunk.backward + 2 * action
-            added = (num_chunks - 1) * self.costs.accumulate(part.start, part.stop)
-            work.append(sum(count * seconds[shape] for shape, count in shapes.items()) + added)
-            through.append(min(seconds.values()) + 2 * latency)
-        if layout.slices == 1:
-            return max(own + sum(through) - through[stage] for stage, own in enumerate(work))
-        # Of several slices, others can be worked on while one is with the stages after this one.
-        return max(own + sum(through[:stage]) for stage, own in enumerate(work))
 
     def _reject(self, what: str, why: str) -> None:
         self.rejected[what, why] = self.rejected.get((what, why), 0) + 1

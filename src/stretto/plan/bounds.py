@@ -1,0 +1,61 @@
+"""Bounds: the least time that a layout can take, found without simulating it."""
+
+from collections import Counter
+
+from stretto.config.layout import Layout
+from stretto.plan.cluster import Cluster
+from stretto.plan.costs import Costs
+from stretto.plan.load import Load
+from stretto.plan.partition import parts_of
+
+
+class Bounds:
+    """What no simulation of a layout can be below."""
+
+    def __init__(self, costs: Costs, load: Load, cluster: Cluster) -> None:
+        self.costs = costs
+        self.load = load
+        self.cluster = cluster
+
+    def rough(self, layout: Layout) -> float:
+        """The least time of any partition: as if work could be cut anywhere."""
+        costs, num_blocks = self.costs, self.costs.num_blocks
+        total = 0.0
+        for shapes in self.load.chunks(layout.replicas, layout.slices, layout.chunks):
+            for (rows, steps), count in shapes.items():
+                chunk = costs.chunk(0, num_blocks, rows, steps)
+                total += count * (chunk.forward + chunk.backward)
+        speed = costs.speeds.of(self.cluster.ranks_on_node(layout), 1)
+        mean = total / len(self.load.windows)
+        actions = 2 * costs.profile.action * layout.slices
+        return ((mean + costs.optimizer(0, num_blocks)) / layout.stages + actions) / speed
+
+    def of(self, layout: Layout) -> float:
+        """The least time that a mean step can take: the busiest stage never waits but to be filled and drained."""
+        # No rank is ever faster than alone.
+        speed = self.costs.speeds.of(self.cluster.ranks_on_node(layout), 1)
+        latency = min(self.costs.node.latency, self.costs.network.latency)
+        total = 0.0
+        for shapes in self.load.chunks(layout.replicas, layout.slices, layout.chunks):
+            total += self._of_window(layout, shapes, latency * speed)
+        parts = parts_of(layout.blocks)
+        optimizer = max(self.costs.optimizer(part.start, part.stop) for part in parts)
+        return (total / len(self.load.windows) + optimizer) / speed
+
+    def _of_window(self, layout: Layout, shapes: Counter[tuple[int, int]], latency: float) -> float:
+        """Of one batch: what a stage has to do, and the way of a chunk through the stages before and after it."""
+        work, through = [], []
+        again = 2 if layout.recompute else 1
+        num_chunks, action = shapes.total(), self.costs.profile.action
+        for part in parts_of(layout.blocks):
+            seconds = {}
+            for shape in shapes:
+                chunk = self.costs.chunk(part.start, part.stop, *shape)
+                seconds[shape] = again * chunk.forward + chunk.backward + 2 * action
+            added = (num_chunks - 1) * self.costs.accumulate(part.start, part.stop)
+            work.append(sum(count * seconds[shape] for shape, count in shapes.items()) + added)
+            through.append(min(seconds.values()) + 2 * latency)
+        if layout.slices == 1:
+            return max(own + sum(through) - through[stage] for stage, own in enumerate(work))
+        # Of several slices, others can be worked on while one is with the stages after this one.
+        return max(own + sum(through[:stage]) for stage, own in enumerate(work))
