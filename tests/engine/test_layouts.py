@@ -1,5 +1,7 @@
 """The layout law: loss, gradients, weights and every lane's state are those of one device, whatever the layout."""
 
+from typing import Literal
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -55,7 +57,7 @@ def layouts(draw: st.DrawFn) -> Layout:
     stages = draw(st.integers(1, 4 // replicas))
     slices = draw(st.integers(1, 4 if replicas <= 2 else 2))
     chunks, recompute = draw(st.integers(1, 8)), draw(st.booleans())
-    near = draw(st.sampled_from(["stages", "replicas"]))
+    near: Literal["stages", "replicas"] = draw(st.sampled_from(["stages", "replicas"]))
     return Layout(replicas=replicas, stages=stages, slices=slices, chunks=chunks, recompute=recompute, near=near)
 
 
