@@ -72,7 +72,7 @@ SHAPES = [
     Shape("words", 4, 768, 16, 48, 30_000),
     Shape("tiny", 2, 32, 4, 16, 256),
 ]
-LONG = Shape("words, windows twice as long", 4, 768, 16, 96, 30_000)
+LONG = Shape("words, long windows", 4, 768, 16, 256, 30_000)
 CUTS = {
     "narrow and deep": ((1, 1, 1), (2, 1, 1), (1, 2, 4), (1, 2, 8), (4, 1, 1), (2, 2, 8), (1, 4, 8)),
     "wide and shallow": ((1, 1, 1), (2, 1, 1), (1, 2, 2), (1, 2, 4), (4, 1, 1), (2, 2, 4)),
@@ -181,10 +181,10 @@ def take_turns(
 
 def partition_gain(ranks: dict[int, Ranks], corpus: Path, profile: Profile) -> float:
     """The measured partition over equal numbers of blocks: two stages, long windows, the same chunks for both."""
-    cut = Layout(stages=2, chunks=6)
+    cut = Layout(stages=2, chunks=8)
     ours = balance(profile, find_load(feed(corpus, LONG)), Cluster(2), cut)
     equal = cut.model_copy(update={"blocks": (3, 3)})
-    found = take_turns(ranks, corpus, LONG, [ours, equal], 5, steps=1)
+    found = take_turns(ranks, corpus, LONG, [ours, equal], 4, steps=1)
     print(f"{LONG.name}: blocks {ours.blocks} {found[0]:.2f} s, blocks {equal.blocks} {found[1]:.2f} s")
     return found[1] / found[0]
 

@@ -43,7 +43,7 @@ def profile(
 @st.composite
 def profiles(draw: st.DrawFn) -> Profile:
     """Any small profile, sometimes of ranks that share their cores."""
-    seconds = st.floats(0, 1e-2)
+    seconds = st.floats(1e-6, 1e-2)
     kinds = [
         kind(
             draw(seconds), draw(seconds), start=draw(st.sampled_from([0.0, 1e-4])),

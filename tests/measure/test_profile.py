@@ -92,7 +92,7 @@ def test_a_plan_can_be_made_from_it(measured: list[Profile], byte_corpus: Corpus
 def test_the_memory_of_live_chunks_is_what_a_step_keeps(measured: list[Profile], byte_corpus: Corpus) -> None:
     """Counted in a real step: the bytes that forwards save before the first backward frees any."""
     data = Lanes(byte_corpus, 8, 16)
-    for chunks in (1, 4):
+    for chunks in (1, 4, 6):
         stack = initialize(model(), 1)
         engine = make_engine(stack, TokenLoss(), Layout(chunks=chunks))
         weights = {weight.untyped_storage().data_ptr() for weight in stack.parameters()}
@@ -108,16 +108,19 @@ def test_the_memory_of_live_chunks_is_what_a_step_keeps(measured: list[Profile],
             engine.step(data.read(Position()), None, 1)
         held = sum(size for pointer, size in seen.items() if pointer not in weights)
         (stage,) = predict(Costs(measured[0]), find_load(data), Layout(chunks=chunks), Cluster(1)).stages
-        assert stage.memory.activations == pytest.approx(held, rel=0.2)
+        # All live chunks are taken to be as long as the longest: 6 x 3 steps of a window of 16.
+        longest = chunks * -(-16 // chunks) / 16
+        assert stage.memory.activations == pytest.approx(held * longest, rel=0.2)
 
 
-def test_a_model_that_no_rank_can_hold_is_measured_block_by_block(
-    pools: Pools, byte_corpus: Corpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_no_rank_can_hold_is_measured_block_by_block(pools: Pools, byte_corpus: Corpus) -> None:
     found: list[Profile] = pools[2].run(measure_without_room, str(byte_corpus.store.location))
     profile = found[0]
     assert profile == found[1] and set(profile.kinds) == {"embedding", "lstm", "linear"}
     assert profile.action == 0, "whole steps were not run"
+    lstm = profile.kinds["lstm"]
+    # Nor chunks that were foreseen to be too large: what is larger is worked out from what is there.
+    assert lstm.rows == (1,) and Costs(profile).chunk(1, 2, 8, 16).forward > 2 * lstm.points[0].forward
     assert [speed.ranks for speed in profile.speeds] == [1, 2] and [found.ranks for found in profile.sums] == [2]
 
 

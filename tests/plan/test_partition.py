@@ -1,6 +1,7 @@
 import math
 from itertools import combinations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,13 +34,11 @@ def test_any_cost_of_a_run_is_minimised_as_by_brute_force(num_blocks: int, data:
     """Whatever stages cost: what they send, what they may not hold."""
     stages = data.draw(st.integers(1, num_blocks))
     values = st.one_of(st.floats(0, 10), st.just(math.inf))
-    costs = {
-        (stage, start, stop): data.draw(values)
-        for stage in range(stages)
-        for start in range(num_blocks)
-        for stop in range(start + 1, num_blocks + 1)
-    }
-    parts = partition_by(num_blocks, stages, lambda stage, start, stop: costs[stage, start, stop])
+    costs = np.full((stages, num_blocks + 1, num_blocks + 1), math.inf)
+    for stage in range(stages):
+        for start, stop in combinations(range(num_blocks + 1), 2):
+            costs[stage, start, stop] = data.draw(values)
+    parts = partition_by(num_blocks, stages, lambda stage: costs[stage])
     best = min(
         max(costs[stage, a, b] for stage, (a, b) in enumerate(zip((0, *cuts), (*cuts, num_blocks), strict=True)))
         for cuts in combinations(range(1, num_blocks), stages - 1)

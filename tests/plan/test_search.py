@@ -21,11 +21,15 @@ LOAD = Load.of(8, 16)
 @given(profiles(), st.integers(1, 6), st.lists(st.integers(1, 20), min_size=4, max_size=9))
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 def test_what_is_not_simulated_could_not_be_among_the_best(drawn: Profile, devices: int, lengths: list[int]) -> None:
-    load = Load([lengths])
-    cluster = Cluster(devices)
+    load = Load([lengths, lengths[::2]])
+    cluster = Cluster(devices, 2 if devices % 2 == 0 else 1)
     looking = _Search(Costs(drawn), load, cluster, uses_all=False)
-    fitted = [layout for tried in looking._layouts() if (layout := looking.fit(tried)) is not None]
-    everything = [predict(Costs(drawn), load, layout, cluster) for layout in fitted]
+    everything = []
+    for tried in looking._layouts():
+        fitted = looking.fit(tried)
+        if fitted is not None:
+            everything.append(predict(Costs(drawn), load, fitted, cluster))
+            assert looking.bounds.rough(tried) <= everything[-1].seconds * (1 + 1e-9)
     if not everything:
         with pytest.raises(PlanError, match="no layout"):
             find_plan(drawn, load, cluster)
@@ -35,19 +39,24 @@ def test_what_is_not_simulated_could_not_be_among_the_best(drawn: Profile, devic
     plan = find_plan(drawn, load, cluster, num_best=3)
     assert plan.num_simulated <= len(everything)
     fastest = min(found.seconds for found in everything)
-    assert plan.chosen.seconds <= fastest * 1.02 * 1.02, "alike in its grid, and alike among grids"
+    assert plan.chosen.seconds <= fastest * 1.05
     for found in plan.best:
         grid = found.layout.replicas, found.layout.stages
         own = [one.seconds for one in everything if (one.layout.replicas, one.layout.stages) == grid]
-        assert found.seconds <= min(own) * 1.02
+        assert found.seconds == min(own)
     # The three best grids are there.
     grids = {(one.layout.replicas, one.layout.stages) for one in everything}
     bests = sorted(
         min(one.seconds for one in everything if (one.layout.replicas, one.layout.stages) == grid) for grid in grids
     )
-    assert len(plan.best) == min(3, len(grids))
-    for seconds, best in zip(sorted(found.seconds for found in plan.best), bests, strict=False):
-        assert seconds <= best * 1.02 * 1.02
+    shown = sorted(found.seconds for found in plan.best)
+    assert shown == bests[: len(shown)]
+    if len(shown) < min(3, len(grids)):
+        assert bests[len(shown)] > 2 * bests[0], "what takes twice as long is of no interest"
+    alone = [one for one in everything if one.layout.num_ranks == 1]
+    assert plan.does_one_fit == bool(alone)
+    if alone:
+        assert plan.one.seconds == min(one.seconds for one in alone)
 
 
 @given(profiles())
@@ -94,22 +103,29 @@ def test_memory_rules_layouts_out_and_brings_recomputation_in() -> None:
     roomy = find_plan(profile(kinds, memory=1e12), LOAD, Cluster(2))
     assert roomy.does_one_fit and not roomy.chosen.layout.recompute
     tight = find_plan(profile(kinds, memory=1.2e9), LOAD, Cluster(2))
-    assert not tight.does_one_fit
     assert all(found.memory <= 1.2e9 for found in tight.best)
-    assert any(found.layout.recompute for found in tight.best) or all(
-        found.layout.num_parts > 1 for found in tight.best
-    )
-    assert "one device would need" in advise(tight)
-    with pytest.raises(PlanError, match=r"no layout for 2 devices fits .*needs more than 1e-06 GB"):
+    # Rows can't be cut further than to one; windows can, if chunks are run again.
+    row = Load.of(1, 16)
+    again = find_plan(profile(kinds, memory=2e8), row, Cluster(1))
+    assert again.chosen.layout.recompute and again.chosen.layout.chunks > 1 and again.chosen.memory <= 2e8
+    weighty = find_plan(profile([kind(weight_bytes=10**8)] * 4, memory=1.2e9), LOAD, Cluster(2))
+    assert not weighty.does_one_fit and "one device would need 2 GB" in advise(weighty)
+    assert ("1 stage", "needs more than 1.2 GB") in {(found.what, found.why) for found in weighty.rejected}
+    with pytest.raises(
+        PlanError, match=r"no layout for 2 devices fits .*needs more than 1e-06 GB\); give more devices"
+    ):
         find_plan(profile(kinds, memory=1e3), LOAD, Cluster(2))
+    with pytest.raises(PlanError, match=r"no layout for 7 devices fits .*; use another number of devices"):
+        find_plan(profile(kinds), Load.of(4, 16), Cluster(7), uses_all=True)
 
 
 def test_ranks_that_share_a_machine_share_its_memory() -> None:
     kinds = [kind(0.1, 0.2, weight_bytes=10**8)]
-    speeds = tuple(Speed(ranks=ranks, each=1.0, alone=1.0) for ranks in (1, 2))
     # Each copy takes 0.4 GB: two fit two devices of half a GB, but not one machine of half a GB.
-    assert find_plan(profile(kinds, memory=5e8), LOAD, Cluster(2)).chosen.layout.replicas == 2
-    assert find_plan(profile(kinds, memory=5e8, speeds=speeds), LOAD, Cluster(2)).chosen.layout.replicas == 1
+    devices = profile(kinds, memory=5e8)
+    assert find_plan(devices, LOAD, Cluster(2)).chosen.layout.replicas == 2
+    machine = devices.model_copy(update={"shares_memory": True})
+    assert find_plan(machine, LOAD, Cluster(2)).chosen.layout.replicas == 1
 
 
 def test_what_is_rejected_has_a_reason() -> None:
@@ -144,8 +160,8 @@ def test_links_that_nobody_gave_are_asked_for() -> None:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("layers", [8, 30])
-def test_four_thousand_devices_are_planned_in_ten_seconds(layers: int) -> None:
+@pytest.mark.parametrize(("layers", "memory"), [(8, 80e9), (30, 80e9), (30, 6e9)])
+def test_four_thousand_devices_are_planned_in_ten_seconds(layers: int, memory: float) -> None:
     lstm = BlockShape("lstm", 8 * 4096**2, 0, 4 * 4096**2, 4096, 8 * 4096, 8192)
     blocks = [
         BlockShape("embedding", 0, 30_000 * 4096, 0, 4096),
@@ -154,7 +170,7 @@ def test_four_thousand_devices_are_planned_in_ten_seconds(layers: int) -> None:
     ]
     derived = derive_profile(KNOWN["H100"], blocks, 65536, 256)
     started = time.perf_counter()
-    plan = find_plan(derived, Load.of(65536, 256), Cluster(4096, 512))
+    plan = find_plan(derived, Load.of(65536, 256), Cluster(4096, 512, memory))
     assert time.perf_counter() - started < 10
     assert plan.chosen.layout.num_ranks > 64 and plan.num_layouts > 500
 

@@ -32,6 +32,10 @@ def run(arguments: list[str]) -> None:
     from stretto.report.plan_page import plan_page
 
     memory = None if options.memory is None else parse_bytes("--memory", options.memory)
+    for path in (options.json, options.page):
+        if path is not None and not path.parent.is_dir():
+            # Said before minutes are spent on measuring.
+            raise ConfigError(f"{path} can't be written (there is no folder {path.parent}); choose another path")
     planned = Planned.of(config)
     devices = local_devices(planned.device) if options.devices is None else options.devices
     cluster = Cluster(devices, options.nodes, memory)
@@ -60,14 +64,15 @@ def _profile(options: "argparse.Namespace", planned: "Planned") -> "Profile":
         profile = planned.derive(options.hardware)
     else:
         if options.profile is not None and not options.profile.is_file():
-            raise ConfigError(f"--profile={options.profile} is not there; make it with `stretto profile --to`")
+            raise ConfigError(f"--profile={options.profile} is no file; make it with `stretto profile --to`")
         profile = find_profile(planned, options.profile)
     links = {
         field: parse_link(f"--{field}", text)
         for field, text in (("node", options.node), ("network", options.network))
         if text is not None
     }
-    return profile.model_copy(update=links)
+    # Sums that were measured over another link say nothing of this one.
+    return profile.model_copy(update={**links, **({"sums": ()} if "node" in links else {})})
 
 
 def _write(path: Path, text: str) -> None:

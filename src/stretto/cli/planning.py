@@ -52,14 +52,14 @@ class Planned:
     key: str
 
     @classmethod
-    def of(cls, config: RunConfig, threads: int | None = None) -> "Planned":
+    def of(cls, config: RunConfig, threads: int | None = None, device: torch.device | None = None) -> "Planned":
         """Check a run as it would be on one device; a layout is what is looked for."""
         if threads is None:
             asked = os.environ.get("OMP_NUM_THREADS", "")
             threads = int(asked) if asked.isdecimal() else 0
         alone = config.model_copy(update={"layout": Layout()})
         model, feed, _ = check_fits(alone)
-        device = find_device(config.run.device)
+        device = device or find_device(config.run.device)
         key = profile_key(model, feed.windows, device, config.run.precision, config.train.optimizer, threads)
         load = find_load(feed.windows, is_causal=model.causal)
         return cls(alone, model, feed.windows, load, device, threads, key)
@@ -89,7 +89,8 @@ class Planned:
     def derive(self, name: str) -> Profile:
         """Work out the profile on a device that is not here."""
         shapes = block_shapes(self.model, self.windows)
-        return derive_profile(find_hardware(name), shapes, self.load.most_rows, self.load.num_steps)
+        is_bf16 = self.config.run.precision == "bf16"
+        return derive_profile(find_hardware(name), shapes, self.load.most_rows, self.load.num_steps, is_bf16=is_bf16)
 
     def check(self, profile: Profile, path: Path) -> Profile:
         """Refuse a profile of another model."""
@@ -128,37 +129,56 @@ def launch_profile(planned: Planned, path: Path, num_ranks: int) -> None:
         launch_local(num_ranks, ["profile", str(run), "--to", str(path), "--threads", str(planned.threads)])
 
 
-def plan_here(config: RunConfig) -> tuple[RunConfig, Plan]:
+@dataclass(frozen=True)
+class Chosen:
+    """A config whose layout was chosen, and the plan that says why."""
+
+    config: RunConfig
+    plan: Plan
+    profile: Profile
+
+    def keep(self) -> None:
+        """Write the plan into the run's folder, where the run finds what was predicted of it."""
+        save_plan(self.config.run.folder, json.dumps(plan_values(self.plan, self.profile), indent=1))
+
+
+def plan_here(config: RunConfig) -> Chosen:
     """Choose a layout for the devices of this machine."""
     planned = Planned.of(config)
     profile = find_profile(planned)
     return _choose(planned, config, profile, Cluster(local_devices(planned.device)), uses_all=False)
 
 
-def plan_on_ranks(config: RunConfig, world: World, progress: Progress) -> tuple[RunConfig, Plan]:
+def plan_on_ranks(config: RunConfig, world: World, progress: Progress) -> Chosen:
     """Choose a layout for ranks that are started already: all of them are used. Every rank finds the same."""
     # Torchrun has set how many threads each rank has, and so they stay.
-    planned = Planned.of(config, torch.get_num_threads())
+    planned = Planned.of(config, torch.get_num_threads(), world.device)
     mesh = Mesh(world, Topology(world.size, 1))
-    is_known = world.is_first and planned.path.is_file()
-    if mesh.add_up([float(is_known)])[0]:
-        profile = spread_profile(mesh, planned.check(load_profile(planned.path), planned.path) if is_known else None)
+    nodes = max(1, world.size // world.local_size)
+    cluster = Cluster(world.size, nodes)
+    known = _find_known(planned, cluster) if world.is_first else None
+    if mesh.add_up([float(known is not None)])[0]:
+        profile = spread_profile(mesh, known)
     else:
         profile = planned.measure(world, progress)
         if world.is_first:
             save_profile(profile, planned.path)
-    nodes = max(1, world.size // world.local_size)
-    return _choose(planned, config, profile, Cluster(world.size, nodes), uses_all=True, is_writer=world.is_first)
+    return _choose(planned, config, profile, cluster, uses_all=True)
 
 
-def _choose(
-    planned: Planned, config: RunConfig, profile: Profile, cluster: Cluster, *, uses_all: bool, is_writer: bool = True
-) -> tuple[RunConfig, Plan]:
+def _find_known(planned: Planned, cluster: Cluster) -> Profile | None:
+    """The profile that is kept for a run, if it knows the links that the cluster has."""
+    if not planned.path.is_file():
+        return None
+    profile = planned.check(load_profile(planned.path), planned.path)
+    is_complete = (profile.node or cluster.per_node == 1) and (profile.network or cluster.nodes == 1)
+    return profile if is_complete else None
+
+
+def _choose(planned: Planned, config: RunConfig, profile: Profile, cluster: Cluster, *, uses_all: bool) -> Chosen:
     plan = find_plan(profile, planned.load, cluster, uses_all=uses_all)
-    if is_writer:
-        save_plan(config.run.folder, json.dumps(plan_values(plan, profile), indent=1))
     layout = plan.chosen.layout.model_copy(update={"elastic": config.layout.elastic})
-    return config.model_copy(update={"layout": layout}), plan
+    return Chosen(config.model_copy(update={"layout": layout}), plan, profile)
 
 
 def layout_arguments(layout: Layout) -> list[str]:

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stretto.base.errors import ConfigError
 from stretto.cli.options import add_config_options, config_overrides
 from stretto.cli.parser import Parser
 from stretto.config.layout import Layout
@@ -18,6 +19,9 @@ def run(arguments: list[str]) -> None:
     """Parse, measure, and write the profile."""
     options = _parser().parse_all(arguments)
     config = load_config(options.config, config_overrides(options))
+    for name in ("ranks", "threads"):
+        if (getattr(options, name) or 0) < 0:
+            raise ConfigError(f"--{name}={getattr(options, name)} should be 0 or more; leave it out")
     from stretto.cli.console import make_console
     from stretto.cli.planning import Planned, launch_profile, ranks_to_measure
     from stretto.cli.ranks import on_ranks
@@ -32,7 +36,9 @@ def run(arguments: list[str]) -> None:
         # One rank is measured among others, so that links and shared cores are known too.
         launch_profile(planned, path, options.ranks or ranks_to_measure(planned.device))
     else:
-        all_of_them = Layout(replicas=int(os.environ["WORLD_SIZE"]))
+        # What is wrong with the environment is said where the world is joined.
+        size = os.environ["WORLD_SIZE"]
+        all_of_them = Layout(replicas=int(size) if size.isdecimal() and int(size) else 1)
         on_ranks(
             config.model_copy(update={"layout": all_of_them}),
             ["profile", *arguments],

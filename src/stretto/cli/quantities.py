@@ -5,31 +5,32 @@ import re
 from stretto.base.errors import ConfigError
 from stretto.plan.profile import Link
 
-_BYTES = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
-_SECONDS = {"": 1, "S": 1, "MS": 1e-3, "US": 1e-6}
+_BYTES = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+_SECONDS = {"S": 1, "MS": 1e-3, "US": 1e-6}
 
 
 def parse_bytes(option: str, text: str) -> float:
-    """Return the bytes that `24GB`, `40GiB` or `1e9` stand for."""
-    found = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?) *([kmgt]i?)?b?", text.strip(), re.IGNORECASE)
-    value = _number(found.group(1)) if found else 0.0
-    if not found or value <= 0:
+    """Return the bytes that `24GB` or `40GiB` stand for."""
+    found = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?) *([kmgt]i?)b", text.strip(), re.IGNORECASE)
+    value = _number(found.group(1)) if found else None
+    if not found or not value or value > 1e18:
         raise ConfigError(f"{option}={text} is not a number of bytes; write it like 24GB")
-    return value * _BYTES[(found.group(2) or "").upper()]
+    return value * _BYTES[found.group(2).upper()]
 
 
 def parse_link(option: str, text: str) -> Link:
     """Return the link that `5us,25GB` stands for: latency, and bytes a second."""
     latency, _, bandwidth = text.partition(",")
-    found = re.fullmatch(r"([0-9.]+(?:e-?[0-9]+)?) *(s|ms|us)?", latency.strip(), re.IGNORECASE)
-    if not found or not bandwidth:
+    found = re.fullmatch(r"([0-9.]+(?:e-?[0-9]+)?) *(s|ms|us)", latency.strip(), re.IGNORECASE)
+    value = _number(found.group(1)) if found else None
+    if not found or value is None or value > 1e6 or not bandwidth:
         raise ConfigError(f"{option}={text} is not a latency and a bandwidth; write it like 5us,25GB")
-    seconds = _number(found.group(1)) * _SECONDS[(found.group(2) or "").upper()]
+    seconds = value * _SECONDS[found.group(2).upper()]
     return Link(latency=seconds, bandwidth=parse_bytes(option, bandwidth.removesuffix("/s")))
 
 
-def _number(text: str) -> float:
+def _number(text: str) -> float | None:
     try:
         return float(text)
     except ValueError:
-        return 0.0
+        return None

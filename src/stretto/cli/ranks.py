@@ -11,13 +11,13 @@ from rich.console import Console
 
 from stretto.base.errors import LostPeerError, StrettoError
 from stretto.cli.console import make_console
-from stretto.cli.planning import layout_arguments, plan_here, plan_on_ranks, show_progress
+from stretto.cli.planning import Chosen, layout_arguments, plan_here, plan_on_ranks, show_progress
 from stretto.cli.tables import seconds
+from stretto.config.layout import Layout
 from stretto.config.run import RunConfig
 from stretto.launch.orphans import exit_code_of_leaving, leave_with_launcher
 from stretto.mesh.world import TOLD, World, world
 from stretto.plan.advice import advise
-from stretto.plan.search import Plan
 from stretto.train.build import check_fits, fit_to_ranks
 from stretto.train.run import LeftError, newest_checkpoint
 from stretto.train.signals import when_asked_to_leave
@@ -33,14 +33,16 @@ def on_ranks(
     check: Callable[[RunConfig], object] = check_fits,
     *,
     restarts: int | None = 0,
+    keeps_plan: bool = False,
 ) -> None:
     """Do `work` on each rank that the layout needs; `arguments` are those that start this command again.
 
     `check` is what can be found wrong before ranks are started, so that it is said just once. Ranks that were lost
-    are started again `restarts` times; with none given, a few times if there are several.
+    are started again `restarts` times; with none given, a few times if there are several. A layout that is left to us
+    is chosen first; `keeps_plan` writes why into the run's folder.
     """
     if config.layout.auto and "WORLD_SIZE" not in os.environ:
-        config = _plan_here(config)
+        config = _plan_here(config, check, keeps_plan)
         arguments = [*arguments, *layout_arguments(config.layout)]
     size = config.layout.num_ranks
     if (size > 1 or restarts) and "WORLD_SIZE" not in os.environ:
@@ -68,7 +70,7 @@ def on_ranks(
     ):
         try:
             if config.layout.auto:
-                config = _plan_on_ranks(config, joined)
+                config = _plan_on_ranks(config, joined, keeps_plan)
             work(joined, config)
         except TOLD as error:
             if joined.is_alone:
@@ -100,23 +102,30 @@ def on_ranks(
             leave(1)
 
 
-def _plan_here(config: RunConfig) -> RunConfig:
-    planned, plan = plan_here(config)
-    _say_plan(make_console(), plan)
-    return planned
+def _plan_here(config: RunConfig, check: Callable[[RunConfig], object], keeps_plan: bool) -> RunConfig:
+    with when_asked_to_leave(lambda: leave(exit_code_of_leaving())):
+        # What is wrong with the run is said before minutes are spent on measuring it.
+        check(config.model_copy(update={"layout": Layout()}))
+    chosen = plan_here(config)
+    _say_plan(make_console(), chosen)
+    if keeps_plan:
+        chosen.keep()
+    return chosen.config
 
 
-def _plan_on_ranks(config: RunConfig, joined: World) -> RunConfig:
+def _plan_on_ranks(config: RunConfig, joined: World, keeps_plan: bool) -> RunConfig:
     console = make_console(is_quiet=not joined.is_first)
     with show_progress(console) as progress:
-        planned, plan = plan_on_ranks(config, joined, progress)
-    _say_plan(console, plan)
-    return planned
+        chosen = plan_on_ranks(config, joined, progress)
+    _say_plan(console, chosen)
+    if keeps_plan and joined.is_first:
+        chosen.keep()
+    return chosen.config
 
 
-def _say_plan(console: Console, plan: Plan) -> None:
-    console.print(f"plan    {advise(plan)}")
-    console.print(f"plan    predicted: {seconds(plan.chosen.seconds)} a step, as plan.json in the run's folder says")
+def _say_plan(console: Console, chosen: Chosen) -> None:
+    console.print(f"plan    {advise(chosen.plan)}")
+    console.print(f"plan    predicted: {seconds(chosen.plan.chosen.seconds)} a step")
 
 
 def leave(exit_code: int) -> NoReturn:

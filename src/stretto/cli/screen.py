@@ -125,7 +125,8 @@ def _compare(report: "PlanReport") -> str:
     much = (
         f"{report.ratio:.2f} times as long as planned" if report.ratio > 1 else f"{1 / report.ratio:.2f} times as fast"
     )
-    return f"{found}: {much}; `stretto profile` measures this machine again"
+    other = "something else may be using the machine, or " if report.ratio > 2 else ""
+    return f"{found}: {much}; {other}measure again with `stretto profile RUN.toml`"
 
 
 def _show_save(console: Console, report: "SaveReport") -> None:

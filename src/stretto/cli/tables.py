@@ -9,6 +9,7 @@ from stretto.plan.draw import draw_text
 from stretto.plan.predict import Prediction
 from stretto.plan.profile import Profile
 from stretto.plan.search import Plan
+from stretto.plan.show import layout_toml
 from stretto.plan.timeline import Timeline
 
 _ROWS = 10
@@ -22,10 +23,13 @@ def show_plan(console: Console, plan: Plan, profile: Profile, timeline: Timeline
     cluster = plan.cluster
     nodes = f" on {cluster.nodes} nodes" if cluster.nodes > 1 else ""
     simulated = ", simulated" if profile.is_simulated else ""
-    console.print(_table(plan, f"{cluster.devices} x {profile.device}{nodes}{simulated}"))
-    for note, meaning in (("again", "recomputes"), ("near", "a node holds one stage of several replicas")):
-        if any(note in _cells(plan, found)[0] for found in plan.best[:_ROWS]):
-            console.print(f"{note}: {meaning}")
+    many = "processes on one" if profile.shares_memory else "x"
+    console.print(_table(plan, f"{cluster.devices} {many} {profile.device}{nodes}{simulated}"))
+    if "disturbed" in profile.notes:
+        console.print(f"note: {profile.notes['disturbed']}; measure again with `stretto profile`")
+    for mark, meaning in (("*", "recomputes chunks"), ("+", "a node holds one stage of several replicas")):
+        if any(mark in _cells(plan, found)[0] for found in plan.best[:_ROWS]):
+            console.print(f"{mark} {meaning}")
     for rejected in plan.rejected[:5]:
         console.print(f"not possible: {rejected.what}: {rejected.why}")
     chosen = plan.chosen
@@ -39,19 +43,6 @@ def show_plan(console: Console, plan: Plan, profile: Profile, timeline: Timeline
         console.print(draw_text(timeline, width), soft_wrap=True)
     console.print(f"\n{advise(plan)}", soft_wrap=True)
     console.print(f"\n{layout_toml(chosen)}", soft_wrap=True)
-
-
-def layout_toml(prediction: Prediction) -> str:
-    """The section of a run's TOML file that asks for a layout."""
-    layout = prediction.layout
-    fields = {name: value for name, value in layout.model_dump(mode="json").items() if name not in ("auto", "elastic")}
-    lines = []
-    for name, value in fields.items():
-        if value in (1, False, "stages", []) or (name == "blocks" and layout.stages == 1):
-            continue
-        text = f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
-        lines.append(f"{name} = {text}")
-    return "\n".join(["[layout]", *lines]) if lines else "[layout]  # one device: nothing to set"
 
 
 def _table(plan: Plan, title: str) -> Table:
@@ -73,9 +64,9 @@ def _table(plan: Plan, title: str) -> Table:
 def _cells(plan: Plan, found: Prediction) -> list[str]:
     layout = found.layout
     cut = f"{layout.replicas} x {layout.stages} x {layout.slices} x {layout.chunks}"
-    notes = [note for note, is_so in (("again", layout.recompute), ("near", layout.near == "replicas")) if is_so]
+    marks = f"{'*' if layout.recompute else ''}{'+' if layout.near == 'replicas' else ''}"
     return [
-        f"{cut} {' '.join(notes)}".strip(),
+        f"{cut} {marks}".strip(),
         seconds(found.seconds),
         f"{found.tokens_per_second:,.0f}",
         f"{plan.speed_up(found):.2f}",

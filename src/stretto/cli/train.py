@@ -31,6 +31,7 @@ def run(arguments: list[str]) -> None:
         lambda world, fitted: show_run(Run(fitted, world, resume)),
         lambda config: prepare_run(config, resume),
         restarts=config.run.restarts,
+        keeps_plan=True,
     )
 
 

@@ -45,6 +45,9 @@ class Layout(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        given = self.model_fields_set - {"auto", "elastic"}
+        if self.auto and any(getattr(self, name) != type(self).model_fields[name].default for name in given):
+            raise ValueError(f"auto chooses {', '.join(sorted(given))} itself; leave them out, or set auto to false")
         if self.blocks and (len(self.blocks) != self.stages or min(self.blocks) < 1):
             raise ValueError(
                 f"blocks={list(self.blocks)} must say for each of stages={self.stages} how many blocks it holds, "

@@ -67,7 +67,7 @@ class DataConfig(Section):
     workers: int = Field(0, ge=0)
     """Processes that read ahead on each rank; 0 reads when a window is needed."""
     cache: Path = _Path("~/.cache/stretto")
-    """Folder that keeps pages of remote data; all ranks of a machine share it."""
+    """Folder that keeps pages of remote data, and profiles of models; all ranks of a machine share it."""
     cache_bytes: int = Field(1 << 30, ge=8 << 20)
     """How much of remote data that folder keeps at most."""
     patience: float = Field(300.0, ge=0, allow_inf_nan=False)

@@ -92,6 +92,8 @@ def _sentence(mistake: ErrorDetails) -> str:
         return f"{where} is not a known field{_nearest(mistake['loc'])}"
     if kind == "missing":
         return f"{where} is missing; it has no default, so set it"
+    if kind == "model_type" and where == "layout":
+        return f'{where}={mistake["input"]!r} should be "auto" or a section; write it as [{where}]'
     if kind == "model_type":
         return f"{where}={mistake['input']!r} should be a section; write it as [{where}]"
     if kind == "value_error":

@@ -34,6 +34,10 @@ def make_engine(
     so that no rank ever holds all of it. Without, they are taken as they are, from the first replica.
     """
     layout = layout or Layout()
+    if layout.auto:
+        raise ConfigError(
+            "layout.auto has not been planned yet; use `stretto train`, or the layout of stretto.find_plan"
+        )
     world = world or World(0, 1, _device_of(model))
     mesh = Mesh(world, Topology(layout.replicas, layout.stages, layout.near))
     if not model.causal:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto.base.denormals import flush_denormals
+from stretto.base.errors import PlanError
 from stretto.base.window import Rows, Window
 from stretto.blocks.initialize import initialize
 from stretto.blocks.losses import Loss
@@ -18,8 +19,8 @@ from stretto.plan.profile import Kind, Point
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer | None]
 
-# A point that takes longer than this is not followed by a larger one: beyond it, costs grow in proportion.
-_LONGEST = 3.0
+# A point that would take longer than this is not measured.
+_LONGEST = 6.0
 # For each point, twice.
 _SECONDS = 0.1
 
@@ -61,8 +62,8 @@ def name_kinds(model: Stack) -> list[str]:
     return found
 
 
-def measure_kinds(subject: Subject, make_optimizer: MakeOptimizer) -> Iterator[tuple[str, Kind]]:
-    """Measure each kind of block once, then the loss, which is named `loss`."""
+def measure_kinds(subject: Subject, make_optimizer: MakeOptimizer, room: float) -> Iterator[tuple[str, Kind]]:
+    """Measure each kind of block once, then the loss, which is named `loss`; none that needs more than `room` bytes."""
     edge = payload(subject.window, "inputs", subject.model.dtype)
     # What a kind gives for one step of one row, which is all that the next block's shapes depend on.
     given: dict[str, Tensor] = {}
@@ -72,11 +73,11 @@ def measure_kinds(subject: Subject, make_optimizer: MakeOptimizer) -> Iterator[t
             stack = _draw(subject, index)
             # Only the first block of all has no use for a gradient of what goes in.
             needs_gradient = index > 0 or names.count(name) > 1
-            yield name, _measure_block(subject, stack, edge, make_optimizer, needs_gradient=needs_gradient)
+            yield name, _measure_block(subject, stack, edge, make_optimizer, needs_gradient=needs_gradient, room=room)
             with torch.no_grad(), subject.autocast():
                 given[name] = stack(edge[:1, :1].to(subject.device), stack.begin(_rows(subject, 1, 1)))[0]
         edge = given[name]
-    yield "loss", _measure_loss(subject, edge)
+    yield "loss", _measure_loss(subject, edge, room)
 
 
 def _draw(subject: Subject, index: int) -> Stack:
@@ -89,7 +90,7 @@ def _rows(subject: Subject, rows: int, steps: int) -> Rows:
 
 
 def _measure_block(
-    subject: Subject, stack: Stack, edge: Tensor, make_optimizer: MakeOptimizer, *, needs_gradient: bool
+    subject: Subject, stack: Stack, edge: Tensor, make_optimizer: MakeOptimizer, *, needs_gradient: bool, room: float
 ) -> Kind:
     device = subject.device
     is_given = edge.shape[:2] == (subject.window.num_steps, subject.window.num_rows)
@@ -124,7 +125,7 @@ def _measure_block(
 
         return once
 
-    points = _measure_grid(subject, at, stack)
+    points = _measure_grid(subject, at, stack, room)
     weights = [weight for weight in stack.parameters() if weight.requires_grad]
     state = stack.begin(_rows(subject, 1, 1))
     return Kind(
@@ -137,7 +138,7 @@ def _measure_block(
     )
 
 
-def _measure_loss(subject: Subject, edge: Tensor) -> Kind:
+def _measure_loss(subject: Subject, edge: Tensor, room: float) -> Kind:
     targets = payload(subject.window, "targets")
 
     def at(rows: int, steps: int) -> Callable[[], tuple[float, float]]:
@@ -154,29 +155,63 @@ def _measure_loss(subject: Subject, edge: Tensor) -> Kind:
 
         return once
 
-    return Kind(points=_measure_grid(subject, at, None))
+    return Kind(points=_measure_grid(subject, at, None, room))
 
 
 @flush_denormals()
 def _measure_grid(
-    subject: Subject, at: Callable[[int, int], Callable[[], tuple[float, float]]], stack: Stack | None
+    subject: Subject, at: Callable[[int, int], Callable[[], tuple[float, float]]], stack: Stack | None, room: float
 ) -> tuple[Point, ...]:
+    """Measure a block at the points of the grid, from the smallest up to what takes too long or too much memory."""
     rows_grid, steps_grid = subject.grid()
     points: dict[tuple[int, int], Point] = {}
     # Twice, some seconds apart: what slowed the machine down for a while is not there both times.
     for _ in range(2):
         for rows in rows_grid:
+            known = dict(points)
             for steps in steps_grid:
-                once = at(rows, steps)
-                saved = _saved_bytes(once, stack)
-                forward, backward = least_laps(once, _SECONDS)
-                before = points.get((rows, steps))
-                if before is not None:
-                    forward, backward = min(forward, before.forward), min(backward, before.backward)
-                points[rows, steps] = Point(rows=rows, steps=steps, forward=forward, backward=backward, saved=saved)
-            if forward + backward > _LONGEST:
+                found = _measure_point(at, rows, steps, stack, known, room)
+                if found is None:
+                    break
+                known[rows, steps] = found
+            if rows == rows_grid[0]:
+                # Not even the fewest rows can be measured for longer.
+                steps_grid = [steps for steps in steps_grid if (rows, steps) in known]
+            elif any((rows, steps) not in known for steps in steps_grid):
+                # Beyond this, costs grow in proportion. A row of points is kept whole or not at all.
+                rows_grid = [fewer for fewer in rows_grid if fewer < rows]
                 break
+            points = known
+    if not points:
+        raise PlanError("a chunk of one step doesn't fit into memory; make the model or the batch smaller")
     return tuple(points.values())
+
+
+def _measure_point(
+    at: Callable[[int, int], Callable[[], tuple[float, float]]],
+    rows: int,
+    steps: int,
+    stack: Stack | None,
+    points: dict[tuple[int, int], Point],
+    room: float,
+) -> Point | None:
+    """Measure one point, the least of what it took before and now; none if it would take too long or too much room."""
+    before = points.get((rows, steps))
+    smaller = max(points.values(), key=lambda point: point.rows * point.steps, default=None)
+    if before is None and smaller is not None:
+        times = rows * steps / (smaller.rows * smaller.steps)
+        # What is kept, what goes in and out, and their gradients.
+        if 4 * smaller.saved * times > room or (smaller.forward + smaller.backward) * times > _LONGEST:
+            return None
+    try:
+        once = at(rows, steps)
+        saved = _saved_bytes(once, stack)
+        forward, backward = least_laps(once, _SECONDS)
+    except torch.OutOfMemoryError:
+        return None
+    if before is not None:
+        forward, backward = min(forward, before.forward), min(backward, before.backward)
+    return Point(rows=rows, steps=steps, forward=forward, backward=backward, saved=saved)
 
 
 def _fill(edge: Tensor, rows: int, steps: int) -> Tensor:

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import platform
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -45,8 +44,10 @@ _SMALL = (1 << 10,)
 _SUMS = (1 << 10, 1 << 25)
 # The part of memory that a measurement may take.
 _ROOM = 0.7
-_ROUNDS = 3
+_ROUNDS, _MOST_ROUNDS = 3, 8
 _TURNS = 9
+# Ranks together, or one with more threads, that do less than this part of what one does were disturbed.
+_PLAUSIBLE = 0.7
 # Where devices slow each other by less than this, each is taken to have what it needs for itself.
 _UNSHARED = 0.97
 
@@ -78,21 +79,28 @@ def measure_profile(
     *,
     precision: Precision = "fp32",
     seed: int = 1,
-    threads: int = 0,
+    threads: int | None = None,
     key: str = "",
     progress: Progress = lambda what, part: None,
 ) -> Profile:
     """Measure a model, which may be on the meta device, on the ranks there are; all call it and get the same profile.
 
-    `threads` is how many each rank computes with on a CPU; 0 shares the cores among the ranks of a machine.
+    `threads` is how many each rank will compute with on a CPU: as many as now if not given, and with 0 a share of the
+    cores, however many ranks there are.
     """
     world = world or World(0, 1, find_device("auto"))
     mesh = Mesh(world, Topology(world.size, 1))
     window = data.read(Position())
     subject = Subject(model, loss, window, world.device, seed, precision == "bf16")
-    run = _Measuring(subject, mesh, precision, make_optimizer, data, threads, progress)
-    profile = run.measure_alone(key) if world.is_first else None
-    return run.complete(profile)
+    before = torch.get_num_threads()
+    run = _Measuring(subject, mesh, precision, make_optimizer, data, before if threads is None else threads, progress)
+    try:
+        if world.is_first:
+            return run.complete(run.measure_alone(key))
+        run.wait()
+        return run.complete(None)
+    finally:
+        torch.set_num_threads(before)
 
 
 class _Measuring:
@@ -110,6 +118,7 @@ class _Measuring:
         self.make_optimizer, self.data, self.threads, self.progress = make_optimizer, data, threads, progress
         self.world = mesh.world
         self.is_cpu = subject.device.type == "cpu"
+        self.is_disturbed = False
         self._set_threads(self.world.local_size)
 
     def measure_alone(self, key: str) -> Profile:
@@ -119,19 +128,21 @@ class _Measuring:
         distinct = list(dict.fromkeys([*names, "loss"]))
         kinds: dict[str, Kind] = {}
         self.progress(f"measuring {distinct[0]}", 0.0)
-        for name, kind in measure_kinds(subject, self.make_optimizer):
+        for name, kind in measure_kinds(subject, self.make_optimizer, room=_ROOM * self._memory()):
             kinds[name] = kind
+            self._beat()
             next_name = distinct[min(len(kinds), len(distinct) - 1)]
             self.progress(f"measuring {next_name}", 0.7 * len(kinds) / len(distinct))
         loss = kinds.pop("loss")
         profile = Profile(
-            device=_device_name(subject.device),
+            device=_device_name(subject.device) + (f", {self._say_threads()}" if self.is_cpu else ""),
             memory=_device_memory(subject.device),
             key=key,
             notes={"torch": torch.__version__, "python": platform.python_version(), "measured": time.strftime("%F")},
             kinds=kinds,
             blocks=tuple(names),
             loss=loss,
+            shares_memory=self.is_cpu,
             overlap=0.0 if self.is_cpu else 0.9,
             optimizer_bytes=self._optimizer_bytes(),
             step=self._time_reading(),
@@ -140,6 +151,21 @@ class _Measuring:
             return profile
         self.progress("measuring whole steps", 0.75)
         return self._calibrate(profile)
+
+    def wait(self) -> None:
+        """What the others do while the first rank measures alone: hear of it now and then, so none is given up."""
+        for _ in dict.fromkeys([*name_kinds(self.subject.model), "loss"]):
+            self._beat()
+
+    def _remarks(self) -> dict[str, str]:
+        return {"disturbed": "the machine did other things while it was measured"} if self.is_disturbed else {}
+
+    def _beat(self) -> None:
+        self.mesh.add_up([0.0])
+
+    def _memory(self) -> float:
+        """What each rank has for itself."""
+        return _device_memory(self.subject.device) / (self.world.local_size if self.is_cpu else 1)
 
     def complete(self, profile: Profile | None) -> Profile:
         """Measure what takes several ranks, and give all of them the whole profile."""
@@ -158,8 +184,7 @@ class _Measuring:
         """Has each rank room for the whole model and a step of it?"""
         window = self.subject.window
         load = Load.of(window.num_rows, window.num_steps)
-        needed = predict(Costs(profile), load, Layout(), Cluster(1)).memory
-        return needed * (self.world.local_size if self.is_cpu else 1) < _ROOM * profile.memory
+        return predict(Costs(profile), load, Layout(), Cluster(1)).memory < _ROOM * self._memory()
 
     def _guess_speeds(self) -> tuple[Speed, ...]:
         """Processes share cores evenly; devices share nothing."""
@@ -250,21 +275,25 @@ class _Measuring:
             return self.mesh.add_up([own])[0] / num_ranks
 
         numbers = _divisors(local)
-        each: dict[int, list[float]] = {number: [] for number in numbers}
-        alone: dict[int, list[float]] = {number: [] for number in numbers}
-        for index in range(_ROUNDS):
-            self.progress("measuring ranks that compute at once", 0.85 + 0.05 * index / _ROUNDS)
-            # In turns, each compared with what one rank did just before.
-            base = together(1)
+        threads = {number: self._num_threads(number) for number in numbers}
+        # The least seconds of one rank, by its threads, and of so many at once: what disturbs them only adds time.
+        lone = dict.fromkeys(threads.values(), math.inf)
+        crowd = dict.fromkeys(numbers, math.inf)
+        for index in range(_MOST_ROUNDS):
+            self.progress("measuring ranks that compute at once", 0.85)
             for number in numbers:
                 self._set_threads(number)
-                is_same = self._num_threads(number) == self._num_threads(local)
-                alone[number].append(1.0 if is_same else base / together(1))
-                each[number].append(alone[number][-1] if number == 1 else base / together(number))
+                lone[threads[number]] = min(lone[threads[number]], together(1))
+                crowd[number] = min(crowd[number], together(number))
             self._set_threads(local)
+            base = lone[threads[local]]
+            # More threads only ever help, and ranks together do no less than one: else the machine did other things.
+            least = min(*(base / seconds for seconds in lone.values()), *(n * base / crowd[n] for n in numbers))
+            if index + 1 >= _ROUNDS and least > _PLAUSIBLE:
+                break
+        self.is_disturbed = least <= _PLAUSIBLE
         found = [
-            Speed(ranks=number, each=statistics.median(each[number]), alone=statistics.median(alone[number]))
-            for number in numbers
+            Speed(ranks=number, each=base / crowd[number], alone=base / lone[threads[number]]) for number in numbers
         ]
         if not self.is_cpu and all(speed.each > _UNSHARED for speed in found):
             return ()
@@ -276,12 +305,12 @@ class _Measuring:
             return None, None
         self.progress("measuring links", 0.9)
         local = min(world.local_size, world.size)
-        node = _fit_link(_MESSAGES, time_messages(world, 0, 1, _MESSAGES)) if local > 1 else None
-        network = _fit_link(_MESSAGES, time_messages(world, 0, local, _MESSAGES)) if local < world.size else None
+        node = _fit_link(_MESSAGES, time_messages(self.mesh, 0, 1, _MESSAGES)) if local > 1 else None
+        network = _fit_link(_MESSAGES, time_messages(self.mesh, 0, local, _MESSAGES)) if local < world.size else None
         return node, network
 
     def _measure_bare_sum(self, num_ranks: int) -> Sum:
-        link = _fit_link(_SUMS, time_sums(self.world, num_ranks, _SUMS))
+        link = _fit_link(_SUMS, time_sums(self.mesh, num_ranks, _SUMS))
         return Sum(ranks=num_ranks, latency=link.latency, bandwidth=link.bandwidth)
 
     def _measure_sum(self, num_ranks: int) -> Sum:
@@ -291,7 +320,7 @@ class _Measuring:
         """
         world, subject = self.world, self.subject
         mesh = Mesh(world, Topology(num_ranks, world.size // num_ranks, "replicas"))
-        (latency,) = time_sums(world, num_ranks, _SMALL)
+        (latency,) = time_sums(self.mesh, num_ranks, _SMALL)
         is_in = world.rank < num_ranks
         window = _corner(subject.window, 1, 1)
         plain = self._engine(1)
@@ -311,6 +340,11 @@ class _Measuring:
 
     def _num_threads(self, num_ranks: int) -> int:
         return self.threads or max(1, (os.cpu_count() or 1) // num_ranks)
+
+    def _say_threads(self) -> str:
+        if not self.threads:
+            return "shared by its ranks"
+        return f"{self.threads} thread{'s' * (self.threads > 1)} a rank"
 
     def _set_threads(self, num_ranks: int) -> None:
         if self.is_cpu:

@@ -14,7 +14,7 @@ _LEAST, _MOST = 2, 25
 def lap(device: torch.device) -> float:
     """Return the time when all that a device was told is done."""
     if device.type != "cpu":
-        torch.accelerator.synchronize()
+        torch.accelerator.synchronize(device)
     return time.perf_counter()
 
 

@@ -10,7 +10,15 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from stretto.base.errors import ConfigError, DataError, DivergedError, FencedError, MeshError, StrettoError
+from stretto.base.errors import (
+    ConfigError,
+    DataError,
+    DivergedError,
+    FencedError,
+    MeshError,
+    PlanError,
+    StrettoError,
+)
 from stretto.mesh.board import Board, OwnBoard, SharedBoard
 from stretto.mesh.device import find_device
 from stretto.mesh.gathering import gather_ranks
@@ -19,7 +27,7 @@ from stretto.mesh.rollcall import RollCall
 
 TIMEOUT = timedelta(minutes=10)
 # The errors of what was asked for, not of a rank: all ranks end with them.
-TOLD: tuple[type[StrettoError], ...] = (ConfigError, DataError, DivergedError, FencedError)
+TOLD: tuple[type[StrettoError], ...] = (ConfigError, DataError, DivergedError, FencedError, PlanError)
 
 
 @dataclass(frozen=True)

@@ -12,18 +12,18 @@ def advise(plan: Plan) -> str:
         return f"stay on one device: {_why_not_more(plan)}"
     cut = f"{name(chosen)} on {num_ranks} devices"
     if not plan.does_one_fit:
-        needs = f"one device would need {plan.one.memory / 1e9:.3g} GB"
+        needs = f"one device would need {plan.one.memory / 1e9:,.0f} GB"
         return f"use {cut}: {needs}, and this is the fastest of the layouts that fit{_idle(plan)}"
     gain = plan.speed_up(chosen)
     if gain < 1:
         # Only where all devices had to be used.
         return (
             f"use {cut}, the best that leaves none idle; one device alone would be {1 / gain:.2f} times as fast: "
-            f"{_what_holds_it_back(chosen)}"
+            f"{_what_holds_it_back(chosen, gain)}"
         )
     return (
         f"use {cut}: {gain:.2f} times as fast as one device ({gain / num_ranks:.0%} of {num_ranks} times); "
-        f"{_what_holds_it_back(chosen)}{_idle(plan)}"
+        f"{_what_holds_it_back(chosen, gain)}{_idle(plan)}"
     )
 
 
@@ -51,7 +51,10 @@ def _why_not_more(plan: Plan) -> str:
         return "no layout on more of them is near it"
     best = min(others, key=lambda one: one.seconds)
     gain = plan.speed_up(best)
-    return f"the best on more of them, {name(best)}, is {gain:.2f} times as fast; {_what_holds_it_back(best)}"
+    sure = ", less than a prediction can be sure of" if gain > 1 else ""
+    return (
+        f"the best on more of them, {name(best)}, is {gain:.2f} times as fast{sure}; {_what_holds_it_back(best, gain)}"
+    )
 
 
 def _idle(plan: Plan) -> str:
@@ -62,12 +65,12 @@ def _idle(plan: Plan) -> str:
         return ""
     fuller = [one for one in plan.best if one.layout.num_ranks == plan.cluster.devices]
     if not fuller:
-        return f"; the other {left} would not make it faster"
+        return f"; the other {left} are left over"
     ratio = chosen.seconds / min(one.seconds for one in fuller)
     return f"; all {plan.cluster.devices} would be {ratio:.2f} times as fast as this"
 
 
-def _what_holds_it_back(prediction: Prediction) -> str:
+def _what_holds_it_back(prediction: Prediction, gain: float) -> str:
     """The largest part of a step that is not work."""
     parts = {
         "adding up gradients takes {:.0%} of a step": prediction.sums,
@@ -77,5 +80,7 @@ def _what_holds_it_back(prediction: Prediction) -> str:
     sentence, seconds = max(parts.items(), key=lambda item: item[1])
     part = seconds / prediction.seconds
     if part < 0.05:
-        return "hardly any of a step is lost"
+        # Nothing waits, and yet it is no faster: a step in time takes as long with fewer rows.
+        is_slow = gain < 0.7 * prediction.layout.num_ranks
+        return "a chunk with fewer rows takes hardly less time" if is_slow else "hardly any of a step is lost"
     return sentence.format(part)

@@ -48,13 +48,13 @@ class Bounds:
         again = 2 if layout.recompute else 1
         num_chunks, action = shapes.total(), self.costs.profile.action
         for part in parts_of(layout.blocks):
-            seconds = {}
-            for shape in shapes:
-                chunk = self.costs.chunk(part.start, part.stop, *shape)
-                seconds[shape] = again * chunk.forward + chunk.backward + 2 * action
+            chunks = {shape: self.costs.chunk(part.start, part.stop, *shape) for shape in shapes}
+            each = sum(count * (again * chunks[s].forward + chunks[s].backward) for s, count in shapes.items())
             added = (num_chunks - 1) * self.costs.accumulate(part.start, part.stop)
-            work.append(sum(count * seconds[shape] for shape, count in shapes.items()) + added)
-            through.append(min(seconds.values()) + 2 * latency)
+            work.append(each + 2 * action * num_chunks + added)
+            # What comes through first and what goes back last may be chunks of different shapes.
+            least = min(chunk.forward for chunk in chunks.values()) + min(chunk.backward for chunk in chunks.values())
+            through.append(least + 2 * action + 2 * latency)
         if layout.slices == 1:
             return max(own + sum(through) - through[stage] for stage, own in enumerate(work))
         # Of several slices, others can be worked on while one is with the stages after this one.

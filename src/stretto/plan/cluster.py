@@ -55,9 +55,6 @@ class Cluster:
         """Return over how many nodes the ranks that hold one stage are spread."""
         if layout.near == "stages":
             return min(layout.replicas, ceil(layout.num_ranks / self.per_node))
-        # A column may begin in the middle of a node.
-        return min(
-            ceil(layout.replicas / self.per_node)
-            + bool(layout.replicas % self.per_node and layout.stages > 1 and self.per_node % layout.replicas),
-            ceil(layout.num_ranks / self.per_node),
-        )
+        # A column may begin in the middle of a node, and then ends in another one.
+        edges = [(stage * layout.replicas, (stage + 1) * layout.replicas - 1) for stage in range(layout.stages)]
+        return max(last // self.per_node - first // self.per_node + 1 for first, last in edges)

@@ -26,7 +26,7 @@ class Costs:
         self.kinds = [profile.kinds[name] for name in profile.blocks]
         self.num_blocks = len(self.kinds)
         # With a single device nothing is ever sent.
-        self.node = profile.node or Link(latency=0.0, bandwidth=math.inf)
+        self.node = profile.node or Link(latency=0.0, bandwidth=1e18)
         self.network = profile.network or self.node
         self._weights = _sums([kind.weight_bytes for kind in self.kinds])
         self._accumulate = _sums([kind.accumulate for kind in self.kinds])

@@ -5,7 +5,7 @@ less than what starting the work of each step takes.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stretto.base.errors import PlanError
 from stretto.plan.profile import Kind, Link, Point, Profile
@@ -18,35 +18,38 @@ class Hardware:
     name: str
     memory: float  # bytes
     flops: float  # a second, dense bf16
+    fp32_flops: float  # without tensor cores, as torch multiplies fp32 unless told otherwise
     bandwidth: float  # of memory, bytes a second
     node: Link
     network: Link  # for each device
     source: str
     reached: float = 0.5  # of the peak of arithmetic, in a large product
+    number_bytes: int = 2  # of what is multiplied
     launch: float = 5e-6  # seconds that each step of a recurrent layer takes at least
 
 
-_NVLINK = "inside a node by NVLink, half of its two-way figure each way"
-_INFINIBAND = "between nodes one 400 Gb/s port a device (200 Gb/s for A100), 5 us"
+_LINKS = "half of NVLink's two-way figure each way; between nodes one 400 Gb/s port a device (A100: 200 Gb/s), 5 us"
 
 KNOWN = {
     "A100": Hardware(
         name="A100 80 GB SXM",
         memory=80e9,
         flops=312e12,
+        fp32_flops=19.5e12,
         bandwidth=2.039e12,
         node=Link(latency=3e-6, bandwidth=300e9),
         network=Link(latency=5e-6, bandwidth=25e9),
-        source=f"NVIDIA A100 data sheet (312 TFLOP/s bf16, 2,039 GB/s, NVLink 600 GB/s); {_NVLINK}; {_INFINIBAND}",
+        source=f"NVIDIA A100 data sheet (312 TFLOP/s bf16, 19.5 fp32, 2,039 GB/s, NVLink 600 GB/s); {_LINKS}",
     ),
     "H100": Hardware(
         name="H100 80 GB SXM",
         memory=80e9,
         flops=989e12,
+        fp32_flops=67e12,
         bandwidth=3.35e12,
         node=Link(latency=3e-6, bandwidth=450e9),
         network=Link(latency=5e-6, bandwidth=50e9),
-        source=f"NVIDIA H100 data sheet (989 TFLOP/s bf16 dense, 3.35 TB/s, NVLink 900 GB/s); {_NVLINK}; {_INFINIBAND}",
+        source=f"NVIDIA H100 data sheet (989 TFLOP/s bf16 dense, 67 fp32, 3.35 TB/s, NVLink 900 GB/s); {_LINKS}",
     ),
 }
 
@@ -66,13 +69,17 @@ class BlockShape:
 
 def find_hardware(name: str) -> Hardware:
     """Return the figures of a device."""
-    if name not in KNOWN:
+    if name.upper() not in KNOWN:
         raise PlanError(f"--as={name} is not known; known are {', '.join(KNOWN)}, or write a profile by hand")
-    return KNOWN[name]
+    return KNOWN[name.upper()]
 
 
-def derive_profile(hardware: Hardware, blocks: Sequence[BlockShape], num_rows: int, num_steps: int) -> Profile:
-    """Return the profile that a model would have on a device, by its figures: bf16 work, fp32 weights, AdamW."""
+def derive_profile(
+    hardware: Hardware, blocks: Sequence[BlockShape], num_rows: int, num_steps: int, *, is_bf16: bool = True
+) -> Profile:
+    """Return the profile that a model would have on a device, by its figures; weights in fp32, AdamW."""
+    if not is_bf16:
+        hardware = replace(hardware, flops=hardware.fp32_flops, number_bytes=4)
     shapes = list(dict.fromkeys(blocks))
     names = {shape: f"{shape.name}-{index}" for index, shape in enumerate(shapes)}
     # It costs nothing to be asked: every half, as a product goes from waiting for memory to waiting for arithmetic.
@@ -110,7 +117,8 @@ def derive_profile(hardware: Hardware, blocks: Sequence[BlockShape], num_rows: i
 
 def _assumptions(hardware: Hardware) -> str:
     return (
-        f"{hardware.reached:.0%} of peak arithmetic; weights read from memory at each step of a recurrent layer; "
+        f"{'bf16' if hardware.number_bytes == 2 else 'fp32'} products at {hardware.reached:.0%} of their peak; "
+        "weights read from memory at each step of a recurrent layer; "
         f"{hardware.launch * 1e6:.0f} us at least for each such step; gradients in fp32, added up behind 90 % of the "
         "last backward"
     )
@@ -125,11 +133,17 @@ def _derive_kind(hardware: Hardware, shape: BlockShape, rows: Sequence[int], ste
             # Two products where the forward has one: for what came in, and for the weights.
             backward = 2 * forward
             points.append(
-                Point(rows=row, steps=step, forward=forward, backward=backward, saved=2.0 * shape.saved * row * step)
+                Point(
+                    rows=row,
+                    steps=step,
+                    forward=forward,
+                    backward=backward,
+                    saved=float(hardware.number_bytes * shape.saved * row * step),
+                )
             )
     return Kind(
         weight_bytes=weight_bytes,
-        output_bytes=2 * shape.outputs,
+        output_bytes=hardware.number_bytes * shape.outputs,
         state_bytes=4 * shape.state,
         accumulate=3 * weight_bytes / hardware.bandwidth,
         # Reads weights, gradients and two moments, and writes three of them; the norm reads gradients once more.
@@ -142,9 +156,9 @@ def _forward_seconds(hardware: Hardware, shape: BlockShape, rows: int, steps: in
     peak = hardware.flops * hardware.reached
     at_once = shape.weights - shape.recurrent
     product = 2 * at_once * rows * steps / peak
-    memory = (2 * at_once + 2 * shape.outputs * rows * steps) / hardware.bandwidth
+    memory = hardware.number_bytes * (at_once + shape.outputs * rows * steps) / hardware.bandwidth
     seconds = hardware.launch + max(product, memory)
     if shape.recurrent:
-        each = max(2 * shape.recurrent * rows / peak, 2 * shape.recurrent / hardware.bandwidth)
+        each = max(2 * shape.recurrent * rows / peak, hardware.number_bytes * shape.recurrent / hardware.bandwidth)
         seconds += steps * (hardware.launch + each)
     return seconds

@@ -59,6 +59,5 @@ class Load:
 
     def _largest_chunk(self, replicas: int, slices: int, chunks: int) -> tuple[int, int]:
         """Return rows and steps of the largest chunk."""
-        shapes = [shape.chunk(0) for window in self.cut(replicas, slices, chunks) for shape in window]
-        steps, rows = max(shapes, key=lambda shape: shape[0] * shape[1])
-        return rows, steps
+        shapes = [shape for window in self.chunks(replicas, slices, chunks) for shape in window]
+        return max(shapes, key=lambda shape: shape[0] * shape[1])

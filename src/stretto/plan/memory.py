@@ -1,10 +1,14 @@
 """Memory: what a rank holds at its fullest moment."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+
+import numpy as np
 
 from stretto.config.layout import Layout
 from stretto.plan.costs import Costs
 from stretto.plan.orders import max_live
+from stretto.plan.partition import RunCosts, run_costs
 
 # Messages of each direction that are posted ahead or under way.
 _MESSAGES = 3
@@ -25,15 +29,6 @@ class RankMemory:
         return self.weights + self.gradients + self.optimizer + self.activations + self.messages
 
 
-def can_fit(costs: Costs, layout: Layout, rows: int, steps: int, memory: float) -> bool:
-    """Tell at once of layouts that no partition fits into memory: together their stages hold more than all devices."""
-    weights = costs.weight_bytes(0, costs.num_blocks) * (2 + costs.profile.optimizer_bytes)
-    # The last stage holds the fewest chunks; with recomputation, some stage holds a share of one.
-    saved = costs.chunk(0, costs.num_blocks, rows, steps).saved
-    live = 1 if layout.recompute else max_live(layout.stages - 1, layout.stages, layout.slices, layout.chunks)
-    return weights + live * saved <= layout.stages * memory
-
-
 def rank_memory(costs: Costs, layout: Layout, stage: int, part: slice, rows: int, steps: int) -> RankMemory:
     """Return the memory of a stage that holds the blocks `part`, for chunks of so many rows and steps.
 
@@ -43,8 +38,7 @@ def rank_memory(costs: Costs, layout: Layout, stage: int, part: slice, rows: int
     weights = costs.weight_bytes(part.start, part.stop)
     live = max_live(stage, layout.stages, layout.slices, layout.chunks)
     saved = costs.chunk(part.start, part.stop, rows, steps).saved
-    arriving = costs.sent_bytes(part.start) * rows * steps if part.start else 0.0
-    leaving = costs.sent_bytes(part.stop) * rows * steps if part.stop < costs.num_blocks else 0.0
+    arriving, leaving = (_edge_bytes(costs, edge) * rows * steps for edge in (part.start, part.stop))
     state = costs.state_bytes(part.start, part.stop) * rows
     activations = live * (arriving + state) + saved if layout.recompute else live * (saved + state)
     return RankMemory(
@@ -54,3 +48,27 @@ def rank_memory(costs: Costs, layout: Layout, stage: int, part: slice, rows: int
         activations,
         _MESSAGES * (arriving + leaving),
     )
+
+
+def all_totals(costs: Costs, layout: Layout, rows: int, steps: int) -> Callable[[int], RunCosts]:
+    """Return, for each stage, the total of `rank_memory` for every run of blocks at once."""
+    edges = range(costs.num_blocks + 1)
+    # The loss belongs to the last block, and so to any run that ends with it.
+    saved = run_costs(np.array([costs.chunk(0, stop, rows, steps).saved for stop in edges]))
+    weights = run_costs(np.array([costs.weight_bytes(0, stop) for stop in edges])) * (2 + costs.profile.optimizer_bytes)
+    state = run_costs(np.array([costs.state_bytes(0, stop) for stop in edges])) * rows
+    passing = np.array([_edge_bytes(costs, edge) for edge in edges]) * rows * steps
+    fixed = weights + _MESSAGES * (passing[:, None] + passing[None, :])
+
+    def totals(stage: int) -> RunCosts:
+        live = max_live(stage, layout.stages, layout.slices, layout.chunks)
+        if layout.recompute:
+            return np.asarray(fixed + live * (passing[:, None] + state) + saved)
+        return np.asarray(fixed + live * (saved + state))
+
+    return totals
+
+
+def _edge_bytes(costs: Costs, edge: int) -> float:
+    """One step of one row where it passes from one stage to another; nothing at either end of the model."""
+    return costs.sent_bytes(edge) if 0 < edge < costs.num_blocks else 0.0

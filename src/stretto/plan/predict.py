@@ -1,5 +1,6 @@
 """Predict: what a step takes in a layout, by simulating one replica with the orders that run."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -146,13 +147,13 @@ def predict(costs: Costs, load: Load, layout: Layout, cluster: Cluster) -> Predi
     """Return what a mean step takes; `layout.blocks` says which blocks each stage holds."""
     steps = _steps(costs, load, layout, cluster)
     timelines = [step.simulate() for step in steps]
-    parts = steps[0].parts
+    parts, busy = steps[0].parts, _mean_busy(timelines)
     ends = [_end(step, timeline) for step, timeline in zip(steps, timelines, strict=True)]
     pipeline = sum(timeline.seconds for timeline in timelines) / len(timelines)
     added = sum(ends) / len(ends) - pipeline
     speed = costs.speeds.of(cluster.ranks_on_node(layout), cluster.ranks_on_node(layout))
     optimizer = max(costs.optimizer(part.start, part.stop) for part in parts) / speed
-    agree = costs.sum_seconds(8 * 8, layout.num_ranks, min(cluster.nodes, layout.num_ranks))
+    agree = costs.sum_seconds(8 * 8, layout.num_ranks, math.ceil(layout.num_ranks / cluster.per_node))
     other = costs.profile.step / costs.speeds.of(cluster.ranks_on_node(layout), 1) + agree
     return Prediction(
         layout,
@@ -167,7 +168,7 @@ def predict(costs: Costs, load: Load, layout: Layout, cluster: Cluster) -> Predi
         tuple(
             StagePrediction(
                 (part.start, part.stop),
-                sum(_busy(timeline, stage) for timeline in timelines) / len(timelines),
+                busy[stage],
                 stage_memory(costs, load, layout, stage, part),
             )
             for stage, part in enumerate(parts)
@@ -221,5 +222,10 @@ def _traffic(steps: Sequence[_Step], stage: int) -> float:
     return gradients + sum(step.traffic(stage) for step in steps) / len(steps)
 
 
-def _busy(timeline: Timeline, stage: int) -> float:
-    return sum(span.stop - span.start for span in timeline.spans if span.stage == stage)
+def _mean_busy(timelines: Sequence[Timeline]) -> list[float]:
+    """How long each stage computes in a mean step."""
+    busy = [0.0] * timelines[0].num_stages
+    for timeline in timelines:
+        for span in timeline.spans:
+            busy[span.stage] += (span.stop - span.start) / len(timelines)
+    return busy

@@ -5,7 +5,7 @@ A profile is one JSON file. Times are seconds, sizes are bytes, bandwidths are b
 
 from functools import cached_property
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -14,38 +14,46 @@ from stretto.config.section import Section
 
 VERSION = 1
 
+# Whatever was measured or written by hand is within these; what is not would end in a division by nothing or infinity.
+Seconds = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
+Bytes = Annotated[float, Field(ge=0, le=1e18, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=10**9)]
+Rate = Annotated[float, Field(ge=1e-6, le=1e6, allow_inf_nan=False)]
+Bandwidth = Annotated[float, Field(ge=1, le=1e18, allow_inf_nan=False)]
+
 
 class Point(Section):
     """One chunk of so many rows and steps through a block."""
 
-    rows: int = Field(ge=1)
-    steps: int = Field(ge=1)
-    forward: float = Field(ge=0)
-    backward: float = Field(ge=0)
-    saved: float = Field(ge=0)
+    rows: Count
+    steps: Count
+    forward: Seconds
+    backward: Seconds
+    saved: Bytes
     """Bytes that the forward keeps for the backward."""
 
 
 class Kind(Section):
     """A kind of block: blocks of the same make and shapes are measured once."""
 
-    weight_bytes: int = Field(0, ge=0)
-    output_bytes: float = Field(0, ge=0)
+    weight_bytes: int = Field(0, ge=0, le=10**18)
+    output_bytes: Bytes = 0
     """Of one step of one row, as it is sent to the next stage."""
-    state_bytes: float = Field(0, ge=0)
+    state_bytes: Bytes = 0
     """Of one row."""
-    accumulate: float = Field(0, ge=0)
+    accumulate: Seconds = 0
     """Added to a backward that finds a gradient there to add to."""
-    optimizer: float = Field(0, ge=0)
+    optimizer: Seconds = 0
     """Norm, scaling and optimizer step of its weights."""
     points: tuple[Point, ...] = Field(min_length=1, strict=False)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if len(self.points) != len(self.rows) * len(self.steps):
+        pairs = [(point.rows, point.steps) for point in self.points]
+        if sorted(pairs) != [(rows, steps) for rows in self.rows for steps in self.steps]:
             raise ValueError(
                 f"points are {len(self.points)} of {len(self.rows)} numbers of rows and {len(self.steps)} of steps; "
-                "give one for each pair"
+                "give exactly one for each pair"
             )
         return self
 
@@ -61,8 +69,8 @@ class Kind(Section):
 class Link(Section):
     """How fast a message gets from one device to another."""
 
-    latency: float = Field(ge=0)
-    bandwidth: float = Field(gt=0)
+    latency: Seconds
+    bandwidth: Bandwidth
 
     def seconds(self, num_bytes: float) -> float:
         """Return how long a message takes."""
@@ -72,19 +80,19 @@ class Link(Section):
 class Sum(Section):
     """Adding up gradients over so many ranks of one node, as measured."""
 
-    ranks: int = Field(ge=2)
-    latency: float = Field(ge=0)
-    bandwidth: float = Field(gt=0)
+    ranks: int = Field(ge=2, le=10**9)
+    latency: Seconds
+    bandwidth: Bandwidth
     """Bytes of gradients added up per second."""
 
 
 class Speed(Section):
     """How fast ranks compute when a node holds so many, against the one that the blocks were measured on."""
 
-    ranks: int = Field(ge=1)
-    each: float = Field(gt=0)
+    ranks: Count
+    each: Rate
     """When all of them compute at once."""
-    alone: float = Field(gt=0)
+    alone: Rate
     """When one computes and the others wait."""
 
 
@@ -93,8 +101,10 @@ class Profile(Section):
 
     version: int = VERSION
     device: str
-    memory: float = Field(gt=0)
-    """Of one device."""
+    memory: Annotated[Bytes, Field(gt=0)]
+    """Of one device; of the whole machine where processes share it."""
+    shares_memory: bool = False
+    """Do ranks of a node share that memory, as processes on a CPU do?"""
     key: str = ""
     """Names device, versions, model and shapes; a profile with another key is measured anew."""
     notes: dict[str, str] = Field(default_factory=dict)
@@ -112,19 +122,26 @@ class Profile(Section):
     sums: tuple[Sum, ...] = Field((), strict=False)
     speeds: tuple[Speed, ...] = Field((), strict=False)
     """Where ranks share what they compute with, as processes share cores; none where each has a device of its own."""
-    action: float = Field(0, ge=0)
+    action: Seconds = 0
     """What the engine adds to each forward and backward of a chunk."""
-    step: float = Field(0, ge=0)
+    step: Seconds = 0
     """What a step adds once: reading data, agreeing on sums."""
-    overlap: float = Field(0, ge=0, le=1)
+    overlap: float = Field(0, ge=0, le=1, allow_inf_nan=False)
     """The part of the last backward during which gradients are added up without slowing it."""
-    optimizer_bytes: float = Field(2, ge=0)
+    optimizer_bytes: float = Field(2, ge=0, le=100, allow_inf_nan=False)
     """Bytes that the optimizer keeps for each byte of weights."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.version != VERSION:
             raise ValueError(f"version={self.version} is not {VERSION}; measure it again with `stretto profile`")
+        if all(
+            point.forward + point.backward == 0
+            for name in self.blocks
+            if name in self.kinds
+            for point in self.kinds[name].points
+        ):
+            raise ValueError("no block takes any time; give at least one a forward or backward")
         unknown = [name for name in self.blocks if name not in self.kinds]
         if unknown:
             raise ValueError(f"blocks has {unknown[0]!r}, which is not one of kinds ({', '.join(self.kinds)})")

@@ -4,10 +4,12 @@ Layouts are looked at in the order of the least time that they could take, until
 """
 
 import heapq
-import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
 
 from stretto.base.errors import PlanError
 from stretto.config.layout import Layout
@@ -15,15 +17,17 @@ from stretto.plan.bounds import Bounds
 from stretto.plan.cluster import Cluster
 from stretto.plan.costs import Costs
 from stretto.plan.load import Load
-from stretto.plan.memory import can_fit
-from stretto.plan.partition import RunCost, partition_by, parts_of
+from stretto.plan.memory import all_totals
+from stretto.plan.partition import RunCosts, partition_by, parts_of, run_costs
 from stretto.plan.predict import Prediction, predict, stage_memory
 from stretto.plan.profile import Profile
 
 # Chunks and slices of one stage, at most: a bubble is long gone before that.
 _MOST_PARTS = 256
-# A layout that is slower by less than this is preferred if it needs fewer devices, or is simpler.
-_ALIKE = 0.02
+# What takes so many times as long as the fastest is not worth a row in a table.
+_OF_INTEREST = 2.0
+# A grid that is slower by less than this is preferred if it needs fewer devices.
+_ALIKE = 0.05
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,6 @@ class Rejected:
 
     what: str
     why: str
-    count: int = 1
 
 
 @dataclass(frozen=True)
@@ -89,48 +92,73 @@ class _Search:
         self.cluster = cluster
         self.uses_all = uses_all
         self.bounds = Bounds(costs, load, cluster)
-        self.rejected: dict[tuple[str, str], int] = {}
+        self.rejected: dict[tuple[str, str], None] = {}  # in the order of their finding
+        self.too_big: dict[int, float] = {}  # bytes there were for a stage, by numbers of stages that did not fit
         self._balance = cache(self._partition)
 
     def run(self, num_best: int) -> Plan:
         # Least bound first; a layout comes up once to be given its blocks and a better bound, and once to be simulated.
         waiting = [(self.bounds.rough(layout), index, layout) for index, layout in enumerate(self._layouts())]
         heapq.heapify(waiting)
-        num_layouts = len(waiting)
-        grids: dict[tuple[int, int], list[Prediction]] = {}
+        num_layouts, num_simulated = len(waiting), 0
+        grids: dict[tuple[int, int], Prediction] = {}
         while waiting:
             bound, index, layout = heapq.heappop(waiting)
             grid = layout.replicas, layout.stages
             if self._is_enough(grids, num_best, bound):
                 break
-            if grid in grids and bound > _fastest(grids[grid]):
+            if grid in grids and bound > grids[grid].seconds:
                 continue
             if layout.blocks:
-                grids.setdefault(grid, []).append(predict(self.costs, self.load, layout, self.cluster))
+                found = predict(self.costs, self.load, layout, self.cluster)
+                grids[grid] = min(grids.get(grid, found), found, key=_speed)
+                num_simulated += 1
             elif (fitted := self.fit(layout)) is not None:
                 heapq.heappush(waiting, (max(bound, self.bounds.of(fitted)), index, fitted))
-        found = sorted(map(_simplest, grids.values()), key=_speed)
-        if not found:
-            reasons = "; ".join(f"{what}: {why}" for what, why in list(self.rejected)[:3])
-            raise PlanError(
-                f"no layout for {self.cluster.devices} devices fits ({reasons}); give more devices or memory"
-            )
-        alone = predict(self.costs, self.load, Layout(blocks=(self.costs.num_blocks,)), self.cluster)
+        self._reject_what_is_too_big(grids)
+        if not grids:
+            raise self._no_layout()
+        alone = self._find_alone()
         return Plan(
             self.cluster,
-            tuple(_put_fewest_first(found)[:num_best]),
-            alone,
-            alone.memory <= self._room(alone.layout),
-            tuple(Rejected(what, why, count) for (what, why), count in self.rejected.items()),
+            tuple(_put_fewest_first(sorted(grids.values(), key=_speed))[:num_best]),
+            alone or predict(self.costs, self.load, Layout(blocks=(self.costs.num_blocks,)), self.cluster),
+            alone is not None,
+            tuple(Rejected(what, why) for what, why in self.rejected),
             num_layouts,
-            sum(map(len, grids.values())),
+            num_simulated,
         )
 
-    def _is_enough(self, grids: dict[tuple[int, int], list[Prediction]], num_best: int, bound: float) -> bool:
+    def _find_alone(self) -> Prediction | None:
+        """The best on one device, if any fits."""
+        waiting = sorted(((self.bounds.rough(layout), layout) for layout in self._cuts(1, 1)), key=lambda item: item[0])
+        best: Prediction | None = None
+        for bound, layout in waiting:
+            if best is not None and bound > best.seconds:
+                break
+            fitted = self.fit(layout)
+            if fitted is not None:
+                found = predict(self.costs, self.load, fitted, self.cluster)
+                best = found if best is None else min(best, found, key=_speed)
+        return best
+
+    def _reject_what_is_too_big(self, grids: dict[tuple[int, int], Prediction]) -> None:
+        """A number of stages is too few for the memory if nothing with it was found to fit."""
+        for stages, room in sorted(self.too_big.items()):
+            if all(stages != other for _, other in grids):
+                self._reject(f"{stages} stage{'s' * (stages > 1)}", f"needs more than {room / 1e9:.3g} GB")
+
+    def _no_layout(self) -> PlanError:
+        reasons = "; ".join(f"{what}: {why}" for what, why in list(self.rejected)[:3])
+        remedy = "give more devices or memory" if self.too_big else "use another number of devices"
+        return PlanError(f"no layout for {self.cluster.devices} devices fits ({reasons}); {remedy}")
+
+    def _is_enough(self, grids: dict[tuple[int, int], Prediction], num_best: int, bound: float) -> bool:
         """Can nothing that takes as long as this be among the best? One device is always compared with several."""
-        if len(grids) < num_best or max(replicas * stages for replicas, stages in grids) == 1:
+        if not grids or (self.cluster.devices > 1 and max(replicas * stages for replicas, stages in grids) == 1):
             return False
-        return bound > sorted(map(_fastest, grids.values()))[num_best - 1] * (1 + _ALIKE)
+        times = sorted(found.seconds for found in grids.values())
+        return bound > times[0] * _OF_INTEREST or (len(grids) >= num_best and bound > times[num_best - 1])
 
     def _layouts(self) -> Iterator[Layout]:
         """All layouts that the model and the data allow."""
@@ -165,63 +193,63 @@ class _Search:
             counts = self._find_counts(tried)
             if counts is not None:
                 return tried.model_copy(update={"blocks": counts})
-        what = f"{layout.stages} stage{'s' * (layout.stages > 1)}"
-        self._reject(what, f"needs more than {self._room(layout) / 1e9:.3g} GB")
+        self.too_big[layout.stages] = self._room(layout)
         return None
 
     def _find_counts(self, layout: Layout) -> tuple[int, ...] | None:
+        """The best partition whose stages all fit."""
         rows, steps = self.load.largest_chunk(layout.replicas, layout.slices, layout.chunks)
+        crossing = tuple(self.cluster.is_crossing(layout, stage) for stage in range(layout.stages - 1))
+        counts = self._balance(layout.stages, rows, steps, crossing, layout.recompute)
         room = self._room(layout)
-        if not can_fit(self.costs, layout, rows, steps, room):
-            return None
-        crossing = any(self.cluster.is_crossing(layout, stage) for stage in range(layout.stages - 1))
-        counts = self._balance(layout.stages, rows, steps, crossing)
-        if self._fits(layout, counts):
+        parts = enumerate(parts_of(counts))
+        if all(stage_memory(self.costs, self.load, layout, stage, part).total <= room for stage, part in parts):
             return counts
         # Balance is worth nothing without room: let no stage be fuller than its device.
-        seconds = self._run_seconds(rows, steps, crossing)
-        parts = partition_by(
-            self.costs.num_blocks,
-            layout.stages,
-            lambda stage, start, stop: (
-                seconds(stage, start, stop)
-                if self._stage_bytes(layout, stage, slice(start, stop)) <= room
-                else math.inf
-            ),
-        )
-        return None if parts is None else tuple(part.stop - part.start for part in parts)
-
-    def _fits(self, layout: Layout, counts: tuple[int, ...]) -> bool:
-        parts, room = enumerate(parts_of(counts)), self._room(layout)
-        return all(self._stage_bytes(layout, stage, part) <= room for stage, part in parts)
+        totals = all_totals(self.costs, layout, rows, steps)
+        seconds = self._run_seconds(layout.stages, rows, steps, crossing, layout.recompute)
+        return self._partition_by(layout.stages, lambda stage: np.where(totals(stage) <= room, seconds(stage), np.inf))
 
     def _room(self, layout: Layout) -> float:
         """The bytes of each rank: a device's, or where ranks share a machine's cores, their share of its memory."""
         if self.cluster.memory is not None:
             return self.cluster.memory
-        sharing = self.cluster.ranks_on_node(layout) if self.costs.speeds.is_shared else 1
+        sharing = self.cluster.ranks_on_node(layout) if self.costs.profile.shares_memory else 1
         return self.costs.profile.memory / sharing
 
-    def _stage_bytes(self, layout: Layout, stage: int, part: slice) -> float:
-        return stage_memory(self.costs, self.load, layout, stage, part).total
+    def _partition(
+        self, stages: int, rows: int, steps: int, crossing: tuple[bool, ...], recompute: bool
+    ) -> tuple[int, ...]:
+        counts = self._partition_by(stages, self._run_seconds(stages, rows, steps, crossing, recompute))
+        assert counts is not None
+        return counts
 
-    def _partition(self, stages: int, rows: int, steps: int, crossing: bool) -> tuple[int, ...]:
-        parts = partition_by(self.costs.num_blocks, stages, self._run_seconds(rows, steps, crossing))
-        assert parts is not None
-        return tuple(part.stop - part.start for part in parts)
+    def _partition_by(self, stages: int, costs: Callable[[int], RunCosts]) -> tuple[int, ...] | None:
+        parts = partition_by(self.costs.num_blocks, stages, costs)
+        return None if parts is None else tuple(part.stop - part.start for part in parts)
 
-    def _run_seconds(self, rows: int, steps: int, crossing: bool) -> RunCost:
-        """What a chunk takes on any run of blocks, with the messages that leave it."""
-        costs = self.costs
-        link = costs.network if crossing else costs.node
-        whole = [costs.chunk(0, stop, rows, steps) for stop in range(costs.num_blocks + 1)]
-        work = [chunk.forward + chunk.backward + costs.accumulate(0, stop) for stop, chunk in enumerate(whole)]
-        inner = [link.seconds(costs.sent_bytes(stop) * rows * steps) for stop in range(1, costs.num_blocks)]
-        sends = [0.0, *inner, 0.0]
-        return lambda stage, start, stop: work[stop] - work[start] + sends[start] + sends[stop]
+    def _run_seconds(
+        self, stages: int, rows: int, steps: int, crossing: tuple[bool, ...], recompute: bool
+    ) -> Callable[[int], RunCosts]:
+        """What a chunk takes on each stage for every run of blocks, with the messages that leave it."""
+        costs, num_blocks = self.costs, self.costs.num_blocks
+        whole = [costs.chunk(0, stop, rows, steps) for stop in range(num_blocks + 1)]
+        again = 2 if recompute else 1
+        sums = [again * chunk.forward + chunk.backward + costs.accumulate(0, stop) for stop, chunk in enumerate(whole)]
+        work = run_costs(np.array(sums))
+        sizes = np.array([0.0, *(costs.sent_bytes(stop) * rows * steps for stop in range(1, num_blocks)), 0.0])
+
+        def sends(boundary: int) -> NDArray[np.float64]:
+            """What a message takes over the boundary after a stage, wherever in the model it is."""
+            if not 0 <= boundary < stages - 1:
+                return np.zeros_like(sizes)
+            link = costs.network if crossing[boundary] else costs.node
+            return np.asarray(link.latency + sizes / link.bandwidth)
+
+        return lambda stage: work + sends(stage)[None, :] + sends(stage - 1)[:, None]
 
     def _reject(self, what: str, why: str) -> None:
-        self.rejected[what, why] = self.rejected.get((what, why), 0) + 1
+        self.rejected[what, why] = None
 
 
 def _speed(prediction: Prediction) -> tuple[float, int, int]:
@@ -229,19 +257,9 @@ def _speed(prediction: Prediction) -> tuple[float, int, int]:
     return prediction.seconds, layout.num_ranks, layout.slices * layout.chunks
 
 
-def _fastest(found: list[Prediction]) -> float:
-    return min(one.seconds for one in found)
-
-
-def _simplest(found: list[Prediction]) -> Prediction:
-    """Of the layouts of one grid that are as fast as the fastest, the one with fewest parts."""
-    alike = [one for one in found if one.seconds <= _fastest(found) * (1 + _ALIKE)]
-    return min(alike, key=lambda one: (one.layout.slices * one.layout.chunks, *_speed(one)))
-
-
 def _put_fewest_first(found: list[Prediction]) -> list[Prediction]:
-    """Take the fewest devices among those that are as fast as the fastest."""
-    alike = [one for one in found if one.seconds <= _fastest(found) * (1 + _ALIKE)]
+    """Take the fewest devices among those that are as fast as the fastest, which comes first."""
+    alike = [one for one in found if one.seconds <= found[0].seconds * (1 + _ALIKE)]
     chosen = min(alike, key=lambda one: (one.layout.num_ranks, *_speed(one)))
     return [chosen, *(one for one in found if one is not chosen)]
 

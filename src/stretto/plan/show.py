@@ -1,7 +1,9 @@
-"""A plan as plain values, for JSON; what another program reads, and what a run compares itself with."""
+"""A plan as plain values, for JSON, and its layout as TOML: what programs read, and what a run compares itself with."""
 
+import json
 from typing import Any
 
+from stretto.config.layout import Layout
 from stretto.plan.advice import advise
 from stretto.plan.predict import Prediction
 from stretto.plan.profile import Profile
@@ -21,7 +23,7 @@ def plan_values(plan: Plan, profile: Profile) -> dict[str, Any]:
         "simulated": plan.num_simulated,
         "one_device": {**prediction_values(plan, plan.one), "fits": plan.does_one_fit},
         "best": [prediction_values(plan, found) for found in plan.best],
-        "rejected": [{"what": found.what, "why": found.why, "layouts": found.count} for found in plan.rejected],
+        "rejected": [{"what": found.what, "why": found.why} for found in plan.rejected],
     }
 
 
@@ -30,6 +32,7 @@ def prediction_values(plan: Plan, prediction: Prediction) -> dict[str, Any]:
     layout = prediction.layout
     return {
         "layout": layout.model_dump(mode="json", exclude={"auto", "elastic"}),
+        "toml": layout_toml(prediction),
         "seconds": prediction.seconds,
         "tokens_per_second": prediction.tokens_per_second,
         "speed_up": plan.speed_up(prediction),
@@ -47,3 +50,13 @@ def prediction_values(plan: Plan, prediction: Prediction) -> dict[str, Any]:
             for stage in prediction.stages
         ],
     }
+
+
+def layout_toml(prediction: Prediction) -> str:
+    """The section of a run's TOML file that asks for a layout."""
+    layout, usual = prediction.layout, Layout().model_dump(mode="json")
+    if layout.stages == 1:
+        layout = layout.model_copy(update={"blocks": ()})
+    # What JSON writes for numbers, text, lists and truth, TOML reads.
+    chosen = {name: value for name, value in layout.model_dump(mode="json").items() if value != usual[name]}
+    return "\n".join(["[layout]", *(f"{name} = {json.dumps(value)}" for name, value in chosen.items())])

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from stretto.plan.actions import Action, Kind, receives_from, sends_to
 
@@ -10,8 +11,7 @@ Cost = Callable[[int, Action], float]
 """Seconds that an action takes on a stage, or that its message takes to the next."""
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """One action on its stage, from when to when."""
 
     stage: int
@@ -62,23 +62,63 @@ def simulate(
     take it in: each stage has one posted ahead per direction, and posts the next when it starts on what the last
     one brought.
     """
+    spans, stuck = _run_blocking(orders, cost, link) if blocking else _run_freely(orders, cost, link)
+    spans.sort(key=lambda span: (span.start, span.stage))
+    return Timeline(len(orders), tuple(spans), stuck)
+
+
+def _run_freely(orders: Sequence[Sequence[Action]], cost: Cost, link: Cost) -> tuple[list[Span], tuple[str, ...]]:
+    """Let each stage go as far as its messages take it, round after round: most of what a search of layouts does."""
+    num_stages = len(orders)
+    spans: list[Span] = []
+    arrivals: list[dict[Action, float]] = [{} for _ in orders]
+    positions, free_at = [0] * num_stages, [0.0] * num_stages
+    is_moving = True
+    while is_moving:
+        is_moving = False
+        for stage, actions in enumerate(orders):
+            arrived, now = arrivals[stage], free_at[stage]
+            position = positions[stage]
+            while position < len(actions):
+                action = actions[position]
+                source, target = (stage - 1, stage + 1) if action.kind is Kind.FORWARD else (stage + 1, stage - 1)
+                start = now
+                if 0 <= source < num_stages:
+                    arrival = arrived.pop(action, None)
+                    if arrival is None:
+                        break
+                    start = max(now, arrival)
+                now = start + cost(stage, action)
+                if 0 <= target < num_stages:
+                    arrivals[target][action] = now + link(stage, action)
+                spans.append(Span(stage, action, start, now))
+                position += 1
+            is_moving |= position > positions[stage]
+            positions[stage], free_at[stage] = position, now
+    stuck = (
+        f"stage {stage} waits to receive {actions[positions[stage]]}"
+        for stage, actions in enumerate(orders)
+        if positions[stage] < len(actions)
+    )
+    return spans, tuple(stuck)
+
+
+def _run_blocking(orders: Sequence[Sequence[Action]], cost: Cost, link: Cost) -> tuple[list[Span], tuple[str, ...]]:
     stages = [_Stage(index, tuple(actions)) for index, actions in enumerate(orders)]
     spans: list[Span] = []
     is_moving = True
     while is_moving:
         is_moving = False
         for stage in stages:
-            while (span := stage.advance(stages, cost, link, blocking)) is not None:
+            while (span := stage.advance(stages, cost, link)) is not None:
                 spans.append(span)
                 is_moving = True
-    stuck = tuple(stage.waits_for() for stage in stages if not stage.is_done)
-    spans.sort(key=lambda span: (span.start, span.stage))
-    return Timeline(len(stages), tuple(spans), stuck)
+    return spans, tuple(stage.waits_for() for stage in stages if not stage.is_done)
 
 
 @dataclass
 class _Stage:
-    """How far one stage is, and the messages that are under way to it."""
+    """How far one stage is whose sends block, and the messages that are under way to it."""
 
     index: int
     actions: tuple[Action, ...]
@@ -100,9 +140,9 @@ class _Stage:
         action = self.sending or self.actions[self.position]
         return f"stage {self.index} waits to {'send' if self.sending else 'receive'} {action}"
 
-    def advance(self, stages: "list[_Stage]", cost: Cost, link: Cost, blocking: bool) -> Span | None:
+    def advance(self, stages: "list[_Stage]", cost: Cost, link: Cost) -> Span | None:
         """Take the next action if its message is there and the last send is off; return when it ran."""
-        if not self._finish_send(stages, link, blocking) or self.position == len(self.actions):
+        if not self._finish_send(stages, link) or self.position == len(self.actions):
             return None
         action = self.actions[self.position]
         start = self.free_at
@@ -117,21 +157,18 @@ class _Stage:
             self.sending = action
         return Span(self.index, action, start, self.free_at)
 
-    def _finish_send(self, stages: "list[_Stage]", link: Cost, blocking: bool) -> bool:
+    def _finish_send(self, stages: "list[_Stage]", link: Cost) -> bool:
         if self.sending is None:
             return True
         action = self.sending
         target = sends_to(action, self.index, len(stages))
         assert target is not None
         receiver = stages[target]
-        leaves = self.free_at
-        if blocking:
-            posted = receiver.posted[action.kind]
-            if self.sent[action.kind] >= len(posted):
-                return False
-            leaves = max(leaves, posted[self.sent[action.kind]])
-            self.free_at = leaves + link(self.index, action)
+        posted = receiver.posted[action.kind]
+        if self.sent[action.kind] >= len(posted):
+            return False
+        self.free_at = max(self.free_at, posted[self.sent[action.kind]]) + link(self.index, action)
         self.sent[action.kind] += 1
-        receiver.arrivals[action] = leaves + link(self.index, action)
+        receiver.arrivals[action] = self.free_at
         self.sending = None
         return True

@@ -8,6 +8,7 @@ from stretto.plan.load import Load
 from stretto.plan.predict import Prediction
 from stretto.plan.profile import Profile
 from stretto.plan.search import Plan
+from stretto.plan.show import layout_toml
 from stretto.plan.timeline import Timeline
 
 _STYLE = """
@@ -36,7 +37,8 @@ _LEFT, _ROW, _WIDTH = 250, 26, 1000
 def plan_page(plan: Plan, profile: Profile, load: Load, timeline: Timeline, title: str) -> str:
     """Return the page; it needs nothing but a browser."""
     cluster = plan.cluster
-    where = f"{cluster.devices} x {profile.device}" + (f" on {cluster.nodes} nodes" if cluster.nodes > 1 else "")
+    many = "processes on one" if profile.shares_memory else "x"
+    where = f"{cluster.devices} {many} {profile.device}" + (f" on {cluster.nodes} nodes" if cluster.nodes > 1 else "")
     simulated = "Simulated from a data sheet: no such device was measured. " if profile.is_simulated else ""
     notes = "; ".join(f"{key}: {value}" for key, value in profile.notes.items())
     rows, steps = load.most_rows, load.num_steps
@@ -54,6 +56,7 @@ def plan_page(plan: Plan, profile: Profile, load: Load, timeline: Timeline, titl
         "<h2>The best layouts</h2>",
         _table(plan),
     ]
+    parts += ["<h2>To paste into the run's file</h2>", f"<pre>{escape(layout_toml(plan.chosen))}</pre>"]
     if plan.chosen.layout.stages > 1:
         parts += ["<h2>Balance of the stages</h2>", _balance_chart(plan.chosen, profile)]
         parts += ["<h2>One step of one replica</h2>", draw_svg(timeline, name(plan.chosen), has_background=False)]

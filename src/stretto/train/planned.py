@@ -10,7 +10,7 @@ from stretto.config.layout import Layout
 
 PLAN = "plan.json"
 # The first steps after a start are slower; then so many tell.
-_WARM_UP, _STEPS = 3, 20
+_WARM_UP, _STEPS, _LEAST = 3, 20, 8
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class PlanCheck:
             return None
         self._seconds.append(seconds)
         counted = self._seconds[_WARM_UP:]
-        if not counted or (len(counted) < _STEPS and not is_last):
+        if len(counted) < _LEAST or (len(counted) < _STEPS and not is_last):
             return None
         report = PlanReport(step, self._predicted, statistics.median(counted))
         self._predicted = None

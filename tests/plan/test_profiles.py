@@ -1,0 +1,53 @@
+"""Profiles by hand: what can't be meant is refused, and ends in one sentence."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plans import kind, profile
+from stretto import PlanError, load_profile
+
+
+def change(values: dict[str, Any], path: str, value: object) -> None:
+    *outer, last = path.split(".")
+    inner: Any = values
+    for name in outer:
+        inner = inner[int(name)] if isinstance(inner, list) else inner[name]
+    inner[last] = value
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "sentence"),
+    [
+        ("node.latency", float("inf"), "node.latency"),
+        ("node.bandwidth", 0, "node.bandwidth"),
+        ("kinds.0.points.0.forward", float("nan"), "kinds.0.points.0.forward"),
+        ("kinds.0.points.0.forward", 1e308, "kinds.0.points.0.forward"),
+        ("kinds.0.weight_bytes", 10**400, "kinds.0.weight_bytes"),
+        ("kinds.0.points.0.rows", 8, "give exactly one for each pair"),
+        ("speeds", [{"ranks": 1, "each": 5e-324, "alone": 1}], "speeds.0.each"),
+        ("blocks", ["0", "7"], "blocks has '7', which is not one of kinds"),
+        ("blocks", [], "blocks"),
+        ("memory", 0, "memory"),
+        ("colour", "red", "colour"),
+        ("kinds.0.points", [{"rows": 1, "steps": 1, "forward": 0, "backward": 0, "saved": 0}], "takes any time"),
+    ],
+)
+def test_what_can_not_be_meant_is_refused(path: str, value: object, sentence: str, tmp_path: Path) -> None:
+    values = json.loads(profile([kind()]).model_dump_json())
+    change(values, path, value)
+    (tmp_path / "bad.json").write_text(json.dumps(values))
+    with pytest.raises(PlanError, match="is not a profile") as found:
+        load_profile(tmp_path / "bad.json")
+    assert sentence in str(found.value) and "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[1]", b"null"])
+def test_what_is_no_profile_at_all_is_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "bad.json").write_bytes(content)
+    with pytest.raises(PlanError, match=r"bad\.json is not a profile"):
+        load_profile(tmp_path / "bad.json")
+    with pytest.raises(PlanError, match="can't be read"):
+        load_profile(tmp_path / "nowhere.json")
