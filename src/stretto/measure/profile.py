@@ -24,7 +24,7 @@ from stretto.engine.engine import Precision, payload
 from stretto.engine.pipeline import PipelineEngine
 from stretto.engine.replica import ReplicaEngine
 from stretto.measure.kinds import MakeOptimizer, Subject, measure_kinds, name_kinds
-from stretto.measure.stopwatch import lap, median_laps
+from stretto.measure.stopwatch import lap, least_laps
 from stretto.mesh.device import find_device
 from stretto.mesh.links import time_messages, time_sums
 from stretto.mesh.mesh import Mesh
@@ -201,12 +201,12 @@ class _Measuring:
         chunks = min(8, window.num_steps) if self.subject.model.causal else 1
         costs, cluster = Costs(profile), Cluster(1)
         blocks = (len(profile.blocks),)
-        whole = predict(costs, load, Layout(blocks=blocks), cluster).pipeline
-        factor = min(max(self._time_steps(1) / whole, 0.5), 2.0)
-        action = 0.0
-        if chunks > 1:
-            cut = predict(costs, load, Layout(blocks=blocks, chunks=chunks), cluster).pipeline
-            action = max(0.0, (self._time_steps(chunks) - factor * cut) / (2 * chunks))
+        whole, cut = (
+            predict(costs, load, Layout(blocks=blocks, chunks=number), cluster).pipeline for number in (1, chunks)
+        )
+        whole_seconds, cut_seconds = self._time_steps(1, chunks)
+        factor = min(max(whole_seconds / whole, 0.5), 2.0)
+        action = max(0.0, (cut_seconds - factor * cut) / (2 * chunks)) if chunks > 1 else 0.0
         return profile.model_copy(
             update={
                 "kinds": {name: _scale(kind, factor) for name, kind in profile.kinds.items()},
@@ -221,15 +221,21 @@ class _Measuring:
         alone = Mesh(World(0, 1, subject.device), Topology(1, 1))
         return PipelineEngine(stack, subject.loss, Layout(chunks=chunks), alone, precision=self.precision)
 
-    def _time_steps(self, chunks: int) -> float:
-        engine, subject = self._engine(chunks), self.subject
+    def _time_steps(self, *numbers: int) -> list[float]:
+        """Return the least seconds of steps cut into so many chunks each, in turns."""
+        subject = self.subject
+        engines = [self._engine(chunks) for chunks in numbers]
+        found = [math.inf] * len(engines)
+        for _ in range(_ROUNDS):
+            for index, engine in enumerate(engines):
 
-        def once() -> tuple[float]:
-            started = lap(subject.device)
-            engine.step(subject.window, None, derive(subject.seed, "step", 0))
-            return (lap(subject.device) - started,)
+                def once(engine: PipelineEngine = engine) -> tuple[float]:
+                    started = lap(subject.device)
+                    engine.step(subject.window, None, derive(subject.seed, "step", 0))
+                    return (lap(subject.device) - started,)
 
-        return median_laps(once, seconds=2.0)[0]
+                found[index] = min(found[index], least_laps(once)[0])
+        return found
 
     def _time_reading(self) -> float:
         def once() -> tuple[float]:
@@ -237,7 +243,7 @@ class _Measuring:
             self.data.read(Position())
             return (time.perf_counter() - started,)
 
-        return median_laps(once)[0]
+        return least_laps(once)[0]
 
     def _optimizer_bytes(self) -> float:
         weight = torch.nn.Parameter(torch.zeros(64, device=self.subject.device))
@@ -268,7 +274,7 @@ class _Measuring:
             """The mean seconds of the ranks that run."""
             is_running = self.world.rank < num_ranks
             self.mesh.add_up([0.0])
-            own = median_laps(once)[0] if is_running else 0.0
+            own = least_laps(once)[0] if is_running else 0.0
             if is_running:
                 # Once more, so that nobody is alone while others still measure.
                 once()

@@ -1,6 +1,5 @@
 """Stopwatch: how long something takes on a device, on a machine that is never quite quiet."""
 
-import statistics
 import time
 from collections.abc import Callable
 
@@ -23,18 +22,9 @@ def least_laps(run: Callable[[], tuple[float, ...]], seconds: float = _SECONDS) 
 
     Other work on the machine only ever adds time, and the least is what it can add least to.
     """
-    return tuple(map(min, zip(*_laps(run, seconds), strict=True)))
-
-
-def median_laps(run: Callable[[], tuple[float, ...]], seconds: float = _SECONDS) -> tuple[float, ...]:
-    """The same, but the median: what a whole step usually takes, noise and all."""
-    return tuple(map(statistics.median, zip(*_laps(run, seconds), strict=True)))
-
-
-def _laps(run: Callable[[], tuple[float, ...]], seconds: float) -> list[tuple[float, ...]]:
     run()
     found: list[tuple[float, ...]] = []
     started = time.perf_counter()
     while len(found) < _LEAST or (time.perf_counter() - started < seconds and len(found) < _MOST):
         found.append(run())
-    return found
+    return tuple(map(min, zip(*found, strict=True)))
