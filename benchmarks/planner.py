@@ -2,7 +2,9 @@
 
     python benchmarks/planner.py [--quick]
 
-One thread a rank; four processes share this machine's cores, which the profile knows.
+One thread a rank; four processes share this machine's cores, which the profile knows. The speed of a shared machine
+changes by a quarter from minute to minute, and a profile takes minutes: so what is compared is how long a layout takes
+against one device, which takes its turns among the others. The table has the plain figures too.
 """
 
 import argparse
@@ -134,10 +136,15 @@ class Row:
     predicted: float
     measured: float
     is_chosen: bool
+    drift: float  # of the machine since its profile was taken: what one device took over what it was predicted to take
 
     @property
     def ratio(self) -> float:
         return self.predicted / self.measured
+
+    @property
+    def ratio_without_drift(self) -> float:
+        return self.ratio * self.drift
 
 
 def run_shape(shape: Shape, corpus: Path, rounds: int) -> tuple[list[Row], float]:
@@ -157,8 +164,10 @@ def run_shape(shape: Shape, corpus: Path, rounds: int) -> tuple[list[Row], float
     gain = partition_gain(ranks, corpus, profile) if shape.name == "words" else 0.0
     for pool in ranks.values():
         pool.close()
+    # The first layout is one device.
+    drift = measured[0] / predicted[0]
     rows = [
-        Row(shape.name, layout, expected, found, layout == chosen)
+        Row(shape.name, layout, expected, found, layout == chosen, drift)
         for layout, expected, found in zip(layouts, predicted, measured, strict=True)
     ]
     return rows, gain
@@ -212,10 +221,12 @@ def main() -> None:
             rows += found
             gain = max(gain, gained)
     over_best = [row.measured / min(other.measured for other in rows if other.shape == row.shape) for row in rows]
+    # One device is what they are compared with.
+    several = [row for row in rows if row.layout.num_ranks > 1]
     tiny = [row for row in rows if row.shape == "tiny"]
     show(
         "predicted against measured, one thread a rank",
-        ["shape", "layout", "blocks", "predicted ms", "measured ms", "ratio", ""],
+        ["shape", "layout", "blocks", "predicted ms", "measured ms", "ratio", "without drift", ""],
         [
             [
                 row.shape,
@@ -224,13 +235,15 @@ def main() -> None:
                 f"{row.predicted * 1e3:.1f}",
                 f"{row.measured * 1e3:.1f}",
                 f"{row.ratio:.2f}",
+                f"{row.ratio_without_drift:.2f}" if row.layout.num_ranks > 1 else "",
                 "chosen" if row.is_chosen else "",
             ]
             for row in rows
         ],
         {
-            "layouts": len(rows),
-            "within_15_percent": sum(abs(row.ratio - 1) <= 0.15 for row in rows),
+            "layouts": len(several),
+            "within_15_percent": sum(abs(row.ratio_without_drift - 1) <= 0.15 for row in several),
+            "within_15_percent_with_drift": sum(abs(row.ratio - 1) <= 0.15 for row in rows),
             "rank_correlation": rank_correlation([row.predicted for row in rows], [row.measured for row in rows]),
             "chosen_over_best": max(over for row, over in zip(rows, over_best, strict=True) if row.is_chosen),
             "partition_gain": gain,

@@ -261,7 +261,7 @@ class _Measuring:
         if local == 1 and not self.is_cpu:
             return ()
         subject = self.subject
-        rows, steps = max(1, subject.window.num_rows // 2), max(1, subject.window.num_steps // 4)
+        rows, steps = max(1, subject.window.num_rows // 2), max(1, subject.window.num_steps // 2)
         part = _corner(subject.window, rows, steps)
         engine = self._engine(min(2, steps) if subject.model.causal else 1)
 
