@@ -22,7 +22,7 @@ h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
 .advice { border-left: 4px solid #4c8bf5; padding: .5rem 1rem; font-size: 1.1rem; }
 table { border-collapse: collapse; width: 100%; } td, th { border-bottom: 1px solid var(--line); padding: .3rem .6rem;
   text-align: right; } th { color: var(--soft); font-weight: 600; } td:first-child, th:first-child { text-align: left; }
-svg { max-width: 100%; height: auto; } svg text { fill: var(--text); } .soft { color: var(--soft); }
+svg { max-width: 100%; height: auto; } svg text:not([fill="#111"]) { fill: var(--text); } .soft { color: var(--soft); }
 """
 _PARTS = (
     ("pipeline", "forward and backward", "#4c8bf5"),
@@ -111,7 +111,8 @@ def _balance_chart(prediction: Prediction, profile: Profile) -> str:
     for index, stage in enumerate(stages):
         y, width = 4 + _ROW * index, stage.busy * scale
         kinds = list(dict.fromkeys(profile.blocks[stage.blocks[0] : stage.blocks[1]]))
-        what = f"stage {index}: blocks {stage.blocks[0]} to {stage.blocks[1] - 1}"
+        first, last = stage.blocks[0], stage.blocks[1] - 1
+        what = f"stage {index}: block {first}" if first == last else f"stage {index}: blocks {first} to {last}"
         parts.append(f'<text x="{_LEFT - 8}" y="{y + 16}" text-anchor="end">{what}</text>')
         parts.append(f'<rect x="{_LEFT}" y="{y + 2}" width="{width:.1f}" height="{_ROW - 6}" fill="#4c8bf5"/>')
         label = f"{_short(stage.busy)}, {stage.memory.total / 1e9:.3g} GB: {', '.join(kinds[:4])}"
@@ -122,11 +123,10 @@ def _balance_chart(prediction: Prediction, profile: Profile) -> str:
 def _table(plan: Plan) -> str:
     heads = ("layout", "step", "tokens/s", "speed-up", "bubble", "memory", "sent by a rank")
     rows = ["".join(f"<th>{head}</th>" for head in heads)]
-    for found in [*plan.best, plan.one]:
+    is_listed = any(found.layout == plan.one.layout for found in plan.best)
+    for found in [*plan.best, *([] if is_listed else [plan.one])]:
         cells = (
-            escape(name(found))
-            + (" (one device)" * (found is plan.one and plan.does_one_fit))
-            + (" (does not fit)" * (found is plan.one and not plan.does_one_fit)),
+            escape(name(found)) + ("" if found is not plan.one or plan.does_one_fit else " (does not fit)"),
             _short(found.seconds),
             f"{found.tokens_per_second:,.0f}",
             f"{plan.speed_up(found):.2f}",
