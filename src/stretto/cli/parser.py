@@ -27,10 +27,11 @@ class Parser(argparse.ArgumentParser):
             name = unknown[0].split("=")[0]
             known = [option for option in self._option_string_actions if option not in ("-h", "--help")]
             near = [option for option in known if option.endswith("." + name.lstrip("-"))]
-            if name == "--layout":
-                near = ["--layout.auto true"]
             near = near or difflib.get_close_matches(name, known, n=1)
+            inner = [option for option in known if option.startswith(f"{name}.")]
             hint = f"did you mean {near[0]}?" if near else f"see `{self.prog} --help`"
+            if inner:
+                hint = f"it is a section: {', '.join(inner)}"
             raise ConfigError(f"{name} is not an option of `{self.prog}`; {hint}")
         return options
 

@@ -72,10 +72,9 @@ class Planned:
     def measure(self, world: World, progress: Progress) -> Profile:
         """Measure on the ranks there are."""
         config = self.config
-        _, feed, _ = check_fits(config)
         return measure_profile(
             self.model,
-            build_loss(config, feed.subject.task),
+            build_loss(config, self.windows.task),
             self.windows,
             lambda weights: make_optimizer(config.train, weights),
             world,

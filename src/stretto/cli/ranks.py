@@ -12,12 +12,12 @@ from rich.console import Console
 from stretto.base.errors import LostPeerError, StrettoError
 from stretto.cli.console import make_console
 from stretto.cli.planning import Chosen, layout_arguments, plan_here, plan_on_ranks, show_progress
-from stretto.cli.tables import seconds
 from stretto.config.layout import Layout
 from stretto.config.run import RunConfig
 from stretto.launch.orphans import exit_code_of_leaving, leave_with_launcher
 from stretto.mesh.world import TOLD, World, world
 from stretto.plan.advice import advise
+from stretto.plan.units import seconds
 from stretto.train.build import check_fits, fit_to_ranks
 from stretto.train.run import LeftError, newest_checkpoint
 from stretto.train.signals import when_asked_to_leave

@@ -11,6 +11,7 @@ from stretto.plan.profile import Profile
 from stretto.plan.search import Plan
 from stretto.plan.show import layout_toml
 from stretto.plan.timeline import Timeline
+from stretto.plan.units import seconds, size
 
 _ROWS = 10
 _BAR = 24
@@ -85,16 +86,3 @@ def _bars(prediction: Prediction, profile: Profile) -> list[str]:
         what = ", ".join(names) if len(names) < 3 else f"{names[0]} ... {names[-1]}"
         lines.append(f"stage {index:<3} {bar:<{_BAR}} {seconds(stage.busy):>8}  {size(stage.memory.total):>8}  {what}")
     return lines
-
-
-def seconds(value: float) -> str:
-    """A time with the unit that suits it."""
-    return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"
-
-
-def size(value: float) -> str:
-    """Bytes with the unit that suits them."""
-    for unit, bound in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if value >= bound:
-            return f"{value / bound:.3g} {unit}"
-    return f"{value / 1e3:.3g} kB"

@@ -30,7 +30,7 @@ from stretto.mesh.links import time_messages, time_sums
 from stretto.mesh.mesh import Mesh
 from stretto.mesh.topology import Topology
 from stretto.mesh.world import World
-from stretto.plan.cluster import Cluster
+from stretto.plan.cluster import Cluster, divisors
 from stretto.plan.costs import Costs
 from stretto.plan.load import Load
 from stretto.plan.predict import predict
@@ -173,10 +173,12 @@ class _Measuring:
         is_whole = bool(self.mesh.add_up([float(profile is not None and self._holds_whole(profile))])[0])
         speeds = self._measure_speeds() if is_whole else self._guess_speeds()
         node, network = self._measure_links()
-        numbers = _divisors(self.world.local_size)[1:] if not self.world.is_alone else []
+        numbers = divisors(self.world.local_size)[1:] if not self.world.is_alone else []
         sums = tuple(self._measure_sum(number) if is_whole else self._measure_bare_sum(number) for number in numbers)
         if profile is not None:
-            profile = profile.model_copy(update={"speeds": speeds, "node": node, "network": network, "sums": sums})
+            notes = {**profile.notes, **self._remarks()}
+            measured = {"speeds": speeds, "node": node, "network": network, "sums": sums, "notes": notes}
+            profile = profile.model_copy(update=measured)
         self.progress("measured", 1.0)
         return spread_profile(self.mesh, profile)
 
@@ -191,7 +193,7 @@ class _Measuring:
         if not self.is_cpu:
             return ()
         cores = os.cpu_count() or 1
-        each = {number: min(1.0, cores / number) for number in _divisors(self.world.local_size)}
+        each = {number: min(1.0, cores / number) for number in divisors(self.world.local_size)}
         return tuple(Speed(ranks=number, each=speed, alone=1.0) for number, speed in each.items())
 
     def _calibrate(self, profile: Profile) -> Profile:
@@ -280,7 +282,7 @@ class _Measuring:
                 once()
             return self.mesh.add_up([own])[0] / num_ranks
 
-        numbers = _divisors(local)
+        numbers = divisors(local)
         threads = {number: self._num_threads(number) for number in numbers}
         # The least seconds of one rank, by its threads, and of so many at once: what disturbs them only adds time.
         lone = dict.fromkeys(threads.values(), math.inf)
@@ -392,10 +394,6 @@ def _corner(window: Window, rows: int, steps: int) -> Window:
         inputs=payload(part, "inputs")[:steps],
         targets=payload(part, "targets")[:steps],
     )
-
-
-def _divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0]
 
 
 def _device_name(device: torch.device) -> str:

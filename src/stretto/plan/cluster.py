@@ -8,6 +8,12 @@ from stretto.base.errors import PlanError
 from stretto.config.layout import Layout
 
 
+def divisors(number: int) -> list[int]:
+    """Return the numbers of groups that so many ranks can be cut into evenly."""
+    small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
+
+
 @dataclass(frozen=True)
 class Cluster:
     """What there is to plan for."""

@@ -5,6 +5,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import accumulate
 
 from stretto.plan.profile import Kind, Link, Point, Profile
 
@@ -173,7 +174,4 @@ def _ring_seconds(num_bytes: float, num_ranks: int, link: Link) -> float:
 
 
 def _sums(values: Sequence[float]) -> list[float]:
-    sums = [0.0]
-    for value in values:
-        sums.append(sums[-1] + value)
-    return sums
+    return list(accumulate(values, initial=0.0))

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 
 from stretto.config.layout import Layout
 from stretto.plan.actions import Action, Kind
@@ -69,15 +69,17 @@ class _Step:
     def num_chunks(self) -> int:
         return max(len(shape.edges) for shape in self.slices)
 
-    def shape(self, action: Action) -> tuple[int, int]:
-        return self.slices[action.slice].chunk(action.chunk)
+    @cached_property
+    def shapes(self) -> list[list[tuple[int, int]]]:
+        """Steps and rows of each chunk of each slice."""
+        return [[shape.chunk(index) for index in range(self.num_chunks)] for shape in self.slices]
 
     def orders(self) -> list[list[Action]]:
         """The actions of each stage, as its engine takes them."""
         found = []
         for stage in range(self.layout.stages):
             actions = order(stage, self.layout.stages, len(self.slices), self.num_chunks)
-            found.append([action for action in actions if self.shape(action)[1]])
+            found.append([action for action in actions if self.shapes[action.slice][action.chunk][1]])
         return found
 
     def cost(self) -> Cost:
@@ -85,7 +87,7 @@ class _Step:
         costs, action_seconds = self.costs, self.costs.profile.action
         last_chunk = len(self.slices[0].edges) - 1
         again = self.layout.recompute
-        shapes = self._shapes()
+        shapes = self.shapes
         chunks = [cache(partial(costs.chunk, part.start, part.stop)) for part in self.parts]
         added = [costs.accumulate(part.start, part.stop) for part in self.parts]
 
@@ -103,7 +105,7 @@ class _Step:
 
     def link(self) -> Cost:
         """What a message takes to the next stage."""
-        shapes = self._shapes()
+        shapes = self.shapes
         inner = range(self.layout.stages - 1)
         links = [
             self.costs.network if self.cluster.is_crossing(self.layout, stage) else self.costs.node for stage in inner
@@ -117,9 +119,6 @@ class _Step:
             return link.latency + sizes[lower] * rows * steps / link.bandwidth
 
         return seconds
-
-    def _shapes(self) -> list[list[tuple[int, int]]]:
-        return [[shape.chunk(index) for index in range(self.num_chunks)] for shape in self.slices]
 
     def simulate(self) -> Timeline:
         speeds = self.costs.speeds

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from stretto.base.errors import PlanError
 from stretto.config.layout import Layout
 from stretto.plan.bounds import Bounds
-from stretto.plan.cluster import Cluster
+from stretto.plan.cluster import Cluster, divisors
 from stretto.plan.costs import Costs
 from stretto.plan.load import Load
 from stretto.plan.memory import all_totals
@@ -164,7 +164,7 @@ class _Search:
         """All layouts that the model and the data allow."""
         num_rows, num_blocks = self.load.num_rows, self.costs.num_blocks
         for num_ranks in _numbers_of_ranks(self.cluster.devices, self.uses_all):
-            for stages in _divisors(num_ranks):
+            for stages in divisors(num_ranks):
                 replicas = num_ranks // stages
                 if stages > num_blocks:
                     self._reject(f"more than {num_blocks} stages", f"the model has {num_blocks} blocks")
@@ -268,12 +268,7 @@ def _numbers_of_ranks(devices: int, uses_all: bool) -> list[int]:
     if uses_all:
         return [devices]
     few = range(1, min(devices, 16) + 1)
-    return sorted({*few, *_divisors(devices)})
-
-
-def _divisors(number: int) -> list[int]:
-    small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
-    return sorted({*small, *(number // n for n in small)})
+    return sorted({*few, *divisors(devices)})
 
 
 def _powers(most: int) -> list[int]:

@@ -10,6 +10,7 @@ from stretto.plan.profile import Profile
 from stretto.plan.search import Plan
 from stretto.plan.show import layout_toml
 from stretto.plan.timeline import Timeline
+from stretto.plan.units import seconds
 
 _STYLE = """
 :root { color-scheme: light dark; --text: #1d2330; --back: #ffffff; --line: #d5dae3; --soft: #5a6474; }
@@ -94,7 +95,7 @@ def _parts_chart(plan: Plan) -> str:
                 f"<title>{label}: {values[key]:.4g} s</title></rect>"
             )
             x += width
-        parts.append(f'<text x="{x + 6:.1f}" y="{y + 16}">{_short(one.seconds)}</text>')
+        parts.append(f'<text x="{x + 6:.1f}" y="{y + 16}">{seconds(one.seconds)}</text>')
     x = float(_LEFT)
     for _, label, colour in _PARTS:
         parts.append(f'<rect x="{x:.0f}" y="6" width="12" height="12" fill="{colour}"/>')
@@ -115,7 +116,7 @@ def _balance_chart(prediction: Prediction, profile: Profile) -> str:
         what = f"stage {index}: block {first}" if first == last else f"stage {index}: blocks {first} to {last}"
         parts.append(f'<text x="{_LEFT - 8}" y="{y + 16}" text-anchor="end">{what}</text>')
         parts.append(f'<rect x="{_LEFT}" y="{y + 2}" width="{width:.1f}" height="{_ROW - 6}" fill="#4c8bf5"/>')
-        label = f"{_short(stage.busy)}, {stage.memory.total / 1e9:.3g} GB: {', '.join(kinds[:4])}"
+        label = f"{seconds(stage.busy)}, {stage.memory.total / 1e9:.3g} GB: {', '.join(kinds[:4])}"
         parts.append(f'<text x="{_LEFT + width + 6:.1f}" y="{y + 16}">{escape(label)}</text>')
     return "\n".join([*parts, "</svg>"])
 
@@ -127,7 +128,7 @@ def _table(plan: Plan) -> str:
     for found in [*plan.best, *([] if is_listed else [plan.one])]:
         cells = (
             escape(name(found)) + ("" if found is not plan.one or plan.does_one_fit else " (does not fit)"),
-            _short(found.seconds),
+            seconds(found.seconds),
             f"{found.tokens_per_second:,.0f}",
             f"{plan.speed_up(found):.2f}",
             f"{found.bubble:.0%}",
@@ -143,7 +144,3 @@ def _open(height: float) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}" '
         'font-family="sans-serif" font-size="13">'
     )
-
-
-def _short(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"

@@ -1,0 +1,14 @@
+"""Units: times and sizes as people read them."""
+
+
+def seconds(value: float) -> str:
+    """A time with the unit that suits it."""
+    return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"
+
+
+def size(value: float) -> str:
+    """Bytes with the unit that suits them."""
+    for unit, bound in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if value >= bound:
+            return f"{value / bound:.3g} {unit}"
+    return f"{value / 1e3:.3g} kB"
