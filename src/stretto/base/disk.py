@@ -11,3 +11,10 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all, as far as other processes see it."""
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_bytes(content)
+    partial.replace(path)

@@ -377,11 +377,7 @@ def _scale(kind: Kind, factor: float) -> Kind:
 
 def spread_profile(mesh: Mesh, profile: Profile | None) -> Profile:
     """Give every rank what the first has."""
-    text = b"" if profile is None else profile.model_dump_json().encode()
-    (size,) = mesh.add_up([float(len(text))])
-    letters = torch.tensor(list(text) if text else [0] * int(size), dtype=torch.uint8)
-    spread = mesh.spread(letters.to(mesh.world.device), 0)
-    return Profile.model_validate_json(bytes(spread.tolist()))
+    return Profile.model_validate_json(mesh.spread_text("" if profile is None else profile.model_dump_json()))
 
 
 def _corner(window: Window, rows: int, steps: int) -> Window:

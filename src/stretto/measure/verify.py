@@ -136,10 +136,8 @@ def _spread(
     mesh: Mesh, model: Stack, layout: Layout, num_steps: int, worst: Tensor, broken: list[str], precision: Precision
 ) -> Verification:
     """Give every rank the answer, which only the first has found."""
-    text = "\n".join(broken).encode()
-    sizes = mesh.add_up([*worst.flatten().tolist(), float(len(text))])
-    letters = torch.tensor(list(text) if text else [0] * int(sizes[-1]), dtype=torch.uint8)
-    said = bytes(mesh.spread(letters.to(mesh.world.device), 0).tolist()).decode() if sizes[-1] else ""
+    sizes = mesh.add_up(worst.flatten().tolist())
+    said = mesh.spread_text("\n".join(broken))
     blocks = tuple(
         BlockDifference(model.first + index, type(block).__name__, sizes[2 * index + 2], sizes[2 * index + 3])
         for index, block in enumerate(model)

@@ -73,6 +73,13 @@ class Mesh:
             self._collective(lambda: dist.broadcast(tensor, source), "spreading")
         return tensor
 
+    def spread_text(self, text: str) -> str:
+        """Return a text as the first rank has it, on every rank."""
+        own = text.encode() if self.world.is_first else b""
+        (size,) = self.add_up([float(len(own))])
+        letters = torch.tensor(list(own) if self.world.is_first else [0] * int(size), dtype=torch.uint8)
+        return bytes(self.spread(letters.to(self.world.device), 0).tolist()).decode() if size else ""
+
     def lost(self, peer: int, doing: str) -> StrettoError:
         """Return the error for a peer that went away while this rank was doing something with it: its own, if told."""
         told = self.world.heard()

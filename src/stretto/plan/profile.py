@@ -9,6 +9,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, ValidationError, model_validator
 
+from stretto.base.disk import write_whole
 from stretto.base.errors import PlanError
 from stretto.config.section import Section
 
@@ -171,8 +172,6 @@ def save_profile(profile: Profile, path: Path) -> None:
     """Write a profile, whole or not at all."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f"{path.name}.partial")
-        partial.write_text(profile.model_dump_json(indent=1) + "\n", encoding="utf-8")
-        partial.replace(path)
+        write_whole(path, f"{profile.model_dump_json(indent=1)}\n".encode())
     except OSError as error:
         raise PlanError(f"{path} can't be written ({error.strerror}); choose another path") from None

@@ -5,6 +5,7 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
+from stretto.base.disk import write_whole
 from stretto.base.errors import ConfigError
 from stretto.config.layout import Layout
 
@@ -50,9 +51,7 @@ def save_plan(folder: Path, text: str) -> None:
     """Keep a plan in a run's folder."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        partial = folder / f"{PLAN}.partial"
-        partial.write_text(text + "\n", encoding="utf-8")
-        partial.replace(folder / PLAN)
+        write_whole(folder / PLAN, f"{text}\n".encode())
     except OSError as error:
         raise ConfigError(f"run.folder={folder} can't be written ({error.strerror}); choose another") from None
 

@@ -9,6 +9,7 @@ from typing import TextIO
 from safetensors.torch import save_file
 from torch import Tensor
 
+from stretto.base.disk import write_whole
 from stretto.base.errors import ConfigError, DivergedError, StrettoError
 from stretto.blocks.stack import Stack
 from stretto.checkpoint.checkpoints import Checkpoints, SaveReport
@@ -278,9 +279,7 @@ class Run:
                 (self.folder / WEIGHTS).unlink(missing_ok=True)
             files = {CONFIG: dump_config(self.config).encode(), **self._files}
             for name, content in files.items():
-                partial = self.folder / f"{name}.partial"
-                partial.write_bytes(content)
-                partial.replace(self.folder / name)
+                write_whole(self.folder / name, content)
             return open_log(self.folder / LOG, self.trainer.step)
 
     @contextmanager
