@@ -21,7 +21,7 @@ FLOORS = {
     "train": 4,
     "measure": 4,
     "report": 4,
-    "serve": 4,
+    "serve": 5,
     "launch": 5,
     "cli": 6,
 }

@@ -77,6 +77,14 @@ from stretto.plan.profile import save_profile as save_profile
 from stretto.plan.search import Plan as Plan
 from stretto.plan.search import balance as balance
 from stretto.plan.search import find_plan as find_plan
+from stretto.serve.forecast import Future as Future
+from stretto.serve.forecast import forecast as forecast
+from stretto.serve.generate import Sampling as Sampling
+from stretto.serve.generate import generate as generate
+from stretto.serve.generate import generate_tokens as generate_tokens
+from stretto.serve.predict import predict as predict
+from stretto.serve.predict import write_predictions as write_predictions
+from stretto.serve.sessions import Sessions as Sessions
 from stretto.train.evaluate import Evaluation as Evaluation
 from stretto.train.evaluate import evaluate as evaluate
 from stretto.train.planned import PlanReport as PlanReport

@@ -72,6 +72,11 @@ class Stack(Block):
         dtypes = (parameter.dtype for parameter in self.parameters() if parameter.is_floating_point())
         return next(dtypes, torch.get_default_dtype())
 
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are; the CPU for a stack without any."""
+        return next((parameter.device for parameter in self.parameters()), torch.device("cpu"))
+
     def split_state(self, state: State) -> list[State]:
         """Return each block's part of the stack's flat state."""
         return [state[span] for span in self._spans]

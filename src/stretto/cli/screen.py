@@ -5,9 +5,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import TaskID, TextColumn
 from rich.table import Table
 
+from stretto.cli.bars import make_bars, percentage
 from stretto.cli.console import make_console
 
 if TYPE_CHECKING:
@@ -20,23 +21,11 @@ if TYPE_CHECKING:
     from stretto.train.trainer import StepReport
 
 
-def _bars(console: Console, *columns: TextColumn) -> Progress:
-    """Bars that show only in a terminal."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        *columns,
-        TimeRemainingColumn(elapsed_when_finished=True),
-        console=console,
-        disable=not console.is_terminal,
-    )
-
-
 class PrepareView:
     """A bar for each phase of a preparation."""
 
     def __init__(self, console: Console) -> None:
-        self._bars = _bars(console, TextColumn("{task.percentage:>3.0f}%"))
+        self._bars = make_bars(console, percentage())
         self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> Self:
@@ -91,7 +80,7 @@ def _show_events(console: Console, run: "Run") -> None:
 
     of_all = "" if run.trainer.num_steps is None else f"/{run.trainer.num_steps}"
     recent: list[StepReport] = []
-    with _bars(console, TextColumn("{task.percentage:>3.0f}%"), TextColumn("{task.fields[figures]}")) as bars:
+    with make_bars(console, percentage(), TextColumn("{task.fields[figures]}")) as bars:
         training = bars.add_task("training", total=1.0, figures="")
         evaluating = bars.add_task("evaluating", total=1.0, figures="", visible=False)
         for event in run.events(lambda part: bars.update(evaluating, completed=part, visible=True)):
@@ -141,7 +130,7 @@ def show_evaluation(trained: "TrainedModel", data: Path | str) -> None:
     console = make_console()
     if not console.is_terminal:
         console.print(f"evaluating {data} ...")
-    with _bars(console, TextColumn("{task.percentage:>3.0f}%")) as bars:
+    with make_bars(console, percentage()) as bars:
         task = bars.add_task("evaluating", total=1.0)
         evaluation = trained.evaluate(data, lambda part: bars.update(task, completed=part))
     if not console.is_terminal:

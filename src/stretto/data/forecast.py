@@ -84,6 +84,22 @@ class Forecast:
             future = future - _ahead(scaled, start + 1 - self.season, stop - start, self.horizon)
         return np.array(future.transpose(0, 2, 1)).reshape(stop - start, self.task.num_outputs)
 
+    def answer(self, outputs: NDArray[Any], values: NDArray[Any]) -> Values:
+        """Return what a network said at the last step of `values`, in real units: `[horizon, channels]`.
+
+        The way back from `targets`. It is NaN where it adds to a season of which the value is missing.
+        """
+        scaled = outputs.astype(np.float32).reshape(self.horizon, len(self.channels))
+        if self.season:
+            before = _ahead(self._scale(values)[:, list(self.channels)], len(values) - self.season, 1, self.horizon)
+            scaled = scaled + before[0].T
+        return self.real(scaled)
+
+    def real(self, scaled: Values) -> Values:
+        """Return scaled values `[..., channels]` of the channels that are asked for, in real units."""
+        mean, std = np.array(self.mean, np.float32), np.array(self.std, np.float32)
+        return scaled * std[list(self.channels)] + mean[list(self.channels)]
+
     def _scale(self, values: NDArray[Any]) -> Values:
         mean, std = np.array(self.mean, np.float32), np.array(self.std, np.float32)
         scaled: Values = (values.astype(np.float32) - mean) / std

@@ -44,6 +44,25 @@ Payload = tuple[Tensor | None, Tensor | None]
 
 
 @dataclass(frozen=True)
+class Unlabelled:
+    """Each sequence is a row, and what is asked of it is not in the data."""
+
+    sequences: Sequences
+    masks: bool = False  # of channels: one more input for each, is its value there?
+
+    @cached_property
+    def scale(self) -> Forecast | None:
+        """How channels become inputs; tokens are inputs as they are."""
+        is_scaled = isinstance(self.sequences.fields.values, Channels)
+        return Forecast.of(self.sequences, masks=self.masks) if is_scaled else None
+
+    def inputs(self, places: Sequence[Place], num_steps: int) -> Tensor:
+        """Return the sequences, time-major, padded to `num_steps`."""
+        read, scale = self.sequences.read(places), self.scale
+        return pad(read if scale is None else [scale.inputs(steps) for steps in read], num_steps, 0)
+
+
+@dataclass(frozen=True)
 class Labelled:
     """Each sequence is a row, asked for its label at its last step."""
 
@@ -61,17 +80,13 @@ class Labelled:
         num_outputs = len(labels.names)
         if isinstance(values, Tokens):
             return Task("tokens", values.num_tokens, "labels", num_outputs)
-        assert self._scale is not None
-        return replace(self._scale.task, asks="labels", num_outputs=num_outputs)
+        scale = self._unlabelled.scale
+        assert scale is not None
+        return replace(scale.task, asks="labels", num_outputs=num_outputs)
 
     @cached_property
-    def _scale(self) -> Forecast | None:
-        """How channels become inputs; tokens are inputs as they are."""
-        return (
-            Forecast.of(self.sequences, masks=self.masks)
-            if isinstance(self.sequences.fields.values, Channels)
-            else None
-        )
+    def _unlabelled(self) -> Unlabelled:
+        return Unlabelled(self.sequences, self.masks)
 
     @property
     def shard_sizes(self) -> Sequence[int]:
@@ -91,17 +106,13 @@ class Labelled:
     def read(self, rows: Sequence[Row], num_steps: int, *, inputs: bool, targets: bool) -> Payload:
         """Return the sequences, and their labels where each of them ends."""
         places = self.sequences.places(rows)
-        x = self._inputs(places, num_steps) if inputs else None
+        x = self._unlabelled.inputs(places, num_steps) if inputs else None
         if not targets:
             return x, None
         asked = torch.full((num_steps, len(rows)), IGNORE)
         lasts = torch.tensor([place.stop - place.start - 1 for place in places], dtype=torch.int64)
         asked[lasts, torch.arange(len(rows))] = torch.from_numpy(self.sequences.read_labels(rows))
         return x, asked
-
-    def _inputs(self, places: Sequence[Place], num_steps: int) -> Tensor:
-        read, scale = self.sequences.read(places), self._scale
-        return pad(read if scale is None else [scale.inputs(steps) for steps in read], num_steps, 0)
 
 
 @dataclass(frozen=True)
@@ -215,11 +226,24 @@ class Stretches:
                 steps[:-1] = np.nan
         return x, stack(asked)
 
+    def stretch(self, row: Row) -> tuple[int, int, NDArray[Any]]:
+        """Return the series a stretch is of, the last step of its context there, and its values with what follows."""
+        shard, number = row
+        starts, _ = self._starts[shard]
+        series, start = self._find(shard, number)
+        before = sum(self.sequences.shard_sizes[:shard])
+        (values,) = self.sequences.read([self._place(shard, number)])
+        return before + series, start - int(starts[series]) + self.context - 1, values
+
     def _place(self, shard: int, number: int) -> Place:
+        _, start = self._find(shard, number)
+        return Place(shard, start, start + self.context + self.forecast.horizon)
+
+    def _find(self, shard: int, number: int) -> tuple[int, int]:
+        """The series of a stretch, by its number in the shard, and where the stretch starts there."""
         starts, before = self._starts[shard]
         series = int(np.searchsorted(before, number, side="right")) - 1
-        start = int(starts[series]) + (number - int(before[series])) * self.stride
-        return Place(shard, start, start + self.context + self.forecast.horizon)
+        return series, int(starts[series]) + (number - int(before[series])) * self.stride
 
 
 def pad(rows: Sequence[NDArray[Any]], num_steps: int, filling: float) -> Tensor:

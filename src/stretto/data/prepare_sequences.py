@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from stretto.base.errors import DataError
+from stretto.data.like import Like
 from stretto.data.parts import PART_BYTES, Job, OnProgress, Record, open_job
 from stretto.data.prepare import check_hold_out, check_level, most_frequent
 from stretto.data.records import RecordPart, cut_records, read_rows
@@ -44,7 +45,7 @@ def prepare_sequences(
     vocabulary: Vocabulary | None = None,
     max_symbols: int | None = None,
     num_tokens: int | None = None,
-    like: Path | str | None = None,
+    like: Path | str | Like | None = None,
     hold_out: float = 0.0,
     seed: int = 0,
     bad_rows: BadRowPolicy = "refuse",
@@ -65,10 +66,10 @@ def prepare_sequences(
     check_policies(bad_rows, nan)
     check_hold_out(hold_out)
     parts = cut_records(files, shard_bytes)
-    model = None if like is None else Sequences.open(like)
+    model = None if like is None else Like.of(like)
     reading = replace(_find_reading(parts, sequence, read_as, bad_rows), label=label, num_tokens=num_tokens, nan=nan)
     reading, vocabulary = _complete(reading, model, level, vocabulary, max_symbols)
-    channels = model.fields.values if model is not None and isinstance(model.fields.values, Channels) else None
+    channels = model.values if model is not None and isinstance(model.values, Channels) else None
     lots = _Lots(("train", "valid") if hold_out else ("",), hold_out, seed)
     recipe = _Recipe(reading, vocabulary, max_symbols, channels, lots, bad_rows)
     paths = list(dict.fromkeys(part.path for part in parts))
@@ -148,7 +149,7 @@ def _find_reading(
 
 def _complete(
     reading: Reading,
-    model: Sequences | None,
+    model: Like | None,
     level: Level | None,
     vocabulary: Vocabulary | None,
     max_symbols: int | None,
@@ -174,8 +175,8 @@ def _complete(
     return replace(reading, level=level), vocabulary
 
 
-def _like(reading: Reading, model: Sequences) -> Reading:
-    values, labels = model.fields.values, model.fields.labels
+def _like(reading: Reading, model: Like) -> Reading:
+    values, labels = model.values, model.labels
     there = "text" if model.vocabulary is not None else values.type
     if there != reading.what:
         raise DataError(

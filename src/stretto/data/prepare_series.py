@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.base.errors import DataError
+from stretto.data.like import Like
 from stretto.data.parts import Job, OnProgress, Record, open_job
 from stretto.data.prepare import check_hold_out
 from stretto.data.records import RecordPart, cut_records, read_rows, shorten
@@ -47,7 +48,7 @@ def prepare_series(
     columns: Sequence[str] | None = None,
     by: str | None = None,
     time: str | None = None,
-    like: Path | str | None = None,
+    like: Path | str | Like | None = None,
     hold_out: float = 0.0,
     bad_rows: BadRowPolicy = "refuse",
     nan: NanPolicy = "refuse",
@@ -65,7 +66,7 @@ def prepare_series(
     check_policies(bad_rows, nan)
     check_hold_out(hold_out)
     parts = cut_records(files, None)
-    channels = None if like is None else _channels_like(like, columns)
+    channels = None if like is None else _channels_like(Like.of(like), columns)
     if channels is not None:
         columns = channels.names
     if columns is None:
@@ -99,12 +100,14 @@ def _write(job: Job, parts: Sequence[RecordPart], work: "_WriteSeries", like: Ch
     return skipped_rows(records)
 
 
-def _channels_like(like: Path | str, columns: Sequence[str] | None) -> Channels:
-    values = Sequences.open(like).fields.values
+def _channels_like(like: Like, columns: Sequence[str] | None) -> Channels:
+    values = like.values
     if not isinstance(values, Channels):
-        raise DataError(f"like={like} has {values.type}, not channels; give another")
+        raise DataError(f"like={like.location} has {values.type}, not channels; give another")
     if columns is not None and tuple(columns) != values.names:
-        raise DataError(f"columns={list(columns)} are not those of like={like}, {list(values.names)}; leave one out")
+        raise DataError(
+            f"columns={list(columns)} are not those of like={like.location}, {list(values.names)}; leave one out"
+        )
     return values
 
 

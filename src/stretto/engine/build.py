@@ -72,5 +72,4 @@ def block_cost(block: Block) -> float:
 
 
 def _device_of(model: Stack) -> torch.device:
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    return find_device("auto") if device.type == "meta" else device
+    return find_device("auto") if model.device.type == "meta" else model.device

@@ -35,7 +35,7 @@ class LocalEngine:
         self._loss = loss
         self._slices = slices
         self._precision = check_precision(precision)
-        self._device = next((parameter.device for parameter in stack.parameters()), torch.device("cpu"))
+        self._device = stack.device
         if self._device.type == "meta":
             raise ConfigError("the stack's weights are on the meta device; draw them with stretto.initialize first")
 

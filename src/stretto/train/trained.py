@@ -56,20 +56,33 @@ def load(path: Path | str, device: str | None = None, *, trust: bool = False) ->
     `model.factory` or a `model.loss` names code, which is run only if you say that you `trust` whoever wrote it.
     """
     folder = Path(path)
-    if not is_remote(path) and (folder / WEIGHTS).is_file():
+    if _is_finished(path):
         config = _trusted(load_config(folder / CONFIG), str(folder), trust)
         subject = read_subject(_reader(folder), str(folder))
         stack = build_model(config, subject.task)
         load_weights(stack, folder / WEIGHTS)
     else:
         saved = find_saved(path)
-        if saved.manifest.about.config is None:
-            raise ConfigError(f"{saved.where} was not saved by `stretto train`; read it with Trainer.restore")
-        config = _trusted(parse_config(saved.manifest.about.config, saved.where), saved.where, trust)
+        config = _trusted(_config_of(saved), saved.where, trust)
         subject = read_subject(saved.read_file, saved.where)
         stack = build_model(config, subject.task)
         stack.load_state_dict(read_weights(stack, saved), assign=True)
     return TrainedModel(config, subject, stack.to(find_device(device or config.run.device)))
+
+
+def read_config(path: Path | str) -> RunConfig:
+    """Read the config of a run's folder or of a checkpoint, and nothing else."""
+    return load_config(Path(path) / CONFIG) if _is_finished(path) else _config_of(find_saved(path))
+
+
+def _is_finished(path: Path | str) -> bool:
+    return not is_remote(path) and (Path(path) / WEIGHTS).is_file()
+
+
+def _config_of(saved: Saved) -> RunConfig:
+    if saved.manifest.about.config is None:
+        raise ConfigError(f"{saved.where} was not saved by `stretto train`; read it with Trainer.restore")
+    return parse_config(saved.manifest.about.config, saved.where)
 
 
 def read_weights(model: Stack, saved: Saved) -> dict[str, Tensor]:

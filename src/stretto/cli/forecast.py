@@ -1,0 +1,42 @@
+"""`stretto forecast`: what comes after the end of each series, as a run's model sees it."""
+
+from pathlib import Path
+
+from stretto.base.errors import ConfigError
+from stretto.cli.parser import Parser
+
+
+def run(arguments: list[str]) -> None:
+    """Parse and forecast."""
+    options = _parser().parse_all(arguments)
+    if options.out is not None and options.out.exists():
+        raise ConfigError(f"--out={options.out} exists already; give another, or delete it")
+    from stretto.cli.answers import show_forecast
+    from stretto.train.trained import load
+
+    trained = load(options.run, options.device, trust=options.trust)
+    data = options.data or trained.config.data.valid or trained.config.data.train
+    show_forecast(trained, data, options.steps, options.out)
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="stretto forecast",
+        description="Say what comes after the end of each series, in its own units: a table of the first series, and "
+        "all of them in a CSV file.",
+        epilog="example:\n  stretto forecast runs/load --data load.csv --out tomorrow.csv",
+    )
+    parser.add_argument("run", metavar="RUN", help="the run's folder, or a checkpoint")
+    parser.add_argument(
+        "--data",
+        metavar="DATA",
+        help="a prepared folder or its URL, or a table as the run's own data was prepared from; the run's held-out "
+        "data if not given",
+    )
+    parser.add_argument("--steps", type=int, metavar="N", help="how many steps (default: the run's data.horizon)")
+    parser.add_argument("--out", type=Path, metavar="FILE.csv", help="write all series there")
+    parser.add_argument("--device", metavar="NAME", help="where to compute; the run's own run.device if not given")
+    parser.add_argument(
+        "--trust", action="store_true", help="run the code that the run's model.factory or model.loss names"
+    )
+    return parser

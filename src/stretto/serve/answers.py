@@ -1,0 +1,325 @@
+"""Answers: what a model says of each row of some data, as plain values: a label, a score, or a forecast."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from stretto.base.errors import ConfigError
+from stretto.config.run import DataConfig
+from stretto.data.corpus import Corpus
+from stretto.data.forecast import Forecast
+from stretto.data.items import Continued, Row, Stretches, Unlabelled, pad
+from stretto.data.sequences import Sequences
+from stretto.train.subject import Subject
+
+Answer = dict[str, Any]
+"""One answer, ready to be written as JSON."""
+Outputs = Iterator[tuple[int, Tensor]]
+"""Outputs of a batch `[steps, rows, ...]`, a few steps at a time, each with the step it begins at."""
+
+
+class Asked(Protocol):
+    """Rows that a model is asked about, by number, and what its outputs mean for them."""
+
+    @property
+    def num_rows(self) -> int: ...
+    @property
+    def mean_length(self) -> float: ...
+    def lengths(self, numbers: Sequence[int]) -> list[int]: ...
+    def inputs(self, numbers: Sequence[int], num_steps: int) -> Tensor:
+        """Return the inputs of some rows, `[time, batch, ...]`, padded."""
+        ...
+
+    def answers(self, numbers: Sequence[int], lengths: Tensor, outputs: Outputs) -> list[list[Answer]]:
+        """Return what the outputs say of each row."""
+        ...
+
+
+def ask(source: Corpus | Sequences, subject: Subject, data: DataConfig) -> Asked:
+    """Return the rows of some data as a model of `subject`, trained as `data` says, can be asked about them."""
+    asks = subject.task.asks
+    if isinstance(source, Corpus):
+        return TextRows(source, data.window * 8)
+    if asks == "tokens":
+        return TokenRows(Continued(source))
+    if asks == "labels":
+        return LabelRows(Unlabelled(source, data.masks), subject.labels)
+    forecast = Forecast.of(source, data.horizon, season=data.season, targets=data.targets, masks=data.masks)
+    names = tuple(subject.channels.names[channel] for channel in forecast.channels) if subject.channels else ()
+    if data.context is None:
+        return SeriesRows(source, forecast, names)
+    return StretchRows(Stretches(source, forecast, data.context, stride=data.horizon), names)
+
+
+@dataclass(frozen=True)
+class _Shards:
+    """Numbers rows through all shards."""
+
+    sizes: tuple[int, ...]
+
+    @cached_property
+    def _before(self) -> NDArray[np.int64]:
+        return np.array([0, *accumulate(self.sizes)], np.int64)
+
+    @property
+    def num_rows(self) -> int:
+        return int(self._before[-1])
+
+    def rows(self, numbers: Sequence[int]) -> list[Row]:
+        shards = np.searchsorted(self._before, numbers, side="right") - 1
+        return [(int(shard), number - int(self._before[shard])) for shard, number in zip(shards, numbers, strict=True)]
+
+
+@dataclass(frozen=True)
+class LabelRows:
+    """Each sequence is asked for its label."""
+
+    items: Unlabelled
+    labels: tuple[str, ...]
+
+    @cached_property
+    def _shards(self) -> _Shards:
+        return _Shards(tuple(self.items.sequences.shard_sizes))
+
+    @property
+    def num_rows(self) -> int:
+        return self._shards.num_rows
+
+    @property
+    def mean_length(self) -> float:
+        return self.items.sequences.mean_length
+
+    def lengths(self, numbers: Sequence[int]) -> list[int]:
+        return [place.stop - place.start for place in self.items.sequences.places(self._shards.rows(numbers))]
+
+    def inputs(self, numbers: Sequence[int], num_steps: int) -> Tensor:
+        return self.items.inputs(self.items.sequences.places(self._shards.rows(numbers)), num_steps)
+
+    def answers(self, numbers: Sequence[int], lengths: Tensor, outputs: Outputs) -> list[list[Answer]]:
+        likely = F.softmax(_last(outputs, lengths).double(), dim=1)
+        best = likely.max(dim=1)
+        truth = self._truth(numbers)
+        answers = []
+        for index, number in enumerate(numbers):
+            label, probability = self.labels[int(best.indices[index])], _plain(float(best.values[index]))
+            answer: Answer = {"sequence": number, "label": label, "probability": probability}
+            answers.append([answer if truth is None else {**answer, "truth": truth[index]}])
+        return answers
+
+    def _truth(self, numbers: Sequence[int]) -> list[str] | None:
+        sequences = self.items.sequences
+        if sequences.fields.labels is None:
+            return None
+        return [self.labels[label] for label in sequences.read_labels(self._shards.rows(numbers)).tolist()]
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """Each sequence of tokens is asked how likely it is."""
+
+    items: Continued
+
+    @cached_property
+    def _shards(self) -> _Shards:
+        return _Shards(tuple(self.items.shard_sizes))
+
+    @property
+    def num_rows(self) -> int:
+        return self._shards.num_rows
+
+    @property
+    def mean_length(self) -> float:
+        return self.items.mean_length
+
+    def lengths(self, numbers: Sequence[int]) -> list[int]:
+        return [place.stop - place.start - 1 for place in self.items.sequences.places(self._shards.rows(numbers))]
+
+    def inputs(self, numbers: Sequence[int], num_steps: int) -> Tensor:
+        found, _ = self.items.read(self._shards.rows(numbers), num_steps, inputs=True, targets=False)
+        assert found is not None
+        return found
+
+    def answers(self, numbers: Sequence[int], lengths: Tensor, outputs: Outputs) -> list[list[Answer]]:
+        _, targets = self.items.read(self._shards.rows(numbers), int(lengths.max()), inputs=False, targets=True)
+        assert targets is not None
+        totals = _score(outputs, targets)
+        return [
+            [{"sequence": number, **_scored(total, length)}]
+            for number, total, length in zip(numbers, totals.tolist(), lengths.tolist(), strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class TextRows:
+    """A long text is asked stretch by stretch how likely it is; each begins fresh, as if it stood alone."""
+
+    corpus: Corpus
+    length: int
+
+    @property
+    def num_rows(self) -> int:
+        return -(-(self.corpus.num_tokens - 1) // self.length)
+
+    @property
+    def mean_length(self) -> float:
+        return float(min(self.length, self.corpus.num_tokens))
+
+    def lengths(self, numbers: Sequence[int]) -> list[int]:
+        return [self._stop(number) - number * self.length for number in numbers]
+
+    def inputs(self, numbers: Sequence[int], num_steps: int) -> Tensor:
+        return self._read(numbers, num_steps, 0)
+
+    def answers(self, numbers: Sequence[int], lengths: Tensor, outputs: Outputs) -> list[list[Answer]]:
+        totals = _score(outputs, self._read(numbers, int(lengths.max()), 1))
+        return [
+            [{"sequence": number, "start": number * self.length, **_scored(total, length)}]
+            for number, total, length in zip(numbers, totals.tolist(), lengths.tolist(), strict=True)
+        ]
+
+    def _stop(self, number: int) -> int:
+        return min((number + 1) * self.length, self.corpus.num_tokens - 1)
+
+    def _read(self, numbers: Sequence[int], num_steps: int, ahead: int) -> Tensor:
+        rows = [self.corpus.read(number * self.length + ahead, self._stop(number) + ahead) for number in numbers]
+        return pad(rows, num_steps, -100 if ahead else 0)
+
+
+@dataclass(frozen=True)
+class StretchRows:
+    """A series is asked stretch by stretch for what follows each, one horizon after the other."""
+
+    items: Stretches
+    names: tuple[str, ...]
+
+    @cached_property
+    def _shards(self) -> _Shards:
+        return _Shards(tuple(self.items.shard_sizes))
+
+    @property
+    def num_rows(self) -> int:
+        return self._shards.num_rows
+
+    @property
+    def mean_length(self) -> float:
+        return self.items.mean_length
+
+    def lengths(self, numbers: Sequence[int]) -> list[int]:
+        return [self.items.context] * len(numbers)
+
+    def inputs(self, numbers: Sequence[int], num_steps: int) -> Tensor:
+        found, _ = self.items.read(self._shards.rows(numbers), num_steps, inputs=True, targets=False)
+        assert found is not None
+        return found
+
+    def answers(self, numbers: Sequence[int], lengths: Tensor, outputs: Outputs) -> list[list[Answer]]:
+        said = _last(outputs, lengths).cpu().numpy()
+        context, forecast = self.items.context, self.items.forecast
+        answers = []
+        for row, own in zip(self._shards.rows(numbers), said, strict=True):
+            series, step, values = self.items.stretch(row)
+            found = forecast.answer(own, values[:context])
+            actual = values[context:, list(forecast.channels)]
+            answers.append([_forecasted(series, step, self.names, found, actual)])
+        return answers
+
+
+@dataclass(frozen=True)
+class SeriesRows:
+    """A series is asked, while it is read from its beginning, for what follows, once a horizon."""
+
+    sequences: Sequences
+    forecast: Forecast
+    names: tuple[str, ...]
+
+    @cached_property
+    def _shards(self) -> _Shards:
+        return _Shards(tuple(self.sequences.shard_sizes))
+
+    @property
+    def num_rows(self) -> int:
+        return self._shards.num_rows
+
+    @property
+    def mean_length(self) -> float:
+        return self.sequences.mean_length
+
+    def lengths(self, numbers: Sequence[int]) -> list[int]:
+        return [len(values) for values in self._values(numbers)]
+
+    def inputs(self, numbers: Sequence[int], num_steps: int) -> Tensor:
+        return pad([self.forecast.inputs(values) for values in self._values(numbers)], num_steps, 0)
+
+    def answers(self, numbers: Sequence[int], lengths: Tensor, outputs: Outputs) -> list[list[Answer]]:
+        series, forecast = self._values(numbers), self.forecast
+        answers: list[list[Answer]] = [[] for _ in numbers]
+        for start, y in outputs:
+            said = y.float().cpu().numpy()
+            # Asked at the end of each horizon, and where the series ends.
+            for row, values in enumerate(series):
+                for step in range(start, min(start + len(said), len(values))):
+                    if (step + 1) % forecast.horizon and step + 1 < len(values):
+                        continue
+                    found = forecast.answer(said[step - start, row], values[: step + 1])
+                    actual = values[step + 1 : step + 1 + forecast.horizon, list(forecast.channels)]
+                    answers[row].append(_forecasted(numbers[row], step, self.names, found, actual))
+        return answers
+
+    def _values(self, numbers: Sequence[int]) -> list[NDArray[Any]]:
+        return self.sequences.read(self.sequences.places(self._shards.rows(numbers)))
+
+
+def _last(outputs: Outputs, lengths: Tensor) -> Tensor:
+    """Return each row's outputs at its last step, `[batch, ...]`."""
+    found: Tensor | None = None
+    for start, y in outputs:
+        if y.dim() != 3:
+            raise ConfigError(
+                f"the model's outputs are {list(y.shape)}, not [time, batch, outputs]; use its stack yourself"
+            )
+        found = y.new_empty(y.shape[1:]) if found is None else found
+        rows = torch.nonzero((lengths > start) & (lengths <= start + len(y))).squeeze(1)
+        found[rows.to(y.device)] = y[(lengths[rows] - 1 - start).to(y.device), rows.to(y.device)]
+    assert found is not None
+    return found
+
+
+def _score(outputs: Outputs, targets: Tensor) -> Tensor:
+    """Return the summed loss of each row's targets, in nats."""
+    totals = torch.zeros(targets.shape[1], dtype=torch.float64)
+    for start, y in outputs:
+        asked = targets[start : start + len(y)].to(y.device)
+        losses = F.cross_entropy(y.float().flatten(0, 1), asked.flatten(), reduction="none")
+        totals += losses.view(asked.shape).double().sum(dim=0).cpu()
+    return totals
+
+
+def _scored(total: float, length: int) -> Answer:
+    # A sequence of one token has nothing that follows.
+    loss = total / length if length else math.nan
+    perplexity = math.exp(loss) if loss < 700 else math.inf
+    return {"tokens": length, "loss": _plain(loss), "perplexity": _plain(perplexity)}
+
+
+def _forecasted(series: int, step: int, names: Sequence[str], found: NDArray[Any], actual: NDArray[Any]) -> Answer:
+    """A forecast from a step on, in real units, and what came, as far as it is known."""
+
+    def by_name(values: NDArray[Any]) -> dict[str, list[float | None]]:
+        return {name: [_plain(float(value)) for value in column] for name, column in zip(names, values.T, strict=True)}
+
+    answer: Answer = {"series": series, "step": step, "forecast": by_name(found)}
+    return {**answer, "actual": by_name(actual)} if len(actual) else answer
+
+
+def _plain(value: float) -> float | None:
+    """Seven digits, which is what fp32 knows; JSON has no word for what is not finite."""
+    return float(f"{value:.7g}") if math.isfinite(value) else None

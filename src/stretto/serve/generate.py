@@ -1,0 +1,148 @@
+"""Generate: text from a language model, a token at a time, drawn by seed."""
+
+import codecs
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from stretto.base.errors import ConfigError
+from stretto.base.keys import derive
+from stretto.base.state import join_rows
+from stretto.base.window import Rows
+from stretto.blocks.stack import Stack
+from stretto.data.vocabulary import SymbolVocabulary, Vocabulary
+from stretto.train.trained import TrainedModel
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a token is drawn from what the model thinks of each."""
+
+    temperature: float = 1.0
+    """Below 1 keeps to what is likely, above 1 dares more; 0 always takes the likeliest."""
+    top_k: int | None = None
+    """Draw from the so many likeliest tokens only."""
+    top_p: float | None = None
+    """Draw from the fewest tokens that together are so likely."""
+    seed: int = 0
+    """The same seed, prompt and model give the same text."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < float("inf"):
+            raise ConfigError(f"temperature={self.temperature} is not a number from 0 on; use a value such as 0.8")
+        if self.top_k is not None and self.top_k < 1:
+            raise ConfigError(f"top_k={self.top_k} leaves nothing to draw from; use at least 1")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ConfigError(f"top_p={self.top_p} is not above 0 and up to 1; use a value such as 0.9")
+
+    def draw(self, logits: NDArray[np.float64], uniform: float) -> int:
+        """Return the token that a number drawn evenly from 0 to 1 stands for."""
+        if self.temperature == 0:
+            return int(logits.argmax())
+        order = np.argsort(-logits, kind="stable")[: self.top_k]
+        scaled = (logits[order] - logits[order[0]]) / self.temperature
+        weights = np.exp(scaled)
+        if self.top_p is not None:
+            sums = np.cumsum(weights / weights.sum())
+            weights = weights[: int(np.searchsorted(sums, self.top_p)) + 1]
+        sums = np.cumsum(weights)
+        place = int(np.searchsorted(sums, uniform * sums[-1], side="right"))
+        return int(order[min(place, len(sums) - 1)])
+
+
+@torch.no_grad()
+def generate_tokens(
+    stack: Stack,
+    prompt: NDArray[np.integer],
+    sampling: Sampling | None = None,
+    *,
+    count: int = 1,
+    never: tuple[int, ...] = (),
+) -> Iterator[list[int]]:
+    """Go on from a prompt without end: yield the next token of each of `count` texts.
+
+    Text number i is drawn by seed and i alone, whatever `count` is. Tokens in `never` are not drawn.
+    """
+    sampling = sampling or Sampling()
+    if not len(prompt):
+        raise ConfigError("the prompt has no tokens; give at least one to go on from")
+    if count < 1:
+        raise ConfigError(f"count={count} asks for no text; use at least 1")
+    stack.eval()
+    device = stack.device
+    dice = [random.Random(derive(sampling.seed, "generate", index)) for index in range(count)]
+    # The prompt is read once; the texts part from where it ends.
+    tokens = torch.from_numpy(np.asarray(prompt, np.int64)).to(device).unsqueeze(1)
+    y, state = stack(tokens, stack.initial_state(Rows.of(1, device=device, dtype=stack.dtype)))
+    last, state = y[-1].expand(count, -1), join_rows([state] * count)
+    while True:
+        drawn = [sampling.draw(row, die.random()) for row, die in zip(_logits(last, never), dice, strict=True)]
+        yield drawn
+        y, state = stack(torch.tensor([drawn], device=device), state)
+        last = y[-1]
+
+
+def generate(
+    trained: TrainedModel,
+    prompt: str = "",
+    length: int = 200,
+    sampling: Sampling | None = None,
+    *,
+    count: int = 1,
+) -> Iterator[list[str]]:
+    """Go on from a prompt: yield the next piece of each of `count` texts, `length` tokens in all.
+
+    A piece may be empty: a letter of several bytes is whole only with its last. Joined, the pieces are the text
+    that comes after the prompt.
+    """
+    vocabulary = _vocabulary(trained)
+    if length < 1:
+        raise ConfigError(f"length={length} asks for no token; use at least 1")
+    known = vocabulary.encode(prompt or "\n")
+    never = (0,) if isinstance(vocabulary, SymbolVocabulary) else ()
+    texts = [_Text(vocabulary, prompt) for _ in range(count)]
+    stream = generate_tokens(trained.stack, known, sampling, count=count, never=never)
+    for number, tokens in enumerate(stream, 1):
+        yield [text.add(token, is_last=number == length) for text, token in zip(texts, tokens, strict=True)]
+        if number == length:
+            return
+
+
+class _Text:
+    """Turns tokens into pieces of text, one after the other."""
+
+    def __init__(self, vocabulary: Vocabulary, prompt: str) -> None:
+        self._vocabulary = vocabulary
+        self._bytes = codecs.getincrementaldecoder("utf-8")("replace")
+        # Words are set apart by spaces, also from the prompt, but not at the start of a line.
+        self._is_line_start = not prompt or prompt[-1].isspace()
+
+    def add(self, token: int, *, is_last: bool) -> str:
+        if self._vocabulary.level == "byte":
+            return self._bytes.decode(bytes([token]), is_last)
+        symbol = self._vocabulary.decode([token])
+        if self._vocabulary.level == "char":
+            return symbol
+        piece = symbol if self._is_line_start or symbol == "\n" else f" {symbol}"
+        self._is_line_start = symbol == "\n"
+        return piece
+
+
+def _vocabulary(trained: TrainedModel) -> Vocabulary:
+    vocabulary, asks = trained.subject.vocabulary, trained.subject.task.asks
+    if asks != "tokens":
+        raise ConfigError(f"the run's model was asked for {asks}, so it can't write text; give a run on text")
+    if vocabulary is None:
+        raise ConfigError("the run's tokens came without a vocabulary; use stretto.generate_tokens with tokens")
+    return vocabulary
+
+
+def _logits(last: Tensor, never: tuple[int, ...]) -> NDArray[np.float64]:
+    logits: NDArray[np.float64] = last.double().cpu().numpy().copy()
+    logits[:, list(never)] = -np.inf
+    return logits

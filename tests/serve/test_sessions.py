@@ -1,0 +1,105 @@
+"""A session fed chunk by chunk is the whole, however many there are, and however their chunks are cut."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from cases import NUM_TOKENS, barrier_model, lstm_model, odd_model
+from stretto import ConfigError, LawError, Rows, Sessions, Stack, initialize
+
+
+def stack(model: str = "lstm") -> Stack:
+    made = {"lstm": lstm_model, "odd": odd_model, "barrier": barrier_model}[model]()
+    return initialize(Stack(made).double(), seed=3).eval()
+
+
+def whole(model: Stack, tokens: Tensor) -> Tensor:
+    """What the model gives for one row, in one call."""
+    with torch.no_grad():
+        y, _ = model(tokens.unsqueeze(1), model.initial_state(Rows.of(1, dtype=torch.float64)))
+    return y[:, 0]
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data(), model=st.sampled_from(["lstm", "odd"]))
+def test_sessions_fed_in_chunks_of_any_length_equal_the_whole(data: st.DataObject, model: str) -> None:
+    streams = {
+        f"s{index}": torch.randint(NUM_TOKENS, (length,), generator=torch.Generator().manual_seed(index))
+        for index, length in enumerate(data.draw(st.lists(st.integers(1, 12), min_size=1, max_size=5)))
+    }
+    network = stack(model)
+    sessions = Sessions(network)
+    fed = dict.fromkeys(streams, 0)
+    outputs: dict[str, list[Tensor]] = {name: [] for name in streams}
+    while open_now := [name for name in streams if fed[name] < len(streams[name])]:
+        chosen = data.draw(st.lists(st.sampled_from(open_now), min_size=1, unique=True))
+        sizes = {name: data.draw(st.integers(1, len(streams[name]) - fed[name])) for name in chosen}
+        found = sessions.feed({name: streams[name][fed[name] : fed[name] + size] for name, size in sizes.items()})
+        assert set(found) == set(chosen)
+        for name, size in sizes.items():
+            outputs[name].append(found[name])
+            fed[name] += size
+    for name, tokens in streams.items():
+        torch.testing.assert_close(torch.cat(outputs[name]), whole(network, tokens), rtol=0, atol=1e-12)
+
+
+def test_a_session_that_was_closed_begins_anew_and_leaves_no_trace_of_another() -> None:
+    network = stack()
+    sessions = Sessions(network)
+    tokens = torch.arange(6)
+    sessions.feed({"old": torch.tensor([7, 8, 9]), "kept": tokens[:2]})
+    sessions.close("old")
+    assert "old" not in sessions and len(sessions) == 1
+    found = sessions.feed({"new": tokens, "old": tokens, "kept": tokens[2:]})
+    torch.testing.assert_close(found["new"], whole(network, tokens), rtol=0, atol=1e-12)
+    torch.testing.assert_close(found["old"], whole(network, tokens), rtol=0, atol=1e-12)
+    torch.testing.assert_close(found["kept"], whole(network, tokens)[2:], rtol=0, atol=1e-12)
+
+
+def test_a_session_goes_on_in_another_process_from_its_state() -> None:
+    network = stack()
+    tokens = torch.arange(9)
+    here, there = Sessions(network), Sessions(network)
+    here.feed({1: tokens[:4]})
+    there.restore("one", here.state(1))
+    torch.testing.assert_close(there.feed({"one": tokens[4:]})["one"], whole(network, tokens)[4:], rtol=0, atol=1e-12)
+
+
+def test_many_sessions_that_come_one_by_one_keep_their_states() -> None:
+    network = stack()
+    sessions = Sessions(network)
+    tokens = torch.arange(5)
+    for index in range(70):
+        sessions.feed({index: (tokens[:3] + index) % NUM_TOKENS})
+    found = sessions.feed({index: (tokens[3:] + index) % NUM_TOKENS for index in range(70)})
+    for index in range(70):
+        expected = whole(network, (tokens + index) % NUM_TOKENS)[3:]
+        torch.testing.assert_close(found[index], expected, rtol=0, atol=1e-12)
+
+
+def test_a_chunk_that_is_wrong_changes_no_session() -> None:
+    network = stack()
+    sessions = Sessions(network)
+    tokens = torch.arange(6)
+    sessions.feed({"a": tokens[:3]})
+    with pytest.raises(ConfigError, match="session 'b' has no steps"):
+        sessions.feed({"a": tokens[3:], "b": tokens[:0]})
+    with pytest.raises(ConfigError, match="session 'b' has steps of"):
+        sessions.feed({"a": tokens[3:], "b": tokens.double()})
+    with pytest.raises(IndexError):
+        sessions.feed({"a": tokens[3:], "c": torch.tensor([NUM_TOKENS])})
+    assert len(sessions) == 1
+    torch.testing.assert_close(sessions.feed({"a": tokens[3:]})["a"], whole(network, tokens)[3:], rtol=0, atol=1e-12)
+
+
+def test_what_can_not_stream_is_refused() -> None:
+    with pytest.raises(LawError, match="looks ahead"):
+        Sessions(stack("barrier"))
+    with pytest.raises(ConfigError, match="no session 'a'"):
+        Sessions(stack()).state("a")
+    with pytest.raises(ConfigError, match="not of this model"):
+        Sessions(stack()).restore("a", (torch.zeros(1, 2),))
+    with pytest.raises(ConfigError, match="nothing was fed"):
+        Sessions(stack()).feed({})
