@@ -83,21 +83,15 @@ def test_a_run_that_is_killed_moved_and_cut_off_ends_as_if_nothing_had_happened(
     assert found is not None and float(found[1]) < 1e-4
 
 
+def prepare_manual(folder: Path) -> None:
+    """Python's own manual, as README's quickstart prepares it."""
+    text = pydoc_data.topics.__file__
+    prepare = ["prepare", "text", text, "--out", "data/python", "--hold-out", "0.1"]
+    run(folder, sys.executable, "-m", "stretto", *prepare)
+
+
 def test_a_plan_is_made_and_compared_with_what_came_of_it(tmp_path: Path) -> None:
-    text = Path(pydoc_data.topics.__file__)
-    run(
-        tmp_path,
-        sys.executable,
-        "-m",
-        "stretto",
-        "prepare",
-        "text",
-        str(text),
-        "--out",
-        "data/python",
-        "--hold-out",
-        "0.1",
-    )
+    prepare_manual(tmp_path)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     printed = run(tmp_path, *torchrun, str(EXAMPLES / "07_plan.py"))
     assert "use 2 " in printed
@@ -105,3 +99,14 @@ def test_a_plan_is_made_and_compared_with_what_came_of_it(tmp_path: Path) -> Non
     assert loss < 3.5
     # Two processes on a machine that does other things: the order of size is all that a test may ask for.
     assert 0.3 < predicted / measured < 3
+
+
+def test_a_trained_model_is_used(tmp_path: Path) -> None:
+    prepare_manual(tmp_path)
+    train = ["train", str(EXAMPLES / "01_first_model.toml"), "--train.steps", "100"]
+    run(tmp_path, sys.executable, "-m", "stretto", *train)
+    printed = run(tmp_path, sys.executable, str(EXAMPLES / "08_use.py"))
+    (python,) = figures(printed, r"python: ([\d.]+) nats a byte")
+    (noise,) = figures(printed, r"noise: ([\d.]+) nats a byte")
+    assert python < 3 < noise
+    assert figures(printed, r"(\d+) stretches of held-out text")[0] > 10

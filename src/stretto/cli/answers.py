@@ -41,8 +41,9 @@ def show_predictions(
             on_part=lambda done, count: bars.update(task, completed=done / count),
         )
     if world.is_first:
-        found = "".join(f"  {name} {value:.4g}" for name, value in summarize(out).items())
-        console.print(f"{out}: {num_rows:,} rows{found}")
+        console.print(f"{out}: {num_rows:,} rows")
+        for name, value in summarize(out).items():
+            console.print(f"  {name} {value:.4g}")
 
 
 def show_forecast(trained: TrainedModel, data: Path | str, steps: int | None, out: Path | None) -> None:
