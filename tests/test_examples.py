@@ -108,5 +108,5 @@ def test_a_trained_model_is_used(tmp_path: Path) -> None:
     printed = run(tmp_path, sys.executable, str(EXAMPLES / "08_use.py"))
     (python,) = figures(printed, r"python: ([\d.]+) nats a byte")
     (noise,) = figures(printed, r"noise: ([\d.]+) nats a byte")
-    assert python < 3 < noise
+    assert python + 0.5 < noise
     assert figures(printed, r"(\d+) stretches of held-out text")[0] > 10
