@@ -1,9 +1,11 @@
 """Two hosts on one machine: network namespaces joined by a link that a test can cut and heal."""
 
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -44,13 +46,25 @@ class Hosts:
 
 
 @contextmanager
+def _alone() -> Iterator[None]:
+    """The names are this machine's: one test at a time."""
+    with (Path(tempfile.gettempdir()) / "stretto-hosts.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
 def two_hosts(folder: Path) -> Iterator[Hosts]:
     """Make the hosts, if this machine lets us."""
     is_able = os.geteuid() == 0 and shutil.which("ip") and Path("/dev/net/tun").exists() and TUNLINK.is_file()
     if not is_able:
         assert "CI" not in os.environ
         pytest.skip("needs root, iproute2 and /dev/net/tun")
-    control = folder / "link"
+    with _alone():
+        yield from _make_hosts(folder / "link")
+
+
+def _make_hosts(control: Path) -> Iterator[Hosts]:
     control.write_text("down=0")
     _remove()
     for name in ADDRESSES:
