@@ -85,12 +85,16 @@ from stretto.serve.generate import generate_tokens as generate_tokens
 from stretto.serve.predict import predict as predict
 from stretto.serve.predict import write_predictions as write_predictions
 from stretto.serve.sessions import Sessions as Sessions
+from stretto.plan.trace import Trace as Trace
 from stretto.train.evaluate import Evaluation as Evaluation
 from stretto.train.evaluate import evaluate as evaluate
 from stretto.train.planned import PlanReport as PlanReport
+from stretto.train.ranks import RanksReport as RanksReport
+from stretto.train.ranks import RanksWatch as RanksWatch
 from stretto.train.run import EvaluationReport as EvaluationReport
 from stretto.train.run import LeftError as LeftError
 from stretto.train.run import Run as Run
+from stretto.train.trace import gather_trace as gather_trace
 from stretto.train.trained import TrainedModel as TrainedModel
 from stretto.train.trained import load as load
 from stretto.train.trainer import StepReport as StepReport

@@ -6,7 +6,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from stretto import ConfigError, Corpus, DataError, Run, SaveReport, StepReport, load, load_config, prepare_text
+from stretto import (
+    ConfigError,
+    Corpus,
+    DataError,
+    RanksReport,
+    Run,
+    SaveReport,
+    StepReport,
+    load,
+    load_config,
+    prepare_text,
+)
 from stretto.config.run import RunConfig
 from stretto.config.toml import parse_config
 from stretto.engine.pipeline import PipelineEngine
@@ -30,21 +41,22 @@ def test_a_run_leaves_config_log_vocabulary_and_weights(word_corpus: Corpus, tmp
     run = Run(config)
     events = list(run.events())
     steps = [StepReport] * 3
-    assert [type(event) for event in events] == [*steps, EvaluationReport, *steps, SaveReport, EvaluationReport]
+    last = [RanksReport, SaveReport, EvaluationReport]
+    assert [type(event) for event in events] == [*steps, EvaluationReport, *steps, *last]
     assert load_config(tmp_path / "run" / "config.toml") == config
     lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     assert [line["kind"] for line in lines].count("step") == 6
     assert {"loss", "tokens", "gradient_norm", "learning_rate", "compute_seconds", "epoch"} <= set(lines[1])
     assert {"loss", "perplexity", "bits_per_byte", "step"} <= set(lines[-1])
-    last = events[-1]
-    assert isinstance(last, EvaluationReport)
-    assert lines[-1]["loss"] == last.evaluation.loss
+    scored = events[-1]
+    assert isinstance(scored, EvaluationReport)
+    assert lines[-1]["loss"] == scored.evaluation.loss
 
     trained = load(tmp_path / "run")
     assert trained.subject.vocabulary == word_corpus.vocabulary
     for name, tensor in run.trainer.engine.stack.state_dict().items():
         assert torch.equal(tensor, trained.stack.state_dict()[name])
-    assert trained.evaluate(word_corpus.location).loss == last.evaluation.loss
+    assert trained.evaluate(word_corpus.location).loss == scored.evaluation.loss
 
 
 def test_the_same_config_gives_the_same_bits(byte_corpus: Corpus, tmp_path: Path) -> None:

@@ -83,6 +83,11 @@ class Window:
     def num_rows(self) -> int:
         return len(self.lanes)
 
+    @property
+    def num_valid(self) -> int:
+        """How many of its steps times rows belong to a row that has not ended."""
+        return int(self.lengths.clamp(max=self.num_steps).sum())
+
     def rows(self, key: int, device: torch.device, dtype: torch.dtype) -> Rows:
         """Return who is in this window, for blocks on `device` with weights of `dtype`."""
         return Rows(self.lanes, self.lengths, self.fresh, key, device, dtype)

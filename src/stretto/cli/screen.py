@@ -76,6 +76,7 @@ def _what_is_left(run: "Run") -> str:
 def _show_events(console: Console, run: "Run") -> None:
     from stretto.checkpoint.checkpoints import SaveReport
     from stretto.train.planned import PlanReport
+    from stretto.train.ranks import RanksReport
     from stretto.train.trainer import StepReport
 
     of_all = "" if run.trainer.num_steps is None else f"/{run.trainer.num_steps}"
@@ -89,6 +90,8 @@ def _show_events(console: Console, run: "Run") -> None:
                 continue
             if isinstance(event, PlanReport):
                 console.print(f"plan    {_compare(event)}")
+                continue
+            if isinstance(event, RanksReport):
                 continue
             if not isinstance(event, StepReport):
                 bars.update(evaluating, visible=False)

@@ -12,6 +12,7 @@ from stretto.base.state import State, choose_rows, detach
 from stretto.base.window import Rows, Window
 from stretto.blocks.losses import LossSum
 from stretto.blocks.stack import Stack
+from stretto.plan.timeline import Span
 
 Precision = Literal["fp32", "bf16"]
 
@@ -60,6 +61,19 @@ class Engine(Protocol):
     @property
     def replica(self) -> int: ...
 
+    @property
+    def stage(self) -> int:
+        """Which stage of its replica this rank is."""
+        ...
+
+    @property
+    def waited(self) -> float:
+        """How many seconds this rank has waited for others since the engine was made."""
+        ...
+
+    # A list put here collects when each action ran, for those who measure.
+    spans: list[Span] | None
+
     def step(self, window: Window, carried: State | None, key: int, arm: "Arm" = ...) -> Outcome:
         """Run forward and backward; leave the gradient of the *summed* loss in the parameters' `.grad`.
 
@@ -77,6 +91,10 @@ class Engine(Protocol):
 
     def add_up(self, values: list[float]) -> list[float]:
         """Return the sums of each value over all ranks of the engine."""
+        ...
+
+    def gather(self, values: list[float]) -> list[list[float]] | None:
+        """Return the values of all ranks, rank by rank, on the first of them; some may give more than others."""
         ...
 
 

@@ -1,5 +1,7 @@
 """LocalEngine: a step on one device, its rows in one or several slices."""
 
+import time
+
 import torch
 
 from stretto.base.denormals import flush_denormals
@@ -19,6 +21,8 @@ from stretto.engine.engine import (
     settle,
     square_norm,
 )
+from stretto.plan.actions import Action, Kind
+from stretto.plan.timeline import Span
 
 
 class LocalEngine:
@@ -35,6 +39,7 @@ class LocalEngine:
         self._loss = loss
         self._slices = slices
         self._precision = check_precision(precision)
+        self.spans: list[Span] | None = None
         self._device = stack.device
         if self._device.type == "meta":
             raise ConfigError("the stack's weights are on the meta device; draw them with stretto.initialize first")
@@ -61,6 +66,8 @@ class LocalEngine:
 
     num_replicas = 1
     replica = 0
+    stage = 0
+    waited = 0.0
 
     @flush_denormals()
     def step(self, window: Window, carried: State | None, key: int, arm: Arm = nothing) -> Outcome:
@@ -83,6 +90,10 @@ class LocalEngine:
         """Return the values: there is nobody else."""
         return values
 
+    def gather(self, values: list[float]) -> list[list[float]]:
+        """Return the values of the only rank."""
+        return [values]
+
     def _run(self, window: Window, carried: State | None, key: int, arm: Arm) -> Outcome:
         if self._slices > window.num_rows:
             raise ConfigError(
@@ -90,15 +101,26 @@ class LocalEngine:
             )
         losses, states = [], []
         *others, last = window.slices(self._slices)
-        for rows in (*others, last):
+        for index, rows in enumerate((*others, last)):
+            started = self._now()
             loss, after = self._forward(window[rows], carried and slice_rows(carried, rows), key)
+            middle = self._now()
             if loss.total.requires_grad:
                 extra = arm() if rows is last else None
                 torch.autograd.backward([loss.total] if extra is None else [loss.total, extra])
+            if self.spans is not None and torch.is_grad_enabled():
+                self.spans.append(Span(0, Action(Kind.FORWARD, index, 0), started, middle))
+                self.spans.append(Span(0, Action(Kind.BACKWARD, index, 0), middle, self._now()))
             losses.append(LossSum(loss.total.detach(), loss.count))
             states.append(detach(after))
         added = add_losses(losses)
         return Outcome(added.total, added.count, join_rows(states))
+
+    def _now(self) -> float:
+        if self.spans is not None and self._device.type != "cpu":
+            # Else it would be the time at which work was put into a queue.
+            torch.accelerator.synchronize(self._device)
+        return time.perf_counter()
 
     def _forward(self, window: Window, carried: State | None, key: int) -> tuple[LossSum, State]:
         rows = window.rows(key, self._device, self._stack.dtype)

@@ -104,6 +104,14 @@ class PipelineEngine:
     num_replicas = 1
     replica = 0
 
+    @property
+    def stage(self) -> int:
+        return self.mesh.stage
+
+    @property
+    def waited(self) -> float:
+        return self.mesh.waits.seconds
+
     @flush_denormals()
     def step(self, window: Window, carried: State | None, key: int, arm: Arm = nothing) -> Outcome:
         """Take this stage's actions; leave the gradient of the summed loss in the parameters' `.grad`."""
@@ -128,6 +136,10 @@ class PipelineEngine:
     def add_up(self, values: list[float]) -> list[float]:
         """Return the sums over all stages."""
         return self.mesh.add_up(values)
+
+    def gather(self, values: list[float]) -> list[list[float]] | None:
+        """Return the values of all stages, on the first."""
+        return self.mesh.gather(values)
 
     def _cut(self, window: Window) -> Cut:
         if self.layout.slices > window.num_rows:
@@ -211,7 +223,7 @@ class _Step:
     def _forward(self, action: Action) -> None:
         progress = self.progress[action.slice]
         x, state = self._input(action), progress.state
-        started = time.perf_counter()
+        started = self._now()
         if action.chunk:
             state = self._drop_ended(progress, action)
         live = _Live(self._leaf(x, not self.mesh.is_first_stage), tuple(self._leaf(t, action.chunk > 0) for t in state))
@@ -235,7 +247,7 @@ class _Step:
         if not self.mesh.is_last_stage:
             assert self.mesh.downward is not None
             gradient = self.mesh.downward.take(f"the gradient of {action}")
-        started = time.perf_counter()
+        started = self._now()
         if live.y is None:
             y, live.after = self.engine.run_blocks(live.x, live.state, self._targets(action))
             live.y = y.total if isinstance(y, LossSum) else y
@@ -263,7 +275,13 @@ class _Step:
 
     def _record(self, action: Action, started: float) -> None:
         if self.engine.spans is not None:
-            self.engine.spans.append(Span(self.mesh.stage, action, started, time.perf_counter()))
+            self.engine.spans.append(Span(self.mesh.stage, action, started, self._now()))
+
+    def _now(self) -> float:
+        if self.engine.spans is not None and self.engine.device.type != "cpu":
+            # Else it would be the time at which work was put into a queue.
+            torch.accelerator.synchronize(self.engine.device)
+        return time.perf_counter()
 
     def _input(self, action: Action) -> Tensor:
         if self.mesh.upward is not None and not self.mesh.is_first_stage:

@@ -11,7 +11,8 @@ from stretto.base.window import Window
 from stretto.blocks.stack import Stack
 from stretto.engine.engine import Arm, Engine, Outcome, nothing
 from stretto.mesh.mesh import Mesh
-from stretto.mesh.reduction import add_bucket
+from stretto.mesh.reduction import Replicas, add_bucket
+from stretto.plan.timeline import Span
 
 
 class ReplicaEngine:
@@ -36,7 +37,7 @@ class ReplicaEngine:
                 forward_sync_buffers=False,
                 gradient_as_bucket_view=True,
             )
-            self._reducer.register_comm_hook(mesh.data_group, add_bucket)
+            self._reducer.register_comm_hook(Replicas(mesh.data_group, mesh.waits), add_bucket)
             self._settle_buckets()
 
     @property
@@ -67,16 +68,34 @@ class ReplicaEngine:
     def replica(self) -> int:
         return self.mesh.replica
 
+    @property
+    def stage(self) -> int:
+        return self.inner.stage
+
+    @property
+    def waited(self) -> float:
+        return self.mesh.waits.seconds
+
+    @property
+    def spans(self) -> list[Span] | None:
+        return self.inner.spans
+
+    @spans.setter
+    def spans(self, spans: list[Span] | None) -> None:
+        self.inner.spans = spans
+
     def step(self, window: Window, carried: State | None, key: int, arm: Arm = nothing) -> Outcome:
         """Run this replica's step; leave the gradient summed over all replicas in the parameters' `.grad`."""
         if self._reducer is not None:
             # What DDP's own forward would do: settle the buckets once the order of gradients is known.
             self._reducer.reducer._rebuild_buckets()
         try:
-            return self.inner.step(window, carried, key, self._arm)
+            outcome = self.inner.step(window, carried, key, self._arm)
         except RuntimeError as error:
             # Buckets are reduced inside the backward, so a lost replica shows as an error of the backward.
             raise self.mesh.explain(error, "adding up gradients") from error
+        self.mesh.waits.end_sum()
+        return outcome
 
     def score(self, window: Window, carried: State | None, key: int) -> Outcome:
         """Run forward only."""
@@ -89,6 +108,10 @@ class ReplicaEngine:
     def add_up(self, values: list[float]) -> list[float]:
         """Return the sums over all ranks."""
         return self.inner.add_up(values)
+
+    def gather(self, values: list[float]) -> list[list[float]] | None:
+        """Return the values of all ranks, on the first."""
+        return self.mesh.gather(values)
 
     def _arm(self) -> Tensor | None:
         if self._reducer is None:
@@ -108,6 +131,7 @@ class ReplicaEngine:
         touched = self._arm()
         assert touched is not None and self._reducer is not None
         touched.backward()  # type: ignore[no-untyped-call]
+        self.mesh.waits.end_sum()
         self._reducer.reducer._rebuild_buckets()
         self.stack.zero_grad(set_to_none=True)
 

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stretto.base.errors import StrettoError
+from stretto.mesh.waits import Waits
 
 WAITING = "waiting"
 """How the note of a rank begins that does nothing but wait for another."""
@@ -29,11 +30,13 @@ class Channel:
         source: End,
         target: End,
         lost: Callable[[int, str], StrettoError],
+        waits: Waits,
         note: Callable[[object], None] = lambda doing: None,
     ) -> None:
         self._from_group, self._source = source
         self._to_group, self._target = target
         self._lost = lost
+        self._waits = waits
         self._note = note
         self._coming: deque[tuple[Tensor, dist.Work]] = deque()
         self._going: deque[tuple[Tensor, dist.Work]] = deque()
@@ -89,7 +92,9 @@ class Channel:
 
     def _wait(self, work: dist.Work, peer: int, doing: str) -> None:
         self._note(doing if doing.startswith(WAITING) else f"{WAITING} while {doing} to rank {peer}")
+        started = self._waits.begin()
         try:
             work.wait()
         except RuntimeError as error:
             raise self._lost(peer, doing) from error
+        self._waits.end(started)

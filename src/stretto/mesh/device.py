@@ -1,4 +1,8 @@
-"""Device: which one this rank computes on."""
+"""Device: which one this rank computes on, and how much of its memory was used."""
+
+import resource
+import sys
+from pathlib import Path
 
 import torch
 
@@ -27,3 +31,16 @@ def find_device(name: str, local_rank: int = 0, local_size: int = 1) -> torch.de
     device = torch.device(kind.type, local_rank)
     torch.accelerator.set_device_index(local_rank)
     return device
+
+
+def peak_memory(device: torch.device) -> int:
+    """Return the most bytes that were in use so far: of the device, or of this process where that is the CPU."""
+    if device.type != "cpu":
+        return torch.accelerator.max_memory_allocated(device)
+    try:
+        # What getrusage says is at least what the parent had used when it started this process.
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -9,6 +9,7 @@ from torch import Tensor
 from stretto.base.errors import LostPeerError, MeshError, StrettoError
 from stretto.mesh.channel import WAITING, Channel
 from stretto.mesh.topology import Topology
+from stretto.mesh.waits import Waits
 from stretto.mesh.world import World
 
 
@@ -26,6 +27,7 @@ class Mesh:
             )
         self.world = world
         self.topology = topology
+        self.waits = Waits(world.device)
         place = topology.place(world.rank)
         self.replica, self.stage = place.replica, place.stage
         own_replica, own_stage = topology.replica_ranks(self.replica), topology.stage_ranks(self.stage)
@@ -45,8 +47,8 @@ class Mesh:
             pairs = {partner: self._pair(partner) for partner in self._partners(above, below)}
             up_from, down_to = pairs[below]
             up_to, down_from = pairs[above]
-            self.upward = Channel((up_from, below), (up_to, above), self.lost, world.note)
-            self.downward = Channel((down_from, above), (down_to, below), self.lost, world.note)
+            self.upward = Channel((up_from, below), (up_to, above), self.lost, self.waits, world.note)
+            self.downward = Channel((down_from, above), (down_to, below), self.lost, self.waits, world.note)
         if topology.replicas > 1:
             self.data_group = self._group(own_stage)
 
@@ -65,6 +67,22 @@ class Mesh:
         tensor = torch.tensor(values, dtype=torch.float64, device=self.world.device)
         self._collective(lambda: dist.all_reduce(tensor), "adding up")
         return [float(value) for value in tensor.tolist()]
+
+    def gather(self, values: Sequence[float]) -> list[list[float]] | None:
+        """Return the values of all ranks, rank by rank, on the first rank; some may give more than others.
+
+        A sum in which each rank has a place of its own: no rank hears from all others one by one.
+        """
+        world = self.world
+        if world.is_alone:
+            return [list(values)]
+        most = torch.tensor(len(values), device=world.device)
+        self._collective(lambda: dist.all_reduce(most, dist.ReduceOp.MAX), "gathering")
+        tensor = torch.zeros(world.size, 1 + int(most), dtype=torch.float64, device=world.device)
+        own = torch.tensor([len(values), *values], dtype=torch.float64)
+        tensor[world.rank, : len(own)] = own.to(world.device)
+        self._collective(lambda: dist.all_reduce(tensor), "gathering")
+        return [row[1 : 1 + int(row[0])] for row in tensor.tolist()] if world.is_first else None
 
     def spread(self, tensor: Tensor, source: int) -> Tensor:
         """Return `tensor` as rank `source` has it, on every rank; elsewhere it says only shape and dtype."""
@@ -140,10 +158,12 @@ class Mesh:
 
     def _collective(self, run: Callable[[], object], doing: str) -> None:
         self.world.note(f"{WAITING} for all ranks, {doing}")
+        started = self.waits.begin()
         try:
             run()
         except RuntimeError as error:
             raise self.explain(error, doing) from error
+        self.waits.end(started)
         self.world.note(f"done with {doing}")
 
     def _pair(self, other: int | None) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:

@@ -28,14 +28,18 @@ from stretto.train.feed import Feed
 from stretto.train.log import has_evaluation, open_log, write_line
 from stretto.train.optimizer import averaged_weights
 from stretto.train.planned import PlanCheck, PlanReport, predicted_seconds
+from stretto.train.ranks import RanksReport, RanksWatch
 from stretto.train.signals import when_asked_to_leave
 from stretto.train.subject import subject_files
+from stretto.train.trace import gather_trace, save_trace
 from stretto.train.trained import CONFIG, WEIGHTS, check_weights, read_weights
 from stretto.train.trainer import StepReport, Trainer, Wish
 from stretto.train.weights import save_weights
 
 LOG = "log.jsonl"
 NONFINITE = "nonfinite"
+# Of the steps after a start, the one that is traced: by then all is warm.
+_TRACED = 10
 
 
 class LeftError(StrettoError):
@@ -52,7 +56,7 @@ class EvaluationReport:
     evaluation: Evaluation
 
 
-Event = StepReport | EvaluationReport | SaveReport | PlanReport
+Event = StepReport | RanksReport | EvaluationReport | SaveReport | PlanReport
 
 
 class Run:
@@ -137,17 +141,25 @@ class Run:
         if self._is_evaluation_owed:
             yield from self._evaluate(self.trainer.step, log, on_window)
         plan = PlanCheck(predicted_seconds(self.folder, self.config.layout) if self.world.is_first else None)
+        first, ranks = self.trainer.step + 1, RanksWatch(self.engine)
+        self.trainer.is_recording = True
         for report in self._steps():
             write_line(log, "step", asdict(report))
             yield report
+            is_asked_to_leave = Wish.LEAVE in self.trainer.granted
+            is_last = self.trainer.is_done or is_asked_to_leave
+            ranks.add(report)
+            if is_last or report.step % self.config.run.log_every == 0:
+                yield from self._ranks(ranks, log)
+            if self.trainer.is_recording and (is_last or report.step - first + 1 == _TRACED):
+                self._trace()
             compared = plan.watch(report.step, report.seconds, is_last=self.trainer.is_done)
             if compared is not None:
                 write_line(log, "plan", asdict(compared))
                 yield compared
-            is_asked_to_leave = Wish.LEAVE in self.trainer.granted
-            if self._is_save_due(report.step) or is_asked_to_leave or self.trainer.is_done:
+            if self._is_save_due(report.step) or is_last:
                 # What is saved now is safe whatever the evaluation meets.
-                self._save(wait=is_asked_to_leave or self.trainer.is_done)
+                self._save(wait=is_last)
             if self.trainer.is_done:
                 self._save_weights()
             yield from self._saves(log)
@@ -169,6 +181,20 @@ class Run:
             yield from self.trainer
         except DivergedError as error:
             raise DivergedError(f"{error}; {self._keep_batch()}") from None
+
+    def _ranks(self, ranks: RanksWatch, log: TextIO | None) -> Iterator[RanksReport]:
+        """What all ranks say of their last steps, on the first of them."""
+        found = ranks.gather()
+        if found is not None:
+            write_line(log, "ranks", asdict(found))
+            yield found
+
+    def _trace(self) -> None:
+        """Write what all ranks did in the last step; once in a start is enough."""
+        self.trainer.is_recording = False
+        trace = gather_trace(self.trainer)
+        if trace is not None:
+            save_trace(trace, self.folder)
 
     def _evaluate(self, step: int, log: TextIO | None, on_window: OnWindow) -> Iterator[EvaluationReport]:
         if self.valid is None:

@@ -22,6 +22,8 @@ from stretto.checkpoint.snapshot import Snapshot
 from stretto.config.train import TrainConfig
 from stretto.data.loader import Windows, read_ahead
 from stretto.engine.engine import Engine
+from stretto.plan.timeline import Span
+from stretto.plan.trace import Work
 from stretto.train.memory import (
     blank_lanes,
     blank_optimizer,
@@ -58,6 +60,8 @@ class StepReport:
     compute_seconds: float
     optimizer_seconds: float
     skipped: int = 0  # steps so far whose numbers were not finite, this one included
+    padding: float = 0.0  # share of the global batch's steps times rows that no row fills
+    waiting_seconds: float = 0.0  # of compute_seconds, those in which this rank waited for others
 
     @property
     def seconds(self) -> float:
@@ -112,6 +116,8 @@ class Trainer:
         self._workers = workers
         self._windows: Iterator[tuple[Window, Position]] | None = None
         self.state: State | None = None
+        self.is_recording = False  # should the next steps be recorded?
+        self.recorded: tuple[Work, ...] = ()  # what this rank did in the last step that was
         # How much this epoch has asked so far; none if it was entered in the middle.
         self._asked = 0.0 if self.position == Position(self.position.epoch) else None
 
@@ -199,6 +205,9 @@ class Trainer:
 
     def advance(self) -> StepReport:
         """Take one optimizer step and say what it did."""
+        waited, spans = self.engine.waited, list[Span]()
+        if self.is_recording:
+            self.engine.spans = spans
         started = time.perf_counter()
         rate = learning_rate(self.config, self.step, self.progress)
         window, after = next(self._read_ahead())
@@ -208,11 +217,14 @@ class Trainer:
         outcome = self.engine.step(window, self.state, derive(self.seed, "step", self.step))
         # The only numbers that all ranks must agree on: one small sum, and so the same verdict everywhere.
         here = [float(outcome.total), float(outcome.count), self.engine.square_norm()]
-        total, count, square_norm, *votes = self.engine.add_up([*here, *(float(wish in self._wishes) for wish in Wish)])
+        size = [float(window.num_valid), float(window.num_steps * window.num_rows)]
+        wishes = [float(wish in self._wishes) for wish in Wish]
+        total, count, square_norm, num_valid, num_all, *votes = self.engine.add_up([*here, *size, *wishes])
         self.granted = frozenset(wish for wish, vote in zip(Wish, votes, strict=True) if vote)
         self._wishes -= self.granted
         norm = math.sqrt(square_norm)
         computed = time.perf_counter()
+        waiting = self.engine.waited - waited
 
         state: State | None = outcome.state
         if math.isfinite(total) and math.isfinite(norm):
@@ -229,6 +241,9 @@ class Trainer:
         if self.is_done:
             # Its workers go with it.
             self._windows = None
+        ended = time.perf_counter()
+        if self.is_recording:
+            self._record(spans, (started, data_read), (computed, ended))
         return StepReport(
             step=self.step,
             epoch=epoch,
@@ -238,9 +253,15 @@ class Trainer:
             learning_rate=rate,
             data_seconds=data_read - started,
             compute_seconds=computed - data_read,
-            optimizer_seconds=time.perf_counter() - computed,
+            optimizer_seconds=ended - computed,
             skipped=self.skipped,
+            padding=1 - num_valid / num_all,
+            waiting_seconds=waiting,
         )
+
+    def _record(self, spans: list[Span], data: tuple[float, float], optimizer: tuple[float, float]) -> None:
+        self.engine.spans = None
+        self.recorded = (Work("data", *data), *map(Work.of, spans), Work("optimizer", *optimizer))
 
     def _move(self, count: float, norm: float, rate: float) -> float:
         """Move the weights; return the norm of the mean's gradient before it was clipped."""

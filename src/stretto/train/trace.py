@@ -1,0 +1,78 @@
+"""Tracing: what all ranks did in the last recorded step, brought together on the first."""
+
+import logging
+import platform
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from stretto.base.disk import write_whole
+from stretto.plan.actions import Action
+from stretto.plan.trace import CATEGORIES, KINDS, Row, Trace, Work
+from stretto.train.trainer import Trainer
+
+TRACE = "trace.json"
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_SIZE = 5  # numbers that tell of one work
+
+_log = logging.getLogger(__name__)
+
+
+def gather_trace(trainer: Trainer) -> Trace | None:
+    """Return the last step that was recorded, on the first rank; all ranks call it after the same step.
+
+    Set `trainer.is_recording` before a step to record it.
+    """
+    engine, works = trainer.engine, trainer.recorded
+    # All leave a sum at about the same moment, which is what clocks of different machines are set by.
+    engine.add_up([0.0])
+    told = [time.perf_counter(), _clock(), engine.replica, engine.stage, *_pack(works)]
+    found = engine.gather([float(value) for value in told])
+    return None if found is None else Trace.of(trainer.step, _align(found))
+
+
+def save_trace(trace: Trace, folder: Path) -> None:
+    """Write a trace into a run's folder."""
+    path = folder / TRACE
+    try:
+        write_whole(path, trace.to_json().encode())
+    except OSError as error:
+        # A picture less is no reason to end a run.
+        _log.warning("%s can't be written (%s); the run goes on", path, error.strerror)
+
+
+def _align(told: Sequence[Sequence[float]]) -> list[Row]:
+    """Return what ranks have told, each on the clock of the first rank's machine."""
+    met: dict[float, float] = {}
+    for moment, clock, *_ in told:
+        # Who shares a clock needs no setting of it: the first to leave the sum speaks for its machine.
+        met[clock] = min(moment, met.get(clock, moment))
+    first = met[told[0][1]]
+    return [
+        Row(rank, int(replica), int(stage), tuple(work.moved(first - met[clock]) for work in _unpack(numbers)))
+        for rank, (_, clock, replica, stage, *numbers) in enumerate(told)
+    ]
+
+
+def _pack(works: Sequence[Work]) -> Iterator[float]:
+    for work in works:
+        part = (0, 0) if work.action is None else (work.action.slice, work.action.chunk)
+        yield from (CATEGORIES.index(work.category), *part, work.start, work.stop)
+
+
+def _unpack(numbers: Sequence[float]) -> Iterator[Work]:
+    for index in range(0, len(numbers), _SIZE):
+        category, slice_, chunk, start, stop = numbers[index : index + _SIZE]
+        name = CATEGORIES[int(category)]
+        kind = KINDS.get(name)
+        yield Work(name, start, stop, None if kind is None else Action(kind, int(slice_), int(chunk)))
+
+
+def _clock() -> float:
+    """A number for the clock of this machine: the same for all processes that share it, and hardly for others."""
+    try:
+        name = _BOOT.read_text(encoding="ascii")
+    except OSError:
+        name = platform.node()
+    return float(zlib.crc32(name.encode()))

@@ -1,0 +1,211 @@
+"""What a run says of its ranks while it runs, and that saying so changes nothing."""
+
+import json
+import time
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cases import NUM_TOKENS, Case, RandomWindows, lstm_model
+from ranks import Pools
+from stretto import (
+    Block,
+    Corpus,
+    Embedding,
+    Layout,
+    Linear,
+    LocalEngine,
+    RanksReport,
+    RanksWatch,
+    Run,
+    Stack,
+    State,
+    StepReport,
+    TokenLoss,
+    Trace,
+    TrainConfig,
+    Trainer,
+    World,
+    gather_trace,
+    initialize,
+    make_engine,
+)
+from stretto.config.run import RunConfig
+from stretto.config.toml import parse_config
+from stretto.mesh.device import peak_memory
+from stretto.plan.actions import needs
+from stretto.plan.orders import order
+
+PAUSE = 0.05
+PARTS = ("data", "compute", "optimizer")
+
+
+class Slow(Block):
+    """Takes its time, and changes nothing."""
+
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        time.sleep(PAUSE)
+        return x, state
+
+
+CASE = Case(num_steps=6)
+
+
+def make_trainer(world: World | None, layout: Layout, case: Case, blocks: list[Block] | None) -> Trainer:
+    model = Stack(blocks or lstm_model()).to(case.dtype)
+    config = TrainConfig(steps=case.num_steps, lr=case.lr, optimizer="sgd", schedule="constant", clip=case.clip)
+    if world is None:
+        return Trainer(LocalEngine(initialize(model, 3), TokenLoss()), RandomWindows(case), config)
+    engine = make_engine(model, TokenLoss(), layout, world, seed=3)
+    return Trainer(engine, RandomWindows(case, (engine.replica, layout.replicas)), config)
+
+
+Watched = tuple[list[StepReport], list[RanksReport | None], Trace | None]
+
+
+def watch(
+    world: World | None,
+    layout: Layout,
+    case: Case = CASE,
+    blocks: list[Block] | None = None,
+    is_watched: bool = True,
+) -> Watched:
+    """Train, watched or not."""
+    trainer = make_trainer(world, layout, case, blocks)
+    ranks = RanksWatch(trainer.engine)
+    reports, said = [], []
+    trainer.is_recording = is_watched
+    for report in trainer:
+        reports.append(report)
+        ranks.add(report)
+        if is_watched and report.step % 3 == 0:
+            said.append(ranks.gather())
+    return reports, said, gather_trace(trainer) if is_watched else None
+
+
+LAYOUTS = [Layout(replicas=2, stages=2, chunks=4), Layout(stages=3, slices=2, chunks=3)]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_watching_changes_no_bit_and_says_what_every_rank_did(pools: Pools, layout: Layout) -> None:
+    plain = pools[layout.num_ranks].run(watch, layout, CASE, None, False)
+    watched = pools[layout.num_ranks].run(watch, layout)
+    for (reports, _, _), (others, _, _) in zip(plain, watched, strict=True):
+        assert [(r.loss, r.gradient_norm, r.padding) for r in reports] == [
+            (r.loss, r.gradient_norm, r.padding) for r in others
+        ]
+    assert all(said == [None, None] and trace is None for _, said, trace in watched[1:]), "only the first rank is told"
+    reports, (_, last), _ = watched[0]
+    assert last is not None and last.step == 6
+    assert len(last.busy) == len(last.waiting) == len(last.memory) == layout.num_ranks
+    own = [sum(report.seconds for report in reports[3:]) / 3 for reports, _, _ in watched]
+    for rank, seconds in enumerate(own):
+        assert last.busy[rank] + last.waiting[rank] == pytest.approx(seconds)
+        assert 0 < last.busy[rank] < seconds, "some of it was spent waiting, and not all"
+    assert last.seconds == pytest.approx(sum(own) / len(own))
+    assert last.bubble == pytest.approx(sum(last.waiting) / len(own) / last.seconds)
+    assert all(memory > 50e6 for memory in last.memory), "torch alone takes more"
+
+
+def test_padding_is_that_of_the_global_batch_in_every_layout(pools: Pools) -> None:
+    data = RandomWindows(CASE)
+    windows = [data._read(index, False, False) for index in range(6)]
+    expected = [1 - float(window.lengths.sum()) / (window.num_steps * 8) for window in windows]
+    assert 0 < min(expected) < max(expected)
+    alone, _, _ = watch(None, Layout())
+    assert [report.padding for report in alone] == pytest.approx(expected)
+    for layout in (Layout(replicas=2, stages=2, chunks=2), Layout(replicas=3, slices=2)):
+        for reports, _, _ in pools[layout.num_ranks].run(watch, layout):
+            assert [report.padding for report in reports] == pytest.approx(expected)
+    full, _, _ = watch(None, Layout(), replace(CASE, is_ragged=False))
+    assert [report.padding for report in full] == [0.0] * 6
+
+
+def test_a_trace_has_every_action_once_and_in_a_legal_order(pools: Pools) -> None:
+    layout = Layout(replicas=2, stages=2, slices=2, chunks=3)
+    _, _, trace = pools[4].run(watch, layout, replace(CASE, is_ragged=False, window=12))[0]
+    assert trace is not None and trace.step == 6
+    assert [str(row) for row in trace.rows] == [
+        f"rank {rank} (replica {rank // 2}, stage {rank % 2})" for rank in range(4)
+    ]
+    for replica in (0, 1):
+        rows = [row for row in trace.rows if row.replica == replica]
+        seen = {(row.stage, span.action): span for row in rows for span in row.spans}
+        for row in rows:
+            taken = [span.action for span in row.spans]
+            num_chunks = len({action.chunk for action in taken})
+            assert taken == order(row.stage, 2, 2, num_chunks)
+            assert [work.category for work in (row.works[0], row.works[-1])] == ["data", "optimizer"]
+            for work, after in pairwise(row.works):
+                assert work.start <= work.stop <= after.start
+            for span in row.spans:
+                for stage, action in needs(span.action, row.stage, 2, num_chunks):
+                    before = seen[stage, action]
+                    # A sender may still be about it when its message is there: it is its start that comes before.
+                    assert (before.stop if stage == row.stage else before.start) <= span.start
+
+
+@pytest.mark.parametrize("layout", [Layout(stages=3, blocks=(2, 1, 1)), Layout(replicas=3)], ids=str)
+def test_a_slow_rank_is_busy_and_the_others_wait_for_it(pools: Pools, layout: Layout) -> None:
+    _, (_, last), _ = pools[3].run(watch_slow, layout)[0]
+    assert last.busy[1] > PAUSE > 2 * last.waiting[1]
+    for rank in (0, 2):
+        assert last.busy[rank] < last.busy[1] and last.waiting[rank] > PAUSE / 2
+
+
+def watch_slow(world: World, layout: Layout) -> Watched:
+    """With replicas, only the second of them is slow: the others wait as gradients are added up."""
+    middle: list[Block] = [Slow()] if world.rank == 1 or layout.stages > 1 else []
+    return watch(world, layout, CASE, [Embedding(NUM_TOKENS, 8), Linear(8, 8), *middle, Linear(8, NUM_TOKENS)])
+
+
+def test_one_rank_is_all_busy() -> None:
+    for world in (None, World(0, 1, torch.device("cpu"))):
+        _, said, trace = watch(world, Layout())
+        assert [report and (report.waiting, report.bubble) for report in said] == [((0.0,), 0.0)] * 2
+        assert trace is not None and [work.category for work in trace.rows[0].works] == [
+            "data",
+            "forward",
+            "backward",
+            "optimizer",
+        ]
+    before = peak_memory(torch.device("cpu"))
+    held = torch.ones(50_000_000)
+    assert peak_memory(torch.device("cpu")) - before > 0.5 * 4 * len(held)
+
+
+def test_a_run_logs_its_ranks_and_leaves_a_trace(byte_corpus: Corpus, tmp_path: Path) -> None:
+    def config(steps: int) -> RunConfig:
+        return parse_config(
+            {
+                "data": {"train": byte_corpus.location, "lanes": 8, "window": 20},
+                "model": {"hidden": 12},
+                "train": {"steps": steps, "schedule": "constant"},
+                "run": {"folder": tmp_path, "log_every": 5},
+            }
+        )
+
+    def lines(kind: str) -> list[dict[str, Any]]:
+        every = map(json.loads, (tmp_path / "log.jsonl").read_text().splitlines())
+        return [line for line in every if line["kind"] == kind]
+
+    def traced() -> int:
+        return Trace.from_json((tmp_path / "trace.json").read_text()).step
+
+    list(Run(config(7)).events())
+    assert [line["step"] for line in lines("ranks")] == [5, 7]
+    assert traced() == 7, "the last, as there are less than ten"
+    for line in lines("ranks"):
+        assert len(line["busy"]) == len(line["waiting"]) == len(line["memory"]) == 1
+        first = 0 if line["step"] == 5 else 5
+        seconds = [sum(s[f"{part}_seconds"] for part in PARTS) for s in lines("step")[first : line["step"]]]
+        assert line["seconds"] == pytest.approx(sum(seconds) / len(seconds))
+    assert all(line["padding"] == 0.0 and line["waiting_seconds"] == 0.0 for line in lines("step"))
+    list(Run(config(30)).events())
+    assert [line["step"] for line in lines("ranks")] == [5, 7, 10, 15, 20, 25, 30]
+    assert traced() == 17, "the tenth after this start"
