@@ -1,8 +1,6 @@
 """The command, as a person calls it."""
 
 import json
-import os
-import pty
 import subprocess
 import sys
 import time
@@ -116,21 +114,3 @@ def test_help_answers_at_once_with_torch_asleep() -> None:
         assert subprocess.run([sys.executable, "-c", check], stdout=subprocess.DEVNULL, check=False).returncode == 0
         best = min(best, time.perf_counter() - started)
     assert best < 0.4
-
-
-def test_a_terminal_gets_a_bar_with_the_figures(prepared: Path) -> None:
-    parent, child = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "150"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "stretto", "train", "run.toml"], stdout=child, stderr=child, env=environment
-    )
-    os.close(child)
-    seen = b""
-    while True:
-        try:
-            seen += os.read(parent, 4096)
-        except OSError:
-            break
-    os.close(parent)
-    assert process.wait() == 0
-    assert b"training" in seen and b"20/20" in seen and b"tokens/s" in seen and b"held out: loss" in seen

@@ -50,13 +50,17 @@ def on_ranks(
 
         with when_asked_to_leave(lambda: leave(exit_code_of_leaving())):
             check(config)
-        launch_local(
-            size,
-            arguments,
-            restarts=_RESTARTS if restarts is None else restarts,
-            progress=lambda: newest_checkpoint(config),
-            say=lambda what: print(f"stretto: {what}", file=sys.stderr, flush=True),
-        )
+        try:
+            launch_local(
+                size,
+                arguments,
+                restarts=_RESTARTS if restarts is None else restarts,
+                progress=lambda: newest_checkpoint(config),
+                say=lambda what: print(f"stretto: {what}", file=sys.stderr, flush=True),
+            )
+        finally:
+            # A rank that was killed while it drew has left it hidden.
+            make_console().show_cursor()
         return
     leave_with_launcher()
     if "WORLD_SIZE" in os.environ and os.environ["WORLD_SIZE"].isdecimal():

@@ -16,7 +16,7 @@ def run(arguments: list[str]) -> None:
     config = load_config(options.config, config_overrides(options))
     # Only now is torch needed: help and a bad config answer at once.
     from stretto.cli.ranks import on_ranks
-    from stretto.cli.screen import show_run
+    from stretto.cli.training import show_run
     from stretto.train.run import Run, prepare_run
 
     resume = options.resume
