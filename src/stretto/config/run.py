@@ -86,7 +86,8 @@ class RunSection(Section):
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16 runs the blocks under autocast; weights, states and losses stay fp32."""
     log_every: int = Field(10, ge=1)
-    """Steps between two lines of progress where there is no terminal; the log file has every step."""
+    """Steps between two lines of progress where there is no terminal, and between two lines of the log that compare
+    ranks; of steps, the log has every one."""
     eval_every: int | None = Field(None, ge=1)
     """Steps between evaluations; only at the end if not given."""
     timeout: float = Field(600.0, gt=0, allow_inf_nan=False)
