@@ -86,6 +86,11 @@ from stretto.serve.predict import predict as predict
 from stretto.serve.predict import write_predictions as write_predictions
 from stretto.serve.sessions import Sessions as Sessions
 from stretto.plan.trace import Trace as Trace
+from stretto.serve.from_keras import from_keras as from_keras
+from stretto.serve.from_torch import from_torch as from_torch
+from stretto.serve.onnx_export import Exported as Exported
+from stretto.serve.onnx_export import export_onnx as export_onnx
+from stretto.serve.to_torch import export_torch as export_torch
 from stretto.train.evaluate import Evaluation as Evaluation
 from stretto.train.evaluate import evaluate as evaluate
 from stretto.train.planned import PlanReport as PlanReport

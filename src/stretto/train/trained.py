@@ -1,5 +1,6 @@
 """Trained: a run's model for use, on one device, from its weights or from a checkpoint of any layout."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,8 @@ from stretto.mesh.device import find_device
 from stretto.train.build import build_loss, build_model
 from stretto.train.evaluate import Evaluation, OnWindow, evaluate
 from stretto.train.feed import open_feed
-from stretto.train.subject import Subject, check_same, read_subject
+from stretto.train.subject import FILE as SUBJECT
+from stretto.train.subject import Subject, check_same, read_subject, subject_files
 from stretto.train.weights import load_weights
 
 CONFIG = "config.toml"
@@ -35,6 +37,13 @@ class TrainedModel:
     config: RunConfig
     subject: Subject
     stack: Stack
+
+    def about(self) -> dict[str, str]:
+        """Return the names behind the model's numbers, each as JSON: what an export carries with it."""
+        files = subject_files(self.subject)
+        tree = json.loads(files.pop(SUBJECT))
+        found = {name: json.dumps(value, ensure_ascii=False) for name, value in tree.items() if value}
+        return {**found, **{name.removesuffix(".json"): content.decode() for name, content in files.items()}}
 
     def evaluate(self, location: Path | str, on_window: OnWindow = lambda part: None) -> Evaluation:
         """Return the loss on other data, cut as the run's own was."""

@@ -1,0 +1,196 @@
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from stacks import causal_stacks, draw_inputs, run_stack
+from stretto import (
+    GRU,
+    LSTM,
+    BidirectionalLSTM,
+    ConfigError,
+    DataError,
+    Dropout,
+    Embedding,
+    LayerNorm,
+    Linear,
+    Pointwise,
+    Residual,
+    Stack,
+    export_torch,
+    from_torch,
+)
+from stretto.blocks.block import Block
+from stretto.blocks.initialize import initialize
+
+
+@settings(max_examples=30, deadline=None)
+@given(stack=causal_stacks(torch.float64), num_steps=st.integers(1, 9))
+def test_a_stack_comes_back_from_plain_weights_with_the_same_bits(
+    stack: Stack, num_steps: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("plain") / "weights.safetensors"
+    export_torch(stack, path)
+    x = draw_inputs(stack, num_steps, 3)
+    assert torch.equal(run_stack(from_torch(path), x), run_stack(stack, x))
+
+
+def test_a_plain_lstm_with_the_exported_weights_computes_the_same(tmp_path: Path) -> None:
+    stack = initialize(Stack([Embedding(7, 3), LSTM(3, 5), Dropout(0.5), LSTM(5, 5), Linear(5, 2)]).double(), seed=1)
+    modules = export_torch(stack, tmp_path / "plain.safetensors")
+    assert [*modules] == ["embedding", "lstm", "linear"]
+    weights = load_file(tmp_path / "plain.safetensors")
+    embedding, lstm, linear = nn.Embedding(7, 3), nn.LSTM(3, 5, num_layers=2), nn.Linear(5, 2)
+    for name, module in (("embedding", embedding), ("lstm", lstm), ("linear", linear)):
+        module.double().load_state_dict(
+            {own.removeprefix(f"{name}."): weight for own, weight in weights.items() if own.startswith(name)}
+        )
+    x = torch.randint(7, (6, 2))
+    assert torch.equal(linear(lstm(embedding(x))[0]), run_stack(stack, x))
+
+
+def test_layers_that_torch_cannot_hold_in_one_module_have_modules_of_their_own(tmp_path: Path) -> None:
+    stack = Stack(
+        [LSTM(3, 4), LSTM(4, 4), Residual(LSTM(4, 4)), LSTM(4, 5), LSTM(5, 5, bias=False), GRU(5, 5), LayerNorm(5)]
+    )
+    modules = export_torch(stack, tmp_path / "plain.safetensors")
+    assert [*modules] == ["lstm.0", "lstm.1", "lstm.2", "lstm.3", "gru", "norm"]
+    assert [modules[f"lstm.{index}"]["num_layers"] for index in range(4)] == [2, 1, 1, 1]
+    assert "lstm.0.weight_ih_l1" in load_file(tmp_path / "plain.safetensors")
+
+
+MODULES: dict[str, Callable[[], nn.RNNBase]] = {
+    "three layers": lambda: nn.LSTM(4, 3, 3),
+    "dropout between layers": lambda: nn.LSTM(4, 3, 2, dropout=0.3),
+    "projection": lambda: nn.LSTM(4, 5, 2, proj_size=3),
+    "no bias": lambda: nn.LSTM(4, 3, bias=False),
+    "both directions": lambda: nn.LSTM(4, 3, 2, bidirectional=True),
+    "gru": lambda: nn.GRU(4, 3, 2),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_and_its_state_dict_give_a_block_for_each_layer_and_the_same_outputs(name: str) -> None:
+    module = MODULES[name]().double().eval()
+    x = torch.randn(7, 2, 4, dtype=torch.float64)
+    for source in (module, module.state_dict(), {"cell": module}):
+        stack = from_torch(source)
+        assert sum(isinstance(block, LSTM | GRU | BidirectionalLSTM) for block in stack) == module.num_layers
+        assert torch.allclose(run_stack(stack, x), module(x)[0], rtol=0, atol=1e-12)
+    assert sum(isinstance(block, Dropout) for block in from_torch(module)) == (name == "dropout between layers")
+
+
+def plain_model() -> tuple[nn.Sequential, Tensor, Tensor]:
+    """Layers as people have them, an input, and what comes out."""
+    embedding, lstm, head = nn.Embedding(9, 4).double(), nn.LSTM(4, 6, 2, batch_first=True).double(), nn.Linear(6, 3)
+    head = head.double()
+    x = torch.randint(9, (5, 2))
+    y = head(lstm(embedding(x.T))[0]).transpose(0, 1)
+    return nn.Sequential(OrderedDict(embed=embedding, rnn=lstm, drop=nn.Dropout(0.1), head=head)), x, y
+
+
+def test_a_model_comes_in_as_modules_state_dict_and_files(tmp_path: Path) -> None:
+    model, x, y = plain_model()
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    torch.save({"state_dict": model.state_dict(), "epoch": 3}, tmp_path / "model.ckpt")
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    files = [tmp_path / f"model.{end}" for end in ("pt", "ckpt", "safetensors")]
+    stacks = [from_torch(model), from_torch([*model]), from_torch(model.state_dict()), *map(from_torch, files)]
+    for stack in stacks:
+        assert torch.equal(run_stack(stack, x), y)
+
+
+def test_weights_are_copies(tmp_path: Path) -> None:
+    module = nn.LSTM(3, 4)
+    stack = from_torch(module)
+    module.load_state_dict({name: torch.zeros_like(own) for name, own in module.state_dict().items()})
+    assert run_stack(stack, torch.randn(2, 2, 3)).abs().max() > 0
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(3, 4)
+
+
+class Own(Block):
+    def forward(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        return x, state
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        (Net(), "Net is not a module that from_torch knows how to run; give its layers as"),
+        (nn.RNN(3, 4), "RNN is not a module that from_torch knows"),
+        (nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), "1 is a BatchNorm1d, which from_torch has no block for"),
+        (nn.GRU(3, 4, bidirectional=True), "gru is a bidirectional GRU, which stretto has no block for"),
+        (nn.LSTM(3, 4, proj_size=2, bidirectional=True), "a bidirectional LSTM with a projection"),
+        (nn.Embedding(3, 4, max_norm=1.0), "embedding has max_norm=1.0"),
+        ([nn.LSTM(3, 4), nn.Linear(5, 2)], "1 takes 5 features, but 0, before it, gives 4"),
+        (nn.RNN(3, 4).state_dict(), r"weight_hh_l0 is \[4, 4\], neither an LSTM's nor a GRU's"),
+        ({"a.weight_ih_l0": torch.zeros(8, 2)}, "a.weight_hh_l0 is missing"),
+        (nn.BatchNorm1d(4).state_dict(), "running_mean is not a weight of a layer that from_torch knows"),
+        ({"conv.weight": torch.zeros(2, 2, 2)}, r"conv.weight is \[2, 2, 2\], of no layer"),
+    ],
+)
+def test_what_has_no_block_is_refused_in_a_sentence(
+    source: nn.Module | dict[str, Tensor] | list[nn.Module], sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        from_torch(source)
+
+
+def test_a_block_without_a_plain_name_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"block 1 \(Own\) is not a module of torch's own"):
+        export_torch(Stack([Linear(2, 2), Own()]), tmp_path / "weights.safetensors")
+    export_torch(Stack([Linear(2, 2), Pointwise(nn.GELU())]), tmp_path / "weights.safetensors")
+    with pytest.raises(ConfigError, match="gelu is a GELU, which from_torch has no block for"):
+        from_torch(tmp_path / "weights.safetensors")
+
+
+class Trap:
+    """Leaves a mark when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (self.mark,)
+
+
+def test_a_file_with_code_in_it_is_refused_and_the_code_not_run(tmp_path: Path) -> None:
+    torch.save({"weight": Trap(tmp_path / "mark")}, tmp_path / "model.pt")
+    with pytest.raises(DataError, match="holds more than tensors, or is broken"):
+        from_torch(tmp_path / "model.pt")
+    assert not (tmp_path / "mark").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("none.safetensors", None, "does not exist"),
+        ("broken.safetensors", b"nothing", "is not safetensors, or is broken"),
+        ("broken.pt", b"nothing", "holds more than tensors, or is broken"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_said(name: str, content: bytes | None, sentence: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=sentence):
+        from_torch(tmp_path / name)
+
+
+def test_what_is_no_state_dict_is_said(tmp_path: Path) -> None:
+    torch.save([torch.zeros(2)], tmp_path / "list.pt")
+    with pytest.raises(DataError, match="holds a list, not a state dict"):
+        from_torch(tmp_path / "list.pt")
+    torch.save({"lr": 0.1}, tmp_path / "number.pt")
+    with pytest.raises(DataError, match="has 'lr' as a float, not a tensor"):
+        from_torch(tmp_path / "number.pt")

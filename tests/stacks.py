@@ -1,0 +1,63 @@
+"""Random stacks, and how they run: what the tests of exports and imports share."""
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from stretto import GRU, LSTM, Block, Dropout, Embedding, LayerNorm, Linear, LockedDropout, Residual, Rows, Stack
+from stretto.base.state import State
+
+
+@st.composite
+def causal_stacks(draw: st.DrawFn, dtype: torch.dtype = torch.float32) -> Stack:
+    """A stack of one to five of our own blocks between an entrance and a head."""
+    widths = st.integers(1, 5)
+    width = draw(widths)
+    num_inputs = draw(st.integers(2, 9))
+    entrance = Embedding(num_inputs, width) if draw(st.booleans()) else Linear(num_inputs, width)
+    blocks: list[Block] = [entrance]
+    for _ in range(draw(st.integers(1, 5))):
+        kind = draw(st.sampled_from(["lstm", "lstm", "gru", "projected", "norm", "dropout", "locked"]))
+        # Often as wide as before, so that layers can be merged and added to what went in.
+        hidden = width if draw(st.booleans()) else draw(widths)
+        layers, bias = draw(st.integers(1, 3)), draw(st.booleans())
+        block: Block
+        if kind == "lstm":
+            block, gives = LSTM(width, hidden, layers, bias=bias), hidden
+        elif kind == "projected":
+            block, gives = LSTM(width, hidden + 1, layers, projection_size=hidden, bias=bias), hidden
+        elif kind == "gru":
+            block, gives = GRU(width, hidden, layers, bias=bias), hidden
+        else:
+            simple = {"norm": LayerNorm(width), "dropout": Dropout(0.4), "locked": LockedDropout(0.4)}
+            block, gives = simple[kind], width
+        is_residual = gives == width and kind not in ("dropout", "locked") and draw(st.booleans())
+        blocks.append(Residual(block) if is_residual else block)
+        width = gives
+    stack = Stack([*blocks, Linear(width, draw(widths), bias=draw(st.booleans()))]).to(dtype)
+    torch.manual_seed(draw(st.integers(0, 999)))
+    for parameter in stack.parameters():
+        # Biases and norms too, which start as zeros and ones, where a mistake would not be seen.
+        torch.nn.init.uniform_(parameter, -0.9, 0.9)
+    return stack
+
+
+def draw_inputs(stack: Stack, num_steps: int, num_rows: int) -> Tensor:
+    """Something that the stacks above take."""
+    first = stack[0]
+    if isinstance(first, Embedding):
+        table = first.module.weight
+        assert isinstance(table, Tensor)
+        return torch.randint(len(table), (num_steps, num_rows))
+    assert isinstance(first, Linear)
+    kernel = first.module.weight
+    assert isinstance(kernel, Tensor)
+    return torch.randn(num_steps, num_rows, kernel.shape[1], dtype=stack.dtype)
+
+
+@torch.no_grad()
+def run_stack(stack: Stack, x: Tensor, state: State | None = None) -> Tensor:
+    """The outputs of a stack in use, from the beginning if no state is given."""
+    begun = stack.initial_state(Rows.of(x.shape[1], dtype=stack.dtype)) if state is None else state
+    y, _ = stack.eval()(x, begun)
+    return y
