@@ -14,6 +14,9 @@ class ModelConfig(Section):
     """Your own model instead of this one: `file.py:function`, called with a `stretto.Task`, returns a Stack."""
     loss: str | None = None
     """Your own loss: `file.py:function`, called with outputs and targets, returns a LossSum."""
+    weights: str | None = None
+    """Weights to begin with instead of drawing them by seed: a file of `stretto.save_weights`, or of another run; they
+    are given to the blocks that have weights, in order, and are not read again when the run goes on."""
     cell: Literal["lstm", "gru"] = "lstm"
     """The recurrent cell."""
     layers: int = Field(2, ge=1)

@@ -30,6 +30,7 @@ from stretto.train.optimizer import averaged_weights
 from stretto.train.planned import PlanCheck, PlanReport, predicted_seconds
 from stretto.train.ranks import RanksReport, RanksWatch
 from stretto.train.signals import when_asked_to_leave
+from stretto.train.start import begin_with, check_start
 from stretto.train.subject import subject_files
 from stretto.train.trace import gather_trace, save_trace
 from stretto.train.trained import CONFIG, WEIGHTS, check_weights, read_weights
@@ -102,6 +103,8 @@ class Run:
             self.resumed = self.checkpoints.start(resume)
             if self.resumed is not None:
                 self._go_on_from(self.resumed)
+            elif config.model.weights is not None:
+                begin_with(self.engine.stack, self.model, config.model.weights)
             # The first rank has the folder; all do what it finds left to do there.
             found = [float(self.world.is_first and what) for what in (self._owes_weights(), self._owes_evaluation())]
             self._is_weights_due, self._is_evaluation_owed = (bool(sum) for sum in self.engine.add_up(found))
@@ -334,6 +337,8 @@ def prepare_run(config: RunConfig, resume: str = "auto") -> tuple[Stack, Feed, F
                 "means nothing; give the same data, or choose another --run.folder"
             )
         check_weights(fitting[0], saved)
+    elif config.model.weights is not None:
+        check_start(fitting[0], config.model.weights)
     return fitting
 
 
