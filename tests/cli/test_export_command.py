@@ -1,0 +1,66 @@
+"""`stretto export` and `stretto import`, as a person calls them."""
+
+import json
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+
+from stacks import run_stack
+from stretto import from_torch, load
+from stretto.cli.main import main
+
+
+@pytest.fixture(scope="module")
+def trained(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a small run."""
+    folder = tmp_path_factory.mktemp("export")
+    assert main(["prepare", "text", str(text_file), "--out", str(folder / "data"), "--level", "word"]) == 0
+    (folder / "run.toml").write_text(
+        f'[data]\ntrain = "{folder}/data"\nlanes = 4\nwindow = 10\n[model]\nhidden = 8\ndropout = 0.1\n'
+        f'[train]\nsteps = 2\n[run]\nfolder = "{folder}/run"\n'
+    )
+    assert main(["train", str(folder / "run.toml")]) == 0
+    return folder
+
+
+def test_a_run_is_exported_as_onnx_with_its_vocabulary(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(trained / "run"), "--onnx", str(trained / "model.onnx")]) == 0
+    said = capsys.readouterr().out
+    assert "x, state.2.h, state.2.c, state.4.h, state.4.c" in said
+    assert "checked with onnxruntime: equal to torch to" in said
+    found = {entry.key: json.loads(entry.value) for entry in onnx.load(trained / "model.onnx").metadata_props[1:]}
+    assert found["stretto.task"]["asks"] == "tokens"
+    assert "stretto" in found["stretto.vocabulary"]["symbols"]
+
+
+def test_weights_go_out_as_plain_torch_and_come_back_to_begin_a_run(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain, weights = trained / "plain.safetensors", trained / "weights.safetensors"
+    assert main(["export", str(trained / "run"), "--torch", str(plain)]) == 0
+    assert "nn.LSTM(input_size=8, hidden_size=8, num_layers=2)" in capsys.readouterr().out
+    model = load(trained / "run").stack
+    x = torch.randint(5, (6, 2))
+    assert torch.equal(run_stack(from_torch(plain), x), run_stack(model, x))
+    assert main(["import", str(plain), "--out", str(weights)]) == 0
+    assert "LSTM(8, 8)" in capsys.readouterr().out
+    again = ["--model.weights", str(weights), "--run.folder", str(trained / "again")]
+    assert main(["train", str(trained / "run.toml"), *again]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["export", "run"], "nothing to export to; give --onnx FILE, --torch FILE or both"),
+        (["export", "nowhere", "--onnx", "model.onnx"], "nowhere"),
+        (["import", "nowhere.keras", "--out", "weights.safetensors"], "nowhere.keras does not exist"),
+        (["import", "nowhere.pt", "--out", "weights.safetensors"], "nowhere.pt does not exist"),
+        (["import", "nowhere.pt"], "required: --out"),
+    ],
+)
+def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    said = capsys.readouterr().err
+    assert sentence in said and said.count("\n") == 1
