@@ -45,6 +45,7 @@ from stretto.config.layout import Layout as Layout
 from stretto.config.run import RunConfig as RunConfig
 from stretto.config.toml import load_config as load_config
 from stretto.config.train import TrainConfig as TrainConfig
+from stretto.config.watch import WatchConfig as WatchConfig
 from stretto.data.batches import Batches as Batches
 from stretto.data.cache import Cache as Cache
 from stretto.data.corpus import Corpus as Corpus
@@ -100,6 +101,8 @@ from stretto.train.run import EvaluationReport as EvaluationReport
 from stretto.train.run import LeftError as LeftError
 from stretto.train.run import Run as Run
 from stretto.train.trace import gather_trace as gather_trace
+from stretto.train.sinks.sinks import Sinks as Sinks
+from stretto.train.sinks.sinks import open_sinks as open_sinks
 from stretto.train.trained import TrainedModel as TrainedModel
 from stretto.train.trained import load as load
 from stretto.train.trainer import StepReport as StepReport

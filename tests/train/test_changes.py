@@ -9,7 +9,7 @@ from stretto import ConfigError, Corpus, Run
 from stretto.config.run import RunConfig
 from stretto.config.toml import parse_config
 from stretto.train.changes import find_changes
-from stretto.train.log import open_log, write_line
+from stretto.train.log import Log, open_log, write_line
 
 
 def config_for(corpus: Corpus, folder: Path, changes: dict[str, object] | None = None) -> RunConfig:
@@ -78,11 +78,11 @@ def test_a_log_goes_on_after_the_step_that_was_saved(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     with open_log(path, 0) as log:
         for step in range(1, 8):
-            write_line(log, "step", {"step": step, "loss": float("nan")})
+            write_line(Log(log), "step", {"step": step, "loss": float("nan")})
         # One that was cut off still writes, and nobody reads it.
         with open_log(path, 4) as other:
-            write_line(log, "step", {"step": 8})
-            write_line(other, "step", {"step": 5})
+            write_line(Log(log), "step", {"step": 8})
+            write_line(Log(other), "step", {"step": 5})
     with path.open("a") as torn:
         torn.write('{"kind": "step", "st')
     with open_log(path, 5):

@@ -9,6 +9,7 @@ from stretto.config.layout import Layout
 from stretto.config.model import ModelConfig
 from stretto.config.section import Section
 from stretto.config.train import TrainConfig
+from stretto.config.watch import WatchConfig
 
 # A file can only write a path as text, which strict types would refuse.
 Path = Annotated[_Path, Field(strict=False)]
@@ -123,3 +124,4 @@ class RunConfig(Section):
     layout: Layout = Layout()
     run: RunSection = RunSection()
     save: SaveSection = SaveSection()
+    watch: WatchConfig = WatchConfig()

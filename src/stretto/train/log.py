@@ -4,11 +4,23 @@ import json
 import logging
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from stretto.train.sinks.sink import Line
+from stretto.train.sinks.sinks import Sinks
+
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Log:
+    """A run's log, and the sinks that are fed the same lines."""
+
+    file: TextIO
+    sinks: Sinks | None = None
 
 
 def open_log(path: Path, step: int) -> TextIO:
@@ -28,17 +40,30 @@ def open_log(path: Path, step: int) -> TextIO:
     return path.open("a", encoding="utf-8", buffering=1)
 
 
-def write_line(log: TextIO | None, kind: str, values: Mapping[str, Any]) -> None:
+def write_line(log: Log | None, kind: str, values: Mapping[str, Any]) -> None:
     """Write one event, if there is a log on this rank."""
     if log is None:
         return
     # JSON has no word for what is not finite.
     plain = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
     try:
-        log.write(json.dumps({"kind": kind, **plain}) + "\n")
+        log.file.write(json.dumps({"kind": kind, **plain}) + "\n")
     except OSError as error:
         # A line less is no reason to end a run; a full disk may have room again tomorrow.
-        _log.warning("%s can't be written (%s); the run goes on", log.name, error.strerror)
+        _log.warning("%s can't be written (%s); the run goes on", log.file.name, error.strerror)
+    if log.sinks is not None:
+        log.sinks.write(kind, plain)
+
+
+def read_lines(path: Path, num_bytes: int) -> Iterator[Line]:
+    """Give the lines of a log, as far as it went when it had so many bytes."""
+    with path.open("rb") as log:
+        for text in log:
+            num_bytes -= len(text)
+            if num_bytes < 0:
+                return
+            values = json.loads(text)
+            yield values.pop("kind", "line"), values
 
 
 def _step_of(line: str) -> float:

@@ -25,12 +25,13 @@ from stretto.train.build import build_engine, check_fits
 from stretto.train.changes import Change, find_changes, refuse_changes
 from stretto.train.evaluate import Evaluation, GivenUpError, OnWindow, evaluate
 from stretto.train.feed import Feed
-from stretto.train.log import has_evaluation, open_log, write_line
+from stretto.train.log import Log, has_evaluation, open_log, read_lines, write_line
 from stretto.train.optimizer import averaged_weights
 from stretto.train.planned import PlanCheck, PlanReport, predicted_seconds
 from stretto.train.ranks import RanksReport, RanksWatch
 from stretto.train.signals import when_asked_to_leave
 from stretto.train.start import begin_with, check_start
+from stretto.train.sinks.sinks import Sinks, check_sinks, flatten, open_sinks
 from stretto.train.subject import subject_files
 from stretto.train.trace import gather_trace, save_trace
 from stretto.train.trained import CONFIG, WEIGHTS, check_weights, read_weights
@@ -131,13 +132,14 @@ class Run:
                 if not self.world.is_first:
                     yield from self._events(None, on_window)
                     return
-                with closing(self._open_folder()) as log:
+                with closing(self._open_folder()) as file, self._open_sinks() as sinks:
+                    log = Log(file, sinks)
                     write_line(log, "start", self._start_line())
                     yield from self._events(log, on_window)
         finally:
             self.close()
 
-    def _events(self, log: TextIO | None, on_window: OnWindow) -> Iterator[Event]:
+    def _events(self, log: Log | None, on_window: OnWindow) -> Iterator[Event]:
         # What an earlier start has left, if it was cut off right after a save.
         if self.trainer.is_done and self._is_weights_due:
             self._save_weights()
@@ -185,7 +187,7 @@ class Run:
         except DivergedError as error:
             raise DivergedError(f"{error}; {self._keep_batch()}") from None
 
-    def _ranks(self, ranks: RanksWatch, log: TextIO | None) -> Iterator[RanksReport]:
+    def _ranks(self, ranks: RanksWatch, log: Log | None) -> Iterator[RanksReport]:
         """What all ranks say of their last steps, on the first of them."""
         found = ranks.gather()
         if found is not None:
@@ -199,7 +201,7 @@ class Run:
         if trace is not None:
             save_trace(trace, self.folder)
 
-    def _evaluate(self, step: int, log: TextIO | None, on_window: OnWindow) -> Iterator[EvaluationReport]:
+    def _evaluate(self, step: int, log: Log | None, on_window: OnWindow) -> Iterator[EvaluationReport]:
         if self.valid is None:
             return
         try:
@@ -228,7 +230,7 @@ class Run:
         self.checkpoints.save(replace(snapshot, about=self._about, files=self._files), wait=wait)
         self._saved_time = time.monotonic()
 
-    def _saves(self, log: TextIO | None) -> Iterator[SaveReport]:
+    def _saves(self, log: Log | None) -> Iterator[SaveReport]:
         """What has become of saves since this was asked last."""
         while (report := self.checkpoints.poll()) is not None:
             write_line(log, "save", asdict(report))
@@ -311,6 +313,18 @@ class Run:
                 write_whole(self.folder / name, content)
             return open_log(self.folder / LOG, self.trainer.step)
 
+    def _open_sinks(self) -> Sinks:
+        about = flatten(self.config.model_dump(mode="json", exclude_none=True))
+        path = self.folder / LOG
+        num_bytes = path.stat().st_size
+        return open_sinks(
+            self.config.watch,
+            self.folder,
+            step=self.trainer.step,
+            about=about,
+            history=lambda: read_lines(path, num_bytes),
+        )
+
     @contextmanager
     def _writing(self) -> Iterator[None]:
         try:
@@ -325,6 +339,7 @@ def prepare_run(config: RunConfig, resume: str = "auto") -> tuple[Stack, Feed, F
     if resume == "never" and (folder / CONFIG).exists():
         raise ConfigError(f"run.folder={folder} holds a run already; choose another --run.folder, or delete it")
     _check_place(config)
+    check_sinks(config.watch)
     fitting = check_fits(config)
     saved = find_start(_storage(config), resume, config.data.patience)
     if saved is not None:

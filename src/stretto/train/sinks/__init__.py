@@ -1,0 +1,1 @@
+"""Where the lines of a run's log go besides the log: one module for each tool."""

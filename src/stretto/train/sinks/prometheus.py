@@ -1,0 +1,66 @@
+"""Prometheus: the newest figures at http://127.0.0.1:PORT/metrics, for as long as the run goes."""
+
+import errno
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from threading import Thread
+from wsgiref.simple_server import WSGIServer
+
+from prometheus_client import CollectorRegistry, Gauge, start_http_server
+
+from stretto.base.errors import ConfigError
+from stretto.train.sinks.notes import Notes
+from stretto.train.sinks.sink import Figure, figures
+
+# Seconds in which an earlier start of this run, that was killed, lets go of its port: processes that read ahead for it
+# see only then that it is gone.
+_PATIENCE = 15.0
+
+
+class PrometheusSink:
+    """A gauge for each figure: `stretto_loss` of a step, `stretto_evaluation_loss`, `stretto_ranks_busy{rank="0"}`."""
+
+    needs_history = False
+
+    def __init__(self, port: int, folder: Path) -> None:
+        notes = Notes(folder)
+        was_ours = notes.read("prometheus") == str(port)
+        self._registry = CollectorRegistry()
+        self._gauges: dict[str, Gauge] = {}
+        self._server, self._thread = _listen(port, self._registry, time.monotonic() + (_PATIENCE if was_ours else 0.0))
+        notes.write("prometheus", str(port))
+
+    def write(self, kind: str, values: Mapping[str, object]) -> None:
+        for figure in figures(kind, values):
+            gauge = self._gauge(figure)
+            (gauge if figure.rank is None else gauge.labels(figure.rank)).set(figure.value)
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def _gauge(self, figure: Figure) -> Gauge:
+        of_what = "" if figure.kind == "step" else f"_{figure.kind}"
+        name = re.sub(r"\W", "_", f"stretto{of_what}_{figure.name}", flags=re.ASCII)
+        if name not in self._gauges:
+            text = f"{figure.name} of the newest {figure.kind} line of the log"
+            labels = () if figure.rank is None else ("rank",)
+            self._gauges[name] = Gauge(name, text, labels, registry=self._registry)
+        return self._gauges[name]
+
+
+def _listen(port: int, registry: CollectorRegistry, until: float) -> tuple[WSGIServer, Thread]:
+    """Listen on this machine alone, as soon as the port is free."""
+    while True:
+        try:
+            return start_http_server(port, addr="127.0.0.1", registry=registry)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() > until:
+                reason = error.strerror or str(error)
+                raise ConfigError(
+                    f"watch.prometheus={port} can't be listened on ({reason}); choose another port"
+                ) from None
+        time.sleep(0.2)

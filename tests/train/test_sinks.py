@@ -1,0 +1,233 @@
+"""Sinks: TensorBoard, W&B, MLflow and Prometheus hold what the log holds, read back with their own readers."""
+
+import json
+import logging
+import math
+import os
+import resource
+import socket
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mlflow import MlflowClient
+from prometheus_client.parser import text_string_to_metric_families
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from faulty import Faulty, children
+from ranks import free_port
+from stretto import ConfigError, Corpus, Run, WatchConfig, load_config, open_sinks
+from stretto.cli.main import main
+from stretto.train.sinks.sink import figures
+from stretto.train.sinks.tensorboard import TensorBoardSink
+from wandb_file import read_history
+
+NUMBERS = st.one_of(st.integers(-(2**40), 2**40), st.floats(), st.booleans(), st.none(), st.text(max_size=3))
+STEP = {"step": 1, "loss": 2.0, "tokens": 30, "data_seconds": 1, "compute_seconds": 3.0, "optimizer_seconds": 1.0}
+
+
+def read_lines(folder: Path, kind: str) -> list[dict[str, float]]:
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["kind"] == kind]
+
+
+def read_events(folder: Path) -> EventAccumulator:
+    events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
+    return events.Reload()
+
+
+def scrape(port: int) -> dict[str, dict[str, float]]:
+    """The gauges by name, each by rank ('' where there is none)."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        families = list(text_string_to_metric_families(answer.read().decode()))
+    return {found.name: {one.labels.get("rank", ""): one.value for one in found.samples} for found in families}
+
+
+def listening(port: int) -> set[str]:
+    """The addresses at which someone listens on a port."""
+    rows = [row.split() for name in ("tcp", "tcp6") for row in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
+    places = [row[1].split(":") for row in rows if row[3] == "0A"]
+    return {address for address, number in places if int(number, 16) == port}
+
+
+def wandb_services(pid: int) -> list[int]:
+    """The processes that W&B has started in another."""
+    return [child for child in children(pid) if b"wandb-core" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+@pytest.mark.timeout(180)
+def test_a_run_that_was_killed_has_each_step_once_in_all_sinks(byte_corpus: Corpus, tmp_path: Path) -> None:
+    port, steps = free_port(), 160
+    watch = {"tensorboard": "true", "wandb": "lab", "mlflow": "lab", "prometheus": port}
+    # Processes that read ahead outlive a rank that is killed for some seconds, with the port it listened on.
+    options: dict[str, object] = {"train.steps": steps, "data.workers": 1, "run.log_every": 5}
+    options |= {f"watch.{name}": value for name, value in watch.items()}
+    run = Faulty(tmp_path / "run", Path(byte_corpus.location), (2, 1), options).start()
+    run.await_step(60)
+    ranks = run.ranks()
+    services = wandb_services(ranks[0])
+    assert services and not wandb_services(ranks[1]), "on the first rank only"
+    assert listening(port) == {"0100007F"}, "on loopback only"
+    first = scrape(port)
+    assert first["stretto_step"][""] >= 50 and first["stretto_tokens_per_second"][""] > 0
+    run.kill(0)
+    code, said = run.finish()
+    assert code == 0 and "all ranks are started again" in said and "misses lines" not in said, said
+    assert listening(port) == set()
+    assert not [pid for pid in services if Path(f"/proc/{pid}").exists()], "W&B's service outlives the run"
+
+    expected = [(line["step"], line["loss"]) for line in read_lines(run.folder, "step")]
+    assert [step for step, _ in expected] == [*range(1, steps + 1)]
+
+    events = read_events(run.folder)
+    scalars = events.Scalars("step/loss")
+    assert [one.step for one in scalars] == [step for step, _ in expected]
+    assert [one.value for one in scalars] == pytest.approx([loss for _, loss in expected], rel=1e-6)
+    assert {"save/seconds", "step/tokens_per_second"} <= set(events.Tags()["scalars"])
+    assert len(list((run.folder / "tensorboard").iterdir())) == 2, "a file for each start, of the first rank only"
+
+    (newest,) = max(run.folder.glob("wandb/offline-run-*")).glob("*.wandb")
+    rows = read_history(newest)
+    assert [(row["_step"], row["step/loss"]) for row in rows if "step/loss" in row] == expected
+    assert len({path.name for path in run.folder.glob("wandb/offline-run-*/*.wandb")}) == 1, "one run of W&B"
+
+    os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
+    client = MlflowClient((run.folder / "mlflow").as_uri())
+    experiment = client.get_experiment_by_name("lab")
+    assert experiment is not None
+    (found,) = client.search_runs([experiment.experiment_id])
+    history = client.get_metric_history(found.info.run_id, "step/loss")
+    assert sorted((one.step, one.value) for one in history) == expected
+    assert found.data.params["train.steps"] == str(steps) and found.info.status == "FINISHED"
+
+
+@settings(max_examples=50)
+@given(st.dictionaries(st.sampled_from("abcde"), NUMBERS), st.lists(NUMBERS, max_size=3))
+def test_every_finite_number_of_a_line_is_a_figure_and_nothing_else(
+    values: dict[str, object], of_ranks: list[object]
+) -> None:
+    def is_number(value: object) -> bool:
+        return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
+
+    found = {(figure.name, figure.rank): figure.value for figure in figures("save", {**values, "by rank": of_ranks})}
+    expected: dict[tuple[str, str | None], object] = {
+        (name, None): value for name, value in values.items() if is_number(value)
+    }
+    if all(map(is_number, of_ranks)):
+        expected |= {("by rank", str(rank)): value for rank, value in enumerate(of_ranks)}
+    assert found == expected
+
+
+def test_a_step_has_its_speed_and_thousands_of_ranks_have_three_figures() -> None:
+    found = {figure.tag: figure.value for figure in figures("step", STEP)}
+    assert found["step/seconds"] == 5.0 and found["step/tokens_per_second"] == 6.0
+    assert not any(figure.name == "seconds" for figure in figures("step", {**STEP, "compute_seconds": None}))
+    busy = {figure.tag: figure.value for figure in figures("ranks", {"busy": [*range(4096)]})}
+    assert busy == {"ranks/busy/min": 0.0, "ranks/busy/mean": 2047.5, "ranks/busy/max": 4095.0}
+
+
+def test_figures_of_ranks_are_curves_of_their_own_and_gauges_with_a_label(tmp_path: Path) -> None:
+    port = free_port()
+    with open_sinks(WatchConfig(tensorboard=True, prometheus=port), tmp_path) as sinks:
+        sinks.write("ranks", {"step": 10, "busy": [0.5, 0.25], "name": "no number"})
+        sinks.write("evaluation", {"step": 10, "perplexity": 7.0})
+        until = time.monotonic() + 10
+        while "stretto_evaluation_perplexity" not in (gauges := scrape(port)) and time.monotonic() < until:
+            time.sleep(0.01)
+    assert gauges["stretto_ranks_busy"] == {"0": 0.5, "1": 0.25}
+    assert gauges["stretto_evaluation_perplexity"] == {"": 7.0}
+    events = read_events(tmp_path)
+    assert set(events.Tags()["scalars"]) == {"ranks/busy/0", "ranks/busy/1", "evaluation/perplexity"}
+    assert [(one.step, one.value) for one in events.Scalars("ranks/busy/1")] == [(10, 0.25)]
+
+
+def test_steps_that_are_taken_again_are_overtaken_and_a_new_sink_is_told_what_was(tmp_path: Path) -> None:
+    lines = [("step", {"step": step, "loss": float(step)}) for step in range(1, 5)]
+    for start, stop, first in ((0, 5, 10.0), (2, 5, 20.0)):
+        with open_sinks(WatchConfig(tensorboard=True), tmp_path / "again", step=start) as sinks:
+            for step in range(start + 1, stop):
+                sinks.write("step", {"step": step, "loss": first + step})
+    again = [(one.step, one.value) for one in read_events(tmp_path / "again").Scalars("step/loss")]
+    assert again == [(1, 11.0), (2, 12.0), (3, 23.0), (4, 24.0)]
+    with open_sinks(WatchConfig(tensorboard=True), tmp_path / "new", step=4, history=lambda: lines) as sinks:
+        sinks.write("step", {"step": 5, "loss": 5.0})
+    found = read_events(tmp_path / "new").Scalars("step/loss")
+    assert [(one.step, one.value) for one in found] == [(step, float(step)) for step in range(1, 6)]
+
+
+def test_a_sink_that_is_not_installed_is_refused_before_anything_is_written(
+    byte_corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(f'[data]\ntrain = "{byte_corpus.location}"\n[run]\nfolder = "{tmp_path / "run"}"\n')
+    for name, value, package in (
+        ("tensorboard", "true", "tensorboard"),
+        ("wandb", "lab", "wandb"),
+        ("mlflow", "lab", "mlflow"),
+        ("prometheus", "9", "prometheus_client"),
+    ):
+        with monkeypatch.context() as patched:
+            # Python's own way of saying that there is no such module.
+            patched.setitem(sys.modules, package, None)
+            assert main(["train", str(path), f"--watch.{name}", value]) == 2
+        said = capsys.readouterr().err
+        assert f"needs {package}; pip install 'stretto[{name}]', or leave it out" in said and said.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_port_that_is_taken_is_refused_by_name(byte_corpus: Corpus, tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(f'[data]\ntrain = "{byte_corpus.location}"\nlanes = 8\nwindow = 20\n[train]\nsteps = 2\n')
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        options = {"watch.prometheus": str(port), "run.folder": str(tmp_path / "run")}
+        with pytest.raises(ConfigError, match=rf"watch\.prometheus={port} can't be listened on \(Address already in"):
+            list(Run(load_config(path, options)).events())
+    # What was refused is no hindrance, and a port that was closed a moment ago isn't either.
+    for steps in ("2", "3"):
+        assert list(Run(load_config(path, {**options, "train.steps": steps})).events())
+
+
+def test_a_sink_that_fails_is_told_of_once_and_the_run_goes_on(
+    byte_corpus: Corpus, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(
+        f'[data]\ntrain = "{byte_corpus.location}"\nlanes = 8\nwindow = 20\n[train]\nsteps = 6\n'
+        f'[run]\nfolder = "{tmp_path / "run"}"\n[watch]\ntensorboard = true\n'
+    )
+    with caplog.at_level(logging.WARNING):
+        events = Run(load_config(path)).events()
+        next(events)
+        for file in (tmp_path / "run" / "tensorboard").iterdir():
+            file.unlink()
+        list(events)
+    assert len(read_lines(tmp_path / "run", "step")) == 6
+    (warning,) = [record.getMessage() for record in caplog.records if "watch." in record.getMessage()]
+    assert warning.startswith("watch.tensorboard misses lines of the log (") and "No such file" in warning
+
+
+def test_a_server_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with pytest.raises(ConfigError, match=r"watch\.mlflow=lab can't be opened \(MlflowException: .*or leave it out"):
+        open_sinks(WatchConfig(mlflow="lab"), tmp_path)
+
+
+def test_a_full_disk_tears_no_record(tmp_path: Path) -> None:
+    sink = TensorBoardSink(tmp_path / "tensorboard", 0)
+    sink.write("step", {"step": 1, "loss": 1.0})
+    (file,) = (tmp_path / "tensorboard").iterdir()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size + 20, before[1]))
+        with pytest.raises(OSError, match="File too large"):
+            sink.write("step", {"step": 2, "loss": 2.0})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    sink.write("step", {"step": 3, "loss": 3.0})
+    assert [one.step for one in read_events(tmp_path).Scalars("step/loss")] == [1, 3]
