@@ -42,7 +42,7 @@ def _has_surrogate(text: str) -> bool:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("", r"data is missing; it has no default, so set it$"),
+        ("", r"\[data\] is missing; write that section, with train in it"),
         ("[data]\n", r"data\.train is missing"),
         (MINIMAL + "[train]\nlr = -1\n", r"train\.lr=-1 should be greater than 0$"),
         (MINIMAL + "[train]\nlr = 'fast'\n", r"train\.lr='fast' should be a valid number"),

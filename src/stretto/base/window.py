@@ -81,6 +81,7 @@ class Window:
 
     @property
     def num_rows(self) -> int:
+        """How many rows it has."""
         return len(self.lanes)
 
     @property

@@ -37,7 +37,9 @@ class Saved:
         try:
             content = storage.read(f"{name}/{MANIFEST}")
         except (FileNotFoundError, NotADirectoryError):
-            raise DataError(f"{where} holds no checkpoint ({MANIFEST} is missing: it was never finished)") from None
+            raise DataError(
+                f"{where} holds no checkpoint ({MANIFEST} is missing: it was never finished); give another"
+            ) from None
         except OSError as error:
             raise damaged(f"{where}/{MANIFEST}", f"it can't be read: {error.strerror}") from None
         return cls(storage, name, Manifest.load(content, where))

@@ -57,6 +57,7 @@ class Layout(Section):
 
     @property
     def num_ranks(self) -> int:
+        """How many ranks it needs: replicas x stages."""
         return self.replicas * self.stages
 
     @property

@@ -43,7 +43,7 @@ class ModelConfig(Section):
         if self.projection is not None and self.cell == "gru":
             raise ValueError(f"projection={self.projection} needs cell='lstm', a GRU has none; leave it out")
         if self.projection is not None and self.projection >= self.hidden:
-            raise ValueError(f"projection={self.projection} must be less than hidden={self.hidden}")
+            raise ValueError(f"projection={self.projection} must be less than hidden={self.hidden}; make it smaller")
         return self
 
     @property

@@ -63,7 +63,7 @@ def _read(path: Path) -> Tree:
     except OSError as error:
         raise ConfigError(f"{path} can't be read ({error.strerror}); give the path of a run's TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from None
+        raise ConfigError(f"{path} is not TOML: {error}; mend it there") from None
 
 
 def _typed(section: str, field: str, text: str) -> object:
@@ -90,6 +90,8 @@ def _sentence(mistake: ErrorDetails) -> str:
     message = mistake["msg"].removeprefix("Value error, ").removeprefix("Input ").split(", unable")[0]
     if kind == "extra_forbidden":
         return f"{where} is not a known field{_nearest(mistake['loc'])}"
+    if kind == "missing" and where == "data":
+        return f"[{where}] is missing; write that section, with train in it, the folder of the data"
     if kind == "missing":
         return f"{where} is missing; it has no default, so set it"
     if kind == "model_type" and where == "layout":

@@ -44,7 +44,9 @@ class TrainConfig(Section):
         if self.momentum and self.optimizer != "sgd":
             raise ValueError(f"momentum={self.momentum} needs optimizer='sgd', not '{self.optimizer}'; leave it out")
         if self.average_from > 1 and self.optimizer != "asgd":
-            raise ValueError(f"average_from={self.average_from} needs optimizer='asgd', not '{self.optimizer}'")
+            raise ValueError(
+                f"average_from={self.average_from} needs optimizer='asgd', not '{self.optimizer}'; leave it out"
+            )
         if self.steps is not None and self.warmup > self.steps:
             raise ValueError(f"warmup={self.warmup} exceeds steps={self.steps}; shorten it")
         return self

@@ -63,18 +63,22 @@ class Corpus:
 
     @property
     def location(self) -> str:
+        """The folder or URL that it was opened from."""
         return self.store.location
 
     @property
     def num_tokens(self) -> int:
+        """How many tokens there are."""
         return int(self._edges[-1])
 
     @property
     def num_bytes(self) -> int:
+        """How many bytes the text had."""
         return self.fields.num_bytes
 
     @property
     def num_unknown(self) -> int:
+        """How many tokens are symbols that the vocabulary does not have."""
         return self.fields.num_unknown
 
     @property

@@ -58,7 +58,9 @@ class DocumentLanes:
         if (self.sequences.fields.values.type == "channels") != (self.forecast is not None):
             raise DataError(f"{self.sequences.location}: channels need a forecast, and tokens must not have one")
         if self.sequences.longest < 2:
-            raise DataError(f"{self.sequences.location} has no sequence of two steps, so nothing follows anything")
+            raise DataError(
+                f"{self.sequences.location} has no sequence of two steps, so nothing follows anything; give others"
+            )
         asked, there = self.lanes * self.window, self.sequences.num_steps
         if asked > there:
             raise DataError(

@@ -62,6 +62,7 @@ class Forecast:
 
     @property
     def task(self) -> Task:
+        """What goes in, and what is asked: for the first and the last block of a network."""
         num_inputs = len(self.mean) * (2 if self.masks else 1)
         return Task("channels", num_inputs, "values", self.horizon * len(self.channels))
 

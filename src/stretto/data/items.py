@@ -125,7 +125,9 @@ class Continued:
         if self.sequences.fields.values.type != "tokens":
             raise DataError(f"{self.sequences.location} holds channels, not tokens; use feed='lanes' or 'forecast'")
         if self.longest < 1:
-            raise DataError(f"{self.sequences.location} has no sequence of two tokens, so nothing follows anything")
+            raise DataError(
+                f"{self.sequences.location} has no sequence of two tokens, so nothing follows anything; give others"
+            )
 
     @property
     def task(self) -> Task:

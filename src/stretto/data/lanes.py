@@ -65,6 +65,7 @@ class Lanes:
 
     @property
     def num_predicted(self) -> int:
+        """How many tokens an epoch asks for."""
         return self.corpus.num_tokens - 1
 
     @property

@@ -142,6 +142,7 @@ class Sequences:
 
     @property
     def location(self) -> str:
+        """The folder or URL that it was opened from."""
         return self.store.location
 
     @cached_property
@@ -151,18 +152,22 @@ class Sequences:
 
     @property
     def num_sequences(self) -> int:
+        """How many sequences there are."""
         return sum(self.shard_sizes)
 
     @property
     def num_steps(self) -> int:
+        """How many steps all sequences have together."""
         return sum(shard.num_steps for shard in self.fields.shards)
 
     @property
     def mean_length(self) -> float:
+        """How many steps a sequence has on average."""
         return self.num_steps / self.num_sequences
 
     @property
     def longest(self) -> int:
+        """How many steps the longest has."""
         return max(shard.longest for shard in self.fields.shards)
 
     @property

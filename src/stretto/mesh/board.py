@@ -91,5 +91,7 @@ def await_note(board: Board, key: str, source: int, timeout: timedelta, check: C
             time.sleep(pause)
             pause = min(2 * pause, 0.5)
     except RuntimeError as error:
-        raise LostPeerError("the ranks' store is gone, and with it who kept it: the launcher, or rank 0") from error
+        raise LostPeerError(
+            "the ranks' store is gone, and with it who kept it: the launcher, or rank 0; start it again"
+        ) from error
     return note

@@ -45,10 +45,12 @@ class World:
 
     @property
     def is_alone(self) -> bool:
+        """Is this the only rank?"""
         return self.size == 1
 
     @property
     def is_first(self) -> bool:
+        """Is this rank 0, which writes what only one may write?"""
         return self.rank == 0
 
     def find_lost(self, ranks: Sequence[int]) -> int | None:

@@ -52,6 +52,7 @@ class Plan:
 
     @property
     def chosen(self) -> Prediction:
+        """The layout that is predicted to be fastest."""
         return self.best[0]
 
     def speed_up(self, prediction: Prediction) -> float:
