@@ -1,17 +1,26 @@
 """README and docs hold what they say: snippets run, links lead somewhere, every config field is listed."""
 
+import argparse
 import re
 import shlex
+from collections import Counter
+from importlib import import_module
+from itertools import chain
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 from config_page import config_page
+from reference_page import reference_page
 from stretto import load_config
+from stretto.base.errors import ConfigError
 from stretto.cli.main import COMMANDS, main
+from stretto.cli.parser import Parser
+from stretto.cli.prepare import KINDS
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / ".github").rglob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def snippets(page: Path, language: str = "python") -> list[str]:
@@ -61,16 +70,135 @@ def test_readme_shows_the_first_example_as_it_is() -> None:
     assert shown.count("\n") <= 30
 
 
+def prose(page: Path) -> str:
+    """A page without its blocks of code, whose lines may look like headings."""
+    return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that headings can be linked by, as the site and the repository's host make them."""
+    seen: Counter[str] = Counter()
+    found = set()
+    for heading in re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE):
+        plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).replace("`", "").lower()
+        name = re.sub(r"[^\w\- ]", "", plain).strip().replace(" ", "-")
+        # The site makes one hyphen of several.
+        found |= {name, re.sub("-+", "-", name)} if not seen[name] else {f"{name}-{seen[name]}", f"{name}_{seen[name]}"}
+        seen[name] += 1
+    return found
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_links_lead_to_files_that_are_there(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
-        if not target.startswith("http"):
-            assert (page.parent / target).is_file(), target
+def test_links_lead_to_files_and_headings_that_are_there(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        target, _, anchor = link.partition("#")
+        if ":" in target:
+            parts = urlsplit(link)
+            assert parts.scheme == "https" and "." in parts.netloc, link
+            continue
+        path = page.parent / target if target else page
+        assert path.is_file(), link
+        assert not anchor or anchor in anchors(path), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_files_of_the_repository_that_a_page_names_are_there(page: Path) -> None:
+    for name in re.findall(
+        r"(?<![\w/.])((?:examples|benchmarks|tests|src|docs|\.ci|\.github)/[\w./-]*\w)", page.read_text()
+    ):
+        # A room, or a file; where a run or another package has a folder of that name, it says so in other words.
+        assert (ROOT / name).exists(), name
+
+
+class ParsedError(Exception):
+    """A command's options were understood, and it is not to run."""
+
+
+@pytest.fixture
+def _parse_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let commands end when they have understood their options."""
+    whole = Parser.parse_all
+
+    def parse_only(parser: Parser, arguments: list[str]) -> argparse.Namespace:
+        options = whole(parser, arguments)
+        # What is left over is for another parser: this one has only chosen it.
+        if "arguments" in options:
+            return options
+        raise ParsedError
+
+    monkeypatch.setattr(Parser, "parse_all", parse_only)
+
+
+# Every line of errors.md is a mistake, and made by a test of its own.
+@pytest.mark.usefixtures("_parse_only")
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "errors.md"], ids=lambda p: p.name)
+def test_commands_that_a_page_shows_have_the_options_that_it_shows(page: Path) -> None:
+    shown = [line for code in snippets(page, "bash") for line in code.splitlines() if line.startswith("stretto ")]
+    mentioned = re.findall(r"`(stretto [a-z][^`]*)`", prose(page))
+    for command in shown:
+        for arguments in ways_to_type(command):
+            assert_understood(arguments)
+    for command in mentioned:
+        for arguments in ways_to_type(command):
+            assert_understood(arguments, is_whole=False)
+
+
+@pytest.mark.usefixtures("_parse_only")
+@pytest.mark.parametrize(
+    "command", [*(name for name in COMMANDS if name != "prepare"), *(f"prepare {kind}" for kind in KINDS)]
+)
+def test_the_help_of_a_command_has_an_example_that_is_understood(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([*command.split(), "--help"])
+    examples = re.findall(r"^ +(stretto .*)$", capsys.readouterr().out.partition("example")[2], re.MULTILINE)
+    assert examples
+    for example in examples:
+        for arguments in ways_to_type(example):
+            assert_understood(arguments)
+
+
+def assert_understood(arguments: list[str], is_whole: bool = True) -> None:
+    """Assert that a command takes these arguments; if they are not the whole, something is put where it is missing."""
+    try:
+        with pytest.raises(ParsedError):
+            import_module(f"stretto.cli.{arguments[0]}").run(arguments[1:])
+    except ConfigError as error:
+        missing = re.search("arguments are required: (.*);", str(error))
+        if is_whole or missing is None:
+            raise AssertionError(f"{shlex.join(arguments)}: {error}") from None
+        given = [[name, "some"] if name.startswith("-") else ["some"] for name in missing[1].split(", ")]
+        # In front, for an option at the end may take all that follow it.
+        kind = 2 if arguments[0] == "prepare" else 1
+        assert_understood([*arguments[:kind], *chain.from_iterable(given), *arguments[kind:]])
+
+
+def ways_to_type(command: str) -> list[list[str]]:
+    """The ways in which a command that a page shows may be typed; none where it is only named."""
+    command = command.replace("\\|", "|").replace("...", "")
+    # A comment, and what the shell does with it or puts into it.
+    command = re.sub(r"\s+#.*|\s*[>;].*", "", re.sub(r"\$\(.*\)", "FILE", command))
+    plain = shlex.split(re.sub(r"\[.*?\]", "", command))[1:]
+    if plain[1:] == [] and plain != ["schema"]:
+        assert plain[0] in COMMANDS, command
+        return []
+    options = [shlex.split(way) for words in re.findall(r"\[(.*?)\]", command) for way in words.split(" | ")]
+    # `A|B` is a choice, `--section.field` stands for every field, N for a number.
+    return [
+        [re.sub(r"\|.*", "", word).replace("N", "1") if word == "N" or "|" in word else word for word in way]
+        for way in [plain, *([*plain, *option] for option in options if "--section.field" not in option)]
+    ]
 
 
 def test_the_config_page_is_made_from_the_config() -> None:
     page = (ROOT / "docs" / "config.md").read_text()
     assert page == config_page(), "run: python tests/config_page.py > docs/config.md"
+
+
+def test_the_reference_is_made_from_the_docstrings() -> None:
+    page = (ROOT / "docs" / "reference.md").read_text()
+    assert page == reference_page(), "run: python tests/reference_page.py > docs/reference.md"
 
 
 def test_every_command_is_documented() -> None:

@@ -1,0 +1,781 @@
+"""The mistakes that docs/errors.md lists: what is said, what it means, what to do, and how each is made."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+from torch import nn
+from torch._C._distributed_c10d import HashStore
+
+import mishaps
+from stretto import (
+    LSTM,
+    ConfigError,
+    DataError,
+    Dropout,
+    LawError,
+    LeftError,
+    LostPeerError,
+    MeshError,
+    Pointwise,
+    QuantileLoss,
+    Residual,
+    SquaredError,
+    Stack,
+    StrettoError,
+    initialize,
+    testing,
+)
+from stretto.base.errors import DivergedError, FencedError, PlanError
+from stretto.mesh.board import OwnBoard, await_note
+from stretto.mesh.gathering import gather_ranks
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """One error: `<...>` in what is said stands for what differs; `by` is a command line, or code, that makes it."""
+
+    says: str
+    means: str
+    do: str
+    by: str | Callable[[], object]
+    error: type[StrettoError] = ConfigError
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """What someone was about to do, and what can be wrong with it."""
+
+    title: str
+    about: str
+    mistakes: tuple[Mistake, ...]
+
+
+CHAPTERS = (
+    Chapter(
+        "The command line and the config",
+        "Found before torch is imported, so the answer is there at once. Fields are listed in [config](config.md), "
+        "commands in [commands](commands.md).",
+        (
+            Mistake(
+                "the following arguments are required: COMMAND; see `stretto --help`",
+                "`stretto` alone does nothing.",
+                "Name one of the commands that `stretto --help` lists.",
+                "stretto",
+            ),
+            Mistake(
+                "argument COMMAND: invalid choice: <word> (choose from <commands>); see `stretto --help`",
+                "There is no such command.",
+                "Look at the spelling; the commands are in the sentence.",
+                "stretto trian run.toml",
+            ),
+            Mistake(
+                "<option> is not an option of `stretto train`; did you mean <option>?",
+                "The option is not known, and one that is known is spelt almost like it, or is the same field with its "
+                "section in front.",
+                "Take the one that is named, or see `stretto train --help`.",
+                "stretto train run.toml --lr 0.001",
+            ),
+            Mistake(
+                "<option> is not an option of `stretto train`; it is a section: <options>",
+                "A section of the config was given where one of its fields belongs.",
+                "Give a field of it, such as `--layout.stages 2`.",
+                "stretto train run.toml --layout 2",
+            ),
+            Mistake(
+                "<file> does not exist; give the path of a run's TOML file",
+                "The first argument of `train`, `plan`, `profile` and `verify` is the file that describes the run.",
+                "Check the path, and the folder that you are in.",
+                "stretto train nowhere.toml",
+            ),
+            Mistake(
+                "<file> is not TOML: <what and where>; mend it there",
+                "The file can't be parsed; line and column are in the sentence.",
+                "Text needs quotes, a section square brackets: `[data]`.",
+                mishaps.no_toml,
+            ),
+            Mistake(
+                "<file>: data.train is missing; it has no default, so set it",
+                "It is the only field that every run must set.",
+                'Write `train = "FOLDER"` under `[data]`; `stretto prepare` makes that folder.',
+                mishaps.no_data,
+            ),
+            Mistake(
+                "<file>: [data] is missing; write that section, with train in it, the folder of the data",
+                "Every run needs data.",
+                'Write `[data]` and below it `train = "FOLDER"`.',
+                mishaps.no_data_section,
+            ),
+            Mistake(
+                "<file>: <field> is not a known field; it belongs into [<section>]",
+                "The field stands outside its section.",
+                "Move it under the section that is named.",
+                mishaps.no_section,
+            ),
+            Mistake(
+                "--<field>=<value> should be greater than 0",
+                "The value is outside what the field allows; other fields say their own bounds in the same form.",
+                "See the field in [config](config.md).",
+                "stretto train run.toml --train.lr -1",
+            ),
+            Mistake(
+                "--<field>=<value> should be a valid number",
+                "The text is not of the field's type.",
+                "Write numbers plainly, as `0.001` or `1e-3`; booleans as `true` and `false`.",
+                "stretto train run.toml --train.lr fast",
+            ),
+            Mistake(
+                "<file>: data='data/train' should be a section; write it as [data]",
+                "A section was written as one value.",
+                "Put `[data]` on a line of its own and its fields below it.",
+                mishaps.section_as_value,
+            ),
+            Mistake(
+                "<file>: layout: auto chooses <fields> itself; leave them out, or set auto to false",
+                'With `layout = "auto"` the planner chooses replicas, stages, slices and chunks.',
+                "Leave the other fields of the section out; [the planner](planner.md) says what it measures.",
+                mishaps.two_configs,
+            ),
+            Mistake(
+                "<file>: layout: blocks=[<numbers>] must say for each of stages=<n> how many blocks it holds, 1 at "
+                "least",
+                "There is not one number for each stage.",
+                "Give as many numbers as stages, or leave `layout.blocks` out: the stages are balanced then.",
+                "stretto train run.toml --layout.stages 2 --layout.blocks 3",
+            ),
+            Mistake(
+                "<file>: model: projection=<n> needs cell='lstm', a GRU has none; leave it out",
+                "Torch's GRU has no projection.",
+                'Leave `model.projection` out, or use `cell = "lstm"`.',
+                "stretto train run.toml --model.cell gru --model.projection 4",
+            ),
+            Mistake(
+                "<file>: train: momentum=<x> needs optimizer='sgd', not '<optimizer>'; leave it out",
+                "adamw has its betas instead.",
+                "Leave it out, or train with `--train.optimizer sgd`.",
+                "stretto train run.toml --train.momentum 0.9",
+            ),
+            Mistake(
+                "<file>: train: warmup=<n> exceeds steps=<n>; shorten it",
+                "The run would end before the learning rate has risen to its peak.",
+                "Lower `train.warmup`, or raise `train.steps`.",
+                "stretto train run.toml --train.warmup 9",
+            ),
+        ),
+    ),
+    Chapter(
+        "Preparing data",
+        "`stretto prepare` and the functions `prepare_text`, `prepare_sequences` and `prepare_series`; see "
+        "[stores](stores.md).",
+        (
+            Mistake(
+                "<path> is not a file; give the paths of text files",
+                "There is nothing at that path, or it is a folder.",
+                "Check the path; a pattern such as `*.txt` must match something.",
+                "stretto prepare text nowhere.txt --out new",
+                DataError,
+            ),
+            Mistake(
+                "<path> is empty; leave it out",
+                "A file without a byte is more often a mistake than meant.",
+                "Leave it out, or look at why it is empty.",
+                "stretto prepare text empty.txt --out new",
+                DataError,
+            ),
+            Mistake(
+                "<path>: byte <n> is not UTF-8; convert the file, or use --level byte",
+                "Characters and words are those of UTF-8 text; bytes can be anything.",
+                "`iconv -f LATIN1 -t UTF-8 FILE`, or read it as bytes.",
+                "stretto prepare text latin.txt --out new --level char",
+                DataError,
+            ),
+            Mistake(
+                "<folder> holds prepared data already; choose another folder, or delete it first",
+                "Prepared data is never overwritten.",
+                "Choose another `--out`.",
+                "stretto prepare text book.txt --out data",
+                DataError,
+            ),
+            Mistake(
+                "hold-out=<x> is not in [0, 1); use a part such as 0.1",
+                "It is the part of the data that is kept for validation.",
+                "Give a part, not a percentage.",
+                "stretto prepare text book.txt --out new --hold-out 10",
+                DataError,
+            ),
+            Mistake(
+                "level=<level> is not that of the given vocabulary, <level>; leave one of them out",
+                "`--vocabulary` takes the symbols of other data, and with them their level.",
+                "Leave `--level` out.",
+                "stretto prepare text book.txt --out new --vocabulary words --level char",
+                DataError,
+            ),
+            Mistake(
+                "max-symbols=<n> has no meaning for bytes; leave it out",
+                "Bytes are always 256 symbols.",
+                "Leave it out, or use `--level word`.",
+                "stretto prepare text book.txt --out new --max-symbols 100",
+                DataError,
+            ),
+            Mistake(
+                "<path> ends in <suffix>, which is none of <suffixes>; convert or rename it",
+                "How a file of records is read is told from its name.",
+                "Convert it to one of the formats that are named.",
+                "stretto prepare sequences book.txt --out new",
+                DataError,
+            ),
+            Mistake(
+                "<path>, row <n>: it has no <field>, only <fields>; mend it, or leave such rows out with --bad-rows "
+                "skip",
+                "A record lacks the field that the first one had.",
+                "Mend the row, name another field with `--sequence`, or skip such rows; skipped rows are counted and "
+                "said.",
+                "stretto prepare sequences short.jsonl --out new",
+                DataError,
+            ),
+            Mistake(
+                "<path>, row <n>: it has no <field>, only <fields>; name the field with sequence, or leave such rows "
+                "out "
+                "with --bad-rows skip",
+                "No record has the field that was asked for.",
+                "Give the name of a field that is in the sentence.",
+                "stretto prepare sequences songs.jsonl --out new --sequence lyrics",
+                DataError,
+            ),
+            Mistake(
+                "<path>, row <n>: <column> has <value>, not a number; mend it, or leave such rows out with --bad-rows "
+                "skip",
+                "A channel of a series holds text; an empty cell would be a missing value.",
+                "Mend the cell, or name the channels with `--columns`.",
+                "stretto prepare series broken.csv --out new --columns load",
+                DataError,
+            ),
+            Mistake(
+                "columns names <name> twice, or it is by or time; name each column once",
+                "A channel can't also be what tells series apart or orders them.",
+                "Take it out of `--columns`.",
+                "stretto prepare series meters.csv --out new --columns load --time load",
+                DataError,
+            ),
+            Mistake(
+                "like=<folder> has tokens, not channels; give another",
+                "`--like` takes channels and statistics from other prepared series.",
+                "Name a folder that `stretto prepare series` made.",
+                "stretto prepare series meters.csv --out new --like plain",
+                DataError,
+            ),
+            Mistake(
+                "workers=<n> must be at least 1",
+                "So many processes read the files.",
+                "Leave `--workers` out: it is the number of cores then.",
+                "stretto prepare text book.txt --out new --workers 0",
+                DataError,
+            ),
+        ),
+    ),
+    Chapter(
+        "Reading data",
+        "What a run finds when it opens its data. Most of these begin with the field that named the data.",
+        (
+            Mistake(
+                "data.train=<folder>: <folder> holds no prepared data (index.json is missing); <what to do>",
+                "The folder is not one that `stretto prepare` made; with `--hold-out` it made `train` and `valid` "
+                "inside it.",
+                "Name the prepared folder, not the file that it was made from.",
+                "stretto train run.toml --data.train nowhere",
+                DataError,
+            ),
+            Mistake(
+                "<file> is damaged between bytes <n> and <n> (its checksum is another than when it was written); copy "
+                "it again "
+                "or prepare the data again",
+                "Each page of a store is checked when it is read; this one has changed since.",
+                "Copy the file from where it is whole. If it comes back, look at the disk or the memory.",
+                mishaps.spoil_shard,
+                DataError,
+            ),
+            Mistake(
+                "data.train=<folder>: lanes=<n> x window=<n> asks for <n> tokens a step, but <folder> has <n> to "
+                "predict; use "
+                "fewer lanes, a shorter window or more text",
+                "The text is cut into as many equal lanes as there are rows; here they are shorter than a window.",
+                "Lower `data.lanes` or `data.window`.",
+                "stretto train run.toml --data.lanes 1000",
+                DataError,
+            ),
+            Mistake(
+                "data.train=<folder>: layout.replicas=<n> x layout.slices=<n> exceeds data.lanes=<n>; use at most as "
+                "many as there are lanes",
+                "Each replica, and each slice of its rows, needs a lane.",
+                "Raise `data.lanes`, or use fewer replicas or slices.",
+                "stretto train run.toml --layout.slices 9",
+                DataError,
+            ),
+            Mistake(
+                "data.valid=<folder> has another vocabulary than data.train=<folder>; prepare it with --like, or text "
+                "with "
+                "--vocabulary, set to that data",
+                "The same number would stand for another symbol.",
+                "Prepare the held-out text with `--vocabulary FOLDER`, or let `--hold-out` cut it off.",
+                "stretto train run.toml --data.valid words",
+                DataError,
+            ),
+            Mistake(
+                "data.valid=<folder> holds <kind> and asks for <kind>, but data.train=<folder> holds <kind> and asks "
+                "for <kind>; "
+                "give data of the same kind",
+                "A model for one of them can't be judged on the other.",
+                "Name data that was prepared in the same way.",
+                "stretto train run.toml --data.valid songs",
+                DataError,
+            ),
+            Mistake(
+                "data.feed='batches' needs sequences, and a corpus is one long text; use lanes",
+                "`stretto prepare text` makes one stream; batches are made of sequences.",
+                "Leave `data.feed` out, or prepare the text with `stretto prepare sequences`.",
+                "stretto train run.toml --data.feed batches",
+            ),
+            Mistake(
+                "data.<field>=<value> has no meaning for <what>; leave it out",
+                "The field is for another kind of data, and would be ignored without a word.",
+                "Leave it out.",
+                "stretto train run.toml --data.horizon 3",
+            ),
+            Mistake(
+                "data.train=<folder>: <sequence> has <n> steps, more than data.budget=<n>; raise the budget, or cut "
+                "long "
+                "sequences before you prepare them",
+                "A batch holds at most `data.budget` steps, and one sequence alone is longer.",
+                "Raise `data.budget` to the longest, if memory allows; see [unequal lengths](lengths.md).",
+                "stretto train songs.toml --data.budget 5",
+                DataError,
+            ),
+            Mistake(
+                "data.train=<folder>: no series has the <n> + <n> steps of context and horizon (the longest has <n>); "
+                "shorten "
+                "them",
+                "A forecast needs `data.context` steps to look at and `data.horizon` to be asked for.",
+                "Lower `data.context` or `data.horizon`, or give longer series.",
+                "stretto train meters.toml --data.context 400",
+                DataError,
+            ),
+            Mistake(
+                "data.train=<folder>: season=<n> is shorter than horizon=<n>, so the value one season before is not "
+                "known yet; "
+                "use a multiple of the season, at least the horizon",
+                "The forecast is asked for the difference to the value one season before, which must lie in the past.",
+                "Set `data.season` to a multiple that is at least `data.horizon`, or to 0.",
+                "stretto train meters.toml --data.season 4 --data.horizon 9",
+                DataError,
+            ),
+            Mistake(
+                "data.train=<folder>: target <name> is not a channel of <folder>; known are <names>",
+                "`data.targets` names the channels that are asked for.",
+                "Take a name from the sentence.",
+                "stretto train meters.toml --data.targets heat",
+                DataError,
+            ),
+            Mistake(
+                "data.train=<url>: <url> needs a package that isn't here (<package>); <what to do>",
+                "Object storage is read through fsspec, which needs a package for each kind.",
+                "Install the extra: `pip install 'stretto[s3]'`.",
+                "stretto train run.toml --data.train gs://bucket/data",
+                DataError,
+            ),
+            Mistake(
+                "data.train=<url>: <url> is no URL that can be read (<reason>); give a folder or another URL",
+                "The protocol in front of `://` is not known.",
+                "Check the spelling, as in `s3://bucket/folder`.",
+                "stretto train run.toml --data.train nowhere://bucket/data",
+                DataError,
+            ),
+        ),
+    ),
+    Chapter(
+        "The model, the layout and the device",
+        "What a network, a layout or the machine can't do. See [blocks](blocks.md) and [the wavefront](wavefront.md).",
+        (
+            Mistake(
+                "layout.stages=<n> exceeds the model's <n> blocks; use at most <n>",
+                "A stage holds at least one block.",
+                "Use fewer stages; or `model.layers_per_block = 1`, so that each layer is a block.",
+                "stretto train run.toml --layout.stages 9",
+                PlanError,
+            ),
+            Mistake(
+                "layout.blocks=[<numbers>] are <n> blocks, but the model has <n>; make them add up to that",
+                "Every block belongs to one stage.",
+                "`stretto train` prints the blocks of the model when it starts.",
+                "stretto train run.toml --layout.stages 2 --layout.blocks 1,1",
+                PlanError,
+            ),
+            Mistake(
+                "layout.chunks=<n> exceeds data.window=<n>; use fewer",
+                "A chunk has at least one step of time.",
+                "Use fewer chunks; [the planner](planner.md) finds how many are best.",
+                "stretto train run.toml --layout.chunks 99",
+            ),
+            Mistake(
+                "run.device=<name> is not a device of this machine; use auto or cpu",
+                "Torch knows no such device here.",
+                '`python -c "import torch; print(torch.cuda.is_available())"` says whether torch sees a GPU.',
+                "stretto train run.toml --run.device cuda",
+            ),
+            Mistake(
+                "model.factory=<spec> names no object; write it as file.py:name or package.module:name",
+                "Your own model is named by a file or module and, after a colon, a function in it.",
+                "Add the part that is missing.",
+                "stretto train run.toml --model.factory models.py",
+            ),
+            Mistake(
+                "model.factory=<spec> can't be imported (<reason>); give a file or module that is there",
+                "The file is not there, or importing it failed.",
+                "Paths are relative to where the command runs; try `python FILE` by itself.",
+                "stretto train run.toml --model.factory nowhere.py:model",
+            ),
+            Mistake(
+                "model.factory=<spec>: <file> has no <name>; name something that it defines",
+                "The file was imported, but defines no such name.",
+                "Check the name after the colon.",
+                "stretto train run.toml --model.factory models.py:nothing",
+            ),
+            Mistake(
+                "model.factory=<spec> gave a <type>; return a stretto.Stack",
+                "A model that can be cut into stages is a `Stack` of blocks.",
+                "Wrap the parts as [blocks](blocks.md): `Pointwise` for a module that treats each step by itself.",
+                "stretto train run.toml --model.factory models.py:not_a_stack",
+            ),
+            Mistake(
+                "model.factory=<spec> can't be built (<reason>); it is called with a stretto.Task",
+                "Your function raised; its own words are in the brackets.",
+                "Call it in Python with `stretto.Task.language(256)` to see where.",
+                "stretto train run.toml --model.factory models.py:fails",
+            ),
+            Mistake(
+                "model.loss=<spec> gave no stretto.LossSum; return LossSum(total, count)",
+                "A mean can't be added up over ranks, slices and chunks; a sum and a count can.",
+                "Return `LossSum(total, count)`; see [losses](losses.md).",
+                "stretto train run.toml --model.loss models.py:mean",
+            ),
+            Mistake(
+                "the model has a block that looks ahead in time (causal=False), but lanes go on from window to "
+                "window; use causal "
+                "blocks",
+                "A bidirectional block needs the whole sequence, and a lane has no end.",
+                "Use causal blocks, or data of whole sequences (`stretto prepare sequences`).",
+                "stretto train run.toml --model.factory models.py:two_sided",
+            ),
+            Mistake(
+                "<name> (<type>) has weights but no reset_parameters(), so they can't be drawn by seed and name; give "
+                "it that "
+                "method",
+                "Weights are drawn by seed and name, so that every layout begins with the same ones.",
+                "Write `reset_parameters(self)`, which fills the module's own parameters.",
+                lambda: initialize(Stack([Pointwise(mishaps.Bare())]), seed=1),
+            ),
+            Mistake(
+                "<name> and <name> are one parameter; tied weights can't be drawn by name, so untie them",
+                "Two blocks share a weight; they may be on two ranks, and each would have its own copy.",
+                "Give each its own weight; tied weights are [a limit](limits.md).",
+                mishaps.tied,
+            ),
+            Mistake(
+                "a Stack of 0 blocks has nothing to run; give it at least one block",
+                "The list of blocks is empty.",
+                "Look at the code that makes the list.",
+                lambda: Stack([]),
+            ),
+            Mistake(
+                "block <n> is a <type>, not a stretto.Block; wrap a module that treats each step by itself in "
+                "stretto.Pointwise, or "
+                "subclass stretto.Block",
+                "Blocks take `(x, state)` and return `(y, state)`; a plain module takes `x` alone.",
+                "`Pointwise(nn.ReLU())`, or a block of your own.",
+                lambda: Stack([nn.ReLU()]),  # type: ignore[list-item]
+            ),
+            Mistake(
+                "Dropout probability=<x> is not in [0, 1); use a value such as 0.2",
+                "It is the part of the features that is zeroed.",
+                "Give a part, not a percentage.",
+                lambda: Dropout(20),
+            ),
+            Mistake(
+                "Residual adds what goes in to what comes out, but <type> turns <n> features into <n>; make them equal",
+                "Tensors of two widths can't be added.",
+                "Give the block equal widths, or put a `Linear` in front.",
+                lambda: Residual(LSTM(3, 4))(torch.zeros(2, 1, 3), (torch.zeros(1, 1, 4), torch.zeros(1, 1, 4))),
+            ),
+            Mistake(
+                "quantile <x> is not between 0 and 1; use values such as 0.1, 0.5, 0.9",
+                "A quantile is a part, not a percentage.",
+                "Divide by 100.",
+                lambda: QuantileLoss((10, 50, 90)),
+            ),
+            Mistake(
+                "outputs [<shape>] and targets [<shape>] differ in shape; make them equal",
+                "The head's width is not that of what is asked.",
+                "Make the last block's outputs as wide as the targets.",
+                lambda: SquaredError()(torch.zeros(2, 3, 1), torch.zeros(2, 3, 2)),
+            ),
+            Mistake(
+                "<block> breaks the chunk law: <how it was run>, <what> differs by <x>; <what to do>",
+                "`check_chunk_law` ran the block in parts and got other numbers than from the whole.",
+                "Do what the sentence ends with; [laws](laws.md) has the three laws.",
+                lambda: testing.check_chunk_law(mishaps.Hidden(), torch.randn(6, 2, 3)),
+                LawError,
+            ),
+        ),
+    ),
+    Chapter(
+        "Plans",
+        '`stretto plan`, `stretto profile` and `layout = "auto"`; see [the planner](planner.md).',
+        (
+            Mistake(
+                "devices=<n> can't be spread evenly over nodes=<n>; give the devices of all nodes",
+                "`--devices` counts those of all nodes together.",
+                "Give a multiple of `--nodes`.",
+                "stretto plan run.toml --as a100 --devices 3 --nodes 2",
+                PlanError,
+            ),
+            Mistake(
+                "--as=<name> is not known; known are <names>, or write a profile by hand",
+                "There is no description of such a device.",
+                "Take one that is named, or measure your own with `stretto profile`.",
+                "stretto plan run.toml --as a1",
+                PlanError,
+            ),
+            Mistake(
+                "--profile=<file> is no file; make it with `stretto profile --to`",
+                "A plan can be made from a profile that was measured elsewhere.",
+                "`stretto profile run.toml --to profile.json` on the machine that will train.",
+                "stretto plan run.toml --profile nowhere.json",
+            ),
+            Mistake(
+                "--memory=<text> is not a number of bytes; write it like 24GB",
+                "It is the memory of one device.",
+                "Write a number and KB, MB, GB or TB.",
+                "stretto plan run.toml --as a100 --memory much",
+            ),
+            Mistake(
+                "no layout for <n> devices fits (<reasons>); <what to do>",
+                "In every layout some rank would need more memory than a device has.",
+                "Do what the sentence ends with: more devices, a smaller batch or window, a smaller model.",
+                "stretto plan run.toml --as a100 --devices 1 --memory 1KB",
+                PlanError,
+            ),
+            Mistake(
+                "<file> can't be written (there is no folder <folder>); choose another path",
+                "Said before minutes are spent on measuring.",
+                "Make the folder first.",
+                "stretto plan run.toml --as a100 --json nowhere/plan.json",
+            ),
+        ),
+    ),
+    Chapter(
+        "Starting ranks, and losing them",
+        "What ranks say of each other. Exit code 75 means that nothing is wrong with the run itself; see "
+        "[faults](faults.md).",
+        (
+            Mistake(
+                "the layout needs <n> ranks, but <n> was started; start <n> (torchrun --nproc-per-node <n>), change "
+                "the layout, or "
+                "let layout.elastic fit it",
+                "Under torchrun, or in a script of your own, the number of ranks must be replicas x stages.",
+                "Start as many as the sentence says; `stretto train` by itself starts them all on this machine.",
+                lambda: mishaps.alone(2),
+                MeshError,
+            ),
+            Mistake(
+                "the environment has RANK but no <variable>; start the ranks with torchrun, which sets all",
+                "Half of torchrun's variables are set, often left over from another shell.",
+                "`unset RANK`, or start with torchrun.",
+                mishaps.environment,
+                MeshError,
+            ),
+            Mistake(
+                "rank <n> did not join in time; look at that rank's own output for the reason",
+                "Not all ranks found each other within `run.timeout`.",
+                "Look whether the rank was started, and whether its host can reach the first.",
+                lambda: gather_ranks(HashStore(), 0, 2, timedelta(seconds=0.1)),
+                LostPeerError,
+            ),
+            Mistake(
+                "rank <n> said nothing for <n> s; look at that rank's own output, or raise run.timeout",
+                "A rank lives, but has not come to where the others wait for its word.",
+                "If its work takes so long, raise `run.timeout`; else see what it does.",
+                lambda: await_note(OwnBoard(), "key", 1, timedelta(seconds=0.1), lambda: None),
+                LostPeerError,
+            ),
+            Mistake(
+                "rank <n> lost rank <n> (replica <n>, stage <n><last seen>) while <doing>; look at that rank's own "
+                "output for the "
+                "reason",
+                "The other rank's connection broke: it was killed, or it failed first.",
+                "Read what that rank printed. `stretto train` starts all ranks again by itself, from the newest "
+                "checkpoint.",
+                mishaps.bereft,
+                LostPeerError,
+            ),
+            Mistake(
+                "rank <n> was killed by <signal>, so the others were ended too; if nobody did that, the machine may "
+                "have run out of "
+                "memory",
+                "The system, or someone, ended a rank, and no restart was left.",
+                "See `dmesg` for the out-of-memory killer; use more stages, slices or `layout.recompute`; raise "
+                "`run.restarts`.",
+                mishaps.killed,
+                LostPeerError,
+            ),
+            Mistake(
+                "all <n> replicas would train on the same <n> lanes; give each its share: data.share(engine.replica, "
+                "engine.num_replicas)",
+                "In a script of your own, each replica was given all the data.",
+                "Pass the share, as the sentence has it.",
+                mishaps.forgetful,
+            ),
+        ),
+    ),
+    Chapter(
+        "Training, saving and going on",
+        "What a run meets between its first step and its last; see [training](training.md) and "
+        "[checkpoints](checkpoints.md).",
+        (
+            Mistake(
+                "run.folder=<folder> holds a run already; choose another --run.folder, or delete it",
+                "`--resume never` was given, and the folder is not empty.",
+                "Leave `--resume` out to go on with that run, or choose another folder.",
+                "stretto train run.toml --run.folder runs/done --resume never",
+            ),
+            Mistake(
+                "--resume=<text> is not auto, never, or a path that is there; give one of these",
+                "There is no such checkpoint.",
+                "`stretto show RUN` lists the checkpoints of a run.",
+                "stretto train run.toml --resume nowhere",
+            ),
+            Mistake(
+                "<field> was <value> when <checkpoint> was saved and is <value> now, so its numbers would mean "
+                "something else; set "
+                "it back, or choose another --run.folder",
+                "The folder holds a run with another model or other data cuts; layout and learning rate may change, "
+                "this may not.",
+                "Set the field back, or start a new run in another folder.",
+                "stretto train run.toml --run.folder runs/done --model.hidden 16",
+            ),
+            Mistake(
+                "data.train=<folder> is not the data that <checkpoint> was trained on, so its place in it means "
+                "nothing; give the "
+                "same data, or choose another --run.folder",
+                "The data has another digest than when the checkpoint was saved.",
+                "Give the same data; to train on other data from these weights, see [the cookbook](cookbook.md).",
+                "stretto train run.toml --run.folder runs/done --data.train data/valid --data.lanes 4",
+            ),
+            Mistake(
+                "run.folder=<folder> can't be written (<reason>); choose another",
+                "The folder can't be made, or is read-only, or the disk is full.",
+                "Choose a folder that you may write to.",
+                "stretto train run.toml --run.folder run.toml/run",
+            ),
+            Mistake(
+                "<folder> is in use by <who>; wait for that run to end, or choose another folder",
+                "Two runs would write into one folder.",
+                "The process is named; wait for it, or end it.",
+                mishaps.lock,
+            ),
+            Mistake(
+                "<folder>: generation <n> of this run has gone on, so this one, number <n>, was cut off and ends; "
+                "nothing of the "
+                "other was touched",
+                "The run was started once more elsewhere while this start was cut off; exit code 76.",
+                "Nothing: the newer start goes on.",
+                mishaps.fence,
+                FencedError,
+            ),
+            Mistake(
+                "left after step <n>, as asked: it is saved, and the run goes on from there",
+                "SIGTERM or SIGUSR1 came; exit code 75.",
+                "Start the same command again.",
+                mishaps.leave,
+                LeftError,
+            ),
+            Mistake(
+                "step <n> has loss <x> and gradient norm <x>; the weights are still those of step <n>: lower "
+                "train.lr=<x>, or raise "
+                "train.warmup=<n>; the batch is in <file>",
+                "A loss or a gradient is not finite. The weights were not touched.",
+                'Do what the sentence says; `train.nonfinite = "skip"` passes over single bad batches.',
+                "stretto train run.toml --train.optimizer sgd --train.lr 1e38 --train.clip 0",
+                DivergedError,
+            ),
+            Mistake(
+                "<tensor> holds numbers that are not finite after step <n>, so no checkpoint was made of it; lower "
+                "train.lr, and "
+                "start again: the run goes on from the checkpoint before",
+                "A checkpoint that is spoiled is never written.",
+                "Start again with a lower `train.lr`.",
+                mishaps.save_nan,
+                DivergedError,
+            ),
+            Mistake(
+                "nothing can be saved before start() has said where the run goes on from; call it first",
+                "In a script of your own, `Checkpoints.start` was not called.",
+                "Call `checkpoints.start()` once, before the first step.",
+                mishaps.save_first,
+            ),
+            Mistake(
+                "<file> is damaged (<reason>); resume from another checkpoint with --resume PATH, or copy it again",
+                "A file of the checkpoint is not as it was written. Another one is never taken without a word.",
+                "`stretto show RUN` lists the others; resume from one of them.",
+                mishaps.spoil_checkpoint,
+                DataError,
+            ),
+        ),
+    ),
+    Chapter(
+        "Using a run",
+        "`stretto eval`, `stretto show`, `stretto verify` and `stretto.load`.",
+        (
+            Mistake(
+                "<path> is not there; give the folder of a run or of a checkpoint",
+                "There is nothing at that path.",
+                "Check the path; a run's folder is its `run.folder`.",
+                "stretto eval nowhere",
+                DataError,
+            ),
+            Mistake(
+                "<path> holds no checkpoint; give the folder of a run that has saved one",
+                "The folder is there, but no run has saved anything in it.",
+                "Wait for the first save (`save.every`, `save.minutes`), or name another folder.",
+                "stretto show data",
+                DataError,
+            ),
+            Mistake(
+                "<folder> runs code of its own (model.factory=<spec>); if you trust it, pass trust=True, or --trust",
+                "Loading this run would execute the file that its config names.",
+                "If you wrote it, or trust who did: `stretto eval RUN --trust`.",
+                mishaps.load_untrusted,
+            ),
+            Mistake(
+                "<file> does not hold this model's weights (<reason>); train again",
+                "The file is not safetensors, or of another model.",
+                "Copy it again, or load a checkpoint of the run.",
+                mishaps.spoil_weights,
+                DataError,
+            ),
+            Mistake(
+                "<folder> has another vocabulary than the run; prepare it with --like, or text with --vocabulary, set "
+                "to that data",
+                "The model's numbers stand for other symbols than the data's.",
+                "Prepare the text with `--vocabulary` set to the data that the run was trained on.",
+                "stretto eval runs/done --data words",
+                DataError,
+            ),
+            Mistake(
+                "steps=<n> compares nothing; use at least 1",
+                "`stretto verify` compares so many steps.",
+                "Leave `--steps` out.",
+                "stretto verify run.toml --steps 0",
+            ),
+        ),
+    ),
+)

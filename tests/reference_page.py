@@ -1,0 +1,231 @@
+"""docs/reference.md, made from docstrings: `python tests/reference_page.py > docs/reference.md`."""
+
+import ast
+import dataclasses
+import enum
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Iterator
+
+from pydantic import BaseModel
+
+import stretto
+
+HEAD = """# Python reference
+
+Everything that `import stretto` promises, made from the docstrings. A name is imported when it is first used. What a
+[config](config.md) may hold has a page of its own, and so do the [errors](errors.md).
+"""
+# The room that a name lives in says what it is for; rooms not named here come last, under their own names.
+ROOMS = {
+    "blocks": "Blocks and losses",
+    "data": "Data",
+    "engine": "Engines and layouts",
+    "config": "Engines and layouts",
+    "mesh": "Engines and layouts",
+    "train": "Training and runs",
+    "checkpoint": "Checkpoints",
+    "serve": "Using a trained model",
+    "plan": "Plans and profiles",
+    "measure": "Plans and profiles",
+    "testing": "Checks for your own tests",
+    "base": "Values that all share",
+}
+
+
+def reference_page() -> str:
+    """Return the page."""
+    chapters: dict[str, list[str]] = {title: [] for title in ROOMS.values()}
+    names = [(name, getattr(stretto, name)) for name in sorted(stretto.__all__)]
+    names += [(f"testing.{name}", getattr(stretto.testing, name)) for name in sorted(stretto.testing.__all__)]
+    homes = vars(stretto)["_HOME_OF"]
+    for name, value in names:
+        room = "testing" if name.startswith("testing.") else homes[name].split(".")[1]
+        chapters.setdefault(ROOMS.get(room, room.capitalize()), []).extend(_entry(name, value))
+    lines = [HEAD]
+    for title, entries in chapters.items():
+        if entries:
+            lines += [f"## {title}", "", *entries]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _entry(name: str, value: object) -> Iterator[str]:
+    yield f"### {name}"
+    yield ""
+    if not (inspect.isclass(value) or inspect.isfunction(value)):
+        yield from _alias(name, value)
+    elif inspect.isclass(value) and issubclass(value, Exception):
+        bases = ", ".join(f"`{base.__name__}`" for base in value.__bases__)
+        yield f"A {bases}; exit code {getattr(value, 'exit_code', 1)}. {_text(value)}"
+        yield ""
+    else:
+        if not _is_plain(value):
+            yield from _fenced(name.removeprefix("testing."), _arguments(value), _returned(value))
+        yield _text(value)
+        yield ""
+        if inspect.isclass(value):
+            yield from _members(value)
+
+
+def _alias(name: str, value: object) -> Iterator[str]:
+    """A name for a type, with the comment above it."""
+    home = sys.modules[vars(stretto)["_HOME_OF"][name]]
+    lines = inspect.getsource(home).splitlines()
+    place = next(number for number, line in enumerate(lines) if re.match(rf"{name}\b.*=", line))
+    comment: list[str] = []
+    while place and lines[place - 1].startswith("# "):
+        place -= 1
+        comment.insert(0, lines[place].removeprefix("# "))
+    yield f"`{name} = {re.sub(r'[a-z_.]+[.](?=[A-Z])', '', str(value))}`"
+    yield ""
+    yield from ([" ".join(comment), ""] if comment else [])
+
+
+def _is_plain(value: object) -> bool:
+    """Is this a class that nobody makes one of by hand?"""
+    if not inspect.isclass(value):
+        return False
+    return issubclass(value, enum.Enum | BaseModel) or bool(getattr(value, "_is_protocol", False))
+
+
+def _fenced(name: str, arguments: list[str], returned: str) -> Iterator[str]:
+    whole = f"{name}({', '.join(arguments)}){returned}"
+    if len(whole) > 110:
+        whole = f"{name}(\n    " + ",\n    ".join(arguments) + f",\n){returned}"
+    # Not a snippet that runs.
+    yield from ("```py", whole, "```", "")
+
+
+def _arguments(value: object) -> list[str]:
+    """What a function, or a class that is called, takes, as its source has it."""
+    if inspect.isclass(value):
+        if dataclasses.is_dataclass(value):
+            return [f"{name}: {kind}{default}" for name, kind, default in _given(value)]
+        makers = [kind for kind in value.__mro__ if "__init__" in vars(kind) and kind.__module__.startswith("stretto")]
+        if not makers:
+            return []
+        value = vars(makers[0])["__init__"]
+    node = _node(value).args
+    if node.args and node.args[0].arg in ("self", "cls"):
+        del node.args[0]
+    return _split_arguments(node)
+
+
+def _split_arguments(node: ast.arguments) -> list[str]:
+    missing: list[ast.expr | None] = [None] * (len(node.args) - len(node.defaults))
+    parts = [_argument(*pair) for pair in zip(node.args, [*missing, *node.defaults], strict=True)]
+    if node.vararg is not None:
+        parts.append(f"*{ast.unparse(node.vararg)}")
+    elif node.kwonlyargs:
+        parts.append("*")
+    return parts + [_argument(*pair) for pair in zip(node.kwonlyargs, node.kw_defaults, strict=True)]
+
+
+def _argument(argument: ast.arg, default: ast.expr | None) -> str:
+    what = "" if default is None else f" = {ast.unparse(default)}"
+    return f"{ast.unparse(argument)}{what}".replace("'", '"')
+
+
+def _given(kind: type) -> Iterator[tuple[str, str, str]]:
+    """The fields that a dataclass is made from, as its source, and that of the classes it extends, has them."""
+    written: dict[str, ast.AnnAssign] = {}
+    for base in reversed(kind.__mro__):
+        if dataclasses.is_dataclass(base):
+            body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+            assert isinstance(body, ast.ClassDef)
+            written |= {
+                node.target.id: node
+                for node in body.body
+                if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+            }
+    for item in dataclasses.fields(kind):
+        if item.init and not item.name.startswith("_"):
+            node = written[item.name]
+            is_made = item.default_factory is not dataclasses.MISSING
+            default = " = ..." if is_made else "" if node.value is None else f" = {ast.unparse(node.value)}"
+            yield item.name, ast.unparse(node.annotation).replace("'", '"'), default.replace("'", '"')
+
+
+def _returned(value: object) -> str:
+    if not inspect.isfunction(value):
+        return ""
+    returns = _node(value).returns
+    text = "None" if returns is None else ast.unparse(returns).strip("'")
+    return "" if text == "None" else f" -> {text}".replace("'", '"')
+
+
+def _node(function: object) -> ast.FunctionDef:
+    assert callable(function)
+    node = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function)))).body[0]
+    assert isinstance(node, ast.FunctionDef)
+    return node
+
+
+def _text(value: object) -> str:
+    # A generated docstring of a dataclass is its signature, which says nothing more.
+    own = vars(value).get("__doc__") if inspect.isclass(value) else value.__doc__
+    return inspect.cleandoc(own or "")
+
+
+def _members(kind: type) -> Iterator[str]:
+    fields = list(_fields(kind))
+    if fields:
+        yield from ("| field | default | meaning |", "|---|---|---|")
+        for name, default, meaning in fields:
+            yield f"| `{name}` | {default} | {meaning} |"
+        yield ""
+    methods = list(_methods(kind))
+    yield from methods
+    if methods:
+        yield ""
+
+
+def _fields(kind: type) -> Iterator[tuple[str, str, str]]:
+    if issubclass(kind, enum.Enum):
+        yield from ((item.name, f"`{item.value!r}`", "") for item in kind)
+    elif issubclass(kind, BaseModel):
+        for name, field in kind.model_fields.items():
+            default = "*required*" if field.is_required() else f"`{field.default!r}`"
+            if inspect.isclass(field.annotation) and issubclass(field.annotation, BaseModel):
+                default = "a section"
+            yield name, default.replace("|", "\\|"), " ".join((field.description or "").split())
+    elif dataclasses.is_dataclass(kind):
+        said = _comments(kind)
+        for name, _, default in _given(kind):
+            if said.get(name):
+                yield name, f"`{default.removeprefix(' = ')}`" if default else "", said[name]
+
+
+def _comments(kind: type) -> dict[str, str]:
+    """The comment that stands behind a field, or the string below it."""
+    source = textwrap.dedent(inspect.getsource(kind))
+    body = ast.parse(source).body[0]
+    assert isinstance(body, ast.ClassDef)
+    lines, found = source.splitlines(), {}
+    for number, node in enumerate(body.body):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            _, _, comment = lines[(node.end_lineno or 1) - 1].partition("  # ")
+            after = body.body[number + 1] if number + 1 < len(body.body) else None
+            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+                comment = str(after.value.value)
+            found[node.target.id] = " ".join(comment.split())
+    return found
+
+
+def _methods(kind: type) -> Iterator[str]:
+    for name, member in vars(kind).items():
+        function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+        if name.startswith("_") or not inspect.isfunction(function):
+            continue
+        said = " ".join(inspect.cleandoc(function.__doc__ or "").split())
+        if not said and any(name in vars(base) for base in kind.__mro__[1:]):
+            # As the class says that it extends.
+            continue
+        call = "" if isinstance(member, property) else f"({', '.join(_arguments(function))})"
+        yield f"- `{name}{call}{_returned(function)}`{': ' * bool(said)}{said}"
+
+
+if __name__ == "__main__":
+    print(reference_page(), end="")

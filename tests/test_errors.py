@@ -1,0 +1,58 @@
+"""Every error in docs/errors.md is made here, for real: it says what the page says that it says."""
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from errors_page import errors_page
+from mishaps import furnish
+from mistakes import CHAPTERS, Mistake
+from stretto import StrettoError
+from stretto.cli.main import main
+
+MISTAKES = [mistake for chapter in CHAPTERS for mistake in chapter.mistakes]
+
+
+@pytest.fixture(scope="module")
+def furnished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("furnished")
+    furnish(folder)
+    return folder
+
+
+@pytest.fixture
+def _here(furnished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy that a mistake may spoil, as the working directory."""
+    monkeypatch.chdir(shutil.copytree(furnished, tmp_path / "here"))
+
+
+def pattern(says: str) -> str:
+    """What is said, where `<...>` may be anything."""
+    return "(?s:.+)".join(re.escape(part) for part in re.split("<[^<>]*>", says))
+
+
+@pytest.mark.usefixtures("_here")
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.says[:50])
+def test_the_mistake_is_answered_as_the_page_says(mistake: Mistake, capsys: pytest.CaptureFixture[str]) -> None:
+    if isinstance(mistake.by, str):
+        assert main(shlex.split(mistake.by)[1:]) == mistake.error.exit_code
+        (said,) = capsys.readouterr().err.splitlines()
+        assert re.fullmatch(f"stretto: error: {pattern(mistake.says)}", said), said
+        return
+    with pytest.raises(StrettoError) as caught:
+        mistake.by()
+    assert re.fullmatch(pattern(mistake.says), str(caught.value)), str(caught.value)
+    assert isinstance(caught.value, mistake.error)
+    assert caught.value.exit_code == mistake.error.exit_code
+
+
+def test_no_two_mistakes_are_answered_alike() -> None:
+    assert len({mistake.says for mistake in MISTAKES}) == len(MISTAKES) >= 60
+
+
+def test_the_errors_page_is_made_from_the_mistakes() -> None:
+    page = Path(__file__).parents[1] / "docs" / "errors.md"
+    assert page.read_text() == errors_page(), "run: python tests/errors_page.py > docs/errors.md"
