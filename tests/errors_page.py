@@ -17,7 +17,7 @@ are as you will see them; `<...>` is what differs.
 | 75 | a rank was lost (`LostPeerError`), or the run was asked to leave (`LeftError`) | start it again: it goes on |
 | 76 | a newer start of the same run has gone on (`FencedError`) | nothing to do |
 | 130 | interrupted with Ctrl-C | start it again: it goes on from the newest checkpoint |
-| 141 | whoever read the output has gone, as in `stretto show RUN \\| head` | nothing to do |
+| 141 | whoever read the output has gone, as `head` does | nothing to do |
 
 torchrun ends with 1 whatever its ranks said; their own codes are in its report.
 """

@@ -92,7 +92,7 @@ def _is_plain(value: object) -> bool:
 
 def _fenced(name: str, arguments: list[str], returned: str) -> Iterator[str]:
     whole = f"{name}({', '.join(arguments)}){returned}"
-    if len(whole) > 110:
+    if len(whole) > 78:
         whole = f"{name}(\n    " + ",\n    ".join(arguments) + f",\n){returned}"
     # Not a snippet that runs.
     yield from ("```py", whole, "```", "")

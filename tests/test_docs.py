@@ -34,7 +34,7 @@ def steps(page: Path) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if page.parent.name == "docs" and snippets(page)], ids=lambda p: p.name
+    "page", [page for page in PAGES if page.parent == ROOT / "docs" and snippets(page)], ids=lambda p: p.name
 )
 def test_the_snippets_of_a_page_run_one_after_the_other(
     page: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
