@@ -81,6 +81,8 @@ _HOMES = {
     "stretto.serve.from_torch": ("from_torch",),
     "stretto.serve.onnx_export": ("Exported", "export_onnx"),
     "stretto.serve.to_torch": ("export_torch",),
+    "stretto.report.compare_page": ("compare_page",),
+    "stretto.report.run_page": ("run_page",),
     "stretto.train.evaluate": ("Evaluation", "evaluate"),
     "stretto.train.planned": ("PlanReport",),
     "stretto.train.ranks": ("RanksReport", "RanksWatch"),

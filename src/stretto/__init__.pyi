@@ -92,6 +92,8 @@ from stretto.serve.predict import predict as predict
 from stretto.serve.predict import write_predictions as write_predictions
 from stretto.serve.sessions import Sessions as Sessions
 from stretto.serve.to_torch import export_torch as export_torch
+from stretto.report.compare_page import compare_page as compare_page
+from stretto.report.run_page import run_page as run_page
 from stretto.train.evaluate import Evaluation as Evaluation
 from stretto.train.evaluate import evaluate as evaluate
 from stretto.train.planned import PlanReport as PlanReport

@@ -23,6 +23,7 @@ COMMANDS = {
     "forecast": "say what comes after the end of each series",
     "export": "write a run's model as ONNX, or as weights of torch's own modules",
     "import": "turn weights of Keras or torch into some that a run can begin with",
+    "report": "make an HTML page of a run, or of several side by side",
     "show": "show what a run or a checkpoint holds, and whether it is whole",
     "verify": "check that a run's layout computes what one rank computes",
     "schema": "print the JSON schema of a run's TOML file, for editors",

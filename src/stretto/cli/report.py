@@ -1,0 +1,74 @@
+"""`stretto report`: a run as one HTML page that opens from disk, or several side by side."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from stretto.base.errors import ConfigError
+from stretto.cli.parser import Parser
+
+
+def run(arguments: list[str]) -> None:
+    """Parse, read, write, and say where the page is."""
+    options = _parser().parse_all(arguments)
+    out = options.out or options.run / ("compare.html" if options.compare else "report.html")
+    _check(options.run, out)
+    from stretto.base.disk import write_whole
+    from stretto.cli.console import make_console
+    from stretto.plan.units import size
+    from stretto.report.compare_page import compare_page
+    from stretto.report.run_page import run_page
+
+    with _progress() as on_part:
+        if options.compare:
+            page = compare_page([options.run, *options.compare], on_part)
+        else:
+            page = run_page(options.run, on_part)
+    content = page.encode("utf-8", "backslashreplace")
+    try:
+        write_whole(out, content)
+    except OSError as error:
+        raise ConfigError(f"--out={out} can't be written ({error.strerror}); choose another file") from None
+    make_console().print(f"the page is {out} ({size(len(content))}); open it in a browser")
+
+
+def _check(folder: Path, out: Path) -> None:
+    """Refuse a place that no page can be written to, before minutes are spent on a long log."""
+    if not folder.exists():
+        return  # which the reader says better
+    if out.is_dir():
+        raise ConfigError(f"--out={out} is a folder; give the path of a file, like {out / 'report.html'}")
+    if not out.parent.is_dir():
+        raise ConfigError(f"--out={out} can't be written (there is no folder {out.parent}); choose another file")
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[float], None]]:
+    """A bar in a terminal; a log is read in silence elsewhere, where nobody waits."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from stretto.cli.console import make_console
+
+    console = make_console()
+    columns = (TextColumn("reading the log"), BarColumn(bar_width=20), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        task = bars.add_task("reading", total=1.0)
+        yield lambda part: bars.update(task, completed=part)
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="stretto report",
+        description="Make one HTML page of a run: its curves, one step rank by rank, balance, lengths, faults,\n"
+        "checkpoints, and the plan against reality. It opens from disk and needs no network.",
+        epilog="example:\n  stretto report runs/first\n"
+        "  stretto report runs/first --compare runs/second runs/third --out three.html",
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder; the run may still go on")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="the page (default: report.html, or compare.html, in the run's folder)"
+    )
+    parser.add_argument(
+        "--compare", type=Path, nargs="+", default=[], metavar="RUN", help="lay these runs beside it instead"
+    )
+    return parser

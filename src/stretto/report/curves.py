@@ -1,0 +1,165 @@
+"""Curves: loss, learning rate, gradient norm and speed, of one run or of several over each other."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stretto.report.amounts import time_unit
+from stretto.report.chart import Axes, Line, line_chart
+from stretto.report.markup import Html, join, tag
+from stretto.report.page import any_width, figure
+from stretto.report.record import Record, whole, words
+from stretto.report.thinned import Thinned, smooth, trail
+
+# The smoothed line is a mean over about this part of a run.
+_SPAN = 1 / 40
+_LEAST_TO_SMOOTH = 20
+
+
+@dataclass(frozen=True)
+class Named:
+    """A run and what it is called among others."""
+
+    name: str
+    record: Record
+
+
+@dataclass(frozen=True)
+class _Way:
+    """What the x axis counts."""
+
+    key: str
+    column: str
+    label: str
+    size: float = 1.0
+
+    def of(self, table: Thinned) -> list[float]:
+        return list(table.mean(self.column) / self.size)
+
+
+def curves(runs: Sequence[Named]) -> Html:
+    """Return the charts, each over steps, over time and over tokens, and the switch between them."""
+    longest = max((run.record.seconds for run in runs), default=0.0)
+    unit, size = time_unit(longest)
+    asks = {run.record.asks for run in runs}
+    tokens = asks.pop() if len(asks) == 1 else "tokens"
+    ways = [_Way("steps", "step", "step"), _Way("seconds", "seconds", f"{unit} of training", size)]
+    ways.append(_Way("tokens", "tokens", f"{tokens} trained on"))
+    names = ("steps", "time", tokens)
+    inputs = [
+        tag("input", type="radio", name="by", id=f"by-{way.key}", class_="switch", checked=way.key == "steps")
+        for way in ways
+    ]
+    labels = [tag("label", name, for_=f"by-{way.key}") for way, name in zip(ways, names, strict=True)]
+    switch = tag("div", "over ", *labels, class_="switches")
+    hero = figure(_each(ways, lambda way: any_width(lambda width: _loss_chart(runs, way, width))), class_="whole")
+    small = [_held_out_chart] if len(runs) > 1 and any(run.record.evaluations.num_rows for run in runs) else []
+    small += [_rate_chart, _norm_chart, _speed_chart]
+    charts = [figure(_each(ways, lambda way, draw=draw: draw(runs, way))) for draw in small]  # type: ignore[misc]
+    return tag("div", *inputs, switch, hero, tag("div", *charts, class_="grid"))
+
+
+def span_of(record: Record) -> int:
+    """Of how many steps the smoothed loss is about the mean; 1 if the run is too short to be smoothed."""
+    number = record.steps.num_rows
+    return max(3, round(number * _SPAN)) if number >= _LEAST_TO_SMOOTH else 1
+
+
+def final_loss(record: Record) -> float:
+    """Return the training loss as a mean over the last steps; NaN if none is finite."""
+    steps = record.steps
+    found = trail(steps.mean("loss"), steps.count("loss"), span_of(record))
+    there = found[np.isfinite(found)]
+    return float(there[-1]) if len(there) else math.nan
+
+
+def _each(ways: Sequence[_Way], draw: Callable[[_Way], Html]) -> Html:
+    return join(*(tag("div", draw(way), class_=f"by-{way.key}") for way in ways))
+
+
+def _marks(runs: Sequence[Named], way: _Way) -> list[tuple[float, str]]:
+    """Where a run was started again; of several runs nobody could tell whose it was."""
+    if len(runs) > 1:
+        return []
+    steps = runs[0].record.steps
+    x, at = way.of(steps), steps.mean("step")
+    found = []
+    for start in runs[0].record.starts:
+        step = whole(start, "step")
+        if step and len(at):
+            what = f"started again after step {step:,}, with {words(start, 'ranks')} ranks"
+            found.append((x[min(int(np.searchsorted(at, step)), len(x) - 1)], what))
+    return found[:50]
+
+
+def _loss_chart(runs: Sequence[Named], way: _Way, width: int) -> Html:
+    lines = []
+    is_one = len(runs) == 1
+    for number, run in enumerate(runs):
+        record, steps = run.record, run.record.steps
+        x, span = way.of(steps), span_of(record)
+        raw, has_band = steps.mean("loss").tolist(), steps.width > 1
+        if is_one:
+            low, high = (steps.low("loss").tolist(), steps.high("loss").tolist()) if has_band else ((), ())
+            name = f"training, mean of {steps.width} steps" if has_band else "training, each step"
+            lines.append(Line(name, 0, x, raw, low, high, is_faint=span > 1, has_dots=span == 1))
+        if span > 1 or not is_one:
+            name = f"training, over about {span} steps" if is_one else run.name
+            mean = smooth(steps.mean("loss"), steps.count("loss"), span)
+            lines.append(Line(name, number, x, mean.tolist(), has_dots=span == 1))
+        if is_one:
+            held_out = record.evaluations
+            lines.append(Line("held out", 1, way.of(held_out), held_out.mean("loss").tolist(), has_dots=True))
+    title = "Loss" if is_one else "Training loss, smoothed"
+    axes = Axes(title, way.label, "", marks=_marks(runs, way))
+    return line_chart(axes, lines, width, 360 if width > 600 else 290)
+
+
+def _held_out_chart(runs: Sequence[Named], way: _Way) -> Html:
+    lines = [
+        Line(run.name, number, way.of(table), table.mean("loss").tolist(), has_dots=True)
+        for number, run in enumerate(runs)
+        for table in (run.record.evaluations,)
+    ]
+    return line_chart(Axes("Held-out loss", way.label, ""), lines)
+
+
+def _rate_chart(runs: Sequence[Named], way: _Way) -> Html:
+    return _plain(runs, way, "learning_rate", Axes("Learning rate", way.label, "", from_zero=True))
+
+
+def _norm_chart(runs: Sequence[Named], way: _Way) -> Html:
+    clips = {run.record.config.train.clip for run in runs if run.record.config is not None}
+    clip = clips.pop() if len(clips) == 1 else 0.0
+    return _plain(runs, way, "gradient_norm", Axes("Gradient norm", way.label, f"clipped to {clip:g}" if clip else ""))
+
+
+def _plain(runs: Sequence[Named], way: _Way, column: str, axes: Axes) -> Html:
+    lines = []
+    for number, run in enumerate(runs):
+        steps = run.record.steps
+        is_banded = steps.width > 1 and len(runs) == 1
+        low, high = (steps.low(column).tolist(), steps.high(column).tolist()) if is_banded else ((), ())
+        name = run.name if len(runs) > 1 else ""
+        lines.append(Line(name, number, way.of(steps), steps.mean(column).tolist(), low, high))
+    return line_chart(axes, lines)
+
+
+def _speed_chart(runs: Sequence[Named], way: _Way) -> Html:
+    """Tokens over seconds, smoothed: a step's own speed is mostly noise."""
+    lines = []
+    for number, run in enumerate(runs):
+        steps, span = run.record.steps, max(1, span_of(run.record))
+        counts = steps.count("took")
+        with np.errstate(invalid="ignore", divide="ignore"):
+            speed = smooth(steps.mean("asked"), counts, span) / smooth(steps.mean("took"), counts, span)
+        x = way.of(steps)
+        if len(runs) == 1 and span > 1 and steps.width == 1:
+            lines.append(Line("each step", number, x, steps.mean("speed").tolist(), is_faint=True))
+        name = run.name if len(runs) > 1 else f"over about {span} steps" if span > 1 else ""
+        lines.append(Line(name, number, x, [value if math.isfinite(value) else math.nan for value in speed.tolist()]))
+    asks = {run.record.asks for run in runs}
+    unit = f"{asks.pop() if len(asks) == 1 else 'tokens'} a second"
+    return line_chart(Axes("Speed", way.label, unit, from_zero=True), lines)

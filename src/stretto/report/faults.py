@@ -1,0 +1,129 @@
+"""Faults: each start of a run, what it went on from, what went wrong, and what was saved."""
+
+from stretto.plan.units import seconds, size
+from stretto.report.amounts import moment, plural
+from stretto.report.chart import Axes, Line, line_chart
+from stretto.report.kept import Kept
+from stretto.report.markup import Html, tag
+from stretto.report.page import figure, note, section, table
+from stretto.report.record import Record, Tree, number, whole, words
+
+_MOST_ROWS = 20
+
+
+def faults_section(record: Record, kept: Kept) -> Html:
+    """Return the starts of a run, and all that was not as it should be."""
+    parts: list[Html | None] = [note(_say(record, kept))]
+    rows = _starts(record, kept)
+    if rows:
+        heads = ("start", "when", "host", "ranks", "layout", "went on from", "changes")
+        parts.append(table(heads, rows[-_MOST_ROWS:], texts=(0, 1, 2, 4, 5, 6)))
+        if len(rows) > _MOST_ROWS:
+            parts.append(note(f"The last {_MOST_ROWS} of {len(rows):,} starts are listed."))
+    if record.num_skipped:
+        listed = ", ".join(f"{step:,}" for step in record.skipped_steps[:30])
+        more = ", ..." if record.num_skipped > 30 else ""
+        parts.append(note(f"Steps that were skipped, as their numbers were not finite: {listed}{more}."))
+    if record.bad_batches:
+        shown = ", ".join(record.bad_batches[:8]) + (", ..." if len(record.bad_batches) > 8 else "")
+        parts.append(note(f"Batches that gave numbers which are not finite are kept in nonfinite/: {shown}."))
+    if record.failed_saves:
+        failed = [(f"{whole(line, 'step'):,}", words(line, "error")) for line in record.failed_saves[:_MOST_ROWS]]
+        parts.append(table(("save after step", "why it failed"), failed, texts=(0, 1)))
+    return section("faults", "Starts and faults", *parts)
+
+
+def checkpoints_section(record: Record, kept: Kept) -> Html:
+    """Return what was saved, how long it took, and what is still there."""
+    parts: list[Html | None] = []
+    saves = record.saves
+    if saves.num_rows:
+        blocked, last = saves.mean("blocked"), float(saves.mean("num_bytes")[-1])
+        parts.append(
+            note(
+                f"{plural(saves.num_rows, 'checkpoint')} in the log, the last of {size(last)}. "
+                f"The run waited {seconds(float(blocked.mean()))} for each in the mean; the rest went on beside it."
+            )
+        )
+    else:
+        parts.append(note("The log tells of no checkpoint."))
+    rows = [
+        (
+            f"{whole(line, 'step'):,}",
+            size(number(line, "num_bytes")),
+            seconds(number(line, "seconds")),
+            seconds(number(line, "blocked_seconds")),
+        )
+        for line in reversed(record.last_saves)
+    ]
+    if rows:
+        parts.append(table(("after step", "size", "until safe", "run waited"), rows))
+    if saves.num_rows > len(rows):
+        parts.append(figure(_saves_chart(record)))
+    if kept.note is not None:
+        parts.append(note(f"Which of them are still in {kept.where} is not known: {kept.note}."))
+    elif kept.manifests:
+        listed = [
+            f"step {name.step:,}" + (f" (held-out loss {kept.losses[name]:.4f})" if name in kept.losses else "")
+            for name in list(kept.manifests)[:_MOST_ROWS]
+        ]
+        parts.append(note(f"Still there, in {kept.where}: {', '.join(listed)}."))
+    return section("checkpoints", "Checkpoints", *parts)
+
+
+def _say(record: Record, kept: Kept) -> str:
+    number_of_starts = max(len(record.starts), len(kept.claims))
+    found = []
+    if number_of_starts > 1:
+        found.append(f"started {number_of_starts:,} times")
+    if record.num_skipped:
+        found.append(f"skipped {plural(record.num_skipped, 'step')}")
+    if record.num_nonfinite:
+        found.append(f"met numbers that are not finite in {plural(record.num_nonfinite, 'step')}")
+    if record.num_failed_saves:
+        found.append(f"failed to save {plural(record.num_failed_saves, 'time')}")
+    if record.status.startswith("stopped"):
+        found.append(f"stopped at step {record.last_step + 1:,}, whose numbers are not finite")
+    if record.unread:
+        found.append(
+            f"left {plural(record.unread, 'line')} in its log that can't be read, as when it is killed while it writes"
+        )
+    if not found:
+        return "One start, and nothing went wrong." if number_of_starts else "The log tells of no start."
+    return f"The run {'; '.join(found)}."
+
+
+def _starts(record: Record, kept: Kept) -> list[tuple[str, ...]]:
+    """A row for each start: those of the log, and those that a later one has made vanish from it."""
+    lines: dict[int, Tree] = {whole(line, "generation"): line for line in record.starts}
+    rows: list[tuple[str, ...]] = []
+    for generation in sorted({*lines, *kept.claims}):
+        line, claim = lines.get(generation, {}), kept.claims.get(generation)
+        came_from = words(line, "from").rstrip("/").rpartition("/")[2] or (claim.start if claim else None)
+        changes = line.get("changes")
+        told = "; ".join(map(str, changes)) if isinstance(changes, list) else ""
+        if not line:
+            told = "its steps were taken again later"
+        ranks = words(line, "ranks") or (str(claim.num_ranks) if claim else "")
+        rows.append(
+            (
+                str(generation),
+                moment(claim.time) if claim else "",
+                claim.host if claim else "",
+                ranks,
+                words(line, "layout").partition(" (")[0],
+                f"{came_from}" if came_from else "the beginning",
+                told,
+            )
+        )
+    return rows
+
+
+def _saves_chart(record: Record) -> Html:
+    saves = record.saves
+    x = saves.mean("step").tolist()
+    lines = [
+        Line("until safe", 0, x, saves.mean("seconds").tolist(), has_dots=True),
+        Line("run waited", 1, x, saves.mean("blocked").tolist(), has_dots=True),
+    ]
+    return tag("div", line_chart(Axes("Time to save", "step", "seconds", from_zero=True), lines))

@@ -1,0 +1,77 @@
+"""Page: the shell that every page shares: style, a little script, a policy that forbids the network, and its pieces."""
+
+import base64
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from stretto.report.chart import NARROW, WIDE
+from stretto.report.markup import Html, join, tag
+
+
+def page(title: str, *body: Html, has_script: bool = True) -> str:
+    """Return a whole page, which needs nothing but a browser and asks nothing of a network."""
+    style, script = _beside("page.css"), _beside("page.js") if has_script else ""
+    # Not even a script that got into the text would run: only those with these digests may.
+    scripts = f"'{_digest(script)}'" if script else "'none'"
+    policy = (
+        f"default-src 'none'; style-src '{_digest(style)}'; script-src {scripts}; base-uri 'none'; form-action 'none'"
+    )
+    head = join(
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=policy),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("title", title),
+        tag("style", Html(style)),
+    )
+    end = [tag("script", Html(script))] if script else []
+    return f"<!doctype html>\n{tag('html', tag('head', head), tag('body', *body, *end), lang='en')}\n"
+
+
+def section(name: str, title: str, *children: Html | None) -> Html:
+    """Return a part of a page under its heading."""
+    return tag("section", tag("h2", title, id=name), *children)
+
+
+def note(words: str) -> Html:
+    """Return a soft sentence: how to read a picture, or why there is none."""
+    return tag("p", words, class_="note")
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], texts: Sequence[int] = (0,)) -> Html:
+    """Return a table; the columns `texts` hold words, the others numbers."""
+    kinds = ["text" if index in texts else "number" for index in range(len(heads))]
+    head = tag("tr", *(tag("th", name, class_=kind, scope="col") for name, kind in zip(heads, kinds, strict=True)))
+    body = (tag("tr", *(tag("td", cell, class_=kind) for cell, kind in zip(row, kinds, strict=True))) for row in rows)
+    return tag("div", tag("table", tag("thead", head), tag("tbody", *body)), class_="scroll")
+
+
+def facts(pairs: Iterable[tuple[str, str]]) -> Html:
+    """Return names and what they are, where there is something to say."""
+    return tag("dl", *(join(tag("dt", name), tag("dd", value)) for name, value in pairs if value))
+
+
+def tiles(pairs: Iterable[tuple[str, str]]) -> Html:
+    """Return figures that catch the eye, each with what it is."""
+    return tag(
+        "div", *(tag("div", tag("b", value), tag("span", name), class_="tile") for name, value in pairs), class_="tiles"
+    )
+
+
+def figure(picture: Html, caption: str | None = None, class_: str | None = None) -> Html:
+    """Return a picture in its frame."""
+    return tag("figure", picture, None if caption is None else tag("p", caption), class_=class_)
+
+
+def any_width(draw: Callable[[int], Html]) -> Html:
+    """Return a picture drawn twice, for wide and for narrow screens: its words stay as large as the page's."""
+    return join(tag("div", draw(WIDE), class_="for-wide"), tag("div", draw(NARROW), class_="for-narrow"))
+
+
+def _beside(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+
+
+def _digest(content: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()

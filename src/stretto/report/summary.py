@@ -1,0 +1,150 @@
+"""Summary: what a run was and what came of it, in words and figures."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from stretto.config.run import RunConfig
+from stretto.config.toml import dump_config
+from stretto.plan.units import size
+from stretto.report.amounts import count, duration, loss, moment, plural, share
+from stretto.report.curves import final_loss, span_of
+from stretto.report.kept import Kept
+from stretto.report.markup import Html, tag
+from stretto.report.page import facts, section, tiles
+from stretto.report.record import Record, number, whole
+
+
+def final_figures(record: Record) -> dict[str, str]:
+    """Return what came of a run, by name; what isn't known is left out."""
+    asks, held_out = record.asks, record.last_evaluation
+    found: dict[str, str] = {}
+    if record.best_evaluation is not None:
+        best = record.best_evaluation
+        found["best held-out loss"] = f"{loss(number(best, 'loss'))} at step {whole(best, 'step'):,}"
+    if held_out is not None:
+        found["last held-out loss"] = loss(number(held_out, "loss"))
+        for name, value in held_out.items():
+            if name not in ("kind", "step", "loss", "tokens") and math.isfinite(number(held_out, name)):
+                found[f"held-out {name.replace('_', ' ')}"] = f"{value:,.4g}"
+    if record.last_step:
+        found["training loss at the end"] = loss(final_loss(record))
+        found["steps"] = f"{record.last_step:,}"
+        found["epoch reached"] = f"{record.epoch:,}" if record.epoch else ""
+        found[f"{asks} trained on"] = count(record.tokens)
+        found["time in steps"] = duration(record.seconds)
+        found[f"{asks} a second"] = count(record.speed)
+    found["padding"] = share(record.padding)
+    if record.ranks is not None:
+        found["bubble"] = share(record.ranks.bubble)
+        found["memory of the fullest rank"] = size(float(np.nanmax(record.ranks.memory)))
+    if record.saves.num_rows:
+        found["size of a checkpoint"] = size(float(record.saves.mean("num_bytes")[-1]))
+    found["steps skipped"] = f"{record.num_skipped:,}" if record.num_skipped else ""
+    return {name: value for name, value in found.items() if value and value != "-"}
+
+
+def summary_tiles(record: Record) -> Html:
+    """Return the few figures that are asked for first."""
+    found: list[tuple[str, str]] = []
+    best = record.best_evaluation
+    if best is not None:
+        found.append((f"best held-out loss, at step {whole(best, 'step'):,}", loss(number(best, "loss"))))
+        if math.isfinite(number(best, "perplexity")):
+            found.append(("its perplexity", f"{number(best, 'perplexity'):,.4g}"))
+    if record.last_step:
+        last = loss(final_loss(record))
+        span = span_of(record)
+        found.append((f"training loss, last {span} steps" if span > 1 else "training loss, last step", last))
+        of = f" of {record.num_steps:,}" if record.num_steps and record.num_steps != record.last_step else ""
+        found.append((f"steps{of}", f"{record.last_step:,}"))
+        found.append((f"{record.asks} trained on", count(record.tokens)))
+        found.append((f"{record.asks} a second", count(record.speed)))
+        found.append(("time in steps", duration(record.seconds)))
+    if record.ranks is not None and record.ranks.num_ranks > 1:
+        found.append(("bubble: ranks waiting", share(record.ranks.bubble)))
+    return tiles([pair for pair in found if pair[1] != "-"])
+
+
+def about_section(record: Record, kept: Kept) -> Html:
+    """Return what the run was: model, data, layout, where and when; and its whole config, folded."""
+    config = record.config
+    pairs = [("folder", str(record.folder))]
+    if config is None:
+        pairs.append(("config", "missing, or of another version of stretto; what follows is from the log alone"))
+    else:
+        pairs += [
+            ("model", _model(config, kept)),
+            ("data", _data(record, config)),
+            ("training", _training(config)),
+            ("layout", f"{config.layout}"),
+            (
+                "ran on",
+                f"{plural(config.layout.num_ranks, 'rank')}, {config.run.device}, {config.run.precision}",
+            ),
+            ("seed", str(config.run.seed)),
+        ]
+    times = [claim.time for claim in kept.claims.values() if claim.time]
+    hosts = sorted({claim.host for claim in kept.claims.values() if claim.host})
+    if times:
+        pairs.append(("first started", f"{moment(min(times))}{f', on {hosts[0]}' if len(hosts) == 1 else ''}"))
+    if len(times) > 1:
+        pairs.append(("last started", moment(max(times))))
+    if len(hosts) > 1:
+        pairs.append(("first ranks on", ", ".join(hosts)))
+    if kept.newest is not None:
+        pairs.append(("last saved", moment(kept.newest.created)))
+        pairs.append(("versions", ", ".join(f"{name} {value}" for name, value in kept.newest.versions.items())))
+    whole_config = dump_config(config) if config is not None else None
+    folded = None
+    if whole_config:
+        folded = tag("details", tag("summary", "The whole config"), tag("pre", whole_config.strip()))
+    return section("run", "What was run", facts(pairs), folded)
+
+
+def flat_config(record: Record) -> dict[str, str]:
+    """Return a config field by field, as text."""
+    tree: Mapping[str, Any] = record.tree if record.config is None else record.config.model_dump(mode="json")
+    found = {}
+    for part, values in tree.items():
+        for name, value in values.items() if isinstance(values, Mapping) else ():
+            found[f"{part}.{name}"] = "none" if value is None else str(value)
+    return found
+
+
+def _model(config: RunConfig, kept: Kept) -> str:
+    model = config.model
+    weights = "" if kept.num_weights is None else f"; {kept.num_weights:,} weights"
+    if model.factory is not None:
+        return f"{model.factory}{weights}"
+    more = [
+        f"projected to {model.projection}" if model.projection else "",
+        f"dropout {model.dropout:g}" if model.dropout else "",
+        "residual" if model.residual else "",
+        "normalised" if model.norm else "",
+    ]
+    what = f"{plural(model.layers, f'{model.cell.upper()} layer')} of {model.hidden:,}"
+    return ", ".join([what, *filter(None, more)]) + weights
+
+
+def _data(record: Record, config: RunConfig) -> str:
+    data, task = config.data, record.subject.get("task")
+    asked = ""
+    if isinstance(task, Mapping):
+        asked = (
+            f"; {task.get('num_inputs'):,} {task.get('inputs')} in, asks for {task.get('asks')}"
+            if isinstance(task.get("num_inputs"), int)
+            else ""
+        )
+    held_out = f", held out {data.valid}" if data.valid else ", nothing held out"
+    return f"{data.train}{held_out}{asked}"
+
+
+def _training(config: RunConfig) -> str:
+    train = config.train
+    length = plural(train.steps, "step") if train.steps is not None else plural(train.epochs, "epoch")
+    warm = f", warm-up of {plural(train.warmup, 'step')}" if train.warmup else ""
+    clip = f", clipped to {train.clip:g}" if train.clip else ""
+    return f"{length} of {train.optimizer}, learning rate {train.lr:g}, {train.schedule}{warm}{clip}"

@@ -1,0 +1,103 @@
+"""Thinned: columns of numbers over a run of any length, in bounded memory: mean, least and most of each stretch."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+_BLOCK = 4096
+
+
+class Thinned:
+    """Takes rows one by one; keeps no more than `most` stretches of equally many rows.
+
+    rows       . . . . . . . . . . .      while there are few, each is a stretch of its own
+    stretches  [. .] [. .] [. .] [.       then of two, of four, of eight ...
+    """
+
+    def __init__(self, *names: str, most: int = 600) -> None:
+        self.names = names
+        self._width = 1
+        self._most = most
+        self._num_folded = 0
+        self._pending: list[Sequence[float]] = []
+        self._firsts = np.zeros(0, np.int64)
+        # How many are finite, their sum, the least and the most: [4, stretches, columns].
+        self._table = np.zeros((4, 0, len(names)))
+
+    def add(self, *row: float) -> None:
+        """Take in a row; NaN where a column has no value."""
+        self._pending.append(row)
+        if len(self._pending) >= _BLOCK:
+            self._fold()
+
+    @property
+    def num_rows(self) -> int:
+        return self._num_folded + len(self._pending)
+
+    @property
+    def width(self) -> int:
+        """How many rows a stretch has."""
+        self._fold()
+        return self._width
+
+    def mean(self, name: str) -> Floats:
+        """Return a column's mean over each stretch; NaN where it has no finite value."""
+        count, total, _, _ = self._column(name)
+        found: Floats = np.divide(total, count, out=np.full(len(total), np.nan), where=count > 0)
+        return found
+
+    def low(self, name: str) -> Floats:
+        count, _, low, _ = self._column(name)
+        return np.where(count > 0, low, np.nan)
+
+    def high(self, name: str) -> Floats:
+        count, _, _, high = self._column(name)
+        return np.where(count > 0, high, np.nan)
+
+    def count(self, name: str) -> Floats:
+        """Return how many finite values a column has in each stretch."""
+        found: Floats = self._column(name)[0]
+        return found
+
+    def _column(self, name: str) -> Floats:
+        self._fold()
+        found: Floats = self._table[:, :, self.names.index(name)]
+        return found
+
+    def _fold(self) -> None:
+        if not self._pending:
+            return
+        rows = np.array(self._pending, np.float64)
+        is_there = np.isfinite(rows)
+        new = np.stack([is_there, *(np.where(is_there, rows, blank) for blank in (0.0, np.inf, -np.inf))])
+        firsts = np.arange(self._num_folded, self._num_folded + len(rows))
+        self._num_folded += len(rows)
+        self._pending.clear()
+        self._firsts = np.concatenate([self._firsts, firsts])
+        table = np.concatenate([self._table, new], axis=1)
+        while -(-self._num_folded // self._width) > self._most:
+            self._width *= 2
+        edges = np.flatnonzero(np.diff(self._firsts // self._width, prepend=-1))
+        self._firsts = self._firsts[edges]
+        ways = (np.add, np.add, np.minimum, np.maximum)
+        self._table = np.stack([way.reduceat(part, edges, axis=0) for way, part in zip(ways, table, strict=True)])
+
+
+def trail(values: Floats, counts: Floats, span: float) -> Floats:
+    """Return the mean of the last values, each weighing less the longer ago it is; `span` says of about how many."""
+    found = np.full(len(values), np.nan)
+    total = weight = 0.0
+    for index, (value, count) in enumerate(zip(values.tolist(), counts.tolist(), strict=True)):
+        if count:
+            kept = (1 - 2 / (span + 1)) ** count
+            total, weight = total * kept + value * (1 - kept), weight * kept + (1 - kept)
+            found[index] = total / weight
+    return found
+
+
+def smooth(values: Floats, counts: Floats, span: float) -> Floats:
+    """Return the mean of about `span` values around each, from both sides alike: a trailing mean would lag behind."""
+    back = trail(values[::-1], counts[::-1], span)[::-1]
+    return (trail(values, counts, span) + back) / 2

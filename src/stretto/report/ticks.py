@@ -1,0 +1,107 @@
+"""Ticks: where an axis is marked, and how its numbers are written."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_NICE = (1.0, 2.0, 2.5, 5.0, 10.0)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """From values to a length: linear or logarithmic, with the ticks that suit it."""
+
+    low: float
+    high: float
+    is_log: bool
+    ticks: tuple[float, ...]
+
+    def place(self, value: float) -> float:
+        """Return where a value lies, from 0 to 1 within the scale."""
+        if self.is_log:
+            return math.log(max(value, 1e-300) / self.low) / math.log(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
+
+
+def linear(low: float, high: float, count: int, *, is_whole: bool = False, is_tight: bool = False) -> Scale:
+    """Return a linear scale with about `count` ticks; the outer ticks are its ends, unless it is to be tight."""
+    if not high > low:
+        room = abs(low) * 0.5 or 1.0
+        low, high = (low - room if low - room >= 0 or low < 0 else 0.0), high + room
+    step = _nice_step((high - low) / max(count, 1))
+    step = max(1.0, float(round(step))) if is_whole else step
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    ticks = [index * step for index in range(first, last + 1)]
+    if is_tight:
+        return Scale(low, high, False, tuple(tick for tick in ticks if low <= tick <= high * (1 + 1e-12)))
+    return Scale(ticks[0], ticks[-1], False, tuple(ticks))
+
+
+def logarithmic(low: float, high: float, count: int) -> Scale:
+    """Return a logarithmic scale of positive values, with ticks at 1, 2 and 5 of each decade, or at fewer."""
+    low, high = (low / 1.5, high * 1.5) if high < low * 1.2 else (low, high)
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    for leading in ((1, 2, 5), (1, 3), (1,)):
+        ticks = [digit * 10.0**power for power in range(first, last + 1) for digit in leading]
+        below = max((tick for tick in ticks if tick <= low * 1.0001), default=ticks[0])
+        above = min((tick for tick in ticks if tick >= high * 0.9999), default=ticks[-1])
+        ticks = [tick for tick in ticks if below <= tick <= above]
+        if len(ticks) <= count + 1:
+            break
+    stride = -(-len(ticks) // (count + 1))
+    return Scale(ticks[0], ticks[-1], True, tuple(ticks[::stride]))
+
+
+def choose(low: float, high: float, count: int, *, from_zero: bool = False) -> Scale:
+    """Return the scale that shows values best: logarithmic where they span more than a decade and a half."""
+    if from_zero and low >= 0:
+        return linear(0.0, high or 1.0, count)
+    if low > 0 and high / low > 30:
+        return logarithmic(low, high, count)
+    return linear(low, high, count)
+
+
+def write(scale: Scale) -> Callable[[float], str]:
+    """Return how the ticks of a scale are written: all with as many digits as tell them apart."""
+    most = max((abs(tick) for tick in scale.ticks), default=0.0)
+    if scale.is_log:
+        return short
+    gap = min((b - a for a, b in zip(scale.ticks, scale.ticks[1:], strict=False)), default=most)
+    for bound, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if most >= bound:
+            size = 1e3 if unit == "k" else bound
+            digits = _digits(gap / size)
+            return lambda tick: "0" if not tick else f"{tick / size:.{digits}f}{unit}"
+    if 0 < most < 1e-3:
+        power = math.floor(math.log10(most))
+        digits = _digits(gap / 10.0**power)
+        return lambda tick: "0" if not tick else f"{tick / 10.0**power:.{digits}f}e{power}"
+    digits = _digits(gap)
+    return lambda tick: f"{tick:,.{digits}f}"
+
+
+def short(value: float) -> str:
+    """A number in few characters: 1,234 or 12.3k or 1.2e-5."""
+    size = abs(value)
+    if size >= 1e15 or 0 < size < 1e-3:
+        mantissa, _, power = f"{value:.2e}".partition("e")
+        return f"{mantissa.rstrip('0').rstrip('.')}e{int(power)}"
+    for bound, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if size >= bound:
+            return f"{value / (1e3 if unit == 'k' else bound):.4g}{unit}"
+    return f"{value:,.0f}" if value == round(value) else f"{value:.4g}"
+
+
+def _nice_step(least: float) -> float:
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(nice * power for nice in _NICE if nice * power >= least * 0.9999)
+
+
+def _digits(gap: float) -> int:
+    """Digits behind the point that a step between ticks needs."""
+    if gap <= 0:
+        return 0
+    for digits in range(8):
+        if abs(gap * 10**digits - round(gap * 10**digits)) < 1e-6 * gap * 10**digits:
+            return digits
+    return 8
