@@ -12,7 +12,8 @@ def run(arguments: list[str]) -> None:
     """Parse, read, write, and say where the page is."""
     options = _parser().parse_all(arguments)
     out = options.out or options.run / ("compare.html" if options.compare else "report.html")
-    _check(options.run, out)
+    with _writing(out):
+        _check(options.run, out)
     from stretto.base.disk import write_whole
     from stretto.cli.console import make_console
     from stretto.plan.units import size
@@ -25,10 +26,8 @@ def run(arguments: list[str]) -> None:
         else:
             page = run_page(options.run, on_part)
     content = page.encode("utf-8", "backslashreplace")
-    try:
+    with _writing(out):
         write_whole(out, content)
-    except OSError as error:
-        raise ConfigError(f"--out={out} can't be written ({error.strerror}); choose another file") from None
     make_console().print(f"the page is {out} ({size(len(content))}); open it in a browser")
 
 
@@ -40,6 +39,14 @@ def _check(folder: Path, out: Path) -> None:
         raise ConfigError(f"--out={out} is a folder; give the path of a file, like {out / 'report.html'}")
     if not out.parent.is_dir():
         raise ConfigError(f"--out={out} can't be written (there is no folder {out.parent}); choose another file")
+
+
+@contextmanager
+def _writing(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"--out={out} can't be written ({error.strerror}); choose another file") from None
 
 
 @contextmanager

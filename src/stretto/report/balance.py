@@ -25,6 +25,8 @@ def balance_section(record: Record) -> Html:
         words = "The log says nothing of single ranks: it is of a run that was too short, or of an older version."
         return section("balance", "Balance of ranks", note(words))
     parts: list[Html] = [note(_say(ranks))]
+    if ranks.num_ranks == 1:
+        return section("balance", "Balance of ranks", *parts)
     if ranks.num_ranks <= _ROWS:
         parts.append(figure(any_width(lambda width: _time_rows(ranks, width)), class_="whole"))
         small = [figure(_memory_rows(ranks))]
@@ -113,4 +115,6 @@ def _columns(values: Floats) -> list[float]:
 def _bubble_chart(record: Record) -> Html:
     table = record.bubbles
     line = Line("", 0, table.mean("step").tolist(), (100 * table.mean("bubble")).tolist())
-    return line_chart(Axes("Bubble", "step", "% of all ranks' time that is waiting", from_zero=True), [line])
+    return line_chart(
+        Axes("Bubble", "step", "% of all ranks' time that is waiting", from_zero=True, is_whole=True), [line]
+    )

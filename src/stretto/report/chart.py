@@ -8,7 +8,7 @@ from itertools import pairwise
 from stretto.report.markup import Html, tag
 from stretto.report.ticks import Scale, choose, linear, short, write
 
-NARROW, WIDE = 440, 1160
+NARROW, MIDDLE, WIDE = 440, 760, 1160
 _LETTER = 6.9  # about the width of a letter
 
 
@@ -34,8 +34,9 @@ class Axes:
     x: str
     y: str
     from_zero: bool = False
+    until: float | None = None  # where the x axis ends; where its last point is, if not given
     marks: Sequence[tuple[float, str]] = field(default=())  # places on the x axis, and what happened there
-    write_x: Callable[[float], str] | None = None
+    is_whole: bool = False  # the x axis counts something
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def line_chart(axes: Axes, lines: Sequence[Line], width: int = NARROW, height: i
     shown = [line for line in lines if any(map(math.isfinite, line.y))]
     if not shown:
         return _nothing(axes, width, height)
-    legend = [line for line in shown if line.name] if len({line.name for line in shown if line.name}) > 1 else []
+    legend = [line for line in shown if line.name]
     rows = legend_rows([line.name for line in legend], width - 16)
     frame = _frame(axes, shown, width, height, (34 if not rows else 42) + 18 * len(rows))
     parts = [_grid(frame, axes, width, height), *_legend(legend, rows, 46)]
@@ -214,12 +215,19 @@ def columns_chart(
 
 def _frame(axes: Axes, lines: Sequence[Line], width: int, height: int, top: float) -> Frame:
     x = [value for line in lines for value, y in zip(line.x, line.y, strict=True) if math.isfinite(y)]
-    y = [
-        value for line in lines for values in (line.y, line.low, line.high) for value in values if math.isfinite(value)
-    ]
+    y = [value for line in lines for value in (*line.y, *_most(line.low), *_most(line.high)) if math.isfinite(value)]
     scale = choose(min(y), max(y), 4, from_zero=axes.from_zero)
-    x_scale = linear(min(0.0, *x), max(x), 5 if width < 600 else 10, is_tight=True)
+    x_scale = linear(
+        min(0.0, *x), max(*x, axes.until or 0.0), 5 if width < 600 else 10, is_whole=axes.is_whole, is_tight=True
+    )
     return Frame(_left(scale), top, width - 16, height - 42, x_scale, scale)
+
+
+def _most(values: Sequence[float]) -> list[float]:
+    """Values but for the outermost fiftieth on both sides: a few that stick out must not press all others flat."""
+    there = sorted(value for value in values if math.isfinite(value))
+    few = len(there) // 50
+    return there[few : len(there) - few]
 
 
 def _left(scale: Scale) -> float:
@@ -230,7 +238,7 @@ def _grid(frame: Frame, axes: Axes, width: int, height: int) -> Html:
     # The unit of the y axis stands behind the title: turned by a quarter, few would read it.
     unit = [tag("tspan", f"  {axes.y}", class_="tick")] if axes.y else []
     parts = [tag("text", axes.title, *unit, x=8, y=20, class_="title")]
-    say_y, say_x = write(frame.y), axes.write_x or write(frame.x)
+    say_y, say_x = write(frame.y), write(frame.x)
     for tick in frame.y.ticks:
         y = frame.up(tick)
         parts += [

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from stretto.report.amounts import time_unit
-from stretto.report.chart import Axes, Line, line_chart
+from stretto.report.chart import NARROW, Axes, Line, line_chart
 from stretto.report.markup import Html, join, tag
 from stretto.report.page import any_width, figure
 from stretto.report.record import Record, whole, words
@@ -18,8 +19,7 @@ _SPAN = 1 / 40
 _LEAST_TO_SMOOTH = 20
 
 
-@dataclass(frozen=True)
-class Named:
+class Named(NamedTuple):
     """A run and what it is called among others."""
 
     name: str
@@ -34,6 +34,11 @@ class _Way:
     column: str
     label: str
     size: float = 1.0
+    end: float = 0.0  # of the longest run
+
+    def axes(self, title: str, unit: str = "", *, from_zero: bool = False) -> Axes:
+        is_whole = self.column != "seconds"
+        return Axes(title, self.label, unit, from_zero, self.end / self.size, is_whole=is_whole)
 
     def of(self, table: Thinned) -> list[float]:
         return list(table.mean(self.column) / self.size)
@@ -45,8 +50,12 @@ def curves(runs: Sequence[Named]) -> Html:
     unit, size = time_unit(longest)
     asks = {run.record.asks for run in runs}
     tokens = asks.pop() if len(asks) == 1 else "tokens"
-    ways = [_Way("steps", "step", "step"), _Way("seconds", "seconds", f"{unit} of training", size)]
-    ways.append(_Way("tokens", "tokens", f"{tokens} trained on"))
+    ends = [max(values) for values in zip(*((r.last_step, r.seconds, r.tokens) for _, r in runs), strict=True)]
+    ways = [
+        _Way("steps", "step", "step", 1.0, ends[0]),
+        _Way("seconds", "seconds", f"{unit} of training", size, ends[1]),
+        _Way("tokens", "tokens", f"{tokens} trained on", 1.0, ends[2]),
+    ]
     names = ("steps", "time", tokens)
     inputs = [
         tag("input", type="radio", name="by", id=f"by-{way.key}", class_="switch", checked=way.key == "steps")
@@ -103,18 +112,18 @@ def _loss_chart(runs: Sequence[Named], way: _Way, width: int) -> Html:
         raw, has_band = steps.mean("loss").tolist(), steps.width > 1
         if is_one:
             low, high = (steps.low("loss").tolist(), steps.high("loss").tolist()) if has_band else ((), ())
-            name = f"training, mean of {steps.width} steps" if has_band else "training, each step"
+            name = f"training, mean of {steps.width:,} steps" if has_band else "training, each step"
             lines.append(Line(name, 0, x, raw, low, high, is_faint=span > 1, has_dots=span == 1))
         if span > 1 or not is_one:
-            name = f"training, over about {span} steps" if is_one else run.name
+            name = f"training, over about {span:,} steps" if is_one else run.name
             mean = smooth(steps.mean("loss"), steps.count("loss"), span)
             lines.append(Line(name, number, x, mean.tolist(), has_dots=span == 1))
         if is_one:
             held_out = record.evaluations
             lines.append(Line("held out", 1, way.of(held_out), held_out.mean("loss").tolist(), has_dots=True))
     title = "Loss" if is_one else "Training loss, smoothed"
-    axes = Axes(title, way.label, "", marks=_marks(runs, way))
-    return line_chart(axes, lines, width, 360 if width > 600 else 290)
+    axes = replace(way.axes(title), marks=_marks(runs, way))
+    return line_chart(axes, lines, width, 360 if width > NARROW else 290)
 
 
 def _held_out_chart(runs: Sequence[Named], way: _Way) -> Html:
@@ -123,17 +132,17 @@ def _held_out_chart(runs: Sequence[Named], way: _Way) -> Html:
         for number, run in enumerate(runs)
         for table in (run.record.evaluations,)
     ]
-    return line_chart(Axes("Held-out loss", way.label, ""), lines)
+    return line_chart(way.axes("Held-out loss"), lines)
 
 
 def _rate_chart(runs: Sequence[Named], way: _Way) -> Html:
-    return _plain(runs, way, "learning_rate", Axes("Learning rate", way.label, "", from_zero=True))
+    return _plain(runs, way, "learning_rate", way.axes("Learning rate", from_zero=True))
 
 
 def _norm_chart(runs: Sequence[Named], way: _Way) -> Html:
     clips = {run.record.config.train.clip for run in runs if run.record.config is not None}
     clip = clips.pop() if len(clips) == 1 else 0.0
-    return _plain(runs, way, "gradient_norm", Axes("Gradient norm", way.label, f"clipped to {clip:g}" if clip else ""))
+    return _plain(runs, way, "gradient_norm", way.axes("Gradient norm", f"clipped to {clip:g}" if clip else ""))
 
 
 def _plain(runs: Sequence[Named], way: _Way, column: str, axes: Axes) -> Html:
@@ -156,10 +165,11 @@ def _speed_chart(runs: Sequence[Named], way: _Way) -> Html:
         with np.errstate(invalid="ignore", divide="ignore"):
             speed = smooth(steps.mean("asked"), counts, span) / smooth(steps.mean("took"), counts, span)
         x = way.of(steps)
-        if len(runs) == 1 and span > 1 and steps.width == 1:
-            lines.append(Line("each step", number, x, steps.mean("speed").tolist(), is_faint=True))
-        name = run.name if len(runs) > 1 else f"over about {span} steps" if span > 1 else ""
+        name = run.name if len(runs) > 1 else ""
         lines.append(Line(name, number, x, [value if math.isfinite(value) else math.nan for value in speed.tolist()]))
     asks = {run.record.asks for run in runs}
-    unit = f"{asks.pop() if len(asks) == 1 else 'tokens'} a second"
-    return line_chart(Axes("Speed", way.label, unit, from_zero=True), lines)
+    smoothed = (
+        f", over about {span_of(runs[0].record):,} steps" if len(runs) == 1 and span_of(runs[0].record) > 1 else ""
+    )
+    unit = f"{asks.pop() if len(asks) == 1 else 'tokens'} a second{smoothed}"
+    return line_chart(way.axes("Speed", unit, from_zero=True), lines)

@@ -22,14 +22,16 @@ def faults_section(record: Record, kept: Kept) -> Html:
             parts.append(note(f"The last {_MOST_ROWS} of {len(rows):,} starts are listed."))
     if record.num_skipped:
         listed = ", ".join(f"{step:,}" for step in record.skipped_steps[:30])
-        more = ", ..." if record.num_skipped > 30 else ""
+        more = f" and {record.num_skipped - 30:,} more" if record.num_skipped > 30 else ""
         parts.append(note(f"Steps that were skipped, as their numbers were not finite: {listed}{more}."))
     if record.bad_batches:
-        shown = ", ".join(record.bad_batches[:8]) + (", ..." if len(record.bad_batches) > 8 else "")
+        shown = ", ".join(record.bad_batches[:8]) + (" and more" if len(record.bad_batches) > 8 else "")
         parts.append(note(f"Batches that gave numbers which are not finite are kept in nonfinite/: {shown}."))
     if record.failed_saves:
-        failed = [(f"{whole(line, 'step'):,}", words(line, "error")) for line in record.failed_saves[:_MOST_ROWS]]
+        failed = [(f"{whole(line, 'step'):,}", words(line, "error")) for line in record.failed_saves[:8]]
         parts.append(table(("save after step", "why it failed"), failed, texts=(0, 1)))
+        if record.num_failed_saves > 8:
+            parts.append(note(f"The first 8 of {record.num_failed_saves:,} failed saves are listed."))
     return section("faults", "Starts and faults", *parts)
 
 
@@ -75,7 +77,7 @@ def _say(record: Record, kept: Kept) -> str:
     number_of_starts = max(len(record.starts), len(kept.claims))
     found = []
     if number_of_starts > 1:
-        found.append(f"started {number_of_starts:,} times")
+        found.append(f"was started {number_of_starts:,} times")
     if record.num_skipped:
         found.append(f"skipped {plural(record.num_skipped, 'step')}")
     if record.num_nonfinite:
@@ -126,4 +128,4 @@ def _saves_chart(record: Record) -> Html:
         Line("until safe", 0, x, saves.mean("seconds").tolist(), has_dots=True),
         Line("run waited", 1, x, saves.mean("blocked").tolist(), has_dots=True),
     ]
-    return tag("div", line_chart(Axes("Time to save", "step", "seconds", from_zero=True), lines))
+    return tag("div", line_chart(Axes("Time to save", "step", "seconds", from_zero=True, is_whole=True), lines))

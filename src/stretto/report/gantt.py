@@ -10,11 +10,11 @@ from stretto.report.markup import Html, tag
 from stretto.report.ticks import linear, write
 
 _CLASSES = {
+    "data": "fill c4",
     "forward": "fill c0",
     "backward": "fill c1",
     "sums": "fill c3",
     "optimizer": "fill c2",
-    "data": "fill c4",
     "waiting": "fill idle",
     "other": "fill rest",
 }

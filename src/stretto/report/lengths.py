@@ -11,7 +11,7 @@ from stretto.base.errors import StrettoError
 from stretto.base.remote import is_remote
 from stretto.data.corpus import KIND as CORPUS
 from stretto.data.corpus import Corpus
-from stretto.data.index import Store
+from stretto.data.index import INDEX, Store
 from stretto.data.sequences import Sequences
 from stretto.report.amounts import count, share
 from stretto.report.chart import Axes, Line, bar_chart, line_chart
@@ -46,7 +46,9 @@ def lengths_section(record: Record, data: str | None) -> Html:
         pictures.append(figure(_histogram(found)))
         words = _say(found)
     padding = record.steps.mean("padding")
-    if np.isfinite(padding).any():
+    if record.padding == 0:
+        words += " No batch had any padding."
+    elif np.isfinite(padding).any():
         pictures.append(figure(_padding_chart(record)))
         words += f" Of the batches' positions, {share(record.padding)} were padding, in the mean over steps."
     grid = tag("div", *pictures, class_="grid") if pictures else None
@@ -90,7 +92,7 @@ def _locate(folder: Path, location: str) -> Path | None:
     places = [Path(location)]
     if not places[0].is_absolute():
         places += [parent / location for parent in folder.resolve().parents]
-    return next((place for place in places if place.is_dir()), None)
+    return next((place for place in places if (place / INDEX).is_file()), None)
 
 
 def _say(found: Lengths) -> str:
@@ -125,4 +127,4 @@ def _padding_chart(record: Record) -> Html:
     steps = record.steps
     bands = (100 * steps.low("padding"), 100 * steps.high("padding")) if steps.width > 1 else ((), ())
     line = Line("", 0, steps.mean("step").tolist(), (100 * steps.mean("padding")).tolist(), *map(list, bands))
-    return line_chart(Axes("Padding of each batch", "step", "% of positions", from_zero=True), [line])
+    return line_chart(Axes("Padding of each batch", "step", "% of positions", from_zero=True, is_whole=True), [line])

@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from stretto.report.chart import NARROW, WIDE
+from stretto.report.chart import MIDDLE, NARROW, WIDE
 from stretto.report.markup import Html, join, tag
 
 
@@ -65,8 +65,9 @@ def figure(picture: Html, caption: str | None = None, class_: str | None = None)
 
 
 def any_width(draw: Callable[[int], Html]) -> Html:
-    """Return a picture drawn twice, for wide and for narrow screens: its words stay as large as the page's."""
-    return join(tag("div", draw(WIDE), class_="for-wide"), tag("div", draw(NARROW), class_="for-narrow"))
+    """Return a picture drawn for wide, middling and narrow screens: its words stay about as large as the page's."""
+    sizes = (("wide", WIDE), ("middle", MIDDLE), ("narrow", NARROW))
+    return join(*(tag("div", draw(width), class_=f"for-{name}") for name, width in sizes))
 
 
 def _beside(name: str) -> str:

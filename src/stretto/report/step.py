@@ -124,5 +124,5 @@ def _parts_chart(record: Record, width: int) -> Html:
         ("optimizer", "optimizer", "fill c2"),
     )  # fmt: skip
     parts = [(f"{what} {share(means[part] / total)}", class_, [means[part] * size]) for part, what, class_ in kinds]
-    title = f"What the mean step was spent on, on the first rank: {seconds(total)}"
+    title = f"The mean step of the first rank: {seconds(total)}"
     return stacked_rows(title, unit, ["mean step"], parts, lambda value: seconds(value / size), width=width)

@@ -57,7 +57,7 @@ def summary_tiles(record: Record) -> Html:
     if record.last_step:
         last = loss(final_loss(record))
         span = span_of(record)
-        found.append((f"training loss, last {span} steps" if span > 1 else "training loss, last step", last))
+        found.append((f"training loss, last {span:,} steps" if span > 1 else "training loss, last step", last))
         of = f" of {record.num_steps:,}" if record.num_steps and record.num_steps != record.last_step else ""
         found.append((f"steps{of}", f"{record.last_step:,}"))
         found.append((f"{record.asks} trained on", count(record.tokens)))

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 _BLOCK = 4096
+_LARGEST = 1e200
 
 
 class Thinned:
@@ -70,7 +71,8 @@ class Thinned:
         if not self._pending:
             return
         rows = np.array(self._pending, np.float64)
-        is_there = np.isfinite(rows)
+        # What is larger than this is as good as infinite, and its sums and ratios would be.
+        is_there = np.abs(rows) < _LARGEST
         new = np.stack([is_there, *(np.where(is_there, rows, blank) for blank in (0.0, np.inf, -np.inf))])
         firsts = np.arange(self._num_folded, self._num_folded + len(rows))
         self._num_folded += len(rows)

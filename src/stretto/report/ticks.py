@@ -39,24 +39,24 @@ def linear(low: float, high: float, count: int, *, is_whole: bool = False, is_ti
 
 def logarithmic(low: float, high: float, count: int) -> Scale:
     """Return a logarithmic scale of positive values, with ticks at 1, 2 and 5 of each decade, or at fewer."""
-    low, high = (low / 1.5, high * 1.5) if high < low * 1.2 else (low, high)
+    room = max((high / low) ** 0.04, 1.1)
+    low, high = low / room, high * room
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    ticks: list[float] = []
     for leading in ((1, 2, 5), (1, 3), (1,)):
         ticks = [digit * 10.0**power for power in range(first, last + 1) for digit in leading]
-        below = max((tick for tick in ticks if tick <= low * 1.0001), default=ticks[0])
-        above = min((tick for tick in ticks if tick >= high * 0.9999), default=ticks[-1])
-        ticks = [tick for tick in ticks if below <= tick <= above]
-        if len(ticks) <= count + 1:
+        ticks = [tick for tick in ticks if low <= tick <= high]
+        if len(ticks) <= count + 2:
             break
-    stride = -(-len(ticks) // (count + 1))
-    return Scale(ticks[0], ticks[-1], True, tuple(ticks[::stride]))
+    stride = -(-len(ticks) // (count + 2))
+    return Scale(low, high, True, tuple(ticks[::stride]))
 
 
 def choose(low: float, high: float, count: int, *, from_zero: bool = False) -> Scale:
     """Return the scale that shows values best: logarithmic where they span more than a decade and a half."""
     if from_zero and low >= 0:
         return linear(0.0, high or 1.0, count)
-    if low > 0 and high / low > 30:
+    if low > 1e-30 and high / low > 30:
         return logarithmic(low, high, count)
     return linear(low, high, count)
 
@@ -65,14 +65,14 @@ def write(scale: Scale) -> Callable[[float], str]:
     """Return how the ticks of a scale are written: all with as many digits as tell them apart."""
     most = max((abs(tick) for tick in scale.ticks), default=0.0)
     if scale.is_log:
-        return short
+        return _power if scale.high >= 1e6 or scale.low <= 1e-4 else short
     gap = min((b - a for a, b in zip(scale.ticks, scale.ticks[1:], strict=False)), default=most)
     for bound, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if most >= bound:
+        if 1e15 > most >= bound:
             size = 1e3 if unit == "k" else bound
             digits = _digits(gap / size)
             return lambda tick: "0" if not tick else f"{tick / size:.{digits}f}{unit}"
-    if 0 < most < 1e-3:
+    if 0 < most < 1e-3 or most >= 1e15:
         power = math.floor(math.log10(most))
         digits = _digits(gap / 10.0**power)
         return lambda tick: "0" if not tick else f"{tick / 10.0**power:.{digits}f}e{power}"
@@ -90,6 +90,12 @@ def short(value: float) -> str:
         if size >= bound:
             return f"{value / (1e3 if unit == 'k' else bound):.4g}{unit}"
     return f"{value:,.0f}" if value == round(value) else f"{value:.4g}"
+
+
+def _power(value: float) -> str:
+    """A tick of a scale over many decades, all of them alike: 1e6, 3e-5."""
+    mantissa, _, power = f"{value:.0e}".partition("e")
+    return f"{mantissa}e{int(power)}"
 
 
 def _nice_step(least: float) -> float:

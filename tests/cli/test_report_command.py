@@ -1,0 +1,55 @@
+"""`stretto report`, as a person uses it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pages import Page, assert_alone
+from stretto.cli.main import main
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two"):
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        (folder / "config.toml").write_text('[data]\ntrain = "gone"\n')
+        line = {"kind": "step", "step": 1, "loss": 2.0, "tokens": 5, "compute_seconds": 0.1}
+        (folder / "log.jsonl").write_text(json.dumps(line) + "\n")
+    return tmp_path / "runs"
+
+
+def test_a_page_is_written_and_the_command_says_where(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "runs/one"]) == 0
+    assert "the page is runs/one/report.html" in capsys.readouterr().out
+    assert_alone((runs / "one" / "report.html").read_text())
+    assert main(["report", "runs/one", "--compare", "runs/two", "--out", "both.html"]) == 0
+    assert "both.html" in capsys.readouterr().out
+    assert Page(Path("both.html").read_text()).sections == ["curves", "figures", "config"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["runs/three"], "runs/three is not there; give the folder of a run"),
+        (["runs"], "runs holds no run"),
+        (
+            ["runs/one", "--out", "missing/page.html"],
+            "--out=missing/page.html can't be written (there is no folder missing)",
+        ),
+        (["runs/one", "--out", "x" * 300], "can't be written (File name too long); choose another file"),
+        (["runs/one", "--out", "x" * 250], "can't be written (File name too long); choose another file"),
+        (["runs/one", "--out", "runs"], "--out=runs is a folder"),
+        (["runs/one", "--compare", "runs/none"], "runs/none is not there"),
+        (["runs/one", "--compare", *["runs/two"] * 8], "9 runs can't be compared on one page; give 2 to 8"),
+        (["runs/one", "--output", "x"], "--output is not an option of `stretto report`; did you mean --out?"),
+    ],
+)
+def test_a_mistake_is_one_sentence(
+    runs: Path, arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert sentence in said and said.count("\n") == 1

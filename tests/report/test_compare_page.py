@@ -1,0 +1,50 @@
+"""Runs side by side: told apart by name, and only by what differs."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pages import Page, assert_alone
+from stretto import ConfigError, compare_page
+
+
+def write_run(folder: Path, lr: float, num_steps: int = 30) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text(f'[data]\ntrain = "gone"\n[train]\nlr = {lr}\n[run]\nfolder = "{folder}"\n')
+    with (folder / "log.jsonl").open("w") as log:
+        for number in range(1, num_steps + 1):
+            line = {
+                "kind": "step", "step": number, "epoch": 1, "loss": 3 / number, "tokens": 10, "gradient_norm": 1.0,
+                "learning_rate": lr, "data_seconds": 0.0, "compute_seconds": 1.0, "optimizer_seconds": 0.0,
+            }  # fmt: skip
+            log.write(json.dumps(line) + "\n")
+        log.write(json.dumps({"kind": "evaluation", "step": num_steps, "loss": 0.5, "tokens": 10}) + "\n")
+    return folder
+
+
+def test_curves_lie_over_each_other_and_differences_are_listed(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / "one", 0.1), write_run(tmp_path / "two", 0.2, num_steps=50)]
+    text = compare_page(runs)
+    assert_alone(text)
+    page = Page(text)
+    assert page.sections == ["curves", "figures", "config"]
+    (label,) = {label for label in page.labels() if label.startswith("Training loss")}
+    assert "one: from" in label and "two: from" in label
+    assert "train.lr" in page.text and "0.2" in page.words
+    assert "model.hidden" not in page.text and "run.folder" not in page.text
+    assert text == compare_page(runs)
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / place / "<b>run", 0.1) for place in ("here", "there")]
+    page = Page(compare_page(runs))
+    assert "here/<b>run" in page.words and "there/<b>run" in page.words
+    assert "their configs are the same but for the folder" in page.text
+
+
+def test_one_run_or_too_many_are_refused(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "one", 0.1)
+    for number in (1, 9):
+        with pytest.raises(ConfigError, match="give 2 to 8"):
+            compare_page([run] * number)

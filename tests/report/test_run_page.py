@@ -1,0 +1,262 @@
+"""The page of a run tells what its files tell: whole, cut off, short, long, wide, or broken."""
+
+import json
+import math
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pages import Page, assert_alone
+from stores import write_tokens
+from stretto import ConfigError, Corpus, DivergedError, Run, Sequences, run_page
+from stretto.config.run import RunConfig
+from stretto.config.toml import parse_config
+from stretto.plan.orders import order
+from stretto.plan.timeline import simulate
+from stretto.plan.trace import Row, Trace, Work
+from stretto.report.lengths import read_lengths
+from stretto.report.record import read_record
+
+ALWAYS = ["curves", "run", "step", "balance", "lengths", "faults", "checkpoints", "figures"]
+
+
+def config_of(folder: Path, data: str, **sections: dict[str, object]) -> RunConfig:
+    base: dict[str, dict[str, object]] = {
+        "data": {"train": data, "valid": data, "lanes": 8, "window": 20},
+        "model": {"hidden": 12},
+        "train": {"steps": 25},
+        "run": {"folder": folder, "eval_every": 10},
+        "save": {"every": 10},
+    }
+    return parse_config({name: {**base.get(name, {}), **sections.get(name, {})} for name in {**base, **sections}})
+
+
+def train(config: RunConfig) -> Path:
+    for _ in Run(config).events():
+        pass
+    return config.run.folder
+
+
+@pytest.fixture(scope="module")
+def finished(byte_corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(config_of(tmp_path_factory.mktemp("runs") / "first", byte_corpus.location))
+
+
+def write_log(folder: Path, lines: Iterable[dict[str, Any]], end: str = "", config: str = "") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.toml").write_text(config or '[data]\ntrain = "gone"\n')
+    with (folder / "log.jsonl").open("w") as log:
+        for line in lines:
+            log.write(json.dumps(line) + "\n")
+        log.write(end)
+    return folder
+
+
+def step(number: int, **more: object) -> dict[str, Any]:
+    usual = {"loss": 5 / number, "tokens": 100, "gradient_norm": 1.0, "learning_rate": 0.1}
+    seconds = {"data_seconds": 0.1, "compute_seconds": 0.8, "optimizer_seconds": 0.1}
+    return {"kind": "step", "step": number, "epoch": 1, **usual, **seconds, "skipped": 0, **more}
+
+
+def test_a_finished_run_has_every_part(finished: Path) -> None:
+    text = run_page(finished)
+    assert_alone(text)
+    page = Page(text)
+    assert page.sections == ALWAYS
+    for words in ("finished", "2 LSTM layers of 12", "25 steps of adamw", "One start, and nothing went wrong"):
+        assert words in page.text
+    labels = " ".join(page.labels())
+    for picture in ("Loss.", "Learning rate", "Gradient norm", "Speed", "as it was measured", "The mean step"):
+        assert picture in labels
+    record = read_record(finished)
+    assert record.last_evaluation is not None
+    assert f"{record.last_evaluation['loss']:.4f}" in page.text, "the log's own figure"
+
+
+def test_the_same_files_give_the_same_page(finished: Path) -> None:
+    assert run_page(finished) == run_page(str(finished))
+
+
+def test_rows_of_unequal_length_have_a_histogram_and_padding(tmp_path: Path) -> None:
+    rows = [[index % 7 for index in range(3 + number % 40)] for number in range(200)]
+    data = write_tokens(tmp_path / "data", [rows], 7, [[number % 2 for number in range(200)]])
+    options: dict[str, dict[str, object]] = {
+        "data": {"train": data.location, "valid": None, "budget": 256},
+        "train": {"steps": 12},
+    }
+    config = parse_config({**options, "model": {"hidden": 8, "layers": 1}, "run": {"folder": tmp_path / "run"}})
+    page = Page(run_page(train(config)))
+    assert "200 sequences" in page.text and "the longest 42" in page.text and "were padding" in page.text
+    assert any(label.startswith("Lengths of the training data: 200 sequences") for label in page.labels())
+    assert any(label.startswith("Padding of each batch") for label in page.labels())
+    assert "nothing held out" in page.text
+
+
+def test_lengths_of_a_large_store_are_sampled_evenly(tmp_path: Path) -> None:
+    shards = [[[0] * (1 + number % 50) for number in range(3000)] for _ in range(2)]
+    sequences = write_tokens(tmp_path / "data", shards, 2)
+    few, all_of_them = read_lengths(sequences, most=1000), read_lengths(sequences)
+    assert len(all_of_them.values) == 6000 and 500 < len(few.values) <= 1000
+    assert few.values.mean() == pytest.approx(all_of_them.values.mean(), rel=0.1)
+
+
+def test_data_that_has_gone_or_changed_is_said_to_have(tmp_path: Path, byte_corpus: Corpus) -> None:
+    gone = write_log(tmp_path / "gone", [step(1)])
+    assert "gone, is not there any more" in Page(run_page(gone)).text
+    folder = train(config_of(tmp_path / "run", byte_corpus.location, train={"steps": 2}))
+    other = write_tokens(tmp_path / "other", [[[0, 1]]], 2)
+    text = (folder / "config.toml").read_text().replace(byte_corpus.location, other.location)
+    (folder / "config.toml").write_text(text)
+    assert "is not the data that the run was trained on" in Page(run_page(folder)).text
+    assert isinstance(other, Sequences)
+
+
+def test_a_run_that_was_killed_and_went_on_says_from_where(byte_corpus: Corpus, tmp_path: Path) -> None:
+    run = Run(config_of(tmp_path / "run", byte_corpus.location))
+    for event in run.events():
+        if getattr(event, "step", 0) == 14:
+            break
+    run.close()
+    with (tmp_path / "run" / "log.jsonl").open("a") as log:
+        log.write('{"kind": "step", "step": 15, "lo')
+    half = Page(run_page(tmp_path / "run"))
+    assert "not finished" in half.text and "1 line in its log that can't be read" in half.text
+    folder = train(config_of(tmp_path / "run", byte_corpus.location, train={"steps": 25, "lr": 5e-4}))
+    page = Page(run_page(folder))
+    assert "was started 2 times" in page.text
+    assert "step-000000010-g1" in page.text and "train.lr 0.001 -> 0.0005" in page.text
+    assert any("started again after step 10" in words for words in page.words), "and the curve is marked there"
+
+
+def test_a_run_that_diverged_says_so_and_where_the_batch_is(byte_corpus: Corpus, tmp_path: Path) -> None:
+    wild = {"steps": 20, "lr": 1e38, "optimizer": "sgd", "clip": 0.0}
+    with pytest.raises(DivergedError):
+        train(config_of(tmp_path / "run", byte_corpus.location, train=wild))
+    text = run_page(tmp_path / "run")
+    assert_alone(text)
+    page = Page(text)
+    assert "stopped: not finite" in page.text and "rank-0.safetensors" in page.text
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ([], "The log has no step yet"),
+        ([step(1)], "2 lines in its log"),
+        ([step(1, loss=None, gradient_norm=None)], "no finite value was logged"),
+        ([step(number, loss=None if number % 2 else 1.0) for number in range(1, 9)], "not finite in 4 steps"),
+        ([step(1), step(2, skipped=1), step(3, skipped=1)], "skipped 1 step"),
+        ([step(1), {"kind": "save", "step": 1, "error": "disk full", "num_bytes": 0}], "failed to save 1 time"),
+        ([step(1, loss=1e308, gradient_norm=1e-320), step(2, loss=-1e308)], "Curves"),
+        ([{"kind": "ranks"}, {"kind": "step"}, {"kind": 3}, {"step": 1}], "Curves"),
+        ([step(1), {"kind": "evaluation", "step": 1, "loss": None, "tokens": 1, "perplexity": None}], "Curves"),
+    ],
+)
+def test_a_log_of_any_kind_becomes_a_page(tmp_path: Path, lines: list[dict[str, Any]], words: str) -> None:
+    text = run_page(write_log(tmp_path / "run", lines, "[1, 2]\n\x00\n"))
+    assert_alone(text)
+    page = Page(text)
+    assert words in page.text and page.sections == ALWAYS
+    assert "nan" not in text.lower() and "inf" not in page.text.lower().replace("information", "")
+
+
+def test_the_balance_of_two_ranks_is_told_in_words_and_rows(tmp_path: Path) -> None:
+    ranks = {
+        "kind": "ranks",
+        "step": 10,
+        "seconds": 2.0,
+        "busy": [1.5, 0.5],
+        "waiting": [0.5, 1.5],
+        "memory": [1e9, 3e9],
+    }
+    page = Page(run_page(write_log(tmp_path / "run", [step(1), ranks])))
+    assert "50% of all ranks' time was waiting" in page.text and "Rank 0 was busiest with 1.5 s" in page.text
+    assert any(label == "Most memory in use: rank 0 1 GB; rank 1 3 GB" for label in page.labels())
+
+
+def traced(folder: Path, replicas: int, stages: int, chunks: int) -> None:
+    timeline = simulate([order(stage, stages, 1, chunks) for stage in range(stages)], lambda stage, action: 0.01)
+    rows = [
+        Row(rank, rank // stages, rank % stages, tuple(Work.of(s) for s in timeline.spans if s.stage == rank % stages))
+        for rank in range(replicas * stages)
+    ]
+    (folder / "trace.json").write_text(Trace.of(10, rows).to_json())
+
+
+def test_a_planned_step_stands_beside_the_measured_one(tmp_path: Path) -> None:
+    config = '[data]\ntrain = "gone"\n[layout]\nstages = 2\nchunks = 4\nblocks = [2, 2]\n'
+    lines = [step(1), {"kind": "plan", "step": 23, "predicted": 0.1, "measured": 0.15}]
+    folder = write_log(tmp_path / "run", lines, config=config)
+    layout = parse_config({"data": {"train": "gone"}, "layout": {"stages": 2, "chunks": 4, "blocks": [2, 2]}}).layout
+    best = {
+        "layout": layout.model_dump(mode="json", exclude={"auto", "elastic"}), "seconds": 0.1, "bubble": 0.2,
+        "memory": 1e9, "stages": [{"blocks": [0, 2], "busy": 0.04}, {"blocks": [2, 4], "busy": 0.04}],
+    }  # fmt: skip
+    (folder / "plan.json").write_text(json.dumps({"advice": "use <2> stages", "best": [best]}))
+    traced(folder, 1, 2, 4)
+    page = Page(run_page(folder))
+    assert "plan" in page.sections
+    for words in ("use <2> stages", "100 ms", "150 ms", "1.50", "F3", "B0"):
+        assert words in page.text
+    assert any(label.startswith("A step of one replica as it was planned: 2 rows") for label in page.labels())
+
+
+def test_512_ranks_and_their_trace_stay_readable_and_small(tmp_path: Path) -> None:
+    lines: list[dict[str, Any]] = [step(number) for number in range(1, 30)]
+    busy = [1 + math.sin(rank) / 4 for rank in range(512)]
+    lines.append(
+        {"kind": "ranks", "step": 10, "seconds": 2.0, "busy": busy, "waiting": [0.5] * 512, "memory": [1] * 512}
+    )
+    folder = write_log(tmp_path / "run", lines)
+    traced(folder, 64, 8, 16)
+    text = run_page(folder)
+    page = Page(text)
+    assert "The first 32 of 512 ranks are shown" in page.text and "A mean step of 512 ranks" in page.text
+    assert len(text) < 2_000_000 and page.count("rect") < 6000
+
+
+def test_a_log_of_200_000_steps_makes_a_small_page_in_bounded_time(tmp_path: Path) -> None:
+    line = json.dumps(step(1)).replace('"step": 1,', '"step": %d,').replace('"loss": 5.0', '"loss": %f')
+    folder = write_log(tmp_path / "run", [])
+    with (folder / "log.jsonl").open("w") as log:
+        log.writelines(line % (number, 1 + 5 / number) + "\n" for number in range(1, 200_001))
+    parts: list[float] = []
+    started = time.process_time()
+    text = run_page(folder, parts.append)
+    assert time.process_time() - started < 30
+    assert len(text) < 1_000_000 and "200,000" in text
+    assert parts == sorted(parts) and 50 < len(parts) <= 101 and parts[-1] <= 1
+
+
+def test_hostile_names_stay_text(tmp_path: Path) -> None:
+    hostile = '<script>alert(1)</script><img src=x onerror="alert(2)">'
+    told = {"from": hostile, "ranks": hostile, "layout": hostile, "changes": [hostile]}
+    lines = [
+        {"kind": "start", "step": 0, "generation": 1, **told},
+        step(1),
+        {"kind": "evaluation", "step": 1, "loss": 1.0, hostile: 2.0},
+        {"kind": "save", "step": 1, "error": hostile},
+    ]  # fmt: skip
+    config = f"[data]\ntrain = '{hostile}'\n[model]\nfactory = '{hostile}'\n"
+    folder = write_log(tmp_path / hostile.replace("/", "\\"), lines, config=config)
+    (folder / "plan.json").write_text(json.dumps({"advice": hostile, "best": [hostile]}))
+    (folder / "subject.json").write_text(json.dumps({"task": {"asks": hostile}}))
+    (folder / "trace.json").write_text(hostile)
+    (folder / "nonfinite").mkdir()
+    (folder / "nonfinite" / "step-2-<b>.safetensors").touch()
+    text = run_page(folder)
+    assert_alone(text)
+    assert text.count("<script>") == 1 and "<img" not in text and "<b>." not in text
+
+
+def test_what_is_no_run_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not there; give the folder of a run"):
+        run_page(tmp_path / "missing")
+    with pytest.raises(ConfigError, match=r"holds no run \(config.toml and log.jsonl are missing\)"):
+        run_page(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="is a file"):
+        run_page(tmp_path / "file")
