@@ -1,19 +1,32 @@
+import json
 import math
+from pathlib import Path
 
 import pytest
+from torch import Tensor
 
+from ranks import Pools
 from stretto import (
     LSTM,
+    Batches,
     Corpus,
     Embedding,
     Evaluation,
+    Labelled,
     Lanes,
+    Layout,
     Linear,
     LocalEngine,
+    LossSum,
+    SequenceLoss,
+    Sequences,
     Stack,
     TokenLoss,
+    World,
     evaluate,
     initialize,
+    make_engine,
+    prepare_sequences,
 )
 
 
@@ -48,3 +61,46 @@ def test_progress_is_told(byte_corpus: Corpus) -> None:
     lanes = Lanes(byte_corpus, 10, 500)
     evaluate(engine, lanes, on_window=seen.append)
     assert seen == [done / lanes.num_windows for done in range(1, lanes.num_windows + 1)]
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("labelled")
+    lines = ({"text": "abcde"[row % 5 :] * (row % 7 + 1), "kind": row % 3} for row in range(101))
+    (folder / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    prepare_sequences(folder / "a.jsonl", folder / "data", label="kind")
+    return folder / "data"
+
+
+def classifier() -> Stack:
+    return Stack([Embedding(256, 4), LSTM(4, 8), Linear(8, 3)]).double()
+
+
+def batches(data: Path) -> Batches:
+    return Batches(Labelled(Sequences.open(data)), budget=200)
+
+
+def mistakes(y: Tensor, targets: Tensor) -> LossSum:
+    asked = targets != -100
+    return LossSum((y[asked].argmax(dim=1) != targets[asked]).double().sum(), asked.sum())
+
+
+def test_accuracy_counts_the_labels_that_were_right(labelled: Path) -> None:
+    stack = initialize(classifier(), 1)
+    scores = evaluate(LocalEngine(stack, SequenceLoss()), batches(labelled))
+    wrong = evaluate(LocalEngine(stack, mistakes), batches(labelled))
+    assert scores.right == 101 - wrong.total and 0 < scores.right < 101
+    assert scores.scores == {"accuracy": scores.right / 101}
+    assert f"accuracy {scores.right / 101:.4f}  (101 labels)" in str(scores)
+    assert wrong.accuracy is None and wrong.scores == {}, "a loss that doesn't say what is right has none"
+
+
+def _count_right(world: World, data: Path, layout: Layout) -> int | None:
+    engine = make_engine(classifier(), SequenceLoss(), layout, world, seed=1)
+    return evaluate(engine, batches(data).share(engine.mesh.replica, layout.replicas, layout.slices)).right
+
+
+@pytest.mark.parametrize("layout", [Layout(stages=2, chunks=3), Layout(replicas=2, slices=2)], ids=str)
+def test_accuracy_is_that_of_one_rank_in_every_layout(layout: Layout, labelled: Path, pools: Pools) -> None:
+    alone = evaluate(LocalEngine(initialize(classifier(), 1), SequenceLoss()), batches(labelled))
+    assert pools[2].run(_count_right, labelled, layout) == [alone.right] * 2

@@ -20,6 +20,7 @@ class LossSum:
 
     total: Tensor  # [] floating
     count: Tensor  # [] int64
+    right: Tensor | None = None  # [] int64, how many answers were right, of a loss that can say so
 
 
 Loss = Callable[[Tensor, Tensor], LossSum]
@@ -55,8 +56,9 @@ class SequenceLoss:
 
     def __call__(self, y: Tensor, targets: Tensor) -> LossSum:
         asked = targets != self.ignore
-        total = F.cross_entropy(_full_precision(y[asked]), targets[asked], reduction="sum")
-        return LossSum(total, asked.sum())
+        answers, labels = _full_precision(y[asked]), targets[asked]
+        total = F.cross_entropy(answers, labels, reduction="sum")
+        return LossSum(total, asked.sum(), (answers.argmax(dim=-1) == labels).sum())
 
 
 def last_step_targets(labels: Tensor, lengths: Tensor, num_steps: int, ignore: int = IGNORE) -> Tensor:

@@ -20,7 +20,7 @@ def run(arguments: list[str]) -> None:
 def _parser() -> Parser:
     parser = Parser(
         prog="stretto eval",
-        description="Evaluate the model of a run: loss, perplexity, bits per byte.",
+        description="Evaluate the model of a run: loss, perplexity, bits per byte, accuracy.",
         epilog="example:\n  stretto eval runs/first --data data/other",
     )
     parser.add_argument("run", metavar="RUN", help="the run's folder, or a checkpoint")

@@ -24,6 +24,7 @@ class Outcome:
     total: Tensor  # [] the summed loss
     count: Tensor  # [] how much was asked
     state: State  # of this rank's rows and blocks, detached: what the next window starts from
+    right: Tensor | None = None  # [] how many answers were right, if the loss can say so
 
 
 class Engine(Protocol):
@@ -125,8 +126,11 @@ def add_losses(losses: Sequence[LossSum]) -> LossSum:
     """Return the sum of some losses; of none, on a rank that has no targets, zero."""
     if not losses:
         return LossSum(torch.zeros(()), torch.zeros((), dtype=torch.int64))
+    rights = [loss.right for loss in losses if loss.right is not None]
     return LossSum(
-        torch.stack([loss.total for loss in losses]).sum(), torch.stack([loss.count for loss in losses]).sum()
+        torch.stack([loss.total for loss in losses]).sum(),
+        torch.stack([loss.count for loss in losses]).sum(),
+        torch.stack(rights).sum() if len(rights) == len(losses) else None,
     )
 
 

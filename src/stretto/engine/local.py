@@ -1,6 +1,7 @@
 """LocalEngine: a step on one device, its rows in one or several slices."""
 
 import time
+from dataclasses import replace
 
 import torch
 
@@ -111,10 +112,10 @@ class LocalEngine:
             if self.spans is not None and torch.is_grad_enabled():
                 self.spans.append(Span(0, Action(Kind.FORWARD, index, 0), started, middle))
                 self.spans.append(Span(0, Action(Kind.BACKWARD, index, 0), middle, self._now()))
-            losses.append(LossSum(loss.total.detach(), loss.count))
+            losses.append(replace(loss, total=loss.total.detach()))
             states.append(detach(after))
         added = add_losses(losses)
-        return Outcome(added.total, added.count, join_rows(states))
+        return Outcome(added.total, added.count, join_rows(states), added.right)
 
     def _now(self) -> float:
         if self.spans is not None and self._device.type != "cpu":

@@ -10,7 +10,7 @@ backpropagation through the whole window.
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -205,7 +205,7 @@ class _Step:
         self.mesh.world.note(f"after window {self.engine.num_windows}")
         loss = add_losses(self.losses)
         state = settle(self.engine.stack, self.rows, self.window.num_steps, self._final_state())
-        return Outcome(loss.total, loss.count, state)
+        return Outcome(loss.total, loss.count, state, loss.right)
 
     def _expect(self, actions: list[Action]) -> None:
         """Post the first receives; shapes are known from the lengths, so nothing is negotiated."""
@@ -231,7 +231,7 @@ class _Step:
             y, after = self.engine.run_blocks(live.x, live.state, self._targets(action))
         progress.state = detach(after)
         if isinstance(y, LossSum):
-            self.losses.append(LossSum(y.total.detach(), y.count))
+            self.losses.append(replace(y, total=y.total.detach()))
             y = y.total
         elif self.mesh.upward is not None:
             self.mesh.upward.send(y.detach())

@@ -19,6 +19,7 @@ class Evaluation:
     tokens: int  # how much was asked
     bytes_per_token: float | None = None  # of the text, where there is one
     asks: str = "tokens"
+    right: int | None = None  # how many answers were right, if the loss can say so
 
     def __str__(self) -> str:
         scores = "".join(f"  {name.replace('_', ' ')} {value:,.4f}" for name, value in self.scores.items())
@@ -26,7 +27,9 @@ class Evaluation:
 
     @property
     def scores(self) -> dict[str, float]:
-        """What else the loss means, by name: for tokens, perplexity and, of a text, bits per byte."""
+        """What else is known, by name: for tokens, perplexity and, of a text, bits per byte; for labels, accuracy."""
+        if self.accuracy is not None:
+            return {"accuracy": self.accuracy}
         if self.asks != "tokens":
             return {}
         bits = {} if self.bits_per_byte is None else {"bits_per_byte": self.bits_per_byte}
@@ -40,6 +43,11 @@ class Evaluation:
     def perplexity(self) -> float:
         # A model that is this wrong has no useful perplexity; infinity prints better than an error.
         return math.exp(self.loss) if self.loss < 700 else math.inf
+
+    @property
+    def accuracy(self) -> float | None:
+        """Which part of the answers was right."""
+        return None if self.right is None else self.right / self.tokens
 
     @property
     def bits_per_byte(self) -> float | None:
@@ -71,7 +79,7 @@ def evaluate(
     With `is_interrupted`, all ranks give it up together soon after it has become true on any of them.
     """
     state: State | None = None
-    total = count = 0.0
+    total = count = right = judged = 0.0
     windows = read_ahead(data, Position(), inputs=engine.needs_inputs, targets=engine.needs_targets, workers=workers)
     for number, (window, position) in enumerate(windows):
         if is_interrupted is not None and number % _CHECK_EVERY == 0 and any(engine.add_up([float(is_interrupted())])):
@@ -80,10 +88,14 @@ def evaluate(
         state = outcome.state
         total += float(outcome.total)
         count += float(outcome.count)
+        if outcome.right is not None:
+            right += float(outcome.right)
+            judged += float(outcome.count)
         on_window(1.0 if position.epoch else data.fraction(position))
         if position.epoch:
             break
-    total, count = engine.add_up([total, count])
+    total, count, right, judged = engine.add_up([total, count, right, judged])
     if not count:
         raise DataError("the data asks for nothing, so there is nothing to evaluate; give other data")
-    return Evaluation(total, int(count), data.bytes_per_token, data.task.asks)
+    is_judged = judged == count
+    return Evaluation(total, int(count), data.bytes_per_token, data.task.asks, int(right) if is_judged else None)
