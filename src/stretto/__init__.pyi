@@ -51,13 +51,18 @@ from stretto.data.cache import Cache as Cache
 from stretto.data.corpus import Corpus as Corpus
 from stretto.data.documents import DocumentLanes as DocumentLanes
 from stretto.data.forecast import Forecast as Forecast
+from stretto.data.inspect import Found as Found
+from stretto.data.inspect import inspect_data as inspect_data
 from stretto.data.items import Continued as Continued
 from stretto.data.items import Labelled as Labelled
 from stretto.data.items import Stretches as Stretches
 from stretto.data.lanes import Lanes as Lanes
+from stretto.data.listing import UnclearError as UnclearError
 from stretto.data.loader import Windows as Windows
 from stretto.data.loader import read_ahead as read_ahead
 from stretto.data.prepare import prepare_text as prepare_text
+from stretto.data.prepare_found import Prepared as Prepared
+from stretto.data.prepare_found import prepare_found as prepare_found
 from stretto.data.prepare_sequences import prepare_sequences as prepare_sequences
 from stretto.data.prepare_series import prepare_series as prepare_series
 from stretto.data.sequences import Sequences as Sequences
@@ -65,6 +70,8 @@ from stretto.engine.build import make_engine as make_engine
 from stretto.engine.engine import Engine as Engine
 from stretto.engine.engine import Outcome as Outcome
 from stretto.engine.local import LocalEngine as LocalEngine
+from stretto.launch.doctor import diagnose as diagnose
+from stretto.launch.finding import Finding as Finding
 from stretto.measure.load import find_load as find_load
 from stretto.measure.profile import measure_profile as measure_profile
 from stretto.mesh.world import World as World
@@ -105,6 +112,8 @@ from stretto.train.run import Run as Run
 from stretto.train.trace import gather_trace as gather_trace
 from stretto.train.sinks.sinks import Sinks as Sinks
 from stretto.train.sinks.sinks import open_sinks as open_sinks
+from stretto.train.starter import Suggestion as Suggestion
+from stretto.train.starter import suggest as suggest
 from stretto.train.trained import TrainedModel as TrainedModel
 from stretto.train.trained import load as load
 from stretto.train.trainer import StepReport as StepReport

@@ -225,7 +225,6 @@ GOOD: dict[str, dict[str, Any]] = {
         ("text", '{"text": "\\ud800", "y": 1}', "'text' has half of a surrogate pair"),
         ("text", '{"text": "x"}', "it has no 'y'"),
         ("text", '{"text": "x", "y": 1.5}', "'y' is 1.5, not a label: text or a whole number"),
-        ("text", '{"text": "x", "y": true}', "'y' is true, not a label"),
         ("text", '{"text": "x", "y": ""}', "'y' is \"\", not a label"),
         ("tokens", '{"tokens": [], "y": 1}', "'tokens' is a sequence of no steps"),
         ("tokens", '{"tokens": "x", "y": 1}', "'tokens' is \"x\", not a list"),
@@ -309,10 +308,10 @@ def test_nan_can_be_a_missing_value(tmp_path: Path) -> None:
         ([{"text": "a"}], {"read_as": "tokens"}, "row 1: 'text' is \"a\", not a list"),
         ([{"text": "a"}], {"like": "tokens"}, "like=.* has tokens, but 'text' holds text"),
         ([{"tokens": [3]}], {"like": "tokens"}, "row 1: 'tokens' has token 3, but there are only 3"),
-        ([{"tokens": [1]}], {"like": "tokens", "num_tokens": 9}, "has no meaning for a number taken by `like`"),
-        ([{"tokens": [1], "y": "z"}], {"like": "tokens", "label": "y"}, "which is none of the 1 classes of `like`"),
+        ([{"tokens": [1]}], {"like": "tokens", "num_tokens": 9}, "has no meaning for a number taken by --like"),
+        ([{"tokens": [1], "y": "z"}], {"like": "tokens", "label": "y"}, "which is none of the 1 classes of --like"),
         ([{"values": [[1, 2]]}], {"like": "values"}, "like=.* has 1 channels, but 'values' has 2"),
-        ([{"values": [1], "y": 1}], {"like": "values", "label": "y"}, "has no labels; leave label=y out"),
+        ([{"values": [1], "y": 1}], {"like": "values", "label": "y"}, "has no labels; leave --label y out"),
     ],
 )
 def test_what_can_not_be_meant_is_refused(
@@ -325,3 +324,10 @@ def test_what_can_not_be_meant_is_refused(
     with pytest.raises(DataError, match=reason):
         prepare_sequences(jsonl(tmp_path / "a.jsonl", records), tmp_path / "out", **options)
     assert not (tmp_path / "out").exists() and not (tmp_path / "out.partial").exists()
+
+
+def test_true_and_false_are_labels(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "x", "y": true}\n{"text": "y", "y": false}\n{"text": "z", "y": true}\n')
+    (store,) = prepare_sequences(tmp_path / "a.jsonl", tmp_path / "out", label="y")
+    assert store.fields.labels is not None and store.fields.labels.names == ("false", "true")
+    assert store.read_labels([(0, 0), (0, 1), (0, 2)]).tolist() == [1, 0, 1]

@@ -88,7 +88,7 @@ def test_like_takes_columns_and_statistics(meters: Path, tmp_path: Path) -> None
     (tmp_path / "b.csv").write_text("load,heat\n5,7\n")
     (two,) = prepare_series(tmp_path / "b.csv", tmp_path / "two", like=tmp_path / "one")
     assert two.fields.values == one.fields.values and steps_of(two) == [[[7]]]
-    with pytest.raises(DataError, match=r"columns=\['load'\] are not those of like=.*\['heat'\]; leave one out"):
+    with pytest.raises(DataError, match=r"columns=\['load'\] are not those of --like=.*\['heat'\]; leave one out"):
         prepare_series(tmp_path / "b.csv", tmp_path / "three", like=tmp_path / "one", columns=["load"])
 
 
@@ -97,7 +97,7 @@ def test_like_takes_columns_and_statistics(meters: Path, tmp_path: Path) -> None
     [
         ("a,2", "it has 2 cells, but the header has 3"),
         ("a,2,x", "'x' has \"x\", not a number"),
-        ("a,2,nan", "'x' has a NaN or an infinity; mend it, take it for a missing value with nan=missing"),
+        ("a,2,nan", "'x' has a NaN or an infinity; mend it, take it for a missing value with --nan missing"),
         ("a,2,-inf", "'x' has a NaN or an infinity"),
         ("a,2,1e39", "'x' has a number that is too large for 32-bit floats; scale it"),
         (",2,1", "'by' is empty"),
@@ -138,7 +138,7 @@ def test_json_has_numbers_and_null_but_no_text_or_gaps(tmp_path: Path) -> None:
     [
         ({"columns": []}, "columns is empty"),
         ({"columns": ["load", "load"]}, "columns names 'load' twice"),
-        ({"columns": ["when"], "time": "when"}, "columns names 'when' twice, or it is by or time"),
+        ({"columns": ["when"], "time": "when"}, "columns names 'when' twice, or it is --by or --time"),
         ({"columns": ["gone"]}, "row 1: it has no 'gone'"),
         ({"time": "gone"}, "row 1: it has no 'gone'"),
         ({"columns": ["meter"]}, "row 1: 'meter' has \"a\", not a number"),
@@ -162,7 +162,7 @@ def test_what_can_not_be_meant_is_refused(options: dict[str, Any], reason: str, 
 
 def test_columns_without_a_number_are_no_channels(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x,y\na,b\n")
-    with pytest.raises(DataError, match=r"a\.csv has no column of numbers, only \['x', 'y'\]; name the columns"):
+    with pytest.raises(DataError, match=r"no column of numbers, only \['x', 'y'\]; name the channels with --col"):
         prepare_series(tmp_path / "a.csv", tmp_path / "out")
 
 
@@ -178,7 +178,7 @@ def test_a_column_that_shows_no_value_has_to_be_named(missing: str, tmp_path: Pa
     rows = [f"{step},{missing if step < 1000 else step}" for step in range(1200)]
     (tmp_path / "a.csv").write_text("\n".join(["x,y", *rows]) + "\n")
     with pytest.raises(
-        DataError, match=r"a\.csv: 'y' has no value in the first 1,000 rows; name the channels with colu"
+        DataError, match=r"a\.csv: 'y' has no value in the first 1,000 rows; name the channels with --colu"
     ):
         prepare_series(tmp_path / "a.csv", tmp_path / "out")
     (store,) = prepare_series(tmp_path / "a.csv", tmp_path / "out", columns=["x", "y"], nan="missing")

@@ -13,6 +13,8 @@ from stretto.cli.parser import Parser
 
 # Imported only when called for, so that help is instant and never wakes torch.
 COMMANDS = {
+    "init": "look at a file or a folder, prepare it, and write a run that trains",
+    "doctor": "check this machine, or all of a job's, and say what to do about what is found",
     "prepare": "turn text, records or series into data to train on",
     "plan": "say which layout of a run is fastest on some devices, and why",
     "profile": "measure a run's model on this machine, for plans",

@@ -125,6 +125,13 @@ def _open_vocabulary(location: str | None) -> "Vocabulary | None":
     return parse_vocabulary(Store.open(location).read_file(FILE), location)
 
 
+def describe_store(store: "Corpus | Sequences") -> str:
+    """Return what a store holds, in a line."""
+    from stretto.data.corpus import Corpus
+
+    return _describe_corpus(store) if isinstance(store, Corpus) else _describe_sequences(store)
+
+
 def _describe_corpus(corpus: "Corpus") -> str:
     is_byte = corpus.vocabulary.level == "byte"
     unknown = "" if is_byte else f" ({corpus.num_unknown / corpus.num_tokens:.1%} unknown)"

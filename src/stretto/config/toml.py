@@ -46,12 +46,12 @@ def dump_config(config: RunConfig) -> str:
     """Return the whole of a config as TOML, every default written out but those that are none."""
     lines: list[str] = []
     for section, values in config.model_dump(mode="json", exclude_none=True).items():
-        lines += [f"[{section}]", *(f"{field} = {_value(value)}" for field, value in values.items()), ""]
+        lines += [f"[{section}]", *(f"{field} = {toml_value(value)}" for field, value in values.items()), ""]
     return "\n".join(lines)
 
 
-def _value(value: object) -> str:
-    """A plain value as TOML writes it: as JSON does, but for characters that either escapes in its own way."""
+def toml_value(value: object) -> str:
+    """Return a plain value as TOML writes it: as JSON does, but for characters that either escapes in its own way."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

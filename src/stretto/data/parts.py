@@ -132,7 +132,7 @@ def open_job(
 ) -> Iterator[Job]:
     """Begin a preparation, or go on with the same one; what another left behind is thrown away."""
     if workers is not None and workers < 1:
-        raise DataError(f"workers={workers} must be at least 1")
+        raise DataError(f"--workers={workers} must be at least 1")
     target = check_target(target)
     folder = target.with_name(target.name + ".partial")
     job = Job(target, folder, workers, on_progress)

@@ -46,7 +46,7 @@ def prepare_text(
     """
     check_hold_out(hold_out)
     if shard_bytes < 1:
-        raise DataError(f"shard-bytes={shard_bytes} must be at least 1")
+        raise DataError(f"--shard-bytes={shard_bytes} must be at least 1")
     level = check_level(level, vocabulary, max_symbols)
     texts = TextFiles.open([files] if isinstance(files, Path | str) else files)
     cut = texts.next_line(int(texts.num_bytes * (1 - hold_out))) if hold_out else texts.num_bytes
@@ -54,7 +54,7 @@ def prepare_text(
     for side, (start, stop) in sides.items():
         if start == stop:
             raise DataError(
-                f"hold-out={hold_out} leaves no whole line for {Path(folder) / side}; use another part or more text"
+                f"--hold-out={hold_out} leaves no whole line for {Path(folder) / side}; use another part or more text"
             )
     options = {
         "what": "text",
@@ -77,21 +77,25 @@ def prepare_text(
 def check_hold_out(hold_out: float) -> None:
     """Refuse what is not a part."""
     if not 0 <= hold_out < 1:
-        raise DataError(f"hold-out={hold_out} is not in [0, 1); use a part such as 0.1")
+        raise DataError(f"--hold-out={hold_out} is not in [0, 1); use a part such as 0.1")
 
 
 def check_level(level: Level | None, vocabulary: Vocabulary | None, max_symbols: int | None) -> Level:
     """Return the level that is meant; refuse options that contradict each other."""
     if level not in (None, "byte", "char", "word"):
-        raise DataError(f"level={level!r} is not byte, char or word; use one of these")
+        raise DataError(f"--level={level!r} is not byte, char or word; use one of these")
     if vocabulary is not None and level not in (None, vocabulary.level):
-        raise DataError(f"level={level} is not that of the given vocabulary, {vocabulary.level}; leave one of them out")
+        raise DataError(
+            f"--level={level} is not that of the given vocabulary, {vocabulary.level}; leave one of them out"
+        )
     meant = vocabulary.level if vocabulary is not None else level or "byte"
     if max_symbols is not None and (vocabulary is not None or meant == "byte"):
         what = "a given vocabulary" if vocabulary is not None else "bytes"
-        raise DataError(f"max-symbols={max_symbols} has no meaning for {what}; leave it out")
+        raise DataError(f"--max-symbols={max_symbols} has no meaning for {what}; leave it out")
     if max_symbols is not None and max_symbols < 2:
-        raise DataError(f"max-symbols={max_symbols} leaves nothing but {UNKNOWN}, which it counts too; use at least 2")
+        raise DataError(
+            f"--max-symbols={max_symbols} leaves nothing but {UNKNOWN}, which it counts too; use at least 2"
+        )
     return meant
 
 

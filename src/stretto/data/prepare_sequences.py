@@ -134,7 +134,7 @@ def _find_reading(
 ) -> Reading:
     """Return how the records are to be read: as the first one is that can be."""
     if what not in (None, "text", "tokens", "channels"):
-        raise DataError(f"read-as={what!r} is not text, tokens or channels; use one of these")
+        raise DataError(f"--read-as={what!r} is not text, tokens or channels; use one of these")
     first = ""
     for part in parts:
         bad = BadRows(part, policy)
@@ -157,13 +157,13 @@ def _complete(
     """Add what is known before any record is read; refuse what contradicts it."""
     for name, value in (("level", level), ("vocabulary", vocabulary), ("max-symbols", max_symbols)):
         if value is not None and (reading.what != "text" or (model is not None and name != "level")):
-            other = f"sequences of {reading.what}" if reading.what != "text" else "a vocabulary taken by `like`"
-            raise DataError(f"{name} has no meaning for {other}; leave it out")
+            other = f"sequences of {reading.what}" if reading.what != "text" else "a vocabulary taken by --like"
+            raise DataError(f"--{name} has no meaning for {other}; leave it out")
     if reading.num_tokens is not None and (reading.what != "tokens" or model is not None):
-        other = "a number taken by `like`" if reading.what == "tokens" else f"sequences of {reading.what}"
-        raise DataError(f"num-tokens={reading.num_tokens} has no meaning for {other}; leave it out")
+        other = "a number taken by --like" if reading.what == "tokens" else f"sequences of {reading.what}"
+        raise DataError(f"--num-tokens={reading.num_tokens} has no meaning for {other}; leave it out")
     if reading.num_tokens is not None and not 1 <= reading.num_tokens <= 2**32:
-        raise DataError(f"num-tokens={reading.num_tokens} must be between 1 and 2^32")
+        raise DataError(f"--num-tokens={reading.num_tokens} must be between 1 and 2^32")
     if model is not None:
         reading = _like(reading, model)
         vocabulary = model.vocabulary
@@ -180,15 +180,15 @@ def _like(reading: Reading, model: Like) -> Reading:
     there = "text" if model.vocabulary is not None else values.type
     if there != reading.what:
         raise DataError(
-            f"like={model.location} has {there}, but {reading.sequence!r} holds {reading.what}; give another"
+            f"--like={model.location} has {there}, but {reading.sequence!r} holds {reading.what}; give another"
         )
     if isinstance(values, Channels) and len(values.names) != (reading.num_channels or 1):
         raise DataError(
-            f"like={model.location} has {len(values.names)} channels, but {reading.sequence!r} has "
+            f"--like={model.location} has {len(values.names)} channels, but {reading.sequence!r} has "
             f"{reading.num_channels or 1}; give another"
         )
     if reading.label is not None and labels is None:
-        raise DataError(f"like={model.location} has no labels; leave label={reading.label} out")
+        raise DataError(f"--like={model.location} has no labels; leave --label {reading.label} out")
     return replace(
         reading,
         num_tokens=values.num_tokens if isinstance(values, Tokens) else None,

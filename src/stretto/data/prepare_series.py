@@ -103,20 +103,20 @@ def _write(job: Job, parts: Sequence[RecordPart], work: "_WriteSeries", like: Ch
 def _channels_like(like: Like, columns: Sequence[str] | None) -> Channels:
     values = like.values
     if not isinstance(values, Channels):
-        raise DataError(f"like={like.location} has {values.type}, not channels; give another")
+        raise DataError(f"--like={like.location} has {values.type}, not channels; give another")
     if columns is not None and tuple(columns) != values.names:
         raise DataError(
-            f"columns={list(columns)} are not those of like={like.location}, {list(values.names)}; leave one out"
+            f"--columns={list(columns)} are not those of --like={like.location}, {list(values.names)}; leave one out"
         )
     return values
 
 
 def _check_columns(columns: Sequence[str], by: str | None, time: str | None) -> tuple[str, ...]:
     if not columns:
-        raise DataError("columns is empty; name at least one")
+        raise DataError("--columns is empty; name at least one")
     for name in columns:
         if name in (by, time) or list(columns).count(name) > 1:
-            raise DataError(f"columns names {name!r} twice, or it is by or time; name each column once")
+            raise DataError(f"--columns names {name!r} twice, or it is --by or --time; name each column once")
     return tuple(columns)
 
 
@@ -135,11 +135,13 @@ def _numeric_columns(part: RecordPart, others: set[str | None]) -> list[str]:
     for name, kind in is_numeric.items():
         if kind is None:
             raise DataError(
-                f"{part.path}: {name!r} has no value in the first {num_rows:,} rows; name the channels with columns"
+                f"{part.path}: {name!r} has no value in the first {num_rows:,} rows; name the channels with --columns"
             )
     numeric = [name for name, kind in is_numeric.items() if kind]
     if not numeric:
-        raise DataError(f"{part.path} has no column of numbers, only {sorted(is_numeric)}; name the columns")
+        raise DataError(
+            f"{part.path} has no column of numbers, only {sorted(is_numeric)}; name the channels with --columns"
+        )
     return numeric
 
 
@@ -187,13 +189,13 @@ class _Reading:
         value = record.get(self.time)
         if value is None or value == "":
             raise absent(record, self.time)
-        moment = _moment(value, is_cell)
+        moment = parse_moment(value, is_cell)
         if moment is None:
             raise BadRow(f"{self.time!r} is {shorten(value)}, neither a number nor a time such as 2025-01-31T12:00:00")
         return moment
 
 
-def _moment(value: object, is_cell: bool) -> Moment | None:
+def parse_moment(value: object, is_cell: bool) -> Moment | None:
     """Return a time that can be compared, if it is one."""
     if isinstance(value, datetime):
         return value

@@ -14,7 +14,7 @@ from stretto.data.text import TextFiles
 
 Format = Literal["jsonl", "csv", "parquet", "datasets"]
 
-_FORMATS: dict[str, Format] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
+FORMATS: dict[str, Format] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
 _BATCH = 1024
 _BLOCK = 1 << 20
 # As the csv module says it.
@@ -48,7 +48,7 @@ class RecordPart:
         if self.format == "jsonl":
             return _lines_before(self.path, self.start) + place + 1
         if self.format == "parquet":
-            metadata = _parquet(self.path).metadata
+            metadata = open_parquet(self.path).metadata
             return sum(int(metadata.row_group(group).num_rows) for group in range(self.start)) + place + 1
         return self.start + place + 1
 
@@ -59,8 +59,8 @@ def cut_records(paths: Sequence[Path | str] | Path | str, part_bytes: int | None
     if not found:
         raise DataError("there are no files to prepare; give at least one")
     if part_bytes is not None and part_bytes < 1:
-        raise DataError(f"shard-bytes={part_bytes} must be at least 1")
-    return [part for path in found for part in _cut(path, _format(path), part_bytes or sys.maxsize)]
+        raise DataError(f"--shard-bytes={part_bytes} must be at least 1")
+    return [part for path in found for part in _cut(path, find_format(path), part_bytes or sys.maxsize)]
 
 
 def read_rows(part: RecordPart, fields: Sequence[str] | None = None) -> Iterator[Found]:
@@ -79,7 +79,8 @@ def shorten(value: object) -> str:
     return text if len(text) < 40 else text[:37] + "..."
 
 
-def _format(path: Path) -> Format:
+def find_format(path: Path) -> Format:
+    """Return what a path is by its name; refuse what can't be read."""
     if path.is_dir():
         if (path / "dataset_dict.json").is_file():
             raise DataError(f"{path} holds several datasets; give the folder of one of them")
@@ -88,11 +89,11 @@ def _format(path: Path) -> Format:
         raise DataError(f"{path} is a folder, and not one that datasets' save_to_disk wrote; give its files")
     if not path.is_file():
         raise DataError(f"{path} is not a file; give the paths of files")
-    if path.suffix.lower() not in _FORMATS:
-        raise DataError(f"{path} ends in {path.suffix!r}, which is none of {', '.join(_FORMATS)}; convert or rename it")
+    if path.suffix.lower() not in FORMATS:
+        raise DataError(f"{path} ends in {path.suffix!r}, which is none of {', '.join(FORMATS)}; convert or rename it")
     if not path.stat().st_size:
         raise DataError(f"{path} is empty; leave it out")
-    return _FORMATS[path.suffix.lower()]
+    return FORMATS[path.suffix.lower()]
 
 
 def _cut(path: Path, format: Format, part_bytes: int) -> Iterator[RecordPart]:
@@ -109,7 +110,7 @@ def _cut(path: Path, format: Format, part_bytes: int) -> Iterator[RecordPart]:
     elif format == "parquet":
         yield from _cut_parquet(path, part_bytes)
     else:
-        dataset = _dataset(path)
+        dataset = open_dataset(path)
         if not len(dataset):
             raise DataError(f"{path} has no rows; leave it out")
         step = max(1, part_bytes * len(dataset) // max(1, dataset.data.nbytes))
@@ -129,11 +130,12 @@ def _jsonl_rows(part: RecordPart) -> Iterator[Found]:
                 line = line.removeprefix(_BYTE_ORDER_MARK)
             # A blank line is no row, but an editor counts it.
             if not line.isspace():
-                yield _parse_line(index, line)
+                yield parse_line(index, line)
             index += 1
 
 
-def _parse_line(index: int, line: bytes) -> Found:
+def parse_line(index: int, line: bytes) -> Found:
+    """Return what a line of JSONL holds."""
     try:
         record = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -153,6 +155,14 @@ def _read_header(path: Path) -> list[str]:
             header = next(csv.reader(file, strict=True), [])
         except csv.Error as error:
             raise DataError(f"{path}: its header line can't be read ({error}); mend it") from None
+    return check_header(path, header)
+
+
+def check_header(path: Path, header: list[str]) -> list[str]:
+    """Refuse a header line that doesn't name each column."""
+    other = next((mark for mark in ";\t|" if len(header) == 1 and mark in header[0]), None)
+    if other is not None:
+        raise DataError(f"{path}: its columns are separated by {other!r}; write the file with commas")
     for name in header:
         if not name or not _is_utf8(name) or header.count(name) > 1:
             raise DataError(f"{path}: its header line names a column {name!r}; give each column a name of its own")
@@ -167,7 +177,7 @@ def _csv_rows(part: RecordPart) -> Iterator[Found]:
     for cells in _csv_cells(part.path):
         # Under one name a blank line is an empty cell, unless it is the last: then it is only where the file ends.
         if is_blank and len(header) == 1:
-            yield _csv_row(index, header, [""])
+            yield csv_row(index, header, [""])
             index += 1
         is_blank = not cells
         if is_blank:
@@ -179,7 +189,7 @@ def _csv_rows(part: RecordPart) -> Iterator[Found]:
                 raise DataError(f"{place}: a quote opens there that is never closed; mend the file")
             yield Found(index, {}, f"the row can't be read ({cells})")
         else:
-            yield _csv_row(index, header, cells)
+            yield csv_row(index, header, cells)
         index += 1
     if not index:
         raise DataError(f"{part.path} has a header and no rows; leave it out")
@@ -203,7 +213,8 @@ def _csv_cells(path: Path) -> Iterator[list[str] | str]:
             yield cells
 
 
-def _csv_row(index: int, header: list[str], cells: list[str]) -> Found:
+def csv_row(index: int, header: list[str], cells: list[str]) -> Found:
+    """Return what the cells of a row hold."""
     if len(cells) != len(header):
         return Found(index, {}, f"it has {len(cells)} cells, but the header has {len(header)}")
     for name, cell in zip(header, cells, strict=True):
@@ -245,7 +256,8 @@ def _extra(module: str, extra: str, path: Path) -> Any:  # noqa: ANN401 - an opt
         raise DataError(f"{path} can only be read with {name}; pip install 'stretto[{extra}]'") from None
 
 
-def _parquet(path: Path) -> Any:  # noqa: ANN401 - pyarrow has no types
+def open_parquet(path: Path) -> Any:  # noqa: ANN401 - pyarrow has no types
+    """Open a Parquet file."""
     parquet = _extra("pyarrow.parquet", "parquet", path)
     try:
         return parquet.ParquetFile(path)
@@ -258,7 +270,7 @@ def _unreadable(path: Path, error: Exception) -> DataError:
 
 
 def _cut_parquet(path: Path, part_bytes: int) -> Iterator[RecordPart]:
-    metadata = _parquet(path).metadata
+    metadata = open_parquet(path).metadata
     if not metadata.num_rows:
         raise DataError(f"{path} has no rows; leave it out")
     start = size = 0
@@ -270,7 +282,7 @@ def _cut_parquet(path: Path, part_bytes: int) -> Iterator[RecordPart]:
 
 
 def _parquet_records(part: RecordPart, fields: Sequence[str] | None) -> Iterator[dict[str, Any]]:
-    file = _parquet(part.path)
+    file = open_parquet(part.path)
     names = [name for name in file.schema_arrow.names if fields is None or name in fields]
     try:
         for batch in file.iter_batches(_BATCH, row_groups=range(part.start, part.stop), columns=names):
@@ -280,7 +292,8 @@ def _parquet_records(part: RecordPart, fields: Sequence[str] | None) -> Iterator
         raise _unreadable(part.path, error) from None
 
 
-def _dataset(path: Path) -> Any:  # noqa: ANN401 - an optional library
+def open_dataset(path: Path) -> Any:  # noqa: ANN401 - an optional library
+    """Open a saved Hugging Face dataset."""
     datasets = _extra("datasets", "datasets", path)
     try:
         return datasets.load_from_disk(str(path)).with_format(None)
@@ -289,7 +302,7 @@ def _dataset(path: Path) -> Any:  # noqa: ANN401 - an optional library
 
 
 def _dataset_records(part: RecordPart, fields: Sequence[str] | None) -> Iterator[dict[str, Any]]:
-    dataset = _dataset(part.path)
+    dataset = open_dataset(part.path)
     dataset = dataset.select_columns([name for name in dataset.column_names if fields is None or name in fields])
     for start in range(part.start, part.stop, _BATCH):
         columns = dataset[start : min(start + _BATCH, part.stop)]

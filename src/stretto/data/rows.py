@@ -80,9 +80,9 @@ class BadRows:
 def check_policies(bad_rows: str, nan: str) -> None:
     """Refuse words that are no policies."""
     if bad_rows not in ("refuse", "skip"):
-        raise DataError(f"bad-rows={bad_rows!r} is not refuse or skip; use one of these")
+        raise DataError(f"--bad-rows={bad_rows!r} is not refuse or skip; use one of these")
     if nan not in ("refuse", "missing"):
-        raise DataError(f"nan={nan!r} is not refuse or missing; use one of these")
+        raise DataError(f"--nan={nan!r} is not refuse or missing; use one of these")
 
 
 @dataclass(frozen=True)
@@ -122,13 +122,13 @@ class Reading:
         if self.label is None:
             return None
         value = _take(record, self.label)
-        if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+        if not isinstance(value, str | int) or value == "":
             raise BadRow(f"{self.label!r} is {shorten(value)}, not a label: text or a whole number")
-        name = str(value)
+        name = shorten(value) if isinstance(value, bool) else str(value)
         _check_text(name, self.label)
         if self.classes is not None and name not in self.classes:
             raise BadRow(
-                f"{self.label!r} is {shorten(value)}, which is none of the {len(self.classes)} classes of `like`"
+                f"{self.label!r} is {shorten(value)}, which is none of the {len(self.classes)} classes of --like"
             )
         return name
 
@@ -160,7 +160,9 @@ def to_number(value: object, name: str, nan: NanPolicy, is_cell: bool = False) -
         raise BadRow(f"{name!r} has {shorten(value)}, not a number")
     if not math.isfinite(number) and not _is_missing(value, is_cell):
         if nan == "refuse":
-            raise BadRow(f"{name!r} has a NaN or an infinity", "mend it, take it for a missing value with nan=missing")
+            raise BadRow(
+                f"{name!r} has a NaN or an infinity", "mend it, take it for a missing value with --nan missing"
+            )
         number = math.nan
     if abs(number) > LARGEST:
         raise BadRow(f"{name!r} has a number that is too large for 32-bit floats", "scale it")
@@ -203,7 +205,7 @@ def decide(record: Mapping[str, Any], is_cell: bool, sequence: str | None, what:
     name = next((name for name in names if record.get(name) is not None), None)
     if name is None:
         asked = "none of 'text', 'tokens' and 'values'" if sequence is None else f"no {sequence!r}"
-        raise BadRow(f"it has {asked}, only {sorted(record)}", "name the field with sequence")
+        raise BadRow(f"it has {asked}, only {sorted(record)}", "name the field with --sequence")
     if what is None and name in ("tokens", "values"):
         what = "tokens" if name == "tokens" else "channels"
     value = record[name]

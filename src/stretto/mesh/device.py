@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from stretto.base.errors import ConfigError
 
@@ -44,3 +45,11 @@ def peak_memory(device: torch.device) -> int:
     except (OSError, StopIteration):
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def find_backends() -> list[str]:
+    """Return the backends of torch.distributed that this build has."""
+    if not dist.is_available():
+        return []
+    found = {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available(), "mpi": dist.is_mpi_available()}
+    return [name for name, is_there in found.items() if is_there]

@@ -6,6 +6,14 @@ def seconds(value: float) -> str:
     return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"
 
 
+def span(value: float) -> str:
+    """A longer time with the unit that suits it."""
+    for unit, bound in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if value >= bound:
+            return f"{value / bound:.3g} {unit}{'s' * (value != bound)}"
+    return seconds(value)
+
+
 def size(value: float) -> str:
     """Bytes with the unit that suits them."""
     for unit, bound in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):

@@ -1,0 +1,89 @@
+"""Places: the folders that a run writes to, tried as a run would use them."""
+
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+from stretto.base.disk import sync_folder
+from stretto.base.errors import StrettoError
+from stretto.base.remote import is_remote
+from stretto.checkpoint.lock import FolderLock
+from stretto.checkpoint.storage import open_storage
+from stretto.config.run import RunConfig
+from stretto.launch.finding import Finding, note, ok, problem
+from stretto.plan.units import seconds, size
+
+_GB = 1 << 30
+_TRIES = 5
+_WRITTEN = 1 << 20
+
+
+def places_of(config: RunConfig | None) -> dict[str, Path]:
+    """Return the folders that a run writes to, by name; without a run, those of one started here."""
+    if config is None:
+        return {"run folder": Path("runs"), "cache": Path("~/.cache/stretto").expanduser()}
+    places = {"run folder": config.run.folder, "cache": config.data.cache.expanduser()}
+    if config.save.to is not None and not is_remote(config.save.to):
+        places["checkpoints"] = Path(config.save.to)
+    return places
+
+
+def check_place(what: str, folder: Path) -> list[Finding]:
+    """Try all that a run does in a folder, in one of its own within it, or beside where it will be; leave nothing."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
+    try:
+        made = tempfile.mkdtemp(prefix=".stretto-doctor-", dir=there)
+    except OSError as error:
+        remedy = "choose another folder, or get the right to write there"
+        return [problem(what, f"{there} can't be written ({error.strerror})", remedy)]
+    try:
+        return [_space(what, there), _speed(f"{what}, disk", Path(made)), _promises(f"{what}, locks", Path(made))]
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _space(what: str, folder: Path) -> Finding:
+    usage = shutil.disk_usage(folder)
+    found = f"{folder}, {size(usage.free)} of {size(usage.total)} free"
+    if usage.free < _GB // 10:
+        return problem(what, found, "make room: checkpoints would not be saved")
+    return note(what, found, "make room for checkpoints and data") if usage.free < 2 * _GB else ok(what, found)
+
+
+def _speed(what: str, folder: Path) -> Finding:
+    """How long it takes until a file is safe, which is what every checkpoint waits for."""
+    times = []
+    for number in range(_TRIES):
+        started = time.perf_counter()
+        with (folder / f"written-{number}").open("wb") as file:
+            file.write(os.urandom(_WRITTEN))
+            file.flush()
+            os.fsync(file.fileno())
+        sync_folder(folder)
+        times.append(time.perf_counter() - started)
+    middle = sorted(times)[_TRIES // 2]
+    found = f"{size(_WRITTEN)} is safe after {seconds(middle)}"
+    if middle > 1:
+        return note(what, found, "save less often (save.minutes), or to a local disk: saves will take long")
+    return ok(what, found)
+
+
+def _promises(what: str, folder: Path) -> Finding:
+    """What keeps two runs apart and a checkpoint whole: a lock, and a name that only one can take."""
+    storage = open_storage(folder / "storage")
+    if not storage.create("kept/first", b"one") or storage.create("kept/first", b"two"):
+        return problem(what, "a file that is there can be created again", "save to another filesystem (save.to)")
+    if storage.read("kept/first") != b"one":
+        return problem(what, "a file that was refused was written over", "save to another filesystem (save.to)")
+    try:
+        FolderLock(folder, seconds=0).release()
+    except (StrettoError, OSError) as error:
+        return problem(what, f"a lock can't be taken ({error})", "mount the folder with locks, or choose another")
+    try:
+        os.link(folder / "written-0", folder / "linked")
+    except OSError as error:
+        remedy = "nothing, if one process writes there at a time: names are then reserved in another way"
+        return note(what, f"no hard links ({error.strerror})", remedy)
+    return ok(what, "locks, hard links and create-only all work")

@@ -1,0 +1,85 @@
+"""Probe: what torch says of itself and of its devices, asked in a process of its own: a broken driver may end it."""
+
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+_CODE = "from stretto.launch.probe import answer; answer()"
+
+
+class NoAnswerError(Exception):
+    """Torch did not answer; the reason is said."""
+
+
+def ask_torch(seconds: float) -> dict[str, Any]:
+    """Return what torch says, from a new process."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _CODE], capture_output=True, text=True, timeout=seconds, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise NoAnswerError(f"it did not answer within {seconds:.0f} s") from None
+    lines = done.stdout.splitlines()
+    if done.returncode or not lines:
+        said = (done.stderr.strip().splitlines() or [f"it ended with code {done.returncode}"])[-1]
+        raise NoAnswerError(said)
+    told: dict[str, Any] = json.loads(lines[-1])
+    return told
+
+
+def answer() -> None:
+    """Write what there is to say as a line of JSON."""
+    import torch
+
+    from stretto.mesh.device import find_backends
+
+    accelerator = _try(lambda: torch.accelerator.current_accelerator(check_available=True), None)
+    kind = None if accelerator is None else accelerator.type
+    count = _try(torch.accelerator.device_count, 0) if kind else 0
+    told = {
+        "version": torch.__version__,
+        "python": platform.python_version(),
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "threads": torch.get_num_threads(),
+        "backends": _try(find_backends, []),
+        "kind": kind,
+        "devices": [_device(f"{kind}:{index}") for index in range(count)],
+        "driver": _try(lambda: torch._C._cuda_getDriverVersion(), None) if kind == "cuda" else None,  # type: ignore[attr-defined]
+        "error": _cuda_error() if kind is None and (torch.version.cuda or torch.version.hip) else None,
+    }
+    sys.stdout.write("\n" + json.dumps(told) + "\n")
+
+
+def _device(name: str) -> dict[str, Any]:
+    import torch
+
+    try:
+        # Only a product tells: a driver may know a device that this build has no kernels for.
+        tensor = torch.ones(64, 64, device=name)
+        works = float((tensor @ tensor).sum()) == 64.0**3
+        free, total = torch.cuda.mem_get_info(name) if name.startswith(("cuda", "hip")) else (0, 0)
+        label = torch.cuda.get_device_name(name) if name.startswith("cuda") else name
+    except Exception as error:  # noqa: BLE001 - whatever a driver says is what was asked for
+        return {"name": name, "error": str(error).splitlines()[0]}
+    return {"name": label, "error": None if works else "it computes wrong sums", "free": free, "total": total}
+
+
+def _cuda_error() -> str | None:
+    import torch
+
+    try:
+        torch.zeros(1, device="cuda")
+    except Exception as error:  # noqa: BLE001 - likewise
+        return str(error).splitlines()[0]
+    return None
+
+
+def _try(ask: Callable[[], Any], otherwise: Any) -> Any:  # noqa: ANN401 - plain values of any kind
+    try:
+        return ask()
+    except Exception:  # noqa: BLE001 - likewise
+        return otherwise
