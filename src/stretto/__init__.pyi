@@ -86,6 +86,8 @@ from stretto.plan.search import Plan as Plan
 from stretto.plan.search import balance as balance
 from stretto.plan.search import find_plan as find_plan
 from stretto.plan.trace import Trace as Trace
+from stretto.report.compare_page import compare_page as compare_page
+from stretto.report.run_page import run_page as run_page
 from stretto.serve.forecast import Future as Future
 from stretto.serve.forecast import forecast as forecast
 from stretto.serve.from_keras import from_keras as from_keras
@@ -99,8 +101,6 @@ from stretto.serve.predict import predict as predict
 from stretto.serve.predict import write_predictions as write_predictions
 from stretto.serve.sessions import Sessions as Sessions
 from stretto.serve.to_torch import export_torch as export_torch
-from stretto.report.compare_page import compare_page as compare_page
-from stretto.report.run_page import run_page as run_page
 from stretto.train.evaluate import Evaluation as Evaluation
 from stretto.train.evaluate import evaluate as evaluate
 from stretto.train.planned import PlanReport as PlanReport
@@ -109,11 +109,11 @@ from stretto.train.ranks import RanksWatch as RanksWatch
 from stretto.train.run import EvaluationReport as EvaluationReport
 from stretto.train.run import LeftError as LeftError
 from stretto.train.run import Run as Run
-from stretto.train.trace import gather_trace as gather_trace
 from stretto.train.sinks.sinks import Sinks as Sinks
 from stretto.train.sinks.sinks import open_sinks as open_sinks
 from stretto.train.starter import Suggestion as Suggestion
 from stretto.train.starter import suggest as suggest
+from stretto.train.trace import gather_trace as gather_trace
 from stretto.train.trained import TrainedModel as TrainedModel
 from stretto.train.trained import load as load
 from stretto.train.trainer import StepReport as StepReport

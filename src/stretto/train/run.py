@@ -30,8 +30,8 @@ from stretto.train.optimizer import averaged_weights
 from stretto.train.planned import PlanCheck, PlanReport, predicted_seconds
 from stretto.train.ranks import RanksReport, RanksWatch
 from stretto.train.signals import when_asked_to_leave
-from stretto.train.start import begin_with, check_start
 from stretto.train.sinks.sinks import Sinks, check_sinks, flatten, open_sinks
+from stretto.train.start import begin_with, check_start
 from stretto.train.subject import subject_files
 from stretto.train.trace import gather_trace, save_trace
 from stretto.train.trained import CONFIG, WEIGHTS, check_weights, read_weights
