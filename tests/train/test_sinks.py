@@ -1,12 +1,14 @@
 """Sinks: TensorBoard, W&B, MLflow and Prometheus hold what the log holds, read back with their own readers."""
 
+import contextlib
 import json
 import logging
 import math
-import os
 import resource
+import signal
 import socket
 import sys
+import threading
 import time
 import urllib.request
 from pathlib import Path
@@ -14,17 +16,16 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlflow import MlflowClient
 from prometheus_client.parser import text_string_to_metric_families
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from faulty import Faulty, children
-from ranks import free_port
-from stretto import ConfigError, Corpus, Run, WatchConfig, load_config, open_sinks
+from faulty import Faulty
+from ranks import Pools, free_port
+from stretto import ConfigError, Corpus, Run, WatchConfig, World, load_config, open_sinks
 from stretto.cli.main import main
+from stretto.train.sinks.notes import Notes
 from stretto.train.sinks.sink import figures
 from stretto.train.sinks.tensorboard import TensorBoardSink
-from wandb_file import read_history
 
 NUMBERS = st.one_of(st.integers(-(2**40), 2**40), st.floats(), st.booleans(), st.none(), st.text(max_size=3))
 STEP = {"step": 1, "loss": 2.0, "tokens": 30, "data_seconds": 1, "compute_seconds": 3.0, "optimizer_seconds": 1.0}
@@ -54,31 +55,54 @@ def listening(port: int) -> set[str]:
     return {address for address, number in places if int(number, 16) == port}
 
 
-def wandb_services(pid: int) -> list[int]:
-    """The processes that W&B has started in another."""
-    return [child for child in children(pid) if b"wandb-core" in Path(f"/proc/{child}/cmdline").read_bytes()]
+def wandb_services(pid: int) -> list[str]:
+    """The processes that W&B has started for another, which may be gone."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if b"wandb-core" in (words := path.read_bytes()) and f"--pid\0{pid}\0".encode() in words:
+                found.append(path.parent.name)
+    return found
+
+
+def await_no_services(pids: list[int], seconds: float = 10) -> None:
+    until = time.monotonic() + seconds
+    while any(wandb_services(pid) for pid in pids) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not any(wandb_services(pid) for pid in pids), "W&B's service outlives the run"
 
 
 @pytest.mark.timeout(180)
-def test_a_run_that_was_killed_has_each_step_once_in_all_sinks(byte_corpus: Corpus, tmp_path: Path) -> None:
-    port, steps = free_port(), 160
+def test_a_run_that_was_killed_has_each_step_once_in_all_sinks(
+    byte_corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    # Slow to import, and ranks import this module too.
+    from mlflow import MlflowClient
+
+    from wandb_file import read_history
+
+    port, steps = free_port(), 300
     watch = {"tensorboard": "true", "wandb": "lab", "mlflow": "lab", "prometheus": port}
-    # Processes that read ahead outlive a rank that is killed for some seconds, with the port it listened on.
-    options: dict[str, object] = {"train.steps": steps, "data.workers": 1, "run.log_every": 5}
+    options: dict[str, object] = {"train.steps": steps, "run.restarts": 0}
     options |= {f"watch.{name}": value for name, value in watch.items()}
-    run = Faulty(tmp_path / "run", Path(byte_corpus.location), (2, 1), options).start()
+    run = Faulty(tmp_path / "run", Path(byte_corpus.location), options=options).start()
     run.await_step(60)
-    ranks = run.ranks()
-    services = wandb_services(ranks[0])
-    assert services and not wandb_services(ranks[1]), "on the first rank only"
+    assert run.process is not None
+    pids = [run.process.pid]
+    assert wandb_services(run.process.pid)
     assert listening(port) == {"0100007F"}, "on loopback only"
-    first = scrape(port)
-    assert first["stretto_step"][""] >= 50 and first["stretto_tokens_per_second"][""] > 0
-    run.kill(0)
+    gauges = scrape(port)
+    assert gauges["stretto_step"][""] >= 40 and gauges["stretto_tokens_per_second"][""] > 0
+    run.process.kill()
+    assert run.finish()[0] == -signal.SIGKILL
+    run.start()
+    pids.append(run.process.pid)
     code, said = run.finish()
-    assert code == 0 and "all ranks are started again" in said and "misses lines" not in said, said
+    assert code == 0 and "resume  after step" in said and "misses lines" not in said, said
     assert listening(port) == set()
-    assert not [pid for pid in services if Path(f"/proc/{pid}").exists()], "W&B's service outlives the run"
+    await_no_services(pids)
 
     expected = [(line["step"], line["loss"]) for line in read_lines(run.folder, "step")]
     assert [step for step, _ in expected] == [*range(1, steps + 1)]
@@ -88,14 +112,13 @@ def test_a_run_that_was_killed_has_each_step_once_in_all_sinks(byte_corpus: Corp
     assert [one.step for one in scalars] == [step for step, _ in expected]
     assert [one.value for one in scalars] == pytest.approx([loss for _, loss in expected], rel=1e-6)
     assert {"save/seconds", "step/tokens_per_second"} <= set(events.Tags()["scalars"])
-    assert len(list((run.folder / "tensorboard").iterdir())) == 2, "a file for each start, of the first rank only"
+    assert len(list((run.folder / "tensorboard").iterdir())) == 2, "a file for each start"
 
     (newest,) = max(run.folder.glob("wandb/offline-run-*")).glob("*.wandb")
     rows = read_history(newest)
     assert [(row["_step"], row["step/loss"]) for row in rows if "step/loss" in row] == expected
     assert len({path.name for path in run.folder.glob("wandb/offline-run-*/*.wandb")}) == 1, "one run of W&B"
 
-    os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
     client = MlflowClient((run.folder / "mlflow").as_uri())
     experiment = client.get_experiment_by_name("lab")
     assert experiment is not None
@@ -190,6 +213,33 @@ def test_a_port_that_is_taken_is_refused_by_name(byte_corpus: Corpus, tmp_path: 
     # What was refused is no hindrance, and a port that was closed a moment ago isn't either.
     for steps in ("2", "3"):
         assert list(Run(load_config(path, {**options, "train.steps": steps})).events())
+
+
+def test_a_port_that_an_earlier_start_still_holds_is_waited_for(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as lingering:
+        port = lingering.getsockname()[1]
+        Notes(tmp_path).write("prometheus", str(port))
+        threading.Timer(0.5, lingering.close).start()
+        with open_sinks(WatchConfig(prometheus=port), tmp_path):
+            assert listening(port) == {"0100007F"}
+
+
+def run_watched(world: World, path: Path) -> list[str]:
+    """Train; return what threads of ours there were meanwhile."""
+    names: set[str] = set()
+    for _ in Run(load_config(path, {"layout.replicas": str(world.size)}), world).events():
+        names |= {thread.name for thread in threading.enumerate()}
+    return sorted(name for name in names if name.startswith("stretto-"))
+
+
+def test_only_the_first_rank_has_sinks(byte_corpus: Corpus, tmp_path: Path, pools: Pools) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(
+        f'[data]\ntrain = "{byte_corpus.location}"\nlanes = 8\nwindow = 20\n[train]\nsteps = 3\n'
+        f'[run]\nfolder = "{tmp_path / "run"}"\n[watch]\ntensorboard = true\n'
+    )
+    assert pools[2].run(run_watched, path) == [["stretto-tensorboard"], []]
+    assert [one.step for one in read_events(tmp_path / "run").Scalars("step/loss")] == [1, 2, 3]
 
 
 def test_a_sink_that_fails_is_told_of_once_and_the_run_goes_on(
