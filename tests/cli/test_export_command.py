@@ -45,7 +45,7 @@ def test_weights_go_out_as_plain_torch_and_come_back_to_begin_a_run(
     x = torch.randint(5, (6, 2))
     assert torch.equal(run_stack(from_torch(plain), x), run_stack(model, x))
     assert main(["import", str(plain), "--out", str(weights)]) == 0
-    assert "LSTM(8, 8)" in capsys.readouterr().out
+    assert "block 1   LSTM               8, 8\n" in capsys.readouterr().out
     again = ["--model.weights", str(weights), "--run.folder", str(trained / "again")]
     assert main(["train", str(trained / "run.toml"), *again]) == 0
 

@@ -25,6 +25,7 @@ from stretto import (
     Stack,
     export_torch,
     from_torch,
+    save_weights,
 )
 from stretto.blocks.block import Block
 from stretto.blocks.initialize import initialize
@@ -137,6 +138,12 @@ class Own(Block):
         (nn.RNN(3, 4).state_dict(), r"weight_hh_l0 is \[4, 4\], neither an LSTM's nor a GRU's"),
         ({"a.weight_ih_l0": torch.zeros(8, 2)}, "a.weight_hh_l0 is missing"),
         (nn.BatchNorm1d(4).state_dict(), "running_mean is not a weight of a layer that from_torch knows"),
+        (
+            {"a.weight_ih_l0": torch.zeros(8), "a.weight_hh_l0": torch.zeros(8, 2)},
+            r"a.weight_ih_l0 is \[8\], which is no",
+        ),
+        ({**nn.LSTM(3, 4, bias=False).state_dict(), "bias_ih_l0": torch.zeros(16)}, "lstm is no whole LSTM"),
+        ({**nn.LSTM(3, 4).state_dict(), "bias_ih_l0": torch.zeros(15)}, "lstm is no whole LSTM .*size mismatch"),
         ({"conv.weight": torch.zeros(2, 2, 2)}, r"conv.weight is \[2, 2, 2\], of no layer"),
     ],
 )
@@ -185,6 +192,12 @@ def test_a_file_that_cannot_be_read_is_said(name: str, content: bytes | None, se
         (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=sentence):
         from_torch(tmp_path / name)
+
+
+def test_a_file_of_a_stack_needs_no_import(tmp_path: Path) -> None:
+    save_weights(Stack([LSTM(3, 4)]), tmp_path / "weights.safetensors")
+    with pytest.raises(ConfigError, match=r"has the names of a stretto stack already; give it as model\.weights"):
+        from_torch(tmp_path / "weights.safetensors")
 
 
 def test_what_is_no_state_dict_is_said(tmp_path: Path) -> None:

@@ -5,7 +5,19 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ranks import Pools
-from stretto import Corpus, DataError, LeftError, Run, StepReport, Wish, World, from_torch, load, save_weights
+from stretto import (
+    ConfigError,
+    Corpus,
+    DataError,
+    LeftError,
+    Run,
+    StepReport,
+    Wish,
+    World,
+    from_torch,
+    load,
+    save_weights,
+)
 from stretto.config.run import RunConfig
 from stretto.config.toml import parse_config
 
@@ -74,6 +86,12 @@ def test_a_run_that_goes_on_does_not_read_them_again(byte_corpus: Corpus, plain:
     copy.unlink()
     rest = losses(Run(config))
     assert rest and rest == whole[-len(rest) :]
+
+
+def test_other_weights_for_a_run_that_goes_on_are_refused(byte_corpus: Corpus, plain: Path, tmp_path: Path) -> None:
+    losses(Run(config_for(byte_corpus, tmp_path / "run")))
+    with pytest.raises(ConfigError, match="is what a run begins with, but this one goes on from"):
+        Run(config_for(byte_corpus, tmp_path / "run", model={"weights": str(plain)}))
 
 
 def _begin(world: World, config: RunConfig) -> list[float]:

@@ -1,9 +1,13 @@
 """`stretto import`: weights of torch's or Keras's layers as weights that a run can begin with."""  # noqa: N999 - the name of the command
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stretto.base.errors import ConfigError
 from stretto.cli.parser import Parser
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def run(arguments: list[str]) -> None:
@@ -22,9 +26,19 @@ def run(arguments: list[str]) -> None:
         raise ConfigError(f"--out={options.out} can't be written ({error.strerror}); choose another file") from None
     console = make_console()
     for index, block in enumerate(stack):
-        (inner,) = [*block.children()][:1] or [block]
-        console.print(f"block {index:<3} {type(block).__name__:<18} {inner}")
+        kind, sizes = _described(block)
+        console.print(f"block {index:<3} {kind:<18} {sizes}".rstrip())
     console.print(f"weights are in {options.out}; a run begins with them if model.weights names the file")
+
+
+def _described(block: "nn.Module") -> tuple[str, str]:
+    """What a block is, and its sizes as torch says them."""
+    inner = next(block.children(), None)
+    if inner is None:
+        return type(block).__name__, block.extra_repr()
+    is_wrapper = type(block).__name__ in ("Residual", "Pointwise")
+    kind, sizes = _described(inner)
+    return f"{type(block).__name__}({kind})" if is_wrapper else type(block).__name__, sizes
 
 
 def _parser() -> Parser:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stretto.base.errors import ConfigError
+from stretto.base.errors import ConfigError, DataError
 from stretto.blocks.block import Block
 from stretto.blocks.dropout import Dropout, LockedDropout
 from stretto.blocks.pointwise import Pointwise
@@ -36,7 +36,10 @@ def from_keras(source: Path | str | Sequence[Array]) -> Stack:
         layers = read_keras(Path(source))
     else:
         layers = _layers_of_arrays([np.asarray(array) for array in source])
-    pieces = [piece for layer in layers if layer.kind not in _IGNORED for piece in _pieces(layer)]
+    try:
+        pieces = [piece for layer in layers if layer.kind not in _IGNORED for piece in _pieces(layer)]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DataError(f"the Keras model is not whole ({error!r}); save it with Keras 3") from None
     if not pieces:
         raise ConfigError("the Keras model has no layers with weights; give one that has")
     return join(pieces)

@@ -136,6 +136,11 @@ def _recurrent_kind(prefix: str, own: Weights) -> Kind:
     missing = sorted(needed - set(own)) or ([] if num_layers else ["weight_ih_l0"])
     if missing:
         raise ConfigError(f"{where}{missing[0]} is missing; give all weights of a layer")
+    for leaf in own:
+        if own[leaf].dim() != (1 if leaf.startswith("bias") else 2):
+            raise ConfigError(
+                f"{where}{leaf} is {list(own[leaf].shape)}, which is no cell's; give a state_dict() as it is"
+            )
     gates, gives = own["weight_hh_l0"].shape
     hidden = own["weight_hr_l0"].shape[1] if "weight_hr_l0" in own else gives
     kinds: dict[int, Kind] = {4: "LSTM", 3: "GRU"}
@@ -168,6 +173,11 @@ def _from_safetensors(path: Path) -> Stack:
             weights = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - it is no dict
     except SafetensorError as error:
         raise DataError(f"{path} is not safetensors, or is broken ({error}); write it again") from None
+    if weights and all(name.startswith("blocks.") for name in weights):
+        raise ConfigError(
+            f"{path} has the names of a stretto stack already; give it as model.weights, or read it into a stack of "
+            "the same blocks with stretto.load_weights"
+        )
     if LAYERS not in metadata:
         # A file has its names in alphabetical order, so the order of layers is lost.
         return join(_from_weights(weights, is_ordered=False))

@@ -49,6 +49,15 @@ def join(pieces: Sequence[Piece]) -> Stack:
 
 def make_piece(name: str, kind: Kind, weights: Weights, *, dropout: float = 0.0, epsilon: float = 1e-5) -> Piece:
     """Return the blocks of a layer with copies of its weights; `dropout` goes between fused layers."""
+    try:
+        return _piece(name, kind, weights, dropout, epsilon)
+    except (KeyError, ValueError, RuntimeError) as error:
+        # Torch's own sentence about a state dict ends with the first weight that doesn't fit.
+        reason = str(error).strip().splitlines()[-1].strip()
+        raise ConfigError(f"{name} is no whole {kind} ({reason}); give all weights of a layer, as they are") from None
+
+
+def _piece(name: str, kind: Kind, weights: Weights, dropout: float, epsilon: float) -> Piece:
     if kind in ("LSTM", "GRU"):
         return _recurrent(name, kind, weights, dropout)
     first, second = weights["weight"].shape if kind != "LayerNorm" else (len(weights["weight"]),) * 2
@@ -73,7 +82,8 @@ def _recurrent(name: str, kind: str, weights: Weights, dropout: float) -> Piece:
     layers: dict[int, dict[str, Tensor]] = {}
     for full, tensor in weights.items():
         found = re.fullmatch(r"(\w+_l)(\d+)(_reverse)?", full)
-        assert found is not None, full
+        if found is None:
+            raise ValueError(f"it has a weight {full}")
         layers.setdefault(int(found[2]), {})[f"{found[1]}0{found[3] or ''}"] = tensor
     blocks: list[Block] = []
     for index in range(len(layers)):

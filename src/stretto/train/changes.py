@@ -82,5 +82,15 @@ def refuse_changes(changes: list[Change], where: str) -> None:
             )
 
 
+def refuse_other_start(changes: list[Change], where: str) -> None:
+    """Refuse weights to begin with where a run goes on: they would not be used."""
+    for change in changes:
+        if change.field == "model.weights" and change.now is not None:
+            raise ConfigError(
+                f"model.weights={change.now} is what a run begins with, but this one goes on from {where}; leave it "
+                "out, or choose another --run.folder"
+            )
+
+
 def _text(value: object) -> str:
     return "none" if value is None else str(value)

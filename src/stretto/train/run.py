@@ -22,7 +22,7 @@ from stretto.config.toml import dump_config, load_config
 from stretto.mesh.device import find_device
 from stretto.mesh.world import World
 from stretto.train.build import build_engine, check_fits
-from stretto.train.changes import Change, find_changes, refuse_changes
+from stretto.train.changes import Change, find_changes, refuse_changes, refuse_other_start
 from stretto.train.evaluate import Evaluation, GivenUpError, OnWindow, evaluate
 from stretto.train.feed import Feed
 from stretto.train.log import Log, has_evaluation, open_log, read_lines, write_line
@@ -345,7 +345,9 @@ def prepare_run(config: RunConfig, resume: str = "auto") -> tuple[Stack, Feed, F
     if saved is not None:
         about = saved.manifest.about
         if about.config is not None:
-            refuse_changes(find_changes(about.config, config), saved.where)
+            changes = find_changes(about.config, config)
+            refuse_changes(changes, saved.where)
+            refuse_other_start(changes, saved.where)
         if about.data not in (None, fitting[1].digest):
             raise ConfigError(
                 f"data.train={config.data.train} is not the data that {saved.where} was trained on, so its place in it "

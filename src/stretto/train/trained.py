@@ -42,6 +42,9 @@ class TrainedModel:
         """Return the names behind the model's numbers, each as JSON: what an export carries with it."""
         files = subject_files(self.subject)
         tree = json.loads(files.pop(SUBJECT))
+        if self.subject.channels is not None:
+            data = self.config.data
+            tree["series"] = {name: getattr(data, name) for name in ("horizon", "season", "targets", "masks")}
         found = {name: json.dumps(value, ensure_ascii=False) for name, value in tree.items() if value}
         return {**found, **{name.removesuffix(".json"): content.decode() for name, content in files.items()}}
 
