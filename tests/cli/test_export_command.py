@@ -64,3 +64,31 @@ def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str, capsys: 
     assert main(arguments) == 2
     said = capsys.readouterr().err
     assert sentence in said and said.count("\n") == 1
+
+
+def test_an_exported_forecast_says_its_channels_their_scale_and_what_it_asks(tmp_path: Path) -> None:
+    rows = "".join(f"{hour},{hour % 7},{hour % 5}\n" for hour in range(80))
+    (tmp_path / "table.csv").write_text(f"hour,wind,load\n{rows}")
+    series = [
+        "prepare",
+        "series",
+        str(tmp_path / "table.csv"),
+        "--out",
+        str(tmp_path / "data"),
+        "--columns",
+        "wind,load",
+    ]
+    assert main(series) == 0
+    (tmp_path / "run.toml").write_text(
+        f'[data]\ntrain = "{tmp_path}/data"\ncontext = 10\nhorizon = 3\ntargets = ["load"]\nmasks = true\n'
+        f'[model]\nhidden = 4\n[train]\nsteps = 1\n[run]\nfolder = "{tmp_path}/run"\n'
+    )
+    assert main(["train", str(tmp_path / "run.toml")]) == 0
+    assert main(["export", str(tmp_path / "run"), "--onnx", str(tmp_path / "model.onnx")]) == 0
+    model = onnx.load(tmp_path / "model.onnx")
+    found = {entry.key: json.loads(entry.value) for entry in model.metadata_props if entry.key != "stretto.version"}
+    assert found["stretto.channels"]["names"] == ["wind", "load"]
+    assert found["stretto.channels"]["mean"] == pytest.approx([2.9625, 2.0], abs=0.05)
+    assert found["stretto.series"] == {"horizon": 3, "season": 0, "targets": ["load"], "masks": True}
+    sizes = [value.type.tensor_type.shape.dim[-1].dim_value for value in (model.graph.input[0], model.graph.output[0])]
+    assert sizes == [4, 3], "two channels and their masks in, three hours of one channel out"
