@@ -19,6 +19,7 @@ from rich.console import Console
 from stretto import Evaluation, PlanReport, RanksReport, SaveReport, StepReport
 from stretto.cli.live import LiveView
 from stretto.cli.main import main
+from stretto.cli.training import _figures
 
 
 def full_view(num_ranks: int = 2, num_steps: int | None = 2000, loss: float = 2.5, skipped: int = 3) -> LiveView:
@@ -80,6 +81,16 @@ def test_a_terminal_without_unicode_gets_other_marks() -> None:
     Console(width=80, height=24, file=file).print(full_view())
     file.flush()
     assert b"####" in written.getvalue()
+
+
+def test_plain_lines_tell_of_padding_and_bubble_where_there_are_any() -> None:
+    def line(padding: float, busy: tuple[float, ...]) -> str:
+        report = StepReport(30, 1, 2.5, 1024, 0.4, 1e-3, 0.01, 0.2, 0.01, 0, padding)
+        waiting = tuple(0.22 - part for part in busy)
+        return _figures([report], RanksReport(30, 0.22, busy, waiting, (0,) * len(busy)), "tokens")
+
+    assert line(0.0, (0.22,)) == "loss 2.5000  4,655 tokens/s  norm 0.40  lr 1.00e-03"
+    assert line(0.25, (0.22, 0.11)) == f"{line(0.0, (0.22,))}  padding 25%  bubble 25%"
 
 
 class Screen:

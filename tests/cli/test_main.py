@@ -30,6 +30,7 @@ def test_prepare_train_and_eval_work_together(prepared: Path, capsys: pytest.Cap
     said = capsys.readouterr().out
     assert "Embedding > LockedDropout > LSTM > LockedDropout > LSTM > LockedDropout > Linear" in said
     assert "step 10/20  loss" in said and "tokens/s" in said and "held out: loss" in said
+    assert "padding" not in said and "bubble" not in said, "one rank with full lanes has neither"
     assert main(["eval", "runs/one"]) == 0
     said = capsys.readouterr().out
     assert "data/valid: loss" in said and "perplexity" in said and "bits per byte" in said
