@@ -25,6 +25,7 @@ def run(arguments: list[str]) -> None:
     from stretto.cli.console import make_console
     from stretto.cli.planning import Planned, launch_profile, ranks_to_measure
     from stretto.cli.ranks import on_ranks
+    from stretto.mesh.place import find_place
     from stretto.plan.profile import save_profile
 
     planned = Planned.of(config, options.threads)
@@ -32,15 +33,12 @@ def run(arguments: list[str]) -> None:
     if options.hardware is not None:
         save_profile(planned.derive(options.hardware), path)
         make_console().print(f"profile of {options.hardware}, simulated, is in {path}")
-    elif "WORLD_SIZE" not in os.environ:
+    elif (place := find_place(os.environ)) is None:
         # One rank is measured among others, so that links and shared cores are known too.
         launch_profile(planned, path, options.ranks or ranks_to_measure(planned.device))
     else:
-        # What is wrong with the environment is said where the world is joined.
-        size = os.environ["WORLD_SIZE"]
-        all_of_them = Layout(replicas=int(size) if size.isdecimal() and int(size) else 1)
         on_ranks(
-            config.model_copy(update={"layout": all_of_them}),
+            config.model_copy(update={"layout": Layout(replicas=place.size)}),
             ["profile", *arguments],
             lambda world, _: _measure(planned, world, path),
         )

@@ -1,4 +1,4 @@
-"""Ranks: a command that needs several of them starts them itself, unless torchrun has done so."""
+"""Ranks: a command that needs several of them starts them itself, unless a launcher has done so."""
 
 import os
 import sys
@@ -15,6 +15,7 @@ from stretto.cli.planning import Chosen, layout_arguments, plan_here, plan_on_ra
 from stretto.config.layout import Layout
 from stretto.config.run import RunConfig
 from stretto.launch.orphans import exit_code_of_leaving, leave_with_launcher
+from stretto.mesh.place import find_place
 from stretto.mesh.world import TOLD, World, world
 from stretto.plan.advice import advise
 from stretto.plan.units import seconds
@@ -41,11 +42,12 @@ def on_ranks(
     are started again `restarts` times; with none given, a few times if there are several. A layout that is left to us
     is chosen first; `keeps_plan` writes why into the run's folder.
     """
-    if config.layout.auto and "WORLD_SIZE" not in os.environ:
+    place = find_place(os.environ)
+    if config.layout.auto and place is None:
         config = _plan_here(config, check, keeps_plan)
         arguments = [*arguments, *layout_arguments(config.layout)]
     size = config.layout.num_ranks
-    if (size > 1 or restarts) and "WORLD_SIZE" not in os.environ:
+    if (size > 1 or restarts) and place is None:
         from stretto.launch.local import launch_local
 
         with when_asked_to_leave(lambda: leave(exit_code_of_leaving())):
@@ -63,8 +65,8 @@ def on_ranks(
             make_console().show_cursor()
         return
     leave_with_launcher()
-    if "WORLD_SIZE" in os.environ and os.environ["WORLD_SIZE"].isdecimal():
-        config = fit_to_ranks(config, int(os.environ["WORLD_SIZE"]))
+    if place is not None:
+        config = fit_to_ranks(config, place.size)
         size = config.layout.num_ranks
     timeout = timedelta(seconds=config.run.timeout)
     with (

@@ -1,6 +1,5 @@
 """Loopback: a rendezvous for the ranks of one machine, which listens on 127.0.0.1 and nowhere else."""
 
-import socket
 from datetime import timedelta
 
 from torch._C._distributed_c10d import TCPStore
@@ -9,6 +8,8 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousInfo,
     RendezvousStoreInfo,
 )
+
+from stretto.mesh.store import listen_at
 
 BACKEND = "stretto-loopback"
 
@@ -31,10 +32,8 @@ class LoopbackRendezvous(RendezvousHandler):
         return "stretto"
 
     def next_rendezvous(self) -> RendezvousInfo:
-        # Bound by ourselves: torch's own store would listen on every interface, and asks nobody for a password.
-        listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        listening.bind(("127.0.0.1", 0))
-        listening.listen()
+        listening = listen_at("127.0.0.1", 0, only_here=True)
+        assert listening is not None, "loopback is always here"
         port = int(listening.getsockname()[1])
         self._store = TCPStore(
             "127.0.0.1", port, is_master=True, timeout=timedelta(minutes=5), wait_for_workers=False,

@@ -10,8 +10,11 @@ import torch.distributed as dist
 from stretto.base.errors import ConfigError
 
 
-def find_device(name: str, local_rank: int = 0, local_size: int = 1) -> torch.device:
-    """Return the device a config names, this rank's own of that kind; `auto` is an accelerator if there is one."""
+def find_device(name: str, local_rank: int = 0, local_size: int = 1, *, is_bound: bool = False) -> torch.device:
+    """Return the device a config names, this rank's own of that kind; `auto` is an accelerator if there is one.
+
+    `is_bound`: whoever started the ranks may have let each see one device only, which then is its own.
+    """
     if name == "auto":
         kind = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     else:
@@ -24,6 +27,8 @@ def find_device(name: str, local_rank: int = 0, local_size: int = 1) -> torch.de
     if kind.type == "cpu" or kind.index is not None:
         return kind
     there = torch.accelerator.device_count()
+    if is_bound and there == 1:
+        local_rank, local_size = 0, 1
     if local_size > there:
         raise ConfigError(
             f"{local_size} ranks were started on this machine, but it has {there} {kind.type} devices; "

@@ -1,4 +1,4 @@
-"""Gathering: the ranks of this start agree on a name for it that no other start has.
+"""Gathering: the ranks of this start agree on a name for it that no other start has, and part in order.
 
 An agent's store outlives the ranks: it may still hold what ranks of an earlier start have left in it, and the agent's
 count of restarts is its own, not that of the other machines. So the first rank draws a name, and takes in only those
@@ -14,12 +14,24 @@ from torch._C._distributed_c10d import Store
 from stretto.base.errors import LostPeerError
 
 _PAUSE = 0.01
+# A rank that still has something to do is not waited for any longer than so many seconds.
+_FAREWELL = 10.0
 
 
 def gather_ranks(store: Store, rank: int, size: int, timeout: timedelta) -> str:
     """Return a name that all ranks of this start have agreed on; each names itself first, so none is an old one's."""
     until = time.monotonic() + timeout.total_seconds()
     return _lead(store, size, until) if rank == 0 else _follow(store, rank, until)
+
+
+def part_ranks(store: Store, rank: int, size: int) -> None:
+    """End a start that went well: the first rank, which keeps the store, goes last, so that no other finds it gone."""
+    if rank != 0:
+        store.add("parted", 1)
+        return
+    until = time.monotonic() + _FAREWELL
+    while store.add("parted", 0) < size - 1 and time.monotonic() < until:
+        time.sleep(_PAUSE)
 
 
 def _lead(store: Store, size: int, until: float) -> str:

@@ -1,14 +1,14 @@
-"""World: the ranks of a job, found in torchrun's environment; alone where there is none."""
+"""World: the ranks of a job, as their launcher has placed them; alone where there is none."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from stretto.base.errors import (
     ConfigError,
@@ -21,11 +21,14 @@ from stretto.base.errors import (
 )
 from stretto.mesh.board import Board, OwnBoard, SharedBoard
 from stretto.mesh.device import find_device
-from stretto.mesh.gathering import gather_ranks
+from stretto.mesh.gathering import gather_ranks, part_ranks
+from stretto.mesh.place import Place, find_place
 from stretto.mesh.pulse import Pulse
 from stretto.mesh.rollcall import RollCall
+from stretto.mesh.store import open_store
 
 TIMEOUT = timedelta(minutes=10)
+_ALONE = Place(0, 1, 0, 1, "127.0.0.1", 0)
 # The errors of what was asked for, not of a rank: all ranks end with them.
 TOLD: tuple[type[StrettoError], ...] = (ConfigError, DataError, DivergedError, FencedError, PlanError)
 
@@ -97,22 +100,22 @@ class World:
 
 @contextmanager
 def world(size: int | None = None, *, device: str = "auto", timeout: timedelta = TIMEOUT) -> Iterator[World]:
-    """Join the world that torchrun started, or be alone; leave it at the end.
+    """Join the world that torchrun, srun, mpirun or what reads TF_CONFIG has started, or be alone; leave it at the end.
 
     `size` is how many ranks the layout needs: another number is an error on every rank, before any of them waits for
     another. A rank that fails leaves at once, its connections close, and those that wait for it fail too.
     """
-    place = _environment(os.environ)
+    place = find_place(os.environ) or _ALONE
     if size is not None and size != place.size:
         raise MeshError(
             f"the layout needs {size} ranks, but {place.size} {'was' if place.size == 1 else 'were'} started; "
-            f"start {size} (torchrun --nproc-per-node {size}), change the layout, or let layout.elastic fit it"
+            f"start {size} ({place.how.format(size)}), change the layout, or let layout.elastic fit it"
         )
     if place.size == 1:
         yield World(0, 1, find_device(device))
         return
-    own = find_device(device, place.local_rank, place.local_size)
-    joined = _join(place, own, timeout)
+    own = find_device(device, place.local_rank, place.local_size, is_bound=place.is_bound)
+    joined, store = _join(place, own, timeout)
     assert joined.roll_call is not None and joined.pulse is not None
     try:
         yield joined
@@ -124,46 +127,12 @@ def world(size: int | None = None, *, device: str = "auto", timeout: timedelta =
     finally:
         joined.pulse.stop()
         joined.roll_call.stop()
+    if not place.has_agent_store:
+        part_ranks(store, place.rank, place.size)
 
 
-@dataclass(frozen=True)
-class _Environment:
-    rank: int = 0
-    size: int = 1
-    local_rank: int = 0
-    local_size: int = 1
-    address: str = "127.0.0.1"
-    port: int = 0
-    has_agent_store: bool = False
-
-
-def _environment(variables: Mapping[str, str]) -> _Environment:
-    """Read what torchrun sets; nothing at all means alone, a part of it is a mistake."""
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    there = [name for name in names if name in variables]
-    if "RANK" not in there and "WORLD_SIZE" not in there:
-        return _Environment()
-    absent = [name for name in names if name not in there]
-    if absent:
-        raise MeshError(
-            f"the environment has {there[0]} but no {absent[0]}; start the ranks with torchrun, which sets all"
-        )
-    try:
-        rank, size, local_rank, local_size = (int(variables[name]) for name in names[:4])
-        port = int(variables["MASTER_PORT"])
-    except ValueError as error:
-        raise MeshError(
-            f"the environment's rank or size is not a number ({error}); start the ranks with torchrun"
-        ) from None
-    agent = variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return _Environment(rank, size, local_rank, local_size, variables["MASTER_ADDR"], port, agent)
-
-
-def _join(place: _Environment, device: torch.device, timeout: timedelta) -> World:
-    is_host = place.rank == 0 and not place.has_agent_store
-    tcp = TCPStore(place.address, place.port, place.size, is_host, timeout, wait_for_workers=False)
-    run = os.environ.get("TORCHELASTIC_RUN_ID", "run")
-    gathering = PrefixStore(f"stretto/{run}", tcp)
+def _join(place: Place, device: torch.device, timeout: timedelta) -> tuple[World, Store]:
+    gathering = PrefixStore(f"stretto/{place.run}", open_store(place, timeout))
     store = PrefixStore(gather_ranks(gathering, place.rank, place.size, timeout), gathering)
     dist.init_process_group(
         dist.get_default_backend_for_device(device),
@@ -175,4 +144,5 @@ def _join(place: _Environment, device: torch.device, timeout: timedelta) -> Worl
     )
     roll_call = RollCall(store, place.rank, place.size, None if place.has_agent_store else 0)
     pulse = Pulse(store, place.rank, place.size)
-    return World(place.rank, place.size, device, roll_call, SharedBoard(store), pulse, timeout, place.local_size)
+    board = SharedBoard(store)
+    return World(place.rank, place.size, device, roll_call, board, pulse, timeout, place.local_size), store

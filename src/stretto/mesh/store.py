@@ -1,0 +1,62 @@
+"""Store: where the ranks of a start leave word for each other; kept by the first rank, or by torchrun's agent."""
+
+import errno
+import socket
+from datetime import timedelta
+
+from torch._C._distributed_c10d import TCPStore
+
+from stretto.base.errors import LostPeerError, MeshError
+from stretto.mesh.place import Place
+
+
+def open_store(place: Place, timeout: timedelta) -> TCPStore:
+    """Return this rank's connection to the store; the first rank opens it, at its own address where that can be had."""
+    is_host = place.rank == 0 and not place.has_agent_store
+    listening = listen_at(place.address, place.port, only_here=place.is_one_machine) if is_host else None
+    try:
+        return TCPStore(
+            place.address, place.port, place.size, is_host, timeout, wait_for_workers=False,
+            master_listen_fd=None if listening is None else listening.detach(),
+        )  # fmt: skip
+    except RuntimeError as error:
+        if is_host:
+            raise MeshError(f"rank 0 can't keep the store at {place.address}:{place.port} ({error})") from error
+        raise LostPeerError(
+            f"rank {place.rank} found no rank 0 at {place.address}:{place.port}; see whether it was started, whether "
+            "that address is its host's, and whether a firewall lets it through"
+        ) from error
+
+
+def listen_at(address: str, port: int, *, only_here: bool) -> socket.socket | None:
+    """Listen at an address of this host and nowhere else: torch listens on all of them, and asks nobody for a password.
+
+    None where that can't be had: the address leads here through something else, or its name means loopback on this
+    host, as it often does on the host that has the name, while ranks of others are to come (not `only_here`).
+    """
+    try:
+        places = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+    except socket.gaierror:
+        # A name that is not known yet, as that of a service that waits for its first process: torch waits for it too.
+        return None
+    for family, kind, protocol, _, found in places:
+        if not only_here and _is_loopback(str(found[0])):
+            return None
+        listening = socket.socket(family, kind, protocol)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind(found)
+            listening.listen()
+            return listening
+        except OSError as error:
+            listening.close()
+            if error.errno == errno.EADDRINUSE:
+                raise MeshError(
+                    f"port {port} of {address} is in use, and the ranks were to meet there; set MASTER_PORT (or the "
+                    "first worker's port in TF_CONFIG) to one that is free"
+                ) from None
+    return None
+
+
+def _is_loopback(address: str) -> bool:
+    return address == "::1" or address.startswith("127.")

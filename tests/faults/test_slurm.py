@@ -1,0 +1,90 @@
+"""Real Slurm: a task of srun is a rank, and a job that is asked to leave goes on when it is queued again."""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from slurm import Slurm, slurm
+from stretto import Corpus
+from stretto.checkpoint.saved import find_saved
+from stretto.mesh.place import first_host
+
+pytestmark = pytest.mark.slurm
+
+JOB = """#!/bin/bash
+#SBATCH --nodes=2 --ntasks=2 --requeue --open-mode=append
+srun --kill-on-bad-exit {command} || {{ [ $? -eq 75 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt 3 ] &&
+    scontrol requeue "$SLURM_JOB_ID"; }}
+"""
+
+
+def train(data: str, folder: Path, steps: int, *options: str) -> list[str]:
+    config = folder.parent / "run.toml"
+    config.write_text(
+        f'[data]\ntrain = "{data}"\nlanes = 6\nwindow = 24\n[model]\nhidden = 24\nlayers = 2\n[run]\ntimeout = 60\n'
+    )
+    command = [sys.executable, "-m", "stretto", "train", str(config), "--run.folder", str(folder)]
+    return [*command, "--train.steps", str(steps), *options]
+
+
+def losses(folder: Path) -> list[float]:
+    rows = map(json.loads, (folder / "log.jsonl").read_text().splitlines())
+    return [row["loss"] for row in rows if row["kind"] == "step"]
+
+
+def test_tasks_of_srun_are_ranks_with_the_losses_of_one(byte_corpus: Corpus, tmp_path: Path) -> None:
+    with slurm(tmp_path / "slurm") as cluster:
+        step = ["srun", "--nodes=2", "--ntasks=3"]
+        layout = ["--layout.replicas", "3"]
+        said = cluster.run(*step, *train(byte_corpus.location, tmp_path / "three", 6, *layout), seconds=100)
+        assert said.count("done: config, log") == 1, said
+        # Not within a step, though in a job of several tasks: alone.
+        alone = ["salloc", "--nodes=2", "--ntasks=2", *train(byte_corpus.location, tmp_path / "one", 6)]
+        cluster.run(*alone, seconds=100)
+        names = "n[01-03,7],login"
+        assert cluster.run("scontrol", "show", "hostnames", names).split()[0] == first_host(names)
+    assert len(losses(tmp_path / "one")) == 6
+    assert losses(tmp_path / "three") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
+
+
+def test_a_job_that_is_asked_to_leave_is_queued_again_and_goes_on(byte_corpus: Corpus, tmp_path: Path) -> None:
+    options = ["--layout.replicas", "2", "--save.every", "10"]
+    with slurm(tmp_path / "slurm") as cluster:
+        script = tmp_path / "job.sh"
+        command = train(byte_corpus.location, tmp_path / "run", 400, *options)
+        script.write_text(JOB.format(command=" ".join(command)))
+        job = cluster.run("sbatch", "--parsable", f"--output={tmp_path}/said", str(script)).strip()
+        await_steps(tmp_path / "run", 20)
+        # To the tasks, not to the script that started them.
+        cluster.run("scancel", "--signal=USR1", job)
+        await_job(cluster, job, tmp_path / "said")
+    said = (tmp_path / "said").read_text()
+    assert "it is saved, and the run goes on from there" in said, said
+    assert "resume  after step" in said and "done: config, log" in said, said
+    assert len(losses(tmp_path / "run")) == find_saved(tmp_path / "run").manifest.facts.step == 400
+
+
+def await_steps(folder: Path, count: int, seconds: float = 60) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if (folder / "log.jsonl").exists() and len(losses(folder)) >= count:
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"the run did not reach step {count}; see {folder.parent}")
+
+
+def await_job(cluster: Slurm, job: str, said: Path, seconds: float = 240) -> None:
+    """Wait until a job has ended for good; one that is queued again waits for a while, which is cut short."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        state = cluster.run("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T").strip()
+        if state == "COMPLETED":
+            return
+        assert state not in ("FAILED", "CANCELLED"), said.read_text()
+        if state == "PENDING":
+            cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+        time.sleep(0.5)
+    raise AssertionError(f"the job is {state}:\n{said.read_text()}")

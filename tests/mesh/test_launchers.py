@@ -1,0 +1,117 @@
+"""Ranks that a cluster's own launcher has started: they meet, agree, and listen where they were told to."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ranks import free_port
+from stretto import Corpus, Lanes, LocalEngine, MeshError, TokenLoss, TrainConfig, Trainer, initialize
+from stretto.blocks.pointwise import Embedding, Linear
+from stretto.blocks.recurrent import LSTM
+from stretto.blocks.stack import Stack
+from stretto.cli.main import main
+from stretto.mesh.store import listen_at
+
+SCRIPT = """
+import stretto
+with stretto.world() as world:
+    model = stretto.Stack([stretto.Embedding(256, 8), stretto.LSTM(8, 8), stretto.Linear(8, 256)])
+    layout = stretto.Layout(replicas=world.size)
+    engine = stretto.make_engine(model, stretto.TokenLoss(), layout, world, seed=1)
+    data = stretto.Lanes(stretto.Corpus.open({data!r}), lanes=4, window=16).share(engine.replica, layout.replicas)
+    for report in stretto.Trainer(engine, data, stretto.TrainConfig(steps=3)):
+        if world.is_first:
+            print(report.loss)
+"""
+
+
+def tf_configs(size: int) -> list[dict[str, str]]:
+    cluster = {"chief": [f"127.0.0.1:{free_port()}"], "worker": [f"127.0.0.1:{free_port()}" for _ in range(size - 1)]}
+    tasks = [{"type": "chief", "index": 0}, *({"type": "worker", "index": index} for index in range(size - 1))]
+    return [{"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})} for task in tasks]
+
+
+def start(environment: dict[str, str], *command: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, *command],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **environment},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def test_a_script_needs_no_word_more_where_tf_config_is_set(byte_corpus: Corpus) -> None:
+    environments = tf_configs(2)
+    script = SCRIPT.format(data=byte_corpus.location)
+    first = start(environments[0], "-c", script)
+    try:
+        # The store that the first keeps is at the address it was given, and nowhere else.
+        port = int(json.loads(environments[0]["TF_CONFIG"])["cluster"]["chief"][0].split(":")[1])
+        assert await_listener(port) == ["127.0.0.1"]
+        second = start(environments[1], "-c", script)
+        # They part without a word: the store is there until the last has gone.
+        assert second.communicate(timeout=100) == ("", "")
+        printed, said = first.communicate(timeout=60)
+    finally:
+        first.kill()
+    assert (first.returncode, said) == (0, "")
+    stack = Stack([Embedding(256, 8), LSTM(8, 8), Linear(8, 256)])
+    initialize(stack, 1)
+    alone = Trainer(LocalEngine(stack, TokenLoss()), Lanes(byte_corpus, 4, 16), TrainConfig(steps=3))
+    assert [float(line) for line in printed.split()] == pytest.approx([report.loss for report in alone], rel=1e-5)
+
+
+def test_the_command_trains_on_the_workers_of_tf_config_as_it_does_alone(byte_corpus: Corpus, tmp_path: Path) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text(
+        f'[data]\ntrain = "{byte_corpus.location}"\nlanes = 4\nwindow = 16\n[model]\nhidden = 8\n[train]\nsteps = 3\n'
+        f'[run]\ntimeout = 60\nfolder = "{tmp_path / "one"}"\n'
+    )
+    assert main(["train", str(config)]) == 0
+    options = ["--run.folder", str(tmp_path / "two"), "--layout.replicas", "2"]
+    ranks = [start(variables, "-m", "stretto", "train", str(config), *options) for variables in tf_configs(2)]
+    said = [rank.communicate(timeout=100) for rank in ranks]
+    assert [(rank.returncode, err) for rank, (_, err) in zip(ranks, said, strict=True)] == [(0, ""), (0, "")], said
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(MeshError, match=f"port {port} of localhost is in use"):
+            listen_at("localhost", port, only_here=True)
+
+
+def test_a_name_that_means_loopback_here_is_not_bound_while_other_hosts_are_to_come() -> None:
+    assert listen_at("localhost", 0, only_here=False) is None
+    assert listen_at("192.0.2.1", 0, only_here=False) is None  # an address that no host has
+    assert listen_at("no-such-host.invalid", 0, only_here=True) is None
+    with listen_at("localhost", 0, only_here=True) as found:  # type: ignore[union-attr]
+        assert found.getsockname()[0] == "127.0.0.1"
+
+
+def losses(folder: Path) -> list[float]:
+    rows = map(json.loads, (folder / "log.jsonl").read_text().splitlines())
+    return [row["loss"] for row in rows if row["kind"] == "step"]
+
+
+def await_listener(port: int, seconds: float = 60) -> list[str]:
+    """The addresses at which somebody listens on a port, as soon as there is one, as the kernel lists them."""
+    until = time.monotonic() + seconds
+    found: list[str] = []
+    while not found and time.monotonic() < until:
+        time.sleep(0.05)
+        for table in ("tcp", "tcp6"):
+            for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+                address, number = line.split()[1].split(":")
+                if line.split()[3] == "0A" and int(number, 16) == port:
+                    numbers = bytes.fromhex(address)
+                    found.append(".".join(str(part) for part in reversed(numbers)))
+    return found
