@@ -50,6 +50,7 @@ def test_tasks_of_srun_are_ranks_with_the_losses_of_one(byte_corpus: Corpus, tmp
     assert losses(tmp_path / "three") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_job_that_is_asked_to_leave_is_queued_again_and_goes_on(byte_corpus: Corpus, tmp_path: Path) -> None:
     options = ["--layout.replicas", "2", "--save.every", "10"]
     with slurm(tmp_path / "slurm") as cluster:

@@ -1,0 +1,30 @@
+"""The same with lanes: the state is carried, shared out and saved by whoever owns it, on one rank or on several.
+
+python lightning_after.py    # reads book.txt and tbptt.safetensors
+torchrun --nproc-per-node 2 lightning_after.py
+"""
+
+from pathlib import Path
+
+from safetensors.torch import load_file
+
+import stretto
+
+with stretto.world() as world:
+    layout = stretto.Layout(replicas=world.size)
+    model = stretto.Stack([stretto.Embedding(256, 64), stretto.LSTM(64, 64), stretto.Linear(64, 256)])
+    # Your weights come along; they are in the order of the layers on both sides.
+    start = load_file("tbptt.safetensors")
+    for block, name in zip(model, ["embedding", "lstm", "head"], strict=True):
+        for own, tensor in block.state_dict().items():
+            tensor.copy_(start[f"{name}.{own.split('.')[-1]}"])
+    engine = stretto.make_engine(model, stretto.TokenLoss(), layout, world)
+
+    if world.is_first and not Path("data/book").exists():
+        stretto.prepare_text(["book.txt"], "data/book")
+    engine.add_up([0.0])  # all wait here for the first
+
+    data = stretto.Lanes(stretto.Corpus.open("data/book"), lanes=16, window=64).share(engine.replica, layout.replicas)
+    for report in stretto.Trainer(engine, data, stretto.TrainConfig(lr=3e-3, schedule="constant")):
+        if world.is_first:
+            print(f"step {report.step}  loss {report.loss:.5f}")

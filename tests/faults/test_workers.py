@@ -1,0 +1,59 @@
+"""Two hosts without torchrun: workers of TF_CONFIG, and a store that listens at the first one's address only."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hosts import ADDRESSES, Hosts, two_hosts
+from stretto import Corpus
+from stretto.cli.main import main
+
+pytestmark = [pytest.mark.faults, pytest.mark.short]
+PORT = 29512
+
+
+def device_of(name: str) -> str:
+    """The link of a host, by which it reaches the other."""
+    rows = subprocess.run(["ip", "-n", name, "-br", "addr"], capture_output=True, text=True, check=True).stdout
+    return next(row.split()[0] for row in rows.splitlines() if ADDRESSES[name] in row)
+
+
+def start(hosts: Hosts, index: int, command: list[str]) -> "subprocess.Popen[str]":
+    workers = [f"{ADDRESSES[name]}:{PORT}" for name in hosts.names]
+    config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
+    name = hosts.names[index]
+    environment = {"TF_CONFIG": json.dumps(config), "GLOO_SOCKET_IFNAME": device_of(name), "OMP_NUM_THREADS": "1"}
+    return hosts.run(name, command, environment)
+
+
+def losses(folder: Path) -> list[float]:
+    rows = map(json.loads, (folder / "log.jsonl").read_text().splitlines())
+    return [row["loss"] for row in rows if row["kind"] == "step"]
+
+
+def test_workers_of_tf_config_on_two_hosts_have_the_losses_of_one(byte_corpus: Corpus, tmp_path: Path) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text(
+        f'[data]\ntrain = "{byte_corpus.location}"\nlanes = 4\nwindow = 16\n[model]\nhidden = 8\n[train]\nsteps = 3\n'
+        f'[run]\ntimeout = 90\nfolder = "{tmp_path / "one"}"\n'
+    )
+    assert main(["train", str(config)]) == 0
+    options = ["--run.folder", str(tmp_path / "two"), "--layout.replicas", "2"]
+    command = [sys.executable, "-m", "stretto", "train", str(config), *options]
+    with two_hosts(tmp_path) as hosts:
+        first = start(hosts, 0, command)
+        until, listening = time.monotonic() + 60, ""
+        while f":{PORT}" not in listening and time.monotonic() < until:
+            time.sleep(0.1)
+            show = ["ip", "netns", "exec", hosts.names[0], "ss", "-ltnH"]
+            listening = subprocess.run(show, capture_output=True, text=True, check=True).stdout
+        second = start(hosts, 1, command)
+        said = [process.communicate(timeout=120)[0] for process in (first, second)]
+    assert [first.returncode, second.returncode] == [0, 0], said
+    at = [row.split()[3] for row in listening.splitlines() if f":{PORT}" in row]
+    assert at == [f"{ADDRESSES['strettoA']}:{PORT}"]
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)

@@ -1,0 +1,178 @@
+"""The guides for those who come from elsewhere: they show the files' own lines, and the files do what they say."""
+
+import json
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ranks import free_port
+
+ROOT = Path(__file__).parents[1]
+FILES = ROOT / "examples" / "coming_from"
+GUIDES = sorted((ROOT / "docs").glob("from-*.md"))
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+SECONDS = 200
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the guides' data, in which they are followed."""
+    folder = tmp_path_factory.mktemp("coming_from")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        runpy.run_path(str(FILES / "make_data.py"))
+    return folder
+
+
+def start(folder: Path, *command: str, python: str = sys.executable, **variables: str) -> "subprocess.Popen[str]":
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **variables}
+    return subprocess.Popen(
+        [python, *command], cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def finish(process: "subprocess.Popen[str]") -> str:
+    printed, said = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, said[-3000:]
+    return printed
+
+
+def run(folder: Path, *command: str) -> str:
+    return finish(start(folder, *command, PYTHONWARNINGS="error"))
+
+
+def alone(name: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """What a script prints on one rank, in this process and folder."""
+    capsys.readouterr()
+    runpy.run_path(str(FILES / name))
+    return capsys.readouterr().out
+
+
+def losses(printed: str) -> list[float]:
+    found = [float(loss) for loss in re.findall(r"loss ([\d.]+)", printed)]
+    assert found, printed
+    return found
+
+
+def shown(page: Path) -> list[tuple[str, list[str]]]:
+    """The pieces of files that a page shows, each with the name of its file."""
+    pattern = r"^<!-- examples/coming_from/(\S+) -->\n```py\n(.*?)^```"
+    found = re.findall(pattern, page.read_text(), re.MULTILINE | re.DOTALL)
+    return [(name, code.splitlines()) for name, code in found]
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)
+def test_a_guide_shows_lines_of_its_files(page: Path) -> None:
+    pieces = shown(page)
+    assert {name.split("_")[1] for name, _ in pieces} == {"before.py", "after.py"}
+    assert page.read_text().count("```py\n") == len(pieces)
+    for name, lines in pieces:
+        whole = (FILES / name).read_text().splitlines()
+        assert any(whole[first : first + len(lines)] == lines for first in range(len(whole))), name
+
+
+def test_links_to_threads_have_the_form_that_leads_to_them() -> None:
+    pattern = r"https://github\.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+"
+    for page in GUIDES:
+        links = re.findall(r"\]\((https?://[^)]*)\)", page.read_text())
+        assert links and all(re.fullmatch(pattern, link) for link in links), links
+
+
+def test_the_gradient_of_a_hand_written_ddp_step_is_off_and_ours_is_not(data: Path) -> None:
+    printed = run(data, *TORCHRUN, str(FILES / "ddp_gradients.py"))
+    off = {name: float(share) for name, share in re.findall(r"(\w+): norm [\d.]+, off by (\S+) of", printed)}
+    assert off["before"] > 0.05 and off["stretto"] < 1e-5
+    # The figures that the guide shows.
+    norms = re.findall(r"norm ([\d.]+),", printed)
+    page = (ROOT / "docs" / "from-ddp.md").read_text()
+    assert all(norm[:6] in page for norm in norms), norms
+
+
+def test_the_hand_written_ddp_script_runs_and_its_successor_is_the_same_on_one_rank_and_two(
+    data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = start(data, str(FILES / "ddp_before.py"))
+    monkeypatch.chdir(data)
+    one = losses(alone("ddp_after.py", capsys))
+    assert losses(run(data, *TORCHRUN, str(FILES / "ddp_after.py"))) == pytest.approx(one, rel=1e-4)
+    assert one[-1] < one[0] and len(losses(finish(before))) == 6
+    assert (data / "model.pt").is_file()
+
+
+def test_two_stages_have_the_losses_of_a_layer_on_each_device(
+    data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(data)
+    before = losses(alone("layers_before.py", capsys))
+    after = losses(run(data, *TORCHRUN, str(FILES / "layers_after.py")))
+    assert len(before) == 10 and after == pytest.approx(before, rel=1e-4)
+
+
+def test_two_workers_of_tf_config_have_the_losses_of_one(
+    data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(data)
+    one = losses(alone("tf_after.py", capsys))
+    workers = [start(data, str(FILES / "tf_after.py"), TF_CONFIG=config) for config in tf_configs()]
+    first, second = [finish(worker) for worker in workers]
+    assert len(one) == 10 and losses(first) == pytest.approx(one, rel=1e-4) and second == ""
+
+
+@pytest.mark.peers
+def test_keras_refuses_what_the_guide_says_it_refuses(data: Path) -> None:
+    python = peer("STRETTO_TENSORFLOW_PYTHON")
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3"}
+    before = str(FILES / "tf_before.py")
+    workers = [start(data, before, python=python, TF_CONFIG=config, **quiet) for config in tf_configs()]
+    said = [worker.communicate(timeout=SECONDS)[1] for worker in workers]
+    assert all("PerReplica" in text and worker.returncode for text, worker in zip(said, workers, strict=True)), said
+
+
+@pytest.mark.peers
+def test_lanes_have_the_losses_of_lightning_on_one_device_and_keep_them_on_two(
+    data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    python = peer("STRETTO_LIGHTNING_PYTHON")
+    before = str(FILES / "lightning_before.py")
+    printed = finish(start(data, before, python=python))
+    one = losses(printed)
+    go_on = r"batch (\d): (\d+) of 16 streams go on"
+    assert re.findall(go_on, printed)[1:] == [(str(batch), "16") for batch in range(1, 5)]
+    # On two devices a sampler deals batches in a shuffled order: the state is carried into another part of the text.
+    found = re.findall(go_on, finish(start(data, before, "2", python=python)))
+    assert len(found) == 3 and min(int(streams) for _, streams in found[1:]) < 8
+    monkeypatch.chdir(data)
+    assert losses(alone("lightning_after.py", capsys)) == pytest.approx(one, rel=1e-4)
+    assert losses(run(data, *TORCHRUN, str(FILES / "lightning_after.py"))) == pytest.approx(one, rel=1e-4)
+
+
+def test_lanes_are_the_same_on_one_rank_and_two_from_weights_that_come_along(
+    data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    monkeypatch.chdir(data)
+    if not Path("layers.safetensors").exists():
+        alone("layers_before.py", capsys)
+    # Lightning's model has one layer, here with the weights of the other guide's first.
+    there = {name.replace("layers.0.", "lstm."): tensor for name, tensor in load_file("layers.safetensors").items()}
+    save_file({name: tensor for name, tensor in there.items() if "layers" not in name}, "tbptt.safetensors")
+    one = losses(alone("lightning_after.py", capsys))
+    assert losses(run(data, *TORCHRUN, str(FILES / "lightning_after.py"))) == pytest.approx(one, rel=1e-4)
+
+
+def peer(variable: str) -> str:
+    """The Python that has a peer installed, which an environment variable names."""
+    if variable not in os.environ:
+        pytest.skip(f"set {variable} to a Python that has it")
+    return os.environ[variable]
+
+
+def tf_configs() -> list[str]:
+    cluster = {"worker": [f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"]}
+    return [json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}}) for index in range(2)]
