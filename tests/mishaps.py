@@ -21,6 +21,7 @@ from stretto import (
     Lanes,
     Layout,
     Linear,
+    LossSum,
     LostPeerError,
     Run,
     Snapshot,
@@ -44,6 +45,22 @@ from stretto.blocks.block import Block
 from stretto.checkpoint.manifest import Facts
 from stretto.checkpoint.pieces import Piece
 
+# Files that can't be read as what their names say.
+SPOILED = {
+    "line.txt": "one line\n",
+    "torn.jsonl": '{"text": "la"\n',
+    "ragged.jsonl": '{"values": [[1, 2], [3]]}\n',
+    "negative.jsonl": '{"tokens": [1, -2]}\n',
+    "twice.csv": "load,load\n1,2\n",
+    "header.csv": "hour,load\n",
+    "quote.csv": 'hour,load\n0,"1\n',
+    "infinite.csv": "hour,load\n0,1\n1,inf\n",
+    "mixed.csv": "meter,load\na,1\nb,2\na,3\n",
+    "back.csv": "hour,load\n2,1\n1,1\n",
+    "names.csv": "name\nx\ny\n",
+    "far.csv": "load\n1000000000000\n1000000000001\n",
+}
+
 
 def furnish(folder: Path) -> None:
     """Fill a folder with what the mistakes are made on: files, prepared data, a run that has finished."""
@@ -59,6 +76,10 @@ def furnish(folder: Path) -> None:
         Path("broken.csv").write_text("hour,load\n0,1\n1,high\n")
         Path("short.jsonl").write_text('{"text": "la"}\n{"words": "la"}\n')
         Path("models.py").write_text(_MODELS)
+        for name, text in SPOILED.items():
+            Path(name).write_text(text)
+        Path("stuff").mkdir()
+        Path("stuff", "songs.txt").write_text("la")
         prepare_text("book.txt", "data", hold_out=0.2)
         prepare_text("book.txt", "words", "word")
         prepare_sequences("songs.jsonl", "songs", label="mood")
@@ -90,6 +111,27 @@ def mean(y, targets):
 
 def kills(y, targets):
     os.kill(os.getpid(), 9)
+
+class Hides(stretto.Block):
+    def __init__(self):
+        super().__init__()
+        self.last = 0
+
+    def forward(self, x, state):
+        y = x + self.last
+        self.last = x[-1].detach().mean()
+        return y, state
+
+def hides(task):
+    return stretto.Stack([stretto.Embedding(256, 4), Hides(), stretto.Linear(4, 256)])
+
+def narrow(task):
+    return stretto.Stack([stretto.Embedding(256, 4), stretto.Linear(4, 25)])
+
+def few(task):
+    return stretto.Stack([stretto.Embedding(25, 4), stretto.Linear(4, 256)])
+
+number = 3
 
 def own(task):
     return stretto.Stack([stretto.Embedding(256, 4), stretto.Linear(4, 256)])
@@ -256,6 +298,11 @@ def killed() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == LostPeerError.exit_code
     raise LostPeerError(done.stderr.strip().splitlines()[-1].removeprefix("stretto: error: "))
+
+
+def mean_loss(y: Tensor, targets: Tensor) -> LossSum:
+    """Says a mean where a sum is asked for."""
+    return LossSum((y - targets).mean() + 1, torch.tensor(1))
 
 
 def tied() -> None:

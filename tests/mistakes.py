@@ -11,6 +11,7 @@ from torch._C._distributed_c10d import HashStore
 import mishaps
 from stretto import (
     LSTM,
+    BidirectionalLSTM,
     ConfigError,
     DataError,
     Dropout,
@@ -28,6 +29,7 @@ from stretto import (
     testing,
 )
 from stretto.base.errors import DivergedError, FencedError, PlanError
+from stretto.cli.verify import NotEqualError
 from stretto.mesh.board import OwnBoard, await_note
 from stretto.mesh.gathering import gather_ranks
 
@@ -162,6 +164,30 @@ CHAPTERS = (
                 "Lower `train.warmup`, or raise `train.steps`.",
                 "stretto train run.toml --train.warmup 9",
             ),
+            Mistake(
+                "--<field>=<value> should be a valid boolean",
+                "A switch was given something else than true or false.",
+                "Write `true` or `false`.",
+                "stretto train run.toml --layout.elastic maybe",
+            ),
+            Mistake(
+                "--layout.blocks: <value> is not a list of numbers; write it like 5,1",
+                "One whole number for each stage is expected.",
+                "Write numbers with commas between them.",
+                "stretto train run.toml --layout.blocks a,b",
+            ),
+            Mistake(
+                "<file>: model: projection=<n> must be less than hidden=<n>; make it smaller",
+                "A projection makes the outputs narrower than the cell.",
+                "Lower `model.projection`, or leave it out.",
+                "stretto train run.toml --model.projection 9",
+            ),
+            Mistake(
+                "<file>: train: average_from=<n> needs optimizer='asgd', not '<optimizer>'; leave it out",
+                "Only averaged SGD averages the weights.",
+                "Leave it out, or train with `--train.optimizer asgd`.",
+                "stretto train run.toml --train.average_from 3",
+            ),
         ),
     ),
     Chapter(
@@ -270,6 +296,146 @@ CHAPTERS = (
                 "So many processes read the files.",
                 "Leave `--workers` out: it is the number of cores then.",
                 "stretto prepare text book.txt --out new --workers 0",
+                DataError,
+            ),
+            Mistake(
+                "hold-out=<x> leaves no whole line for <folder>; use another part or more text",
+                "Text is held out by whole lines, and there are too few.",
+                "Give more text, or prepare held-out text from a file of its own, with `--vocabulary`.",
+                "stretto prepare text line.txt --out new --hold-out 0.5",
+                DataError,
+            ),
+            Mistake(
+                "max-symbols=<n> leaves nothing but <unk>, which it counts too; use at least 2",
+                "One symbol is kept for what is unknown.",
+                "Raise it.",
+                "stretto prepare text book.txt --out new --level word --max-symbols 1",
+                DataError,
+            ),
+            Mistake(
+                "<folder> exists already and is no prepared data; choose another folder",
+                "Nothing that is there is written over.",
+                "Choose another `--out`.",
+                "stretto prepare text book.txt --out stuff",
+                DataError,
+            ),
+            Mistake(
+                "<url> is a URL; prepare into a local folder and copy that",
+                "Data is prepared on a disk, and copied to object storage when it is whole.",
+                "Prepare into a folder, then copy it, as with `aws s3 cp --recursive`.",
+                "stretto prepare text book.txt --out s3://bucket/data",
+                DataError,
+            ),
+            Mistake(
+                "<folder> is a folder, and not one that datasets' save_to_disk wrote; give its files",
+                "A folder of files is not looked through.",
+                "Give the files, as in `FOLDER/*.jsonl`.",
+                "stretto prepare sequences stuff --out new",
+                DataError,
+            ),
+            Mistake(
+                "<path>, row <n>: the line is not JSON (<reason>); mend it, or leave such rows out with --bad-rows "
+                "skip",
+                "A line of a JSONL file is not one JSON object.",
+                "Mend the line, or skip such rows.",
+                "stretto prepare sequences torn.jsonl --out new",
+                DataError,
+            ),
+            Mistake(
+                "no row can be read as a sequence (the first is <row>); give other files or options",
+                "With `--bad-rows skip`, all rows were skipped.",
+                "Look at the first, which is in the sentence.",
+                "stretto prepare sequences torn.jsonl --out new --bad-rows skip",
+                DataError,
+            ),
+            Mistake(
+                "<path>, row <n>: <field> has a step of <n> numbers where others have <n>; mend it, or leave such "
+                "rows out with --bad-rows skip",
+                "Each step of a sequence has one number for each channel.",
+                "Write null where a number is missing.",
+                "stretto prepare sequences ragged.jsonl --out new",
+                DataError,
+            ),
+            Mistake(
+                "<path>, row <n>: <field> has token <n>, which is negative; mend it, or leave such rows out with "
+                "--bad-rows skip",
+                "Tokens are whole numbers from 0.",
+                "Count from 0.",
+                "stretto prepare sequences negative.jsonl --out new",
+                DataError,
+            ),
+            Mistake(
+                "num-tokens=<n> has no meaning for sequences of text; leave it out",
+                "It is the number of tokens where the files hold numbers; text has a vocabulary.",
+                "Leave it out, or use `--max-symbols`.",
+                "stretto prepare sequences songs.jsonl --out new --num-tokens 5",
+                DataError,
+            ),
+            Mistake(
+                "like=<folder> has no labels; leave label=<field> out",
+                "`--like` takes the names of labels from other data, which has none.",
+                "Leave `--label` out, or name other data.",
+                "stretto prepare sequences songs.jsonl --out new --like plain --label mood",
+                DataError,
+            ),
+            Mistake(
+                "<path>: its header line names a column <name>; give each column a name of its own",
+                "A name stands twice in the first line of a CSV file, or is empty.",
+                "Rename a column.",
+                "stretto prepare series twice.csv --out new",
+                DataError,
+            ),
+            Mistake(
+                "<path> has a header and no rows; leave it out",
+                "There is nothing in the file but names.",
+                "Leave it out.",
+                "stretto prepare series header.csv --out new",
+                DataError,
+            ),
+            Mistake(
+                "<path>, row <n>: a quote opens there that is never closed; mend the file",
+                "The rest of the file would be one cell.",
+                "Close the quote, or double it inside a cell.",
+                "stretto prepare series quote.csv --out new",
+                DataError,
+            ),
+            Mistake(
+                "<path>, row <n>: <column> has a NaN or an infinity; mend it, take it for a missing value with "
+                "nan=missing, or leave such rows out with --bad-rows skip",
+                "Such a value would spoil the mean and the spread of the channel.",
+                "`--nan missing` takes it for a missing value.",
+                "stretto prepare series infinite.csv --out new",
+                DataError,
+            ),
+            Mistake(
+                "<path>, row <n>: <column> is <value>, whose series ended above; sort the rows by <column> first",
+                "Rows of one series must follow each other.",
+                "Sort the file by that column, then by time.",
+                "stretto prepare series mixed.csv --out new --by meter",
+                DataError,
+            ),
+            Mistake(
+                "<path>, row <n>: <column> is <value>, which is before the <value> of the row above; sort the rows by "
+                "time, or leave such rows out with --bad-rows skip",
+                "Time goes back within a series.",
+                "Sort the rows by time.",
+                "stretto prepare series back.csv --out new --time hour",
+                DataError,
+            ),
+            Mistake(
+                "<path> has no column of numbers, only <columns>; name the columns",
+                "No column's first value is a number.",
+                "Name the channels with `--columns`, or look at the separator: it is a comma.",
+                "stretto prepare series names.csv --out new",
+                DataError,
+            ),
+            Mistake(
+                "<column> reaches <x>, where 32-bit floats are <x> apart: too coarse for its spread of <x>; subtract "
+                "an offset from it, or scale it",
+                "The values are large and close to each other, as times in seconds are; as 32-bit floats they would "
+                "be equal.",
+                "Subtract the first value, or use differences.",
+                "stretto prepare series far.csv --out new",
                 DataError,
             ),
         ),
@@ -389,6 +555,26 @@ CHAPTERS = (
                 "Check the spelling, as in `s3://bucket/folder`.",
                 "stretto train run.toml --data.train nowhere://bucket/data",
                 DataError,
+            ),
+            Mistake(
+                "data.context is not set; a forecast needs to know how many steps it may look at",
+                "`data.feed` is forecast, which looks at so many steps.",
+                "Set `data.context`.",
+                "stretto train songs.toml --data.feed forecast",
+            ),
+            Mistake(
+                "data.train=<folder>: season=<n> exceeds context=<n>; a stretch must hold a whole season, so that the "
+                "network has seen what it is compared with",
+                "The value one season before lies outside of what the forecast may look at.",
+                "Raise `data.context`, or lower `data.season`.",
+                "stretto train meters.toml --data.season 96",
+                DataError,
+            ),
+            Mistake(
+                "--data.cache_bytes=<n> should be greater than or equal to 8388608",
+                "The cache of remote pages holds at least 8 MiB.",
+                "Give it more, or leave it out.",
+                "stretto train run.toml --data.cache_bytes 5",
             ),
         ),
     ),
@@ -525,6 +711,48 @@ CHAPTERS = (
                 lambda: testing.check_chunk_law(mishaps.Hidden(), torch.randn(6, 2, 3)),
                 LawError,
             ),
+            Mistake(
+                "model.factory=<spec> begins with an Embedding of <n> tokens, but the data has <n>; make it "
+                "task.num_inputs wide",
+                "A token of the data would have no vector.",
+                "Make it from the `stretto.Task` that the function is called with.",
+                "stretto train run.toml --model.factory models.py:few",
+            ),
+            Mistake(
+                "model.factory=<spec> ends with a Linear of <n> features, but the data asks for <n>; make it "
+                "task.num_outputs wide",
+                "A token or label of the data would have no output.",
+                "Make it from the `stretto.Task` that the function is called with.",
+                "stretto train run.toml --model.factory models.py:narrow",
+            ),
+            Mistake(
+                "model.loss=<spec> can't be called; name a function of (outputs, targets)",
+                "The name stands for something else than a function.",
+                "Name a function that returns a `LossSum`; see [losses](losses.md).",
+                "stretto train run.toml --model.loss models.py:number",
+            ),
+            Mistake(
+                "<block> is not a stretto.Block; subclass it, so that it has a state to begin from",
+                "`check_chunk_law` was given a plain module.",
+                "Subclass `stretto.Block`; see [blocks](blocks.md#your-own-block).",
+                lambda: testing.check_chunk_law(nn.ReLU(), torch.zeros(2, 2, 2)),  # type: ignore[arg-type]
+                LawError,
+            ),
+            Mistake(
+                "<block> declares causal=False: it looks ahead in time and is never cut there; check another block",
+                "A block that looks ahead has no chunk law to keep.",
+                "Nothing, if it means to look ahead.",
+                lambda: testing.check_chunk_law(BidirectionalLSTM(2, 2), torch.zeros(2, 2, 2)),
+                LawError,
+            ),
+            Mistake(
+                "the loss does not add up over <what>: parts give <x> over <n>, the whole <x> over <n>; return a sum "
+                "and a count, never a mean",
+                "`check_loss` cut a batch in two, and the parts gave another sum.",
+                "Return `LossSum(total, count)`; see [losses](losses.md).",
+                lambda: testing.check_loss(mishaps.mean_loss, torch.ones(4, 4), torch.ones(4, 4)),
+                LawError,
+            ),
         ),
     ),
     Chapter(
@@ -569,6 +797,25 @@ CHAPTERS = (
                 "Said before minutes are spent on measuring.",
                 "Make the folder first.",
                 "stretto plan run.toml --as a100 --json nowhere/plan.json",
+            ),
+            Mistake(
+                "--network=<text> is not a latency and a bandwidth; write it like 5us,25GB",
+                "Links are given by hand where they can't be measured.",
+                "Write the latency, a comma, and the bytes a second.",
+                "stretto plan run.toml --as H100 --devices 16 --nodes 2 --network slow",
+            ),
+            Mistake(
+                "--as=<name> and --profile=<file> are two profiles; give one",
+                "One says what to derive, the other what was measured.",
+                "Leave one out.",
+                "stretto plan run.toml --as H100 --profile profile.json",
+            ),
+            Mistake(
+                "<file> is not a profile: <reason>; make it with `stretto profile`",
+                "The file is not JSON, or not what `stretto profile` writes.",
+                "Measure again: `stretto profile run.toml --to FILE`.",
+                "stretto plan run.toml --profile book.txt",
+                PlanError,
             ),
         ),
     ),
@@ -729,6 +976,13 @@ CHAPTERS = (
                 mishaps.spoil_checkpoint,
                 DataError,
             ),
+            Mistake(
+                "run.folder=<folder> holds a run with its checkpoints in its own folder, not in <folder>; leave "
+                "save.to out, or choose another --run.folder",
+                "The run would begin again, without a word of what it had.",
+                "Give `save.to` as it was at the first start.",
+                "stretto train run.toml --run.folder runs/done --save.to elsewhere",
+            ),
         ),
     ),
     Chapter(
@@ -775,6 +1029,13 @@ CHAPTERS = (
                 "`stretto verify` compares so many steps.",
                 "Leave `--steps` out.",
                 "stretto verify run.toml --steps 0",
+            ),
+            Mistake(
+                "block <n>: <type> breaks the chunk law: <how>; <what to do>",
+                "`stretto verify` found that the layout computes something else, and which block is why; exit code 1.",
+                "Mend the block, as the sentence says.",
+                "stretto verify run.toml --model.factory models.py:hides --layout.chunks 2",
+                NotEqualError,
             ),
         ),
     ),

@@ -257,7 +257,8 @@ PARSERS: dict[str, Callable[[], Parser]] = {
 
 def _add_common(parser: Parser, files: str, held_out: str) -> None:
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help=files)
-    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where the data goes; must be new")
+    # As text: a path would make a local folder of a URL, which is to be refused.
+    parser.add_argument("--out", required=True, metavar="FOLDER", help="where the data goes; must be new")
     parser.add_argument(
         "--hold-out", type=float, default=0.0, metavar="PART",
         help=f"{held_out}, such as 0.1: writes FOLDER/train and FOLDER/valid",

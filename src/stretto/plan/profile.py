@@ -163,9 +163,11 @@ def load_profile(path: Path) -> Profile:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
         message = first["msg"].removeprefix("Value error, ")
-        raise PlanError(f"{path} is not a profile: {where}{': ' * bool(where)}{message}") from None
+        raise PlanError(
+            f"{path} is not a profile: {where}{': ' * bool(where)}{message}; make it with `stretto profile`"
+        ) from None
     except UnicodeDecodeError:
-        raise PlanError(f"{path} is not a profile: it is not text") from None
+        raise PlanError(f"{path} is not a profile: it is not text; make it with `stretto profile`") from None
 
 
 def save_profile(profile: Profile, path: Path) -> None:

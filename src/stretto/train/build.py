@@ -6,6 +6,7 @@ from stretto.base.errors import ConfigError, StrettoError
 from stretto.base.task import Task
 from stretto.blocks.losses import Loss, LossSum, SequenceLoss, SquaredError, TokenLoss
 from stretto.blocks.network import network
+from stretto.blocks.pointwise import Embedding, Linear
 from stretto.blocks.stack import Stack
 from stretto.config.run import RunConfig
 from stretto.engine.build import make_engine, stage_parts
@@ -66,7 +67,25 @@ def build_model(config: RunConfig, task: Task) -> Stack:
         raise ConfigError(
             f"model.factory={config.model.factory!r} gave a {type(model).__name__}; return a stretto.Stack"
         )
+    _check_ends(model, config, task)
     return model
+
+
+def _check_ends(model: Stack, config: RunConfig, task: Task) -> None:
+    """Refuse a model of the user's that has no room for all tokens or labels: a loss would fail in words of its own."""
+    spec, first, last = f"model.factory={config.model.factory!r}", model[0], model[len(model) - 1]
+    if isinstance(first, Embedding) and task.inputs == "tokens" and first.num_tokens < task.num_inputs:
+        raise ConfigError(
+            f"{spec} begins with an Embedding of {first.num_tokens} tokens, but the data has {task.num_inputs}; make "
+            "it task.num_inputs wide"
+        )
+    if not isinstance(last, Linear) or config.model.loss is not None or task.asks == "values":
+        return
+    if last.num_outputs < task.num_outputs:
+        raise ConfigError(
+            f"{spec} ends with a Linear of {last.num_outputs} features, but the data asks for {task.num_outputs}; make "
+            "it task.num_outputs wide"
+        )
 
 
 def build_loss(config: RunConfig, task: Task) -> Loss:
