@@ -209,3 +209,12 @@ def test_every_command_is_documented() -> None:
 def test_every_page_is_in_the_navigation() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text()
     assert all(f": {page.name}\n" in navigation for page in (ROOT / "docs").glob("*.md"))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [ROOT / "CITATION.cff", ROOT / "mkdocs.yml", *sorted((ROOT / ".github").rglob("*.yml"))],
+    ids=lambda p: p.name,
+)
+def test_what_a_host_reads_of_the_repository_can_be_read(path: Path) -> None:
+    assert isinstance(import_module("yaml").safe_load(path.read_text()), dict)
