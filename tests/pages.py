@@ -1,5 +1,6 @@
 """Pages for tests, read as a browser would: which elements there are, what they say, and what they ask for."""
 
+import math
 from collections.abc import Sequence
 from html.parser import HTMLParser
 
@@ -55,6 +56,8 @@ def assert_alone(text: str) -> None:
         assert not {"src", "srcset", "style", "xlink:href", "action", "data", "poster"} & set(attributes)
         assert not any(name.startswith("on") for name in attributes), attributes
         assert str(attributes.get("href", "#")).startswith("#")
+        # What the script reads: numbers that it understands.
+        assert all(map(math.isfinite, map(float, str(attributes.get("data-plot", "0")).split())))
     assert page.count("script") <= 1
     for far in ("http:", "https:", "url(", "@import", "fetch(", "XMLHttp", "WebSocket"):
         assert far not in text

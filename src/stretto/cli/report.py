@@ -66,6 +66,7 @@ def _progress() -> Iterator[Callable[[float], None]]:
 def _parser() -> Parser:
     parser = Parser(
         prog="stretto report",
+        usage="stretto report RUN [--out FILE] [--compare RUN ...]",
         description="Make one HTML page of a run: its curves, one step rank by rank, balance, lengths, faults,\n"
         "checkpoints, and the plan against reality. It opens from disk and needs no network.",
         epilog="example:\n  stretto report runs/first\n"
@@ -76,6 +77,11 @@ def _parser() -> Parser:
         "--out", type=Path, metavar="FILE", help="the page (default: report.html, or compare.html, in the run's folder)"
     )
     parser.add_argument(
-        "--compare", type=Path, nargs="+", default=[], metavar="RUN", help="lay these runs beside it instead"
+        "--compare",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="RUN",
+        help="compare it with these runs, side by side, instead",
     )
     return parser

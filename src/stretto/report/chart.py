@@ -73,10 +73,11 @@ def line_chart(axes: Axes, lines: Sequence[Line], width: int = NARROW, height: i
     x, y = frame.x, frame.y
     plot = (
         f"{frame.left:g} {frame.top:g} {frame.right:g} {frame.bottom:g} "
-        f"{x.low!r} {x.high!r} {y.low!r} {y.high!r} {int(y.is_log)}"
+        f"{x.low:.12g} {x.high:.12g} {y.low:.12g} {y.high:.12g} {int(y.is_log)}"
     )
+    counted = {"data_whole": ""} if axes.is_whole else {}
     label = f"{axes.title}. " + "; ".join(_say(line) for line in shown if not line.is_faint or len(shown) == 1)
-    return open_svg(width, height, label, *parts, class_="chart lines", data_plot=plot, data_x=axes.x)
+    return open_svg(width, height, label, *parts, class_="chart lines", data_plot=plot, data_x=axes.x, **counted)
 
 
 def open_svg(width: float, height: float, label: str, *parts: Html, class_: str = "chart", **more: str) -> Html:
@@ -159,7 +160,7 @@ def stacked_rows(
     width: int = NARROW,
 ) -> Html:
     """Return a row of boxes for each name: each part a name, a class, and a value for each row."""
-    row, left = 24, min(14 + _LETTER * max(map(len, names), default=0), width * 0.4)
+    row, left = 24, min(14 + _LETTER * max(map(len, names), default=0), width * 0.55)
     most_end = _LETTER * max(map(len, ends), default=0)
     totals = [sum(values[index] for _, _, values in parts) for index in range(len(names))]
     x = linear(0.0, max(totals, default=0.0) or 1.0, 4 if width < 600 else 8, is_tight=True)

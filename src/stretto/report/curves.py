@@ -41,7 +41,7 @@ class _Way:
         return Axes(title, self.label, unit, from_zero, self.end / self.size, is_whole=is_whole)
 
     def of(self, table: Thinned) -> list[float]:
-        return list(table.mean(self.column) / self.size)
+        return [float(value) for value in table.mean(self.column) / self.size]
 
 
 def curves(runs: Sequence[Named]) -> Html:
@@ -79,7 +79,8 @@ def span_of(record: Record) -> int:
 def final_loss(record: Record) -> float:
     """Return the training loss as a mean over the last steps; NaN if none is finite."""
     steps = record.steps
-    found = trail(steps.mean("loss"), steps.count("loss"), span_of(record))
+    losses = steps.mean("loss")
+    found = trail(losses, steps.count("loss"), np.full(len(losses), float(span_of(record))))
     there = found[np.isfinite(found)]
     return float(there[-1]) if len(there) else math.nan
 

@@ -1,5 +1,7 @@
 """Faults: each start of a run, what it went on from, what went wrong, and what was saved."""
 
+from collections.abc import Sequence
+
 from stretto.plan.units import seconds, size
 from stretto.report.amounts import moment, plural
 from stretto.report.chart import Axes, Line, line_chart
@@ -21,8 +23,9 @@ def faults_section(record: Record, kept: Kept) -> Html:
         if len(rows) > _MOST_ROWS:
             parts.append(note(f"The last {_MOST_ROWS} of {len(rows):,} starts are listed."))
     if record.num_skipped:
-        listed = ", ".join(f"{step:,}" for step in record.skipped_steps[:30])
-        more = f" and {record.num_skipped - 30:,} more" if record.num_skipped > 30 else ""
+        told = len(record.skipped_steps)
+        more = f" and {record.num_skipped - told:,} more" if record.num_skipped > told else ""
+        listed = _ranges(record.skipped_steps)
         parts.append(note(f"Steps that were skipped, as their numbers were not finite: {listed}{more}."))
     if record.bad_batches:
         shown = ", ".join(record.bad_batches[:8]) + (" and more" if len(record.bad_batches) > 8 else "")
@@ -119,6 +122,17 @@ def _starts(record: Record, kept: Kept) -> list[tuple[str, ...]]:
             )
         )
     return rows
+
+
+def _ranges(steps: Sequence[int]) -> str:
+    """Steps in order, those that follow each other as `3 to 9`."""
+    found: list[tuple[int, int]] = []
+    for step in steps:
+        if found and step == found[-1][1] + 1:
+            found[-1] = (found[-1][0], step)
+        else:
+            found.append((step, step))
+    return ", ".join(f"{first:,}" if first == last else f"{first:,} to {last:,}" for first, last in found)
 
 
 def _saves_chart(record: Record) -> Html:

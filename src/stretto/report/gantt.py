@@ -19,7 +19,6 @@ _CLASSES = {
     "other": "fill rest",
 }
 _ROW, _LETTER = 26, 6.9
-MOST_ROWS = 32
 
 
 class Piece(NamedTuple):
@@ -47,11 +46,8 @@ def pieces_of(timeline: Timeline) -> list[Piece]:
     ]
 
 
-def gantt(
-    title: str, row_names: Sequence[str], pieces: Sequence[Piece], width: int, until: float | None = None
-) -> Html:
+def gantt(title: str, names: Sequence[str], pieces: Sequence[Piece], width: int, until: float | None = None) -> Html:
     """Return a row for each name; `until` is where the time axis ends, so that two pictures can be compared."""
-    names = row_names[:MOST_ROWS]
     end = until or max((piece.stop for piece in pieces), default=0.0) or 1.0
     size, unit = (1e3, "milliseconds") if end < 1 else (1.0, "seconds")
     x = linear(0.0, end * size, 4 if width < 600 else 10, is_tight=True)
@@ -59,7 +55,7 @@ def gantt(
     legend = legend_rows(kinds, width - 16)
     top = 40 + 18 * len(legend)
     bottom = top + _ROW * len(names)
-    left = 14 + _LETTER * max((len(name) for name in names), default=0)
+    left = 14 + _LETTER * max(7, *(len(name) for name in names))
     frame = Frame(left, top, width - 16, bottom, x, linear(0, 1, 1))
     parts = [text(8, 20, title, class_="title"), *swatches(legend, [_CLASSES[kind] for kind in kinds], 46)]
     for row, name in enumerate(names):
@@ -74,7 +70,7 @@ def gantt(
         parts.append(tag("line", x1=at, x2=at, y1=bottom, y2=bottom + 4, class_="rule"))
         parts.append(text(at, bottom + 17, write(x)(tick), "middle", "tick"))
     parts.append(text((left + frame.right) / 2, bottom + 34, unit, "middle", "axis"))
-    label = f"{title}: {len(row_names)} rows, {seconds(end)} in all; {', '.join(kinds)}"
+    label = f"{title}: {len(names)} rows, {seconds(end)} in all; {', '.join(kinds)}"
     return open_svg(width, bottom + 42, label, *parts)
 
 

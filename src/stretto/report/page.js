@@ -2,6 +2,7 @@
 "use strict";
 for (const svg of document.querySelectorAll("svg.lines")) {
   const [left, top, right, bottom, x0, x1, y0, y1, isLog] = svg.dataset.plot.split(" ").map(Number);
+  const isWhole = "whole" in svg.dataset;
   const figure = svg.closest("figure");
   let lines, guide, box;
   const xOf = (px) => x0 + (px - left) / (right - left) * (x1 - x0);
@@ -35,7 +36,7 @@ for (const svg of document.querySelectorAll("svg.lines")) {
     const px = found.reduce((best, [, point]) => Math.abs(point[0] - at.x) < Math.abs(best - at.x) ? point[0] : best, Infinity);
     for (const [name, value] of [["x1", px], ["x2", px], ["y1", top], ["y2", bottom]]) guide.setAttribute(name, value);
     box.replaceChildren();
-    const head = document.createElement("div"); head.textContent = svg.dataset.x + " " + short(xOf(px)); box.append(head);
+    const head = document.createElement("div"); head.textContent = svg.dataset.x + " " + short(isWhole ? Math.round(xOf(px)) : xOf(px)); box.append(head);
     for (const [line, point] of found) {
       const row = document.createElement("div"), chip = document.createElement("span");
       chip.className = "chip " + line.colour;

@@ -9,8 +9,8 @@ from stretto.plan.profile import Profile
 from stretto.plan.search import Plan
 from stretto.plan.show import layout_toml
 from stretto.plan.timeline import Timeline
-from stretto.plan.units import seconds
-from stretto.report.chart import stacked_rows
+from stretto.plan.units import seconds, size
+from stretto.report.chart import NARROW, stacked_rows
 from stretto.report.gantt import gantt, pieces_of
 from stretto.report.markup import Html, tag
 from stretto.report.page import any_width, figure, note, page, section, table
@@ -72,22 +72,32 @@ def _seconds_of(prediction: Prediction) -> dict[str, float]:
 
 def _parts_chart(plan: Plan, width: int) -> Html:
     shown = [*plan.best[:8], *([plan.one] if all(one.layout.num_ranks > 1 for one in plan.best[:8]) else [])]
+    scale, unit = _unit(max(one.seconds for one in shown))
     values = [_seconds_of(one) for one in shown]
-    parts = [(what, class_, [found[key] for found in values]) for key, what, class_ in _PARTS]
+    parts = [(what, class_, [found[key] * scale for found in values]) for key, what, class_ in _PARTS]
+    # Where there is little room, the numbers alone.
+    names = [name(one) if width > NARROW else str(one.layout).partition(" (")[0] for one in shown]
+    title = "A step of each layout" + ("" if width > NARROW else ": replicas x stages x slices x chunks")
     ends = [seconds(one.seconds) for one in shown]
-    return stacked_rows("A step of each layout", "seconds a step", [*map(name, shown)], parts, seconds, ends, width)
+    return stacked_rows(title, f"{unit} a step", names, parts, lambda value: seconds(value / scale), ends, width)
 
 
 def _balance_chart(prediction: Prediction, profile: Profile, width: int) -> Html:
     names, ends = [], []
+    scale, unit = _unit(max(stage.busy for stage in prediction.stages))
     for index, stage in enumerate(prediction.stages):
         first, last = stage.blocks[0], stage.blocks[1] - 1
         names.append(f"stage {index}: {f'block {first}' if first == last else f'blocks {first} to {last}'}")
         kinds = list(dict.fromkeys(profile.blocks[stage.blocks[0] : stage.blocks[1]]))
-        what = f": {', '.join(kinds[:4])}" if width > 600 else ""
-        ends.append(f"{seconds(stage.busy)}, {stage.memory.total / 1e9:.3g} GB{what}")
-    parts = [("computing", "fill c0", [stage.busy for stage in prediction.stages])]
-    return stacked_rows("How long each stage computes in a step", "seconds", names, parts, seconds, ends, width)
+        what = f": {', '.join(kinds[:4])}" if width > NARROW else ""
+        ends.append(f"{seconds(stage.busy)}, {size(stage.memory.total)}{what}")
+    parts = [("computing", "fill c0", [stage.busy * scale for stage in prediction.stages])]
+    title = "How long each stage computes in a step"
+    return stacked_rows(title, unit, names, parts, lambda value: seconds(value / scale), ends, width)
+
+
+def _unit(most: float) -> tuple[float, str]:
+    return (1e3, "milliseconds") if most < 1 else (1.0, "seconds")
 
 
 def _table(plan: Plan) -> Html:
@@ -100,8 +110,8 @@ def _table(plan: Plan) -> Html:
             f"{found.tokens_per_second:,.0f}",
             f"{plan.speed_up(found):.2f}",
             f"{found.bubble:.0%}",
-            f"{found.memory / 1e9:.3g} GB",
-            f"{found.traffic / 1e6:,.1f} MB",
+            size(found.memory),
+            size(found.traffic) if found.traffic else "-",
         )
         for found in [*plan.best, *([] if is_listed else [plan.one])]
     ]

@@ -14,6 +14,8 @@ from stretto.report.markup import Html, tag
 from stretto.report.page import note, section, table
 from stretto.report.record import Record, number, whole
 
+_MEMORY = "memory of the fullest rank"
+
 
 def planned_layout(plan: Mapping[str, Any] | None, record: Record) -> Mapping[str, Any] | None:
     """Return what a plan says of the layout that was run; none if it says nothing of it."""
@@ -41,6 +43,10 @@ def reality_section(record: Record) -> Html | None:
     rows = _rows(record, found)
     if rows:
         parts.append(table(("figure", "planned", "measured", "measured / planned"), rows))
+        if any(row[0] == _MEMORY for row in rows):
+            parts.append(
+                note("What the plan says of memory leaves out what Python, torch and the device's driver take.")
+            )
     else:
         parts.append(note("The plan says nothing of the layout that was run, so there is nothing to compare."))
     if len(record.plan_lines) > 1:
@@ -71,7 +77,7 @@ def _rows(record: Record, found: Mapping[str, Any] | None) -> list[tuple[str, st
     if found is not None and record.ranks is not None:
         rows.append(_row("bubble", number(found, "bubble"), record.ranks.bubble, share))
         fullest = float(np.nanmax(record.ranks.memory))
-        rows.append(_row("memory of the fullest rank", number(found, "memory"), fullest, size))
+        rows.append(_row(_MEMORY, number(found, "memory"), fullest, size))
         stages = found.get("stages")
         layout = None if record.config is None else record.config.layout
         if isinstance(stages, list) and layout is not None and record.ranks.num_ranks == layout.num_ranks:

@@ -11,7 +11,7 @@ from stretto.plan.trace import Trace
 from stretto.plan.units import seconds
 from stretto.report.amounts import share
 from stretto.report.chart import stacked_rows
-from stretto.report.gantt import MOST_ROWS, Piece, gantt, pieces_of
+from stretto.report.gantt import Piece, gantt, pieces_of
 from stretto.report.markup import Html
 from stretto.report.page import any_width, figure, note, section
 from stretto.report.reality import planned_layout
@@ -20,6 +20,8 @@ from stretto.report.record import Record
 TRACE = "trace.json"
 # What is not known of a plan's step but its stages' time: a backward is about twice its forward.
 _BACKWARD = 2 / 3
+# More than these are a smear, and say no more.
+_MOST_ROWS = 32
 
 
 def step_section(record: Record) -> Html:
@@ -38,7 +40,7 @@ def step_section(record: Record) -> Html:
         parts.append(figure(any_width(lambda width: gantt(title, names, pieces, width, until)), class_="whole"))
     if simulated is not None:
         until = simulated.seconds if trace is None else max(simulated.seconds, _end(trace))
-        names_of_stages = [f"stage {stage}" for stage in range(simulated.num_stages)]
+        names_of_stages = [f"stage {stage}" for stage in range(min(simulated.num_stages, _MOST_ROWS))]
         boxes = pieces_of(simulated)
         title = "A step of one replica as it was planned"
         parts.append(
@@ -67,7 +69,7 @@ def _read_trace(record: Record) -> tuple[Trace | None, str]:
 
 
 def _explain(trace: Trace) -> str:
-    few = f" The first {MOST_ROWS} of {len(trace.rows):,} ranks are shown." if len(trace.rows) > MOST_ROWS else ""
+    few = f" The first {_MOST_ROWS} of {len(trace.rows):,} ranks are shown." if len(trace.rows) > _MOST_ROWS else ""
     has_parts = any(work.action is not None for row in trace.rows for work in row.works)
     letters = " F is the forward of a chunk, B its backward." if has_parts else ""
     return f"A row is a rank; where a row is empty, its rank waits for others.{letters}{few}"
@@ -78,9 +80,9 @@ def _measured(trace: Trace) -> tuple[list[str], list[Piece]]:
     has_slices = any(work.action is not None and work.action.slice for work in works)
     names, pieces = [], []
     has_places = len({row.stage for row in trace.rows}) > 1 and len({row.replica for row in trace.rows}) > 1
-    for number, row in enumerate(trace.rows):
+    for number, row in enumerate(trace.rows[:_MOST_ROWS]):
         names.append(f"rank {row.rank} ({row.replica}.{row.stage})" if has_places else f"rank {row.rank}")
-        for work in row.works if number < MOST_ROWS else ():
+        for work in row.works:
             action = work.action
             label: str = work.category
             if action is not None:
@@ -90,7 +92,7 @@ def _measured(trace: Trace) -> tuple[list[str], list[Piece]]:
 
 
 def _end(trace: Trace) -> float:
-    return max((work.stop for row in trace.rows[:MOST_ROWS] for work in row.works), default=0.0)
+    return max((work.stop for row in trace.rows[:_MOST_ROWS] for work in row.works), default=0.0)
 
 
 def _simulated(plan: Mapping[str, Any] | None, record: Record) -> Timeline | None:

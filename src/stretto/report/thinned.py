@@ -87,19 +87,23 @@ class Thinned:
         self._table = np.stack([way.reduceat(part, edges, axis=0) for way, part in zip(ways, table, strict=True)])
 
 
-def trail(values: Floats, counts: Floats, span: float) -> Floats:
-    """Return the mean of the last values, each weighing less the longer ago it is; `span` says of about how many."""
+def trail(values: Floats, counts: Floats, spans: Floats) -> Floats:
+    """Return the mean of the last values, each weighing less the longer ago it is; `spans` says of about how many."""
     found = np.full(len(values), np.nan)
     total = weight = 0.0
-    for index, (value, count) in enumerate(zip(values.tolist(), counts.tolist(), strict=True)):
+    for index, (value, count, span) in enumerate(zip(values, counts, spans, strict=True)):
         if count:
-            kept = (1 - 2 / (span + 1)) ** count
-            total, weight = total * kept + value * (1 - kept), weight * kept + (1 - kept)
+            kept = float((1 - 2 / (span + 1)) ** count)
+            total, weight = total * kept + float(value) * (1 - kept), weight * kept + (1 - kept)
             found[index] = total / weight
     return found
 
 
 def smooth(values: Floats, counts: Floats, span: float) -> Floats:
-    """Return the mean of about `span` values around each, from both sides alike: a trailing mean would lag behind."""
-    back = trail(values[::-1], counts[::-1], span)[::-1]
-    return (trail(values, counts, span) + back) / 2
+    """Return the mean of about `span` values around each, from both sides alike: a trailing mean would lag behind.
+
+    Near the start it is of fewer: that is where curves fall steeply.
+    """
+    spans = np.minimum(span, 1 + np.cumsum(counts) / 5)
+    back = trail(values[::-1], counts[::-1], spans[::-1])[::-1]
+    return (trail(values, counts, spans) + back) / 2
