@@ -252,6 +252,17 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
     assert text.count("<script>") == 1 and "<img" not in text and "<b>." not in text
 
 
+def test_a_config_without_a_log_or_a_log_without_a_config_is_enough(tmp_path: Path) -> None:
+    folder = write_log(tmp_path / "run", [step(1), step(2)])
+    (folder / "log.jsonl").rename(tmp_path / "log.jsonl")
+    assert "The log has no step yet" in Page(run_page(folder)).text
+    (folder / "config.toml").write_text("not = [toml")
+    (tmp_path / "log.jsonl").rename(folder / "log.jsonl")
+    page = Page(run_page(folder))
+    assert "what follows is from the log alone" in page.text and "2.5000" in page.text
+    assert page.sections == ALWAYS
+
+
 def test_what_is_no_run_is_refused_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not there; give the folder of a run"):
         run_page(tmp_path / "missing")

@@ -202,13 +202,15 @@ def columns_chart(
     frame = Frame(_left(y), (34 if not legend else 42) + 18 * len(legend), width - 14, height - 42, x, y)
     found = [_grid(frame, axes, width, height), *swatches(legend, [class_ for _, class_, _ in parts], 46)]
     size = (frame.right - frame.left) / number
+    # Gaps between many thin columns would flicker.
+    gap = 0.6 if size > 5 else 0.0
     under = [0.0] * number
     for _, class_, values in parts:
         # One path for all: hundreds of boxes would be most of the page.
         path = []
         for index, value in enumerate(values):
             low, high = frame.up(under[index]), frame.up(under[index] + value)
-            path.append(f"M{frame.left + index * size:.1f} {low}V{high}h{max(size - 0.4, 0.3):.2f}V{low}z")
+            path.append(f"M{frame.left + index * size:.1f} {low}V{high}h{size - gap:.2f}V{low}z")
             under[index] += value
         found.append(tag("path", d="".join(path), class_=class_))
     return open_svg(width, height, f"{axes.title}, {number} columns, at most {short(max(totals))} {axes.y}", *found)

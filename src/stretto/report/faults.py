@@ -19,7 +19,11 @@ def faults_section(record: Record, kept: Kept) -> Html:
     rows = _starts(record, kept)
     if rows:
         heads = ("start", "when", "host", "ranks", "layout", "went on from", "changes")
-        parts.append(table(heads, rows[-_MOST_ROWS:], texts=(0, 1, 2, 4, 5, 6)))
+        # What is not known of any start needs no column.
+        told = [index for index in range(len(heads)) if any(row[index] for row in rows)]
+        texts = [place for place, index in enumerate(told) if heads[index] != "ranks"]
+        cells = [[row[index] for index in told] for row in rows[-_MOST_ROWS:]]
+        parts.append(table([heads[index] for index in told], cells, texts))
         if len(rows) > _MOST_ROWS:
             parts.append(note(f"The last {_MOST_ROWS} of {len(rows):,} starts are listed."))
     if record.num_skipped:
@@ -64,7 +68,7 @@ def checkpoints_section(record: Record, kept: Kept) -> Html:
     if rows:
         parts.append(table(("after step", "size", "until safe", "run waited"), rows))
     if saves.num_rows > len(rows):
-        parts.append(figure(_saves_chart(record)))
+        parts.append(tag("div", figure(_saves_chart(record)), class_="grid"))
     if kept.note is not None:
         parts.append(note(f"Which of them are still in {kept.where} is not known: {kept.note}."))
     elif kept.manifests:
@@ -142,4 +146,4 @@ def _saves_chart(record: Record) -> Html:
         Line("until safe", 0, x, saves.mean("seconds").tolist(), has_dots=True),
         Line("run waited", 1, x, saves.mean("blocked").tolist(), has_dots=True),
     ]
-    return tag("div", line_chart(Axes("Time to save", "step", "seconds", from_zero=True, is_whole=True), lines))
+    return line_chart(Axes("Time to save", "step", "seconds", from_zero=True, is_whole=True), lines)

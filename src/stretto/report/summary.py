@@ -82,7 +82,7 @@ def about_section(record: Record, kept: Kept) -> Html:
             ("layout", f"{config.layout}"),
             (
                 "ran on",
-                f"{plural(config.layout.num_ranks, 'rank')}, {config.run.device}, {config.run.precision}",
+                f"{plural(config.layout.num_ranks, 'rank')}, device {config.run.device}, {config.run.precision}",
             ),
             ("seed", str(config.run.seed)),
         ]
