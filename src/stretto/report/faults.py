@@ -27,8 +27,8 @@ def faults_section(record: Record, kept: Kept) -> Html:
         if len(rows) > _MOST_ROWS:
             parts.append(note(f"The last {_MOST_ROWS} of {len(rows):,} starts are listed."))
     if record.num_skipped:
-        told = len(record.skipped_steps)
-        more = f" and {record.num_skipped - told:,} more" if record.num_skipped > told else ""
+        listed_steps = len(record.skipped_steps)
+        more = f" and {record.num_skipped - listed_steps:,} more" if record.num_skipped > listed_steps else ""
         listed = _ranges(record.skipped_steps)
         parts.append(note(f"Steps that were skipped, as their numbers were not finite: {listed}{more}."))
     if record.bad_batches:
