@@ -16,6 +16,7 @@ def run(arguments: list[str]) -> None:
     from stretto.cli.answers import show_predictions
     from stretto.cli.ranks import on_ranks
     from stretto.config.layout import Layout
+    from stretto.mesh.place import find_place
     from stretto.mesh.world import World
     from stretto.train.trained import load, read_config
 
@@ -24,7 +25,9 @@ def run(arguments: list[str]) -> None:
     if data is None:
         raise ConfigError(f"{options.run} was trained without data.valid; name the data with --data")
     out = _out(options.run, options.out)
-    num_ranks = int(os.environ.get("WORLD_SIZE", options.ranks))
+    # Whoever has started several has said how many.
+    place = find_place(os.environ)
+    num_ranks = options.ranks if place is None else place.size
 
     def work(world: World, _: object) -> None:
         trained = load(options.run, str(world.device), trust=options.trust)
