@@ -15,6 +15,7 @@ from stretto import ConfigError, Corpus, DivergedError, Run, Sequences, run_page
 from stretto.config.run import RunConfig
 from stretto.config.toml import parse_config
 from stretto.plan.orders import order
+from stretto.plan.show import timeline_values
 from stretto.plan.timeline import simulate
 from stretto.plan.trace import Row, Trace, Work
 from stretto.report.lengths import read_lengths
@@ -202,6 +203,11 @@ def test_a_planned_step_stands_beside_the_measured_one(tmp_path: Path) -> None:
     for words in ("use <2> stages", "100 ms", "150 ms", "1.50", "F3", "B0"):
         assert words in page.text
     assert any(label.startswith("A step of one replica as it was planned: 2 rows") for label in page.labels())
+    assert "a backward as twice its forward" in page.text
+    timeline = simulate([order(stage, 2, 1, 4) for stage in range(2)], lambda stage, action: 0.01)
+    plan = {"advice": "", "best": [best], "timeline": timeline_values(layout, timeline)}
+    (folder / "plan.json").write_text(json.dumps(plan))
+    assert "the plan's own simulation" in Page(run_page(folder)).text
 
 
 def test_512_ranks_and_their_trace_stay_readable_and_small(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def run(arguments: list[str]) -> None:
         )
     show_plan(console, plan, profile, timeline)
     if options.json:
-        _write(options.json, json.dumps(plan_values(plan, profile), indent=1) + "\n")
+        _write(options.json, json.dumps(plan_values(plan, profile, timeline), indent=1) + "\n")
     if options.page:
         _write(options.page, plan_page(plan, profile, planned.load, timeline, str(options.config)))
 

@@ -26,11 +26,14 @@ from stretto.mesh.mesh import Mesh
 from stretto.mesh.topology import Topology
 from stretto.mesh.world import World
 from stretto.plan.cluster import Cluster
+from stretto.plan.costs import Costs
 from stretto.plan.hardware import derive_profile, find_hardware
 from stretto.plan.load import Load
+from stretto.plan.predict import predict_timeline
 from stretto.plan.profile import Profile, load_profile, save_profile
 from stretto.plan.search import Plan, find_plan
 from stretto.plan.show import plan_values
+from stretto.plan.timeline import Timeline
 from stretto.train.build import build_loss, check_fits
 from stretto.train.optimizer import make_optimizer
 from stretto.train.planned import save_plan
@@ -135,10 +138,12 @@ class Chosen:
     config: RunConfig
     plan: Plan
     profile: Profile
+    timeline: Timeline
 
     def keep(self) -> None:
         """Write the plan into the run's folder, where the run finds what was predicted of it."""
-        save_plan(self.config.run.folder, json.dumps(plan_values(self.plan, self.profile), indent=1))
+        values = plan_values(self.plan, self.profile, self.timeline)
+        save_plan(self.config.run.folder, json.dumps(values, indent=1))
 
 
 def plan_here(config: RunConfig) -> Chosen:
@@ -177,7 +182,8 @@ def _find_known(planned: Planned, cluster: Cluster) -> Profile | None:
 def _choose(planned: Planned, config: RunConfig, profile: Profile, cluster: Cluster, *, uses_all: bool) -> Chosen:
     plan = find_plan(profile, planned.load, cluster, uses_all=uses_all)
     layout = plan.chosen.layout.model_copy(update={"elastic": config.layout.elastic})
-    return Chosen(config.model_copy(update={"layout": layout}), plan, profile)
+    timeline = predict_timeline(Costs(profile), planned.load, plan.chosen.layout, cluster)
+    return Chosen(config.model_copy(update={"layout": layout}), plan, profile, timeline)
 
 
 def layout_arguments(layout: Layout) -> list[str]:

@@ -1,17 +1,23 @@
 """A plan as plain values, for JSON, and its layout as TOML: what programs read, and what a run compares itself with."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from stretto.config.layout import Layout
+from stretto.plan.actions import Action, Kind
 from stretto.plan.advice import advise
 from stretto.plan.predict import Prediction
 from stretto.plan.profile import Profile
 from stretto.plan.search import Plan
+from stretto.plan.timeline import Span, Timeline
+
+# A step of more actions than this is left out: the file would be mostly that.
+_MOST_SPANS = 10_000
 
 
-def plan_values(plan: Plan, profile: Profile) -> dict[str, Any]:
-    """Return all of a plan as what JSON knows."""
+def plan_values(plan: Plan, profile: Profile, timeline: Timeline) -> dict[str, Any]:
+    """Return all of a plan as what JSON knows; the timeline is that of a step of the chosen layout."""
     return {
         "advice": advise(plan),
         "device": profile.device,
@@ -23,6 +29,7 @@ def plan_values(plan: Plan, profile: Profile) -> dict[str, Any]:
         "simulated": plan.num_simulated,
         "one_device": {**prediction_values(plan, plan.one), "fits": plan.does_one_fit},
         "best": [prediction_values(plan, found) for found in plan.best],
+        "timeline": timeline_values(plan.chosen.layout, timeline),
         "rejected": [{"what": found.what, "why": found.why} for found in plan.rejected],
     }
 
@@ -31,7 +38,7 @@ def prediction_values(plan: Plan, prediction: Prediction) -> dict[str, Any]:
     """Return one layout's prediction as plain values."""
     layout = prediction.layout
     return {
-        "layout": layout.model_dump(mode="json", exclude={"auto", "elastic"}),
+        "layout": _layout_values(layout),
         "toml": layout_toml(prediction),
         "seconds": prediction.seconds,
         "tokens_per_second": prediction.tokens_per_second,
@@ -50,6 +57,39 @@ def prediction_values(plan: Plan, prediction: Prediction) -> dict[str, Any]:
             for stage in prediction.stages
         ],
     }
+
+
+def timeline_values(layout: Layout, timeline: Timeline) -> dict[str, Any]:
+    """Return when each action of a step runs, a line each: `stage kind slice chunk start stop`."""
+    spans = timeline.spans if len(timeline.spans) <= _MOST_SPANS else ()
+    actions = [
+        f"{stage} {action.kind.value} {action.slice} {action.chunk} {start:.9g} {stop:.9g}"
+        for stage, action, start, stop in spans
+    ]
+    return {"layout": _layout_values(layout), "actions": actions}
+
+
+def read_timeline(plan: Mapping[str, Any], layout: Layout) -> Timeline | None:
+    """Return the timeline of a plan that was read from JSON; none if it has none of this layout."""
+    try:
+        found = plan["timeline"]
+        if found["layout"] != _layout_values(layout):
+            return None
+        spans = tuple(map(_read_span, found["actions"]))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+    if not spans or any(not 0 <= span.stage < layout.stages for span in spans):
+        return None
+    return Timeline(layout.stages, spans)
+
+
+def _read_span(line: str) -> Span:
+    stage, kind, slice_, chunk, start, stop = line.split(" ")
+    return Span(int(stage), Action(Kind(kind), int(slice_), int(chunk)), float(start), float(stop))
+
+
+def _layout_values(layout: Layout) -> dict[str, Any]:
+    return layout.model_dump(mode="json", exclude={"auto", "elastic"})
 
 
 def layout_toml(prediction: Prediction) -> str:

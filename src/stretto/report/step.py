@@ -4,8 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stretto.base.errors import DataError
+from stretto.config.layout import Layout
 from stretto.plan.actions import Action, Kind
 from stretto.plan.orders import order
+from stretto.plan.show import read_timeline
 from stretto.plan.timeline import Timeline, simulate
 from stretto.plan.trace import Trace
 from stretto.plan.units import seconds
@@ -28,33 +30,24 @@ def step_section(record: Record) -> Html:
     """Return the measured timeline, the simulated one, and what the mean step was spent on."""
     parts: list[Html | None] = []
     trace, why = _read_trace(record)
-    simulated = _simulated(record.plan, record)
+    simulated, how = _simulated(record)
+    ends = [timeline.seconds for timeline in (simulated,) if timeline] + [_end(found) for found in (trace,) if found]
+    until = max(ends, default=None)
     if trace is None:
         parts.append(note(why))
     else:
-        parts.append(note(_explain(trace)))
         names, pieces = _measured(trace)
-        end = max((piece.stop for piece in pieces), default=0.0)
-        until = None if simulated is None else max(end, simulated.seconds)
-        title = f"Step {trace.step:,} as it was measured"
-        parts.append(figure(any_width(lambda width: gantt(title, names, pieces, width, until)), class_="whole"))
+        parts += [note(_explain(trace)), _picture(f"Step {trace.step:,} as it was measured", names, pieces, until)]
     if simulated is not None:
-        until = simulated.seconds if trace is None else max(simulated.seconds, _end(trace))
-        names_of_stages = [f"stage {stage}" for stage in range(min(simulated.num_stages, _MOST_ROWS))]
-        boxes = pieces_of(simulated)
-        title = "A step of one replica as it was planned"
-        parts.append(
-            figure(any_width(lambda width: gantt(title, names_of_stages, boxes, width, until)), class_="whole")
-        )
-        parts.append(
-            note(
-                "The planned step is simulated from the time that the plan gives each stage, a backward as twice its "
-                "forward; sums of gradients and the optimizer are left out."
-            )
-        )
+        names = [f"stage {stage}" for stage in range(min(simulated.num_stages, _MOST_ROWS))]
+        parts += [_picture("A step of one replica as it was planned", names, pieces_of(simulated), until), note(how)]
     if record.seconds:
         parts.append(figure(any_width(lambda width: _parts_chart(record, width)), class_="whole"))
     return section("step", "One step", *parts)
+
+
+def _picture(title: str, names: Sequence[str], pieces: Sequence[Piece], until: float | None) -> Html:
+    return figure(any_width(lambda width: gantt(title, names, pieces, width, until)), class_="whole")
 
 
 def _read_trace(record: Record) -> tuple[Trace | None, str]:
@@ -95,14 +88,24 @@ def _end(trace: Trace) -> float:
     return max((work.stop for row in trace.rows[:_MOST_ROWS] for work in row.works), default=0.0)
 
 
-def _simulated(plan: Mapping[str, Any] | None, record: Record) -> Timeline | None:
-    """The step of the run's layout, from what its plan says of each stage; none if it says nothing."""
-    found = planned_layout(plan, record)
-    if found is None or record.config is None:
-        return None
-    layout = record.config.layout
+def _simulated(record: Record) -> tuple[Timeline | None, str]:
+    """The step of the run's layout as its plan has it, and how it was found; none if the plan says nothing of it."""
+    if record.plan is None or record.config is None:
+        return None, ""
+    kept = read_timeline(record.plan, record.config.layout)
+    if kept is not None:
+        return kept, "The planned step is the plan's own simulation; sums of gradients and the optimizer are not in it."
+    how = (
+        "The planned step is simulated from the time that the plan gives each stage, a backward as twice its forward; "
+        "sums of gradients and the optimizer are not in it."
+    )
+    return _from_stages(planned_layout(record.plan, record), record.config.layout), how
+
+
+def _from_stages(planned: Mapping[str, Any] | None, layout: Layout) -> Timeline | None:
+    """A step of stages of which only is known how long each is busy."""
     try:
-        busy = [float(stage["busy"]) for stage in found["stages"]]
+        busy = [float(stage["busy"]) for stage in planned["stages"]] if planned is not None else []
     except (KeyError, TypeError, ValueError):
         return None
     number = layout.slices * layout.chunks
