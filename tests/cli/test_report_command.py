@@ -25,6 +25,8 @@ def test_a_page_is_written_and_the_command_says_where(runs: Path, capsys: pytest
     assert main(["report", "runs/one"]) == 0
     assert "the page is runs/one/report.html" in capsys.readouterr().out
     assert_alone((runs / "one" / "report.html").read_text())
+    assert main(["report", "runs/one"]) == 0, "a page is made again"
+    capsys.readouterr()
     assert main(["report", "runs/one", "--compare", "runs/two", "--out", "both.html"]) == 0
     assert "both.html" in capsys.readouterr().out
     assert Page(Path("both.html").read_text()).sections == ["curves", "figures", "config"]
@@ -42,6 +44,8 @@ def test_a_page_is_written_and_the_command_says_where(runs: Path, capsys: pytest
         (["runs/one", "--out", "x" * 300], "can't be written (File name too long); choose another file"),
         (["runs/one", "--out", "x" * 250], "can't be written (File name too long); choose another file"),
         (["runs/one", "--out", "runs"], "--out=runs is a folder"),
+        (["runs/one", "--out", "runs/one/log.jsonl"], "--out=runs/one/log.jsonl is there already and is no page"),
+        (["runs/one", "--out", "/dev/null"], "--out=/dev/null is there already and is no page"),
         (["runs/one", "--compare", "runs/none"], "runs/none is not there"),
         (["runs/one", "--compare", *["runs/two"] * 8], "9 runs can't be compared on one page; give 2 to 8"),
         (["runs/one", "--output", "x"], "--output is not an option of `stretto report`; did you mean --out?"),

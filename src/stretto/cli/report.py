@@ -7,6 +7,8 @@ from pathlib import Path
 from stretto.base.errors import ConfigError
 from stretto.cli.parser import Parser
 
+_START = b"<!doctype html>"
+
 
 def run(arguments: list[str]) -> None:
     """Parse, read, write, and say where the page is."""
@@ -39,6 +41,14 @@ def _check(folder: Path, out: Path) -> None:
         raise ConfigError(f"--out={out} is a folder; give the path of a file, like {out / 'report.html'}")
     if not out.parent.is_dir():
         raise ConfigError(f"--out={out} can't be written (there is no folder {out.parent}); choose another file")
+    # Neither a log nor a device is to be lost to a slip of the hand.
+    if out.exists() and not (out.is_file() and _is_page(out)):
+        raise ConfigError(f"--out={out} is there already and is no page; choose another file")
+
+
+def _is_page(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(_START)) == _START
 
 
 @contextmanager

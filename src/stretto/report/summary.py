@@ -14,7 +14,7 @@ from stretto.report.curves import final_loss, span_of
 from stretto.report.kept import Kept
 from stretto.report.markup import Html, tag
 from stretto.report.page import facts, section, tiles
-from stretto.report.record import Record, number, whole
+from stretto.report.record import Record, number, whole, words
 
 
 def final_figures(record: Record) -> dict[str, str]:
@@ -75,15 +75,13 @@ def about_section(record: Record, kept: Kept) -> Html:
     if config is None:
         pairs.append(("config", "missing, or of another version of stretto; what follows is from the log alone"))
     else:
+        layout = config.layout
         pairs += [
             ("model", _model(config, kept)),
             ("data", _data(record, config)),
             ("training", _training(config)),
-            ("layout", f"{config.layout}"),
-            (
-                "ran on",
-                f"{plural(config.layout.num_ranks, 'rank')}, device {config.run.device}, {config.run.precision}",
-            ),
+            ("layout", str(layout)),
+            ("ran on", f"{plural(layout.num_ranks, 'rank')}, device {config.run.device}, {config.run.precision}"),
             ("seed", str(config.run.seed)),
         ]
     times = [claim.time for claim in kept.claims.values() if claim.time]
@@ -97,10 +95,9 @@ def about_section(record: Record, kept: Kept) -> Html:
     if kept.newest is not None:
         pairs.append(("last saved", moment(kept.newest.created)))
         pairs.append(("versions", ", ".join(f"{name} {value}" for name, value in kept.newest.versions.items())))
-    whole_config = dump_config(config) if config is not None else None
     folded = None
-    if whole_config:
-        folded = tag("details", tag("summary", "The whole config"), tag("pre", whole_config.strip()))
+    if config is not None:
+        folded = tag("details", tag("summary", "The whole config"), tag("pre", dump_config(config).strip()))
     return section("run", "What was run", facts(pairs), folded)
 
 
@@ -131,14 +128,10 @@ def _model(config: RunConfig, kept: Kept) -> str:
 
 def _data(record: Record, config: RunConfig) -> str:
     data, task = config.data, record.subject.get("task")
-    asked = ""
-    if isinstance(task, Mapping):
-        asked = (
-            f"; {task.get('num_inputs'):,} {task.get('inputs')} in, asks for {task.get('asks')}"
-            if isinstance(task.get("num_inputs"), int)
-            else ""
-        )
     held_out = f", held out {data.valid}" if data.valid else ", nothing held out"
+    asked = ""
+    if isinstance(task, Mapping) and whole(task, "num_inputs"):
+        asked = f"; {whole(task, 'num_inputs'):,} {words(task, 'inputs')} in, asks for {words(task, 'asks')}"
     return f"{data.train}{held_out}{asked}"
 
 
