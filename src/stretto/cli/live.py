@@ -121,8 +121,8 @@ class LiveView:
         rows = self._rows(width, self._rank_rows(width, marks), marks)
         if len(rows) > height and self._ranks is not None:
             rows = self._rows(width, [self._short_rank_row(width, self._ranks)], marks)
-        least = sorted(rank for rank, _ in rows)[:height]
-        shown = [row for rank, row in rows if rank in least]
+        kept = sorted(number for number, _ in rows)[:height]
+        shown = [row for number, row in rows if number in kept]
         for row in shown:
             row.truncate(width, overflow="ellipsis")
         return shown
@@ -140,7 +140,7 @@ class LiveView:
             (7, self._plan_row(width)),
             (3, self._faults_row(width)),
         ]
-        return [(rank, row) for rank, row in there if row is not None]
+        return [(number, row) for number, row in there if row is not None]
 
     def _progress_row(self, width: int, marks: _Marks) -> Text:
         head, tail = f"{self._step:,}{self._of_all}  ", f"  {self._progress:4.0%}  {self._time()}"

@@ -83,7 +83,6 @@ def _show_live(console: Console, run: Run) -> None:
     with Live(view, console=console, refresh_per_second=_TIMES_A_SECOND, vertical_overflow="crop"):
         try:
             for event in run.events(view.take_part):
-                _say_event(console, run, event)
                 match event:
                     case StepReport():
                         view.take_step(event, trainer.progress)
@@ -95,6 +94,7 @@ def _show_live(console: Console, run: Run) -> None:
                         view.take_save(event)
                     case PlanReport():
                         view.take_plan(event)
+                _say_event(console, run, event)
         finally:
             view.end()
 
