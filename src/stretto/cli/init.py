@@ -32,6 +32,8 @@ def run(arguments: list[str]) -> None:
     asker = _Asker(console, is_asked=sys.stdin.isatty() and sys.stdout.isatty() and not options.yes)
     found = asker.look(options.paths, answers)
     _say_found(console, found)
+    found = asker.offer(options.paths, answers, found)
+    console.print(f"task    {_task(found)}")
     forecast, targets = asker.decide(found, options)
     name = options.name or _usual_name(options.paths[0])
     folder = Path("data") / name
@@ -67,29 +69,31 @@ class _Asker:
         self._is_asked = is_asked
 
     def look(self, paths: list[Path], answers: dict[str, Any]) -> "Found":
-        """Look until nothing is unclear; then offer what could be otherwise."""
+        """Look until nothing is unclear; keep what was asked in the answers."""
         from stretto.data.inspect import inspect_data
         from stretto.data.listing import UnclearError
 
-        given = {name for name, value in answers.items() if value not in (None, True)}
         while True:
             try:
-                found = inspect_data(paths, **answers)
-                break
+                return inspect_data(paths, **answers)
             except UnclearError as unclear:
                 if not self._is_asked:
                     raise
                 answers[unclear.option] = self._choose(unclear.asks, unclear.choices, None)
-                given.add(unclear.option)
+
+    def offer(self, paths: list[Path], answers: dict[str, Any], found: "Found") -> "Found":
+        """Ask what could be otherwise, if nobody has said it yet."""
+        from stretto.data.inspect import inspect_data
+
         again = dict(answers)
-        if self._is_asked and found.kind == "sequences" and found.label and not given & {"label", "is_labelled"}:
+        if self._is_asked and found.label is not None and answers["label"] is None:
             choice = self._choose(
                 "Which field is the label? (none: go on with the sequence)",
                 (found.label, *found.labels, "none"),
                 found.label,
             )
             again |= {"is_labelled": False} if choice == "none" else {"label": choice}
-        if self._is_asked and found.level is not None and found.is_utf8 and "level" not in given:
+        if self._is_asked and found.level is not None and found.is_utf8 and answers["level"] is None:
             again["level"] = self._choose("What is a token of the text?", ("byte", "char", "word"), found.level)
         return found if again == answers else inspect_data(paths, **again)
 
@@ -173,7 +177,6 @@ def _say_found(console: Console, found: "Found") -> None:
     console.print(f"found   {_describe(found)}")
     for note in found.notes:
         console.print(f"        {note}")
-    console.print(f"task    {_task(found)}")
 
 
 def _describe(found: "Found") -> str:
@@ -216,7 +219,11 @@ def _say_prepared(console: Console, prepared: "Prepared") -> None:
 def _say_next(console: Console, found: "Found", suggestion: "Suggestion", out: Path) -> None:
     config = suggestion.config
     folder = config.run.folder
-    length = f"{config.train.steps:,} steps" if config.train.steps else f"{config.train.epochs} epochs"
+    length = (
+        f"{config.train.steps:,} steps"
+        if config.train.steps
+        else f"{config.train.epochs} epoch{'s' * (config.train.epochs > 1)}"
+    )
     model = f"{config.model.layers} x {config.model.cell} of {config.model.hidden}"
     console.print(f"run     {out}: {model}, {length}; every line says why")
     if suggestion.naive_loss is not None:

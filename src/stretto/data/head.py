@@ -12,7 +12,7 @@ from stretto.data.records import Format, Found, check_header, csv_row, find_form
 from stretto.data.records import parse_line as parse_jsonl
 
 # Of a file, so much is looked at.
-MOST_BYTES = 4 << 20
+MOST_BYTES = 1 << 20
 MOST_ROWS = 2000
 _TAIL_BYTES = 64 << 10
 _TAIL_ROWS = 100
@@ -48,15 +48,17 @@ def read_head(path: Path) -> Head:
     tail = b"" if is_whole else _read_end(path)
     if format == "csv":
         header, rows = _csv_head(path, content, is_whole)
-        last = _csv_rows(header, tail) if tail else []
+        last = _csv_rows(header, tail) if tail else rows[MOST_ROWS:]
+        num_seen = len(rows)
     else:
-        lines = content.removeprefix(b"\xef\xbb\xbf").splitlines()
-        rows = [parse_jsonl(index, line) for index, line in enumerate(lines) if line.strip()]
-        last = [parse_jsonl(index, line) for index, line in enumerate(tail.splitlines())]
+        lines = [line for line in content.removeprefix(b"\xef\xbb\xbf").splitlines() if line.strip()]
+        num_seen = len(lines)
+        rows = [parse_jsonl(index, line) for index, line in enumerate(lines[:MOST_ROWS])]
+        last = [parse_jsonl(0, line) for line in (tail.splitlines() or lines[MOST_ROWS:])[-_TAIL_ROWS:]]
     if not rows:
         raise DataError(f"{path} has no rows; give another file")
     # A whole file is counted; of others, the rows seen tell how long a row is.
-    num_rows = len(rows) if is_whole else round(len(rows) * path.stat().st_size / max(len(content), 1))
+    num_rows = num_seen if is_whole else round(num_seen * path.stat().st_size / max(len(content), 1))
     return Head(format, tuple(rows[:MOST_ROWS]), tuple(last[-_TAIL_ROWS:]), num_rows)
 
 

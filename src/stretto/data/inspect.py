@@ -13,7 +13,7 @@ from stretto.data.fields import Field, find_fields
 from stretto.data.head import MOST_BYTES, Head, read_beginning, read_head
 from stretto.data.listing import Format, Listing, UnclearError, list_files
 from stretto.data.rows import NanPolicy, parse_number
-from stretto.data.steps import find_period, goes_back, in_runs, is_counting, moments, seconds_apart
+from stretto.data.steps import find_period, goes_back, in_runs, is_counting, moments, seconds_apart, stands_still
 from stretto.data.vocabulary import Level, split_symbols
 
 Kind = Literal["text", "sequences", "series"]
@@ -58,7 +58,8 @@ class Found:
     @property
     def holds(self) -> str | None:
         """What the sequences are made of: text, tokens or channels."""
-        return next((field.holds for field in self.fields if field.name == self.sequence), None)
+        found = next((field.holds for field in self.fields if field.name == self.sequence), None)
+        return "text" if found == "names" else found
 
 
 def inspect_data(
@@ -147,7 +148,7 @@ def _find_text(listing: Listing, level: Level | None) -> Found:
 def _find_kind(found: Found, of_sequences: str | None, of_series: str | None) -> Kind:
     if of_sequences is not None or of_series is not None:
         return "sequences" if of_sequences is not None else "series"
-    rows = [field for field in found.fields if field.is_sequence]
+    rows = _sequence_fields(found)
     has_steps = any(field.holds == "numbers" for field in found.fields)
     if not rows and not has_steps:
         names = ", ".join(f"{field.name} ({field.holds})" for field in found.fields)
@@ -187,8 +188,15 @@ def _find_sequences(
     return replace(found, notes=tuple(notes))
 
 
+def _sequence_fields(found: Found) -> list[Field]:
+    """Fields that hold a sequence by their looks, or by their name if their texts are all alike."""
+    return [
+        field for field in found.fields if field.is_sequence or (field.name in _SEQUENCES and field.holds == "names")
+    ]
+
+
 def _choose_sequence(found: Found) -> str:
-    fields = [field.name for field in found.fields if field.is_sequence]
+    fields = [field.name for field in _sequence_fields(found)]
     # A field of a few short texts may be meant as well, where there is no other.
     fields = fields or [field.name for field in found.fields if field.holds == "names" and field.mean_length]
     if not fields:
@@ -286,20 +294,30 @@ def _choose_time(found: Found, records: Sequence[Mapping[str, Any]], is_cells: b
 def _choose_by(found: Found, head: Head, records: Sequence[Mapping[str, Any]], time: str | None) -> str | None:
     """The column that tells series apart: its values stand together, or time goes back where it changes."""
     last = [row.record for row in head.last if not row.problem]
-    is_back = time is not None and goes_back(moments(records, time, head.is_cells))
-    candidates = []
-    for field in found.fields:
-        is_name = field.holds in ("names", "text") or (field.is_whole and (is_back or field.name.lower() in _SERIES))
-        different = len({str(record.get(field.name)) for record in (*records, *last)})
-        if field.name == time or not is_name or not 1 < different <= len(records) / 2:
-            continue
-        if in_runs(records, field.name):
-            candidates.append(field.name)
-        elif time is not None and is_back and _is_mixed(records, field.name, time, head.is_cells):
-            raise DataError(
-                f"{found.paths[0]}: rows of several {field.name!r} are mixed; sort them by {field.name!r}, then by "
-                f"{time!r}, or name another column with --by"
-            )
+    times = [] if time is None else moments(records, time, head.is_cells)
+    # Several series side by side: time begins again where one ends, or stands still where they are mixed.
+    is_back = goes_back(times) or stands_still(times)
+    names = [field for field in found.fields if field.holds in ("names", "text") or field.name.lower() in _SERIES]
+    numbers = [field for field in found.fields if is_back and field.is_whole and field not in names]
+    candidates: list[str] = []
+    mixed: list[str] = []
+    # Numbers may tell series apart too, where nothing else does.
+    for fields in (names, numbers):
+        for field in fields if not candidates and not mixed else ():
+            different = len({str(record.get(field.name)) for record in (*records, *last)})
+            if field.name == time or not 1 < different <= len(records) / 2:
+                continue
+            if in_runs(records, field.name):
+                candidates.append(field.name)
+            elif (
+                time is not None and is_back and field in names and _is_mixed(records, field.name, time, head.is_cells)
+            ):
+                mixed.append(field.name)
+    if mixed and not candidates:
+        raise DataError(
+            f"{found.paths[0]}: rows of several {mixed[0]!r} are mixed; sort them by {mixed[0]!r}, then by {time!r}, "
+            "or name another column with --by"
+        )
     known = [name for name in candidates if name.lower() in _SERIES]
     if len(candidates) > 1 and len(known) != 1:
         raise UnclearError(
@@ -313,6 +331,10 @@ def _choose_by(found: Found, head: Head, records: Sequence[Mapping[str, Any]], t
 
 
 def _is_mixed(records: Sequence[Mapping[str, Any]], by: str, time: str, is_cells: bool) -> bool:
-    """Is time in order for each value of a column by itself?"""
+    """Does time go on for each value of a column by itself?"""
     values = {str(record.get(by)) for record in records}
-    return not any(goes_back(moments([r for r in records if str(r.get(by)) == v], time, is_cells)) for v in values)
+    for value in values:
+        times = moments([record for record in records if str(record.get(by)) == value], time, is_cells)
+        if goes_back(times) or stands_still(times):
+            return False
+    return True

@@ -51,6 +51,11 @@ def goes_back(times: Sequence[Moment]) -> bool:
         return True
 
 
+def stands_still(times: Sequence[Moment]) -> bool:
+    """Does more than every third row have the time of the one above it?"""
+    return sum(before == after for before, after in pairwise(times)) > len(times) / 3
+
+
 def is_counting(records: Records, name: str, is_cells: bool) -> bool:
     """Does a column only count its rows?"""
     numbers = [parse_number(record.get(name), is_cells) for record in records]

@@ -139,7 +139,8 @@ def _batches(sequences: Sequences) -> _Shape:
     flops = _flops(layers, hidden, min(num_inputs, hidden), asked)
     what = "A model that goes on with" if labels is None else f"A classifier ({num_outputs:,} classes) of"
     title = f"{what} {sequences.num_sequences:,} sequences"
-    return _Shape(title, "batches", settings, flops, num_steps, budget, 10)
+    # Padding, and rows that no longer fit in, are part of a budget.
+    return _Shape(title, "batches", settings, flops, num_steps, round(0.8 * budget), 10)
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,7 @@ def _forecast(
         # What is compared with must be known by then: whole periods, as many as the horizon has.
         season = found.period * -(-horizon // found.period) if found.period else 0
         season = season if season + horizon <= shortest else 0
-    context = context or max(season, min(max(4 * season, 2 * horizon, 32), shortest - horizon, 1024))
+    context = context or max(season, 1, min(max(4 * season, 2 * horizon, 32), shortest - horizon, 1024))
     forecast = Forecast.of(train, horizon, season=season, targets=targets, masks=found.has_missing)
     num_stretches = sum(Stretches(train, forecast, context).shard_sizes)
     num_steps = num_stretches * context
@@ -187,12 +188,14 @@ def _forecast(
     settings += [
         Setting("data.every_step", True, "in training, every step of the context is asked, not only its last"),
         Setting("data.budget", budget, f"steps of a batch: {budget // context} stretches of {context}"),
-        *_model(layers, hidden, num_steps, 0.1),
+        *_model(layers, hidden, num_steps, 0.5),
+        Setting("train.weight_decay", 0.1, "a series changes with time: what was learned by heart is of no use"),
     ]
     flops = _flops(layers, hidden, forecast.task.num_inputs, forecast.task.num_outputs)
-    title = f"A forecast of {len(forecast.channels)} channels, {horizon} steps ahead from {context}"
+    num_channels = len(forecast.channels)
+    title = f"A forecast of {num_channels} channel{'s' * (num_channels > 1)}, {horizon} steps ahead from {context}"
     each = num_steps / max(train.num_steps, 1)
-    return _Forecasting(_Shape(title, "forecast", tuple(settings), flops, num_steps, budget, 4, each), naive_loss)
+    return _Forecasting(_Shape(title, "forecast", tuple(settings), flops, num_steps, budget, 1, each), naive_loss)
 
 
 def _naive_loss(stretches: Stretches) -> float:
@@ -223,7 +226,7 @@ def _length(shape: _Shape, num_held_out: float) -> list[Setting]:
         part = affordable / shape.num_steps
         why = f"about a minute here: {part:.0%} of the data; set epochs instead to read all of it"
         settings = [Setting("train.steps", num_batches, why)]
-    rate = 4e-3 if shape.feed == "lanes" else 3e-3
+    rate = {"lanes": 4e-3, "batches": 3e-3, "forecast": 1e-3}[shape.feed]
     settings += [
         Setting("train.lr", rate, "AdamW's peak, for small networks; larger ones want less"),
         Setting("train.warmup", min(50, max(1, num_batches // 10)), "steps until the peak"),

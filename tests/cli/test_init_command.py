@@ -1,0 +1,121 @@
+"""`stretto init`, as a newcomer calls it."""
+
+import json
+import os
+import pty
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stretto import load_config
+from stretto.cli.main import main
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    draw = random.Random(1)
+    moods = {"good": ["fine", "lovely", "great"], "bad": ["poor", "dull", "awful"]}
+    rows = [draw.choice(list(moods)) for _ in range(300)]
+    texts = (
+        {"id": n, "text": f"it was {' '.join(draw.choices(moods[m], k=4))} .", "mood": m} for n, m in enumerate(rows)
+    )
+    Path("reviews.jsonl").write_text("\n".join(map(json.dumps, texts)))
+    Path("both.jsonl").write_text("\n".join(json.dumps({"text": "a b", "p": n % 2, "q": n % 3}) for n in range(30)))
+    Path("book.txt").write_text("the theme enters before it has ended\n" * 200)
+
+
+def test_init_train_and_eval_need_no_edit_and_learn(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", "reviews.jsonl"]) == 0
+    said = capsys.readouterr().out
+    assert "found   sequences: reviews.jsonl, about 300 rows of jsonl, text in 'text', label 'mood'" in said
+    assert "'mood' is taken for the label; another with --label, none with --no-label" in said
+    assert "  stretto train run.toml" in said and "  stretto predict runs/reviews" in said and "\x1b" not in said
+    assert main(["train", "run.toml"]) == 0
+    capsys.readouterr()
+    assert main(["eval", "runs/reviews"]) == 0
+    accuracy = float(capsys.readouterr().out.split("accuracy ")[1].split()[0])
+    assert accuracy > 0.9
+
+
+def test_nothing_is_written_over_without_force(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("run.toml").write_text("mine")
+    assert main(["init", "book.txt"]) == 2
+    assert "run.toml is there already; name another with --out" in capsys.readouterr().err
+    assert Path("run.toml").read_text() == "mine" and not Path("data").exists()
+    assert main(["init", "book.txt", "--force"]) == 0
+    assert load_config("run.toml").data.train == "data/book/train"
+
+
+def test_data_of_the_same_files_is_used_again(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", "book.txt"]) == 0
+    written = Path("data/book/train/index.json").stat().st_mtime_ns
+    assert main(["init", "book.txt", "--out", "again.toml"]) == 0
+    assert "made before from the same files, and used again" in capsys.readouterr().out
+    assert Path("data/book/train/index.json").stat().st_mtime_ns == written
+    assert Path("again.toml").read_text().replace("again.toml", "run.toml") == Path("run.toml").read_text()
+    assert main(["init", "book.txt", "--out", "word.toml", "--level", "word"]) == 2
+    assert "data/book holds data that was prepared from other files, or in another way" in capsys.readouterr().err
+    assert main(["init", "book.txt", "--out", "word.toml", "--level", "word", "--name", "words"]) == 0
+
+
+def test_held_out_files_are_prepared_like_the_others() -> None:
+    Path("other.txt").write_text("the theme has ended\n" * 50)
+    assert main(["init", "book.txt", "--valid", "other.txt", "--level", "word", "--name", "b"]) == 0
+    config = load_config("run.toml")
+    assert (config.data.train, config.data.valid) == ("data/b/train", "data/b/valid")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["gone.txt"], "gone.txt is not there"),
+        (["both.jsonl"], "several fields that could be the label (p, q); name one with --label, or say --no-label"),
+        ([".", "--yes"], "files of several kinds (1 of text, 2 of jsonl); say with --format which are meant"),
+        (["book.txt", "--label", "x", "--no-label"], "contradict each other"),
+        (["book.txt", "--horizon", "3"], "--horizon is for series, and this is text; leave it out"),
+        (["book.txt", "--as", "series"], "--as=series needs records, and book.txt is text"),
+        (["book.txt", "--out", "no/run.toml"], "the folder no is not there"),
+        (["book.txt", "--name", "../x"], "--name=../x can't name a folder"),
+        (["book.txt", "--valid", "reviews.jsonl", "--hold-out", "0.1"], "--hold-out=0.1 has no meaning beside --valid"),
+        (["reviews.jsonl", "--label", "mod"], "--label=mod is not in reviews.jsonl; its fields are id, text, mood"),
+    ],
+)
+def test_a_mistake_is_one_sentence_that_names_the_option(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["init", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("stretto: error: ") and sentence in said and said.count("\n") == 1
+    assert not Path("run.toml").exists()
+
+
+def test_a_terminal_is_asked_and_answers_by_name_or_number() -> None:
+    parent, child = pty.openpty()
+    command = [sys.executable, "-m", "stretto", "init", "both.jsonl"]
+    process = subprocess.Popen(command, stdin=child, stdout=child, stderr=child, env={**os.environ, "TERM": "xterm"})
+    os.close(child)
+    seen, answers = b"", [b"3\n", b"q\n", b"\n"]
+    while True:
+        try:
+            seen += os.read(parent, 4096)
+        except OSError:
+            break
+        if answers and seen.endswith(b"> "):
+            os.write(parent, answers.pop(0))
+    os.close(parent)
+    assert process.wait() == 0, seen.decode()
+    assert b"Which field is the label" in seen and b"Give one of these, or its number: p, q" in seen
+    assert b"What is a token of the text?" in seen and b"label 'q'" in seen and not answers
+
+
+def test_help_leaves_torch_asleep() -> None:
+    for command in ("init", "doctor"):
+        check = (
+            "import sys; from stretto.cli.main import main\n"
+            f"try: main(['{command}', '--help'])\nexcept SystemExit: sys.exit('torch' in sys.modules)"
+        )
+        assert subprocess.run([sys.executable, "-c", check], stdout=subprocess.DEVNULL, check=False).returncode == 0

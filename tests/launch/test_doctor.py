@@ -1,0 +1,180 @@
+"""Findings about this machine, with real parts: processes, folders, ranks."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ranks import Pools
+from stretto import Finding, World
+from stretto.cli.main import main
+from stretto.launch import machine, peers
+from stretto.launch.doctor import look_at_machine
+from stretto.launch.finding import look, ok
+from stretto.launch.places import check_place
+from stretto.launch.probe import NoAnswerError, ask_torch
+
+
+def levels(findings: list[Finding]) -> dict[str, str]:
+    return {finding.what: finding.level for finding in findings}
+
+
+def test_a_check_that_hangs_is_a_finding_in_time() -> None:
+    def hang() -> list[Finding]:
+        time.sleep(60)
+        return []
+
+    started = time.monotonic()
+    (found,) = look("disk", hang, 0.2)
+    assert time.monotonic() - started < 5
+    assert (found.what, found.level, found.seen) == ("disk", "problem", "no answer within 0 s") and found.remedy
+
+
+def test_a_check_that_fails_is_a_finding() -> None:
+    def broken() -> list[Finding]:
+        raise OSError("the driver is gone\nand more")
+
+    (found,) = look("devices", broken, 5)
+    assert found.level == "problem" and found.seen == "could not be looked at (OSError: the driver is gone)"
+
+
+def test_a_torch_that_can_not_be_imported_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so: cannot open shared object file')")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    (found,) = machine.check_torch(60)
+    assert found.level == "problem" and "libcudart.so" in found.seen
+    # Whoever asks for help is helped all the same.
+    findings = look_at_machine()
+    assert levels(findings)["torch"] == "problem" and levels(findings)["loopback"] == "ok"
+
+
+def test_a_torch_that_ends_the_process_or_hangs_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    (tmp_path / "torch.py").write_text("import os; os.abort()")
+    with pytest.raises(NoAnswerError, match=r"ended with code -6|Aborted"):
+        ask_torch(60)
+    (tmp_path / "torch.py").write_text("import time; time.sleep(60)")
+    with pytest.raises(NoAnswerError, match="did not answer within 1 s"):
+        ask_torch(1)
+
+
+@pytest.mark.parametrize(("version", "level"), [("2.13.0+cpu", "ok"), ("2.9.1", "problem"), ("3.0", "ok")])
+def test_an_old_torch_is_a_problem(version: str, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {"version": version, "cuda": None, "hip": None, "backends": ["gloo"], "devices": [], "error": None}
+    monkeypatch.setattr(machine, "ask_torch", lambda seconds: told)
+    assert levels(machine.check_torch(1))["torch"] == level
+
+
+def test_a_device_that_does_not_work_is_a_problem_and_a_full_one_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices: list[dict[str, Any]] = [
+        {"name": "A", "error": None, "free": 70e9, "total": 80e9},
+        {"name": "B", "error": "no kernel image is available"},
+        {"name": "C", "error": None, "free": 1e9, "total": 80e9},
+    ]
+    told = {"version": "2.13.0", "cuda": "13.0", "hip": None, "backends": ["gloo", "nccl"], "devices": devices}
+    monkeypatch.setattr(machine, "ask_torch", lambda seconds: {**told, "error": None, "driver": 13000})
+    found = levels(machine.check_torch(1))
+    assert [found[f"device {number}"] for number in range(3)] == ["ok", "problem", "note"]
+
+
+def test_a_folder_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
+    found = check_place("run folder", tmp_path / "runs" / "first")
+    assert levels(found) == {"run folder": "ok", "run folder, disk": "ok", "run folder, locks": "ok"}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_can_not_be_written_is_a_problem() -> None:
+    (found,) = check_place("run folder", Path("/proc/runs"))
+    assert found.level == "problem" and "/proc can't be written" in found.seen
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "what"),
+    [
+        ("PYTHONOPTIMIZE", "1", "$PYTHONOPTIMIZE"),
+        ("NCCL_P2P_DISABLE", "1", "$NCCL_P2P_DISABLE"),
+        ("GLOO_SOCKET_IFNAME", "eth7", "$GLOO_SOCKET_IFNAME"),
+        ("https_proxy", "http://proxy:8080", "$https_proxy"),
+    ],
+)
+def test_a_variable_that_bites_is_noted(name: str, value: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.setenv(name, value)
+    found = {finding.what: finding for finding in machine.check_environment()}
+    assert found[what].level == "note" and found[what].remedy
+
+
+def test_more_threads_than_cores_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "4096")
+    (found,) = machine.check_cores()
+    assert found.level == "note" and "set OMP_NUM_THREADS to" in found.remedy
+
+
+def told(**changes: Any) -> dict[str, Any]:  # noqa: ANN401
+    return {"host": "a", "versions": {"torch": "2.13.0", "numpy": "2.4"}, "clock": 100.0, "findings": [], **changes}
+
+
+def test_versions_that_differ_are_a_problem_that_names_the_host() -> None:
+    other = told(host="b", versions={"torch": "2.12.0", "numpy": "2.4"})
+    found = peers._same_versions([told(), told(), other])
+    assert found.level == "problem" and found.seen == "torch 2.12.0 on b (rank 2), 2.13.0 on a"
+    assert peers._same_versions([told(), told()]).level == "ok"
+
+
+@pytest.mark.parametrize(("clock", "level"), [(100.2, "ok"), (97.0, "note"), (1000.0, "problem")])
+def test_clocks_that_differ_are_noted(clock: float, level: str) -> None:
+    found = peers._same_clock([told(), told(host="b", clock=clock)])
+    assert found.level == level and (level == "ok" or "clock of b" in found.remedy)
+
+
+@pytest.mark.parametrize(
+    ("latency", "bandwidth", "level"), [(5e-5, 2e9, "ok"), (0.1, 2e9, "note"), (5e-5, 1e6, "note")]
+)
+def test_a_slow_link_is_noted(latency: float, bandwidth: float, level: str) -> None:
+    link = {"target": 1, "latency": latency, "bandwidth": bandwidth, "is_near": True, "device": "cpu"}
+    assert levels(peers.link_findings([link])) == {"link 0-1": level}
+
+
+def _meet(world: World) -> tuple[list[Finding], list[dict[str, Any]]]:
+    own = [ok("memory", f"of rank {world.rank}")]
+    # As if each rank were a machine of its own.
+    return peers.gather_findings(world, 0, own), peers.measure_links(world, 1)
+
+
+def test_the_first_rank_hears_what_every_machine_found(pools: Pools) -> None:
+    first, second = pools[2].run(_meet)
+    assert [finding.seen for finding in first[0][:2]] == ["of rank 0", "of rank 1"]
+    assert levels(first[0][2:]) == {"versions": "ok", "clocks": "ok"} and all(finding.host for finding in first[0][:2])
+    assert [link["target"] for link in first[1]] == [1] and all(link["latency"] > 0 for link in first[1])
+    assert [replace(finding, host="") for finding in second[0]] == [ok("memory", "of rank 1")]
+
+
+def test_the_command_starts_ranks_and_ends_with_the_right_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = [sys.executable, "-m", "stretto", "doctor", "--json", "found.json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=250)
+    found = levels([Finding(**finding) for finding in json.loads((tmp_path / "found.json").read_text())])
+    assert done.returncode == ("problem" in found.values()), done.stdout
+    assert found["python"] == found["torch"] == found["loopback"] == "ok" and "link 0-1" in found
+    assert "problems" in done.stdout.splitlines()[-1]
+
+
+def test_a_problem_ends_in_exit_code_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.toml").write_text('[data]\ntrain = "data"\n[run]\nfolder = "/proc/run"\n')
+    assert main(["doctor", "--run", "run.toml", "--ranks", "1"]) == 1
+    said = capsys.readouterr()
+    assert "problem: run folder: choose another folder" in said.out and said.err == ""
+
+
+def test_a_mistake_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--ranks", "0"]) == 2
+    assert capsys.readouterr().err == "stretto: error: --ranks=0 should be 1 or more; 1 starts none\n"
