@@ -62,7 +62,7 @@ def test_text_that_is_not_utf8_is_read_as_bytes_only(tmp_path: Path) -> None:
         ("a.csv", b"a;b\n1;2\n", "separated by ';'; write the file with commas"),
         ("a.csv", b"1,2\n3,4\n", "its first line is no header"),
         ("a.csv", b"a,b\n", "has no rows"),
-        ("a.csv", b"a,b\ny,y\ny,y\n", "neither text nor numbers"),
+        ("a.jsonl", b'{"a": true}\n{"a": false}\n', "neither text nor numbers"),
         ("a.jsonl", b"[1]\n", "no row can be read (the first: the line is not a JSON object"),
         ("a.parquet", b"PAR1", "can't be read"),
     ],
@@ -131,6 +131,12 @@ def test_several_texts_are_asked_about_unless_one_has_the_name(tmp_path: Path) -
     with pytest.raises(UnclearError, match="name one with --sequence"):
         inspect_data(jsonl(tmp_path / "a.jsonl", rows))
     assert inspect_data(jsonl(tmp_path / "b.jsonl", ({**row, "text": "x"} for row in rows))).sequence == "text"
+
+
+def test_a_few_texts_that_come_again_and_again_are_sequences_where_there_is_nothing_else(tmp_path: Path) -> None:
+    rows = ({"said": ["it was good", "it was bad"][row % 2], "fine": row % 2 == 0} for row in range(50))
+    found = inspect_data(jsonl(tmp_path / "a.jsonl", rows))
+    assert (found.kind, found.sequence, found.label) == ("sequences", "said", "fine")
 
 
 def test_lists_are_tokens_or_channels(tmp_path: Path) -> None:

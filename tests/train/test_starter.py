@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stretto import Run, Suggestion, inspect_data, prepare_found, suggest
+from stretto import EvaluationReport, Run, Suggestion, inspect_data, prepare_found, suggest
 from stretto.config.toml import parse_config
 
 
@@ -51,10 +51,18 @@ def test_a_series_of_any_length_gets_a_run_that_trains(count: int, tmp_path: Pat
     assert_trains(start(hourly(tmp_path / "a.csv", count), tmp_path))
 
 
+def test_little_data_is_read_often_enough_to_learn_from_it(tmp_path: Path) -> None:
+    found = start(reviews(tmp_path / "a.jsonl", 60), tmp_path)
+    assert found.config.train.epochs > 20
+    run = Run(found.config)
+    scores = [event.evaluation.loss for event in run.events() if isinstance(event, EvaluationReport)]
+    assert run.trainer.step > 100 and scores
+
+
 def assert_trains(found: Suggestion) -> None:
     config = found.config.model_copy(update={"train": found.config.train.model_copy(update={"steps": 2, "warmup": 0})})
     run = Run(config)
-    losses = [event for event in run.events() if hasattr(event, "evaluation")]
+    losses = [event for event in run.events() if isinstance(event, EvaluationReport)]
     assert run.trainer.step == 2 and losses
 
 
@@ -71,7 +79,7 @@ def test_the_naive_loss_is_that_of_a_network_that_says_nothing(tmp_path: Path) -
     run = Run(found.config.model_copy(update={"train": still}))
     for parameter in run.engine.stack[-1].parameters():
         parameter.data.zero_()
-    (loss,) = [event.evaluation.loss for event in run.events() if hasattr(event, "evaluation")]
+    (loss,) = [event.evaluation.loss for event in run.events() if isinstance(event, EvaluationReport)]
     assert loss == pytest.approx(found.naive_loss, rel=1e-3)
 
 

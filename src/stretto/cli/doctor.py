@@ -103,7 +103,11 @@ def _say(console: "Console", findings: "list[Finding]", path: Path | None) -> No
     has_hosts = any(finding.host for finding in findings)
     table = Table("", "what", "found", *(["host"] if has_hosts else []))
     styles = {"ok": "green", "note": "yellow", "problem": "bold red"}
+    # Of many machines, what is ok on the first is shown, and what isn't on all of them.
+    first = next((finding.host for finding in findings), "")
     for finding in findings:
+        if finding.level == "ok" and finding.host not in ("", first):
+            continue
         row = [finding.level, finding.what, finding.seen, *([finding.host] if has_hosts else [])]
         table.add_row(*row, style=None if finding.level == "ok" else styles[finding.level])
     console.print(table)

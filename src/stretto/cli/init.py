@@ -188,7 +188,8 @@ def _describe(found: "Found") -> str:
         label = "" if found.label is None else f", label {found.label!r}"
         return f"sequences: {files}, {rows}, {found.holds} in {found.sequence!r}{label}"
     by = "" if found.by is None else f", a series for each {found.by!r}"
-    return f"series: {files}, {rows}{by}, {len(found.columns)} columns of numbers"
+    names = ", ".join(found.columns[:8]) + (", ..." if len(found.columns) > 8 else "")
+    return f"series: {files}, {rows}{by}, numbers in {names}"
 
 
 def _task(found: "Found") -> str:

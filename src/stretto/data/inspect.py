@@ -150,6 +150,8 @@ def _find_kind(found: Found, of_sequences: str | None, of_series: str | None) ->
         return "sequences" if of_sequences is not None else "series"
     rows = _sequence_fields(found)
     has_steps = any(field.holds == "numbers" for field in found.fields)
+    if not rows and not has_steps and _short_texts(found):
+        return "sequences"
     if not rows and not has_steps:
         names = ", ".join(f"{field.name} ({field.holds})" for field in found.fields)
         raise DataError(f"{found.paths[0]} has neither text nor numbers to learn from, only {names}; give other data")
@@ -195,10 +197,14 @@ def _sequence_fields(found: Found) -> list[Field]:
     ]
 
 
+def _short_texts(found: Found) -> list[str]:
+    """Fields of a few different texts, which are meant where there is nothing else."""
+    return [field.name for field in found.fields if field.holds == "names" and field.mean_length]
+
+
 def _choose_sequence(found: Found) -> str:
     fields = [field.name for field in _sequence_fields(found)]
-    # A field of a few short texts may be meant as well, where there is no other.
-    fields = fields or [field.name for field in found.fields if field.holds == "names" and field.mean_length]
+    fields = fields or _short_texts(found)
     if not fields:
         names = ", ".join(field.name for field in found.fields)
         raise DataError(f"{found.paths[0]} has no field of text, tokens or lists of numbers, only {names}")

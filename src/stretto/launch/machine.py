@@ -233,6 +233,9 @@ def check_environment() -> list[Finding]:
         for name, value in sorted(os.environ.items())
         if name.startswith("NCCL_") and name != "NCCL_DEBUG"
     ]
+    if os.environ.get("MASTER_ADDR") and "WORLD_SIZE" not in os.environ:
+        remedy = "unset it: without WORLD_SIZE beside it, it is left over from something else"
+        findings.append(note("$MASTER_ADDR", _shown(os.environ["MASTER_ADDR"]), remedy))
     proxies = [name for name in _PROXIES if os.environ.get(name)]
     spared = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
     if proxies and not ("127.0.0.1" in spared or "localhost" in spared or spared == "*"):
@@ -251,7 +254,6 @@ _BITES = (
     ("CUDA_VISIBLE_DEVICES", "only these devices are seen; unset it to see all"),
     ("GLOO_SOCKET_IFNAME", "ranks connect by this interface only; it must be there on every machine"),
     ("NCCL_DEBUG", "unset it when all works: it fills the output"),
-    ("MASTER_ADDR", "unset it unless torchrun set it: ranks would look for the first one there"),
 )
 
 

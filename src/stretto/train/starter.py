@@ -30,6 +30,8 @@ _SIZES = ((1, 64), (1, 96), (1, 128), (1, 192), (1, 256), (2, 256), (2, 384), (2
 # Of the stretches of a series, so many tell what repeating its last season is worth.
 _MOST_STRETCHES = 2000
 _ROWS = 32
+_FEWEST_BATCHES = 200
+_MOST_EPOCHS = 100
 
 
 @dataclass(frozen=True)
@@ -219,7 +221,9 @@ def _model(layers: int, hidden: int, num_steps: int, dropout: float) -> list[Set
 def _length(shape: _Shape, num_held_out: float) -> list[Setting]:
     """How long to train, when to look, when to save."""
     affordable = _flops_there() * _SECONDS / shape.flops
-    epochs = int(min(shape.most_epochs, affordable / shape.num_steps))
+    # Little data is read more often: a network learns nothing in a dozen steps.
+    most_epochs = max(shape.most_epochs, -(-_FEWEST_BATCHES * shape.batch // shape.num_steps))
+    epochs = int(min(most_epochs, _MOST_EPOCHS, affordable / shape.num_steps))
     num_batches = max(1, round(min(max(epochs, 1) * shape.num_steps, affordable) / shape.batch))
     settings = [Setting("train.epochs", epochs, "times that the data is read, in about a minute here")]
     if epochs < 1:
