@@ -58,7 +58,8 @@ def backward(model: DistributedDataParallel, batches: list[tuple[Tensor, Tensor,
 
 
 def main(rank: int, size: int, accumulate: int) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29513"}
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", "29513")
     dist.init_process_group("gloo", rank=rank, world_size=size)
     torch.manual_seed(0)
     model = DistributedDataParallel(Model())
