@@ -1,6 +1,7 @@
 """Real Slurm: a task of srun is a rank, and a job that is asked to leave goes on when it is queued again."""
 
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -14,11 +15,17 @@ from stretto.mesh.place import first_host
 
 pytestmark = pytest.mark.slurm
 
-JOB = """#!/bin/bash
-#SBATCH --nodes=2 --ntasks=2 --requeue --open-mode=append
-srun --kill-on-bad-exit {command} || {{ [ $? -eq 75 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt 3 ] &&
-    scontrol requeue "$SLURM_JOB_ID"; }}
-"""
+PAGE = Path(__file__).parents[2] / "docs" / "clusters.md"
+# What the page asks of its cluster and runs there; in its place comes what can be had here.
+ASKED = "--nodes=2 --ntasks-per-node=8 --gpus-per-node=8 --cpus-per-task=8"
+RUN = "stretto train run.toml --layout.replicas 16"
+
+
+def script_of_the_page(command: list[str]) -> str:
+    """The batch script that docs/clusters.md shows, with another command."""
+    (script,) = re.findall(r"^```text\n(#!/bin/bash\n.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert ASKED in script and f"srun --kill-on-bad-exit {RUN}" in script
+    return str(script).replace(ASKED, "--nodes=2 --ntasks=2").replace(RUN, " ".join(command))
 
 
 def train(data: str, folder: Path, steps: int, *options: str) -> list[str]:
@@ -56,7 +63,7 @@ def test_a_job_that_is_asked_to_leave_is_queued_again_and_goes_on(byte_corpus: C
     with slurm(tmp_path / "slurm") as cluster:
         script = tmp_path / "job.sh"
         command = train(byte_corpus.location, tmp_path / "run", 400, *options)
-        script.write_text(JOB.format(command=" ".join(command)))
+        script.write_text(script_of_the_page(command))
         job = cluster.run("sbatch", "--parsable", f"--output={tmp_path}/said", str(script)).strip()
         await_steps(tmp_path / "run", 20)
         # To the tasks, not to the script that started them.
