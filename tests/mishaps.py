@@ -40,6 +40,7 @@ from stretto import (
     prepare_series,
     prepare_text,
     world,
+    write_predictions,
 )
 from stretto.blocks.block import Block
 from stretto.checkpoint.manifest import Facts
@@ -89,6 +90,9 @@ def furnish(folder: Path) -> None:
         Path("songs.toml").write_text('[data]\ntrain = "songs"\n')
         Path("meters.toml").write_text('[data]\ntrain = "meters"\ncontext = 48\n')
         for _ in Run(load_config("run.toml", {"run.folder": "runs/done"})).events():
+            pass
+        Path("alone.toml").write_text(_RUN.replace('valid = "data/valid"\n', ""))
+        for _ in Run(load_config("alone.toml", {"run.folder": "runs/alone"})).events():
             pass
     finally:
         os.chdir(here)
@@ -345,3 +349,10 @@ def forgetful() -> None:
 
 def bereft() -> None:
     raise LostPeerError(said_by_two_ranks()[1])
+
+
+def predict_beside_another() -> None:
+    trained = load("runs/done")
+    Path("new.jsonl.parts").mkdir()
+    Path("new.jsonl.parts", "about.json").write_text("{}")
+    write_predictions(trained, "data/valid", "new.jsonl")

@@ -191,6 +191,69 @@ CHAPTERS = (
         ),
     ),
     Chapter(
+        "From a file to a run",
+        "`stretto init` looks at the beginning of your files, and asks or says what it can't tell ([start](start.md)).",
+        (
+            Mistake(
+                "<path> is not there; give the path of a file or a folder",
+                "There is nothing at that path.",
+                "Check the path; it is seen from where you are.",
+                "stretto init nowhere.txt --out new.toml",
+                DataError,
+            ),
+            Mistake(
+                "<file> is empty; give another file",
+                "There is nothing in it to learn from.",
+                "Give the file that was meant.",
+                "stretto init empty.txt --out new.toml",
+                DataError,
+            ),
+            Mistake(
+                "<file> is there already; name another with --out, or write over it with --force",
+                "A run's file that you may have changed is never lost.",
+                "Name another file, or say `--force`.",
+                "stretto init book.txt",
+            ),
+            Mistake(
+                "--out=<file>: the folder <folder> is not there; make it first",
+                "The run's file would go into a folder that isn't there.",
+                "Make it, or name another file.",
+                "stretto init book.txt --out nowhere/run.toml",
+            ),
+            Mistake(
+                "--name=<name> can't name a folder; use letters, digits, - and _",
+                "The name becomes part of `data/NAME` and `runs/NAME`.",
+                "Leave `--name` out, or use a plain one.",
+                "stretto init book.txt --out new.toml --name a/b",
+            ),
+            Mistake(
+                "--label=<field> is not in <file>; its fields are <names>",
+                "The records have no such field.",
+                "Take one of those that are named.",
+                "stretto init songs.jsonl --out new.toml --label kind",
+                DataError,
+            ),
+            Mistake(
+                "--label=<field> and --no-label contradict each other; leave one of them out",
+                "Either a field holds the classes, or there are none.",
+                "Leave one of them out.",
+                "stretto init songs.jsonl --out new.toml --label mood --no-label",
+            ),
+            Mistake(
+                "--targets=<column> is not a column of numbers; there are <columns>",
+                "Only numbers can be forecast.",
+                "Take one of those that are named.",
+                "stretto init meters.csv --out new.toml --targets hours",
+            ),
+            Mistake(
+                "--horizon is for series, and this is <kind>; leave it out",
+                "A text or a sequence has no horizon.",
+                "Leave it out; or say `--as series` where the file is a table.",
+                "stretto init book.txt --out new.toml --horizon 3",
+            ),
+        ),
+    ),
+    Chapter(
         "Preparing data",
         "`stretto prepare` and the functions `prepare_text`, `prepare_sequences` and `prepare_series`; see "
         "[stores](stores.md).",
@@ -224,21 +287,21 @@ CHAPTERS = (
                 DataError,
             ),
             Mistake(
-                "hold-out=<x> is not in [0, 1); use a part such as 0.1",
+                "--hold-out=<x> is not in [0, 1); use a part such as 0.1",
                 "It is the part of the data that is kept for validation.",
                 "Give a part, not a percentage.",
                 "stretto prepare text book.txt --out new --hold-out 10",
                 DataError,
             ),
             Mistake(
-                "level=<level> is not that of the given vocabulary, <level>; leave one of them out",
+                "--level=<level> is not that of the given vocabulary, <level>; leave one of them out",
                 "`--vocabulary` takes the symbols of other data, and with them their level.",
                 "Leave `--level` out.",
                 "stretto prepare text book.txt --out new --vocabulary words --level char",
                 DataError,
             ),
             Mistake(
-                "max-symbols=<n> has no meaning for bytes; leave it out",
+                "--max-symbols=<n> has no meaning for bytes; leave it out",
                 "Bytes are always 256 symbols.",
                 "Leave it out, or use `--level word`.",
                 "stretto prepare text book.txt --out new --max-symbols 100",
@@ -261,7 +324,7 @@ CHAPTERS = (
                 DataError,
             ),
             Mistake(
-                "<path>, row <n>: it has no <field>, only <fields>; name the field with sequence, or leave such rows "
+                "<path>, row <n>: it has no <field>, only <fields>; name the field with --sequence, or leave such rows "
                 "out "
                 "with --bad-rows skip",
                 "No record has the field that was asked for.",
@@ -278,35 +341,35 @@ CHAPTERS = (
                 DataError,
             ),
             Mistake(
-                "columns names <name> twice, or it is by or time; name each column once",
+                "--columns names <name> twice, or it is --by or --time; name each column once",
                 "A channel can't also be what tells series apart or orders them.",
                 "Take it out of `--columns`.",
                 "stretto prepare series meters.csv --out new --columns load --time load",
                 DataError,
             ),
             Mistake(
-                "like=<folder> has tokens, not channels; give another",
+                "--like=<folder> has tokens, not channels; give another",
                 "`--like` takes channels and statistics from other prepared series.",
                 "Name a folder that `stretto prepare series` made.",
                 "stretto prepare series meters.csv --out new --like plain",
                 DataError,
             ),
             Mistake(
-                "workers=<n> must be at least 1",
+                "--workers=<n> must be at least 1",
                 "So many processes read the files.",
                 "Leave `--workers` out: it is the number of cores then.",
                 "stretto prepare text book.txt --out new --workers 0",
                 DataError,
             ),
             Mistake(
-                "hold-out=<x> leaves no whole line for <folder>; use another part or more text",
+                "--hold-out=<x> leaves no whole line for <folder>; use another part or more text",
                 "Text is held out by whole lines, and there are too few.",
                 "Give more text, or prepare held-out text from a file of its own, with `--vocabulary`.",
                 "stretto prepare text line.txt --out new --hold-out 0.5",
                 DataError,
             ),
             Mistake(
-                "max-symbols=<n> leaves nothing but <unk>, which it counts too; use at least 2",
+                "--max-symbols=<n> leaves nothing but <unk>, which it counts too; use at least 2",
                 "One symbol is kept for what is unknown.",
                 "Raise it.",
                 "stretto prepare text book.txt --out new --level word --max-symbols 1",
@@ -365,14 +428,14 @@ CHAPTERS = (
                 DataError,
             ),
             Mistake(
-                "num-tokens=<n> has no meaning for sequences of text; leave it out",
+                "--num-tokens=<n> has no meaning for sequences of text; leave it out",
                 "It is the number of tokens where the files hold numbers; text has a vocabulary.",
                 "Leave it out, or use `--max-symbols`.",
                 "stretto prepare sequences songs.jsonl --out new --num-tokens 5",
                 DataError,
             ),
             Mistake(
-                "like=<folder> has no labels; leave label=<field> out",
+                "--like=<folder> has no labels; leave --label <field> out",
                 "`--like` takes the names of labels from other data, which has none.",
                 "Leave `--label` out, or name other data.",
                 "stretto prepare sequences songs.jsonl --out new --like plain --label mood",
@@ -401,7 +464,7 @@ CHAPTERS = (
             ),
             Mistake(
                 "<path>, row <n>: <column> has a NaN or an infinity; mend it, take it for a missing value with "
-                "nan=missing, or leave such rows out with --bad-rows skip",
+                "--nan missing, or leave such rows out with --bad-rows skip",
                 "Such a value would spoil the mean and the spread of the channel.",
                 "`--nan missing` takes it for a missing value.",
                 "stretto prepare series infinite.csv --out new",
@@ -423,7 +486,7 @@ CHAPTERS = (
                 DataError,
             ),
             Mistake(
-                "<path> has no column of numbers, only <columns>; name the columns",
+                "<path> has no column of numbers, only <columns>; name the channels with --columns",
                 "No column's first value is a number.",
                 "Name the channels with `--columns`, or look at the separator: it is a comma.",
                 "stretto prepare series names.csv --out new",
@@ -1036,6 +1099,88 @@ CHAPTERS = (
                 "Mend the block, as the sentence says.",
                 "stretto verify run.toml --model.factory models.py:hides --layout.chunks 2",
                 NotEqualError,
+            ),
+        ),
+    ),
+    Chapter(
+        "Predictions, text, forecasts, pages and exports",
+        "`stretto predict`, `generate`, `forecast` ([using](using.md)), `report` ([report](report.md)), `export` and "
+        "`import` ([export](export.md)).",
+        (
+            Mistake(
+                "<run> was trained without data.valid; name the data with --data",
+                "Without `--data`, a run is asked about its held-out data, and it has none.",
+                "Give `--data` a prepared folder or a file.",
+                "stretto predict runs/alone",
+            ),
+            Mistake(
+                "--out=<file> exists already; give another, or delete it",
+                "What was written before is never lost.",
+                "Give another file, or delete it.",
+                "stretto predict runs/done --out book.txt",
+            ),
+            Mistake(
+                "<folder> holds predictions of another model or other data; delete it, or give another --out",
+                "Predictions that were cut off are gone on with only if they would be the same.",
+                "Delete the folder of parts, or give another `--out`.",
+                mishaps.predict_beside_another,
+            ),
+            Mistake(
+                "--ranks=<n> is not a number from 1 on; use at least 1",
+                "Somebody has to do the work.",
+                "Leave it out, or give how many ranks share it.",
+                "stretto predict runs/done --ranks 0",
+            ),
+            Mistake(
+                "<data> holds channels and asks for tokens, but the run holds tokens and asks for tokens; give data of "
+                "the same kind",
+                "The model was trained on another kind of data.",
+                "Give data as the run's own was.",
+                "stretto predict runs/done --data meters --out new.jsonl",
+                DataError,
+            ),
+            Mistake(
+                "temperature=<number> is not a number from 0 on; use a value such as 0.8",
+                "A temperature below 0 means nothing.",
+                "Use 0 for the likeliest token, 1 for what the model thinks.",
+                "stretto generate runs/done --temperature -1",
+            ),
+            Mistake(
+                "top_p=<number> is not above 0 and up to 1; use a value such as 0.9",
+                "It is a probability.",
+                "Leave it out, or use a value such as 0.9.",
+                "stretto generate runs/done --top-p 2",
+            ),
+            Mistake(
+                "length=<n> asks for no token; use at least 1",
+                "Nothing would be written.",
+                "Use at least 1.",
+                "stretto generate runs/done --length 0",
+            ),
+            Mistake(
+                "the run's model was asked for tokens, not for values; give a run on series",
+                "Only a run on series has something to forecast.",
+                "Use `stretto generate` for text, `stretto predict` for labels.",
+                "stretto forecast runs/done",
+            ),
+            Mistake(
+                "<path> holds no run (config.toml and log.jsonl are missing); give the folder of a run, which "
+                "run.folder has named",
+                "A page is made of the files of a run.",
+                "Give the folder that `stretto train` has named.",
+                "stretto report data",
+            ),
+            Mistake(
+                "--out=<file> is there already and is no page; choose another file",
+                "A page is written over a page only, so that no log is lost to a slip of the hand.",
+                "Choose another file.",
+                "stretto report runs/done --out runs/done/log.jsonl",
+            ),
+            Mistake(
+                "nothing to export to; give --onnx FILE, --torch FILE or both",
+                "`stretto export` doesn't guess a format.",
+                "Say which.",
+                "stretto export runs/done",
             ),
         ),
     ),
