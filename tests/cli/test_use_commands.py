@@ -51,7 +51,7 @@ def _there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_predictions_are_written_and_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", "runs/moods", "--data", "data/moods", "--out", "moods.out"]) == 0
     said = capsys.readouterr().out
-    assert "moods.out: 3,001 rows" in said and "accuracy" in said
+    assert "moods.out: 3,001 lines" in said and "accuracy" in said
     answers = [json.loads(line) for line in Path("moods.out").read_text().splitlines()]
     right = sum(answer["label"] == answer["truth"] for answer in answers) / len(answers)
     assert float(said.split("accuracy")[1].split()[0]) == pytest.approx(right, rel=1e-3)

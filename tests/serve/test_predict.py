@@ -1,6 +1,9 @@
 """Predictions: each row once, in order, the same bits on any number of ranks, and none asked twice."""
 
 import json
+import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +18,10 @@ from stretto import (
     Corpus,
     DataError,
     Forecast,
+    Linear,
     Rows,
     Sequences,
+    Stack,
     TrainedModel,
     World,
     forecast,
@@ -27,6 +32,9 @@ from stretto import (
     write_predictions,
 )
 from stretto.config.toml import parse_config
+from stretto.mesh.mesh import Mesh
+from stretto.mesh.topology import Topology
+from stretto.serve import predict as predicting
 from stretto.serve.source import open_source, prepare_source
 from stretto.train.build import build_model
 from stretto.train.feed import open_feed
@@ -110,6 +118,44 @@ def test_what_was_written_before_it_was_cut_off_is_not_asked_again(tmp_path: Pat
     assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
 
 
+def test_a_file_that_was_whole_when_it_was_cut_off_is_taken_as_it_is(tmp_path: Path) -> None:
+    labelled(tmp_path / "data", 5)
+    trained, out = untrained(tmp_path / "data"), tmp_path / "out.jsonl"
+
+    def cut_off(done: int, count: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_predictions(trained, tmp_path / "data", out, on_part=cut_off)
+    (tmp_path / "out.jsonl.parts" / "00000000.jsonl").rename(out)
+    written = out.stat().st_mtime_ns
+    assert write_predictions(trained, tmp_path / "data", out) == 5
+    assert out.stat().st_mtime_ns == written and not (tmp_path / "out.jsonl.parts").exists()
+
+
+class Counting(Mesh):
+    """Counts how often ranks have met."""
+
+    meetings = 0
+
+    def add_up(self, values: Sequence[float]) -> list[float]:
+        self.meetings += 1
+        return super().add_up(values)
+
+
+def slow_first(world: World) -> tuple[float, int]:
+    mesh = Counting(world, Topology(world.size, 1), makes_groups=False)
+    started, met = time.monotonic(), mesh.meetings
+    predicting._first_alone(mesh, lambda: time.sleep(3 * predicting._PATIENCE))
+    return time.monotonic() - started, mesh.meetings - met
+
+
+def test_ranks_that_wait_for_the_first_hear_from_it_again_and_again(pools: Pools) -> None:
+    for seconds, meetings in pools[2].run(slow_first):
+        # All go on together, and nobody has waited for as long as the work took without a word.
+        assert seconds > 2.9 * predicting._PATIENCE and meetings >= 4
+
+
 def test_parts_of_another_model_and_a_file_that_is_there_are_refused(tmp_path: Path) -> None:
     labelled(tmp_path / "data", 5)
     out = tmp_path / "out.jsonl"
@@ -138,6 +184,12 @@ def test_sequences_of_tokens_are_scored_as_an_evaluation_scores_them(tmp_path: P
     total = sum(answer["loss"] * answer["tokens"] for answer in found if answer["tokens"])
     evaluation = trained.evaluate(tmp_path / "data")
     assert total / evaluation.tokens == pytest.approx(evaluation.loss, rel=1e-5)
+
+
+def test_sequences_of_one_token_alone_are_answered_too(tmp_path: Path) -> None:
+    write_tokens(tmp_path / "data", [[[1]] * 100 + [[2] * 200]], 20)
+    found = list(predict(untrained(tmp_path / "data"), tmp_path / "data"))
+    assert [answer["tokens"] for answer in found] == [0] * 100 + [199]
 
 
 def test_a_text_is_scored_stretch_by_stretch_each_token_once(byte_corpus: Corpus) -> None:
@@ -191,6 +243,51 @@ def test_series_are_forecast_once_a_horizon_with_what_came(tmp_path: Path, conte
     assert len(found) == (10 + 7 + 3 if context is None else 7 + 4)
 
 
+def test_a_future_in_another_order_of_channels_is_the_same(tmp_path: Path) -> None:
+    sequences = series(tmp_path / "data", [30, 20])
+    trained = untrained(tmp_path / "data", horizon=2, targets=["c1", "c0"], lanes=2, window=5)
+    asked = Forecast.of(sequences, 2, targets=["c1", "c0"])
+    future = next(forecast(trained, tmp_path / "data", steps=4))
+    assert future.channels == ("c1", "c0")
+    (values,) = sequences.read(sequences.places([(0, 0)]))
+    for start in (0, 2):
+        ahead = asked.answer(outputs(trained, torch.from_numpy(asked.inputs(values)))[-1].numpy(), values)
+        np.testing.assert_allclose(future.values[start : start + 2], ahead, rtol=1e-4)
+        values = np.concatenate([values, ahead[:, ::-1]])
+    with pytest.raises(DataError, match="named twice"):
+        Forecast.of(sequences, 2, targets=["c0", "c0"])
+
+
+def test_outputs_that_only_a_loss_can_read_are_refused(tmp_path: Path) -> None:
+    series(tmp_path / "data", [30, 20])
+    trained = untrained(tmp_path / "data", horizon=2, lanes=2, window=5)
+    wide = replace(trained, stack=initialize(Stack([*list(trained.stack)[:-1], Linear(8, 12)]), seed=1))
+    with pytest.raises(ConfigError, match=r"gives \[12\] numbers a step, not 4"):
+        list(predict(wide, tmp_path / "data"))
+    with pytest.raises(ConfigError, match=r"gives \[12\] numbers a step, not 4"):
+        list(forecast(wide, tmp_path / "data"))
+
+
+def test_a_table_of_several_series_is_read_as_the_runs_own_was(tmp_path: Path) -> None:
+    rows = "".join(f"{shop},{day},{day + 10 * shop}\n" for shop in range(3) for day in range(30))
+    (tmp_path / "sales.csv").write_text(f"shop,day,sold\n{rows}")
+    prepare_series(tmp_path / "sales.csv", tmp_path / "data", by="shop", time="day")
+    trained = untrained(tmp_path / "data", context=8, horizon=2)
+    found = list(forecast(trained, tmp_path / "sales.csv"))
+    assert [future.start for future in found] == [30, 30, 30]
+    (tmp_path / "renamed.csv").write_text(f"place,day,sold\n{rows}")
+    assert len(list(forecast(trained, tmp_path / "renamed.csv", by="place"))) == 3
+
+
+def test_a_future_of_ten_thousand_steps_takes_no_longer_for_its_seasons(tmp_path: Path) -> None:
+    asked = Forecast((0.0,), (1.0,), (0,), horizon=2, season=4)
+    values = np.arange(20.0, dtype=np.float32)[:, None]
+    long = np.concatenate([np.full((10**6, 1), np.nan, np.float32), values])
+    np.testing.assert_array_equal(asked.answer(np.zeros(2), long), asked.answer(np.zeros(2), values))
+    # Begun within the season: what is missing is missing.
+    np.testing.assert_array_equal(asked.answer(np.zeros(2), values[:3])[:, 0], [np.nan, 0])
+
+
 @pytest.mark.parametrize("context", [None, 8])
 def test_the_future_is_what_is_forecast_at_the_end_and_goes_on_from_itself(tmp_path: Path, context: int | None) -> None:
     sequences = series(tmp_path / "data", [30, 20])
@@ -224,10 +321,11 @@ def test_a_file_is_read_as_the_runs_own_data_was(tmp_path: Path) -> None:
     # Without labels, with a word that the run has not seen, and the training data gone.
     other = tmp_path / "other.jsonl"
     other.write_text('{"text": "it is good it is good it is good"}\n{"text": "unheard it is"}\n')
-    prepare_source([other], tmp_path / "prepared", trained.subject)
+    prepare_source(other, tmp_path / "prepared", trained.subject)
     (tmp_path / "data").rename(tmp_path / "gone")
     found = list(predict(trained, tmp_path / "prepared"))
     own = list(predict(trained, tmp_path / "gone"))
+    assert list(predict(trained, file)) == own
     assert "truth" not in found[0] and own[0]["truth"] == "good"
     assert found[0]["probability"] == pytest.approx(own[0]["probability"], rel=1e-4)
     assert len(found) == 2
@@ -238,7 +336,7 @@ def test_series_of_a_file_are_scaled_as_the_runs_own(tmp_path: Path) -> None:
     (tmp_path / "all.csv").write_text(f"hour,a,b\n{rows}")
     prepare_series(tmp_path / "all.csv", tmp_path / "data", time="hour", hold_out=0.2)
     trained = untrained(tmp_path / "data" / "train", context=8, horizon=2)
-    prepare_source([tmp_path / "all.csv"], tmp_path / "prepared", trained.subject)
+    prepare_source(tmp_path / "all.csv", tmp_path / "prepared", trained.subject)
     source = open_source(tmp_path / "prepared", trained.subject)
     assert isinstance(source, Sequences)
     assert source.fields.values == Sequences.open(tmp_path / "data" / "train").fields.values
@@ -253,4 +351,4 @@ def test_data_of_another_kind_is_refused(tmp_path: Path, byte_corpus: Corpus) ->
     with pytest.raises(ConfigError, match="asked for labels, not for values"):
         next(forecast(trained, tmp_path / "data"))
     with pytest.raises(DataError, match="not a file of records"):
-        prepare_source([tmp_path / "x.txt"], tmp_path / "p", trained.subject)
+        prepare_source(tmp_path / "x.txt", tmp_path / "p", trained.subject)

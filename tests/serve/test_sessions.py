@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from cases import NUM_TOKENS, barrier_model, lstm_model, odd_model
-from stretto import ConfigError, LawError, Rows, Sessions, Stack, initialize
+from stretto import Block, ConfigError, LawError, Rows, Sessions, Stack, State, initialize
 
 
 def stack(model: str = "lstm") -> Stack:
@@ -43,6 +43,31 @@ def test_sessions_fed_in_chunks_of_any_length_equal_the_whole(data: st.DataObjec
             fed[name] += size
     for name, tokens in streams.items():
         torch.testing.assert_close(torch.cat(outputs[name]), whole(network, tokens), rtol=0, atol=1e-12)
+
+
+class Lag(Block):
+    """Gives what came two steps before; what it returns as state are views of what it was given."""
+
+    def initial_state(self, rows: Rows) -> State:
+        return rows.zeros(2), rows.zeros(2)
+
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        before = torch.cat([state[1].unsqueeze(0), state[0].unsqueeze(0), x])
+        return before[:-2], (before[-1], state[0] if len(x) == 1 else before[-2])
+
+
+def test_a_block_may_return_views_of_its_own_state() -> None:
+    sessions = Sessions(Stack([Lag()]))
+    x = torch.arange(10.0).view(5, 2)
+    found = torch.cat([sessions.feed({"a": x[step : step + 1], "b": x[:2]})["a"] for step in range(5)])
+    torch.testing.assert_close(found, torch.cat([torch.zeros(2, 2), x[:3]]))
+
+
+def test_a_state_is_a_plain_value_also_where_the_initial_one_is_learned() -> None:
+    sessions = Sessions(stack("odd"))
+    sessions.restore("a", tuple(tensor for tensor in Sessions(stack("odd"))._begin(1)))
+    sessions.feed({"a": torch.arange(3)})
+    assert not any(tensor.requires_grad for tensor in sessions.state("a"))
 
 
 def test_a_session_that_was_closed_begins_anew_and_leaves_no_trace_of_another() -> None:

@@ -16,6 +16,7 @@ from stretto.cli.console import make_console
 from stretto.mesh.world import World
 from stretto.serve.forecast import Future, forecast
 from stretto.serve.predict import write_predictions
+from stretto.serve.source import Fields
 from stretto.serve.summary import summarize
 from stretto.train.trained import TrainedModel
 
@@ -24,7 +25,7 @@ _STEPS, _CHANNELS = 12, 8
 
 
 def show_predictions(
-    trained: TrainedModel, data: Path | str, out: Path, world: World, sequence: str | None = None
+    trained: TrainedModel, data: Path | str, out: Path, world: World, fields: Fields | None = None
 ) -> None:
     """Write predictions with progress, and say what they come to."""
     console = make_console(is_quiet=not world.is_first)
@@ -32,27 +33,29 @@ def show_predictions(
         console.print(f"predicting {data} ...")
     with make_bars(console, percentage()) as bars:
         task = bars.add_task("predicting", total=1.0)
-        num_rows = write_predictions(
+        num_lines = write_predictions(
             trained,
             data,
             out,
             world,
-            sequence=sequence,
+            fields=fields,
             on_part=lambda done, count: bars.update(task, completed=done / count),
         )
     if world.is_first:
-        console.print(f"{out}: {num_rows:,} rows")
+        console.print(f"{out}: {num_lines:,} lines")
         for name, value in summarize(out).items():
             console.print(f"  {name} {value:.4g}")
 
 
-def show_forecast(trained: TrainedModel, data: Path | str, steps: int | None, out: Path | None) -> None:
+def show_forecast(
+    trained: TrainedModel, data: Path | str, steps: int | None, out: Path | None, by: str | None = None
+) -> None:
     """Print the forecast of the first series, and write those of all."""
     console = make_console()
     num_series = 0
     with ExitStack() as files:
         writer = None
-        for future in forecast(trained, data, steps):
+        for future in forecast(trained, data, steps, by=by):
             if out is not None and writer is None:
                 writer = csv.writer(files.enter_context(_open(out)))
                 writer.writerow(["series", "step", *future.channels])

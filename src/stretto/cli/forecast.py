@@ -16,7 +16,7 @@ def run(arguments: list[str]) -> None:
 
     trained = load(options.run, options.device, trust=options.trust)
     data = options.data or trained.config.data.valid or trained.config.data.train
-    show_forecast(trained, data, options.steps, options.out)
+    show_forecast(trained, data, options.steps, options.out, options.by)
 
 
 def _parser() -> Parser:
@@ -32,6 +32,9 @@ def _parser() -> Parser:
         metavar="DATA",
         help="a prepared folder or its URL, or a table as the run's own data was prepared from; the run's held-out "
         "data if not given",
+    )
+    parser.add_argument(
+        "--by", metavar="COLUMN", help="the column that names a series, if it is not called as in the run's own files"
     )
     parser.add_argument("--steps", type=int, metavar="N", help="how many steps (default: the run's data.horizon)")
     parser.add_argument("--out", type=Path, metavar="FILE.csv", help="write all series there")

@@ -7,6 +7,8 @@ from stretto.base.errors import ConfigError
 from stretto.base.remote import is_remote
 from stretto.cli.parser import Parser
 
+_AS_IN = "if it is not called as in the run's own files"
+
 
 def run(arguments: list[str]) -> None:
     """Parse, and predict on the ranks that were asked for."""
@@ -18,6 +20,8 @@ def run(arguments: list[str]) -> None:
     from stretto.config.layout import Layout
     from stretto.mesh.place import find_place
     from stretto.mesh.world import World
+    from stretto.serve.predict import parts_folder
+    from stretto.serve.source import Fields
     from stretto.train.trained import load, read_config
 
     config = read_config(options.run)
@@ -31,10 +35,10 @@ def run(arguments: list[str]) -> None:
 
     def work(world: World, _: object) -> None:
         trained = load(options.run, str(world.device), trust=options.trust)
-        show_predictions(trained, data, out, world, options.sequence)
+        show_predictions(trained, data, out, world, Fields(options.sequence, options.label, options.by))
 
     def check(_: object) -> None:
-        if out.exists():
+        if out.exists() and not parts_folder(out).exists():
             raise ConfigError(f"--out={out} exists already; give another, or delete it")
 
     check(config)
@@ -49,6 +53,7 @@ def run(arguments: list[str]) -> None:
         work,
         check,
         restarts=None if num_ranks > 1 else 0,
+        progress=lambda: len(list(parts_folder(out).glob("*.jsonl"))),
     )
 
 
@@ -78,7 +83,11 @@ def _parser() -> Parser:
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="where the predictions go (default: RUN/predictions.jsonl)"
     )
-    parser.add_argument("--sequence", metavar="FIELD", help="the field of a file's records that holds the sequence")
+    parser.add_argument(
+        "--sequence", metavar="FIELD", help="the field of a file's records with the sequence, " + _AS_IN
+    )
+    parser.add_argument("--label", metavar="FIELD", help="the field with the true class, " + _AS_IN)
+    parser.add_argument("--by", metavar="COLUMN", help="the column of a table that names a series, " + _AS_IN)
     parser.add_argument("--ranks", type=int, default=1, metavar="N", help="how many ranks share the work (default: 1)")
     parser.add_argument("--device", metavar="NAME", help="where to compute; the run's own run.device if not given")
     parser.add_argument(

@@ -34,13 +34,15 @@ def on_ranks(
     check: Callable[[RunConfig], object] = check_fits,
     *,
     restarts: int | None = 0,
+    progress: Callable[[], object] | None = None,
     keeps_plan: bool = False,
 ) -> None:
     """Do `work` on each rank that the layout needs; `arguments` are those that start this command again.
 
     `check` is what can be found wrong before ranks are started, so that it is said just once. Ranks that were lost
-    are started again `restarts` times; with none given, a few times if there are several. A layout that is left to us
-    is chosen first; `keeps_plan` writes why into the run's folder.
+    are started again `restarts` times without `progress` (another checkpoint, if not given); with none given, a few
+    times if there are several. A layout that is left to us is chosen first; `keeps_plan` writes why into
+    the run's folder.
     """
     place = find_place(os.environ)
     if config.layout.auto and place is None:
@@ -57,7 +59,7 @@ def on_ranks(
                 size,
                 arguments,
                 restarts=_RESTARTS if restarts is None else restarts,
-                progress=lambda: newest_checkpoint(config),
+                progress=progress or (lambda: newest_checkpoint(config)),
                 say=lambda what: print(f"stretto: {what}", file=sys.stderr, flush=True),
             )
         finally:

@@ -57,6 +57,8 @@ class Forecast:
         for name in targets:
             if name not in values.names:
                 raise DataError(f"target {name!r} is not a channel of {sequences.location}; known are {values.names}")
+            if list(targets).count(name) > 1:
+                raise DataError(f"target {name!r} is named twice; name each channel once")
         channels = tuple(values.names.index(name) for name in targets) or tuple(range(len(values.names)))
         return cls(values.mean, values.std, channels, horizon, season, masks)
 
@@ -92,8 +94,9 @@ class Forecast:
         """
         scaled = outputs.astype(np.float32).reshape(self.horizon, len(self.channels))
         if self.season:
-            before = _ahead(self._scale(values)[:, list(self.channels)], len(values) - self.season, 1, self.horizon)
-            scaled = scaled + before[0].T
+            # The last season is all that is needed, however long the series is; it may have begun within it.
+            last = self._scale(values[-self.season :])[:, list(self.channels)]
+            scaled = scaled + _ahead(last, len(last) - self.season, 1, self.horizon)[0].T
         return self.real(scaled)
 
     def real(self, scaled: Values) -> Values:

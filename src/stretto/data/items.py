@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, Protocol
 
 import numpy as np
@@ -228,14 +229,16 @@ class Stretches:
                 steps[:-1] = np.nan
         return x, stack(asked)
 
-    def stretch(self, row: Row) -> tuple[int, int, NDArray[Any]]:
-        """Return the series a stretch is of, the last step of its context there, and its values with what follows."""
-        shard, number = row
-        starts, _ = self._starts[shard]
-        series, start = self._find(shard, number)
-        before = sum(self.sequences.shard_sizes[:shard])
-        (values,) = self.sequences.read([self._place(shard, number)])
-        return before + series, start - int(starts[series]) + self.context - 1, values
+    def stretches(self, rows: Sequence[Row]) -> list[tuple[int, int, NDArray[Any]]]:
+        """Return of each stretch its series, the last step of its context there, and its values with what follows."""
+        before = [0, *accumulate(self.sequences.shard_sizes)]
+        found = []
+        read = self.sequences.read([self._place(*row) for row in rows])
+        for (shard, number), values in zip(rows, read, strict=True):
+            series, start = self._find(shard, number)
+            step = start - int(self._starts[shard][0][series]) + self.context - 1
+            found.append((before[shard] + series, step, values))
+        return found
 
     def _place(self, shard: int, number: int) -> Place:
         _, start = self._find(shard, number)

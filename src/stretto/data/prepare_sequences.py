@@ -29,7 +29,7 @@ from stretto.data.rows import (
     sort_names,
     warn_of_skipped,
 )
-from stretto.data.sequences import VALUES, Channels, Classes, Sequences, Tokens
+from stretto.data.sequences import VALUES, Channels, Classes, Origin, Sequences, Tokens
 from stretto.data.shards import channels_of, check_sides, finish_part, open_shards, skipped_rows, write_store
 from stretto.data.vocabulary import ByteVocabulary, Level, Vocabulary, split_symbols, token_dtype, vocabulary_bytes
 
@@ -244,7 +244,8 @@ def _write(job: Job, parts: Sequence[RecordPart], recipe: _Recipe) -> Skipped:
         values = Tokens(num_tokens=recipe.num_tokens)
     labels = None if reading.classes is None else Classes(names=tuple(reading.classes))
     for side in lots.sides:
-        write_store(job, side, shards[side], values, labels, recipe.vocabulary)
+        origin = Origin(sequence=reading.sequence, label=reading.label)
+        write_store(job, side, shards[side], values, labels, recipe.vocabulary, origin)
     return skipped_rows(records)
 
 

@@ -32,7 +32,7 @@ from stretto.data.rows import (
     to_number,
     warn_of_skipped,
 )
-from stretto.data.sequences import VALUES, Channels, Sequences
+from stretto.data.sequences import VALUES, Channels, Origin, Sequences
 from stretto.data.shards import channels_of, check_sides, finish_part, open_shards, skipped_rows, write_store
 
 Moment = float | datetime
@@ -96,7 +96,8 @@ def _write(job: Job, parts: Sequence[RecordPart], work: "_WriteSeries", like: Ch
     shards = {side: [record["sides"][side] for record in records] for side in work.sides}
     channels = channels_of(work.reading.columns, shards[work.sides[0]], like)
     for side in work.sides:
-        write_store(job, side, shards[side], channels)
+        origin = Origin(by=work.reading.by, time=work.reading.time)
+        write_store(job, side, shards[side], channels, origin=origin)
     return skipped_rows(records)
 
 

@@ -93,12 +93,22 @@ class Shard(_Part):
     longest: int = Field(ge=1)
 
 
+class Origin(_Part):
+    """Which fields of its files a store was prepared from: how others like them are read."""
+
+    sequence: str | None = None  # none of series, whose columns are the channels
+    label: str | None = None
+    by: str | None = None
+    time: str | None = None
+
+
 class SequencesFields(_Part):
     """What the index says of sequences."""
 
     values: Tokens | Channels = Field(discriminator="type")
     labels: Classes | None = None
     num_bytes: int | None = None  # of the text that tokens came from
+    origin: Origin | None = None
     shards: tuple[Shard, ...] = Field(min_length=1, strict=False)
 
 

@@ -12,7 +12,18 @@ from stretto.base.errors import DataError
 from stretto.data.pages import PagedFile
 from stretto.data.parts import Job, Record, file_record, part_path, place_file
 from stretto.data.rows import BadRows, Skipped
-from stretto.data.sequences import CLASSES, ENDS, KIND, Channels, Classes, SequencesFields, Shard, Tokens, shard_file
+from stretto.data.sequences import (
+    CLASSES,
+    ENDS,
+    KIND,
+    Channels,
+    Classes,
+    Origin,
+    SequencesFields,
+    Shard,
+    Tokens,
+    shard_file,
+)
 from stretto.data.vocabulary import FILE as VOCABULARY
 from stretto.data.vocabulary import Vocabulary, vocabulary_bytes
 from stretto.data.writer import FileWriter, write_file, write_index
@@ -126,6 +137,7 @@ def write_store(
     values: Tokens | Channels,
     labels: Classes | None = None,
     vocabulary: Vocabulary | None = None,
+    origin: Origin | None = None,
 ) -> None:
     """Make a store of the shards of all parts; those without a sequence leave no trace."""
     folder = job.folder / side
@@ -142,7 +154,7 @@ def write_store(
     if vocabulary is not None:
         num_bytes = sum(record["num_bytes"] for record in records)
         files.append(write_file(folder / VOCABULARY, vocabulary_bytes(vocabulary)))
-    fields = SequencesFields(values=values, labels=labels, num_bytes=num_bytes, shards=tuple(shards))
+    fields = SequencesFields(values=values, labels=labels, num_bytes=num_bytes, origin=origin, shards=tuple(shards))
     write_index(folder, KIND, fields.model_dump(mode="json"), files)
 
 

@@ -18,9 +18,10 @@ class Mesh:
 
     Each pair of neighbours has a process group for each direction, so that on NCCL each has a communicator and an order
     of its own: a receive that is posted ahead holds up nothing but what comes after it from the same neighbour.
+    Without groups, ranks can only add up and spread what concerns all.
     """
 
-    def __init__(self, world: World, topology: Topology) -> None:
+    def __init__(self, world: World, topology: Topology, *, makes_groups: bool = True) -> None:
         if topology.size != world.size:
             raise MeshError(
                 f"{topology.replicas} replicas x {topology.stages} stages need {topology.size} ranks, not {world.size}"
@@ -37,7 +38,8 @@ class Mesh:
         self.data_group: dist.ProcessGroup | None = None
         # All come this far or none: who has failed by now has left word of it, while making a group would just wait.
         self.add_up([0.0])
-        self._collective(lambda: self._make_groups(own_stage), "making groups")
+        if makes_groups:
+            self._collective(lambda: self._make_groups(own_stage), "making groups")
 
     def _make_groups(self, own_stage: list[int]) -> None:
         topology, world = self.topology, self.world

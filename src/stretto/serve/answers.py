@@ -1,6 +1,7 @@
 """Answers: what a model says of each row of some data, as plain values: a label, a score, or a forecast."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stretto.base.errors import ConfigError
+from stretto.base.task import Task
+from stretto.base.window import IGNORE
 from stretto.config.run import DataConfig
 from stretto.data.corpus import Corpus
 from stretto.data.forecast import Forecast
@@ -60,49 +63,47 @@ def ask(source: Corpus | Sequences, subject: Subject, data: DataConfig) -> Asked
     return StretchRows(Stretches(source, forecast, data.context, stride=data.horizon), names)
 
 
-@dataclass(frozen=True)
-class _Shards:
-    """Numbers rows through all shards."""
+class _Numbered(ABC):
+    """Rows that are numbered through all shards."""
 
-    sizes: tuple[int, ...]
+    @property
+    @abstractmethod
+    def shard_sizes(self) -> Sequence[int]: ...
 
     @cached_property
     def _before(self) -> NDArray[np.int64]:
-        return np.array([0, *accumulate(self.sizes)], np.int64)
+        return np.array([0, *accumulate(self.shard_sizes)], np.int64)
 
     @property
     def num_rows(self) -> int:
         return int(self._before[-1])
 
     def rows(self, numbers: Sequence[int]) -> list[Row]:
+        """Return the shard of each row, and its number there."""
         shards = np.searchsorted(self._before, numbers, side="right") - 1
         return [(int(shard), number - int(self._before[shard])) for shard, number in zip(shards, numbers, strict=True)]
 
 
 @dataclass(frozen=True)
-class LabelRows:
+class LabelRows(_Numbered):
     """Each sequence is asked for its label."""
 
     items: Unlabelled
     labels: tuple[str, ...]
 
-    @cached_property
-    def _shards(self) -> _Shards:
-        return _Shards(tuple(self.items.sequences.shard_sizes))
-
     @property
-    def num_rows(self) -> int:
-        return self._shards.num_rows
+    def shard_sizes(self) -> Sequence[int]:
+        return self.items.sequences.shard_sizes
 
     @property
     def mean_length(self) -> float:
         return self.items.sequences.mean_length
 
     def lengths(self, numbers: Sequence[int]) -> list[int]:
-        return [place.stop - place.start for place in self.items.sequences.places(self._shards.rows(numbers))]
+        return [place.stop - place.start for place in self.items.sequences.places(self.rows(numbers))]
 
     def inputs(self, numbers: Sequence[int], num_steps: int) -> Tensor:
-        return self.items.inputs(self.items.sequences.places(self._shards.rows(numbers)), num_steps)
+        return self.items.inputs(self.items.sequences.places(self.rows(numbers)), num_steps)
 
     def answers(self, numbers: Sequence[int], lengths: Tensor, outputs: Outputs) -> list[list[Answer]]:
         likely = F.softmax(_last(outputs, lengths).double(), dim=1)
@@ -119,43 +120,35 @@ class LabelRows:
         sequences = self.items.sequences
         if sequences.fields.labels is None:
             return None
-        return [self.labels[label] for label in sequences.read_labels(self._shards.rows(numbers)).tolist()]
+        return [self.labels[label] for label in sequences.read_labels(self.rows(numbers)).tolist()]
 
 
 @dataclass(frozen=True)
-class TokenRows:
+class TokenRows(_Numbered):
     """Each sequence of tokens is asked how likely it is."""
 
     items: Continued
 
-    @cached_property
-    def _shards(self) -> _Shards:
-        return _Shards(tuple(self.items.shard_sizes))
-
     @property
-    def num_rows(self) -> int:
-        return self._shards.num_rows
+    def shard_sizes(self) -> Sequence[int]:
+        return self.items.shard_sizes
 
     @property
     def mean_length(self) -> float:
         return self.items.mean_length
 
     def lengths(self, numbers: Sequence[int]) -> list[int]:
-        return [place.stop - place.start - 1 for place in self.items.sequences.places(self._shards.rows(numbers))]
+        return [place.stop - place.start - 1 for place in self.items.sequences.places(self.rows(numbers))]
 
     def inputs(self, numbers: Sequence[int], num_steps: int) -> Tensor:
-        found, _ = self.items.read(self._shards.rows(numbers), num_steps, inputs=True, targets=False)
+        found, _ = self.items.read(self.rows(numbers), num_steps, inputs=True, targets=False)
         assert found is not None
         return found
 
     def answers(self, numbers: Sequence[int], lengths: Tensor, outputs: Outputs) -> list[list[Answer]]:
-        _, targets = self.items.read(self._shards.rows(numbers), int(lengths.max()), inputs=False, targets=True)
+        _, targets = self.items.read(self.rows(numbers), max(1, int(lengths.max())), inputs=False, targets=True)
         assert targets is not None
-        totals = _score(outputs, targets)
-        return [
-            [{"sequence": number, **_scored(total, length)}]
-            for number, total, length in zip(numbers, totals.tolist(), lengths.tolist(), strict=True)
-        ]
+        return [[{"sequence": number, **scored}] for number, scored in _score(numbers, lengths, targets, outputs)]
 
 
 @dataclass(frozen=True)
@@ -180,10 +173,10 @@ class TextRows:
         return self._read(numbers, num_steps, 0)
 
     def answers(self, numbers: Sequence[int], lengths: Tensor, outputs: Outputs) -> list[list[Answer]]:
-        totals = _score(outputs, self._read(numbers, int(lengths.max()), 1))
+        targets = self._read(numbers, int(lengths.max()), 1)
         return [
-            [{"sequence": number, "start": number * self.length, **_scored(total, length)}]
-            for number, total, length in zip(numbers, totals.tolist(), lengths.tolist(), strict=True)
+            [{"sequence": number, "start": number * self.length, **scored}]
+            for number, scored in _score(numbers, lengths, targets, outputs)
         ]
 
     def _stop(self, number: int) -> int:
@@ -191,23 +184,19 @@ class TextRows:
 
     def _read(self, numbers: Sequence[int], num_steps: int, ahead: int) -> Tensor:
         rows = [self.corpus.read(number * self.length + ahead, self._stop(number) + ahead) for number in numbers]
-        return pad(rows, num_steps, -100 if ahead else 0)
+        return pad(rows, num_steps, IGNORE if ahead else 0)
 
 
 @dataclass(frozen=True)
-class StretchRows:
+class StretchRows(_Numbered):
     """A series is asked stretch by stretch for what follows each, one horizon after the other."""
 
     items: Stretches
     names: tuple[str, ...]
 
-    @cached_property
-    def _shards(self) -> _Shards:
-        return _Shards(tuple(self.items.shard_sizes))
-
     @property
-    def num_rows(self) -> int:
-        return self._shards.num_rows
+    def shard_sizes(self) -> Sequence[int]:
+        return self.items.shard_sizes
 
     @property
     def mean_length(self) -> float:
@@ -217,16 +206,15 @@ class StretchRows:
         return [self.items.context] * len(numbers)
 
     def inputs(self, numbers: Sequence[int], num_steps: int) -> Tensor:
-        found, _ = self.items.read(self._shards.rows(numbers), num_steps, inputs=True, targets=False)
+        found, _ = self.items.read(self.rows(numbers), num_steps, inputs=True, targets=False)
         assert found is not None
         return found
 
     def answers(self, numbers: Sequence[int], lengths: Tensor, outputs: Outputs) -> list[list[Answer]]:
-        said = _last(outputs, lengths).cpu().numpy()
+        said = _last(outputs, lengths).float().cpu().numpy()
         context, forecast = self.items.context, self.items.forecast
         answers = []
-        for row, own in zip(self._shards.rows(numbers), said, strict=True):
-            series, step, values = self.items.stretch(row)
+        for (series, step, values), own in zip(self.items.stretches(self.rows(numbers)), said, strict=True):
             found = forecast.answer(own, values[:context])
             actual = values[context:, list(forecast.channels)]
             answers.append([_forecasted(series, step, self.names, found, actual)])
@@ -234,27 +222,23 @@ class StretchRows:
 
 
 @dataclass(frozen=True)
-class SeriesRows:
+class SeriesRows(_Numbered):
     """A series is asked, while it is read from its beginning, for what follows, once a horizon."""
 
     sequences: Sequences
     forecast: Forecast
     names: tuple[str, ...]
 
-    @cached_property
-    def _shards(self) -> _Shards:
-        return _Shards(tuple(self.sequences.shard_sizes))
-
     @property
-    def num_rows(self) -> int:
-        return self._shards.num_rows
+    def shard_sizes(self) -> Sequence[int]:
+        return self.sequences.shard_sizes
 
     @property
     def mean_length(self) -> float:
         return self.sequences.mean_length
 
     def lengths(self, numbers: Sequence[int]) -> list[int]:
-        return [len(values) for values in self._values(numbers)]
+        return [place.stop - place.start for place in self.sequences.places(self.rows(numbers))]
 
     def inputs(self, numbers: Sequence[int], num_steps: int) -> Tensor:
         return pad([self.forecast.inputs(values) for values in self._values(numbers)], num_steps, 0)
@@ -275,17 +259,23 @@ class SeriesRows:
         return answers
 
     def _values(self, numbers: Sequence[int]) -> list[NDArray[Any]]:
-        return self.sequences.read(self.sequences.places(self._shards.rows(numbers)))
+        return self.sequences.read(self.sequences.places(self.rows(numbers)))
+
+
+def check_outputs(y: Tensor, task: Task) -> Tensor:
+    """Return the outputs of a model that gives what its data asks for; refuse others, which only its loss can read."""
+    if y.dim() != 3 or y.shape[-1] != task.num_outputs:
+        raise ConfigError(
+            f"the model gives {list(y.shape[2:])} numbers a step, not {task.num_outputs}; its own loss knows what they "
+            "mean, so use the stack of stretto.load yourself"
+        )
+    return y
 
 
 def _last(outputs: Outputs, lengths: Tensor) -> Tensor:
     """Return each row's outputs at its last step, `[batch, ...]`."""
     found: Tensor | None = None
     for start, y in outputs:
-        if y.dim() != 3:
-            raise ConfigError(
-                f"the model's outputs are {list(y.shape)}, not [time, batch, outputs]; use its stack yourself"
-            )
         found = y.new_empty(y.shape[1:]) if found is None else found
         rows = torch.nonzero((lengths > start) & (lengths <= start + len(y))).squeeze(1)
         found[rows.to(y.device)] = y[(lengths[rows] - 1 - start).to(y.device), rows.to(y.device)]
@@ -293,14 +283,15 @@ def _last(outputs: Outputs, lengths: Tensor) -> Tensor:
     return found
 
 
-def _score(outputs: Outputs, targets: Tensor) -> Tensor:
-    """Return the summed loss of each row's targets, in nats."""
+def _score(numbers: Sequence[int], lengths: Tensor, targets: Tensor, outputs: Outputs) -> Iterator[tuple[int, Answer]]:
+    """Return how likely each row's targets are, in nats."""
     totals = torch.zeros(targets.shape[1], dtype=torch.float64)
     for start, y in outputs:
         asked = targets[start : start + len(y)].to(y.device)
-        losses = F.cross_entropy(y.float().flatten(0, 1), asked.flatten(), reduction="none")
+        losses = F.cross_entropy(y.float().flatten(0, 1), asked.flatten(), reduction="none", ignore_index=IGNORE)
         totals += losses.view(asked.shape).double().sum(dim=0).cpu()
-    return totals
+    for number, total, length in zip(numbers, totals.tolist(), lengths.tolist(), strict=True):
+        yield number, _scored(total, length)
 
 
 def _scored(total: float, length: int) -> Answer:

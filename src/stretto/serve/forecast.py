@@ -15,7 +15,8 @@ from stretto.base.window import Rows
 from stretto.data.corpus import Corpus
 from stretto.data.forecast import Forecast
 from stretto.data.sequences import Sequences
-from stretto.serve.source import open_source, prepared
+from stretto.serve.answers import check_outputs
+from stretto.serve.source import Fields, open_source, prepared
 from stretto.train.trained import TrainedModel
 
 
@@ -30,10 +31,13 @@ class Future:
     known: NDArray[np.float32]  # [steps, channels]: the last steps before
 
 
-def forecast(trained: TrainedModel, location: Path | str, steps: int | None = None) -> Iterator[Future]:
+def forecast(
+    trained: TrainedModel, location: Path | str, steps: int | None = None, *, by: str | None = None
+) -> Iterator[Future]:
     """Yield what comes after the end of each series of some data, as many steps as the run's horizon or as `steps`.
 
-    The data is a prepared folder, or a file like those that the run's own data was prepared from.
+    The data is a prepared folder, or a file like those that the run's own data was prepared from; `by` names the column
+    that names a series, where it is called otherwise.
     Beyond its horizon a model goes on from its own forecast, which needs all channels to be asked for.
     """
     data, subject = trained.config.data, trained.subject
@@ -42,7 +46,7 @@ def forecast(trained: TrainedModel, location: Path | str, steps: int | None = No
     steps = data.horizon if steps is None else steps
     if steps < 1:
         raise ConfigError(f"steps={steps} asks for nothing; use at least 1")
-    with prepared(location, subject) as folder:
+    with prepared(location, subject, Fields(by=by)) as folder:
         source = open_source(folder, subject)
         assert not isinstance(source, Corpus)
         yield from _forecast(trained, source, steps)
@@ -81,7 +85,10 @@ def _go_on(trained: TrainedModel, asked: Forecast, values: NDArray[Any], steps: 
         said, state = _run(trained, asked.inputs(fresh), state)
         ahead = asked.answer(said, values)
         found.append(ahead)
-        fresh, values = ahead, np.concatenate([values, ahead]) if len(asked.channels) == values.shape[1] else values
+        if len(asked.channels) == values.shape[1]:
+            # Back into the order that channels have in the data.
+            fresh = ahead[:, np.argsort(asked.channels)]
+            values = np.concatenate([values, fresh])
     return np.concatenate(found)[:steps]
 
 
@@ -93,13 +100,7 @@ def _run(trained: TrainedModel, inputs: NDArray[np.float32], state: State | None
     before = stack.initial_state(Rows.of(1, len(x), device=device, dtype=stack.dtype)) if state is None else state
     with torch.autocast(device.type, torch.bfloat16, enabled=trained.config.run.precision == "bf16"):
         y, after = stack(x, before)
-    last = y[-1, 0].float().cpu()
-    if last.numel() != trained.subject.task.num_outputs:
-        raise ConfigError(
-            f"the model gives {list(last.shape)} numbers a step, not {trained.subject.task.num_outputs}; its own loss "
-            "knows what they mean, so use its stack yourself"
-        )
-    return last.numpy(), after
+    return check_outputs(y, trained.subject.task)[-1, 0].float().cpu().numpy(), after
 
 
 def _series(source: Sequences) -> Iterator[NDArray[Any]]:

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stretto.base.errors import ConfigError
+from stretto.base.errors import ConfigError, LawError
 from stretto.base.keys import derive
 from stretto.base.state import join_rows
 from stretto.base.window import Rows
@@ -73,6 +73,8 @@ def generate_tokens(
         raise ConfigError("the prompt has no tokens; give at least one to go on from")
     if count < 1:
         raise ConfigError(f"count={count} asks for no text; use at least 1")
+    if not stack.causal:
+        raise LawError("the model has a block that looks ahead in time (causal=False), so it can't go on from a prompt")
     stack.eval()
     device = stack.device
     dice = [random.Random(derive(sampling.seed, "generate", index)) for index in range(count)]

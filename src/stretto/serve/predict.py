@@ -9,6 +9,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,16 +23,19 @@ from stretto.data.index import Store
 from stretto.mesh.mesh import Mesh
 from stretto.mesh.topology import Topology
 from stretto.mesh.world import World
-from stretto.serve.answers import Answer, Asked, Outputs, ask
-from stretto.serve.source import is_raw, open_source, prepare_source, prepared
+from stretto.serve.answers import Answer, Asked, Outputs, ask, check_outputs
+from stretto.serve.source import Fields, is_raw, open_source, prepare_source, prepared
 from stretto.train.trained import TrainedModel
 
 # Steps of a part, of a batch, and numbers that the outputs of a batch may have at once.
 _PART, _BATCH, _OUTPUTS = 1 << 15, 1 << 13, 1 << 23
+_MOST_PARTS = 4096
+# Seconds between two signs of life of the first rank while others wait for it.
+_PATIENCE = 2.0
 _ABOUT, _DATA = "about.json", "data"
 
 OnPart = Callable[[int, int], None]
-"""Told after each part how many are done, and how many there are, on this rank."""
+"""Told after each round how many parts are done, and how many there are, of all ranks."""
 
 
 def predict(trained: TrainedModel, location: Path | str) -> Iterator[Answer]:
@@ -41,8 +45,9 @@ def predict(trained: TrainedModel, location: Path | str) -> Iterator[Answer]:
     """
     with prepared(location, trained.subject) as folder:
         asked = ask(open_source(folder, trained.subject), trained.subject, trained.config.data)
-        for part in _Parts.of(asked).each(0, 1):
-            yield from _answer_part(trained, asked, part)
+        parts = _Parts.of(asked)
+        for number in range(parts.count):
+            yield from _answer_part(trained, asked, parts.rows(number))
 
 
 def write_predictions(
@@ -51,38 +56,71 @@ def write_predictions(
     path: Path | str,
     world: World | None = None,
     *,
-    sequence: str | None = None,
+    fields: Fields | None = None,
     on_part: OnPart = lambda done, count: None,
 ) -> int:
-    """Write what a model says of each row of some data to a file of JSON lines, in order; return how many rows.
+    """Write what a model says of each row of some data to a file of JSON lines, in order; return how many lines.
 
     With several ranks all must call it, with the same arguments and one file system. What was written before it was
-    cut off is in `PATH.parts`, and is not asked again. `sequence` names the field of the records in a file.
+    cut off is in `PATH.parts`, and is not asked again. `fields` names those of a file's records, where they differ.
     """
     path = Path(path)
     world = world or World(0, 1, trained.stack.device)
-    mesh = Mesh(world, Topology(world.size, 1))
-    folder = path.with_name(f"{path.name}.parts")
-    if world.is_first:
-        _claim(path, folder, _about(trained, location))
-        if is_raw(location) and not (folder / _DATA).exists():
-            prepare_source([location], folder / _DATA, trained.subject, sequence=sequence)
-    mesh.add_up([0.0])
+    mesh = Mesh(world, Topology(world.size, 1), makes_groups=False)
+    folder = parts_folder(path)
+
+    def begin() -> None:
+        _claim(path, folder, _about(trained, location, fields))
+        if is_raw(location) and not path.exists() and not (folder / _DATA).exists():
+            prepare_source(location, folder / _DATA, trained.subject, fields)
+
+    _first_alone(mesh, begin)
+    if not any(mesh.add_up([float(world.is_first and path.exists())])):
+        _write_missing(trained, location, folder, mesh, on_part)
+        _first_alone(mesh, lambda: _join(path, folder))
+    # It may also have been cut off just before this.
+    _first_alone(mesh, lambda: _clear(folder))
+    return int(sum(mesh.add_up([float(_count_lines(path)) if world.is_first else 0.0])))
+
+
+def parts_folder(path: Path) -> Path:
+    """Return where the parts of a file of predictions are until all are there."""
+    return path.with_name(f"{path.name}.parts")
+
+
+def _write_missing(trained: TrainedModel, location: Path | str, folder: Path, mesh: Mesh, on_part: OnPart) -> None:
+    world = mesh.world
     source = open_source(folder / _DATA if is_raw(location) else location, trained.subject)
     asked = ask(source, trained.subject, trained.config.data)
     parts = _Parts.of(asked)
-    own = list(parts.each(world.rank, world.size))
-    for done, part in enumerate(own, 1):
-        file = folder / f"{part.start // parts.size:08}.jsonl"
-        if not file.exists():
-            lines = (json.dumps(answer, ensure_ascii=False) for answer in _answer_part(trained, asked, part))
-            write_whole(file, "".join(f"{line}\n" for line in lines).encode())
-        on_part(done, len(own))
+    missing = json.loads(mesh.spread_text(json.dumps(_missing(folder, parts)) if world.is_first else ""))
+    done = parts.count - len(missing)
+    # All take a part, then all meet: nobody waits for another longer than a part takes.
+    for start in range(0, len(missing), world.size):
+        if start + world.rank < len(missing):
+            number = missing[start + world.rank]
+            _write_part(folder, number, _answer_part(trained, asked, parts.rows(number)))
+        mesh.add_up([0.0])
+        done = min(done + world.size, parts.count)
+        on_part(done, parts.count)
+
+
+def _first_alone(mesh: Mesh, work: Callable[[], None]) -> None:
+    """Do something on the first rank, even if it takes longer than ranks wait for each other; then all go on."""
+    if mesh.world.is_alone:
+        work()
+        return
+    if not mesh.world.is_first:
+        while any(mesh.add_up([0.0])):
+            pass
+        return
+    with ThreadPoolExecutor(1) as thread:
+        doing = thread.submit(work)
+        while not doing.done():
+            mesh.add_up([1.0])
+            wait([doing], _PATIENCE)
+        doing.result()
     mesh.add_up([0.0])
-    if world.is_first:
-        _join(path, folder, parts.count)
-    mesh.add_up([0.0])
-    return asked.num_rows
 
 
 @dataclass(frozen=True)
@@ -94,16 +132,16 @@ class _Parts:
 
     @classmethod
     def of(cls, asked: Asked) -> "_Parts":
-        return cls(asked.num_rows, max(1, int(_PART / max(asked.mean_length, 1))))
+        # No more than a folder can hold, however many rows there are.
+        size = max(int(_PART / max(asked.mean_length, 1)), asked.num_rows // _MOST_PARTS, 1)
+        return cls(asked.num_rows, size)
 
     @property
     def count(self) -> int:
         return -(-self.num_rows // self.size)
 
-    def each(self, index: int, count: int) -> Iterator[range]:
-        """Return every `count`th part from `index` on."""
-        for part in range(index, self.count, count):
-            yield range(part * self.size, min((part + 1) * self.size, self.num_rows))
+    def rows(self, number: int) -> range:
+        return range(number * self.size, min((number + 1) * self.size, self.num_rows))
 
 
 def _answer_part(trained: TrainedModel, asked: Asked, part: Sequence[int]) -> list[Answer]:
@@ -144,14 +182,14 @@ def run_rows(trained: TrainedModel, inputs: Tensor, lengths: Tensor) -> Outputs:
         x = inputs[start : start + num_steps].to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=trained.config.run.precision == "bf16"):
             y, state = stack(x.to(stack.dtype) if x.is_floating_point() else x, state)
-        yield start, y
+        yield start, check_outputs(y, trained.subject.task)
 
 
-def _about(trained: TrainedModel, location: Path | str) -> str:
+def _about(trained: TrainedModel, location: Path | str, fields: Fields | None) -> str:
     """What decides the answers: parts of another model or other data are not ours."""
     if is_raw(location):
         state = Path(location).stat()
-        found = f"{Path(location).resolve()} {state.st_size} {state.st_mtime_ns}"
+        found = f"{Path(location).resolve()} {state.st_size} {state.st_mtime_ns} {fields or Fields()}"
     else:
         found = Store.open(location).digest
     digest = hashlib.sha256()
@@ -170,11 +208,12 @@ def _about(trained: TrainedModel, location: Path | str) -> str:
 
 def _claim(path: Path, folder: Path, about: str) -> None:
     """Make the folder of parts, or find the one that was left; refuse what is somebody else's."""
-    if path.exists():
-        raise ConfigError(f"--out={path} exists already; give another, or delete it")
     try:
+        is_left = (folder / _ABOUT).exists()
+        if path.exists() and not is_left:
+            raise ConfigError(f"--out={path} exists already; give another, or delete it")
         folder.mkdir(parents=True, exist_ok=True)
-        if not (folder / _ABOUT).exists():
+        if not is_left:
             write_whole(folder / _ABOUT, about.encode())
         elif (folder / _ABOUT).read_text() != about:
             raise ConfigError(
@@ -184,12 +223,48 @@ def _claim(path: Path, folder: Path, about: str) -> None:
         raise ConfigError(f"--out={path} can't be written ({error.strerror}); give another") from None
 
 
-def _join(path: Path, folder: Path, count: int) -> None:
-    """Put the parts together, and let them go."""
+def _part(folder: Path, number: int) -> Path:
+    return folder / f"{number:08}.jsonl"
+
+
+def _missing(folder: Path, parts: _Parts) -> list[int]:
+    there = {path.name for path in folder.glob("*.jsonl")}
+    return [number for number in range(parts.count) if _part(folder, number).name not in there]
+
+
+def _write_part(folder: Path, number: int, answers: Sequence[Answer]) -> None:
+    lines = "".join(f"{json.dumps(answer, ensure_ascii=False)}\n" for answer in answers)
+    try:
+        write_whole(_part(folder, number), lines.encode())
+    except OSError as error:
+        raise ConfigError(
+            f"{folder} can't be written ({error.strerror}); make room, or give --out a place that all hosts see"
+        ) from None
+
+
+def _join(path: Path, folder: Path) -> None:
+    """Put the parts together."""
     partial = path.with_name(f"{path.name}.partial")
-    with partial.open("wb") as whole:
-        for number in range(count):
-            with (folder / f"{number:08}.jsonl").open("rb") as part:
-                shutil.copyfileobj(part, whole)
-    partial.replace(path)
-    shutil.rmtree(folder)
+    try:
+        with partial.open("wb") as whole:
+            for file in sorted(folder.glob("*.jsonl")):
+                with file.open("rb") as part:
+                    shutil.copyfileobj(part, whole)
+        partial.replace(path)
+    except OSError as error:
+        raise ConfigError(f"--out={path} can't be written ({error.strerror}); make room, and try again") from None
+
+
+def _clear(folder: Path) -> None:
+    """Let the parts go; what says whose they are last, so that a cut in the middle of this is known as one."""
+    for file in sorted(folder.iterdir(), key=lambda file: file.name == _ABOUT):
+        if file.is_dir():
+            shutil.rmtree(file)
+        else:
+            file.unlink()
+    folder.rmdir()
+
+
+def _count_lines(path: Path) -> int:
+    with path.open("rb") as file:
+        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))

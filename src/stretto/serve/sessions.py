@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from stretto.base.errors import ConfigError, LawError
-from stretto.base.state import State
+from stretto.base.state import State, detach
 from stretto.base.window import Rows
 from stretto.blocks.stack import Stack
 
@@ -70,8 +70,8 @@ class Sessions:
         for stop in sorted(set(lengths)):
             num_rows = sum(length >= stop for length in lengths)
             y, after = self._stack(inputs[start:stop, :num_rows], tuple(tensor[:num_rows] for tensor in state))
-            for tensor, value in zip(state, after, strict=True):
-                tensor[:num_rows] = value
+            # New tensors: what came back may be a view of what went in.
+            state = tuple(torch.cat([value, own[num_rows:]]) for value, own in zip(after, state, strict=True))
             outputs.append(y)
             start = stop
         self._put(names, state)
@@ -84,6 +84,7 @@ class Sessions:
         slot = self._slots[name]
         return tuple(tensor[slot : slot + 1].clone() for tensor in self._pool)
 
+    @torch.no_grad()
     def restore(self, name: Hashable, state: State) -> None:
         """Let a session go on from a state that `state` gave, here or in another process with the same model."""
         expected = [list(tensor.shape[1:]) for tensor in self._pool]
@@ -100,7 +101,7 @@ class Sessions:
             self._free.append(self._slots.pop(name))
 
     def _begin(self, num_rows: int) -> State:
-        return self._stack.initial_state(Rows.of(num_rows, device=self._device, dtype=self._stack.dtype))
+        return detach(self._stack.initial_state(Rows.of(num_rows, device=self._device, dtype=self._stack.dtype)))
 
     def _pick(self, names: Sequence[Hashable]) -> State:
         """Return copies of the states of some sessions, new ones at their beginning."""

@@ -1,8 +1,8 @@
 """Source: the data that a model is asked about: a store, or a file that is prepared as the run's own data was."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stretto.base.errors import DataError
@@ -15,10 +15,9 @@ from stretto.data.parts import OnProgress
 from stretto.data.prepare import prepare_text
 from stretto.data.prepare_sequences import prepare_sequences
 from stretto.data.prepare_series import prepare_series
-from stretto.data.sequences import Channels, Classes, Sequences, Tokens
+from stretto.data.records import FORMATS, cut_records, read_rows
+from stretto.data.sequences import Channels, Classes, Origin, Sequences, Tokens
 from stretto.train.subject import Subject, check_same
-
-_RECORDS = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
 
 
 def is_raw(location: Path | str) -> bool:
@@ -35,39 +34,57 @@ def open_source(location: Path | str, subject: Subject) -> Corpus | Sequences:
 
 
 @contextmanager
-def prepared(location: Path | str, subject: Subject, *, sequence: str | None = None) -> Iterator[Path | str]:
+def prepared(location: Path | str, subject: Subject, fields: "Fields | None" = None) -> Iterator[Path | str]:
     """Give the location of prepared data; a file is prepared for as long as the context lasts."""
     if not is_raw(location):
         yield location
         return
     with make_scratch() as scratch:
         folder = Path(scratch) / "data"
-        prepare_source([location], folder, subject, sequence=sequence)
+        prepare_source(location, folder, subject, fields)
         yield folder
 
 
+@dataclass(frozen=True)
+class Fields:
+    """Which fields of a file to read, where they are called otherwise than those of the run's own files."""
+
+    sequence: str | None = None
+    label: str | None = None
+    by: str | None = None
+
+
 def prepare_source(
-    files: Sequence[Path | str],
+    file: Path | str,
     folder: Path,
     subject: Subject,
-    *,
-    sequence: str | None = None,
+    fields: Fields | None = None,
     on_progress: OnProgress = lambda progress: None,
 ) -> None:
-    """Prepare files as the run's own data was: with its vocabulary, or its channels and their scale."""
-    task = subject.task
+    """Prepare a file as the run's own data was: with its vocabulary, or its channels and their scale."""
+    task, origin, fields = subject.task, subject.origin or Origin(), fields or Fields()
     values = Tokens(num_tokens=task.num_inputs) if subject.channels is None else subject.channels
     labels = Classes(names=subject.labels) if subject.labels else None
     like = Like("the run", values, labels, subject.vocabulary)
-    is_records = all(Path(file).suffix.lower() in _RECORDS for file in files)
     if task.inputs == "channels" and task.asks == "values":
-        prepare_series(files, folder, like=like, nan="missing", on_progress=on_progress)
-    elif is_records:
-        prepare_sequences(files, folder, like=like, sequence=sequence, on_progress=on_progress)
+        by, time = fields.by or origin.by, origin.time
+        prepare_series(file, folder, by=by, time=time, like=like, nan="missing", on_progress=on_progress)
+    elif Path(file).suffix.lower() in FORMATS:
+        names = _names(file)
+        # The truth, where the file has it, but nobody has to know it.
+        label = fields.label or (origin.label if labels is not None and origin.label in names else None)
+        sequence = fields.sequence or (origin.sequence if origin.sequence in names else None)
+        prepare_sequences(file, folder, like=like, sequence=sequence, label=label, on_progress=on_progress)
     elif subject.vocabulary is not None and task.asks == "tokens":
-        prepare_text(files, folder, subject.vocabulary.level, vocabulary=subject.vocabulary, on_progress=on_progress)
+        prepare_text(file, folder, subject.vocabulary.level, vocabulary=subject.vocabulary, on_progress=on_progress)
     else:
-        raise DataError(f"{files[0]} is not a file of records ({', '.join(_RECORDS)}); give one, or a prepared folder")
+        raise DataError(f"{file} is not a file of records ({', '.join(FORMATS)}); give one, or a prepared folder")
+
+
+def _names(file: Path | str) -> set[str]:
+    """The fields of a file's first record."""
+    row = next(iter(read_rows(cut_records(file, None)[0])), None)
+    return set() if row is None or row.problem else set(row.record)
 
 
 def _found(source: Corpus | Sequences, subject: Subject) -> Subject:

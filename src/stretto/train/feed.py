@@ -129,6 +129,7 @@ def _feed_sequences(sequences: Sequences, config: RunConfig, is_held_out: bool) 
             sequences.vocabulary,
             labels.names if labels and windows.task.asks == "labels" else (),
             values if isinstance(values, Channels) else None,
+            sequences.fields.origin,
         ),
     )
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 from stretto.base.errors import DataError
 from stretto.base.task import Task
-from stretto.data.sequences import Channels
+from stretto.data.sequences import Channels, Origin
 from stretto.data.vocabulary import FILE as VOCABULARY
 from stretto.data.vocabulary import Vocabulary, parse_vocabulary, vocabulary_bytes
 
@@ -22,6 +22,7 @@ class Subject:
     vocabulary: Vocabulary | None = None
     labels: tuple[str, ...] = ()
     channels: Channels | None = None
+    origin: Origin | None = None  # how the files were read; other data may have been read otherwise
 
 
 def check_same(expected: Subject, found: Subject, what: str, other: str) -> None:
@@ -49,7 +50,8 @@ def check_same(expected: Subject, found: Subject, what: str, other: str) -> None
 def subject_files(subject: Subject) -> dict[str, bytes]:
     """Return a subject as it is written: `subject.json`, and `vocabulary.json` where there is one."""
     channels = None if subject.channels is None else subject.channels.model_dump()
-    tree = {"task": asdict(subject.task), "labels": subject.labels, "channels": channels}
+    origin = None if subject.origin is None else subject.origin.model_dump()
+    tree = {"task": asdict(subject.task), "labels": subject.labels, "channels": channels, "origin": origin}
     files = {FILE: json.dumps(tree, ensure_ascii=False).encode()}
     if subject.vocabulary is not None:
         files[VOCABULARY] = vocabulary_bytes(subject.vocabulary)
@@ -64,9 +66,11 @@ def read_subject(read: Callable[[str], bytes | None], where: str) -> Subject:
             raise FileNotFoundError(errno.ENOENT, "it is missing")
         tree = json.loads(content)
         channels = None if tree["channels"] is None else Channels.model_validate(tree["channels"])
+        # Runs of earlier versions did not keep it.
+        origin = None if tree.get("origin") is None else Origin.model_validate(tree["origin"])
         task, labels = Task(**tree["task"]), tuple(map(str, tree["labels"]))
         vocabulary = read(VOCABULARY)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{where}/{FILE} can't be read ({error}); the run is not whole") from None
     known = None if vocabulary is None else parse_vocabulary(vocabulary, f"{where}/{VOCABULARY}")
-    return Subject(task, known, labels, channels)
+    return Subject(task, known, labels, channels, origin)
