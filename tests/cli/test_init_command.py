@@ -73,7 +73,7 @@ def test_held_out_files_are_prepared_like_the_others() -> None:
     ("arguments", "sentence"),
     [
         (["gone.txt"], "gone.txt is not there"),
-        (["both.jsonl"], "several fields that could be the label (p, q); name one with --label, or say --no-label"),
+        (["both.jsonl"], "several fields could be the label (p, q); name one with --label, or say --no-label"),
         ([".", "--yes"], "files of several kinds (1 of text, 2 of jsonl); say with --format which are meant"),
         (["book.txt", "--label", "x", "--no-label"], "contradict each other"),
         (["book.txt", "--horizon", "3"], "--horizon is for series, and this is text; leave it out"),
@@ -93,12 +93,13 @@ def test_a_mistake_is_one_sentence_that_names_the_option(
     assert not Path("run.toml").exists()
 
 
-def test_a_terminal_is_asked_and_answers_by_name_or_number() -> None:
+def terminal(answers: list[bytes]) -> bytes:
+    """What a terminal shows that gives these answers to questions about both.jsonl."""
     parent, child = pty.openpty()
     command = [sys.executable, "-m", "stretto", "init", "both.jsonl"]
     process = subprocess.Popen(command, stdin=child, stdout=child, stderr=child, env={**os.environ, "TERM": "xterm"})
     os.close(child)
-    seen, answers = b"", [b"3\n", b"q\n", b"\n"]
+    seen = b""
     while True:
         try:
             seen += os.read(parent, 4096)
@@ -107,9 +108,19 @@ def test_a_terminal_is_asked_and_answers_by_name_or_number() -> None:
         if answers and seen.endswith(b"> "):
             os.write(parent, answers.pop(0))
     os.close(parent)
-    assert process.wait() == 0, seen.decode()
-    assert b"Which field is the label" in seen and b"Give one of these, or its number: p, q" in seen
-    assert b"What is a token of the text?" in seen and b"label 'q'" in seen and not answers
+    assert process.wait() == 0 and not answers, seen.decode()
+    return seen
+
+
+def test_a_terminal_is_asked_and_answers_by_name_or_number() -> None:
+    seen = terminal([b"4\n", b"q\n", b"\n"])
+    assert b"Which field is the label" in seen and b"Give one of these, or its number: p, q, none" in seen
+    assert b"What is a token of the text?" in seen and b"label 'q'" in seen
+
+
+def test_a_terminal_can_say_that_there_is_no_label() -> None:
+    seen = terminal([b"none\n", b"\n"])
+    assert b"3. none" in seen and b"what comes next in a sequence?" in seen
 
 
 def test_help_leaves_torch_asleep() -> None:

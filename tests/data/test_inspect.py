@@ -118,12 +118,36 @@ def test_letters_without_words_are_read_as_bytes(tmp_path: Path) -> None:
 
 def test_several_labels_are_asked_about_unless_one_has_the_name(tmp_path: Path) -> None:
     rows = [{"text": prose(row), "stars": row % 5, "language": "ab"[row % 2]} for row in range(50)]
-    with pytest.raises(UnclearError, match=r"\(stars, language\); name one with --label") as unclear:
+    with pytest.raises(UnclearError, match=r"\(stars, language\); name one with --label, or say") as unclear:
         inspect_data(jsonl(tmp_path / "a.jsonl", rows))
     assert unclear.value.option == "label"
     named = jsonl(tmp_path / "b.jsonl", ({**row, "label": row["stars"]} for row in rows))
     assert inspect_data(named).label == "label"
     assert inspect_data(tmp_path / "a.jsonl", label="stars").label == "stars"
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
+def test_a_file_that_is_sorted_by_its_label_has_one(kind: str, tmp_path: Path) -> None:
+    rows = [{"text": prose(row), "label": "np"[row >= 3000], "y": int(row >= 3000)} for row in range(6000)]
+    path = tmp_path / f"a.{kind}"
+    if kind == "jsonl":
+        jsonl(path, rows)
+    elif kind == "csv":
+        table(path, "text,label,y", (row.values() for row in rows))
+    else:
+        pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    found = inspect_data(path)
+    assert (found.label, found.labels) == ("label", ("y",))
+
+
+def test_a_label_that_seems_to_be_the_same_everywhere_is_asked_about(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "a.jsonl", ({"text": prose(row), "label": row // 3000 % 2} for row in range(9000)))
+    with pytest.raises(UnclearError, match=r"'label' has the same value in .* --label label .* --no-label") as e:
+        inspect_data(path)
+    assert (e.value.option, e.value.choices) == ("label", ("label", "none"))
+    assert inspect_data(path, label="label").label == "label"
+    assert inspect_data(path, is_labelled=False).label is None
 
 
 def test_several_texts_are_asked_about_unless_one_has_the_name(tmp_path: Path) -> None:

@@ -79,7 +79,9 @@ class _Asker:
             except UnclearError as unclear:
                 if not self._is_asked:
                     raise
-                answers[unclear.option] = self._choose(unclear.asks, unclear.choices, None)
+                choice = self._choose(unclear.asks, unclear.choices, None)
+                is_none = unclear.option == "label" and choice == "none"
+                answers |= {"is_labelled": False} if is_none else {unclear.option: choice}
 
     def offer(self, paths: list[Path], answers: dict[str, Any], found: "Found") -> "Found":
         """Ask what could be otherwise, if nobody has said it yet."""

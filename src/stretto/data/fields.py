@@ -36,6 +36,11 @@ class Field:
         return self.holds in ("text", "tokens", "channels")
 
     @property
+    def is_alike(self) -> bool:
+        """Do all rows have the same value?"""
+        return self.holds in ("names", "numbers", "text") and self.num_different == 1
+
+    @property
     def is_classes(self) -> bool:
         """Could it be the label of a row? A few different values, each of them often."""
         if self.holds == "names":

@@ -3,6 +3,7 @@
 import csv
 import io
 import os
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,25 +42,26 @@ def read_head(path: Path) -> Head:
     if format == "datasets":
         dataset = open_dataset(path)
         rows = [dataset[index] for index in range(min(len(dataset), MOST_ROWS))]
-        return Head(format, _found(rows), (), len(dataset))
+        last = [dataset[index] for index in range(max(len(dataset) - _TAIL_ROWS, MOST_ROWS), len(dataset))]
+        return Head(format, _found(rows), _found(last), len(dataset))
     content, is_whole = read_beginning(path)
     if not is_whole and b"\n" not in content:
         raise DataError(f"{path} has no end of a line in its first {MOST_BYTES >> 20} MiB; is it {format}?")
     tail = b"" if is_whole else _read_end(path)
     if format == "csv":
         header, rows = _csv_head(path, content, is_whole)
-        last = _csv_rows(header, tail) if tail else rows[MOST_ROWS:]
+        ending = _csv_rows(header, tail) if tail else rows[MOST_ROWS:]
         num_seen = len(rows)
     else:
         lines = [line for line in content.removeprefix(b"\xef\xbb\xbf").splitlines() if line.strip()]
         num_seen = len(lines)
         rows = [parse_jsonl(index, line) for index, line in enumerate(lines[:MOST_ROWS])]
-        last = [parse_jsonl(0, line) for line in (tail.splitlines() or lines[MOST_ROWS:])[-_TAIL_ROWS:]]
+        ending = [parse_jsonl(0, line) for line in (tail.splitlines() or lines[MOST_ROWS:])[-_TAIL_ROWS:]]
     if not rows:
         raise DataError(f"{path} has no rows; give another file")
     # A whole file is counted; of others, the rows seen tell how long a row is.
     num_rows = num_seen if is_whole else round(num_seen * path.stat().st_size / max(len(content), 1))
-    return Head(format, tuple(rows[:MOST_ROWS]), tuple(last[-_TAIL_ROWS:]), num_rows)
+    return Head(format, tuple(rows[:MOST_ROWS]), tuple(ending[-_TAIL_ROWS:]), num_rows)
 
 
 def read_beginning(path: Path) -> tuple[bytes, bool]:
@@ -124,7 +126,9 @@ def _parquet_head(path: Path) -> Head:
         raise DataError(f"{path} has no rows; give another file")
     try:
         first = next(file.iter_batches(MOST_ROWS)).to_pylist()
-        last = next(file.iter_batches(_TAIL_ROWS, row_groups=[num_groups - 1])).to_pylist()
+        # A row group can't be read from its end.
+        (end,) = deque(file.iter_batches(MOST_ROWS, row_groups=[num_groups - 1]), maxlen=1)
+        last = end.slice(max(0, end.num_rows - _TAIL_ROWS)).to_pylist()
     except (ValueError, OSError) as error:
         raise DataError(f"{path} can't be read ({str(error).splitlines()[0]}); write it again") from None
     return Head("parquet", _found(first), _found(last if num_rows > MOST_ROWS else []), num_rows)

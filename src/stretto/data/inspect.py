@@ -92,7 +92,7 @@ def inspect_data(
         raise DataError(f"{listing.paths[0]}: no row can be read (the first: {head.rows[0].problem}); mend it")
     shown = replace(
         Found("sequences", listing.format, listing.paths, listing.valid, listing.num_bytes),
-        fields=find_fields(records, head.is_cells),
+        fields=_find_fields(head, records),
         num_rows=_count_rows(listing, head),
     )
     for option, name in (("sequence", sequence), ("label", label), ("time", time), ("by", by)):
@@ -102,6 +102,17 @@ def inspect_data(
     if (kind or _find_kind(shown, sequence or label, time or by)) == "series":
         return _noted(_find_series(shown, head, records, time, by), listing)
     return _noted(_find_sequences(shown, records, sequence, label, is_labelled, level), listing)
+
+
+def _find_fields(head: Head, records: Sequence[Mapping[str, Any]]) -> tuple[Field, ...]:
+    """Return what the fields hold; the last rows say what else they hold, since a file may be sorted by its classes."""
+    last = [row.record for row in head.last if not row.problem]
+    seen = {field.name: field for field in find_fields([*records, *last], head.is_cells)}
+    # The last rows of a CSV file may be read from within a quoted cell, and then fields seem to hold something else.
+    return tuple(
+        seen[field.name] if seen[field.name].holds == field.holds else field
+        for field in find_fields(records, head.is_cells)
+    )
 
 
 def _noted(found: Found, listing: Listing) -> Found:
@@ -180,9 +191,10 @@ def _find_sequences(
     sequence = sequence or _choose_sequence(found)
     classes = [field.name for field in found.fields if field.is_classes and field.name != sequence]
     notes = []
-    if label is None and is_labelled and classes:
-        label = _choose_label(found, classes)
-        notes.append(f"{label!r} is taken for the label; another with --label, none with --no-label")
+    if label is None and is_labelled:
+        label = _choose_label(found, sequence, classes)
+        if label is not None:
+            notes.append(f"{label!r} is taken for the label; another with --label, none with --no-label")
     found = replace(found, sequence=sequence, label=label, labels=tuple(name for name in classes if name != label))
     if found.holds == "text":
         texts = [str(record[sequence]) for record in records if record.get(sequence)]
@@ -220,17 +232,27 @@ def _choose_sequence(found: Found) -> str:
     return (known or fields)[0]
 
 
-def _choose_label(found: Found, classes: Sequence[str]) -> str:
+def _choose_label(found: Found, sequence: str, classes: Sequence[str]) -> str | None:
     known = [name for known in _LABELS for name in classes if name.lower() == known]
-    if not known and len(classes) > 1:
-        raise UnclearError(
-            f"{found.paths[0]} has several fields that could be the label ({', '.join(classes)}); name one with "
-            "--label, or say --no-label",
-            "label",
-            "Which field is the label, the thing to be told from a sequence?",
-            classes,
-        )
-    return (known or list(classes))[0]
+    if known:
+        return known[0]
+    alike = [field.name for field in found.fields if field.is_alike and field.name.lower() in _LABELS]
+    alike = [name for name in alike if name != sequence]
+    choices = (*alike, *classes)
+    if not alike and len(choices) < 2:
+        return next(iter(choices), None)
+    why = (
+        f"{alike[0]!r} has the same value in all rows that were looked at; say with --label {alike[0]} that it is the "
+        "label"
+        if alike
+        else f"several fields could be the label ({', '.join(classes)}); name one with --label"
+    )
+    raise UnclearError(
+        f"{found.paths[0]}: {why}, or say --no-label",
+        "label",
+        "Which field is the label, the thing to be told from a sequence? (none: go on with the sequence)",
+        (*choices, "none"),
+    )
 
 
 def _choose_level(texts: Sequence[str], label: str | None) -> Level:
