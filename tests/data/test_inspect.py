@@ -12,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stretto import DataError, Found, UnclearError, inspect_data
+from stretto import DataError, Found, UnclearError, inspect_data, prepare_found
+from stretto.data.times import looks_like_time
 
 WORDS = ["the", "theme", "enters", "before", "it", "has", "ended", "and", "then", "another", "voice"]
 
@@ -201,6 +202,30 @@ def test_rows_so_far_apart_repeat_themselves(step: timedelta, period: int, tmp_p
 
 def test_values_that_wander_do_not_repeat_themselves(tmp_path: Path) -> None:
     assert wave(tmp_path / "a.csv", timedelta(days=1), 7, is_walk=True).period == 0
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["%Y-%m", "%d/%m/%Y", "%m/%d/%Y %H:%M", "%d.%m.%Y %H:%M:%S", "%Y-%m-%d %I:%M:%S %p", "%YQ%m", "%b-%y", "%B %d, %Y"],
+)
+def test_times_that_can_not_be_read_leave_the_rows_in_the_order_of_the_file(written: str, tmp_path: Path) -> None:
+    rows = ([f'"{when.strftime(written)}"', row % 7] for row, when in enumerate(hours(90, days=5)))
+    found = inspect_data(table(tmp_path / "a.csv", "at,load", rows))
+    assert (found.kind, found.time, found.by, found.columns) == ("series", None, None, ("load",))
+    assert "times in 'at' (" in found.notes[0] and "rows are steps in the order of the file" in found.notes[0]
+    prepared = prepare_found(found, tmp_path / "data")
+    assert prepared.train.location and prepared.valid is not None
+
+
+def test_text_in_a_column_of_times_is_no_sequence(tmp_path: Path) -> None:
+    rows = ([f"day {row} of it", row % 7] for row in range(50))
+    found = inspect_data(table(tmp_path / "a.csv", "Date,load", rows))
+    assert (found.kind, found.columns) == ("series", ("load",)) and "times in 'Date' (day 0 of it)" in found.notes[0]
+
+
+@pytest.mark.parametrize("text", ["1 2 3 4 5", "abc 12", "3.5.1.2.9", "may", "marching 12 by 40", "12-", "1/2/3/4"])
+def test_other_text_with_digits_is_no_time(text: str) -> None:
+    assert not looks_like_time(text)
 
 
 def test_what_is_no_number_is_left_out_and_said(tmp_path: Path) -> None:

@@ -9,8 +9,10 @@ from statistics import fmean
 from typing import Any, Literal
 
 from stretto.data.rows import parse_number
+from stretto.data.times import looks_like_time, read_time
 
-Holds = Literal["text", "names", "numbers", "times", "tokens", "channels", "nothing", "other"]
+# `dates` are times that can't be read: 01/03/2012 may be January or March.
+Holds = Literal["text", "names", "numbers", "times", "dates", "tokens", "channels", "nothing", "other"]
 
 # With more names than so many, they are not classes.
 _MOST_CLASSES = 1000
@@ -83,6 +85,8 @@ def _find_field(name: str, values: Sequence[object], is_cells: bool) -> Field:
     if all(isinstance(value, str) for value in there):
         texts = [str(value) for value in there]
         different, length = len(set(texts)), fmean(map(len, texts))
+        if sum(map(looks_like_time, texts)) > 0.9 * len(texts):
+            return Field(name, "dates", len(there), num_missing, different, length)
         is_names = different <= len(texts) / 2 and different <= _MOST_CLASSES and length < 80
         return Field(name, "names" if is_names else "text", len(there), num_missing, different, length)
     return Field(name, "other", len(there), num_missing)
@@ -107,12 +111,4 @@ def _list_holds(lists: Sequence[list[Any]]) -> Holds:
 
 
 def _is_time(value: object) -> bool:
-    if isinstance(value, date | datetime):
-        return True
-    if not isinstance(value, str):
-        return False
-    try:
-        datetime.fromisoformat(value)
-    except ValueError:
-        return False
-    return True
+    return isinstance(value, date | datetime) or (isinstance(value, str) and read_time(value) is not None)

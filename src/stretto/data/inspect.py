@@ -22,6 +22,7 @@ _SEQUENCES = ("text", "tokens", "values")
 _LABELS = ("label", "labels", "class", "target", "category", "sentiment", "y")
 _TIMES = ("time", "date", "datetime", "timestamp", "ds", "t", "step", "index")
 _SERIES = ("id", "unique_id", "series", "series_id", "meter", "station", "sensor", "unit", "store", "item", "symbol")
+_LONGEST_TIME = 40
 # Text with more different words than this share of all has too many for a vocabulary of words.
 _MOST_DIFFERENT = 0.5
 _LONGEST_WORD = 15
@@ -59,7 +60,7 @@ class Found:
     def holds(self) -> str | None:
         """What the sequences are made of: text, tokens or channels."""
         found = next((field.holds for field in self.fields if field.name == self.sequence), None)
-        return "text" if found == "names" else found
+        return "text" if found in ("names", "dates") else found
 
 
 def inspect_data(
@@ -169,7 +170,7 @@ def _find_kind(found: Found, of_sequences: str | None, of_series: str | None) ->
     if not rows:
         return "series"
     is_named = any(field.name in _SEQUENCES or field.holds != "text" for field in rows)
-    if is_named or not has_steps or not any(field.holds == "times" for field in found.fields):
+    if is_named or not has_steps or not any(field.holds in ("times", "dates") for field in found.fields):
         return "sequences"
     raise UnclearError(
         f"{found.paths[0]} has text ({rows[0].name}), times and numbers: say with --as sequences that each row is a "
@@ -204,9 +205,14 @@ def _find_sequences(
 
 def _sequence_fields(found: Found) -> list[Field]:
     """Fields that hold a sequence by their looks, or by their name if their texts are all alike."""
-    return [
-        field for field in found.fields if field.is_sequence or (field.name in _SEQUENCES and field.holds == "names")
-    ]
+    named = [field for field in found.fields if field.name in _SEQUENCES and field.holds in ("names", "dates")]
+    return [field for field in found.fields if field in named or (field.is_sequence and not _is_dates(field))]
+
+
+def _is_dates(field: Field) -> bool:
+    """Does it hold times that can't be read, by their looks or by its name?"""
+    is_short = field.holds in ("text", "names") and field.mean_length < _LONGEST_TIME
+    return field.holds == "dates" or (is_short and field.name.lower() in _TIMES)
 
 
 def _short_texts(found: Found) -> list[str]:
@@ -272,8 +278,9 @@ def _find_series(
     channels = [field for field in found.fields if field.holds == "numbers" and field.name not in (time, by)]
     if not channels:
         raise DataError(f"{found.paths[0]} has no column of numbers beside {time or by}; give other data")
-    notes = [] if time else ["no column of times was found: rows are steps in the order of the file (--time names one)"]
-    others = [field.name for field in found.fields if field not in channels and field.name not in (time, by)]
+    dates = [field.name for field in found.fields if _is_dates(field) and field.name not in (time, by)]
+    notes = [] if time else [_in_order(dates, records)]
+    others = [field.name for field in found.fields if field not in channels and field.name not in (time, by, *dates)]
     if others:
         notes.append(f"no numbers, left out: {', '.join(others)}")
     first = records if by is None else [row for row in records if row.get(by) == records[0].get(by)]
@@ -292,6 +299,16 @@ def _find_series(
         nan="missing" if any(field.has_nan for field in channels) else "refuse",
         has_missing=any(field.num_missing or field.has_nan for field in channels),
         notes=tuple(notes),
+    )
+
+
+def _in_order(dates: Sequence[str], records: Sequence[Mapping[str, Any]]) -> str:
+    if not dates:
+        return "no column of times was found: rows are steps in the order of the file (--time names one)"
+    shown = next((record[dates[0]] for record in records if record.get(dates[0])), "")
+    return (
+        f"times in {dates[0]!r} ({shown}) are not written as 2025-01-31T12:00:00 is, so they are not read: rows are "
+        "steps in the order of the file (--season says after how many they repeat themselves)"
     )
 
 
@@ -326,6 +343,7 @@ def _choose_by(found: Found, head: Head, records: Sequence[Mapping[str, Any]], t
     # Several series side by side: time begins again where one ends, or stands still where they are mixed.
     is_back = goes_back(times) or stands_still(times)
     names = [field for field in found.fields if field.holds in ("names", "text") or field.name.lower() in _SERIES]
+    names = [field for field in names if not _is_dates(field)]
     numbers = [field for field in found.fields if is_back and field.is_whole and field not in names]
     candidates: list[str] = []
     mixed: list[str] = []

@@ -34,6 +34,7 @@ from stretto.data.rows import (
 )
 from stretto.data.sequences import VALUES, Channels, Origin, Sequences
 from stretto.data.shards import channels_of, check_sides, finish_part, open_shards, skipped_rows, write_store
+from stretto.data.times import read_time
 
 Moment = float | datetime
 
@@ -206,12 +207,7 @@ def parse_moment(value: object, is_cell: bool) -> Moment | None:
     if number is not None:
         # NaN, infinities and what is too large for a float are no times.
         return number if abs(number) <= LARGEST else None
-    if not isinstance(value, str):
-        return None
-    try:
-        return datetime.fromisoformat(value)
-    except ValueError:
-        return None
+    return read_time(value) if isinstance(value, str) else None
 
 
 @dataclass(frozen=True)
