@@ -102,6 +102,18 @@ def test_names_tell_what_is_held_out(tmp_path: Path) -> None:
     assert "left out: wiki.test.txt" in found.notes
 
 
+@pytest.mark.parametrize("is_given_apart", [False, True])
+def test_folders_tell_what_is_held_out(is_given_apart: bool, tmp_path: Path) -> None:
+    # What stands above the given folder says nothing.
+    root = tmp_path / "test-data"
+    for name in ("train/pos", "valid", "test"):
+        (root / name).mkdir(parents=True)
+        (root / name / "test.txt").write_text(name)
+    found = inspect_data([root / "train", root / "valid", root / "test"] if is_given_apart else root)
+    assert (found.paths, found.valid) == ((root / "train/pos/test.txt",), (root / "valid/test.txt",))
+    assert inspect_data(root / "train/pos/test.txt").paths == (root / "train/pos/test.txt",)
+
+
 def test_records_are_sequences_with_the_only_label_there_is(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "a.jsonl", ({"id": row, "text": prose(row), "stars": row % 5} for row in range(50)))
     found = inspect_data(path)

@@ -1,5 +1,7 @@
 """Listing: which files a path stands for, of what kind they are, and which of them are held out."""
 
+import os
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,7 +21,7 @@ _PEEK = 1 << 16
 _PACKED = {".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".tgz", ".7z"}
 _OTHERS = {".json": "JSONL, a record a line", ".tsv": "CSV", ".xlsx": "CSV", ".xls": "CSV", ".arrow": "Parquet"}
 _BESIDE = ("readme", "licen", "notice", "changelog", "citation", "copying")
-_HELD_OUT = ("valid", "validation", "val", "dev", "eval")
+_SIDES = {"train": ("train", "training"), "valid": ("valid", "validation", "val", "dev", "eval"), "test": ("test",)}
 # Bytes that no text has, whatever its encoding of letters.
 _CONTROLS = bytes(set(range(32)) - set(b"\t\n\v\f\r\x1b"))
 
@@ -71,7 +73,9 @@ def list_files(paths: Iterable[Path], format: str | None = None) -> Listing:
         raise refused[0] if refused else only
     chosen = _choose(groups, format)
     left_out = [path for kind, group in groups.items() if kind != chosen for path in group]
-    train, valid, rest = _sides(groups[chosen])
+    # Names are looked at from where the given paths part.
+    root = Path(os.path.commonpath([path.absolute() if path.is_dir() else path.absolute().parent for path in given]))
+    train, valid, rest = _sides(groups[chosen], root)
     return Listing(chosen, tuple(train), tuple(valid), (*beside, *left_out, *rest))
 
 
@@ -136,12 +140,20 @@ def _choose(groups: dict[Format, list[Path]], format: str | None) -> Format:
     return next(iter(groups))
 
 
-def _sides(paths: list[Path]) -> tuple[list[Path], list[Path], list[Path]]:
+def _sides(paths: list[Path], root: Path) -> tuple[list[Path], list[Path], list[Path]]:
     """Files to train on, held-out ones, and others, if their names say so; else all of them are to train on."""
-    words = {path: set(path.stem.lower().replace("-", "_").replace(".", "_").split("_")) for path in paths}
-    train = [path for path in paths if "train" in words[path]]
-    valid = [path for path in paths if words[path].intersection(_HELD_OUT)]
-    test = [path for path in paths if "test" in words[path]]
-    if not train or set(train) & {*valid, *test} or not (valid or test):
+    sides = {path: _side(path.absolute().relative_to(root)) for path in paths}
+    train, valid, test = ([path for path in paths if sides[path] == side] for side in ("train", "valid", "test"))
+    if not train or not (valid or test):
         return paths, [], []
     return train, valid or test, [path for path in paths if path not in {*train, *(valid or test)}]
+
+
+def _side(path: Path) -> str | None:
+    """What the name of a file or of a folder around it says, the outermost first: train, valid or test."""
+    for part in (*path.parts[:-1], path.stem):
+        words = set(re.split(r"[-_. ]", part.lower()))
+        said = [side for side, names in _SIDES.items() if words.intersection(names)]
+        if len(said) == 1:
+            return said[0]
+    return None
