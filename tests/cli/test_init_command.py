@@ -69,6 +69,15 @@ def test_held_out_files_are_prepared_like_the_others() -> None:
     assert (config.data.train, config.data.valid) == ("data/b/train", "data/b/valid")
 
 
+def test_what_is_said_to_be_held_out_goes_before_names(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("books").mkdir()
+    for name in ("books/train.txt", "books/valid.txt", "other.txt"):
+        Path(name).write_text("the theme enters before it has ended\n" * 200)
+    assert main(["init", "books", "--valid", "other.txt"]) == 0
+    said = capsys.readouterr().out
+    assert "held out, by their names" not in said and "left out: valid.txt" in said
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -81,6 +90,8 @@ def test_held_out_files_are_prepared_like_the_others() -> None:
         (["book.txt", "--out", "no/run.toml"], "the folder no is not there"),
         (["book.txt", "--name", "../x"], "--name=../x can't name a folder"),
         (["book.txt", "--valid", "reviews.jsonl", "--hold-out", "0.1"], "--hold-out=0.1 has no meaning beside --valid"),
+        (["book.txt", "--valid", "gone.txt"], "--valid: gone.txt is not there; give the path of a file or a folder"),
+        (["reviews.jsonl", "--valid", "book.txt"], "--valid=book.txt is text, and what is trained on is jsonl"),
         (["reviews.jsonl", "--label", "mod"], "--label=mod is not in reviews.jsonl; its fields are id, text, mood"),
     ],
 )
@@ -90,7 +101,7 @@ def test_a_mistake_is_one_sentence_that_names_the_option(
     assert main(["init", *arguments]) == 2
     said = capsys.readouterr().err
     assert said.startswith("stretto: error: ") and sentence in said and said.count("\n") == 1
-    assert not Path("run.toml").exists()
+    assert not Path("run.toml").exists() and not Path("data").exists()
 
 
 def terminal(answers: list[bytes]) -> bytes:

@@ -28,7 +28,7 @@ def run(arguments: list[str]) -> None:
     _check(options)
     console = make_console()
     answers = {name: getattr(options, name) for name in ("kind", "format", "level", "sequence", "label", "time", "by")}
-    answers["is_labelled"] = not options.no_label
+    answers |= {"is_labelled": not options.no_label, "valid": options.valid or ()}
     asker = _Asker(console, is_asked=sys.stdin.isatty() and sys.stdout.isatty() and not options.yes)
     found = asker.look(options.paths, answers)
     _say_found(console, found)
@@ -160,7 +160,6 @@ def _prepare(console: Console, found: "Found", folder: Path, options: argparse.N
             prepared = prepare_found(
                 found,
                 folder,
-                valid=options.valid or (),
                 hold_out=options.hold_out,
                 max_symbols=options.max_symbols,
                 bad_rows=options.bad_rows,

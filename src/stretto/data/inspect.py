@@ -11,7 +11,7 @@ import numpy as np
 from stretto.base.errors import DataError
 from stretto.data.fields import Field, find_fields
 from stretto.data.head import MOST_BYTES, Head, read_beginning, read_head
-from stretto.data.listing import Format, Listing, UnclearError, list_files
+from stretto.data.listing import Format, Listing, UnclearError, list_files, list_held_out
 from stretto.data.rows import NanPolicy, parse_number
 from stretto.data.steps import find_period, goes_back, in_runs, is_counting, moments, seconds_apart, stands_still
 from stretto.data.vocabulary import Level, split_symbols
@@ -35,7 +35,7 @@ class Found:
     kind: Kind
     format: Format
     paths: tuple[Path, ...]
-    valid: tuple[Path, ...] = ()  # files beside them that are held out, by their names
+    valid: tuple[Path, ...] = ()  # files that are held out, as it was said or by their names
     num_bytes: int = 0
     num_rows: int | None = None  # about; of text, none
     fields: tuple[Field, ...] = ()
@@ -66,6 +66,7 @@ class Found:
 def inspect_data(
     paths: Sequence[Path | str] | Path | str,
     *,
+    valid: Sequence[Path | str] = (),
     kind: Kind | None = None,
     format: str | None = None,
     level: Level | None = None,
@@ -77,13 +78,16 @@ def inspect_data(
 ) -> Found:
     """Return what files or folders hold; only the beginning and the end of a file is looked at.
 
-    What is said here is not guessed. `is_labelled=False` leaves labels alone. Where it can't be told, an UnclearError
-    says what to ask.
+    What is said here is not guessed. `valid` are files to hold out, whatever others are called. `is_labelled=False`
+    leaves labels alone. Where it can't be told, an UnclearError says what to ask.
     """
     listing = list_files([Path(path) for path in ([paths] if isinstance(paths, Path | str) else paths)], format)
     if kind not in (None, "text", "sequences", "series"):
         raise DataError(f"--as={kind!r} is not text, sequences or series; use one of these")
-    if listing.format == "text" or kind == "text":
+    is_text = listing.format == "text" or kind == "text"
+    if held_out := list_held_out(map(Path, valid), listing.format, is_text):
+        listing = replace(listing, valid=held_out, left_out=(*listing.left_out, *listing.valid), is_said=True)
+    if is_text:
         if kind not in (None, "text"):
             raise DataError(f"--as={kind} needs records, and {listing.paths[0]} is text; give JSONL, CSV or Parquet")
         return _noted(_find_text(listing, level), listing)
@@ -119,7 +123,7 @@ def _find_fields(head: Head, records: Sequence[Mapping[str, Any]]) -> tuple[Fiel
 def _noted(found: Found, listing: Listing) -> Found:
     """Say which files are held out or left out."""
     notes = []
-    if found.valid:
+    if found.valid and not listing.is_said:
         notes.append(f"held out, by their names: {_names(found.valid)}")
     if listing.left_out:
         notes.append(f"left out: {_names(listing.left_out)}")

@@ -42,6 +42,7 @@ class Listing:
     paths: tuple[Path, ...]
     valid: tuple[Path, ...] = ()  # files beside them whose names say that they are held out
     left_out: tuple[Path, ...] = ()
+    is_said: bool = False  # which are held out is said, not found
 
     @property
     def num_bytes(self) -> int:
@@ -77,6 +78,20 @@ def list_files(paths: Iterable[Path], format: str | None = None) -> Listing:
     root = Path(os.path.commonpath([path.absolute() if path.is_dir() else path.absolute().parent for path in given]))
     train, valid, rest = _sides(groups[chosen], root)
     return Listing(chosen, tuple(train), tuple(valid), (*beside, *left_out, *rest))
+
+
+def list_held_out(paths: Iterable[Path], format: Format, is_text: bool) -> tuple[Path, ...]:
+    """Return the files that `--valid` stands for; refuse what can't be read as files of that format are."""
+    given = list(paths)
+    if not given:
+        return ()
+    try:
+        listing = list_files(given)
+    except DataError as error:
+        raise DataError(f"--valid: {error}") from None
+    if listing.format != format and not is_text:
+        raise DataError(f"--valid={given[0]} is {listing.format}, and what is trained on is {format}; give {format}")
+    return (*listing.paths, *listing.valid)
 
 
 def _inside(path: Path) -> list[Path]:

@@ -12,6 +12,7 @@ from stretto.base.errors import DataError
 from stretto.data.corpus import Corpus
 from stretto.data.index import INDEX, VERSION, Store
 from stretto.data.inspect import Found
+from stretto.data.listing import list_held_out
 from stretto.data.parts import OnProgress
 from stretto.data.prepare import prepare_text
 from stretto.data.prepare_sequences import prepare_sequences
@@ -56,7 +57,7 @@ def prepare_found(
     if found.level == "word" and max_symbols is None:
         max_symbols = _MOST_SYMBOLS
     recipe = _Recipe(found, max_symbols, bad_rows, nan or found.nan, on_progress, on_skipped)
-    beside = [Path(path) for path in valid] or list(found.valid)
+    beside = list_held_out(map(Path, valid), found.format, found.kind == "text") or found.valid
     folder = Path(folder)
     if not beside:
         part = (0.2 if found.kind == "series" else 0.1) if hold_out is None else hold_out
