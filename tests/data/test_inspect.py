@@ -8,11 +8,12 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stretto import DataError, Found, UnclearError, inspect_data, prepare_found
+from stretto import DataError, Found, Sequences, UnclearError, inspect_data, prepare_found
 from stretto.data.times import looks_like_time
 
 WORDS = ["the", "theme", "enters", "before", "it", "has", "ended", "and", "then", "another", "voice"]
@@ -247,10 +248,15 @@ def test_what_is_no_number_is_left_out_and_said(tmp_path: Path) -> None:
     assert found.notes == ("no numbers, left out: sky, empty",)
 
 
-def test_missing_values_are_seen(tmp_path: Path) -> None:
-    rows = [[when, row if row % 5 else "nan"] for row, when in enumerate(hours(50))]
+@pytest.mark.parametrize("written", ["nan", "NA", "N/A", " null", "None"])
+def test_missing_values_are_seen(written: str, tmp_path: Path) -> None:
+    rows = [[when, row if row % 5 else written] for row, when in enumerate(hours(50))]
     found = inspect_data(table(tmp_path / "a.csv", "date,load", rows))
     assert (found.has_missing, found.nan) == (True, "missing")
+    assert found.notes == ("NA or NaN in load: taken for missing values (--nan refuse refuses them)",)
+    train = prepare_found(found, tmp_path / "data").train
+    assert isinstance(train, Sequences)
+    assert np.isnan(train.read(train.places([(0, 0)]))[0]).sum() == 8
     assert not inspect_data(table(tmp_path / "b.csv", "date,load", rows[1:5])).has_missing
 
 

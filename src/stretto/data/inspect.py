@@ -287,6 +287,9 @@ def _find_series(
     others = [field.name for field in found.fields if field not in channels and field.name not in (time, by, *dates)]
     if others:
         notes.append(f"no numbers, left out: {', '.join(others)}")
+    missing = [field.name for field in channels if field.has_nan]
+    if missing:
+        notes.append(f"NA or NaN in {', '.join(missing)}: taken for missing values (--nan refuse refuses them)")
     first = records if by is None else [row for row in records if row.get(by) == records[0].get(by)]
     seconds = None if time is None else seconds_apart(moments(first, time, head.is_cells))
     values = np.array(
@@ -300,7 +303,7 @@ def _find_series(
         columns=tuple(field.name for field in channels),
         seconds=seconds,
         period=find_period(seconds, values),
-        nan="missing" if any(field.has_nan for field in channels) else "refuse",
+        nan="missing" if missing else "refuse",
         has_missing=any(field.num_missing or field.has_nan for field in channels),
         notes=tuple(notes),
     )

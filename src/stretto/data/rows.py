@@ -22,6 +22,8 @@ What = Literal["text", "tokens", "channels"]
 
 _MOST_TOKENS = 1 << 32
 LARGEST = float(np.finfo(np.float32).max)
+# What programs write into a cell of CSV without a number; it is a NaN, such as float() itself takes "nan" for.
+_NOT_THERE = {"na", "n/a", "#n/a", "null", "none"}
 _NUMBERS = {int, float, Decimal, type(None)}
 
 
@@ -171,7 +173,7 @@ def to_number(value: object, name: str, nan: NanPolicy, is_cell: bool = False) -
 
 def parse_number(value: object, is_cell: bool) -> float | None:
     """Return the number that a value or a cell of CSV is, NaN if it is missing; nothing, if it is no number."""
-    if _is_missing(value, is_cell):
+    if _is_missing(value, is_cell) or (is_cell and isinstance(value, str) and value.strip().lower() in _NOT_THERE):
         return math.nan
     if not isinstance(value, str if is_cell else int | float | Decimal) or isinstance(value, bool):
         return None
