@@ -67,9 +67,9 @@ CHAPTERS = (
                 "stretto",
             ),
             Mistake(
-                "argument COMMAND: invalid choice: <word> (choose from <commands>); see `stretto --help`",
+                "<word> is not a command; did you mean <command>?",
                 "There is no such command.",
-                "Look at the spelling; the commands are in the sentence.",
+                "Look at the spelling; `stretto --help` lists all commands.",
                 "stretto trian run.toml",
             ),
             Mistake(

@@ -47,7 +47,7 @@ def test_the_schema_is_json_and_names_every_section(capsys: pytest.CaptureFixtur
     ("arguments", "sentence"),
     [
         ([], "the following arguments are required: COMMAND"),
-        (["trian"], "invalid choice: 'trian'"),
+        (["trian"], "'trian' is not a command; did you mean train?"),
         (["train"], "required: RUN.toml"),
         (["train", "nowhere.toml"], "nowhere.toml does not exist"),
         (["train", "run.toml", "--train.lr", "-1"], "error: --train.lr=-1.0 should be greater than 0"),

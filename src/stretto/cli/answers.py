@@ -44,7 +44,7 @@ def show_predictions(
     if world.is_first:
         console.print(f"{out}: {num_lines:,} lines")
         for name, value in summarize(out).items():
-            console.print(f"  {name} {value:.4g}")
+            console.print(f"  {name} {value:,.4f}")
 
 
 def show_forecast(

@@ -1,6 +1,7 @@
 """The command `stretto`: finds the room a subcommand lives in, and turns errors into one line and exit code 2."""
 
 import argparse
+import difflib
 import importlib
 import os
 import sys
@@ -8,7 +9,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from stretto import __version__
-from stretto.base.errors import StrettoError
+from stretto.base.errors import ConfigError, StrettoError
 from stretto.cli.parser import Parser
 
 # Imported only when called for, so that help is instant and never wakes torch.
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0 done, 2 the user's mistake, 75 start it again, 76 a newer start has gone on, 130 interrupted, 141 nobody reads.
     """
     try:
-        options = _parser().parse_all(sys.argv[1:] if arguments is None else list(arguments))
+        options = _parser().parse_all(_known(sys.argv[1:] if arguments is None else list(arguments)))
         command = importlib.import_module(f"stretto.cli.{options.command}")
         command.run(options.arguments)
         sys.stdout.flush()
@@ -54,6 +55,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     return 0
+
+
+def _known(arguments: list[str]) -> list[str]:
+    """Return the arguments, if they begin with a command or an option; answer a slip of the hand."""
+    word = arguments[0] if arguments else "-"
+    near = difflib.get_close_matches(word, COMMANDS, n=1)
+    if not word.startswith("-") and word not in COMMANDS:
+        hint = f"did you mean {near[0]}?" if near else "see `stretto --help`"
+        raise ConfigError(f"{word!r} is not a command; {hint}")
+    return arguments
 
 
 def entry() -> NoReturn:

@@ -2,9 +2,13 @@
 
 import argparse
 import difflib
+import textwrap
 from typing import NoReturn
 
 from stretto.base.errors import ConfigError
+
+# What argparse takes where it wraps, at most: the text has to be read in a narrow terminal too.
+_WIDTH = 78
 
 
 class Parser(argparse.ArgumentParser):
@@ -14,7 +18,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(
             prog=prog,
             usage=usage,
-            description=description,
+            description=textwrap.fill(description, _WIDTH),
             epilog=epilog,
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from stretto.base.disk import write_whole
-from stretto.base.errors import ConfigError
+from stretto.base.errors import ConfigError, StrettoError
 from stretto.base.window import Rows
 from stretto.data.index import Store
 from stretto.mesh.mesh import Mesh
@@ -72,7 +72,12 @@ def write_predictions(
     def begin() -> None:
         _claim(path, folder, _about(trained, location, fields))
         if is_raw(location) and not path.exists() and not (folder / _DATA).exists():
-            prepare_source(location, folder / _DATA, trained.subject, fields)
+            try:
+                prepare_source(location, folder / _DATA, trained.subject, fields)
+            except StrettoError:
+                # Nothing was answered: the same --out is free for data that can be read.
+                shutil.rmtree(folder)
+                raise
 
     _first_alone(mesh, begin)
     if not any(mesh.add_up([float(world.is_first and path.exists())])):

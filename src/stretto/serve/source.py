@@ -27,6 +27,8 @@ def is_raw(location: Path | str) -> bool:
 
 def open_source(location: Path | str, subject: Subject) -> Corpus | Sequences:
     """Open prepared data that fits a model of `subject`; it may be without labels."""
+    if not is_remote(location) and not Path(location).exists():
+        raise DataError(f"{location} is not there; give a prepared folder, its URL, or a file")
     store = Store.open(location)
     source = Corpus.of(store) if store.kind == "tokens" else Sequences.of(store)
     check_same(subject, _found(source, subject), str(location), "the run")
@@ -67,7 +69,15 @@ def prepare_source(
     labels = Classes(names=subject.labels) if subject.labels else None
     like = Like("the run", values, labels, subject.vocabulary)
     if task.inputs == "channels" and task.asks == "values":
-        by, time = fields.by or origin.by, origin.time
+        names = _names(file)
+        assert isinstance(values, Channels)
+        for name in values.names:
+            if name not in names:
+                raise DataError(
+                    f"{file} has no column {name!r}, which the run was trained on; give a table that has it"
+                )
+        by = fields.by or (origin.by if origin.by in names else None)
+        time = origin.time if origin.time in names else None
         prepare_series(file, folder, by=by, time=time, like=like, nan="missing", on_progress=on_progress)
     elif Path(file).suffix.lower() in FORMATS:
         names = _names(file)
