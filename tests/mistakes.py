@@ -362,10 +362,11 @@ CHAPTERS = (
                 DataError,
             ),
             Mistake(
-                "--hold-out=<x> leaves no whole line for <folder>; use another part or more text",
-                "Text is held out by whole lines, and there are too few.",
-                "Give more text, or prepare held-out text from a file of its own, with `--vocabulary`.",
-                "stretto prepare text line.txt --out new --hold-out 0.5",
+                "--hold-out=<x> leaves nothing for <folder>; use another part, --hold-out 0, or --valid FILE",
+                "Text is held out by whole lines where they are short, else by whole words, and there are too few.",
+                "Give more text, or prepare held-out text from a file of its own: `stretto init --valid`, or "
+                "`stretto prepare --vocabulary`.",
+                "stretto prepare text line.txt --out new --hold-out 0.001",
                 DataError,
             ),
             Mistake(

@@ -68,6 +68,23 @@ def test_the_most_frequent_words_are_kept(tmp_path: Path) -> None:
     assert corpus.read(0, corpus.num_tokens).tolist() == [1, 1, 1, 2, 2, 0, 0]
 
 
+@pytest.mark.parametrize(
+    ("text", "start"),
+    [
+        ("one two three four five", "five"),  # a word
+        ("acgt" * 5, "tacgt"),  # a byte
+        ("ä" * 20, "ä" * 4),  # a character: the cut falls within one
+        ("one two three four\nfi ve", "fi ve"),  # a line, where one is near
+        ("one\n" * 5, "one\n"),
+    ],
+)
+def test_a_text_without_lines_is_cut_between_words_or_anywhere(text: str, start: str, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(text)
+    train, valid = prepare_text(tmp_path / "a.txt", tmp_path / "out", hold_out=0.225)
+    whole = [corpus.vocabulary.decode(corpus.read(0, corpus.num_tokens).tolist()) for corpus in (train, valid)]
+    assert whole == [text.removesuffix(start), start]
+
+
 @given(words=st.lists(st.text("aé\n ", max_size=9), min_size=1, max_size=30), block=st.integers(4, 40))
 @settings(max_examples=50, deadline=None)
 def test_pieces_are_the_whole_text_and_cut_no_word(words: list[str], block: int) -> None:
@@ -105,7 +122,7 @@ def test_bad_text_is_refused_with_file_and_place(text_file: Path, tmp_path: Path
         ([broken], {"level": "word"}, r"broken\.txt: byte 9 is not UTF-8"),
         ([blank], {"level": "word"}, "no words"),
         ([text_file], {"hold_out": 1.5}, r"hold-out=1\.5"),
-        ([text_file], {"hold_out": 1e-9}, "leaves no whole line"),
+        ([text_file], {"hold_out": 1e-9}, "leaves nothing for"),
         ([text_file], {"level": "bpe"}, "level='bpe' is not byte, char or word"),
         (
             [text_file],

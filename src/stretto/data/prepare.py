@@ -49,12 +49,13 @@ def prepare_text(
         raise DataError(f"--shard-bytes={shard_bytes} must be at least 1")
     level = check_level(level, vocabulary, max_symbols)
     texts = TextFiles.open([files] if isinstance(files, Path | str) else files)
-    cut = texts.next_line(int(texts.num_bytes * (1 - hold_out))) if hold_out else texts.num_bytes
+    cut = texts.edge_after(int(texts.num_bytes * (1 - hold_out))) if hold_out else texts.num_bytes
     sides = {"train": (0, cut), "valid": (cut, texts.num_bytes)} if hold_out else {"": (0, cut)}
     for side, (start, stop) in sides.items():
         if start == stop:
             raise DataError(
-                f"--hold-out={hold_out} leaves no whole line for {Path(folder) / side}; use another part or more text"
+                f"--hold-out={hold_out} leaves nothing for {Path(folder) / side}; use another part, --hold-out 0, or "
+                "--valid FILE"
             )
     options = {
         "what": "text",

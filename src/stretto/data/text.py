@@ -64,6 +64,23 @@ class TextFiles:
                     return start + file.tell()
         return self.num_bytes
 
+    def edge_after(self, position: int) -> int:
+        """Return where to cut a text in two: a line starts there, or else a word, or else a character.
+
+        It is where the next line starts, unless more than half of what comes after `position` lies before that.
+        """
+        line = self.next_line(position)
+        if 2 * (line - position) <= self.num_bytes - position:
+            return line
+        path, start = next((path, start) for path, start, stop in self._files() if position < stop)
+        with path.open("rb") as file:
+            file.seek(position - start)
+            block = file.read(min(_BLOCK, (line - position + 1) // 2))
+        spaces = [place for space in _SPACES if (place := block.find(space)) >= 0]
+        if spaces:
+            return position + min(spaces) + 1
+        return position + next((place for place, byte in enumerate(block) if byte & 0xC0 != 0x80), 0)
+
     def _files(self) -> Iterator[tuple[Path, int, int]]:
         return zip(self.paths, self.starts, self.starts[1:], strict=False)
 
