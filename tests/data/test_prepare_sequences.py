@@ -331,3 +331,13 @@ def test_true_and_false_are_labels(tmp_path: Path) -> None:
     (store,) = prepare_sequences(tmp_path / "a.jsonl", tmp_path / "out", label="y")
     assert store.fields.labels is not None and store.fields.labels.names == ("false", "true")
     assert store.read_labels([(0, 0), (0, 1), (0, 2)]).tolist() == [1, 0, 1]
+
+
+def test_whole_floats_are_classes(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": "ab", "label": float(row % 3)}) + "\n" for row in range(9)))
+    (sequences,) = prepare_sequences(path, tmp_path / "out", label="label")
+    assert sequences.fields.labels is not None and sequences.fields.labels.names == ("0", "1", "2")
+    path.write_text('{"text": "ab", "label": 0.5}\n')
+    with pytest.raises(DataError, match=r"'label' is 0\.5, not a label: text or a whole number"):
+        prepare_sequences(path, tmp_path / "other", label="label")

@@ -124,6 +124,9 @@ class Reading:
         if self.label is None:
             return None
         value = _take(record, self.label)
+        # Where some labels are missing, others become floats in a table.
+        if isinstance(value, float | Decimal) and math.isfinite(value) and value == int(value):
+            value = int(value)
         if not isinstance(value, str | int) or value == "":
             raise BadRow(f"{self.label!r} is {shorten(value)}, not a label: text or a whole number")
         name = shorten(value) if isinstance(value, bool) else str(value)
