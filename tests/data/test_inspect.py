@@ -63,6 +63,8 @@ def test_text_that_is_not_utf8_is_read_as_bytes_only(tmp_path: Path) -> None:
         ("a.json", b"{}", "which is not read; convert it to JSONL"),
         ("a.csv", b"a;b\n1;2\n", "separated by ';'; write the file with commas"),
         ("a.csv", b"1,2\n3,4\n", "its first line is no header"),
+        ("a.csv", b"2025-01-01,2\n2025-01-02,4\n", "its first line is no header"),
+        ("a.csv", b"01/02/2025 10:00,2\n01/02/2025 11:00,4\n", "its first line is no header"),
         ("a.csv", b"a,b\n", "has no rows"),
         ("a.jsonl", b'{"a": true}\n{"a": false}\n', "neither text nor numbers"),
         ("a.jsonl", b"[1]\n", "no row can be read (the first: the line is not a JSON object"),

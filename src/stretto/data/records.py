@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from stretto.base.errors import DataError
 from stretto.data.text import TextFiles
+from stretto.data.times import looks_like_time
 
 Format = Literal["jsonl", "csv", "parquet", "datasets"]
 
@@ -166,7 +167,7 @@ def check_header(path: Path, header: list[str]) -> list[str]:
     for name in header:
         if not name or not _is_utf8(name) or header.count(name) > 1:
             raise DataError(f"{path}: its header line names a column {name!r}; give each column a name of its own")
-    if not header or all(map(_is_number, header)):
+    if not header or all(_is_number(name) or looks_like_time(name) for name in header):
         raise DataError(f"{path}: its first line is no header; write the names of the columns there")
     return header
 
