@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stretto import EvaluationReport, Run, Suggestion, inspect_data, prepare_found, suggest
+from stretto import DataError, EvaluationReport, Run, Suggestion, inspect_data, prepare_found, suggest
 from stretto.config.toml import parse_config
 
 
@@ -98,3 +98,21 @@ def test_what_is_said_of_a_forecast_is_kept(tmp_path: Path) -> None:
     data = suggest(found, prepared, horizon=30, targets=["load"]).config.data
     assert (data.horizon, data.season, data.targets) == (30, 48, ("load",)), "whole days, at least the horizon"
     assert suggest(found, prepared, season=0, context=50).config.data.season == 0
+
+
+@pytest.mark.parametrize("count", [5, 9])
+def test_a_short_series_can_be_started_as_the_refusal_says(count: int, tmp_path: Path) -> None:
+    path = hourly(tmp_path / "a.csv", count)
+    with pytest.raises(DataError, match=r"no series is longer than 1, and a forecast needs 2 steps; .* --hold-out \(0"):
+        start(path, tmp_path)
+    found = inspect_data(path)
+    assert suggest(found, prepare_found(found, tmp_path / "none", hold_out=0)).config.data.valid is None
+    part = prepare_found(found, tmp_path / "more", hold_out=0.4)
+    assert_trains(suggest(found, part, folder=tmp_path / "run"))
+
+
+def test_a_season_that_no_series_has_is_named(tmp_path: Path) -> None:
+    found = inspect_data(hourly(tmp_path / "a.csv", 600))
+    prepared = prepare_found(found, tmp_path / "data")
+    with pytest.raises(DataError, match=r"no series is longer than 120, and --season=300 needs 324 steps; use less"):
+        suggest(found, prepared, season=300)

@@ -126,7 +126,7 @@ def check_sides(job: Job, records: Sequence[Record], sides: Sequence[str], hold_
     for side, number in num_sequences.items():
         if not number:
             raise DataError(
-                f"--hold-out={hold_out} leaves nothing for {job.target / side}; use another part or more data"
+                f"--hold-out={hold_out} leaves nothing for {job.target / side}; use another part, 0, or more data"
             )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from stretto.base.errors import DataError
 from stretto.config.commented import Setting, write_commented
 from stretto.config.run import RunConfig
 from stretto.config.toml import parse_config
@@ -160,13 +161,22 @@ def _forecast(
     context: int | None,
     targets: Sequence[str],
 ) -> _Forecasting:
-    shortest = min(store.longest for store in (train, valid) if isinstance(store, Sequences))
+    given = [("season", season), ("horizon", horizon), ("context", context)]
+    store = min((store for store in (train, valid) if isinstance(store, Sequences)), key=lambda store: store.longest)
+    shortest = store.longest
     horizon = horizon or max(1, min(found.period or 8, shortest // 4))
     if season is None:
         # What is compared with must be known by then: whole periods, as many as the horizon has.
         season = found.period * -(-horizon // found.period) if found.period else 0
         season = season if season + horizon <= shortest else 0
     context = context or max(season, 1, min(max(4 * season, 2 * horizon, 32), shortest - horizon, 1024))
+    if context + horizon > shortest:
+        asked = " and ".join(f"--{name}={value}" for name, value in given if value)
+        raise DataError(
+            f"{store.location}: no series is longer than {shortest}, and {asked or 'a forecast'} needs "
+            f"{context + horizon} steps; {'use less' if asked else 'give longer series'}, or hold out another part with "
+            "--hold-out (0: none)"
+        )
     forecast = Forecast.of(train, horizon, season=season, targets=targets, masks=found.has_missing)
     num_stretches = sum(Stretches(train, forecast, context).shard_sizes)
     num_steps = num_stretches * context
