@@ -246,7 +246,7 @@ CHAPTERS = (
                 "stretto init meters.csv --out new.toml --targets hours",
             ),
             Mistake(
-                "--horizon is for series, and this is <kind>; leave it out",
+                "--horizon is for series and sequences of channels, and this is <kind>; leave it out",
                 "A text or a sequence has no horizon.",
                 "Leave it out; or say `--as series` where the file is a table.",
                 "stretto init book.txt --out new.toml --horizon 3",

@@ -83,9 +83,19 @@ def test_what_is_said_to_be_held_out_goes_before_names(capsys: pytest.CaptureFix
     [
         (["gone.txt"], "gone.txt is not there"),
         (["both.jsonl"], "several fields could be the label (p, q); name one with --label, or say --no-label"),
-        ([".", "--yes"], "files of several kinds (1 of text, 2 of jsonl); say with --format which are meant"),
+        ([".", "--yes"], "files of several kinds (1 of text, 3 of jsonl, 1 of csv); say with --format which are meant"),
         (["book.txt", "--label", "x", "--no-label"], "contradict each other"),
-        (["book.txt", "--horizon", "3"], "--horizon is for series, and this is text; leave it out"),
+        (["book.txt", "--horizon", "3"], "--horizon is for series and sequences of channels, and this is text"),
+        (["book.txt", "--time", "x"], "--time is for series, and this is text; leave it out"),
+        (["book.txt", "--by", "x"], "--by is for series, and this is text; leave it out"),
+        (["book.txt", "--label", "x"], "--label is for sequences, and this is text; leave it out"),
+        (["book.txt", "--bad-rows", "skip"], "--bad-rows is for sequences and series, and this is text"),
+        (["reviews.jsonl", "--label", "mood", "--time", "id"], "--time is for series, and this is sequences of text"),
+        (["load.csv", "--level", "word"], "--level is for text and sequences of text, and this is series"),
+        (["load.csv", "--no-label"], "--no-label is for sequences, and this is series; leave it out"),
+        (["ids.jsonl", "--level", "word"], "is for text and sequences of text, and this is sequences of tokens"),
+        (["load.csv", "--season", "-1"], "--season=-1 should be 0 or more; leave it out"),
+        (["load.csv", "--horizon", "0"], "--horizon=0 should be 1 or more; leave it out"),
         (["book.txt", "--as", "series"], "--as=series needs records, and book.txt is text"),
         (["book.txt", "--out", "no/run.toml"], "the folder no is not there"),
         (["book.txt", "--name", "../x"], "--name=../x can't name a folder"),
@@ -98,6 +108,8 @@ def test_what_is_said_to_be_held_out_goes_before_names(capsys: pytest.CaptureFix
 def test_a_mistake_is_one_sentence_that_names_the_option(
     arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    Path("load.csv").write_text("row,load\n" + "".join(f"{row},{row % 7}\n" for row in range(50)))
+    Path("ids.jsonl").write_text("".join(json.dumps({"ids": [row, 1, 2]}) + "\n" for row in range(9)))
     assert main(["init", *arguments]) == 2
     said = capsys.readouterr().err
     assert said.startswith("stretto: error: ") and sentence in said and said.count("\n") == 1

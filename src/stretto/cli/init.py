@@ -20,6 +20,22 @@ if TYPE_CHECKING:
     from stretto.train.starter import Suggestion
 
 _FORECAST = ("horizon", "season", "context")
+# What an option is for; sequences may hold text, tokens or channels.
+_FOR: dict[str, tuple[str, ...]] = {
+    "level": ("text", "sequences of text"),
+    "max_symbols": ("text", "sequences of text"),
+    "sequence": ("sequences",),
+    "label": ("sequences",),
+    "no_label": ("sequences",),
+    "time": ("series",),
+    "by": ("series",),
+    "targets": ("series", "sequences of channels"),
+    "horizon": ("series", "sequences of channels"),
+    "season": ("series", "sequences of channels"),
+    "context": ("series", "sequences of channels"),
+    "bad_rows": ("sequences", "series"),
+    "nan": ("series", "sequences of channels"),
+}
 
 
 def run(arguments: list[str]) -> None:
@@ -31,6 +47,7 @@ def run(arguments: list[str]) -> None:
     answers |= {"is_labelled": not options.no_label, "valid": options.valid or ()}
     asker = _Asker(console, is_asked=sys.stdin.isatty() and sys.stdout.isatty() and not options.yes)
     found = asker.look(options.paths, answers)
+    _check_options(options, found)
     _say_found(console, found)
     found = asker.offer(options.paths, answers, found)
     console.print(f"task    {_task(found)}")
@@ -57,8 +74,18 @@ def _check(options: argparse.Namespace) -> None:
     if options.label is not None and options.no_label:
         raise ConfigError(f"--label={options.label} and --no-label contradict each other; leave one of them out")
     for name in _FORECAST:
-        if getattr(options, name) is not None and getattr(options, name) < (name != "season"):
-            raise ConfigError(f"--{name}={getattr(options, name)} should be 1 or more; leave it out")
+        given, least = getattr(options, name), 0 if name == "season" else 1
+        if given is not None and given < least:
+            raise ConfigError(f"--{name}={given} should be {least} or more; leave it out")
+
+
+def _check_options(options: argparse.Namespace, found: "Found") -> None:
+    """Refuse an option that has no meaning for what was found."""
+    kind = found.kind if found.kind != "sequences" else f"sequences of {found.holds}"
+    for name, kinds in _FOR.items():
+        if getattr(options, name) not in (None, False) and not kind.startswith(kinds):
+            option = name.replace("_", "-")
+            raise ConfigError(f"--{option} is for {' and '.join(kinds)}, and this is {kind}; leave it out")
 
 
 class _Asker:
@@ -104,9 +131,6 @@ class _Asker:
         forecast = {name: getattr(options, name) for name in _FORECAST}
         targets = [] if options.targets is None else [name.strip() for name in options.targets.split(",")]
         if found.kind != "series":
-            given = next((name for name in (*_FORECAST, "targets") if getattr(options, name) is not None), None)
-            if given is not None and found.holds != "channels":
-                raise ConfigError(f"--{given} is for series, and this is {found.kind}; leave it out")
             return forecast, targets
         for name in targets:
             if name not in found.columns:
@@ -162,7 +186,7 @@ def _prepare(console: Console, found: "Found", folder: Path, options: argparse.N
                 folder,
                 hold_out=options.hold_out,
                 max_symbols=options.max_symbols,
-                bad_rows=options.bad_rows,
+                bad_rows=options.bad_rows or "refuse",
                 nan=options.nan,
                 on_progress=view.show,
                 on_skipped=skipped.append,
@@ -286,6 +310,6 @@ def _parser() -> Parser:
     parser.add_argument("--horizon", type=int, metavar="N", help="series: steps ahead")
     parser.add_argument("--season", type=int, metavar="N", help="series: compare with N steps before; 0 doesn't")
     parser.add_argument("--context", type=int, metavar="N", help="series: steps that a forecast looks at")
-    parser.add_argument("--bad-rows", choices=["refuse", "skip"], default="refuse", help="default: refuse")
+    parser.add_argument("--bad-rows", choices=["refuse", "skip"], help="default: refuse")
     parser.add_argument("--nan", choices=["refuse", "missing"], help="what a NaN is: a bad row, or a missing value")
     return parser

@@ -172,10 +172,10 @@ def _forecast(
     context = context or max(season, 1, min(max(4 * season, 2 * horizon, 32), shortest - horizon, 1024))
     if context + horizon > shortest:
         asked = " and ".join(f"--{name}={value}" for name, value in given if value)
+        remedy = "use less" if asked else "give longer series"
         raise DataError(
             f"{store.location}: no series is longer than {shortest}, and {asked or 'a forecast'} needs "
-            f"{context + horizon} steps; {'use less' if asked else 'give longer series'}, or hold out another part with "
-            "--hold-out (0: none)"
+            f"{context + horizon} steps; {remedy}, or hold out another part with --hold-out (0: none)"
         )
     forecast = Forecast.of(train, horizon, season=season, targets=targets, masks=found.has_missing)
     num_stretches = sum(Stretches(train, forecast, context).shard_sizes)
