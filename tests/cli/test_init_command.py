@@ -69,6 +69,13 @@ def test_held_out_files_are_prepared_like_the_others() -> None:
     assert (config.data.train, config.data.valid) == ("data/b/train", "data/b/valid")
 
 
+def test_the_next_commands_can_be_pasted_and_have_something_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", "book.txt", "--out", "my run.toml", "--hold-out", "0"]) == 0
+    said = capsys.readouterr().out
+    assert "  stretto train 'my run.toml'" in said and "stretto predict" not in said
+    assert "stretto train 'my run.toml'" in Path("my run.toml").read_text()
+
+
 def test_what_is_said_to_be_held_out_goes_before_names(capsys: pytest.CaptureFixture[str]) -> None:
     Path("books").mkdir()
     for name in ("books/train.txt", "books/valid.txt", "other.txt"):

@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -244,7 +245,7 @@ def _say_prepared(console: Console, prepared: "Prepared") -> None:
 
 def _say_next(console: Console, found: "Found", suggestion: "Suggestion", out: Path) -> None:
     config = suggestion.config
-    folder = config.run.folder
+    folder = str(config.run.folder)
     length = (
         f"{config.train.steps:,} steps"
         if config.train.steps
@@ -255,18 +256,16 @@ def _say_next(console: Console, found: "Found", suggestion: "Suggestion", out: P
     if suggestion.naive_loss is not None:
         naive = f"repeats the last {config.data.season} steps has a loss of {suggestion.naive_loss:.4f}"
         console.print(f"        a forecast that {naive}: beat that")
-    commands = [
-        (f"stretto train {out}", "about a minute or two"),
-        (f"stretto report {folder}", "a page with its curves"),
-    ]
-    commands.append((f"stretto predict {folder}", "what it says of the held-out data"))
+    commands = [("train", str(out), "about a minute or two"), ("report", folder, "a page with its curves")]
+    if config.data.valid is not None:
+        commands.append(("predict", folder, "what it says of the held-out data"))
     if found.kind == "text":
-        commands.append((f"stretto generate {folder}", "text from the model"))
+        commands.append(("generate", folder, "text from the model"))
     if found.kind == "series":
-        commands.append((f"stretto forecast {folder}", "what comes after the data"))
+        commands.append(("forecast", folder, "what comes after the data"))
     console.print("next")
-    for command, what in commands:
-        console.print(f"  {command}" + (f"  # {what}" if what else ""))
+    for command, path, what in commands:
+        console.print(f"  stretto {command} {shlex.quote(path)}  # {what}")
 
 
 def _usual_name(path: Path) -> str:

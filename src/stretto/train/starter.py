@@ -1,6 +1,7 @@
 """Starter: a run for data that nobody has trained on yet: sizes from the data and the machine, each with its reason."""
 
 import os
+import shlex
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -79,7 +80,7 @@ def suggest(
     ]
     title = (
         f"{shape.title}, written by `stretto init`. It trains as it is:",
-        f"  stretto train {path}",
+        f"  stretto train {shlex.quote(str(path))}",
         "Every field with its meaning: `stretto train --help`. An option overrides a field: --train.lr 3e-4",
     )
     text = write_commented(title, settings, _OFFERED[shape.feed])
