@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Iterable
 from datetime import datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -184,6 +185,33 @@ def test_lists_are_tokens_or_channels(tmp_path: Path) -> None:
     channels = table(tmp_path / "b.csv", "signal,kind", ([f'"[[0.5, {row}], [1, 2]]"', row % 2] for row in range(9)))
     assert (inspect_data(tokens).sequence, inspect_data(tokens).holds) == ("ids", "tokens")
     assert (inspect_data(channels).holds, inspect_data(channels).label) == ("channels", "kind")
+
+
+@pytest.mark.parametrize(
+    ("name", "lists", "holds"),
+    [
+        ("signal", [[1, 2], [Decimal("0.5")]], "channels"),
+        ("signal", [[Decimal(1), None], [Decimal("0.5")]], "channels"),
+        ("signal", [[1, 2], [3]], "tokens"),
+        ("values", [[1, 2], [3]], "channels"),
+    ],
+)
+def test_lists_are_prepared_for_what_they_were_found_to_be(
+    name: str, lists: list[list[object]], holds: str, tmp_path: Path
+) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    is_decimal = any(isinstance(step, Decimal) for steps in lists for step in steps)
+    kind = pyarrow.list_(pyarrow.decimal128(9, 3) if is_decimal else pyarrow.int64())
+    parquet.write_table(pyarrow.table({name: pyarrow.array(lists, kind)}), tmp_path / "a.parquet")
+    found = inspect_data(tmp_path / "a.parquet")
+    assert found.holds == holds
+    train = prepare_found(found, tmp_path / "data", hold_out=0).train
+    assert isinstance(train, Sequences) and train.fields.values.type == holds
+
+
+def test_whole_numbers_in_the_first_list_make_no_tokens_of_the_others(tmp_path: Path) -> None:
+    found = inspect_data(jsonl(tmp_path / "a.jsonl", ({"signal": [1, row / 2 if row else 0]} for row in range(9))))
+    assert found.holds == "channels" and prepare_found(found, tmp_path / "data", hold_out=0)
 
 
 def test_a_table_that_could_be_either_is_asked_about(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from datetime import date, datetime
 from statistics import fmean
 from typing import Any, Literal
 
-from stretto.data.rows import parse_number
+from stretto.data.rows import parse_number, what_lists_hold
 from stretto.data.times import looks_like_time, read_time
 
 # `dates` are times that can't be read: 01/03/2012 may be January or March.
@@ -81,7 +81,8 @@ def _find_field(name: str, values: Sequence[object], is_cells: bool) -> Field:
     lists = [as_list(value, is_cells) for value in there]
     known = [value for value in lists if value is not None]
     if len(known) == len(lists):
-        return Field(name, _list_holds(known), len(there), num_missing, mean_length=fmean(map(len, known)))
+        holds = what_lists_hold(name, {type(step) for value in known for step in value})
+        return Field(name, holds or "other", len(there), num_missing, mean_length=fmean(map(len, known)))
     if all(isinstance(value, str) for value in there):
         texts = [str(value) for value in there]
         different, length = len(set(texts)), fmean(map(len, texts))
@@ -100,14 +101,6 @@ def as_list(value: object, is_cell: bool) -> list[Any] | None:
         except (ValueError, RecursionError):
             return None
     return value if isinstance(value, list) else None
-
-
-def _list_holds(lists: Sequence[list[Any]]) -> Holds:
-    kinds = {type(step) for value in lists for step in value}
-    if kinds == {int}:
-        return "tokens"
-    is_numbers = bool(kinds) and kinds <= {int, float, type(None)}
-    return "channels" if is_numbers or kinds == {list} else "other"
 
 
 def _is_time(value: object) -> bool:

@@ -17,12 +17,13 @@ from stretto.data.parts import OnProgress
 from stretto.data.prepare import prepare_text
 from stretto.data.prepare_sequences import prepare_sequences
 from stretto.data.prepare_series import prepare_series
-from stretto.data.rows import BadRowPolicy, NanPolicy, OnSkipped, warn_of_skipped
+from stretto.data.rows import BadRowPolicy, NanPolicy, OnSkipped, What, warn_of_skipped
 from stretto.data.sequences import Sequences
 
 # Beside what was prepared: a digest of what it was made from.
 MADE_FROM = "made-from.json"
 _MOST_SYMBOLS = 20_000
+_READ_AS: dict[str, What] = {"text": "text", "tokens": "tokens", "channels": "channels"}
 
 Stores = list[Corpus] | list[Sequences]
 Make = Callable[[Path], Stores]
@@ -106,9 +107,11 @@ class _Recipe:
                 found.paths, folder, found.level, max_symbols=self.max_symbols, hold_out=hold_out,
                 on_progress=self.on_progress,
             )  # fmt: skip
+        # As all rows have it that were looked at: the first alone may have whole numbers by chance.
+        read_as = _READ_AS.get(found.holds or "")
         if found.kind == "sequences":
             return prepare_sequences(
-                found.paths, folder, sequence=found.sequence, label=found.label, level=found.level,
+                found.paths, folder, sequence=found.sequence, label=found.label, read_as=read_as, level=found.level,
                 max_symbols=self.max_symbols, hold_out=hold_out, bad_rows=self.bad_rows, nan=self.nan,
                 on_progress=self.on_progress, on_skipped=self.on_skipped,
             )  # fmt: skip
@@ -122,9 +125,11 @@ class _Recipe:
         found = self.found
         if isinstance(train, Corpus):
             return prepare_text(paths, folder, vocabulary=train.vocabulary, on_progress=self.on_progress)
+        # As all rows have it that were looked at: the first alone may have whole numbers by chance.
+        read_as = _READ_AS.get(found.holds or "")
         if found.kind == "sequences":
             return prepare_sequences(
-                paths, folder, sequence=found.sequence, label=found.label, like=train.location,
+                paths, folder, sequence=found.sequence, label=found.label, read_as=read_as, like=train.location,
                 bad_rows=self.bad_rows, nan=self.nan, on_progress=self.on_progress, on_skipped=self.on_skipped,
             )  # fmt: skip
         return prepare_series(

@@ -228,13 +228,18 @@ def sort_names(names: set[str]) -> list[str]:
     return sorted(names, key=lambda name: (int(name), name)) if is_numeric else sorted(names)
 
 
-def _list_kind(value: list[Any], name: str) -> What:
-    kinds = set(map(type, value))
-    if kinds == {int}:
+def what_lists_hold(name: str, kinds: set[type]) -> What | None:
+    """Return what lists in a field with steps of these types hold, if it is something to learn from."""
+    if kinds == {int} and name != "values":
         return "tokens"
-    if kinds == {list} or kinds <= _NUMBERS:
-        return "channels"
-    raise BadRow(f"{name!r} is {shorten(value)}, which is neither text nor a list of numbers")
+    return "channels" if kinds == {list} or (kinds and kinds <= _NUMBERS) else None
+
+
+def _list_kind(value: list[Any], name: str) -> What:
+    found = what_lists_hold(name, set(map(type, value)))
+    if found is None:
+        raise BadRow(f"{name!r} is {shorten(value)}, which is neither text nor a list of numbers")
+    return found
 
 
 def _take(record: Mapping[str, Any], name: str) -> object:
