@@ -1183,6 +1183,12 @@ CHAPTERS = (
                 "Say which.",
                 "stretto export runs/done",
             ),
+            Mistake(
+                "--onnx=<file> exists already; give another, or delete it",
+                "What was written before is never lost. It is so with `--torch`, and with `stretto import`, too.",
+                "Give another file, or delete it.",
+                "stretto export runs/done --onnx book.txt",
+            ),
         ),
     ),
 )

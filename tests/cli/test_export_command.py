@@ -54,6 +54,7 @@ def test_weights_go_out_as_plain_torch_and_come_back_to_begin_a_run(
     ("arguments", "sentence"),
     [
         (["export", "run"], "nothing to export to; give --onnx FILE, --torch FILE or both"),
+        (["export", "run", "--onnx", "same", "--torch", "same"], "--onnx and --torch are both same; give two files"),
         (["export", "nowhere", "--onnx", "model.onnx"], "nowhere"),
         (["import", "nowhere.keras", "--out", "weights.safetensors"], "nowhere.keras does not exist"),
         (["import", "nowhere.pt", "--out", "weights.safetensors"], "nowhere.pt does not exist"),
@@ -64,6 +65,24 @@ def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str, capsys: 
     assert main(arguments) == 2
     said = capsys.readouterr().err
     assert sentence in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", ["--onnx", "--torch"])
+def test_what_is_there_is_not_exported_over(trained: Path, option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    file = trained / "run.toml"
+    before = file.read_bytes()
+    assert main(["export", str(trained / "run"), option, str(file)]) == 2
+    said = capsys.readouterr().err
+    assert said == f"stretto: error: {option}={file} exists already; give another, or delete it\n"
+    assert file.read_bytes() == before
+
+
+def test_what_is_there_is_not_imported_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save(torch.nn.LSTM(3, 4).state_dict(), tmp_path / "model.pt")
+    before = (tmp_path / "model.pt").read_bytes()
+    assert main(["import", str(tmp_path / "model.pt"), "--out", str(tmp_path / "model.pt")]) == 2
+    assert "model.pt exists already; give another, or delete it\n" in capsys.readouterr().err
+    assert (tmp_path / "model.pt").read_bytes() == before
 
 
 def test_an_exported_forecast_says_its_channels_their_scale_and_what_it_asks(tmp_path: Path) -> None:

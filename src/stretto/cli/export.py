@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stretto.base.errors import ConfigError
-from stretto.cli.parser import Parser
+from stretto.cli.parser import Parser, refuse_existing
 
 if TYPE_CHECKING:
     from stretto.serve.onnx_export import Exported
@@ -15,6 +15,11 @@ def run(arguments: list[str]) -> None:
     options = _parser().parse_all(arguments)
     if options.onnx is None and options.torch is None:
         raise ConfigError("nothing to export to; give --onnx FILE, --torch FILE or both")
+    if options.onnx == options.torch:
+        raise ConfigError(f"--onnx and --torch are both {options.onnx}; give two files")
+    for option, path in (("--onnx", options.onnx), ("--torch", options.torch)):
+        if path is not None:
+            refuse_existing(option, path)
     from stretto.cli.console import make_console
     from stretto.train.trained import load
 

@@ -2,15 +2,14 @@
 
 from pathlib import Path
 
-from stretto.base.errors import ConfigError
-from stretto.cli.parser import Parser
+from stretto.cli.parser import Parser, refuse_existing
 
 
 def run(arguments: list[str]) -> None:
     """Parse and forecast."""
     options = _parser().parse_all(arguments)
-    if options.out is not None and options.out.exists():
-        raise ConfigError(f"--out={options.out} exists already; give another, or delete it")
+    if options.out is not None:
+        refuse_existing("--out", options.out)
     from stretto.cli.answers import show_forecast
     from stretto.train.trained import load
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stretto.base.errors import ConfigError
-from stretto.cli.parser import Parser
+from stretto.cli.parser import Parser, refuse_existing
 
 if TYPE_CHECKING:
     from torch import nn
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 def run(arguments: list[str]) -> None:
     """Parse, convert, and say what was found."""
     options = _parser().parse_all(arguments)
+    refuse_existing("--out", options.out)
     from stretto.cli.console import make_console
     from stretto.serve.from_keras import from_keras
     from stretto.serve.from_torch import from_torch

@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import textwrap
+from pathlib import Path
 from typing import NoReturn
 
 from stretto.base.errors import ConfigError
@@ -41,3 +42,13 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see `{self.prog} --help`")
+
+
+def refuse_existing(option: str, path: Path) -> None:
+    """Refuse a file to write that is there already: what was made before is never lost to a slip of the hand."""
+    try:
+        is_there = path.exists()
+    except OSError:
+        return  # a name that can't be; whoever writes it says so
+    if is_there:
+        raise ConfigError(f"{option}={path} exists already; give another, or delete it")

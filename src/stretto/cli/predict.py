@@ -5,7 +5,7 @@ from pathlib import Path
 
 from stretto.base.errors import ConfigError
 from stretto.base.remote import is_remote
-from stretto.cli.parser import Parser
+from stretto.cli.parser import Parser, refuse_existing
 
 _AS_IN = "if it is not called as in the run's own files"
 
@@ -38,8 +38,8 @@ def run(arguments: list[str]) -> None:
         show_predictions(trained, data, out, world, Fields(options.sequence, options.label, options.by))
 
     def check(_: object) -> None:
-        if out.exists() and not parts_folder(out).exists():
-            raise ConfigError(f"--out={out} exists already; give another, or delete it")
+        if not parts_folder(out).exists():
+            refuse_existing("--out", out)
 
     check(config)
     on_ranks(
