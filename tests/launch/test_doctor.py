@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from ranks import Pools
+from ranks import Pools, free_port
 from stretto import Finding, World
 from stretto.cli.main import main
-from stretto.launch import machine, peers
+from stretto.launch import doctor, machine, peers
 from stretto.launch.doctor import look_at_machine
 from stretto.launch.finding import look, ok
 from stretto.launch.places import check_place
@@ -94,6 +94,13 @@ def test_a_folder_that_can_not_be_written_is_a_problem() -> None:
     assert found.level == "problem" and "/proc can't be written" in found.seen
 
 
+@pytest.mark.parametrize("inner", ["", "run"])
+def test_a_folder_that_is_a_file_is_a_problem(tmp_path: Path, inner: str) -> None:
+    (tmp_path / "runs").touch()
+    (found,) = check_place("run folder", tmp_path / "runs" / inner)
+    assert found.level == "problem" and found.seen == f"{tmp_path / 'runs'} is no folder"
+
+
 @pytest.mark.parametrize(
     ("name", "value", "what"),
     [
@@ -115,6 +122,25 @@ def test_more_threads_than_cores_are_noted(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("OMP_NUM_THREADS", "4096")
     (found,) = machine.check_cores()
     assert found.level == "note" and "set OMP_NUM_THREADS to" in found.remedy
+
+
+def test_an_address_to_meet_at_is_noted_only_where_nobody_has_started_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "host0")
+    assert levels(machine.check_environment())["$MASTER_ADDR"] == "note"
+    # mpirun's ranks on several hosts need it.
+    for name, value in {"RANK": "1", "SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}.items():
+        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", value)
+    assert "$MASTER_ADDR" not in levels(machine.check_environment())
+
+
+def test_what_a_container_only_caches_is_free_memory(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("900\n")
+    assert machine.memory_limit(tmp_path) == (1000, 900)
+    (tmp_path / "memory.stat").write_text("anon 200\nfile 700\ninactive_file 650\nactive_file 50\n")
+    assert machine.memory_limit(tmp_path) == (1000, 250)
+    (tmp_path / "memory.max").write_text("max\n")
+    assert machine.memory_limit(tmp_path) is None
 
 
 def told(**changes: Any) -> dict[str, Any]:  # noqa: ANN401
@@ -154,6 +180,59 @@ def test_the_first_rank_hears_what_every_machine_found(pools: Pools) -> None:
     assert levels(first[0][2:]) == {"versions": "ok", "clocks": "ok"} and all(finding.host for finding in first[0][:2])
     assert [link["target"] for link in first[1]] == [1] and all(link["latency"] > 0 for link in first[1])
     assert [replace(finding, host="") for finding in second[0]] == [ok("memory", "of rank 1")]
+
+
+def test_ranks_that_look_at_nothing_wait_for_those_that_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = []
+
+    def record(what: str, check: object, seconds: float) -> list[Finding]:
+        limits.append(seconds)
+        return []
+
+    monkeypatch.setattr(doctor, "look", record)
+    look_at_machine()
+    assert len(limits) > 10 and doctor.time_to_meet(None).total_seconds() == sum(limits) + 90
+
+
+def test_the_first_rank_says_which_ranks_are_near(pools: Pools) -> None:
+    # Three ranks on the first machine and one on the second, which each knows of its own only.
+    for links in pools[4].run(_unequal):
+        assert [(link["target"], link["is_near"]) for link in links] == [(1, True), (3, False)]
+
+
+def _unequal(world: World) -> list[dict[str, Any]]:
+    return peers.measure_links(world, 1 if world.rank == 3 else 3)
+
+
+def test_ranks_of_any_launcher_look_at_each_other_and_one_says_it(tmp_path: Path) -> None:
+    cluster = {"worker": [f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"]}
+    ranks = []
+    for index in range(2):
+        task = {"cluster": cluster, "task": {"type": "worker", "index": index}}
+        ranks.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "stretto", "doctor", "--json", f"{index}.json"], cwd=tmp_path, text=True,
+                env={**os.environ, "TF_CONFIG": json.dumps(task)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            )
+        )  # fmt: skip
+    said = [rank.communicate(timeout=200) for rank in ranks]
+    assert said[1] == ("", "") and "problems" in said[0][0].splitlines()[-1], said
+    found = levels([Finding(**finding) for finding in json.loads((tmp_path / "0.json").read_text())])
+    assert found["versions"] == found["clocks"] == "ok" and "link 0-1" in found
+    assert not (tmp_path / "1.json").exists()
+
+
+def test_ranks_are_started_on_the_device_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def record(ranks: int, device: str, seconds: float) -> list[Finding]:
+        asked.append(device)
+        return []
+
+    monkeypatch.setattr(peers, "check_links", record)
+    monkeypatch.setattr(doctor, "look_at_machine", lambda config, on_check: [])
+    assert main(["doctor", "--device", "cuda:1"]) == main(["doctor"]) == 0
+    assert asked == ["cuda:1", "cpu"]
 
 
 def test_the_command_starts_ranks_and_ends_with_the_right_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from stretto.base.errors import ConfigError, StrettoError
 from stretto.cli.console import make_console
 from stretto.cli.parser import Parser
 from stretto.config.toml import load_config
+from stretto.mesh.place import Place, find_place
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,8 +37,9 @@ def run(arguments: list[str]) -> None:
         _measure(options, arguments)
         return
     console = make_console(is_wrapped=True)
-    if "WORLD_SIZE" in os.environ:
-        _run_on_ranks(console, options, config)
+    place = find_place(os.environ)
+    if place is not None:
+        _run_on_ranks(console, options, config, place)
         return
     from stretto.launch.doctor import diagnose
 
@@ -45,28 +47,28 @@ def run(arguments: list[str]) -> None:
         findings = diagnose(
             config,
             ranks=2 if options.ranks is None else options.ranks,
+            device=options.device,
             on_check=lambda what: status.update(f"looking at {what} ..."),
         )
     _say(console, findings, options.json)
 
 
-def _run_on_ranks(console: "Console", options: argparse.Namespace, config: "RunConfig | None") -> None:
+def _run_on_ranks(console: "Console", options: argparse.Namespace, config: "RunConfig | None", place: Place) -> None:
     """Each machine looks at itself, by its first rank; then all look at each other, and one says it."""
-    from stretto.launch.doctor import MEETING, look_at_machine
+    from stretto.launch.doctor import look_at_machine, time_to_meet
     from stretto.launch.finding import problem
-    from stretto.launch.peers import gather_findings, link_findings, local_place, measure_links
+    from stretto.launch.peers import gather_findings, link_findings, measure_links
     from stretto.mesh.world import world
 
-    local_rank, local_size = local_place()
-    findings = look_at_machine(config) if local_rank == 0 else []
+    findings = look_at_machine(config) if place.local_rank == 0 else []
     try:
-        with world(device=options.device, timeout=MEETING) as joined:
+        with world(device=options.device, timeout=time_to_meet(config)) as joined:
             is_first = joined.is_first
-            findings = gather_findings(joined, local_rank, findings)
-            findings += link_findings(measure_links(joined, local_size))
+            findings = gather_findings(joined, place.local_rank, findings)
+            findings += link_findings(measure_links(joined, place.local_size))
     except (StrettoError, RuntimeError) as error:
         # Nobody can be told: each machine says what it has found.
-        is_first = local_rank == 0
+        is_first = place.local_rank == 0
         reason = str(error).splitlines()[0]
         findings.append(problem("ranks", f"did not meet: {reason}", "see that all were started and reach each other"))
     if is_first:
@@ -81,7 +83,7 @@ def _measure(options: argparse.Namespace, arguments: list[str]) -> None:
     from stretto.launch.peers import measure_links
     from stretto.mesh.world import world
 
-    if "WORLD_SIZE" not in os.environ:
+    if find_place(os.environ) is None:
         launch_local(options.ranks or 2, ["doctor", *arguments])
         return
     leave_with_launcher()
@@ -124,10 +126,11 @@ def _say(console: "Console", findings: "list[Finding]", path: Path | None) -> No
 def _parser() -> Parser:
     parser = Parser(
         prog="stretto doctor",
-        usage="stretto doctor [--ranks N] [--run RUN.toml] [--json FILE]",
+        usage="stretto doctor [--ranks N] [--run RUN.toml] [--json FILE] [--device NAME]",
         description="Look at all that a run depends on: Python, torch, devices, cores, memory, shared memory, disks,\n"
         "locks, ports, names, variables, and the links between ranks, which are really started; under torchrun,\n"
-        "also whether versions and clocks of all machines agree. Exit code 0: no problems. 1: some.",
+        "srun, mpirun or TF_CONFIG, also whether versions and clocks of all machines agree.\n"
+        "Exit code 0: no problems. 1: some.",
         epilog="example:\n  stretto doctor --run run.toml\n"
         "  torchrun --nnodes 2 --nproc-per-node 8 ... -m stretto doctor",
     )

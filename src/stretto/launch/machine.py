@@ -15,6 +15,7 @@ from pathlib import Path
 from stretto.config.run import RunConfig
 from stretto.launch.finding import Finding, note, ok, problem
 from stretto.launch.probe import NoAnswerError, ask_torch
+from stretto.mesh.place import find_place
 from stretto.mesh.within import TooLateError, within
 from stretto.plan.units import size
 
@@ -137,7 +138,7 @@ def check_memory() -> list[Finding]:
     """Look at memory, and at how much of it is on a disk."""
     told = {line.split(":")[0]: 1024 * int(line.split()[1]) for line in Path("/proc/meminfo").read_text().splitlines()}
     total, free = told["MemTotal"], told["MemAvailable"]
-    limit = _memory_limit()
+    limit = memory_limit()
     if limit is not None and limit[0] < total:
         total, free = limit[0], min(free, limit[0] - limit[1])
     swapped = told["SwapTotal"] - told["SwapFree"]
@@ -151,14 +152,18 @@ def check_memory() -> list[Finding]:
     return [ok("memory", found)]
 
 
-def _memory_limit() -> tuple[int, int] | None:
-    """Bytes that a container may use, and that it uses."""
+def memory_limit(group: Path = Path("/sys/fs/cgroup")) -> tuple[int, int] | None:
+    """Return the bytes that a container may use, and that it uses: not those of files that it would forget first."""
     try:
-        most = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = Path("/sys/fs/cgroup/memory.current").read_text().strip()
+        most = (group / "memory.max").read_text().strip()
+        used = int((group / "memory.current").read_text())
     except OSError:
         return None
-    return None if most == "max" else (int(most), int(used))
+    try:
+        parts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    except OSError:
+        parts = {}
+    return None if most == "max" else (int(most), max(0, used - int(parts.get("inactive_file", 0))))
 
 
 def check_shared_memory(config: RunConfig | None) -> list[Finding]:
@@ -233,8 +238,8 @@ def check_environment() -> list[Finding]:
         for name, value in sorted(os.environ.items())
         if name.startswith("NCCL_") and name != "NCCL_DEBUG"
     ]
-    if os.environ.get("MASTER_ADDR") and "WORLD_SIZE" not in os.environ:
-        remedy = "unset it: without WORLD_SIZE beside it, it is left over from something else"
+    if os.environ.get("MASTER_ADDR") and find_place(os.environ) is None:
+        remedy = "unset it: no launcher has started ranks here, so it is left over from something else"
         findings.append(note("$MASTER_ADDR", _shown(os.environ["MASTER_ADDR"]), remedy))
     proxies = [name for name in _PROXIES if os.environ.get(name)]
     spared = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""

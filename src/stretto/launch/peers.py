@@ -1,7 +1,6 @@
 """Peers: what only several ranks can find out: the links between them, and whether their machines agree."""
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -50,9 +49,13 @@ def check_links(num_ranks: int, device: str, time_limit: float) -> list[Finding]
 
 
 def measure_links(world: World, local_size: int) -> list[dict[str, Any]]:
-    """Return latency and bandwidth from the first rank to its neighbour, and to the first of each other machine."""
+    """Return latency and bandwidth from the first rank to its neighbour, and to the first of each other machine.
+
+    Machines may have unequally many ranks: the first one's `local_size` holds for all.
+    """
     mesh = Mesh(world, Topology(world.size, 1))
-    (total,) = mesh.add_up([float(world.rank)])
+    total, first_size = mesh.add_up([float(world.rank), float(local_size) if world.is_first else 0.0])
+    local_size = int(first_size)
     if total != world.size * (world.size - 1) / 2:
         raise RuntimeError(f"the ranks added up to {total}, which is wrong")
     others = range(local_size, world.size, local_size)
@@ -133,8 +136,3 @@ def _same_clock(notes: Sequence[Mapping[str, Any]]) -> Finding:
     if apart[worst] > _CLOCK_PROBLEM:
         return problem("clocks", found, remedy)
     return note("clocks", found, remedy) if apart[worst] > _CLOCK_NOTE else ok("clocks", found)
-
-
-def local_place() -> tuple[int, int]:
-    """Return this rank's number on its machine and how many there are, as torchrun says."""
-    return int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

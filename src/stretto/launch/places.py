@@ -32,7 +32,10 @@ def places_of(config: RunConfig | None) -> dict[str, Path]:
 
 def check_place(what: str, folder: Path) -> list[Finding]:
     """Try all that a run does in a folder, in one of its own within it, or beside where it will be; leave nothing."""
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
+    paths = (folder.absolute(), *folder.absolute().parents)
+    there = next(path for path in paths if path.exists() or path.is_symlink())
+    if not there.is_dir():
+        return [problem(what, f"{there} is no folder", "choose another folder, or move away what is there")]
     try:
         made = tempfile.mkdtemp(prefix=".stretto-doctor-", dir=there)
     except OSError as error:
