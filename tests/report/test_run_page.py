@@ -62,6 +62,11 @@ def step(number: int, **more: object) -> dict[str, Any]:
     return {"kind": "step", "step": number, "epoch": 1, **usual, **seconds, "skipped": 0, **more}
 
 
+def ranks(**more: object) -> dict[str, Any]:
+    usual = {"seconds": 2.0, "busy": [1.5, 0.5], "waiting": [0.5, 1.5], "memory": [1e9, 3e9]}
+    return {"kind": "ranks", "step": 1, **usual, **more}
+
+
 def test_a_finished_run_has_every_part(finished: Path) -> None:
     text = run_page(finished)
     assert_alone(text)
@@ -154,6 +159,15 @@ def test_a_run_that_diverged_says_so_and_where_the_batch_is(byte_corpus: Corpus,
         ([step(1, loss=1e308, gradient_norm=1e-320), step(2, loss=-1e308)], "Curves"),
         ([{"kind": "ranks"}, {"kind": "step"}, {"kind": 3}, {"step": 1}], "Curves"),
         ([step(1), {"kind": "evaluation", "step": 1, "loss": None, "tokens": 1, "perplexity": None}], "Curves"),
+        ([step(1), ranks(seconds=0)], "says nothing of single ranks"),
+        ([step(1), ranks(seconds=0, busy=[0], waiting=[0], memory=[1])], "says nothing of single ranks"),
+        ([step(1), ranks(busy=[0, 0])], "1.00 times the mean"),
+        ([step(1), ranks(memory=[None, None])], "Rank 0 was busiest"),
+        ([step(1), ranks(busy=[1], waiting=[None], memory=[None])], "took - of memory at most"),
+        ([step(1), ranks(busy=[10**400, 1])], "says nothing of single ranks"),
+        ([step(1, tokens=10**400, skipped=10**400), step(10**400)], "Curves"),
+        ([step(1, tokens=-1e308, compute_seconds=1e308), step(2)], "Curves"),
+        ([step(1), {"kind": "save", "step": 1}], "1 checkpoint in the log"),
     ],
 )
 def test_a_log_of_any_kind_becomes_a_page(tmp_path: Path, lines: list[dict[str, Any]], words: str) -> None:
@@ -165,15 +179,7 @@ def test_a_log_of_any_kind_becomes_a_page(tmp_path: Path, lines: list[dict[str, 
 
 
 def test_the_balance_of_two_ranks_is_told_in_words_and_rows(tmp_path: Path) -> None:
-    ranks = {
-        "kind": "ranks",
-        "step": 10,
-        "seconds": 2.0,
-        "busy": [1.5, 0.5],
-        "waiting": [0.5, 1.5],
-        "memory": [1e9, 3e9],
-    }
-    page = Page(run_page(write_log(tmp_path / "run", [step(1), ranks])))
+    page = Page(run_page(write_log(tmp_path / "run", [step(1), ranks()])))
     assert "50% of all ranks' time was waiting" in page.text and "Rank 0 was busiest with 1.5 s" in page.text
     assert any(label == "Most memory in use: rank 0 1 GB; rank 1 3 GB" for label in page.labels())
 
@@ -213,9 +219,7 @@ def test_a_planned_step_stands_beside_the_measured_one(tmp_path: Path) -> None:
 def test_512_ranks_and_their_trace_stay_readable_and_small(tmp_path: Path) -> None:
     lines: list[dict[str, Any]] = [step(number) for number in range(1, 30)]
     busy = [1 + math.sin(rank) / 4 for rank in range(512)]
-    lines.append(
-        {"kind": "ranks", "step": 10, "seconds": 2.0, "busy": busy, "waiting": [0.5] * 512, "memory": [1] * 512}
-    )
+    lines.append(ranks(busy=busy, waiting=[0.5] * 512, memory=[1] * 512))
     folder = write_log(tmp_path / "run", lines)
     traced(folder, 64, 8, 16)
     text = run_page(folder)

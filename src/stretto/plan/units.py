@@ -1,8 +1,12 @@
-"""Units: times and sizes as people read them."""
+"""Units: times and sizes as people read them; `-` for what nobody knows."""
+
+import math
 
 
 def seconds(value: float) -> str:
     """A time with the unit that suits it."""
+    if math.isnan(value):
+        return "-"
     return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"
 
 
@@ -16,6 +20,8 @@ def span(value: float) -> str:
 
 def size(value: float) -> str:
     """Bytes with the unit that suits them."""
+    if math.isnan(value):
+        return "-"
     for unit, bound in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
         if value >= bound:
             return f"{value / bound:.3g} {unit}"

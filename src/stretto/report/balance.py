@@ -1,6 +1,5 @@
 """Balance: how long each rank computed and waited, and how much memory it took."""
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -46,7 +45,7 @@ def _say(ranks: Ranks) -> str:
         )
     busiest, idlest = int(ranks.busy.argmax()), int(ranks.busy.argmin())
     mean = float(ranks.busy.mean())
-    over = float(ranks.busy[busiest]) / mean if mean else math.nan
+    over = float(ranks.busy[busiest]) / mean if mean else 1.0
     return (
         f"A mean step of {plural(ranks.num_ranks, 'rank')} took {seconds(ranks.seconds)}; {share(ranks.bubble)} of all "
         f"ranks' time was waiting. Rank {busiest} was busiest with {seconds(float(ranks.busy[busiest]))}, {over:.2f} "

@@ -5,8 +5,6 @@ import statistics
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
 from stretto.config.layout import Layout
 from stretto.plan.units import seconds, size
 from stretto.report.amounts import share
@@ -76,7 +74,7 @@ def _rows(record: Record, found: Mapping[str, Any] | None) -> list[tuple[str, st
     rows.append(_row("seconds of a step", planned, measured, seconds))
     if found is not None and record.ranks is not None:
         rows.append(_row("bubble", number(found, "bubble"), record.ranks.bubble, share))
-        fullest = float(np.nanmax(record.ranks.memory))
+        fullest = record.ranks.fullest
         rows.append(_row(_MEMORY, number(found, "memory"), fullest, size))
         stages = found.get("stages")
         layout = None if record.config is None else record.config.layout

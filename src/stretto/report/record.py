@@ -21,6 +21,8 @@ CONFIG, LOG, PLAN, SUBJECT, WEIGHTS, NONFINITE = (
 )  # fmt: skip
 # Of what can happen any number of times, so many are told one by one.
 _MOST_TOLD = 50
+# Nothing that a log counts or measures is more than this; what says so is damaged.
+_MOST = 1e15
 _STEP = ("step", "seconds", "tokens", "loss", "gradient_norm", "learning_rate", "asked", "took", "padding")
 _NORM, _DATA, _COMPUTE, _OPTIMIZER = "gradient_norm", "data_seconds", "compute_seconds", "optimizer_seconds"
 
@@ -51,7 +53,12 @@ class Ranks:
 
     @property
     def bubble(self) -> float:
-        return 1 - float(self.busy.mean()) / self.seconds if self.seconds else math.nan
+        return 1 - float(self.busy.mean()) / self.seconds
+
+    @property
+    def fullest(self) -> float:
+        """The memory of the rank that took most; NaN if none tells."""
+        return float(np.fmax.reduce(self.memory))
 
 
 @dataclass
@@ -154,13 +161,19 @@ def number(line: Tree, name: str) -> float:
     # Asked ten times for each of a million lines: the usual answer comes first.
     if type(value) is float:
         return value
-    return float(value) if isinstance(value, int) and not isinstance(value, bool) else math.nan
+    return float(value) if type(value) is int and abs(value) < _MOST else math.nan
+
+
+def amount(line: Tree, name: str) -> float:
+    """Return a count, a size or a time of a line; NaN if it has none that can be."""
+    value = number(line, name)
+    return value if 0 <= value < _MOST else math.nan
 
 
 def whole(line: Tree, name: str) -> int:
     """Return a whole number of a line; 0 if it has none."""
     value = line.get(name)
-    return value if type(value) is int else 0
+    return value if type(value) is int and abs(value) < _MOST else 0
 
 
 def words(line: Tree, name: str) -> str:
@@ -214,8 +227,8 @@ def _take_start(record: Record, line: Tree) -> None:
 
 
 def _take_step(record: Record, line: Tree) -> None:
-    step, loss, tokens, norm = whole(line, "step"), number(line, "loss"), number(line, "tokens"), number(line, _NORM)
-    data, compute, optimizer = number(line, _DATA), number(line, _COMPUTE), number(line, _OPTIMIZER)
+    step, loss, tokens, norm = whole(line, "step"), number(line, "loss"), amount(line, "tokens"), number(line, _NORM)
+    data, compute, optimizer = amount(line, _DATA), amount(line, _COMPUTE), amount(line, _OPTIMIZER)
     took = data + compute + optimizer
     record.first_step = record.first_step or step
     record.last_step = max(record.last_step, step)
@@ -242,7 +255,7 @@ def _take_step(record: Record, line: Tree) -> None:
         number(line, "learning_rate"),
         tokens,
         took,
-        number(line, "padding"),
+        amount(line, "padding"),
     )
 
 
@@ -261,7 +274,7 @@ def _take_save(record: Record, line: Tree) -> None:
         record.failed_saves = [*record.failed_saves, line][:_MOST_TOLD]
         return
     record.saves.add(
-        whole(line, "step"), number(line, "num_bytes"), number(line, "seconds"), number(line, "blocked_seconds")
+        whole(line, "step"), amount(line, "num_bytes"), amount(line, "seconds"), amount(line, "blocked_seconds")
     )
     record.last_saves = [*record.last_saves, line][-12:]
 
@@ -276,16 +289,15 @@ def _take_ranks(record: Record, line: Tree) -> None:
             np.array([math.nan if value is None else value for value in line[name]], np.float64)
             for name in ("busy", "waiting", "memory")
         )
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return
     seconds = number(line, "seconds")
-    if not len(busy) == len(waiting) == len(memory) > 0 or not 0 <= seconds < 1e9 or not (np.abs(busy) < 1e9).all():
+    if not len(busy) == len(waiting) == len(memory) > 0 or not 0 < seconds < 1e9 or not (np.abs(busy) < 1e9).all():
         return
     if record.ranks is None or record.ranks.num_ranks != len(busy):
         record.ranks = Ranks(len(busy), whole(line, "step"))
     record.ranks.add(seconds, busy, waiting, memory)
-    if seconds > 0:
-        record.bubbles.add(whole(line, "step"), 1 - float(busy.mean()) / seconds)
+    record.bubbles.add(whole(line, "step"), 1 - float(busy.mean()) / seconds)
 
 
 _TAKERS: dict[str, Callable[[Record, Tree], None]] = {

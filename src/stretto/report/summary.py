@@ -4,8 +4,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from stretto.config.run import RunConfig
 from stretto.config.toml import dump_config
 from stretto.plan.units import size
@@ -39,7 +37,7 @@ def final_figures(record: Record) -> dict[str, str]:
     found["padding"] = share(record.padding)
     if record.ranks is not None:
         found["bubble"] = share(record.ranks.bubble)
-        found["memory of the fullest rank"] = size(float(np.nanmax(record.ranks.memory)))
+        found["memory of the fullest rank"] = size(record.ranks.fullest)
     if record.saves.num_rows:
         found["size of a checkpoint"] = size(float(record.saves.mean("num_bytes")[-1]))
     found["steps skipped"] = f"{record.num_skipped:,}" if record.num_skipped else ""
