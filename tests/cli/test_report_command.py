@@ -37,6 +37,7 @@ def test_a_page_is_written_and_the_command_says_where(runs: Path, capsys: pytest
     [
         (["runs/three"], "runs/three is not there; give the folder of a run"),
         (["runs"], "runs holds no run"),
+        (["runs/one/config.toml"], "runs/one/config.toml is a file; give the folder of a run"),
         (
             ["runs/one", "--out", "missing/page.html"],
             "--out=missing/page.html can't be written (there is no folder missing)",

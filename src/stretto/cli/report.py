@@ -35,7 +35,7 @@ def run(arguments: list[str]) -> None:
 
 def _check(folder: Path, out: Path) -> None:
     """Refuse a place that no page can be written to, before minutes are spent on a long log."""
-    if not folder.exists():
+    if not folder.is_dir():
         return  # which the reader says better
     if out.is_dir():
         raise ConfigError(f"--out={out} is a folder; give the path of a file, like {out / 'report.html'}")
