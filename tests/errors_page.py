@@ -13,6 +13,7 @@ are as you will see them; `<...>` is what differs.
 |---|---|---|
 | 0 | done | |
 | 1 | `stretto verify`: the layout does not compute what one rank computes | look at the first block that differs |
+| 1 | `stretto doctor`: something will not work | do what the sentences under its table say |
 | 2 | a mistake that you can mend: all errors but those below | mend it; the same again ends the same |
 | 75 | a rank was lost (`LostPeerError`), or the run was asked to leave (`LeftError`) | start it again: it goes on |
 | 76 | a newer start of the same run has gone on (`FencedError`) | nothing to do |

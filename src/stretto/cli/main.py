@@ -36,7 +36,8 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code.
 
-    0 done, 2 the user's mistake, 75 start it again, 76 a newer start has gone on, 130 interrupted, 141 nobody reads.
+    0 done, 1 `verify` or `doctor` has found something wrong, 2 the user's mistake, 75 start it again, 76 a newer start has
+    gone on, 130 interrupted, 141 nobody reads.
     """
     try:
         options = _parser().parse_all(_known(sys.argv[1:] if arguments is None else list(arguments)))
