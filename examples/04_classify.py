@@ -5,7 +5,6 @@ torchrun --nproc-per-node 2 examples/04_classify.py
 """
 
 import json
-import os
 import random
 from pathlib import Path
 
@@ -32,9 +31,8 @@ def mistakes(y: Tensor, targets: Tensor) -> stretto.LossSum:
     return stretto.LossSum((y[asked].argmax(dim=1) != targets[asked]).float().sum(), asked.sum())
 
 
-layout = stretto.Layout(replicas=int(os.environ.get("WORLD_SIZE", "1")))
-
-with stretto.world(layout.num_ranks) as world:
+with stretto.world() as world:
+    layout = stretto.Layout(replicas=world.size)
     with torch.device("meta"):
         model = stretto.Stack([stretto.Embedding(256, 128), stretto.GRU(128, 128), stretto.Linear(128, 4)])
     engine = stretto.make_engine(model, stretto.SequenceLoss(), layout, world, seed=1)
