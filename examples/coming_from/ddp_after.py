@@ -1,6 +1,6 @@
 """The same model on the same texts with stretto: on one rank or on several, the same losses.
 
-python ddp_after.py    # reads texts.jsonl, writes data/texts and checkpoints
+python ddp_after.py    # reads texts.jsonl, writes data/texts
 torchrun --nproc-per-node 2 ddp_after.py
 """
 
