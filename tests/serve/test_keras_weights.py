@@ -164,9 +164,9 @@ def test_without_h5py_one_is_told_to_install_it(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.peers
 def test_keras_gives_today_what_was_recorded(tmp_path: Path) -> None:
-    python = os.environ.get("STRETTO_KERAS_PYTHON")
+    python = os.environ.get("STRETTO_TENSORFLOW_PYTHON")
     if not python:
-        pytest.skip("STRETTO_KERAS_PYTHON does not name a Python that has Keras 3")
+        pytest.skip("STRETTO_TENSORFLOW_PYTHON does not name a Python that has Keras 3")
     script = Path(__file__).with_name("record_keras.py")
     subprocess.run([python, str(script), str(tmp_path / "now.json")], check=True, capture_output=True, timeout=280)
     for name, model in json.loads((tmp_path / "now.json").read_text())["models"].items():
