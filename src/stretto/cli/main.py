@@ -36,7 +36,7 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code.
 
-    0 done, 1 `verify` or `doctor` has found something wrong, 2 the user's mistake, 75 start it again, 76 a newer start has
+    0 done, 1 `verify` or `doctor` has found a problem, 2 the user's mistake, 75 start it again, 76 a newer start has
     gone on, 130 interrupted, 141 nobody reads.
     """
     try:
