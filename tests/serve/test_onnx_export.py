@@ -1,4 +1,5 @@
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,14 @@ def test_a_model_that_differs_from_its_stack_is_not_kept(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match=r"differs from torch's by .* was not kept"):
         export_onnx(Stack([linear]), tmp_path / "model.onnx")
     assert not (tmp_path / "model.onnx").exists()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_model_whose_results_are_no_numbers_is_equal_to_none(value: float, tmp_path: Path) -> None:
+    linear = Linear(3, 3)
+    nn.init.constant_(linear.module.get_parameter("bias"), value)
+    with pytest.raises(ConfigError, match=r"differs from torch's by nan"):
+        export_onnx(Stack([linear]), tmp_path / "model.onnx")
 
 
 def test_what_is_not_installed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
