@@ -121,14 +121,47 @@ def test_layers_that_do_not_run_one_after_the_other_are_refused(tmp_path: Path) 
         from_keras(path)
 
 
-def test_a_link_out_of_the_file_is_not_followed(tmp_path: Path) -> None:
+def in_archive(weights: Path, path: Path) -> Path:
+    """A Keras file with other weights."""
+    with zipfile.ZipFile(path) as archive:
+        config = archive.read("config.json")
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("config.json", config)
+        archive.write(weights, "model.weights.h5")
+    return path
+
+
+@pytest.mark.parametrize("where", ["layers", "layers/dense", "layers/dense/vars", "layers/dense/vars/0"])
+@pytest.mark.parametrize("is_soft", [False, True])
+def test_a_link_out_of_the_file_is_not_followed(where: str, is_soft: bool, tmp_path: Path) -> None:
+    path, other = unpack("gru", "h5", tmp_path), unpack("gru", "h5", tmp_path).rename(tmp_path / "other.h5")
+    path.write_bytes(other.read_bytes())
+    with h5py.File(path, "a") as opened:
+        opened.move(where, "kept")
+        opened[where] = h5py.SoftLink("/kept") if is_soft else h5py.ExternalLink(other, where)
+    for file in (path, in_archive(path, unpack("gru", "keras", tmp_path))):
+        with pytest.raises(DataError, match=f"^{where} in a Keras file leads to another file"):
+            from_keras(file)
+
+
+def test_an_array_that_lies_in_another_file_is_not_read(tmp_path: Path) -> None:
     path = unpack("gru", "h5", tmp_path)
     with h5py.File(tmp_path / "other.h5", "w") as other:
         other["secret"] = np.zeros((4, 2), dtype=np.float32)
+    layout = h5py.VirtualLayout((4, 2), np.float32)
+    layout[:] = h5py.VirtualSource(tmp_path / "other.h5", "secret", (4, 2))
     with h5py.File(path, "a") as opened:
         del opened["layers/dense/vars/0"]
-        opened["layers/dense/vars/0"] = h5py.ExternalLink(tmp_path / "other.h5", "secret")
-    with pytest.raises(DataError, match="leads to another file"):
+        opened["layers/dense/vars"].create_virtual_dataset("0", layout)
+    with pytest.raises(DataError, match=r"^layers/dense/vars/0 in a Keras file leads to another file"):
+        from_keras(path)
+
+
+def test_a_group_that_holds_itself_is_refused(tmp_path: Path) -> None:
+    path = unpack("gru", "h5", tmp_path)
+    with h5py.File(path, "a") as opened:
+        opened["layers/dense/vars/again"] = opened["layers"]
+    with pytest.raises(DataError, match="is in a Keras file more than once"):
         from_keras(path)
 
 

@@ -44,14 +44,39 @@ def read_keras(path: Path) -> list[KerasLayer]:
     try:
         if not zipfile.is_zipfile(path):
             with h5py.File(path, "r") as opened:
+                _check_links(opened, h5py)
                 return list(_without_config(opened, path, h5py))
         with zipfile.ZipFile(path) as archive:
             config = json.loads(archive.read("config.json"))
             content = io.BytesIO(archive.read(_WEIGHTS))
         with h5py.File(content, "r") as opened:
+            _check_links(opened, h5py)
             return list(_with_config(config, opened, h5py))
     except (OSError, KeyError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
         raise DataError(f"{path} is not a Keras model that can be read ({error}); save it with Keras 3") from None
+
+
+def _check_links(opened: Any, h5py: Any) -> None:  # noqa: ANN401 - h5py has no types
+    """Refuse a file that leads elsewhere: its writer could have it read any file of the reader's machine."""
+    seen: set[int] = set()
+
+    def visit(group: Any) -> None:  # noqa: ANN401
+        for name in group:
+            # First the link itself: to ask for what it leads to is to follow it.
+            is_inside = isinstance(group.get(name, getlink=True), h5py.HardLink)
+            item = group[name] if is_inside else None
+            if item is None or (isinstance(item, h5py.Dataset) and (item.external or item.is_virtual)):
+                where = f"{group.name}/{name}".lstrip("/")
+                raise DataError(f"{where} in a Keras file leads to another file; only weights inside the file are read")
+            if isinstance(item, h5py.Group):
+                address = h5py.h5o.get_info(item.id).addr
+                if address in seen:
+                    raise DataError(f"{item.name} is in a Keras file more than once; save it with Keras 3")
+                seen.add(address)
+                visit(item)
+
+    seen.add(h5py.h5o.get_info(opened["/"].id).addr)
+    visit(opened["/"])
 
 
 def _with_config(config: dict[str, Any], opened: Any, h5py: Any) -> Iterator[KerasLayer]:  # noqa: ANN401
@@ -111,11 +136,7 @@ def _arrays(group: Any, h5py: Any) -> dict[str, list[Array]]:  # noqa: ANN401 - 
     found: dict[str, dict[int, Array]] = {}
 
     def visit(path: str) -> None:
-        # A link could lead into another file of the reader's machine.
-        link = group.get(path, getlink=True)
-        item = group.get(path) if isinstance(link, h5py.HardLink) else None
-        if item is None or (isinstance(item, h5py.Dataset) and item.external):
-            raise DataError(f"{path} in a Keras file leads to another file; only weights inside the file are read")
+        item = group[path]
         holder, _, number = path.rpartition("/")
         if isinstance(item, h5py.Group):
             for name in item:
