@@ -152,6 +152,28 @@ def test_a_model_whose_results_are_no_numbers_is_equal_to_none(value: float, tmp
         export_onnx(Stack([linear]), tmp_path / "model.onnx")
 
 
+@pytest.mark.parametrize("is_large", [False, True])
+def test_an_export_that_fails_leaves_what_was_there(
+    is_large: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong, breaking = Linear(3, 300), Embedding(9, 300)
+    wrong.module.register_forward_hook(lambda module, ins, y: 2 * y)
+    # A table without the rows that are asked for; who calls the module doesn't ask for them.
+    breaking.module.register_parameter("weight", nn.Parameter(torch.zeros(2, 300)))
+    breaking.module.register_forward_pre_hook(lambda module, ins: (ins[0] % 2,))
+    monkeypatch.setattr(onnx_export, "LARGEST", 0)
+    export_onnx(Stack([Linear(3, 300)]), tmp_path / "model.onnx")
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    assert sorted(before) == ["model.onnx", "model.onnx.data"]
+    monkeypatch.setattr(onnx_export, "LARGEST", 0 if is_large else 1 << 30)
+    for stack, sentence in ((Stack([wrong]), "differs"), (Stack([breaking]), "onnxruntime can't run")):
+        with pytest.raises(ConfigError, match=sentence):
+            export_onnx(stack, tmp_path / "model.onnx")
+        assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+    export_onnx(Stack([Linear(3, 301)]), tmp_path / "model.onnx")
+    assert len([*tmp_path.iterdir()]) == 1 + is_large
+
+
 def test_what_is_not_installed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stack = Stack([LSTM(3, 4)])
     with monkeypatch.context() as patch:

@@ -60,7 +60,7 @@ def _compare(
         x = entrance.draw(num_steps, num_rows, generator)
         with torch.no_grad():
             y, state = stack(x, state)
-        given = dict(zip(outputs, session.run(None, {"x": x.numpy(), **fed}), strict=True))
+        given = dict(zip(outputs, _run(session, {"x": x.numpy(), **fed}), strict=True))
         fed = {name: given[f"{name}.after"] for name in fed}
         found.append(_difference(y, given["y"]))
         found += [_difference(tensor, fed[name]) for name, tensor in _named(names, state).items()]
@@ -86,5 +86,17 @@ def _open(path: Path) -> Any:  # noqa: ANN401 - onnxruntime has no types
     except Exception as error:  # noqa: BLE001 - onnxruntime's errors have no common class
         reason = str(error).splitlines()[0]
         raise ConfigError(
-            f"onnxruntime can't open {path} ({reason}); export it again with a newer onnxruntime"
+            f"onnxruntime can't open {path.name} ({reason}); export it again with a newer onnxruntime"
         ) from None
+
+
+def _run(session: Any, given: dict[str, Any]) -> list[NDArray[Any]]:  # noqa: ANN401 - onnxruntime has no types
+    try:
+        found: list[NDArray[Any]] = session.run(None, given)
+    except Exception as error:  # noqa: BLE001 - onnxruntime's errors have no common class
+        reason = str(error).splitlines()[0]
+        raise ConfigError(
+            f"onnxruntime can't run the exported model ({reason}); a block of your own may depend on the number of "
+            "steps or rows it was shown"
+        ) from None
+    return found

@@ -2,6 +2,9 @@
 
 import copy
 import importlib.metadata
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -9,7 +12,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from stretto.base.disk import write_whole
 from stretto.base.errors import ConfigError
 from stretto.base.task import Task
 from stretto.blocks.stack import Stack
@@ -68,14 +70,16 @@ def export_onnx(model: Stack | Described, path: Path | str, *, example: Tensor |
         graph = _graph(stack, entrance)
     metadata = {"version": _version(), "causal": str(stack.causal).lower(), **about}
     path = Path(path)
-    _write(graph.model({f"stretto.{name}": text for name, text in metadata.items()}), path)
-    difference = compare(stack, path, entrance)
-    if difference is not None and not difference <= TOLERANCE:
-        path.unlink()
-        raise ConfigError(
-            f"the exported model differs from torch's by {difference:.1e}, so {path} was not kept; a block of your own "
-            "may depend on more than its input and its state"
-        )
+    proto = graph.model({f"stretto.{name}": text for name, text in metadata.items()})
+    with _writing(path) as beside:
+        _write(proto, beside)
+        difference = compare(stack, beside, entrance)
+        if difference is not None and not difference <= TOLERANCE:
+            raise ConfigError(
+                f"the exported model differs from torch's by {difference:.1e}, so {path} was not kept; a block of your "
+                "own may depend on more than its input and its state"
+            )
+        _replace(path, beside)
     inputs, outputs = ((value.name for value in values) for values in (graph.inputs, graph.outputs))
     return Exported(path, tuple(inputs), tuple(outputs), difference)
 
@@ -97,18 +101,37 @@ def _entrance(stack: Stack, described: Described | None, example: Tensor | None)
     return entrance_of_stack(stack) if described is None else entrance_of_task(described.subject.task)
 
 
-def _write(model: Any, path: Path) -> None:  # noqa: ANN401 - onnx has no types
-    data = path.with_name(f"{path.name}.data")
-    onnx = need("onnx", "onnx", "an export to ONNX")
+@contextmanager
+def _writing(path: Path) -> Iterator[Path]:
+    """Give a file of the same name in a folder beside it, so that what is there stays until the new one is good."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        data.unlink(missing_ok=True)
-        if sum(len(weight.raw_data) for weight in model.graph.initializer) > LARGEST:
-            onnx.save_model(model, path, save_as_external_data=True, location=data.name)
-        else:
-            write_whole(path, model.SerializeToString())
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+            yield Path(folder) / path.name
     except OSError as error:
         raise ConfigError(f"{path} can't be written ({error.strerror}); choose another file") from None
+
+
+def _write(model: Any, path: Path) -> None:  # noqa: ANN401 - onnx has no types
+    if sum(len(weight.raw_data) for weight in model.graph.initializer) > LARGEST:
+        onnx = need("onnx", "onnx", "an export to ONNX")
+        onnx.save_model(model, path, save_as_external_data=True, location=_data(path).name)
+    else:
+        path.write_bytes(model.SerializeToString())
+
+
+def _replace(path: Path, new: Path) -> None:
+    if _data(new).exists():
+        _data(new).replace(_data(path))
+        new.replace(path)
+    else:
+        new.replace(path)
+        _data(path).unlink(missing_ok=True)
+
+
+def _data(path: Path) -> Path:
+    """Where the weights of a large model are."""
+    return path.with_name(f"{path.name}.data")
 
 
 def _version() -> str:
