@@ -1,8 +1,11 @@
 import json
+from pathlib import Path
 
 import pytest
+import torch
 
 from stretto import ConfigError, MeshError, world
+from stretto.mesh.device import peak_memory
 
 WHOLE = {
     "RANK": "1",
@@ -35,6 +38,16 @@ def test_another_world_than_the_layout_needs_is_refused_before_anyone_waits(monk
         world(6),
     ):
         pass
+
+
+def test_memory_is_told_whatever_the_name_of_the_process() -> None:
+    name = Path("/proc/self/comm")
+    before = name.read_bytes()
+    try:
+        name.write_bytes("entraîneur".encode())
+        assert peak_memory(torch.device("cpu")) > 50e6, "torch alone takes more"
+    finally:
+        name.write_bytes(before)
 
 
 def test_a_device_that_is_not_there_is_refused() -> None:

@@ -45,8 +45,9 @@ def peak_memory(device: torch.device) -> int:
         return torch.accelerator.max_memory_allocated(device)
     try:
         # What getrusage says is at least what the parent had used when it started this process.
-        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+        # Bytes, for the name of a process may be any.
+        lines = Path("/proc/self/status").read_bytes().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(b"VmHWM:"))
     except (OSError, StopIteration):
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
