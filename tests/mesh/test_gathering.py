@@ -4,10 +4,10 @@ import threading
 from datetime import timedelta
 
 import pytest
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, TCPStore
 
 from stretto import LostPeerError
-from stretto.mesh.gathering import gather_ranks
+from stretto.mesh.gathering import gather_ranks, part_ranks
 
 SOON = timedelta(seconds=10)
 
@@ -48,3 +48,11 @@ def test_a_rank_that_does_not_come_is_named() -> None:
         gather_ranks(HashStore(), 0, 2, timedelta(seconds=0.2))
     with pytest.raises(LostPeerError, match="rank 0 did not join in time"):
         gather_ranks(HashStore(), 1, 2, timedelta(seconds=0.2))
+
+
+def test_a_rank_that_parts_after_the_first_has_gone_ends_well() -> None:
+    first = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    late = TCPStore("127.0.0.1", first.port, is_master=False, wait_for_workers=False)
+    assert late.add("parted", 0) == 0
+    del first
+    part_ranks(late, 1, 2)

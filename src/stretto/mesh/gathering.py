@@ -7,6 +7,7 @@ who answer to it.
 
 import time
 import uuid
+from contextlib import suppress
 from datetime import timedelta
 
 from torch._C._distributed_c10d import Store
@@ -27,7 +28,9 @@ def gather_ranks(store: Store, rank: int, size: int, timeout: timedelta) -> str:
 def part_ranks(store: Store, rank: int, size: int) -> None:
     """End a start that went well: the first rank, which keeps the store, goes last, so that no other finds it gone."""
     if rank != 0:
-        store.add("parted", 1)
+        # Who comes later than the first waits finds it gone, and nobody left to tell.
+        with suppress(RuntimeError):
+            store.add("parted", 1)
         return
     until = time.monotonic() + _FAREWELL
     while store.add("parted", 0) < size - 1 and time.monotonic() < until:
