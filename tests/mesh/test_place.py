@@ -134,6 +134,21 @@ def test_what_mpirun_sets_is_read_even_within_a_step_of_srun() -> None:
     assert where(find_place(on_one)) == (1, 2, 1, 2, "127.0.0.1", 29500)
 
 
+def run_of(variables: dict[str, str]) -> str:
+    place = find_place(variables)
+    assert place is not None
+    return place.run
+
+
+def test_ranks_of_one_job_have_one_name_for_it_and_those_of_others_another() -> None:
+    assert run_of(SRUN) == run_of({**SRUN, "SLURM_PROCID": "0"}) == "812.0"
+    assert run_of({**SRUN, "SLURM_STEP_ID": "1"}) == "812.1"
+    mpirun = {**MPIRUN, "PMIX_NAMESPACE": "prterun-host-7@1"}
+    assert run_of(mpirun) == run_of({**mpirun, "OMPI_COMM_WORLD_RANK": "1"}) == "prterun-host-7@1"
+    runs = [run_of(tf_config("worker", index, worker=["a:1", "b:1"])) for index in range(2)]
+    assert runs[0] == runs[1] != run_of(tf_config("worker", 0, worker=["a:1", "c:1"]))
+
+
 numbers = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 3)), min_size=1, max_size=3)
 pieces = st.one_of(st.from_regex(r"[a-z][a-z0-9-]{0,4}", fullmatch=True), numbers)
 

@@ -4,6 +4,7 @@ Understood are torchrun, TF_CONFIG, Open MPI's mpirun and Slurm's srun, in this 
 has the word. mpirun may run within srun, and torchrun within any of them.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -26,7 +27,7 @@ class Place:
     address: str  # of the host of rank 0
     port: int
     has_agent_store: bool = False  # torchrun keeps the store, not rank 0
-    run: str = "run"  # what tells this run's keys in an agent's store from those of others
+    run: str = "run"  # what tells this run's keys in the store from those of others, who may meet at the same port
     is_bound: bool = False  # the launcher may have given each process devices of its own
     how: str = "torchrun --nproc-per-node {}"  # the way to start another number of ranks
 
@@ -114,8 +115,9 @@ def _tf_config(text: str) -> Place | None:
     hosts = [_host_and_port(address)[0] for _, _, address in ranks]
     address, port = _host_and_port(ranks[0][2])
     own = hosts[rank]
+    digest = hashlib.sha256(json.dumps(ranks).encode()).hexdigest()
     return Place(
-        rank, len(ranks), hosts[:rank].count(own), hosts.count(own), address, port,
+        rank, len(ranks), hosts[:rank].count(own), hosts.count(own), address, port, run=digest[:16],
         is_bound=True, how="TF_CONFIG with {} workers",
     )  # fmt: skip
 
@@ -138,7 +140,7 @@ def _srun(variables: Mapping[str, str]) -> Place:
     port = 10_000 + (37 * job + step) % 20_000
     place = Place(
         rank, size, local_rank, per_node[node], first_host(_read(variables, "SLURM_STEP_NODELIST")), port,
-        is_bound=True, how="srun -n {}",
+        run=f"{job}.{step}", is_bound=True, how="srun -n {}",
     )  # fmt: skip
     return _as_asked(place, variables)
 
@@ -152,7 +154,10 @@ def _mpirun(variables: Mapping[str, str]) -> Place:
             "mpirun started ranks on several hosts, but does not tell them where the first one is; "
             "add -x MASTER_ADDR=HOST with the first host's name"
         )
-    place = Place(rank, size, local_rank, local_size, "127.0.0.1", _PORT, is_bound=True, how="mpirun -n {}")
+    place = Place(
+        rank, size, local_rank, local_size, "127.0.0.1", _PORT,
+        run=variables.get("PMIX_NAMESPACE", "run"), is_bound=True, how="mpirun -n {}",
+    )  # fmt: skip
     return _as_asked(place, variables)
 
 
