@@ -149,6 +149,14 @@ def test_ranks_of_one_job_have_one_name_for_it_and_those_of_others_another() -> 
     assert runs[0] == runs[1] != run_of(tf_config("worker", 0, worker=["a:1", "c:1"]))
 
 
+@pytest.mark.parametrize("variables", [SRUN, MPIRUN, tf_config("worker", 0, worker=["a:1", "a:2"]), TORCHRUN])
+def test_a_device_is_a_ranks_own_only_where_the_launcher_has_chosen_it(variables: dict[str, str]) -> None:
+    free, bound = find_place(variables), find_place({**variables, "CUDA_VISIBLE_DEVICES": "0"})
+    assert free is not None and bound is not None and not free.is_bound
+    # torchrun chooses none, and whoever called it has chosen for all its ranks together.
+    assert bound.is_bound == (variables is not TORCHRUN)
+
+
 numbers = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 3)), min_size=1, max_size=3)
 pieces = st.one_of(st.from_regex(r"[a-z][a-z0-9-]{0,4}", fullmatch=True), numbers)
 

@@ -13,7 +13,7 @@ from stretto.base.errors import ConfigError
 def find_device(name: str, local_rank: int = 0, local_size: int = 1, *, is_bound: bool = False) -> torch.device:
     """Return the device a config names, this rank's own of that kind; `auto` is an accelerator if there is one.
 
-    `is_bound`: whoever started the ranks may have let each see one device only, which then is its own.
+    `is_bound`: whoever started the ranks has let each see some devices only; one alone then is its own.
     """
     if name == "auto":
         kind = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")

@@ -14,6 +14,8 @@ from stretto.base.errors import MeshError
 
 # Where torch's own launchers meet if nothing else is said.
 _PORT = 29500
+# By these a launcher lets a process see some devices only.
+_BINDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Place:
     port: int
     has_agent_store: bool = False  # torchrun keeps the store, not rank 0
     run: str = "run"  # what tells this run's keys in the store from those of others, who may meet at the same port
-    is_bound: bool = False  # the launcher may have given each process devices of its own
+    is_bound: bool = False  # the launcher has said which devices each process may see
     how: str = "torchrun --nproc-per-node {}"  # the way to start another number of ranks
 
     @property
@@ -49,7 +51,10 @@ def find_place(variables: Mapping[str, str]) -> Place | None:
         place = _srun(variables)
     else:
         return None
-    return None if place is None or place.size == 1 else _checked(place, place.how.split()[0])
+    if place is None or place.size == 1:
+        return None
+    place = replace(place, is_bound=any(name in variables for name in _BINDING))
+    return _checked(place, place.how.split()[0])
 
 
 def _checked(place: Place, launcher: str) -> Place:
@@ -118,7 +123,7 @@ def _tf_config(text: str) -> Place | None:
     digest = hashlib.sha256(json.dumps(ranks).encode()).hexdigest()
     return Place(
         rank, len(ranks), hosts[:rank].count(own), hosts.count(own), address, port, run=digest[:16],
-        is_bound=True, how="TF_CONFIG with {} workers",
+        how="TF_CONFIG with {} workers",
     )  # fmt: skip
 
 
@@ -140,7 +145,7 @@ def _srun(variables: Mapping[str, str]) -> Place:
     port = 10_000 + (37 * job + step) % 20_000
     place = Place(
         rank, size, local_rank, per_node[node], first_host(_read(variables, "SLURM_STEP_NODELIST")), port,
-        run=f"{job}.{step}", is_bound=True, how="srun -n {}",
+        run=f"{job}.{step}", how="srun -n {}",
     )  # fmt: skip
     return _as_asked(place, variables)
 
@@ -156,7 +161,7 @@ def _mpirun(variables: Mapping[str, str]) -> Place:
         )
     place = Place(
         rank, size, local_rank, local_size, "127.0.0.1", _PORT,
-        run=variables.get("PMIX_NAMESPACE", "run"), is_bound=True, how="mpirun -n {}",
+        run=variables.get("PMIX_NAMESPACE", "run"), how="mpirun -n {}",
     )  # fmt: skip
     return _as_asked(place, variables)
 
