@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ import pytest
 from ranks import free_port
 from stretto import Corpus, MeshError
 from stretto.cli.main import main
-from stretto.mesh.store import listen_at
+from stretto.mesh.place import Place
+from stretto.mesh.store import listen_at, open_store
 
 
 def tf_configs(size: int) -> list[dict[str, str]]:
@@ -51,6 +53,17 @@ def test_a_port_that_is_taken_is_named() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(MeshError, match=f"port {port} of localhost is in use"):
             listen_at("localhost", port, only_here=True)
+
+
+def test_a_store_that_cannot_be_kept_is_said_with_what_to_set() -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        # Its name means loopback here, and ranks of another host are to come: torch listens, and fails.
+        place = Place(0, 2, 0, 1, "localhost", taken.getsockname()[1])
+        with pytest.raises(MeshError, match=r"rank 0 can't keep the store .*; set MASTER_ADDR and") as error:
+            open_store(place, timedelta(seconds=2))
+    assert "\n" not in str(error.value)
 
 
 def test_a_name_that_means_loopback_here_is_not_bound_while_other_hosts_are_to_come() -> None:

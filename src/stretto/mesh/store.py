@@ -21,7 +21,11 @@ def open_store(place: Place, timeout: timedelta) -> TCPStore:
         )  # fmt: skip
     except RuntimeError as error:
         if is_host:
-            raise MeshError(f"rank 0 can't keep the store at {place.address}:{place.port} ({error})") from error
+            reason = str(error).splitlines()[0]
+            raise MeshError(
+                f"rank 0 can't keep the store at {place.address}:{place.port} ({reason}); set MASTER_ADDR and "
+                "MASTER_PORT (or the first worker's in TF_CONFIG) to an address of its host and a port that is free"
+            ) from error
         raise LostPeerError(
             f"rank {place.rank} found no rank 0 at {place.address}:{place.port}; see whether it was started, whether "
             "that address is its host's, and whether a firewall lets it through"
