@@ -21,6 +21,12 @@ def read_history(path: Path) -> list[dict[str, float]]:
     return rows
 
 
+def read_exit_code(path: Path) -> int:
+    """Return how a run has ended."""
+    records = [Record.FromString(content) for content in _records(path.read_bytes())]
+    return next(int(record.exit.exit_code) for record in records if record.HasField("exit"))
+
+
 def _records(content: bytes) -> list[bytes]:
     found, parts, place = [], b"", HEAD
     while place + HEAD <= len(content):

@@ -21,7 +21,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from faulty import Faulty
 from ranks import Pools, free_port
-from stretto import ConfigError, Corpus, Run, WatchConfig, World, load_config, open_sinks
+from stretto import ConfigError, Corpus, DivergedError, LeftError, Run, WatchConfig, World, load_config, open_sinks
 from stretto.cli.main import main
 from stretto.train.sinks.notes import Notes
 from stretto.train.sinks.sink import figures
@@ -200,6 +200,38 @@ def test_a_sink_that_is_not_installed_is_refused_before_anything_is_written(
         said = capsys.readouterr().err
         assert f"needs {package}; pip install 'stretto[{name}]', or leave it out" in said and said.count("\n") == 1
     assert not (tmp_path / "run").exists()
+
+
+ENDINGS = [
+    (None, "FINISHED", 0),
+    (DivergedError("a loss that is not finite"), "FAILED", 1),
+    (ValueError("of a block of the user's own"), "FAILED", 1),
+    (LeftError("as asked"), "KILLED", 1),
+    (KeyboardInterrupt(), "KILLED", 1),
+]
+
+
+@pytest.mark.parametrize(("error", "status", "code"), ENDINGS)
+def test_a_tool_is_told_how_the_run_ended(
+    error: BaseException | None, status: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    from mlflow import MlflowClient
+
+    from wandb_file import read_exit_code
+
+    # W&B takes seconds: once for each of its two codes will do.
+    has_wandb = error is None or isinstance(error, LeftError)
+    watch = WatchConfig(mlflow="lab", wandb="lab" if has_wandb else None)
+    with pytest.raises(type(error)) if error else contextlib.nullcontext(), open_sinks(watch, tmp_path) as sinks:
+        sinks.write("step", STEP)
+        if error is not None:
+            raise error
+    client = MlflowClient((tmp_path / "mlflow").as_uri())
+    run_id = Notes(tmp_path).read("mlflow lab")
+    assert run_id is not None and client.get_run(run_id).info.status == status
+    assert [read_exit_code(file) for file in tmp_path.glob("wandb/offline-run-*/*.wandb")] == [code] * has_wandb
 
 
 def test_a_port_that_is_taken_is_refused_by_name(byte_corpus: Corpus, tmp_path: Path) -> None:

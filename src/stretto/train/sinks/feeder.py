@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from textwrap import shorten
 
-from stretto.train.sinks.sink import Line, Sink
+from stretto.train.sinks.sink import Ending, Line, Sink
 
 # Lines that may wait for a sink that is slow, and seconds in which it may finish at the end.
 _MOST_WAITING = 100_000
@@ -23,6 +23,7 @@ class Feeder:
         self._name, self._sink = name, sink
         self._history = history if sink.needs_history else ()
         self._lines: queue.Queue[Line | None] = queue.Queue()
+        self._ending: Ending = "left"
         self._has_warned = False
         self._thread = threading.Thread(target=self._feed, name=f"stretto-{name}", daemon=True)
         self._thread.start()
@@ -34,8 +35,9 @@ class Feeder:
         else:
             self._warn("it is slower than the run")
 
-    def close(self) -> None:
+    def close(self, ending: Ending) -> None:
         """Wait until all lines have arrived, but not for ever."""
+        self._ending = ending
         self._lines.put(None)
         self._thread.join(_PATIENCE)
         if self._thread.is_alive():
@@ -48,7 +50,7 @@ class Feeder:
         while (line_or_end := self._lines.get()) is not None:
             self._write(line_or_end)
         with self._forgiving():
-            self._sink.close()
+            self._sink.close(self._ending)
 
     def _write(self, line: Line) -> None:
         with self._forgiving():

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from stretto.train.sinks.notes import Notes
-from stretto.train.sinks.sink import figures, step_of
+from stretto.train.sinks.sink import Ending, figures, step_of
 
 # As many as MLflow takes at once.
 _MOST_METRICS, _MOST_PARAMETERS = 1000, 100
+_STATUS: dict[Ending, str] = {"finished": "FINISHED", "failed": "FAILED", "left": "KILLED"}
 
 
 class MlflowSink:
@@ -45,8 +46,8 @@ class MlflowSink:
         for first in range(0, len(metrics), _MOST_METRICS):
             self._client.log_batch(self._run_id, metrics[first : first + _MOST_METRICS])
 
-    def close(self) -> None:
-        self._client.set_terminated(self._run_id)
+    def close(self, ending: Ending) -> None:
+        self._client.set_terminated(self._run_id, _STATUS[ending])
 
     def _go_on(self, experiment: str, folder: Path) -> str | None:
         """Return the run that an earlier start has begun, if it is there."""

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
 from stretto.base.errors import ConfigError
 from stretto.train.sinks.notes import Notes
-from stretto.train.sinks.sink import Figure, figures
+from stretto.train.sinks.sink import Ending, Figure, figures
 
 # Seconds in which an earlier start of this run, that was killed, lets go of its port: processes that read ahead for it
 # see only then that it is gone.
@@ -37,7 +37,7 @@ class PrometheusSink:
             gauge = self._gauge(figure)
             (gauge if figure.rank is None else gauge.labels(figure.rank)).set(figure.value)
 
-    def close(self) -> None:
+    def close(self, ending: Ending) -> None:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

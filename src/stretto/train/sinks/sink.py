@@ -2,10 +2,14 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeGuard
+from typing import Literal, NamedTuple, Protocol, TypeGuard
 
 # Of more ranks than these, only the least, the mean and the largest figure are worth a curve.
 _MOST_RANKS = 64
+
+
+Ending = Literal["finished", "failed", "left"]
+"""How a run has ended: with all its steps; in an error; or before its end, to go on when it is started again."""
 
 
 class Sink(Protocol):
@@ -17,8 +21,8 @@ class Sink(Protocol):
     def write(self, kind: str, values: Mapping[str, object]) -> None:
         """Take a line: what it is about, and its fields, of which `step` says when."""
 
-    def close(self) -> None:
-        """Finish; nothing is written after this."""
+    def close(self, ending: Ending) -> None:
+        """Finish, and say how the run ended; nothing is written after this."""
 
 
 Line = tuple[str, Mapping[str, object]]  # kind, and fields

@@ -1,6 +1,7 @@
 """Sinks: those that a config asks for, opened, fed and closed together."""
 
 import importlib.util
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -9,7 +10,7 @@ from typing import Self
 from stretto.base.errors import ConfigError, StrettoError
 from stretto.config.watch import WatchConfig
 from stretto.train.sinks.feeder import Feeder, describe
-from stretto.train.sinks.sink import Line, Sink
+from stretto.train.sinks.sink import Ending, Line, Sink
 
 
 class Sinks:
@@ -24,17 +25,17 @@ class Sinks:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self.close(_ending(error))
 
     def write(self, kind: str, values: Mapping[str, object]) -> None:
         """Hand a line to all, without waiting for any."""
         for feeder in self._feeders:
             feeder.write(kind, values)
 
-    def close(self) -> None:
-        """Wait until all lines have arrived."""
+    def close(self, ending: Ending = "finished") -> None:
+        """Wait until all lines have arrived, and say how the run ended: `finished`, `failed`, or `left` to go on."""
         for feeder in self._feeders:
-            feeder.close()
+            feeder.close(ending)
 
 
 def check_sinks(watch: WatchConfig) -> None:
@@ -68,7 +69,7 @@ def open_sinks(
             folder.mkdir(parents=True, exist_ok=True)
             feeders.append(Feeder(name, _OPENERS[name](watch, folder, step, about), history()))
         except Exception as error:
-            Sinks(feeders).close()
+            Sinks(feeders).close("failed")
             if isinstance(error, StrettoError):
                 raise
             raise ConfigError(
@@ -86,6 +87,15 @@ def flatten(tree: Mapping[str, object]) -> dict[str, object]:
         else:
             found[name] = value
     return found
+
+
+def _ending(error: BaseException | None) -> Ending:
+    if error is None:
+        return "finished"
+    # What is no Exception is a wish to stop: Ctrl-C, or a loop that was left.
+    is_asked = not isinstance(error, Exception)
+    is_worth_another_try = isinstance(error, StrettoError) and error.exit_code == os.EX_TEMPFAIL
+    return "left" if is_asked or is_worth_another_try else "failed"
 
 
 def _wanted(watch: WatchConfig) -> list[tuple[str, object]]:

@@ -12,7 +12,7 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from stretto.train.sinks.sink import figures, step_of
+from stretto.train.sinks.sink import Ending, figures, step_of
 
 _numbers = itertools.count()
 
@@ -44,7 +44,7 @@ class TensorBoardSink:
         if scalars:
             self._append(Event(step=step_of(values), summary=Summary(value=scalars)))
 
-    def close(self) -> None:
+    def close(self, ending: Ending) -> None:
         """Each line is in the file already."""
 
     def _append(self, *events: Event) -> None:

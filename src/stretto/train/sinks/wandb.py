@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from stretto.train.sinks.notes import Notes
-from stretto.train.sinks.sink import figures, step_of
+from stretto.train.sinks.sink import Ending, figures, step_of
 
 # Seconds after which a line is in the file; what came later is lost if the process is killed.
 _FLUSH_EVERY = 1.0
@@ -67,5 +67,5 @@ class WandbSink:
         found = {figure.tag: figure.value for figure in figures(kind, values) if figure.name != "step"}
         self._run.log(found, step=self._step)
 
-    def close(self) -> None:
-        self._run.finish()
+    def close(self, ending: Ending) -> None:
+        self._run.finish(exit_code=0 if ending == "finished" else 1)
