@@ -211,7 +211,8 @@ def test_lists_are_prepared_for_what_they_were_found_to_be(
 
 def test_whole_numbers_in_the_first_list_make_no_tokens_of_the_others(tmp_path: Path) -> None:
     found = inspect_data(jsonl(tmp_path / "a.jsonl", ({"signal": [1, row / 2 if row else 0]} for row in range(9))))
-    assert found.holds == "channels" and prepare_found(found, tmp_path / "data", hold_out=0)
+    train = prepare_found(found, tmp_path / "data", hold_out=0).train
+    assert isinstance(train, Sequences) and found.holds == train.fields.values.type == "channels"
 
 
 def test_a_table_that_could_be_either_is_asked_about(tmp_path: Path) -> None:
