@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
+from stretto.plan.units import loss as say_loss
 from stretto.plan.units import seconds as say_seconds
 from stretto.plan.units import size as say_size
 
@@ -164,7 +165,7 @@ class LiveView:
 
     def _loss_row(self, width: int, marks: _Marks) -> Text:
         last = self._recent[-1] if self._recent else None
-        value = "-" if last is None or not last.tokens else _figure(last.loss)
+        value = "-" if last is None or not last.tokens else say_loss(last.loss)
         row = _label("loss").append(value, style="bold")
         length = min(width - _LABEL - len(value) - 2, 60)
         if len(self._losses) > 1 and length > 4:
@@ -178,7 +179,7 @@ class LiveView:
             return None
         step, found = self._held_out
         scores = (f"{name.replace('_', ' ')} {value:,.4f}" for name, value in found.scores.items())
-        return _row(width, "held out", [f"{_figure(found.loss)} at step {step:,}", *scores])
+        return _row(width, "held out", [f"{say_loss(found.loss)} at step {step:,}", *scores])
 
     def _speed_row(self, width: int) -> Text | None:
         recent = list(self._recent)
@@ -279,10 +280,6 @@ def _curve(values: Sequence[float], length: int, levels: str) -> str:
     low, high = min(means), max(means)
     scale = (len(levels) - 1) / (high - low) if high > low else 0.0
     return "".join(levels[round((mean - low) * scale)] for mean in means)
-
-
-def _figure(loss: float) -> str:
-    return f"{loss:.4f}" if abs(loss) < 1e4 else f"{loss:.3e}"
 
 
 def _clock(seconds: float) -> str:

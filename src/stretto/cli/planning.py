@@ -13,6 +13,7 @@ from rich.console import Console
 
 from stretto.base.errors import PlanError
 from stretto.blocks.stack import Stack
+from stretto.cli.bars import make_bars
 from stretto.config.layout import Layout
 from stretto.config.run import RunConfig
 from stretto.config.toml import dump_config
@@ -200,16 +201,8 @@ def layout_arguments(layout: Layout) -> list[str]:
 @contextmanager
 def show_progress(console: Console) -> Iterator[Callable[[str, float], None]]:
     """A bar in a terminal, a line for each thing elsewhere."""
-    from rich.progress import BarColumn, Progress, TextColumn
-
     said: set[str] = set()
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as bars:
+    with make_bars(console, is_kept=False) as bars:
         task = bars.add_task("measuring", total=1.0)
 
         def show(what: str, part: float) -> None:

@@ -62,14 +62,11 @@ def _writing(out: Path) -> Iterator[None]:
 @contextmanager
 def _progress() -> Iterator[Callable[[float], None]]:
     """A bar in a terminal; a log is read in silence elsewhere, where nobody waits."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
+    from stretto.cli.bars import make_bars
     from stretto.cli.console import make_console
 
-    console = make_console()
-    columns = (TextColumn("reading the log"), BarColumn(bar_width=20), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        task = bars.add_task("reading", total=1.0)
+    with make_bars(make_console(), is_kept=False) as bars:
+        task = bars.add_task("reading the log", total=1.0)
         yield lambda part: bars.update(task, completed=part)
 
 

@@ -9,6 +9,7 @@ from stretto.checkpoint.checkpoints import SaveReport
 from stretto.cli.console import make_console
 from stretto.cli.live import LiveView
 from stretto.engine.build import stage_parts
+from stretto.plan.units import loss as say_loss
 from stretto.train.planned import PlanReport
 from stretto.train.ranks import RanksReport
 from stretto.train.run import EvaluationReport, Event, Run
@@ -161,8 +162,7 @@ def _figures(recent: list[StepReport], ranks: RanksReport, asks: str) -> str:
     last = recent[-1]
     speed = sum(report.tokens for report in recent) / sum(report.seconds for report in recent)
     padding = sum(report.padding for report in recent) / len(recent)
-    loss = "-" if not last.tokens else f"{last.loss:.4f}" if last.loss < 1e4 else f"{last.loss:.3e}"
-    parts = [f"loss {loss}", f"{speed:,.0f} {asks}/s"]
+    parts = [f"loss {say_loss(last.loss) if last.tokens else '-'}", f"{speed:,.0f} {asks}/s"]
     if last.skipped:
         parts.append(f"{last.skipped} skipped")
     parts += [f"norm {last.gradient_norm:.2f}", f"lr {last.learning_rate:.2e}"]

@@ -1,4 +1,4 @@
-"""Units: times and sizes as people read them; `-` for what nobody knows."""
+"""Units: times, sizes and losses as people read them; `-` for what nobody knows."""
 
 import math
 
@@ -26,3 +26,8 @@ def size(value: float) -> str:
         if value >= bound:
             return f"{value / bound:.3g} {unit}"
     return f"{value / 1e3:.3g} kB"
+
+
+def loss(value: float) -> str:
+    """A loss, in digits that tell two runs apart."""
+    return f"{value:.4f}" if abs(value) < 1e4 else f"{value:.3e}"

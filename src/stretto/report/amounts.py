@@ -2,6 +2,7 @@
 
 import math
 
+from stretto.plan.units import loss as short_loss
 from stretto.plan.units import seconds as short_seconds
 
 
@@ -22,9 +23,7 @@ def plural(value: int, word: str) -> str:
 
 def loss(value: float) -> str:
     """A loss, in digits that tell two runs apart."""
-    if not math.isfinite(value):
-        return "-"
-    return f"{value:.4f}" if abs(value) < 1e4 else f"{value:.3e}"
+    return short_loss(value) if math.isfinite(value) else "-"
 
 
 def share(value: float) -> str:
@@ -54,6 +53,11 @@ def time_unit(value: float) -> tuple[str, float]:
         if value >= 3 * size:
             return unit, size
     return "seconds", 1.0
+
+
+def short_unit(value: float) -> tuple[float, str]:
+    """How many there are of the unit in a second, and the unit, for an axis that goes up to a step or a part of it."""
+    return (1e3, "milliseconds") if value < 1 else (1.0, "seconds")
 
 
 def moment(text: str) -> str:

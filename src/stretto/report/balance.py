@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from stretto.plan.units import seconds, size
-from stretto.report.amounts import plural, share
+from stretto.report.amounts import plural, share, short_unit
 from stretto.report.chart import Axes, Line, columns_chart, line_chart, stacked_rows
 from stretto.report.markup import Html, tag
 from stretto.report.page import any_width, figure, note, section
@@ -53,10 +53,6 @@ def _say(ranks: Ranks) -> str:
     )
 
 
-def _scaled(ranks: Ranks) -> tuple[float, str]:
-    return (1e3, "milliseconds") if ranks.seconds < 1 else (1.0, "seconds")
-
-
 def _rest(ranks: Ranks) -> Floats:
     return np.maximum(0.0, ranks.seconds - ranks.busy - _waiting(ranks))
 
@@ -66,7 +62,7 @@ def _waiting(ranks: Ranks) -> Floats:
 
 
 def _time_parts(ranks: Ranks) -> list[tuple[str, str, Sequence[float]]]:
-    factor, _ = _scaled(ranks)
+    factor, _ = short_unit(ranks.seconds)
     rest = _rest(ranks)
     parts = [("busy", "fill c0", ranks.busy), ("waiting for others", "fill idle", _waiting(ranks))]
     if float(rest.max()) > 0.02 * ranks.seconds:
@@ -75,7 +71,7 @@ def _time_parts(ranks: Ranks) -> list[tuple[str, str, Sequence[float]]]:
 
 
 def _time_rows(ranks: Ranks, width: int) -> Html:
-    factor, unit = _scaled(ranks)
+    factor, unit = short_unit(ranks.seconds)
     names = [f"rank {rank}" for rank in range(ranks.num_ranks)]
     ends = [f"{share(float(busy) / ranks.seconds)} busy" for busy in ranks.busy]
     parts = _time_parts(ranks)
@@ -83,14 +79,20 @@ def _time_rows(ranks: Ranks, width: int) -> Html:
 
 
 def _time_columns(ranks: Ranks, width: int) -> Html:
-    _, unit = _scaled(ranks)
+    _, unit = short_unit(ranks.seconds)
     axes = Axes("A mean step, rank by rank", "rank", unit)
     return columns_chart(axes, _time_parts(ranks), ranks.num_ranks, width)
 
 
-def _memory_rows(ranks: Ranks) -> Html:
+def _memory(ranks: Ranks) -> tuple[Floats, float, str]:
+    """The memory of each rank in bytes, and the unit for the most of it."""
     memory = np.nan_to_num(ranks.memory)
     factor, unit = next(found for found in _UNITS if float(memory.max()) >= found[0] or found[0] == 1.0)
+    return memory, factor, unit
+
+
+def _memory_rows(ranks: Ranks) -> Html:
+    memory, factor, unit = _memory(ranks)
     names = [f"rank {rank}" for rank in range(ranks.num_ranks)]
     ends = [size(float(value)) for value in memory]
     parts = [("memory", "fill c2", (memory / factor).tolist())]
@@ -98,8 +100,7 @@ def _memory_rows(ranks: Ranks) -> Html:
 
 
 def _memory_columns(ranks: Ranks) -> Html:
-    memory = np.nan_to_num(ranks.memory)
-    factor, unit = next(found for found in _UNITS if float(memory.max()) >= found[0] or found[0] == 1.0)
+    memory, factor, unit = _memory(ranks)
     axes = Axes("Most memory in use", "rank", unit)
     return columns_chart(axes, [("memory", "fill c2", _columns(memory / factor))], ranks.num_ranks)
 

@@ -9,7 +9,7 @@ from stretto.report.markup import Html, tag
 from stretto.report.ticks import Scale, choose, linear, short, write
 
 NARROW, MIDDLE, WIDE = 440, 760, 1160
-_LETTER = 6.9  # about the width of a letter
+LETTER = 6.9  # about the width of a letter
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def legend_rows(names: Sequence[str], room: float) -> list[list[str]]:
     rows: list[list[str]] = []
     used = room
     for name in names:
-        needed = 30 + _LETTER * len(name)
+        needed = 30 + LETTER * len(name)
         if used + needed > room:
             rows.append([])
             used = 0.0
@@ -129,7 +129,7 @@ def swatches(rows: Sequence[Sequence[str]], classes: Sequence[str], y: float, x:
         at = x
         for name in row:
             parts += [box(at, y - 9, 11, 11, classes[number]), text(at + 16, y, name)]
-            at += 30 + _LETTER * len(name)
+            at += 30 + LETTER * len(name)
             number += 1
         y += 18
     return parts
@@ -160,8 +160,8 @@ def stacked_rows(
     width: int = NARROW,
 ) -> Html:
     """Return a row of boxes for each name: each part a name, a class, and a value for each row."""
-    row, left = 24, min(14 + _LETTER * max(map(len, names), default=0), width * 0.55)
-    most_end = _LETTER * max(map(len, ends), default=0)
+    row, left = 24, min(14 + LETTER * max(map(len, names), default=0), width * 0.55)
+    most_end = LETTER * max(map(len, ends), default=0)
     totals = [sum(values[index] for _, _, values in parts) for index in range(len(names))]
     x = linear(0.0, max(totals, default=0.0) or 1.0, 4 if width < 600 else 8, is_tight=True)
     legend = legend_rows([name for name, _, _ in parts], width - 16) if len(parts) > 1 else []
@@ -234,7 +234,7 @@ def _most(values: Sequence[float]) -> list[float]:
 
 
 def _left(scale: Scale) -> float:
-    return 20 + _LETTER * max(len(write(scale)(tick)) for tick in scale.ticks)
+    return 20 + LETTER * max(len(write(scale)(tick)) for tick in scale.ticks)
 
 
 def _grid(frame: Frame, axes: Axes, width: int, height: int) -> Html:
@@ -251,7 +251,7 @@ def _grid(frame: Frame, axes: Axes, width: int, height: int) -> Html:
     for tick in frame.x.ticks:
         x, words = frame.across(tick), say_x(tick)
         # What would stick out on the right is pulled in.
-        at = min(x, width - 4 - _LETTER * len(words) / 2)
+        at = min(x, width - 4 - LETTER * len(words) / 2)
         parts += [
             tag("line", x1=x, x2=x, y1=frame.bottom, y2=frame.bottom + 4, class_="rule"),
             text(at, frame.bottom + 17, words, "middle", "tick"),
@@ -269,7 +269,7 @@ def _legend(lines: Sequence[Line], rows: Sequence[Sequence[str]], y: float) -> l
         for name in row:
             parts.append(tag("line", x1=at, x2=at + 14, y1=y - 4, y2=y - 4, class_=f"stroke {_class(lines[number])}"))
             parts.append(text(at + 19, y, name))
-            at += 30 + _LETTER * len(name)
+            at += 30 + LETTER * len(name)
             number += 1
         y += 18
     return parts

@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 from stretto.plan.timeline import Timeline
 from stretto.plan.units import seconds
-from stretto.report.chart import Frame, box, legend_rows, open_svg, swatches, text
+from stretto.report.amounts import short_unit
+from stretto.report.chart import LETTER, Frame, box, legend_rows, open_svg, swatches, text
 from stretto.report.markup import Html, tag
 from stretto.report.ticks import linear, write
 
@@ -18,7 +19,7 @@ _CLASSES = {
     "waiting": "fill idle",
     "other": "fill rest",
 }
-_ROW, _LETTER = 26, 6.9
+_ROW = 26
 
 
 class Piece(NamedTuple):
@@ -49,13 +50,13 @@ def pieces_of(timeline: Timeline) -> list[Piece]:
 def gantt(title: str, names: Sequence[str], pieces: Sequence[Piece], width: int, until: float | None = None) -> Html:
     """Return a row for each name; `until` is where the time axis ends, so that two pictures can be compared."""
     end = until or max((piece.stop for piece in pieces), default=0.0) or 1.0
-    size, unit = (1e3, "milliseconds") if end < 1 else (1.0, "seconds")
+    size, unit = short_unit(end)
     x = linear(0.0, end * size, 4 if width < 600 else 10, is_tight=True)
     kinds = [kind for kind in _CLASSES if any(piece.kind == kind for piece in pieces)]
     legend = legend_rows(kinds, width - 16)
     top = 40 + 18 * len(legend)
     bottom = top + _ROW * len(names)
-    left = 14 + _LETTER * max(7, *(len(name) for name in names))
+    left = 14 + LETTER * max(7, *(len(name) for name in names))
     frame = Frame(left, top, width - 16, bottom, x, linear(0, 1, 1))
     parts = [text(8, 20, title, class_="title"), *swatches(legend, [_CLASSES[kind] for kind in kinds], 46)]
     for row, name in enumerate(names):
@@ -78,7 +79,7 @@ def _draw(piece: Piece, left: float, top: float, scale: float, name: str) -> lis
     x, y, width = left + piece.start * scale, top + _ROW * piece.row + 2, (piece.stop - piece.start) * scale
     said = f"{name}: {piece.label}, {seconds(piece.stop - piece.start)} from {seconds(piece.start)}"
     found = [box(x, y, max(width - 0.6, 0.4), _ROW - 4, _CLASSES.get(piece.kind, "fill rest"), said)]
-    if piece.kind != "waiting" and width > 5 + _LETTER * len(piece.label):
+    if piece.kind != "waiting" and width > 5 + LETTER * len(piece.label):
         found.append(text(x + width / 2, y + 15, piece.label, "middle", "on"))
     return found
 

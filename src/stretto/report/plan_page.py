@@ -10,6 +10,7 @@ from stretto.plan.search import Plan
 from stretto.plan.show import layout_toml
 from stretto.plan.timeline import Timeline
 from stretto.plan.units import seconds, size
+from stretto.report.amounts import short_unit
 from stretto.report.chart import NARROW, stacked_rows
 from stretto.report.gantt import gantt, pieces_of
 from stretto.report.markup import Html, tag
@@ -72,7 +73,7 @@ def _seconds_of(prediction: Prediction) -> dict[str, float]:
 
 def _parts_chart(plan: Plan, width: int) -> Html:
     shown = [*plan.best[:8], *([plan.one] if all(one.layout.num_ranks > 1 for one in plan.best[:8]) else [])]
-    scale, unit = _unit(max(one.seconds for one in shown))
+    scale, unit = short_unit(max(one.seconds for one in shown))
     values = [_seconds_of(one) for one in shown]
     parts = [(what, class_, [found[key] * scale for found in values]) for key, what, class_ in _PARTS]
     # Where there is little room, the numbers alone.
@@ -84,7 +85,7 @@ def _parts_chart(plan: Plan, width: int) -> Html:
 
 def _balance_chart(prediction: Prediction, profile: Profile, width: int) -> Html:
     names, ends = [], []
-    scale, unit = _unit(max(stage.busy for stage in prediction.stages))
+    scale, unit = short_unit(max(stage.busy for stage in prediction.stages))
     for index, stage in enumerate(prediction.stages):
         first, last = stage.blocks[0], stage.blocks[1] - 1
         names.append(f"stage {index}: {f'block {first}' if first == last else f'blocks {first} to {last}'}")
@@ -94,10 +95,6 @@ def _balance_chart(prediction: Prediction, profile: Profile, width: int) -> Html
     parts = [("computing", "fill c0", [stage.busy * scale for stage in prediction.stages])]
     title = "How long each stage computes in a step"
     return stacked_rows(title, unit, names, parts, lambda value: seconds(value / scale), ends, width)
-
-
-def _unit(most: float) -> tuple[float, str]:
-    return (1e3, "milliseconds") if most < 1 else (1.0, "seconds")
 
 
 def _table(plan: Plan) -> Html:

@@ -36,7 +36,6 @@ class Ranks:
     """What each rank did, as the mean over the log's lines since there are so many ranks."""
 
     num_ranks: int
-    first_step: int
     num_lines: int = 0
     seconds: float = 0.0
     busy: Floats = field(default_factory=lambda: np.zeros(0))
@@ -85,7 +84,6 @@ class Record:
     skipped_steps: list[int] = field(default_factory=list)
     num_skipped: int = 0
     num_nonfinite: int = 0
-    first_step: int = 0
     last_step: int = 0
     epoch: int = 0
     seconds: float = 0.0
@@ -230,7 +228,6 @@ def _take_step(record: Record, line: Tree) -> None:
     step, loss, tokens, norm = whole(line, "step"), number(line, "loss"), amount(line, "tokens"), number(line, _NORM)
     data, compute, optimizer = amount(line, _DATA), amount(line, _COMPUTE), amount(line, _OPTIMIZER)
     took = data + compute + optimizer
-    record.first_step = record.first_step or step
     record.last_step = max(record.last_step, step)
     record.epoch = max(record.epoch, whole(line, "epoch"))
     if math.isfinite(tokens):
@@ -295,7 +292,7 @@ def _take_ranks(record: Record, line: Tree) -> None:
     if not len(busy) == len(waiting) == len(memory) > 0 or not 0 < seconds < 1e9 or not (np.abs(busy) < 1e9).all():
         return
     if record.ranks is None or record.ranks.num_ranks != len(busy):
-        record.ranks = Ranks(len(busy), whole(line, "step"))
+        record.ranks = Ranks(len(busy))
     record.ranks.add(seconds, busy, waiting, memory)
     record.bubbles.add(whole(line, "step"), 1 - float(busy.mean()) / seconds)
 

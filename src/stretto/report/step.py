@@ -11,7 +11,7 @@ from stretto.plan.show import read_timeline
 from stretto.plan.timeline import Timeline, simulate
 from stretto.plan.trace import Trace
 from stretto.plan.units import seconds
-from stretto.report.amounts import share
+from stretto.report.amounts import share, short_unit
 from stretto.report.chart import stacked_rows
 from stretto.report.gantt import Piece, gantt, pieces_of
 from stretto.report.markup import Html
@@ -123,11 +123,11 @@ def _parts_chart(record: Record, width: int) -> Html:
     number = record.steps.num_rows
     means = {part: value / number for part, value in record.parts.items()}
     total = sum(means.values()) or 1.0
-    size, unit = (1e3, "milliseconds a step") if total < 1 else (1.0, "seconds a step")
+    size, unit = short_unit(total)
     kinds: Sequence[tuple[str, str, str]] = (
         ("data", "reading data", "fill c4"), ("compute", "forward, backward and sums", "fill c0"),
         ("optimizer", "optimizer", "fill c2"),
     )  # fmt: skip
     parts = [(f"{what} {share(means[part] / total)}", class_, [means[part] * size]) for part, what, class_ in kinds]
     title = f"The mean step of the first rank: {seconds(total)}"
-    return stacked_rows(title, unit, ["mean step"], parts, lambda value: seconds(value / size), width=width)
+    return stacked_rows(title, f"{unit} a step", ["mean step"], parts, lambda value: seconds(value / size), width=width)
