@@ -2,7 +2,7 @@
 
 import math
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stretto.report.ticks import choose, linear, short, write
@@ -11,6 +11,8 @@ values = st.floats(-1e200, 1e200)
 
 
 @given(values, values, st.booleans())
+@example(0.0, 5e-324, False)
+@example(0.0, 5e-324, True)
 def test_a_scale_holds_its_values_and_its_ticks_are_few_and_differ(one: float, other: float, from_zero: bool) -> None:
     low, high = min(one, other), max(one, other)
     scale = choose(low, high, 4, from_zero=from_zero)

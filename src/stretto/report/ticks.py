@@ -25,7 +25,8 @@ class Scale:
 
 def linear(low: float, high: float, count: int, *, is_whole: bool = False, is_tight: bool = False) -> Scale:
     """Return a linear scale with about `count` ticks; the outer ticks are its ends, unless it is to be tight."""
-    if not high > low:
+    # Values that no step fits between are as good as one.
+    if not high - low > 1e-300:
         room = abs(low) * 0.5 or 1.0
         low, high = (low - room if low - room >= 0 or low < 0 else 0.0), high + room
     step = _nice_step((high - low) / max(count, 1))
