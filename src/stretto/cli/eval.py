@@ -1,7 +1,7 @@
 """`stretto eval`: the loss of a run's model on some data."""
 
 from stretto.base.errors import ConfigError
-from stretto.cli.parser import Parser
+from stretto.cli.parser import Parser, add_model
 
 
 def run(arguments: list[str]) -> None:
@@ -23,12 +23,8 @@ def _parser() -> Parser:
         description="Evaluate the model of a run: loss, perplexity, bits per byte, accuracy.",
         epilog="example:\n  stretto eval runs/first --data data/other",
     )
-    parser.add_argument("run", metavar="RUN", help="the run's folder, or a checkpoint")
+    add_model(parser)
     parser.add_argument(
         "--data", metavar="FOLDER", help="the data's folder or URL; the run's own data.valid if not given"
-    )
-    parser.add_argument("--device", metavar="NAME", help="where to compute; the run's own run.device if not given")
-    parser.add_argument(
-        "--trust", action="store_true", help="run the code that the run's model.factory or model.loss names"
     )
     return parser

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from stretto.cli.parser import Parser, refuse_existing
+from stretto.cli.parser import Parser, add_model, refuse_existing
 
 
 def run(arguments: list[str]) -> None:
@@ -25,7 +25,7 @@ def _parser() -> Parser:
         "all of them in a CSV file.",
         epilog="example:\n  stretto forecast runs/load --data load.csv --out tomorrow.csv",
     )
-    parser.add_argument("run", metavar="RUN", help="the run's folder, or a checkpoint")
+    add_model(parser)
     parser.add_argument(
         "--data",
         metavar="DATA",
@@ -37,8 +37,4 @@ def _parser() -> Parser:
     )
     parser.add_argument("--steps", type=int, metavar="N", help="how many steps (default: the run's data.horizon)")
     parser.add_argument("--out", type=Path, metavar="FILE.csv", help="write all series there")
-    parser.add_argument("--device", metavar="NAME", help="where to compute; the run's own run.device if not given")
-    parser.add_argument(
-        "--trust", action="store_true", help="run the code that the run's model.factory or model.loss names"
-    )
     return parser

@@ -2,7 +2,7 @@
 
 import sys
 
-from stretto.cli.parser import Parser
+from stretto.cli.parser import Parser, add_model
 
 
 def run(arguments: list[str]) -> None:
@@ -32,7 +32,7 @@ def _parser() -> Parser:
         description="Write text with a run's model: go on from a prompt, a token at a time.",
         epilog='example:\n  stretto generate runs/book --prompt "Once upon a time" --length 300 --temperature 0.8',
     )
-    parser.add_argument("run", metavar="RUN", help="the run's folder, or a checkpoint")
+    add_model(parser)
     parser.add_argument("--prompt", default="", metavar="TEXT", help="what to go on from (default: a new line)")
     parser.add_argument("--length", type=int, default=200, metavar="N", help="how many tokens to write (default: 200)")
     parser.add_argument(
@@ -43,8 +43,4 @@ def _parser() -> Parser:
     parser.add_argument("--top-p", type=float, metavar="P", help="draw from the fewest tokens that are so likely")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of what is drawn (default: 0)")
     parser.add_argument("--count", type=int, default=1, metavar="N", help="how many texts (default: 1)")
-    parser.add_argument("--device", metavar="NAME", help="where to compute; the run's own run.device if not given")
-    parser.add_argument(
-        "--trust", action="store_true", help="run the code that the run's model.factory or model.loss names"
-    )
     return parser

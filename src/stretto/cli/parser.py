@@ -52,3 +52,12 @@ def refuse_existing(option: str, path: Path) -> None:
         return  # a name that can't be; whoever writes it says so
     if is_there:
         raise ConfigError(f"{option}={path} exists already; give another, or delete it")
+
+
+def add_model(parser: Parser) -> None:
+    """Let a command take the model of a run."""
+    parser.add_argument("run", metavar="RUN", help="the run's folder, or a checkpoint")
+    parser.add_argument("--device", metavar="NAME", help="where to compute; the run's own run.device if not given")
+    parser.add_argument(
+        "--trust", action="store_true", help="run the code that the run's model.factory or model.loss names"
+    )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from stretto.base.errors import ConfigError
 from stretto.base.remote import is_remote
-from stretto.cli.parser import Parser, refuse_existing
+from stretto.cli.parser import Parser, add_model, refuse_existing
 
 _AS_IN = "if it is not called as in the run's own files"
 
@@ -73,7 +73,7 @@ def _parser() -> Parser:
         "cut off, the same command goes on.",
         epilog="example:\n  stretto predict runs/reviews --data new.jsonl --out new.predictions.jsonl --ranks 2",
     )
-    parser.add_argument("run", metavar="RUN", help="the run's folder, or a checkpoint")
+    add_model(parser)
     parser.add_argument(
         "--data",
         metavar="DATA",
@@ -89,8 +89,4 @@ def _parser() -> Parser:
     parser.add_argument("--label", metavar="FIELD", help="the field with the true class, " + _AS_IN)
     parser.add_argument("--by", metavar="COLUMN", help="the column of a table that names a series, " + _AS_IN)
     parser.add_argument("--ranks", type=int, default=1, metavar="N", help="how many ranks share the work (default: 1)")
-    parser.add_argument("--device", metavar="NAME", help="where to compute; the run's own run.device if not given")
-    parser.add_argument(
-        "--trust", action="store_true", help="run the code that the run's model.factory or model.loss names"
-    )
     return parser

@@ -281,7 +281,8 @@ def _find_series(
     by = by or _choose_by(found, head, records, time)
     channels = [field for field in found.fields if field.holds == "numbers" and field.name not in (time, by)]
     if not channels:
-        raise DataError(f"{found.paths[0]} has no column of numbers beside {time or by}; give other data")
+        beside = " ".join(["", *(f"beside {name}" for name in (time, by) if name is not None)])
+        raise DataError(f"{found.paths[0]} has no column of numbers{beside}; give other data")
     dates = [field.name for field in found.fields if _is_dates(field) and field.name not in (time, by)]
     notes = [] if time else [_in_order(dates, records)]
     others = [field.name for field in found.fields if field not in channels and field.name not in (time, by, *dates)]
