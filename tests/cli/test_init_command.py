@@ -90,7 +90,7 @@ def test_what_is_said_to_be_held_out_goes_before_names(capsys: pytest.CaptureFix
     [
         (["gone.txt"], "gone.txt is not there"),
         (["both.jsonl"], "several fields could be the label (p, q); name one with --label, or say --no-label"),
-        ([".", "--yes"], "files of several kinds (1 of text, 3 of jsonl, 1 of csv); say with --format which are meant"),
+        ([".", "--yes"], "files of several kinds (1 of text, 4 of jsonl, 1 of csv); say with --format which are meant"),
         (["book.txt", "--label", "x", "--no-label"], "contradict each other"),
         (["book.txt", "--horizon", "3"], "--horizon is for series and sequences of channels, and this is text"),
         (["book.txt", "--time", "x"], "--time is for series, and this is text; leave it out"),
@@ -101,6 +101,7 @@ def test_what_is_said_to_be_held_out_goes_before_names(capsys: pytest.CaptureFix
         (["load.csv", "--level", "word"], "--level is for text and sequences of text, and this is series"),
         (["load.csv", "--no-label"], "--no-label is for sequences, and this is series; leave it out"),
         (["ids.jsonl", "--level", "word"], "is for text and sequences of text, and this is sequences of tokens"),
+        (["waves.jsonl", "--horizon", "3"], "--horizon is for a forecast, not for the label 'kind'; say --no-label"),
         (["load.csv", "--season", "-1"], "--season=-1 should be 0 or more; leave it out"),
         (["load.csv", "--horizon", "0"], "--horizon=0 should be 1 or more; leave it out"),
         (["book.txt", "--as", "series"], "--as=series needs records, and book.txt is text"),
@@ -117,6 +118,8 @@ def test_a_mistake_is_one_sentence_that_names_the_option(
 ) -> None:
     Path("load.csv").write_text("row,load\n" + "".join(f"{row},{row % 7}\n" for row in range(50)))
     Path("ids.jsonl").write_text("".join(json.dumps({"ids": [row, 1, 2]}) + "\n" for row in range(9)))
+    waves = ({"wave": [0.5, row / 2], "kind": row % 2} for row in range(9))
+    Path("waves.jsonl").write_text("".join(json.dumps(record) + "\n" for record in waves))
     assert main(["init", *arguments]) == 2
     said = capsys.readouterr().err
     assert said.startswith("stretto: error: ") and sentence in said and said.count("\n") == 1

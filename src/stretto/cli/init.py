@@ -132,6 +132,9 @@ class _Asker:
         forecast = {name: getattr(options, name) for name in _FORECAST}
         targets = [] if options.targets is None else [name.strip() for name in options.targets.split(",")]
         if found.kind != "series":
+            given = next((name for name in (*_FORECAST, "targets") if getattr(options, name) is not None), None)
+            if given is not None and found.label is not None:
+                raise ConfigError(f"--{given} is for a forecast, not for the label {found.label!r}; say --no-label")
             return forecast, targets
         for name in targets:
             if name not in found.columns:
