@@ -27,6 +27,7 @@ from stretto import (
     from_torch,
     save_weights,
 )
+from stretto.base.state import State
 from stretto.blocks.block import Block
 from stretto.blocks.initialize import initialize
 
@@ -160,6 +161,51 @@ def test_a_block_without_a_plain_name_is_refused(tmp_path: Path) -> None:
     export_torch(Stack([Linear(2, 2), Pointwise(nn.GELU())]), tmp_path / "weights.safetensors")
     with pytest.raises(ConfigError, match="gelu is a GELU, which from_torch has no block for"):
         from_torch(tmp_path / "weights.safetensors")
+
+
+class Doubled(LSTM):
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        y, after = super().forward(x, state)
+        return 2 * y, after
+
+
+class Kept(Dropout):
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        return 3 * x, state
+
+
+class Scaled(nn.Embedding):
+    def forward(self, input: Tensor) -> Tensor:
+        return 4 * super().forward(input)
+
+
+class Backwards(Stack):
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        y, after = super().forward(x.flip(0), state)
+        return y.flip(0), after
+
+
+class Same(LSTM):
+    """Another name, and nothing else."""
+
+
+@pytest.mark.parametrize(
+    ("stack", "sentence"),
+    [
+        (Stack([Linear(2, 3), Doubled(3, 4)]), r"block 1 \(Doubled\) is not a module of torch's own"),
+        (Stack([Linear(2, 3), Residual(Doubled(3, 3))]), r"block 1 \(Doubled\) is not a module"),
+        (Stack([Linear(2, 3), Kept(0.5)]), r"block 1 \(Kept\) is not a module"),
+        (Stack([Pointwise(Scaled(5, 3))]), r"block 0 \(Pointwise\) is not a module"),
+        (Stack([Linear(2, 3), Backwards([LSTM(3, 3)])]), r"block 1 \(Backwards\) is not a module"),
+        (Backwards([LSTM(3, 3)]), "the stack is a Backwards that runs its blocks in its own way"),
+    ],
+)
+def test_a_subclass_that_runs_otherwise_does_not_pass_for_torchs_own(
+    stack: Stack, sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        export_torch(stack, tmp_path / "weights.safetensors")
+    assert [*export_torch(Stack([Same(3, 4)]), tmp_path / "same.safetensors")] == ["lstm"]
 
 
 class Trap:

@@ -18,6 +18,7 @@ from stretto.blocks.pointwise import Pointwise
 from stretto.blocks.recurrent import GRU, LSTM
 from stretto.blocks.residual import Residual
 from stretto.blocks.stack import Stack
+from stretto.serve.onnx_blocks import runs_as
 
 LAYERS = "stretto.layers"
 
@@ -54,6 +55,11 @@ def export_torch(stack: Stack, path: Path | str) -> dict[str, dict[str, object]]
 
 def plain_weights(stack: Stack) -> tuple[dict[str, Tensor], dict[str, dict[str, object]]]:
     """Return a stack's weights by the names of torch's own modules, and those modules by name, in order."""
+    if not runs_as(stack, Stack):
+        raise ConfigError(
+            f"the stack is a {type(stack).__name__} that runs its blocks in its own way, which weights alone don't "
+            "tell; stretto.save_weights writes any stack by its own names"
+        )
     layers = _merged(_layers(stack, ""))
     counts = Counter(layer.prefix for layer in layers)
     seen: Counter[str] = Counter()
@@ -71,25 +77,32 @@ def _layers(stack: Stack, label: str) -> list[Layer]:
     found: list[Layer] = []
     for index, block in enumerate(stack, stack.first):
         own = f"{label}{index}"
-        found += _layers(block, f"{own}.") if isinstance(block, Stack) else _layer(block, own)
+        found += _layers(block, f"{own}.") if isinstance(block, Stack) and runs_as(block, Stack) else _layer(block, own)
     return found
 
 
 def _layer(block: Block, label: str) -> list[Layer]:
-    if isinstance(block, Dropout | LockedDropout):
+    """What a block is in torch's words; a subclass that runs otherwise has none, whatever its weights are called."""
+    if runs_as(block, Dropout) or runs_as(block, LockedDropout):
         # It has no weights, and what is exported is not for training.
         return []
-    if isinstance(block, Residual):
+    if isinstance(block, Residual) and runs_as(block, Residual):
         inner = [] if isinstance(block.block, Stack) else _layer(block.block, label)
         if len(inner) == 1:
             return [replace(inner[0], options={**inner[0].options, "residual": True})]
-    if isinstance(block, LSTM | GRU | BidirectionalLSTM):
-        return [Layer(type(block.cell).__name__, dict(block.cell.state_dict()), _cell_options(block.cell))]
-    if isinstance(block, Pointwise):
+    if isinstance(block, LSTM | GRU | BidirectionalLSTM) and any(
+        runs_as(block, kind) for kind in (LSTM, GRU, BidirectionalLSTM)
+    ):
+        cell = block.cell
+        for kind in (nn.LSTM, nn.GRU):
+            if runs_as(cell, kind):
+                return [Layer(kind.__name__, dict(cell.state_dict()), _cell_options(cell))]
+    if isinstance(block, Pointwise) and runs_as(block, Pointwise):
         module = block.module
         # Our table is torch's with another start.
-        kind = "Embedding" if isinstance(module, nn.Embedding) else type(module).__name__
-        return [Layer(kind, dict(module.state_dict()), _module_options(module))]
+        known = next((kind for kind in (nn.Embedding, nn.Linear, nn.LayerNorm) if isinstance(module, kind)), None)
+        if known is None or runs_as(module, known):
+            return [Layer((known or type(module)).__name__, dict(module.state_dict()), _module_options(module))]
     raise ConfigError(
         f"block {label} ({type(block).__name__}) is not a module of torch's own, so its weights have no names there; "
         "stretto.save_weights writes any stack by its own names"
