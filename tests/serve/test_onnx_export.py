@@ -23,6 +23,7 @@ from stretto import (
     Embedding,
     LayerNorm,
     Linear,
+    LockedDropout,
     Pointwise,
     Rows,
     Stack,
@@ -129,6 +130,21 @@ def test_a_users_own_block_is_exported_through_torch_with_an_example_of_what_goe
     assert exported.inputs == ("x", "state.0.0", "state.2.h", "state.2.c")
     x = torch.randn(11, 6, 4)
     assert torch.allclose(stream(tmp_path / "model.onnx", [*torch.split(x, [1, 7, 3])]), run_stack(stack, x), atol=1e-5)
+
+
+class Doubled(Stack):
+    """Runs its blocks in its own way, so none of them is an operator of its own."""
+
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        y, after = super().forward(x, state)
+        return 2 * y, after
+
+
+def test_blocks_within_one_that_runs_otherwise_have_states_by_number(tmp_path: Path) -> None:
+    stack = Stack([Linear(3, 4), Doubled([LockedDropout(0.5), RunningSum()])])
+    exported = export_onnx(stack, tmp_path / "model.onnx")
+    assert exported.inputs == ("x", "state.1.0", "state.1.1")
+    assert exported.difference is not None and exported.difference <= 1e-5
 
 
 def test_a_block_that_no_graph_can_say_is_refused_by_index_and_name(tmp_path: Path) -> None:

@@ -39,9 +39,9 @@ def runs_as(module: object, kind: type[Module]) -> bool:
 
 def state_names(block: Block, label: str = "") -> list[str | None]:
     """Return the names that a block's state has in a model, tensor by tensor; none for what only training needs."""
-    if isinstance(block, Stack):
+    if isinstance(block, Stack) and runs_as(block, Stack):
         return [name for index, own in numbered(block, label) for name in state_names(own, index)]
-    if isinstance(block, Residual):
+    if isinstance(block, Residual) and runs_as(block, Residual):
         return state_names(block.block, label)
     size = len(block.initial_state(Rows.of(1)))
     if runs_as(block, Dropout) or runs_as(block, LockedDropout):
