@@ -163,6 +163,24 @@ def test_a_block_without_a_plain_name_is_refused(tmp_path: Path) -> None:
         from_torch(tmp_path / "weights.safetensors")
 
 
+@pytest.mark.parametrize(
+    ("name", "is_table"),
+    [
+        ("emb", True),
+        ("encoder.embed_tokens", True),
+        ("wordEmbedding", True),
+        ("embeddings.0", True),
+        ("token_emb", True),
+        ("member", False),
+        ("ensemble", False),
+        ("embedder.head", False),
+    ],
+)
+def test_a_layer_without_bias_is_a_table_if_it_is_called_one(name: str, is_table: bool) -> None:
+    (block,) = from_torch({f"{name}.weight": torch.zeros(5, 3)})
+    assert isinstance(block, Embedding if is_table else Linear)
+
+
 class Doubled(LSTM):
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         y, after = super().forward(x, state)

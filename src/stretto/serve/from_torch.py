@@ -124,8 +124,14 @@ def _kind(prefix: str, own: Weights, layers: Mapping[str, Weights], *, is_first:
         return "Linear"
     # A table and a linear layer without bias look alike; a table comes first, and its columns go into the first cell.
     cells = [found["weight_ih_l0"].shape[1] for found in layers.values() if "weight_ih_l0" in found]
-    is_table = "emb" in prefix.lower() or (is_first and bool(cells) and own["weight"].shape[1] == cells[0])
+    is_table = _is_named_table(prefix) or (is_first and bool(cells) and own["weight"].shape[1] == cells[0])
     return "Embedding" if is_table else "Linear"
+
+
+def _is_named_table(prefix: str) -> bool:
+    """Is a layer called an embedding: `encoder.embed_tokens`, `wordEmbedding`, `emb.0`; not `member`, `embedder.head`?"""
+    names = [name for name in prefix.split(".") if not name.isdecimal()]
+    return bool(names) and re.search(r"(?<![A-Za-z])[Ee]mb|Emb|EMB", names[-1]) is not None
 
 
 def _recurrent_kind(prefix: str, own: Weights) -> Kind:
