@@ -129,7 +129,7 @@ def _kind(prefix: str, own: Weights, layers: Mapping[str, Weights], *, is_first:
 
 
 def _is_named_table(prefix: str) -> bool:
-    """Is a layer called an embedding: `encoder.embed_tokens`, `wordEmbedding`, `emb.0`; not `member`, `embedder.out`?"""
+    """Is a layer called an embedding: `encoder.embed_tokens`, `wordEmbedding`, `emb.0`; not `member`?"""
     names = [name for name in prefix.split(".") if not name.isdecimal()]
     return bool(names) and re.search(r"(?<![A-Za-z])[Ee]mb|Emb|EMB", names[-1]) is not None
 
