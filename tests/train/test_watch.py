@@ -40,10 +40,13 @@ from stretto import (
 from stretto.config.run import RunConfig
 from stretto.config.toml import parse_config
 from stretto.mesh.device import peak_memory
+from stretto.mesh.mesh import Mesh
+from stretto.mesh.topology import Topology
 from stretto.mesh.waits import Waits
 from stretto.plan.actions import needs
 from stretto.plan.orders import order
 from stretto.plan.trace import Work
+from stretto.train import trace
 from stretto.train.trace import _align, _pack
 
 PAUSE = 0.05
@@ -153,6 +156,22 @@ def test_a_trace_has_every_action_once_and_in_a_legal_order(pools: Pools) -> Non
                     before = seen[stage, action]
                     # A sender may still be about it when its message is there: it is its start that comes before.
                     assert (before.stop if stage == row.stage else before.start) <= span.start
+
+
+def watch_few(world: World, layout: Layout, most: int) -> tuple[list[int] | None, list[list[float]] | None]:
+    """The ranks in a trace that may have fewer than there are; and what ranks give, each another number of values."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trace, "_MOST_RANKS", most)
+        found = watch(world, layout)[2]
+    mesh = Mesh(world, Topology(1, world.size))
+    ranks = None if found is None else [row.rank for row in found.rows if row.works]
+    return ranks, mesh.gather([float(world.rank)] * world.rank)
+
+
+@pytest.mark.parametrize(("most", "ranks"), [(4, [0, 1, 2, 3]), (3, [0, 1]), (1, [0, 1])])
+def test_of_too_many_ranks_only_whole_replicas_are_traced(pools: Pools, most: int, ranks: list[int]) -> None:
+    traced, *others = pools[4].run(watch_few, Layout(replicas=2, stages=2), most)
+    assert traced == (ranks, [[], [1.0], [2.0] * 2, [3.0] * 3]) and others == [(None, None)] * 3
 
 
 @pytest.mark.parametrize("layout", [Layout(stages=3, blocks=(2, 1, 1)), Layout(replicas=3)], ids=str)

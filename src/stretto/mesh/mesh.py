@@ -73,18 +73,21 @@ class Mesh:
     def gather(self, values: Sequence[float]) -> list[list[float]] | None:
         """Return the values of all ranks, rank by rank, on the first rank; some may give more than others.
 
-        A sum in which each rank has a place of its own: no rank hears from all others one by one.
+        A sum in which each rank has a place of its own: no rank hears from all others one by one. It takes as much
+        memory as all values together, on every rank.
         """
         world = self.world
         if world.is_alone:
             return [list(values)]
-        most = torch.tensor(len(values), device=world.device)
-        self._collective(lambda: dist.all_reduce(most, dist.ReduceOp.MAX), "gathering")
-        tensor = torch.zeros(world.size, 1 + int(most), dtype=torch.float64, device=world.device)
-        own = torch.tensor([len(values), *values], dtype=torch.float64)
-        tensor[world.rank, : len(own)] = own.to(world.device)
+        sizes = torch.zeros(world.size, dtype=torch.int64, device=world.device)
+        sizes[world.rank] = len(values)
+        self._collective(lambda: dist.all_reduce(sizes), "gathering")
+        places: list[int] = sizes.tolist()
+        tensor = torch.zeros(sum(places), dtype=torch.float64, device=world.device)
+        own = torch.tensor(values, dtype=torch.float64)
+        tensor.split(places)[world.rank].copy_(own)
         self._collective(lambda: dist.all_reduce(tensor), "gathering")
-        return [row[1 : 1 + int(row[0])] for row in tensor.tolist()] if world.is_first else None
+        return [part.tolist() for part in tensor.cpu().split(places)] if world.is_first else None
 
     def spread(self, tensor: Tensor, source: int) -> Tensor:
         """Return `tensor` as rank `source` has it, on every rank; elsewhere it says only shape and dtype."""

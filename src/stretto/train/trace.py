@@ -15,6 +15,8 @@ from stretto.train.trainer import Trainer
 TRACE = "trace.json"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _SIZE = 5  # numbers that tell of one work
+# Replicas do the same; of thousands of ranks a trace would be larger than anyone can look at, or a viewer open.
+_MOST_RANKS = 64
 
 _log = logging.getLogger(__name__)
 
@@ -22,13 +24,15 @@ _log = logging.getLogger(__name__)
 def gather_trace(trainer: Trainer) -> Trace | None:
     """Return the last step that was recorded, on the first rank; all ranks call it after the same step.
 
-    Set `trainer.is_recording` before a step to record it.
+    Set `trainer.is_recording` before a step to record it. Of more than 64 ranks only as many whole replicas tell of it
+    as have so many, and at least one.
     """
     engine, works = trainer.engine, trainer.recorded
     # All leave a sum at about the same moment, which is what clocks of different machines are set by.
-    engine.add_up([0.0])
+    (num_stages,) = engine.add_up([float(engine.replica == 0)])
     told = [time.perf_counter(), _clock(), engine.replica, engine.stage, *_pack(works)]
-    found = engine.gather([float(value) for value in told])
+    is_telling = engine.replica < max(1, _MOST_RANKS // int(num_stages))
+    found = engine.gather([float(value) for value in told] if is_telling else [])
     return None if found is None else Trace.of(trainer.step, _align(found))
 
 
@@ -43,15 +47,16 @@ def save_trace(trace: Trace, folder: Path) -> None:
 
 
 def _align(told: Sequence[Sequence[float]]) -> list[Row]:
-    """Return what ranks have told, each on the clock of the first rank's machine."""
+    """Return what ranks have told, each on the clock of the first rank's machine; some tell nothing."""
     met: dict[float, float] = {}
-    for moment, clock, *_ in told:
+    there = [(rank, *of_rank) for rank, of_rank in enumerate(told) if of_rank]
+    for _, moment, clock, *_ in there:
         # Who shares a clock needs no setting of it: the first to leave the sum speaks for its machine.
         met[clock] = min(moment, met.get(clock, moment))
     first = met[told[0][1]]
     return [
         Row(rank, int(replica), int(stage), tuple(work.moved(first - met[clock]) for work in _unpack(numbers)))
-        for rank, (_, clock, replica, stage, *numbers) in enumerate(told)
+        for rank, _, clock, replica, stage, *numbers in there
     ]
 
 
