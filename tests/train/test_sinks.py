@@ -256,6 +256,14 @@ def test_a_port_that_an_earlier_start_still_holds_is_waited_for(tmp_path: Path) 
             assert listening(port) == {"0100007F"}
 
 
+def test_a_sink_that_cannot_be_noted_leaves_no_server_behind(tmp_path: Path) -> None:
+    (tmp_path / "sinks.json.partial").mkdir()
+    port = free_port()
+    with pytest.raises(ConfigError, match=rf"watch\.prometheus={port} can't be opened"):
+        open_sinks(WatchConfig(prometheus=port), tmp_path)
+    assert listening(port) == set()
+
+
 def run_watched(world: World, path: Path) -> list[str]:
     """Train; return what threads of ours there were meanwhile."""
     names: set[str] = set()

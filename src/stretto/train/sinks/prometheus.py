@@ -30,7 +30,11 @@ class PrometheusSink:
         self._registry = CollectorRegistry()
         self._gauges: dict[str, Gauge] = {}
         self._server, self._thread = _listen(port, self._registry, time.monotonic() + (_PATIENCE if was_ours else 0.0))
-        notes.write("prometheus", str(port))
+        try:
+            notes.write("prometheus", str(port))
+        except OSError:
+            self.close("failed")
+            raise
 
     def write(self, kind: str, values: Mapping[str, object]) -> None:
         for figure in figures(kind, values):
