@@ -85,9 +85,9 @@ class Mesh:
         places: list[int] = sizes.tolist()
         tensor = torch.zeros(sum(places), dtype=torch.float64, device=world.device)
         own = torch.tensor(values, dtype=torch.float64)
-        tensor.split(places)[world.rank].copy_(own)
+        torch.split(tensor, places)[world.rank].copy_(own)
         self._collective(lambda: dist.all_reduce(tensor), "gathering")
-        return [part.tolist() for part in tensor.cpu().split(places)] if world.is_first else None
+        return [part.tolist() for part in torch.split(tensor.cpu(), places)] if world.is_first else None
 
     def spread(self, tensor: Tensor, source: int) -> Tensor:
         """Return `tensor` as rank `source` has it, on every rank; elsewhere it says only shape and dtype."""

@@ -49,14 +49,14 @@ def save_trace(trace: Trace, folder: Path) -> None:
 def _align(told: Sequence[Sequence[float]]) -> list[Row]:
     """Return what ranks have told, each on the clock of the first rank's machine; some tell nothing."""
     met: dict[float, float] = {}
-    there = [(rank, *of_rank) for rank, of_rank in enumerate(told) if of_rank]
-    for _, moment, clock, *_ in there:
+    there = {rank: of_rank for rank, of_rank in enumerate(told) if of_rank}
+    for moment, clock, *_ in there.values():
         # Who shares a clock needs no setting of it: the first to leave the sum speaks for its machine.
         met[clock] = min(moment, met.get(clock, moment))
     first = met[told[0][1]]
     return [
         Row(rank, int(replica), int(stage), tuple(work.moved(first - met[clock]) for work in _unpack(numbers)))
-        for rank, _, clock, replica, stage, *numbers in there
+        for rank, (_, clock, replica, stage, *numbers) in there.items()
     ]
 
 
