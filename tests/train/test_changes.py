@@ -1,6 +1,7 @@
 """What may change between two starts of a run, and what may not."""
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from stretto import ConfigError, Corpus, Run
 from stretto.config.run import RunConfig
 from stretto.config.toml import parse_config
 from stretto.train.changes import find_changes
-from stretto.train.log import Log, open_log, write_line
+from stretto.train.log import Log, has_evaluation, open_log, write_line
 
 
 def config_for(corpus: Corpus, folder: Path, changes: dict[str, object] | None = None) -> RunConfig:
@@ -88,3 +89,20 @@ def test_a_log_goes_on_after_the_step_that_was_saved(tmp_path: Path) -> None:
     with open_log(path, 5):
         pass
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3, 4, 5]
+
+
+def test_a_long_log_is_gone_through_line_by_line(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    with path.open("w") as log:
+        for step in range(30_000):
+            log.write(json.dumps({"kind": "step", "step": step, "note": "x" * 200}) + "\n")
+        log.write('{"kind": "evaluation", "step": 29999, "loss": 1.0}\n{"kind": "step", "st')
+    tracemalloc.start()
+    try:
+        assert has_evaluation(path, 29_999) and not has_evaluation(path, 29_998)
+        with open_log(path, 29_999):
+            pass
+        assert tracemalloc.get_traced_memory()[1] < 1e6 < path.stat().st_size / 5
+    finally:
+        tracemalloc.stop()
+    assert path.read_bytes().count(b"\n") == 30_001

@@ -30,10 +30,11 @@ def open_log(path: Path, step: int) -> TextIO:
     """
     partial = path.with_name(path.name + ".partial")
     partial.unlink(missing_ok=True)
-    with partial.open("x", encoding="utf-8") as log:
-        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+    with partial.open("xb") as log:
+        # Line by line: the log of a long run is larger than what else the first rank holds.
+        for line in _lines(path):
             if _step_of(line) <= step:
-                log.write(line + "\n")
+                log.write(line.rstrip(b"\n") + b"\n")
         log.flush()
         os.fsync(log.fileno())
     partial.replace(path)
@@ -66,7 +67,13 @@ def read_lines(path: Path, num_bytes: int) -> Iterator[Line]:
             yield values.pop("kind", "line"), values
 
 
-def _step_of(line: str) -> float:
+def _lines(path: Path) -> Iterator[bytes]:
+    if path.exists():
+        with path.open("rb") as log:
+            yield from log
+
+
+def _step_of(line: bytes) -> float:
     try:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
@@ -76,7 +83,5 @@ def _step_of(line: str) -> float:
 
 def has_evaluation(path: Path, step: int) -> bool:
     """Does a log tell of an evaluation after this step?"""
-    if not path.exists():
-        return False
-    start = f'{{"kind": "evaluation", "step": {step},'
-    return any(line.startswith(start) for line in path.read_text(encoding="utf-8").splitlines())
+    start = f'{{"kind": "evaluation", "step": {step},'.encode()
+    return any(line.startswith(start) for line in _lines(path))
