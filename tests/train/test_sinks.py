@@ -112,7 +112,7 @@ def test_a_run_that_was_killed_has_each_step_once_in_all_sinks(
     assert [one.step for one in scalars] == [step for step, _ in expected]
     assert [one.value for one in scalars] == pytest.approx([loss for _, loss in expected], rel=1e-6)
     assert {"save/seconds", "step/tokens_per_second"} <= set(events.Tags()["scalars"])
-    assert len(list((run.folder / "tensorboard").iterdir())) == 2, "a file for each start"
+    assert len(list((run.folder / "tensorboard").glob("events.*"))) == 2, "a file for each start"
 
     (newest,) = max(run.folder.glob("wandb/offline-run-*")).glob("*.wandb")
     rows = read_history(newest)
@@ -180,6 +180,21 @@ def test_steps_that_are_taken_again_are_overtaken_and_a_new_sink_is_told_what_wa
         sinks.write("step", {"step": 5, "loss": 5.0})
     found = read_events(tmp_path / "new").Scalars("step/loss")
     assert [(one.step, one.value) for one in found] == [(step, float(step)) for step in range(1, 6)]
+
+
+def test_history_that_was_cut_off_is_written_again_and_whole(tmp_path: Path) -> None:
+    lines = [("step", {"step": step, "loss": float(step)}) for step in range(1, 5)]
+    # A start that was killed while it was still at the history.
+    killed = TensorBoardSink(tmp_path / "tensorboard", 4)
+    assert killed.needs_history
+    for kind, values in lines[:2]:
+        killed.write(kind, values)
+    for step in (5, 6):
+        with open_sinks(WatchConfig(tensorboard=True), tmp_path, step=step - 1, history=lambda: lines) as sinks:
+            sinks.write("step", {"step": step, "loss": float(step)})
+    found = [(one.step, one.value) for one in read_events(tmp_path).Scalars("step/loss")]
+    assert found == [(step, float(step)) for step in range(1, 7)]
+    assert not TensorBoardSink(tmp_path / "tensorboard", 6).needs_history
 
 
 def test_a_sink_that_is_not_installed_is_refused_before_anything_is_written(

@@ -47,6 +47,8 @@ class Feeder:
         with self._forgiving():
             for line in self._history:
                 self._write(line)
+            if not self._has_warned:
+                self._sink.end_history()
         while (line_or_end := self._lines.get()) is not None:
             self._write(line_or_end)
         with self._forgiving():

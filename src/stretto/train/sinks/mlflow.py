@@ -46,6 +46,9 @@ class MlflowSink:
         for first in range(0, len(metrics), _MOST_METRICS):
             self._client.log_batch(self._run_id, metrics[first : first + _MOST_METRICS])
 
+    def end_history(self) -> None:
+        """It knows which steps it has."""
+
     def close(self, ending: Ending) -> None:
         self._client.set_terminated(self._run_id, _STATUS[ending])
 

@@ -41,6 +41,9 @@ class PrometheusSink:
             gauge = self._gauge(figure)
             (gauge if figure.rank is None else gauge.labels(figure.rank)).set(figure.value)
 
+    def end_history(self) -> None:
+        """It has no past."""
+
     def close(self, ending: Ending) -> None:
         self._server.shutdown()
         self._server.server_close()

@@ -21,6 +21,9 @@ class Sink(Protocol):
     def write(self, kind: str, values: Mapping[str, object]) -> None:
         """Take a line: what it is about, and its fields, of which `step` says when."""
 
+    def end_history(self) -> None:
+        """Know that all lines from before it was opened have been written."""
+
     def close(self, ending: Ending) -> None:
         """Finish, and say how the run ended; nothing is written after this."""
 

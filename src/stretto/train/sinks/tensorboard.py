@@ -12,8 +12,10 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+from stretto.train.sinks.notes import Notes
 from stretto.train.sinks.sink import Ending, figures, step_of
 
+_HISTORY = "history"
 _numbers = itertools.count()
 
 
@@ -26,14 +28,18 @@ class TensorBoardSink:
 
     def __init__(self, folder: Path, step: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        # Else the files of earlier starts have it.
-        self.needs_history = not any(folder.glob("events.out.tfevents.*"))
+        # Else the files of earlier starts have it; whole, if none of them was killed while it was still at it.
+        self._notes = Notes(folder)
+        is_there = any(folder.glob("events.out.tfevents.*")) and self._notes.read(_HISTORY) is not None
+        self.needs_history = not is_there
         # The name that its readers look for; sorted by time, which is the order they read in.
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_numbers)}"
         self._path = folder / name
         self._path.touch()
         start = SessionLog(status=SessionLog.START)
-        self._append(Event(file_version="brain.Event:2"), Event(step=step + 1, session_log=start))
+        # What was written of this step and later ones is overtaken; of all, where all is written again.
+        first = 0 if self.needs_history else step + 1
+        self._append(Event(file_version="brain.Event:2"), Event(step=first, session_log=start))
 
     def write(self, kind: str, values: Mapping[str, object]) -> None:
         scalars = [
@@ -43,6 +49,10 @@ class TensorBoardSink:
         ]
         if scalars:
             self._append(Event(step=step_of(values), summary=Summary(value=scalars)))
+
+    def end_history(self) -> None:
+        if self.needs_history:
+            self._notes.write(_HISTORY, "whole")
 
     def close(self, ending: Ending) -> None:
         """Each line is in the file already."""

@@ -67,5 +67,8 @@ class WandbSink:
         found = {figure.tag: figure.value for figure in figures(kind, values) if figure.name != "step"}
         self._run.log(found, step=self._step)
 
+    def end_history(self) -> None:
+        """Each start writes it anew."""
+
     def close(self, ending: Ending) -> None:
         self._run.finish(exit_code=0 if ending == "finished" else 1)
