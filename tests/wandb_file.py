@@ -2,6 +2,7 @@
 
 import json
 import struct
+import time
 from pathlib import Path
 
 from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]  # which of its versions fits is found out when it is imported
@@ -21,10 +22,16 @@ def read_history(path: Path) -> list[dict[str, float]]:
     return rows
 
 
-def read_exit_code(path: Path) -> int:
-    """Return how a run has ended."""
-    records = [Record.FromString(content) for content in _records(path.read_bytes())]
-    return next(int(record.exit.exit_code) for record in records if record.HasField("exit"))
+def await_exit_code(path: Path, seconds: float = 10) -> int | None:
+    """Return how a run has ended; W&B's service writes it down a moment after the run has."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        records = [Record.FromString(content) for content in _records(path.read_bytes())]
+        codes = [int(record.exit.exit_code) for record in records if record.HasField("exit")]
+        if codes:
+            return codes[0]
+        time.sleep(0.05)
+    return None
 
 
 def _records(content: bytes) -> list[bytes]:
@@ -34,6 +41,8 @@ def _records(content: bytes) -> list[bytes]:
             place += BLOCK - place % BLOCK
             continue
         _, length, kind = struct.unpack_from("<IHB", content, place)
+        if place + HEAD + length > len(content):
+            break
         parts += content[place + HEAD : place + HEAD + length]
         place += HEAD + length
         if kind in (WHOLE, LAST):

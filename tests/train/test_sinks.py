@@ -234,7 +234,7 @@ def test_a_tool_is_told_how_the_run_ended(
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     from mlflow import MlflowClient
 
-    from wandb_file import read_exit_code
+    from wandb_file import await_exit_code
 
     # W&B takes seconds: once for each of its two codes will do.
     has_wandb = error is None or isinstance(error, LeftError)
@@ -246,7 +246,7 @@ def test_a_tool_is_told_how_the_run_ended(
     client = MlflowClient((tmp_path / "mlflow").as_uri())
     run_id = Notes(tmp_path).read("mlflow lab")
     assert run_id is not None and client.get_run(run_id).info.status == status
-    assert [read_exit_code(file) for file in tmp_path.glob("wandb/offline-run-*/*.wandb")] == [code] * has_wandb
+    assert [await_exit_code(file) for file in tmp_path.glob("wandb/offline-run-*/*.wandb")] == [code] * has_wandb
 
 
 def test_a_port_that_is_taken_is_refused_by_name(byte_corpus: Corpus, tmp_path: Path) -> None:
