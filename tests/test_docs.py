@@ -63,6 +63,11 @@ def test_the_configs_of_a_page_can_be_read(page: Path, tmp_path: Path) -> None:
         load_config(path)
 
 
+def test_readme_has_no_figure_that_is_still_to_be_measured() -> None:
+    cells = re.findall(r"\|([^|\n]*)(?=\|)", (ROOT / "README.md").read_text())
+    assert not [cell for cell in cells if re.fullmatch(r"\s*[A-Z]{4,}\s*", cell)]
+
+
 def test_readme_shows_the_first_example_as_it_is() -> None:
     (shown,) = snippets(ROOT / "README.md")
     example = (ROOT / "examples" / "01_first_model.py").read_text()

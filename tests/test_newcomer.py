@@ -51,15 +51,16 @@ def test_a_newcomer_gets_from_three_kinds_of_files_to_predictions(
     steps: int | None, shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_reviews(tmp_path / "reviews.jsonl")
-    texts: list[Path | str] = [shared / "wikitext-2" / "valid.txt"]
-    if steps is None:
-        texts += ["--valid", shared / "wikitext-2" / "test.txt"]
+    wikitext = shared / "wikitext-2"
     started = time.monotonic()
     for name, files, used in (
-        ("wikitext-2-small", texts, "generate"),
+        ("wikitext-2-small", [wikitext / "valid.txt", "--valid", wikitext / "test.txt"], "generate"),
         ("ETTh1", [shared / "ett" / "ETTh1.csv"], "forecast"),
         ("reviews", [tmp_path / "reviews.jsonl"], "eval"),
     ):
+        if steps is not None and used == "generate":
+            # README's own commands are on a text, and CI runs them whole.
+            continue
         folder = tmp_path / name
         folder.mkdir()
         stretto(folder, "init", *map(str, files), "--name", name, "--yes")
