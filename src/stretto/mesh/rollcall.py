@@ -43,7 +43,7 @@ class RollCall:
 
     def find_lost(self, ranks: Sequence[int]) -> int | None:
         """Call `ranks` and return one that doesn't answer, or whom another has found; none if nobody can say."""
-        return self._ask(lambda: self._find_lost(ranks), self._host, 3 * _SECONDS)
+        return self._ask(lambda: self._find_lost(ranks), self._host, 4 * _SECONDS)
 
     def _find_lost(self, ranks: Sequence[int]) -> int | None:
         try:
@@ -56,6 +56,7 @@ class RollCall:
                 # Word for ranks further off, to whom we will be the ones that went; the first word stands.
                 self._store.compare_set(_LOST, "", str(absent[0]))
             if self._host == self._rank:
+                self._await_lost()
                 self._call_all()
             return self._read_lost(self._store)
         except RuntimeError:
@@ -74,7 +75,7 @@ class RollCall:
     def confirm_word(self, is_own: bool) -> None:
         """Say that the word left was printed; those who left none wait for that before they end."""
         try:
-            self._ask(lambda: self._confirm(is_own), None, 3 * _SECONDS)
+            self._ask(lambda: self._confirm(is_own), None, 4 * _SECONDS)
         except RuntimeError:
             return
 
@@ -126,9 +127,18 @@ class RollCall:
 
     def _call_all(self) -> None:
         """Let all ranks read what is in the store: it goes when we go, and only then will some of them ask."""
-        for rank in range(self._size):
-            self._call(rank)
-        time.sleep(_SECONDS)
+        lost = self._read_lost(self._store)
+        answers = [self._call(rank) for rank in range(self._size) if rank not in (self._rank, lost)]
+        # Those who have left already won't answer; the others do at once, unless the machine is busy.
+        until = time.monotonic() + _SECONDS
+        while answers and time.monotonic() < until and not self._store.check(answers):
+            time.sleep(0.05)
+
+    def _await_lost(self) -> None:
+        """All that we called may live: then those near the lost one still find that out, and need the store for it."""
+        until = time.monotonic() + 1.5 * _SECONDS
+        while time.monotonic() < until and not self._store.check([_LOST]):
+            time.sleep(0.05)
 
     def _read_lost(self, store: Store) -> int | None:
         return int(store.get(_LOST)) if store.check([_LOST]) else None
