@@ -48,15 +48,14 @@ class RollCall:
     def _find_lost(self, ranks: Sequence[int]) -> int | None:
         try:
             answers = {rank: self._call(rank) for rank in ranks if rank != self._rank}
-            until = time.monotonic() + _SECONDS
-            while answers and time.monotonic() < until and not self._store.check(list(answers.values())):
-                time.sleep(0.05)
+            self._await(list(answers.values()), _SECONDS)
             absent = [rank for rank, answer in answers.items() if not self._store.check([answer])]
             if absent:
                 # Word for ranks further off, to whom we will be the ones that went; the first word stands.
                 self._store.compare_set(_LOST, "", str(absent[0]))
             if self._host == self._rank:
-                self._await_lost()
+                # All that we called may live: then those near the lost one still find that out, and need the store.
+                self._await([_LOST], 1.5 * _SECONDS)
                 self._call_all()
             return self._read_lost(self._store)
         except RuntimeError:
@@ -130,14 +129,12 @@ class RollCall:
         lost = self._read_lost(self._store)
         answers = [self._call(rank) for rank in range(self._size) if rank not in (self._rank, lost)]
         # Those who have left already won't answer; the others do at once, unless the machine is busy.
-        until = time.monotonic() + _SECONDS
-        while answers and time.monotonic() < until and not self._store.check(answers):
-            time.sleep(0.05)
+        self._await(answers, _SECONDS)
 
-    def _await_lost(self) -> None:
-        """All that we called may live: then those near the lost one still find that out, and need the store for it."""
-        until = time.monotonic() + 1.5 * _SECONDS
-        while time.monotonic() < until and not self._store.check([_LOST]):
+    def _await(self, keys: list[str], seconds: float) -> None:
+        """Wait until all of these are in the store, but no longer than that."""
+        until = time.monotonic() + seconds
+        while keys and time.monotonic() < until and not self._store.check(keys):
             time.sleep(0.05)
 
     def _read_lost(self, store: Store) -> int | None:

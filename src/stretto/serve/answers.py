@@ -20,7 +20,7 @@ from stretto.base.window import IGNORE
 from stretto.config.run import DataConfig
 from stretto.data.corpus import Corpus
 from stretto.data.forecast import Forecast
-from stretto.data.items import Continued, Row, Stretches, Unlabelled, pad
+from stretto.data.items import Continued, Items, Row, Stretches, Unlabelled, pad
 from stretto.data.sequences import Sequences
 from stretto.train.subject import Subject
 
@@ -124,10 +124,10 @@ class LabelRows(_Numbered):
 
 
 @dataclass(frozen=True)
-class TokenRows(_Numbered):
-    """Each sequence of tokens is asked how likely it is."""
+class _ItemRows(_Numbered):
+    """Rows that a batch of training data has too."""
 
-    items: Continued
+    items: Items
 
     @property
     def shard_sizes(self) -> Sequence[int]:
@@ -137,13 +137,20 @@ class TokenRows(_Numbered):
     def mean_length(self) -> float:
         return self.items.mean_length
 
-    def lengths(self, numbers: Sequence[int]) -> list[int]:
-        return [place.stop - place.start - 1 for place in self.items.sequences.places(self.rows(numbers))]
-
     def inputs(self, numbers: Sequence[int], num_steps: int) -> Tensor:
         found, _ = self.items.read(self.rows(numbers), num_steps, inputs=True, targets=False)
         assert found is not None
         return found
+
+
+@dataclass(frozen=True)
+class TokenRows(_ItemRows):
+    """Each sequence of tokens is asked how likely it is."""
+
+    items: Continued
+
+    def lengths(self, numbers: Sequence[int]) -> list[int]:
+        return [place.stop - place.start - 1 for place in self.items.sequences.places(self.rows(numbers))]
 
     def answers(self, numbers: Sequence[int], lengths: Tensor, outputs: Outputs) -> list[list[Answer]]:
         _, targets = self.items.read(self.rows(numbers), max(1, int(lengths.max())), inputs=False, targets=True)
@@ -188,27 +195,14 @@ class TextRows:
 
 
 @dataclass(frozen=True)
-class StretchRows(_Numbered):
+class StretchRows(_ItemRows):
     """A series is asked stretch by stretch for what follows each, one horizon after the other."""
 
     items: Stretches
     names: tuple[str, ...]
 
-    @property
-    def shard_sizes(self) -> Sequence[int]:
-        return self.items.shard_sizes
-
-    @property
-    def mean_length(self) -> float:
-        return self.items.mean_length
-
     def lengths(self, numbers: Sequence[int]) -> list[int]:
         return [self.items.context] * len(numbers)
-
-    def inputs(self, numbers: Sequence[int], num_steps: int) -> Tensor:
-        found, _ = self.items.read(self.rows(numbers), num_steps, inputs=True, targets=False)
-        assert found is not None
-        return found
 
     def answers(self, numbers: Sequence[int], lengths: Tensor, outputs: Outputs) -> list[list[Answer]]:
         said = _last(outputs, lengths).float().cpu().numpy()

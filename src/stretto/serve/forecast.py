@@ -28,7 +28,6 @@ class Future:
     start: int  # how many steps are known: the first that is not
     channels: tuple[str, ...]
     values: NDArray[np.float32]  # [steps, channels], in the series' own units; NaN where a season is missing
-    known: NDArray[np.float32]  # [steps, channels]: the last steps before
 
 
 def forecast(
@@ -68,8 +67,7 @@ def _forecast(trained: TrainedModel, source: Sequences, steps: int) -> Iterator[
                 f"series {number} has {len(values)} steps, fewer than data.season={asked.season}; give more"
             )
         found = _go_on(trained, asked, values, steps)
-        known = values[-4 * steps :, list(asked.channels)]
-        yield Future(number, len(values), names, found, known)
+        yield Future(number, len(values), names, found)
 
 
 @torch.no_grad()

@@ -79,12 +79,16 @@ def write_predictions(
                 shutil.rmtree(folder)
                 raise
 
+    def end() -> None:
+        # It may have been cut off between the two.
+        if not path.exists():
+            _join(path, folder)
+        _clear(folder)
+
     _first_alone(mesh, begin)
     if not any(mesh.add_up([float(world.is_first and path.exists())])):
         _write_missing(trained, location, folder, mesh, on_part)
-        _first_alone(mesh, lambda: _join(path, folder))
-    # It may also have been cut off just before this.
-    _first_alone(mesh, lambda: _clear(folder))
+    _first_alone(mesh, end)
     return int(sum(mesh.add_up([float(_count_lines(path)) if world.is_first else 0.0])))
 
 

@@ -11,7 +11,6 @@ from stretto.base.scratch import make_scratch
 from stretto.data.corpus import Corpus
 from stretto.data.index import Store
 from stretto.data.like import Like
-from stretto.data.parts import OnProgress
 from stretto.data.prepare import prepare_text
 from stretto.data.prepare_sequences import prepare_sequences
 from stretto.data.prepare_series import prepare_series
@@ -56,13 +55,7 @@ class Fields:
     by: str | None = None
 
 
-def prepare_source(
-    file: Path | str,
-    folder: Path,
-    subject: Subject,
-    fields: Fields | None = None,
-    on_progress: OnProgress = lambda progress: None,
-) -> None:
+def prepare_source(file: Path | str, folder: Path, subject: Subject, fields: Fields | None = None) -> None:
     """Prepare a file as the run's own data was: with its vocabulary, or its channels and their scale."""
     task, origin, fields = subject.task, subject.origin or Origin(), fields or Fields()
     values = Tokens(num_tokens=task.num_inputs) if subject.channels is None else subject.channels
@@ -78,15 +71,15 @@ def prepare_source(
                 )
         by = fields.by or (origin.by if origin.by in names else None)
         time = origin.time if origin.time in names else None
-        prepare_series(file, folder, by=by, time=time, like=like, nan="missing", on_progress=on_progress)
+        prepare_series(file, folder, by=by, time=time, like=like, nan="missing")
     elif Path(file).suffix.lower() in FORMATS:
         names = _names(file)
         # The truth, where the file has it, but nobody has to know it.
         label = fields.label or (origin.label if labels is not None and origin.label in names else None)
         sequence = fields.sequence or (origin.sequence if origin.sequence in names else None)
-        prepare_sequences(file, folder, like=like, sequence=sequence, label=label, on_progress=on_progress)
+        prepare_sequences(file, folder, like=like, sequence=sequence, label=label)
     elif subject.vocabulary is not None and task.asks == "tokens":
-        prepare_text(file, folder, subject.vocabulary.level, vocabulary=subject.vocabulary, on_progress=on_progress)
+        prepare_text(file, folder, subject.vocabulary.level, vocabulary=subject.vocabulary)
     else:
         raise DataError(f"{file} is not a file of records ({', '.join(FORMATS)}); give one, or a prepared folder")
 
