@@ -25,7 +25,7 @@ from stretto import (
     make_engine,
     prepare_text,
 )
-from stretto.data.vocabulary import Level
+from stretto.store.vocabulary import Level
 from timing import WIKITEXT, parse_quick, show, take_turns
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))

@@ -18,10 +18,11 @@ from rich.console import Console
 from rich.progress import track
 
 from stretto import Position
-from stretto.data.order import Limits, Order
-from stretto.data.pages import LocalPages, PagedFile, Span
-from stretto.data.pools import Ints, Pools
-from stretto.data.writer import FileWriter
+from stretto.store.pages import LocalPages, PagedFile, Span
+from stretto.store.sequences import Ints
+from stretto.store.writer import FileWriter
+from stretto.windows.order import Limits, Order
+from stretto.windows.pools import Pools
 from timing import parse_quick, show
 
 SHARD = 1_000_000

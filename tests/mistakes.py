@@ -29,7 +29,7 @@ from stretto import (
     testing,
 )
 from stretto.base.errors import DivergedError, FencedError, PlanError
-from stretto.cli.verify import NotEqualError
+from stretto.cli.commands.verify import NotEqualError
 from stretto.mesh.board import OwnBoard, await_note
 from stretto.mesh.gathering import gather_ranks
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 from torch.utils.data import Dataset
 
-from stretto.data.index import Store
-from stretto.data.pages import PAGE, Span
-from stretto.data.writer import FileWriter, write_index
+from stretto.store.index import Store
+from stretto.store.pages import PAGE, Span
+from stretto.store.writer import FileWriter, write_index
 
 NUM_TOKENS = 60_000
 

@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto import Sequences
-from stretto.data.sequences import CLASSES, ENDS, KIND, VALUES
-from stretto.data.vocabulary import token_dtype
-from stretto.data.writer import write_file, write_index
+from stretto.store.sequences import CLASSES, ENDS, KIND, VALUES
+from stretto.store.vocabulary import token_dtype
+from stretto.store.writer import write_file, write_index
 
 
 def write_tokens(

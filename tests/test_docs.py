@@ -15,9 +15,9 @@ from config_page import config_page
 from reference_page import reference_page
 from stretto import load_config
 from stretto.base.errors import ConfigError
+from stretto.cli.commands.prepare import KINDS
 from stretto.cli.main import COMMANDS, main
 from stretto.cli.parser import Parser
-from stretto.cli.prepare import KINDS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / ".github").rglob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]

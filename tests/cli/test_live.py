@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from stretto import Evaluation, PlanReport, RanksReport, SaveReport, StepReport
-from stretto.cli.live import LiveView
 from stretto.cli.main import main
-from stretto.cli.training import _figures
+from stretto.cli.views.live import LiveView
+from stretto.cli.views.training import _figures
 
 
 def full_view(num_ranks: int = 2, num_steps: int | None = 2000, loss: float = 2.5, skipped: int = 3) -> LiveView:

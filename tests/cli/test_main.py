@@ -100,7 +100,7 @@ def test_an_interrupted_run_says_so(prepared: Path, monkeypatch: pytest.MonkeyPa
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("stretto.cli.schema.run", interrupt)
+    monkeypatch.setattr("stretto.cli.commands.schema.run", interrupt)
     assert main(["schema"]) == 130
 
 

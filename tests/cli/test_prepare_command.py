@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from stretto.cli.commands.prepare import KINDS
 from stretto.cli.main import main
-from stretto.cli.prepare import KINDS
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,1 +1,1 @@
-"""Words all rooms share: errors, keys and randomness, states, rows and windows."""
+"""Shared values: errors, positional randomness, state helpers, windows."""

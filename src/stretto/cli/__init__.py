@@ -1,1 +1,1 @@
-"""The door; the only room that prints."""
+"""The command line; the only package that prints."""

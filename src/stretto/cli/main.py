@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     try:
         options = _parser().parse_all(_known(sys.argv[1:] if arguments is None else list(arguments)))
-        command = importlib.import_module(f"stretto.cli.{options.command}")
+        command = importlib.import_module(f"stretto.cli.commands.{options.command}")
         command.run(options.arguments)
         sys.stdout.flush()
     except StrettoError as error:

@@ -1,25 +1,32 @@
 """Ranks: a command that needs several of them starts them itself, unless a launcher has done so."""
 
+import json
 import os
 import sys
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import NoReturn
 
+import torch
 from rich.console import Console
 
 from stretto.base.errors import LostPeerError, StrettoError
-from stretto.cli.console import make_console
-from stretto.cli.planning import Chosen, layout_arguments, plan_here, plan_on_ranks, show_progress
+from stretto.cli.views.bars import show_progress
+from stretto.cli.views.console import make_console
 from stretto.config.layout import Layout
 from stretto.config.run import RunConfig
 from stretto.launch.orphans import exit_code_of_leaving, leave_with_launcher
 from stretto.mesh.place import find_place
 from stretto.mesh.world import TOLD, World, world
 from stretto.plan.advice import advise
+from stretto.plan.show import plan_values
 from stretto.plan.units import seconds
+from stretto.planning.choose import LayoutChoice, choose_on_ranks, choose_on_this_machine
+from stretto.planning.plan_input import PlanInput
 from stretto.train.build import check_fits, fit_to_ranks
+from stretto.train.planned import save_plan
 from stretto.train.run import LeftError, newest_checkpoint
 from stretto.train.signals import when_asked_to_leave
 
@@ -114,26 +121,43 @@ def _plan_here(config: RunConfig, check: Callable[[RunConfig], object], keeps_pl
     with when_asked_to_leave(lambda: leave(exit_code_of_leaving())):
         # What is wrong with the run is said before minutes are spent on measuring it.
         check(config.model_copy(update={"layout": Layout()}))
-    chosen = plan_here(config)
-    _say_plan(make_console(), chosen)
-    if keeps_plan:
-        chosen.keep()
-    return chosen.config
+    choice = choose_on_this_machine(config)
+    _show_choice(make_console(), choice)
+    return _use(choice, config, config.run.folder if keeps_plan else None)
 
 
 def _plan_on_ranks(config: RunConfig, joined: World, keeps_plan: bool) -> RunConfig:
     console = make_console(is_quiet=not joined.is_first)
+    # Torchrun has set how many threads each rank has, and so they stay.
+    plan_input = PlanInput.of_config(config, torch.get_num_threads(), joined.device)
     with show_progress(console) as progress:
-        chosen = plan_on_ranks(config, joined, progress)
-    _say_plan(console, chosen)
-    if keeps_plan and joined.is_first:
-        chosen.keep()
-    return chosen.config
+        choice = choose_on_ranks(plan_input, joined, progress)
+    _show_choice(console, choice)
+    return _use(choice, config, config.run.folder if keeps_plan and joined.is_first else None)
 
 
-def _say_plan(console: Console, chosen: Chosen) -> None:
-    console.print(f"plan    {advise(chosen.plan)}")
-    console.print(f"plan    predicted: {seconds(chosen.plan.chosen.seconds)} a step")
+def _show_choice(console: Console, choice: LayoutChoice) -> None:
+    console.print(f"plan    {advise(choice.plan)}")
+    console.print(f"plan    predicted: {seconds(choice.plan.chosen.seconds)} per step")
+
+
+def _use(choice: LayoutChoice, config: RunConfig, folder: Path | None) -> RunConfig:
+    """The config in the layout that was chosen; the plan goes into the run's folder, if one is given."""
+    if folder is not None:
+        save_plan(folder, json.dumps(plan_values(choice.plan, choice.profile, choice.timeline), indent=1))
+    layout = choice.layout.model_copy(update={"elastic": config.layout.elastic})
+    return config.model_copy(update={"layout": layout})
+
+
+def layout_arguments(layout: Layout) -> list[str]:
+    """Return the options that ask for a layout."""
+    values = layout.model_dump(mode="json")
+    found = []
+    for name, value in values.items():
+        if name == "blocks":
+            value = ",".join(map(str, value))
+        found += [f"--layout.{name}", str(value).lower() if isinstance(value, bool) else str(value)]
+    return found
 
 
 def leave(exit_code: int) -> NoReturn:

@@ -1,1 +1,1 @@
-"""Starting the world: the ranks of this machine."""
+"""Starting ranks: this machine, torchrun, Slurm, TF_CONFIG."""

@@ -1,1 +1,1 @@
-"""Checks and profiles: whether blocks keep the laws, and what they cost."""
+"""Profiles of blocks and links; checks of the laws."""

@@ -1,9 +1,9 @@
 """The load of a plan, from the windows of the user's own data."""
 
 from stretto.base.position import Position
-from stretto.data.loader import Windows
 from stretto.plan.cut import Lengths
 from stretto.plan.load import Load
+from stretto.windows.loader import Windows
 
 # Of data with unequal lengths, so many batches stand for all.
 _SAMPLES = 4

@@ -19,7 +19,6 @@ from stretto.blocks.initialize import initialize
 from stretto.blocks.losses import Loss
 from stretto.blocks.stack import Stack
 from stretto.config.layout import Layout
-from stretto.data.loader import Windows
 from stretto.engine.engine import Precision, payload
 from stretto.engine.pipeline import PipelineEngine
 from stretto.engine.replica import ReplicaEngine
@@ -35,6 +34,7 @@ from stretto.plan.costs import Costs
 from stretto.plan.load import Load
 from stretto.plan.predict import predict
 from stretto.plan.profile import Kind, Link, Profile, Speed, Sum
+from stretto.windows.loader import Windows
 
 Progress = Callable[[str, float], None]
 """Told what is measured, and which part of all is done."""

@@ -9,9 +9,9 @@ from stretto.base.window import Rows
 from stretto.blocks.block import Block
 from stretto.blocks.pointwise import Embedding
 from stretto.blocks.stack import Stack
-from stretto.data.loader import Windows
 from stretto.engine.engine import payload
 from stretto.plan.hardware import BlockShape
+from stretto.windows.loader import Windows
 
 # Gates and cell of a recurrent step, beside its output.
 _SAVED_BY_STATE = 6

@@ -15,7 +15,6 @@ from stretto.blocks.initialize import initialize
 from stretto.blocks.losses import Loss
 from stretto.blocks.stack import Stack
 from stretto.config.layout import Layout
-from stretto.data.loader import Windows
 from stretto.engine.build import make_engine, stage_parts
 from stretto.engine.engine import Precision, payload
 from stretto.engine.gather import gather
@@ -23,6 +22,7 @@ from stretto.engine.local import LocalEngine
 from stretto.measure.laws import check_chunk_law, check_loss
 from stretto.mesh.mesh import Mesh
 from stretto.mesh.world import World
+from stretto.windows.loader import Windows
 
 # Sums in another order: a few thousand roundings.
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}

@@ -1,1 +1,1 @@
-"""Plans, made of pure functions before any device wakes: actions, orders, partitions, timelines; no torch here."""
+"""Pure planning, without torch: actions, orders, partition, simulation, costs, search."""

@@ -9,16 +9,16 @@ from numpy.typing import NDArray
 
 from stretto.base.errors import StrettoError
 from stretto.base.remote import is_remote
-from stretto.data.corpus import KIND as CORPUS
-from stretto.data.corpus import Corpus
-from stretto.data.index import INDEX, Store
-from stretto.data.sequences import Sequences
 from stretto.report.amounts import count, share
 from stretto.report.chart import Axes, Line, bar_chart, line_chart
 from stretto.report.markup import Html, tag
 from stretto.report.page import figure, note, section
 from stretto.report.record import Record
 from stretto.report.ticks import Scale, linear, logarithmic
+from stretto.store.corpus import KIND as CORPUS
+from stretto.store.corpus import Corpus
+from stretto.store.index import INDEX, Store
+from stretto.store.sequences import Sequences
 
 _MOST, _BLOCKS, _BARS = 1 << 20, 64, 40
 

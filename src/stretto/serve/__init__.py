@@ -1,1 +1,1 @@
-"""Use: what is done with a trained model: sessions, predictions, text, forecasts, export."""
+"""Using a trained model: predict, generate, forecast, stream."""

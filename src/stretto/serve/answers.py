@@ -18,11 +18,11 @@ from stretto.base.errors import ConfigError
 from stretto.base.task import Task
 from stretto.base.window import IGNORE
 from stretto.config.run import DataConfig
-from stretto.data.corpus import Corpus
-from stretto.data.forecast import Forecast
-from stretto.data.items import Continued, Items, Row, Stretches, Unlabelled, pad
-from stretto.data.sequences import Sequences
+from stretto.store.corpus import Corpus
+from stretto.store.sequences import Sequences
 from stretto.train.subject import Subject
+from stretto.windows.forecast import Forecast
+from stretto.windows.items import Continued, Items, Row, Stretches, Unlabelled, pad
 
 Answer = dict[str, Any]
 """One answer, ready to be written as JSON."""

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from stretto.base.errors import ConfigError, DataError
 from stretto.base.state import State
 from stretto.base.window import Rows
-from stretto.data.corpus import Corpus
-from stretto.data.forecast import Forecast
-from stretto.data.sequences import Sequences
 from stretto.serve.answers import check_outputs
 from stretto.serve.source import Fields, open_source, prepared
+from stretto.store.corpus import Corpus
+from stretto.store.sequences import Sequences
 from stretto.train.trained import TrainedModel
+from stretto.windows.forecast import Forecast
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from stretto.base.keys import derive
 from stretto.base.state import join_rows
 from stretto.base.window import Rows
 from stretto.blocks.stack import Stack
-from stretto.data.vocabulary import SymbolVocabulary, Vocabulary
+from stretto.store.vocabulary import SymbolVocabulary, Vocabulary
 from stretto.train.trained import TrainedModel
 
 

@@ -19,12 +19,12 @@ from torch import Tensor
 from stretto.base.disk import write_whole
 from stretto.base.errors import ConfigError, StrettoError
 from stretto.base.window import Rows
-from stretto.data.index import Store
 from stretto.mesh.mesh import Mesh
 from stretto.mesh.topology import Topology
 from stretto.mesh.world import World
 from stretto.serve.answers import Answer, Asked, Outputs, ask, check_outputs
 from stretto.serve.source import Fields, is_raw, open_source, prepare_source, prepared
+from stretto.store.index import Store
 from stretto.train.trained import TrainedModel
 
 # Steps of a part, of a batch, and numbers that the outputs of a batch may have at once.

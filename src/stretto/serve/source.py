@@ -8,14 +8,14 @@ from pathlib import Path
 from stretto.base.errors import DataError
 from stretto.base.remote import is_remote
 from stretto.base.scratch import make_scratch
-from stretto.data.corpus import Corpus
-from stretto.data.index import Store
-from stretto.data.like import Like
-from stretto.data.prepare import prepare_text
-from stretto.data.prepare_sequences import prepare_sequences
-from stretto.data.prepare_series import prepare_series
-from stretto.data.records import FORMATS, cut_records, read_rows
-from stretto.data.sequences import Channels, Classes, Origin, Sequences, Tokens
+from stretto.prepare.prepare import prepare_text
+from stretto.prepare.prepare_sequences import prepare_sequences
+from stretto.prepare.prepare_series import prepare_series
+from stretto.prepare.records import FORMATS, cut_records, read_rows
+from stretto.store.corpus import Corpus
+from stretto.store.index import Store
+from stretto.store.like import Like
+from stretto.store.sequences import Channels, Classes, Origin, Sequences, Tokens
 from stretto.train.subject import Subject, check_same
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from stretto.base.errors import DataError
 from stretto.base.position import Position
 from stretto.base.state import State
-from stretto.data.loader import Windows, read_ahead
 from stretto.engine.engine import Engine
+from stretto.windows.loader import Windows, read_ahead
 
 
 @dataclass(frozen=True)

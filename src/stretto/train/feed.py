@@ -7,17 +7,17 @@ from stretto.base.errors import ConfigError, DataError
 from stretto.base.remote import is_remote
 from stretto.config.layout import Layout
 from stretto.config.run import DataConfig, RunConfig
-from stretto.data.batches import Batches
-from stretto.data.cache import Cache
-from stretto.data.corpus import Corpus
-from stretto.data.documents import DocumentLanes
-from stretto.data.forecast import Forecast
-from stretto.data.index import Store
-from stretto.data.items import Continued, Items, Labelled, Stretches
-from stretto.data.lanes import Lanes
-from stretto.data.loader import Windows
-from stretto.data.sequences import Channels, Sequences
+from stretto.store.cache import Cache
+from stretto.store.corpus import Corpus
+from stretto.store.index import Store
+from stretto.store.sequences import Channels, Sequences
 from stretto.train.subject import Subject, check_same
+from stretto.windows.batches import Batches
+from stretto.windows.documents import DocumentLanes
+from stretto.windows.forecast import Forecast
+from stretto.windows.items import Continued, Items, Labelled, Stretches
+from stretto.windows.lanes import Lanes
+from stretto.windows.loader import Windows
 
 # Which fields mean something to which feed; those that are not named here always do.
 _MEANING = {

@@ -14,13 +14,13 @@ from stretto.base.errors import DataError
 from stretto.config.commented import Setting, write_commented
 from stretto.config.run import RunConfig
 from stretto.config.toml import parse_config
-from stretto.data.corpus import Corpus
-from stretto.data.forecast import Forecast
-from stretto.data.inspect import Found
-from stretto.data.items import Stretches
-from stretto.data.prepare_found import Prepared
-from stretto.data.sequences import Channels, Sequences
+from stretto.prepare.inspect import Found
+from stretto.prepare.prepare_found import Prepared
+from stretto.store.corpus import Corpus
+from stretto.store.sequences import Channels, Sequences
 from stretto.train.build import check_fits
+from stretto.windows.forecast import Forecast
+from stretto.windows.items import Stretches
 
 # A first run ends within about so many seconds.
 _SECONDS = 75

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 
 from stretto.base.errors import DataError
 from stretto.base.task import Task
-from stretto.data.sequences import Channels, Origin
-from stretto.data.vocabulary import FILE as VOCABULARY
-from stretto.data.vocabulary import Vocabulary, parse_vocabulary, vocabulary_bytes
+from stretto.store.sequences import Channels, Origin
+from stretto.store.vocabulary import FILE as VOCABULARY
+from stretto.store.vocabulary import Vocabulary, parse_vocabulary, vocabulary_bytes
 
 FILE = "subject.json"
 

@@ -20,7 +20,6 @@ from stretto.checkpoint.pieces import Piece
 from stretto.checkpoint.saved import Saved
 from stretto.checkpoint.snapshot import Snapshot
 from stretto.config.train import TrainConfig
-from stretto.data.loader import Windows, read_ahead
 from stretto.engine.engine import Engine
 from stretto.plan.timeline import Span
 from stretto.plan.trace import Work
@@ -34,6 +33,7 @@ from stretto.train.memory import (
     weight_pieces,
 )
 from stretto.train.optimizer import learning_rate, make_optimizer, scale_gradients, set_learning_rate
+from stretto.windows.loader import Windows, read_ahead
 
 # So many steps in a row whose numbers are not finite are no accident.
 _MOST_SKIPPED = 100

@@ -1,0 +1,142 @@
+"""`stretto doctor`: is this machine, or are these machines, ready for a run, and if not, what to do?"""
+
+import argparse
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stretto.base.disk import write_whole
+from stretto.base.errors import ConfigError, StrettoError
+from stretto.cli.parser import Parser
+from stretto.cli.views.console import make_console
+from stretto.config.toml import load_config
+from stretto.mesh.place import Place, find_place
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from stretto.config.run import RunConfig
+    from stretto.launch.finding import Finding
+
+
+class ProblemsFoundError(StrettoError):
+    """Something will not work; the table has said what."""
+
+    exit_code = 1
+
+
+def run(arguments: list[str]) -> None:
+    """Parse, look, and say what was found."""
+    options = _parser().parse_all(arguments)
+    if options.ranks is not None and options.ranks < 1:
+        raise ConfigError(f"--ranks={options.ranks} should be 1 or more; 1 starts none")
+    config = None if options.run is None else load_config(options.run)
+    if options.links is not None:
+        _measure(options, arguments)
+        return
+    console = make_console(is_wrapped=True)
+    place = find_place(os.environ)
+    if place is not None:
+        _run_on_ranks(console, options, config, place)
+        return
+    from stretto.launch.doctor import diagnose
+
+    with console.status("looking ...") as status:
+        findings = diagnose(
+            config,
+            ranks=2 if options.ranks is None else options.ranks,
+            device=options.device,
+            on_check=lambda what: status.update(f"looking at {what} ..."),
+        )
+    _say(console, findings, options.json)
+
+
+def _run_on_ranks(console: "Console", options: argparse.Namespace, config: "RunConfig | None", place: Place) -> None:
+    """Each machine looks at itself, by its first rank; then all look at each other, and one says it."""
+    from stretto.launch.doctor import look_at_machine, time_to_meet
+    from stretto.launch.finding import problem
+    from stretto.launch.peers import gather_findings, link_findings, measure_links
+    from stretto.mesh.world import world
+
+    findings = look_at_machine(config) if place.local_rank == 0 else []
+    try:
+        with world(device=options.device, timeout=time_to_meet(config)) as joined:
+            is_first = joined.is_first
+            findings = gather_findings(joined, place.local_rank, findings)
+            findings += link_findings(measure_links(joined, place.local_size))
+    except (StrettoError, RuntimeError) as error:
+        # Nobody can be told: each machine says what it has found.
+        is_first = place.local_rank == 0
+        reason = str(error).splitlines()[0]
+        findings.append(problem("ranks", f"did not meet: {reason}", "see that all were started and reach each other"))
+    if is_first:
+        _say(console, findings, options.json)
+
+
+def _measure(options: argparse.Namespace, arguments: list[str]) -> None:
+    """What `diagnose` starts: ranks that measure the links between them, and write what they found."""
+    from stretto.launch.doctor import MEETING
+    from stretto.launch.local import launch_local
+    from stretto.launch.orphans import leave_with_launcher
+    from stretto.launch.peers import measure_links
+    from stretto.mesh.world import world
+
+    if find_place(os.environ) is None:
+        launch_local(options.ranks or 2, ["doctor", *arguments])
+        return
+    leave_with_launcher()
+    with world(device=options.device, timeout=MEETING) as joined:
+        links = measure_links(joined, joined.local_size)
+        if joined.is_first:
+            write_whole(options.links, json.dumps(links).encode())
+
+
+def _say(console: "Console", findings: "list[Finding]", path: Path | None) -> None:
+    if path is not None:
+        content = json.dumps([asdict(finding) for finding in findings], indent=1)
+        try:
+            write_whole(path, content.encode())
+        except OSError as error:
+            raise ConfigError(f"--json={path} can't be written ({error.strerror}); choose another") from None
+    from rich.table import Table
+
+    has_hosts = any(finding.host for finding in findings)
+    table = Table("", "what", "found", *(["host"] if has_hosts else []))
+    styles = {"ok": "green", "note": "yellow", "problem": "bold red"}
+    # Of many machines, what is ok on the first is shown, and what isn't on all of them.
+    first = next((finding.host for finding in findings), "")
+    for finding in findings:
+        if finding.level == "ok" and finding.host not in ("", first):
+            continue
+        row = [finding.level, finding.what, finding.seen, *([finding.host] if has_hosts else [])]
+        table.add_row(*row, style=None if finding.level == "ok" else styles[finding.level])
+    console.print(table)
+    for finding in findings:
+        if finding.level != "ok":
+            where = f" ({finding.host})" if finding.host else ""
+            console.print(f"{finding.level}: {finding.what}{where}: {finding.remedy}")
+    counts = {level: sum(finding.level == level for finding in findings) for level in styles}
+    console.print(f"{counts['ok']} ok, {counts['note']} to note, {counts['problem']} problems")
+    if counts["problem"]:
+        raise ProblemsFoundError
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="stretto doctor",
+        usage="stretto doctor [--ranks N] [--run RUN.toml] [--json FILE] [--device NAME]",
+        description="Look at all that a run depends on: Python, torch, devices, cores, memory, shared memory, disks,\n"
+        "locks, ports, names, variables, and the links between ranks, which are really started; under torchrun,\n"
+        "srun, mpirun or TF_CONFIG, also whether versions and clocks of all machines agree.\n"
+        "Exit code 0: no problems. 1: some.",
+        epilog="example:\n  stretto doctor --run run.toml\n"
+        "  torchrun --nnodes 2 --nproc-per-node 8 ... -m stretto doctor",
+    )
+    parser.add_argument("--ranks", type=int, metavar="N", help="ranks to start here; 1 starts none (default: 2)")
+    parser.add_argument("--run", type=Path, metavar="RUN.toml", help="look at the folders that this run writes to")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the findings there too")
+    parser.add_argument("--device", default="auto", metavar="NAME", help="where ranks compute (default: auto)")
+    parser.add_argument("--links", type=Path, help=argparse.SUPPRESS)
+    return parser

@@ -1,0 +1,94 @@
+"""`stretto report`: a run as one HTML page that opens from disk, or several side by side."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from stretto.base.errors import ConfigError
+from stretto.cli.parser import Parser
+
+_START = b"<!doctype html>"
+
+
+def run(arguments: list[str]) -> None:
+    """Parse, read, write, and say where the page is."""
+    options = _parser().parse_all(arguments)
+    out = options.out or options.run / ("compare.html" if options.compare else "report.html")
+    with _writing(out):
+        _check(options.run, out)
+    from stretto.base.disk import write_whole
+    from stretto.cli.views.console import make_console
+    from stretto.plan.units import size
+    from stretto.report.compare_page import compare_page
+    from stretto.report.run_page import run_page
+
+    with _progress() as on_part:
+        if options.compare:
+            page = compare_page([options.run, *options.compare], on_part)
+        else:
+            page = run_page(options.run, on_part)
+    content = page.encode("utf-8", "backslashreplace")
+    with _writing(out):
+        write_whole(out, content)
+    make_console().print(f"the page is {out} ({size(len(content))}); open it in a browser")
+
+
+def _check(folder: Path, out: Path) -> None:
+    """Refuse a place that no page can be written to, before minutes are spent on a long log."""
+    if not folder.is_dir():
+        return  # which the reader says better
+    if out.is_dir():
+        raise ConfigError(f"--out={out} is a folder; give the path of a file, like {out / 'report.html'}")
+    if not out.parent.is_dir():
+        raise ConfigError(f"--out={out} can't be written (there is no folder {out.parent}); choose another file")
+    # Neither a log nor a device is to be lost to a slip of the hand.
+    if out.exists() and not (out.is_file() and _is_page(out)):
+        raise ConfigError(f"--out={out} is there already and is no page; choose another file")
+
+
+def _is_page(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(_START)) == _START
+
+
+@contextmanager
+def _writing(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"--out={out} can't be written ({error.strerror}); choose another file") from None
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[float], None]]:
+    """A bar in a terminal; a log is read in silence elsewhere, where nobody waits."""
+    from stretto.cli.views.bars import make_bars
+    from stretto.cli.views.console import make_console
+
+    with make_bars(make_console(), is_kept=False) as bars:
+        task = bars.add_task("reading the log", total=1.0)
+        yield lambda part: bars.update(task, completed=part)
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="stretto report",
+        usage="stretto report RUN [--out FILE] [--compare RUN ...]",
+        description="Make one HTML page of a run: its curves, one step rank by rank, balance, lengths, faults,\n"
+        "checkpoints, and the plan against reality. It opens from disk and needs no network.",
+        epilog="example:\n  stretto report runs/first\n"
+        "  stretto report runs/first --compare runs/second runs/third --out three.html",
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder; the run may still go on")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="the page (default: report.html, or compare.html, in the run's folder)"
+    )
+    parser.add_argument(
+        "--compare",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="RUN",
+        help="compare it with these runs, side by side, instead",
+    )
+    return parser

@@ -1,0 +1,210 @@
+"""A stack from what Keras has: its files, or arrays as `get_weights()` gives them, in torch's order of gates."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from stretto.base.errors import ConfigError, DataError
+from stretto.blocks.block import Block
+from stretto.blocks.dropout import Dropout, LockedDropout
+from stretto.blocks.pointwise import Pointwise
+from stretto.blocks.stack import Stack
+from stretto.exchange.keras_file import Array, KerasLayer, read_keras
+from stretto.exchange.pieces import Piece, join, make_piece
+
+_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "relu": nn.ReLU,
+    "sigmoid": nn.Sigmoid,
+    "softmax": lambda: nn.Softmax(dim=-1),
+    "tanh": nn.Tanh,
+}
+# What gives no block: where data comes in, and which steps count, which stretto is told by rows' lengths.
+_IGNORED = ("InputLayer", "Masking")
+
+
+def from_keras(source: Path | str | Sequence[Array]) -> Stack:
+    """Return a stack with the weights of a Keras model, which gives what the model gives, at every step.
+
+    `source` is a `.keras` file, a `.weights.h5` file (whose layers are taken to have Keras's default settings), or
+    arrays as a layer's or a model's `get_weights()` returns them. Layers are Embedding, LSTM, GRU with `reset_after`, a
+    Bidirectional LSTM, Dense, LayerNormalization and dropout, one after the other. Keras itself isn't needed.
+    """
+    if isinstance(source, Path | str):
+        layers = read_keras(Path(source))
+    else:
+        layers = _layers_of_arrays([np.asarray(array) for array in source])
+    try:
+        pieces = [piece for layer in layers if layer.kind not in _IGNORED for piece in _pieces(layer)]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DataError(f"the Keras model is not whole ({error!r}); save it with Keras 3") from None
+    if not pieces:
+        raise ConfigError("the Keras model has no layers with weights; give one that has")
+    return join(pieces)
+
+
+def _pieces(layer: KerasLayer) -> list[Piece]:
+    """The blocks of a layer, and of the activation after it."""
+    if layer.kind == "Embedding":
+        (table,) = _held(layer, "", 1, 1)
+        return [make_piece(layer.name, "Embedding", {"weight": _tensor(table)})]
+    if layer.kind in ("LSTM", "GRU"):
+        return [_recurrent(layer)]
+    if layer.kind == "Bidirectional":
+        return [_bidirectional(layer)]
+    if layer.kind == "TimeDistributed":
+        inner = layer.config["layer"]
+        return _pieces(
+            KerasLayer(layer.name, inner["class_name"], inner["config"], {"": layer.arrays.get("layer", [])})
+        )
+    if layer.kind == "Dense":
+        return _dense(layer)
+    if layer.kind == "LayerNormalization":
+        return [_norm(layer)]
+    if layer.kind == "Activation":
+        return _activation(layer)
+    if layer.kind in ("Dropout", "SpatialDropout1D"):
+        rate = float(layer.config.get("rate", 0))
+        block: Block = Dropout(rate) if layer.kind == "Dropout" else LockedDropout(rate)
+        return [Piece(layer.name, [block])]
+    raise ConfigError(
+        f"the Keras layer {layer.name} is a {layer.kind}, which from_keras has no block for; it knows Embedding, LSTM, "
+        "GRU, Bidirectional, Dense, LayerNormalization, Activation, Dropout and TimeDistributed"
+    )
+
+
+def _recurrent(layer: KerasLayer) -> Piece:
+    _check_cell(layer)
+    if layer.kind == "LSTM":
+        return make_piece(layer.name, "LSTM", _lstm_weights(_held(layer, "cell", 2, 3)))
+    kernel, recurrent, *bias = _held(layer, "cell", 2, 3)
+    if not layer.config.get("reset_after", True) or any(own.ndim != 2 for own in bias):
+        raise ConfigError(
+            f"the Keras layer {layer.name} is a GRU with reset_after=False, which torch can't compute; train one with "
+            "reset_after=True, Keras's default"
+        )
+    weights = {"weight_ih_l0": _gru_order(kernel.T), "weight_hh_l0": _gru_order(recurrent.T)}
+    if bias:
+        weights |= {"bias_ih_l0": _gru_order(bias[0][0]), "bias_hh_l0": _gru_order(bias[0][1])}
+    return make_piece(layer.name, "GRU", {name: _tensor(array) for name, array in weights.items()})
+
+
+def _bidirectional(layer: KerasLayer) -> Piece:
+    inner = layer.config.get("layer", {"class_name": "LSTM", "config": {}})
+    if inner["class_name"] != "LSTM" or layer.config.get("merge_mode", "concat") != "concat":
+        raise ConfigError(
+            f"the Keras layer {layer.name} is a Bidirectional {inner['class_name']} with "
+            f"merge_mode={layer.config.get('merge_mode')!r}; from_keras knows Bidirectional(LSTM) with 'concat'"
+        )
+    _check_cell(KerasLayer(layer.name, "LSTM", inner["config"]))
+    forward, backward = (
+        _lstm_weights(_held(layer, f"{direction}_layer/cell", 2, 3)) for direction in ("forward", "backward")
+    )
+    both = {**forward, **{f"{name}_reverse": tensor for name, tensor in backward.items()}}
+    return make_piece(layer.name, "LSTM", both)
+
+
+def _lstm_weights(arrays: list[Array]) -> dict[str, Tensor]:
+    """Keras's gates are i f c o, torch's i f g o: the same order. Its one bias is the sum of torch's two."""
+    kernel, recurrent, *bias = arrays
+    weights = {"weight_ih_l0": _tensor(kernel.T), "weight_hh_l0": _tensor(recurrent.T)}
+    if bias:
+        weights |= {"bias_ih_l0": _tensor(bias[0]), "bias_hh_l0": _tensor(np.zeros_like(bias[0]))}
+    return weights
+
+
+def _gru_order(array: Array) -> Array:
+    """Gates z r h, as Keras has them, to r z n."""
+    z, r, h = np.split(array, 3)
+    return np.concatenate([r, z, h])
+
+
+def _check_cell(layer: KerasLayer) -> None:
+    """Refuse settings under which a cell computes something that torch's doesn't."""
+    needed = {"activation": "tanh", "recurrent_activation": "sigmoid", "go_backwards": False}
+    for name, value in needed.items():
+        found = layer.config.get(name, value)
+        if found != value:
+            raise ConfigError(
+                f"the Keras layer {layer.name} has {name}={found!r}, which torch's {layer.kind} can't compute; train "
+                f"one with {name}={value!r}"
+            )
+
+
+def _dense(layer: KerasLayer) -> list[Piece]:
+    kernel, *bias = _held(layer, "layer" if "layer" in layer.arrays else "", 1, 2)
+    weights = {"weight": _tensor(kernel.T)} | ({"bias": _tensor(bias[0])} if bias else {})
+    return [make_piece(layer.name, "Linear", weights), *_activation(layer)]
+
+
+def _activation(layer: KerasLayer) -> list[Piece]:
+    name = layer.config.get("activation", "linear")
+    if name == "linear":
+        return []
+    if not isinstance(name, str) or name not in _ACTIVATIONS:
+        raise ConfigError(
+            f"the Keras layer {layer.name} has activation={name!r}; from_keras knows linear, {', '.join(_ACTIVATIONS)}"
+        )
+    return [Piece(f"{layer.name}'s activation", [Pointwise(_ACTIVATIONS[name]())])]
+
+
+def _norm(layer: KerasLayer) -> Piece:
+    config = layer.config
+    if not (config.get("center", True) and config.get("scale", True)) or config.get("axis", -1) not in (
+        -1,
+        [-1],
+        2,
+        [2],
+    ):
+        raise ConfigError(
+            f"the Keras layer {layer.name} doesn't normalise the features with scale and center; use both"
+        )
+    gamma, beta = _held(layer, "", 2, 2)
+    weights = {"weight": _tensor(gamma), "bias": _tensor(beta)}
+    return make_piece(layer.name, "LayerNorm", weights, epsilon=float(config.get("epsilon", 1e-3)))
+
+
+def _layers_of_arrays(arrays: list[Array]) -> list[KerasLayer]:
+    """Layers by the shapes of their arrays; a cell is two kernels with as many columns."""
+    layers: list[KerasLayer] = []
+    rest = list(arrays)
+    while rest:
+        first = rest.pop(0)
+        second = rest[0] if rest else None
+        name = f"layer {len(layers)}"
+        if first.ndim == 1 and second is not None and second.shape == first.shape:
+            layers.append(KerasLayer(name, "LayerNormalization", {}, {"": [first, rest.pop(0)]}))
+            continue
+        if first.ndim != 2:
+            raise ConfigError(f"{name} begins with an array of {list(first.shape)}, as no layer that from_keras knows")
+        columns = first.shape[1]
+        if second is not None and second.ndim == 2 and second.shape[1] == columns and columns in _cells(second):
+            held = [first, rest.pop(0)]
+            kind = "LSTM" if columns == 4 * second.shape[0] else "GRU"
+            if rest and rest[0].size == (columns if kind == "LSTM" else rest[0].ndim * columns):
+                held.append(rest.pop(0))
+            layers.append(KerasLayer(name, kind, {}, {"cell": held}))
+        elif second is not None and second.shape == (columns,):
+            layers.append(KerasLayer(name, "Dense", {}, {"": [first, rest.pop(0)]}))
+        else:
+            layers.append(KerasLayer(name, "Dense" if layers else "Embedding", {}, {"": [first]}))
+    return layers
+
+
+def _cells(recurrent: Array) -> tuple[int, int]:
+    """How many columns an LSTM's and a GRU's kernels have, whose recurrent one has so many rows."""
+    return 4 * recurrent.shape[0], 3 * recurrent.shape[0]
+
+
+def _held(layer: KerasLayer, holder: str, least: int, most: int) -> list[Array]:
+    """The arrays at a place in a layer, as many as there should be."""
+    found = layer.arrays.get(holder, [])
+    if not least <= len(found) <= most:
+        raise ConfigError(f"the Keras layer {layer.name} has {len(found)} arrays of weights, not {most}; save it built")
+    return found
+
+
+def _tensor(array: Array) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array))

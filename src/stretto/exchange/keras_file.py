@@ -1,0 +1,149 @@
+"""Keras's files: which layers a model has, in order, and their arrays; nothing in them is ever run."""
+
+import io
+import json
+import re
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.base.errors import ConfigError, DataError
+from stretto.base.extras import need
+
+Array = NDArray[Any]
+
+_WEIGHTS = "model.weights.h5"
+# A file of weights alone numbers its layers within a class and has no order between classes: where each can only stand.
+_PLACES = {"embedding": 0, "bidirectional": 1, "lstm": 1, "gru": 1, "time_distributed": 2, "dense": 2}
+_CLASSES = {"embedding": "Embedding", "bidirectional": "Bidirectional", "lstm": "LSTM", "gru": "GRU"}
+_WEIGHTLESS = ("activation", "dropout", "input_layer", "masking", "spatial_dropout1d")
+
+
+@dataclass(frozen=True)
+class KerasLayer:
+    """A layer as Keras describes it: its class, its settings, and its arrays by where they are inside it."""
+
+    name: str
+    kind: str
+    config: dict[str, Any] = field(default_factory=dict)
+    arrays: dict[str, list[Array]] = field(default_factory=dict)
+
+
+def read_keras(path: Path) -> list[KerasLayer]:
+    """Read the layers of a `.keras` file, or of a `.weights.h5` file, in which they have no settings."""
+    h5py = need("h5py", "keras", "a Keras file")
+    if not path.is_file():
+        raise DataError(f"{path} does not exist; give a .keras or .weights.h5 file")
+    try:
+        if not zipfile.is_zipfile(path):
+            with h5py.File(path, "r") as opened:
+                _check_links(opened, h5py)
+                return list(_without_config(opened, path, h5py))
+        with zipfile.ZipFile(path) as archive:
+            config = json.loads(archive.read("config.json"))
+            content = io.BytesIO(archive.read(_WEIGHTS))
+        with h5py.File(content, "r") as opened:
+            _check_links(opened, h5py)
+            return list(_with_config(config, opened, h5py))
+    except (OSError, KeyError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} is not a Keras model that can be read ({error}); save it with Keras 3") from None
+
+
+def _check_links(opened: Any, h5py: Any) -> None:  # noqa: ANN401 - h5py has no types
+    """Refuse a file that leads elsewhere: its writer could have it read any file of the reader's machine."""
+    seen: set[int] = set()
+
+    def visit(group: Any) -> None:  # noqa: ANN401
+        for name in group:
+            # First the link itself: to ask for what it leads to is to follow it.
+            is_inside = isinstance(group.get(name, getlink=True), h5py.HardLink)
+            item = group[name] if is_inside else None
+            if item is None or (isinstance(item, h5py.Dataset) and (item.external or item.is_virtual)):
+                where = f"{group.name}/{name}".lstrip("/")
+                raise DataError(f"{where} in a Keras file leads to another file; only weights inside the file are read")
+            if isinstance(item, h5py.Group):
+                address = h5py.h5o.get_info(item.id).addr
+                if address in seen:
+                    raise DataError(f"{item.name} is in a Keras file more than once; save it with Keras 3")
+                seen.add(address)
+                visit(item)
+
+    seen.add(h5py.h5o.get_info(opened["/"].id).addr)
+    visit(opened["/"])
+
+
+def _with_config(config: dict[str, Any], opened: Any, h5py: Any) -> Iterator[KerasLayer]:  # noqa: ANN401
+    kind = config["class_name"]
+    if kind not in ("Sequential", "Functional", "Model"):
+        raise ConfigError(f"the Keras model is a {kind}; from_keras knows Sequential and Functional ones")
+    groups = {_name_of(group, name): group for name, group in opened["layers"].items()}
+    before: str | None = None
+    for layer in config["config"]["layers"]:
+        name = layer["config"]["name"]
+        if kind != "Sequential":
+            _check_chain(layer, name, before)
+        before = name
+        arrays = _arrays(groups[name], h5py) if name in groups else {}
+        yield KerasLayer(name, layer["class_name"], layer["config"], arrays)
+
+
+def _check_chain(layer: dict[str, Any], name: str, before: str | None) -> None:
+    """Refuse a model whose layers don't run one after the other."""
+    sources = set(re.findall(r'"keras_history": \["([^"]+)"', json.dumps(layer.get("inbound_nodes", []))))
+    is_begin = layer["class_name"] == "InputLayer" and before is None
+    if not is_begin and sources != {before}:
+        raise ConfigError(
+            f"the Keras layer {name} takes what {sorted(sources)} give; from_keras knows models whose layers run one "
+            "after the other"
+        )
+
+
+def _without_config(opened: Any, path: Path, h5py: Any) -> Iterator[KerasLayer]:  # noqa: ANN401
+    found: list[tuple[int, int, str, str]] = []
+    for name in opened["layers"]:
+        kind = re.sub(r"_\d+$", "", name)
+        if kind in _WEIGHTLESS:
+            continue
+        number = int(name.removeprefix(f"{kind}_")) if name != kind else 0
+        found.append((_PLACES.get(kind, -1), number, kind, name))
+    for place, kinds in groupby(sorted(found), key=itemgetter(0)):
+        alike = sorted({kind for _, _, kind, _ in kinds})
+        if place < 0 or len(alike) > 1:
+            raise ConfigError(
+                f"{path} holds weights of {' and '.join(alike)}, and doesn't say where these layers stand among the "
+                "others; save the model as .keras"
+            )
+    for _, _, kind, name in sorted(found):
+        group = opened["layers"][name]
+        yield KerasLayer(_name_of(group, name), _CLASSES.get(kind, "Dense"), {}, _arrays(group, h5py))
+
+
+def _name_of(group: Any, name: str) -> str:  # noqa: ANN401 - h5py has no types
+    """The name that the user's model has for a layer; groups are named by class and number."""
+    own = group["vars"].attrs.get("name", name) if "vars" in group else name
+    return str(own)
+
+
+def _arrays(group: Any, h5py: Any) -> dict[str, list[Array]]:  # noqa: ANN401 - h5py has no types
+    """All arrays in a group, by the path of what holds them: `` for the layer itself, `cell`, `forward_layer/cell`."""
+    found: dict[str, dict[int, Array]] = {}
+
+    def visit(path: str) -> None:
+        item = group[path]
+        holder, _, number = path.rpartition("/")
+        if isinstance(item, h5py.Group):
+            for name in item:
+                visit(f"{path}/{name}")
+        elif holder.endswith("vars") and number.isdecimal():
+            found.setdefault(holder.removesuffix("vars").rstrip("/"), {})[int(number)] = np.asarray(item)
+
+    for name in group:
+        visit(name)
+    return {holder: [arrays[index] for index in sorted(arrays)] for holder, arrays in found.items()}

@@ -1,0 +1,207 @@
+"""The blocks of a stack as ONNX operators, with their state in and out.
+
+Torch's own exporter fixes the length of time behind stacked cells and knows no projection; so our own blocks are
+written here by hand, and only blocks of the user's go through it.
+"""
+
+from collections.abc import Iterator
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from stretto.base.window import Rows
+from stretto.blocks.bidirectional import BidirectionalLSTM
+from stretto.blocks.block import Block
+from stretto.blocks.dropout import Dropout, LockedDropout
+from stretto.blocks.pointwise import Pointwise
+from stretto.blocks.recurrent import GRU, LSTM
+from stretto.blocks.residual import Residual
+from stretto.blocks.stack import Stack
+from stretto.exchange.onnx_foreign import add_foreign
+from stretto.exchange.onnx_graph import Graph
+
+Module = TypeVar("Module", bound=nn.Module)
+
+# Torch's order of gates is i f g o, and r z n; ONNX's is i o f c, and z r h.
+_GATES = {nn.LSTM: (0, 3, 1, 2), nn.GRU: (1, 0, 2)}
+
+
+def numbered(stack: Stack, label: str) -> Iterator[tuple[str, Block]]:
+    """Go through a stack's blocks, each with its absolute index, behind that of a stack around it."""
+    return ((f"{label}.{index}".lstrip("."), block) for index, block in enumerate(stack, stack.first))
+
+
+def runs_as(module: object, kind: type[Module]) -> bool:
+    """Is a module of a kind, and not of a subclass that runs otherwise?"""
+    return isinstance(module, kind) and type(module).forward is kind.forward
+
+
+def state_names(block: Block, label: str = "") -> list[str | None]:
+    """Return the names that a block's state has in a model, tensor by tensor; none for what only training needs."""
+    if isinstance(block, Stack) and runs_as(block, Stack):
+        return [name for index, own in numbered(block, label) for name in state_names(own, index)]
+    if isinstance(block, Residual) and runs_as(block, Residual):
+        return state_names(block.block, label)
+    size = len(block.initial_state(Rows.of(1)))
+    if runs_as(block, Dropout) or runs_as(block, LockedDropout):
+        return [None] * size
+    kinds: dict[type[Block], list[str]] = {LSTM: ["h", "c"], GRU: ["h"], BidirectionalLSTM: ["lengths"]}
+    found = [names for kind, names in kinds.items() if runs_as(block, kind)]
+    return [f"state.{label}.{name}" for name in (found[0] if found else range(size))]
+
+
+def add_block(graph: Graph, block: Block, x: str, example: Tensor, label: str = "") -> tuple[str, Tensor]:
+    """Add a block to a graph; return the name of what comes out of it, and what comes out for an example."""
+    if isinstance(block, Stack) and runs_as(block, Stack):
+        for index, own in numbered(block, label):
+            x, example = add_block(graph, own, x, example, index)
+        return x, example
+    if isinstance(block, Residual) and runs_as(block, Residual):
+        y, y_example = add_block(graph, block.block, x, example, label)
+        return graph.node("Add", x, y), example + y_example
+    state = block.initial_state(Rows.of(example.shape[1], dtype=torch.float32))
+    names = state_names(block, label)
+    ins = [graph.input(name, own, ["rows", *own.shape[1:]]) for name, own in zip(names, state, strict=True) if name]
+    y, afters = _add(graph, block, label, (x, *ins), (example, *state))
+    for name, tensor, after in zip(names, state, afters, strict=False):
+        graph.output(f"{name}.after", after, tensor, ["rows", *tensor.shape[1:]])
+    return y, block(example, state)[0]
+
+
+def _add(
+    graph: Graph, block: Block, label: str, ins: tuple[str, ...], example: tuple[Tensor, ...]
+) -> tuple[str, list[str]]:
+    """Add a block that holds no other; return the names of what comes out and of the state after."""
+    x, *state = ins
+    if runs_as(block, Dropout) or runs_as(block, LockedDropout):
+        return x, []
+    if isinstance(block, LSTM | GRU) and (runs_as(block, LSTM) or runs_as(block, GRU)):
+        return _add_cell(graph, block.cell, label, x, state)
+    if isinstance(block, BidirectionalLSTM) and runs_as(block, BidirectionalLSTM):
+        return _add_bidirectional(graph, block.cell, label, x, state[0]), state
+    if isinstance(block, Pointwise) and runs_as(block, Pointwise):
+        y = _add_module(graph, block.module, f"blocks.{label}.module", x)
+        if y is not None:
+            return y, []
+    return add_foreign(graph, block, label, ins, example)
+
+
+def _add_module(graph: Graph, module: nn.Module, name: str, x: str) -> str | None:
+    """Add a module that treats each step by itself; none if it is not one of those that most models have."""
+    if isinstance(module, nn.Embedding) and runs_as(module, nn.Embedding):
+        return graph.node("Gather", graph.weight(f"{name}.weight", module.weight), x)
+    if isinstance(module, nn.Linear) and runs_as(module, nn.Linear):
+        y = graph.node("MatMul", x, graph.weight(f"{name}.weight", module.weight.T))
+        bias = _bias(graph, module, name)
+        return graph.node("Add", y, *bias) if bias else y
+    if isinstance(module, nn.LayerNorm) and runs_as(module, nn.LayerNorm) and module.elementwise_affine:
+        weight = graph.weight(f"{name}.weight", module.weight)
+        axis = -len(module.normalized_shape)
+        return graph.node("LayerNormalization", x, weight, *_bias(graph, module, name), axis=axis, epsilon=module.eps)
+    if isinstance(module, nn.Softmax) and module.dim == -1:
+        return graph.node("Softmax", x, axis=-1)
+    plain = {nn.ReLU: "Relu", nn.Tanh: "Tanh", nn.Sigmoid: "Sigmoid", nn.Identity: "Identity", nn.Dropout: "Identity"}
+    return graph.node(plain[type(module)], x) if type(module) in plain else None
+
+
+def _bias(graph: Graph, module: nn.Module, name: str) -> list[str]:
+    own = module.state_dict().get("bias")
+    return [] if own is None else [graph.weight(f"{name}.bias", own)]
+
+
+def _add_cell(graph: Graph, cell: nn.LSTM | nn.GRU, label: str, x: str, state: list[str]) -> tuple[str, list[str]]:
+    """Add the layers of a cell one after the other, each with its part of the state."""
+    num_layers = cell.num_layers
+    # [rows, layers, features] -> for each layer [1, rows, features]
+    turned = [graph.node("Transpose", name, perm=[1, 0, 2]) for name in state]
+    parts = [
+        graph.nodes_of("Split", num_layers, name, axis=0, num_outputs=num_layers) if num_layers > 1 else [name]
+        for name in turned
+    ]
+    afters: list[list[str]] = []
+    for layer, own in enumerate(zip(*parts, strict=True)):
+        name = f"blocks.{label}.cell.l{layer}"
+        if cell.proj_size:
+            x, after = _add_projected(graph, cell, layer, name, x, own)
+        else:
+            y, *after = graph.nodes_of(
+                "LSTM" if isinstance(cell, nn.LSTM) else "GRU",
+                1 + len(own),
+                x,
+                *_cell_weights(graph, cell, [f"l{layer}"], name),
+                "",
+                *own,
+                hidden_size=cell.hidden_size,
+                **_cell_attributes(cell),
+            )
+            # [time, 1, rows, features]
+            x = graph.node("Squeeze", y, graph.indices(1))
+        afters.append(after)
+    joined = [graph.node("Concat", *own, axis=0) if num_layers > 1 else own[0] for own in zip(*afters, strict=True)]
+    return x, [graph.node("Transpose", name, perm=[1, 0, 2]) for name in joined]
+
+
+def _cell_attributes(cell: nn.RNNBase) -> dict[str, object]:
+    # The reset gate after the product with the hidden state, as cuDNN has it and torch with it.
+    return {"linear_before_reset": 1} if isinstance(cell, nn.GRU) else {}
+
+
+def _cell_weights(graph: Graph, cell: nn.LSTM | nn.GRU, layers: list[str], name: str) -> list[str]:
+    """Keep the weights of a layer, of one direction or two; return the names of kernel, recurrent kernel and bias."""
+    gates = _GATES[nn.LSTM if isinstance(cell, nn.LSTM) else nn.GRU]
+
+    def ordered(kind: str) -> Tensor:
+        """[directions, gates * hidden, ...]"""
+        found = [getattr(cell, f"{kind}_{layer}").detach().chunk(len(gates)) for layer in layers]
+        return torch.stack([torch.cat([own[gate] for gate in gates]) for own in found])
+
+    kept = [graph.weight(f"{name}.{kind}", ordered(kind)) for kind in ("weight_ih", "weight_hh")]
+    if not cell.bias:
+        return [*kept, ""]
+    return [*kept, graph.weight(f"{name}.bias", torch.cat([ordered("bias_ih"), ordered("bias_hh")], dim=1))]
+
+
+def _add_bidirectional(graph: Graph, cell: nn.LSTM, label: str, x: str, lengths: str) -> str:
+    """Add a cell that reads from both ends; the backward direction starts at each row's own end."""
+    num_steps = graph.node("Shape", x, start=0, end=1)
+    known = graph.node("Min", graph.node("Max", lengths, graph.indices(1)), num_steps)
+    ends = graph.node("Cast", known, to=graph.int32)
+    for layer in range(cell.num_layers):
+        weights = _cell_weights(graph, cell, [f"l{layer}", f"l{layer}_reverse"], f"blocks.{label}.cell.l{layer}")
+        y = graph.node("LSTM", x, *weights, ends, hidden_size=cell.hidden_size, direction="bidirectional")
+        # [time, 2, rows, features] -> [time, rows, 2 * features]
+        turned = graph.node("Transpose", y, perm=[0, 2, 1, 3])
+        x = graph.node("Reshape", turned, graph.indices(0, 0, 2 * cell.hidden_size))
+    return x
+
+
+def _add_projected(
+    graph: Graph, cell: nn.RNNBase, layer: int, name: str, x: str, state: tuple[str, ...]
+) -> tuple[str, list[str]]:
+    """Add one layer of an LSTM with a projection, which ONNX has no operator for: a loop over time."""
+
+    def weight(kind: str) -> Tensor:
+        found: Tensor = getattr(cell, f"{kind}_l{layer}").detach()
+        return found
+
+    kernel, recurrent, projection = (
+        graph.weight(f"{name}.{kind}", weight(kind).T) for kind in ("weight_ih", "weight_hh", "weight_hr")
+    )
+    # What doesn't depend on the state is computed for all steps at once.
+    gates = graph.node("MatMul", x, kernel)
+    if cell.bias:
+        gates = graph.node("Add", gates, graph.weight(f"{name}.bias", weight("bias_ih") + weight("bias_hh")))
+    body = Graph(prefix=f"{name}.")
+    h, c, own = (f"{name}.{part}" for part in ("h", "c", "gates"))
+    all_gates = body.node("Add", own, body.node("MatMul", h, recurrent))
+    i, f, g, o = body.nodes_of("Split", 4, all_gates, axis=-1, num_outputs=4)
+    i, f, o = (body.node("Sigmoid", gate) for gate in (i, f, o))
+    c_after = body.node("Add", body.node("Mul", f, c), body.node("Mul", i, body.node("Tanh", g)))
+    h_after = body.node("MatMul", body.node("Mul", o, body.node("Tanh", c_after)), projection)
+    y = body.node("Identity", h_after)
+    loop = body.body([h, c, own], [h_after, c_after, y], weight("weight_hr"))
+    first = graph.indices(0)
+    begun = [graph.node("Squeeze", part, first) for part in state]
+    *afters, outputs = graph.nodes_of("Scan", 3, *begun, gates, body=loop, num_scan_inputs=1)
+    return outputs, [graph.node("Unsqueeze", after, first) for after in afters]

@@ -1,0 +1,161 @@
+"""A stack's weights as torch's own modules have them: plain `nn.LSTM` state dicts in a safetensors file."""
+
+import json
+import re
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from stretto.base.disk import write_whole
+from stretto.base.errors import ConfigError
+from stretto.blocks.bidirectional import BidirectionalLSTM
+from stretto.blocks.block import Block
+from stretto.blocks.dropout import Dropout, LockedDropout
+from stretto.blocks.pointwise import Pointwise
+from stretto.blocks.recurrent import GRU, LSTM
+from stretto.blocks.residual import Residual
+from stretto.blocks.stack import Stack
+from stretto.exchange.onnx_blocks import runs_as
+
+LAYERS = "stretto.layers"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A module of torch's own: its kind, its weights by its own names, and what else makes it what it is."""
+
+    kind: str
+    weights: dict[str, Tensor]
+    options: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def prefix(self) -> str:
+        return {"LayerNorm": "norm"}.get(self.kind, self.kind.lower())
+
+
+def export_torch(stack: Stack, path: Path | str) -> dict[str, dict[str, object]]:
+    """Write a stack's weights by the names of torch's own modules; return the modules by name, in order.
+
+    Recurrent blocks in a row with one width are one module of several layers (`lstm.weight_ih_l1`); where a kind comes
+    more than once, its modules have numbers (`lstm.0.weight_ih_l0`). Each module is told with the arguments to make it.
+    """
+    weights, modules = plain_weights(stack)
+    listed = [{"name": name, **options} for name, options in modules.items()]
+    path = Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, save(weights, {LAYERS: json.dumps(listed)}))
+    except OSError as error:
+        raise ConfigError(f"{path} can't be written ({error.strerror}); choose another file") from None
+    return modules
+
+
+def plain_weights(stack: Stack) -> tuple[dict[str, Tensor], dict[str, dict[str, object]]]:
+    """Return a stack's weights by the names of torch's own modules, and those modules by name, in order."""
+    if not runs_as(stack, Stack):
+        raise ConfigError(
+            f"the stack is a {type(stack).__name__} that runs its blocks in its own way, which weights alone don't "
+            "tell; stretto.save_weights writes any stack by its own names"
+        )
+    layers = _merged(_layers(stack, ""))
+    counts = Counter(layer.prefix for layer in layers)
+    seen: Counter[str] = Counter()
+    weights: dict[str, Tensor] = {}
+    modules: dict[str, dict[str, object]] = {}
+    for layer in layers:
+        name = layer.prefix if counts[layer.prefix] == 1 else f"{layer.prefix}.{seen[layer.prefix]}"
+        seen[layer.prefix] += 1
+        modules[name] = {"kind": layer.kind, **layer.options}
+        weights |= {f"{name}.{own}": tensor.detach().cpu().clone() for own, tensor in layer.weights.items()}
+    return weights, modules
+
+
+def _layers(stack: Stack, label: str) -> list[Layer]:
+    found: list[Layer] = []
+    for index, block in enumerate(stack, stack.first):
+        own = f"{label}{index}"
+        found += _layers(block, f"{own}.") if isinstance(block, Stack) and runs_as(block, Stack) else _layer(block, own)
+    return found
+
+
+def _layer(block: Block, label: str) -> list[Layer]:
+    """What a block is in torch's words; a subclass that runs otherwise has none, whatever its weights are called."""
+    if runs_as(block, Dropout) or runs_as(block, LockedDropout):
+        # It has no weights, and what is exported is not for training.
+        return []
+    if isinstance(block, Residual) and runs_as(block, Residual):
+        inner = [] if isinstance(block.block, Stack) else _layer(block.block, label)
+        if len(inner) == 1:
+            return [replace(inner[0], options={**inner[0].options, "residual": True})]
+    if isinstance(block, LSTM | GRU | BidirectionalLSTM) and any(
+        runs_as(block, kind) for kind in (LSTM, GRU, BidirectionalLSTM)
+    ):
+        cell = block.cell
+        for kind in (nn.LSTM, nn.GRU):
+            if runs_as(cell, kind):
+                return [Layer(kind.__name__, dict(cell.state_dict()), _cell_options(cell))]
+    if isinstance(block, Pointwise) and runs_as(block, Pointwise):
+        module = block.module
+        # Our table is torch's with another start.
+        known = next((kind for kind in (nn.Embedding, nn.Linear, nn.LayerNorm) if isinstance(module, kind)), None)
+        if known is None or runs_as(module, known):
+            return [Layer((known or type(module)).__name__, dict(module.state_dict()), _module_options(module))]
+    raise ConfigError(
+        f"block {label} ({type(block).__name__}) is not a module of torch's own, so its weights have no names there; "
+        "stretto.save_weights writes any stack by its own names"
+    )
+
+
+def _cell_options(cell: nn.RNNBase) -> dict[str, object]:
+    """The arguments of a cell that differ from torch's defaults, and those without one."""
+    found: dict[str, object] = {"input_size": cell.input_size, "hidden_size": cell.hidden_size}
+    usual = {"num_layers": 1, "bias": True, "bidirectional": False, "proj_size": 0}
+    own = {name: getattr(cell, name) for name in usual}
+    return found | {name: value for name, value in own.items() if name == "num_layers" or value != usual[name]}
+
+
+def _module_options(module: nn.Module) -> dict[str, object]:
+    if isinstance(module, nn.Embedding):
+        return {"num_embeddings": module.num_embeddings, "embedding_dim": module.embedding_dim}
+    if isinstance(module, nn.Linear):
+        options: dict[str, object] = {"in_features": module.in_features, "out_features": module.out_features}
+        has_bias = "bias" in module.state_dict()
+        return options if has_bias else {**options, "bias": False}
+    if isinstance(module, nn.LayerNorm):
+        return {"normalized_shape": list(module.normalized_shape), "eps": module.eps}
+    return {}
+
+
+def _merged(layers: list[Layer]) -> list[Layer]:
+    """Join recurrent layers that torch can hold in one module."""
+    found: list[Layer] = []
+    for layer in layers:
+        if found and _can_merge(found[-1], layer):
+            before = found.pop()
+            depth = _depth(before)
+            weights = {_deeper(name, depth): tensor for name, tensor in layer.weights.items()}
+            options = {**before.options, "num_layers": depth + _depth(layer)}
+            layer = Layer(before.kind, {**before.weights, **weights}, options)
+        found.append(layer)
+    return found
+
+
+def _can_merge(one: Layer, other: Layer) -> bool:
+    if one.kind != other.kind or one.kind not in ("LSTM", "GRU") or "residual" in one.options | other.options:
+        return False
+    own = ("input_size", "num_layers")
+    these, those = ({name: value for name, value in layer.options.items() if name not in own} for layer in (one, other))
+    return these == those
+
+
+def _depth(layer: Layer) -> int:
+    depth = layer.options["num_layers"]
+    assert isinstance(depth, int)
+    return depth
+
+
+def _deeper(name: str, depth: int) -> str:
+    return re.sub(r"_l(\d+)", lambda found: f"_l{int(found[1]) + depth}", name)

@@ -1,0 +1,1 @@
+"""Choosing a layout: profile, search, compare."""

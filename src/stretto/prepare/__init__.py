@@ -1,0 +1,1 @@
+"""Users' files into stores: inspect, read, tokenize, split into parts."""

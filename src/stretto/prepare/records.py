@@ -1,0 +1,311 @@
+"""Records: rows of JSONL, CSV, Parquet and Hugging Face datasets, in parts, each with where it came from."""
+
+import csv
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from stretto.base.errors import DataError
+from stretto.prepare.text import TextFiles
+from stretto.prepare.times import looks_like_time
+
+Format = Literal["jsonl", "csv", "parquet", "datasets"]
+
+FORMATS: dict[str, Format] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
+_BATCH = 1024
+_BLOCK = 1 << 20
+# As the csv module says it.
+_UNCLOSED = "unexpected end of data"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class Found(NamedTuple):
+    """What was found in a row of a part: a record, or why there is none."""
+
+    place: int  # in the part, from 0
+    record: Mapping[str, Any]
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class RecordPart:
+    """Some rows of one file."""
+
+    path: Path
+    format: Format
+    start: int  # in bytes, row groups or rows, as the format has it
+    stop: int
+    size: int  # how much there is to do, for progress
+
+    def row_number(self, place: int) -> int:
+        """Return the number that a person would give to a row of this part: from 1, in its file.
+
+        In JSONL it is that of the line; in CSV the header is not counted.
+        """
+        if self.format == "jsonl":
+            return _lines_before(self.path, self.start) + place + 1
+        if self.format == "parquet":
+            metadata = open_parquet(self.path).metadata
+            return sum(int(metadata.row_group(group).num_rows) for group in range(self.start)) + place + 1
+        return self.start + place + 1
+
+
+def cut_records(paths: Sequence[Path | str] | Path | str, part_bytes: int | None) -> list[RecordPart]:
+    """Cut files into parts of about so many bytes, or into one part each; only the files have a say in where."""
+    found = [Path(path) for path in ([paths] if isinstance(paths, Path | str) else paths)]
+    if not found:
+        raise DataError("there are no files to prepare; give at least one")
+    if part_bytes is not None and part_bytes < 1:
+        raise DataError(f"--shard-bytes={part_bytes} must be at least 1")
+    return [part for path in found for part in _cut(path, find_format(path), part_bytes or sys.maxsize)]
+
+
+def read_rows(part: RecordPart, fields: Sequence[str] | None = None) -> Iterator[Found]:
+    """Return the rows of a part; those of columnar files have no more than the given fields."""
+    if part.format == "jsonl":
+        return _jsonl_rows(part)
+    if part.format == "csv":
+        return _csv_rows(part)
+    records = _parquet_records(part, fields) if part.format == "parquet" else _dataset_records(part, fields)
+    return (Found(index, record) for index, record in enumerate(records))
+
+
+def shorten(value: object) -> str:
+    """Return a value as an error names it."""
+    text = json.dumps(value, default=str)
+    return text if len(text) < 40 else text[:37] + "..."
+
+
+def find_format(path: Path) -> Format:
+    """Return what a path is by its name; refuse what can't be read."""
+    if path.is_dir():
+        if (path / "dataset_dict.json").is_file():
+            raise DataError(f"{path} holds several datasets; give the folder of one of them")
+        if (path / "state.json").is_file():
+            return "datasets"
+        raise DataError(f"{path} is a folder, and not one that datasets' save_to_disk wrote; give its files")
+    if not path.is_file():
+        raise DataError(f"{path} is not a file; give the paths of files")
+    if path.suffix.lower() not in FORMATS:
+        raise DataError(f"{path} ends in {path.suffix!r}, which is none of {', '.join(FORMATS)}; convert or rename it")
+    if not path.stat().st_size:
+        raise DataError(f"{path} is empty; leave it out")
+    return FORMATS[path.suffix.lower()]
+
+
+def _cut(path: Path, format: Format, part_bytes: int) -> Iterator[RecordPart]:
+    if format == "csv":
+        _read_header(path)
+        yield RecordPart(path, format, 0, 0, path.stat().st_size)
+    elif format == "jsonl":
+        texts, start = TextFiles.open([path]), 0
+        while start < texts.num_bytes:
+            edge = start + part_bytes
+            stop = texts.next_line(edge - 1) if edge < texts.num_bytes else texts.num_bytes
+            yield RecordPart(path, format, start, stop, stop - start)
+            start = stop
+    elif format == "parquet":
+        yield from _cut_parquet(path, part_bytes)
+    else:
+        dataset = open_dataset(path)
+        if not len(dataset):
+            raise DataError(f"{path} has no rows; leave it out")
+        step = max(1, part_bytes * len(dataset) // max(1, dataset.data.nbytes))
+        for start in range(0, len(dataset), step):
+            stop = min(start + step, len(dataset))
+            yield RecordPart(path, format, start, stop, stop - start)
+
+
+def _jsonl_rows(part: RecordPart) -> Iterator[Found]:
+    with part.path.open("rb") as file:
+        file.seek(part.start)
+        left = part.stop - part.start
+        index = 0
+        while left > 0 and (line := file.readline()):
+            left -= len(line)
+            if not index and not part.start:
+                line = line.removeprefix(_BYTE_ORDER_MARK)
+            # A blank line is no row, but an editor counts it.
+            if not line.isspace():
+                yield parse_line(index, line)
+            index += 1
+
+
+def parse_line(index: int, line: bytes) -> Found:
+    """Return what a line of JSONL holds."""
+    try:
+        record = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        return Found(index, {}, f"byte {error.start + 1:,} of the line is not UTF-8")
+    except json.JSONDecodeError as error:
+        return Found(index, {}, f"the line is not JSON ({error.msg.removesuffix(' at')}, character {error.colno})")
+    except (ValueError, RecursionError) as error:
+        return Found(index, {}, f"the line is not JSON that can be read ({error})")
+    if not isinstance(record, dict):
+        return Found(index, {}, f"the line is not a JSON object but {shorten(record)}")
+    return Found(index, record)
+
+
+def _read_header(path: Path) -> list[str]:
+    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        try:
+            header = next(csv.reader(file, strict=True), [])
+        except csv.Error as error:
+            raise DataError(f"{path}: its header line can't be read ({error}); mend it") from None
+    return check_header(path, header)
+
+
+def check_header(path: Path, header: list[str]) -> list[str]:
+    """Refuse a header line that doesn't name each column."""
+    other = next((mark for mark in ";\t|" if len(header) == 1 and mark in header[0]), None)
+    if other is not None:
+        raise DataError(f"{path}: its columns are separated by {other!r}; write the file with commas")
+    for name in header:
+        if not name or not _is_utf8(name) or header.count(name) > 1:
+            raise DataError(f"{path}: its header line names a column {name!r}; give each column a name of its own")
+    if not header or all(_is_number(name) or looks_like_time(name) for name in header):
+        raise DataError(f"{path}: its first line is no header; write the names of the columns there")
+    return header
+
+
+def _csv_rows(part: RecordPart) -> Iterator[Found]:
+    header = _read_header(part.path)
+    index, is_blank = 0, False
+    for cells in _csv_cells(part.path):
+        # Under one name a blank line is an empty cell, unless it is the last: then it is only where the file ends.
+        if is_blank and len(header) == 1:
+            yield csv_row(index, header, [""])
+            index += 1
+        is_blank = not cells
+        if is_blank:
+            continue
+        if isinstance(cells, str):
+            if cells == _UNCLOSED:
+                # Not one bad row: it has taken all that follow.
+                place = f"{part.path}, row {part.row_number(index):,}"
+                raise DataError(f"{place}: a quote opens there that is never closed; mend the file")
+            yield Found(index, {}, f"the row can't be read ({cells})")
+        else:
+            yield csv_row(index, header, cells)
+        index += 1
+    if not index:
+        raise DataError(f"{part.path} has a header and no rows; leave it out")
+
+
+def _csv_cells(path: Path) -> Iterator[list[str] | str]:
+    """Return the cells of each row after the header, or why it has none."""
+    # The module's own limit is 128 KiB, less than a long text has.
+    csv.field_size_limit(sys.maxsize)
+    # Bytes that are not UTF-8 become surrogates, so that one bad cell is one bad row.
+    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        reader = csv.reader(file, strict=True)
+        next(reader)
+        while True:
+            try:
+                cells: list[str] | str = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                cells = str(error)
+            yield cells
+
+
+def csv_row(index: int, header: list[str], cells: list[str]) -> Found:
+    """Return what the cells of a row hold."""
+    if len(cells) != len(header):
+        return Found(index, {}, f"it has {len(cells)} cells, but the header has {len(header)}")
+    for name, cell in zip(header, cells, strict=True):
+        if not cell.isascii() and not _is_utf8(cell):
+            return Found(index, {}, f"the cell of {name!r} is not UTF-8")
+    return Found(index, dict(zip(header, cells, strict=True)))
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _lines_before(path: Path, stop: int) -> int:
+    num_lines = 0
+    with path.open("rb") as file:
+        while stop > 0 and (block := file.read(min(_BLOCK, stop))):
+            num_lines += block.count(b"\n")
+            stop -= len(block)
+    return num_lines
+
+
+def _extra(module: str, extra: str, path: Path) -> Any:  # noqa: ANN401 - an optional library, without types
+    try:
+        return import_module(module)
+    except ImportError:
+        name = module.split(".")[0]
+        raise DataError(f"{path} can only be read with {name}; pip install 'stretto[{extra}]'") from None
+
+
+def open_parquet(path: Path) -> Any:  # noqa: ANN401 - pyarrow has no types
+    """Open a Parquet file."""
+    parquet = _extra("pyarrow.parquet", "parquet", path)
+    try:
+        return parquet.ParquetFile(path)
+    except (ValueError, OSError) as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: Exception) -> DataError:
+    return DataError(f"{path} can't be read ({str(error).splitlines()[0]}); copy or write it again")
+
+
+def _cut_parquet(path: Path, part_bytes: int) -> Iterator[RecordPart]:
+    metadata = open_parquet(path).metadata
+    if not metadata.num_rows:
+        raise DataError(f"{path} has no rows; leave it out")
+    start = size = 0
+    for group in range(metadata.num_row_groups):
+        size += metadata.row_group(group).total_byte_size
+        if size >= part_bytes or group == metadata.num_row_groups - 1:
+            yield RecordPart(path, "parquet", start, group + 1, size)
+            start, size = group + 1, 0
+
+
+def _parquet_records(part: RecordPart, fields: Sequence[str] | None) -> Iterator[dict[str, Any]]:
+    file = open_parquet(part.path)
+    names = [name for name in file.schema_arrow.names if fields is None or name in fields]
+    try:
+        for batch in file.iter_batches(_BATCH, row_groups=range(part.start, part.stop), columns=names):
+            # Without any of the columns a row is still a row, with nothing in it.
+            yield from batch.to_pylist() if names else ({} for _ in range(batch.num_rows))
+    except (ValueError, OSError) as error:
+        raise _unreadable(part.path, error) from None
+
+
+def open_dataset(path: Path) -> Any:  # noqa: ANN401 - an optional library
+    """Open a saved Hugging Face dataset."""
+    datasets = _extra("datasets", "datasets", path)
+    try:
+        return datasets.load_from_disk(str(path)).with_format(None)
+    except (ValueError, OSError, KeyError) as error:
+        raise _unreadable(path, error) from None
+
+
+def _dataset_records(part: RecordPart, fields: Sequence[str] | None) -> Iterator[dict[str, Any]]:
+    dataset = open_dataset(part.path)
+    dataset = dataset.select_columns([name for name in dataset.column_names if fields is None or name in fields])
+    for start in range(part.start, part.stop, _BATCH):
+        columns = dataset[start : min(start + _BATCH, part.stop)]
+        for row in range(min(_BATCH, part.stop - start)):
+            yield {name: column[row] for name, column in columns.items()}

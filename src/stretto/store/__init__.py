@@ -1,0 +1,1 @@
+"""Sharded arrays on disk or in object storage: pages, checksums, cache."""

@@ -1,0 +1,137 @@
+"""Corpus: a long run of tokens in the shards of a store, read where it is asked for."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from stretto.base.errors import DataError
+from stretto.store.cache import Cache
+from stretto.store.index import Store, damaged, parse_index
+from stretto.store.pages import Span
+from stretto.store.vocabulary import FILE as VOCABULARY
+from stretto.store.vocabulary import Vocabulary, parse_vocabulary, token_dtype
+
+KIND = "tokens"
+
+
+class CorpusFields(BaseModel):
+    """What the index says of a corpus."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    num_bytes: int = Field(ge=0)  # of the text the tokens came from
+    num_unknown: int = Field(ge=0)  # tokens that stand for a symbol which the vocabulary doesn't have
+    shards: tuple[Annotated[int, Field(ge=1)], ...] = Field(min_length=1, strict=False)  # how many tokens each has
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Tokens on disk or in object storage, read where and when they are asked for."""
+
+    store: Store
+    fields: CorpusFields
+    vocabulary: Vocabulary
+
+    @classmethod
+    def open(cls, location: Path | str, cache: Cache | None = None) -> "Corpus":
+        """Open what `stretto prepare text` wrote."""
+        return cls.of(Store.open(location, cache))
+
+    @classmethod
+    def of(cls, store: Store) -> "Corpus":
+        """Return the corpus of a store; check what its index says of it."""
+        if store.kind != KIND:
+            raise DataError(f"{store.location} holds {store.kind}, not a corpus of {KIND}; give another folder")
+        fields = parse_index(CorpusFields, store.fields, store.location)
+        vocabulary = parse_vocabulary(store.read_file(VOCABULARY), store.location)
+        sizes = {file.name: file.num_bytes for file in store.files}
+        for number, num_tokens in enumerate(fields.shards):
+            name, size = shard_name(number), num_tokens * token_dtype(len(vocabulary)).itemsize
+            if sizes.get(name) != size:
+                raise damaged(store.location, f"{name} has {sizes.get(name)} bytes, not {size}")
+        return cls(store, fields, vocabulary)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is only remembered."""
+        return {name: value for name, value in self.__dict__.items() if name != "_edges"}
+
+    @property
+    def location(self) -> str:
+        """The folder or URL that it was opened from."""
+        return self.store.location
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens there are."""
+        return int(self._edges[-1])
+
+    @property
+    def num_bytes(self) -> int:
+        """How many bytes the text had."""
+        return self.fields.num_bytes
+
+    @property
+    def num_unknown(self) -> int:
+        """How many tokens are symbols that the vocabulary does not have."""
+        return self.fields.num_unknown
+
+    @property
+    def dtype(self) -> np.dtype[np.unsignedinteger[Any]]:
+        """Of the tokens on disk: it follows from the vocabulary, never from what a file says."""
+        return token_dtype(len(self.vocabulary))
+
+    @cached_property
+    def _edges(self) -> NDArray[np.int64]:
+        """Where each shard starts, and last where all end."""
+        return np.array([0, *accumulate(self.fields.shards)], np.int64)
+
+    def read(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Return the tokens from `start` up to `stop`."""
+        tokens: NDArray[np.int64] = self.gather(np.array([start]), stop - start)[0]
+        return tokens
+
+    def gather(self, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+        """Return `length` tokens from each of `starts`, one row each, across shards where need be."""
+        if length < 0 or (len(starts) and not 0 <= starts.min() <= starts.max() <= self.num_tokens - length):
+            raise DataError(f"some of the tokens asked for are not within the {self.num_tokens:,} of {self.location}")
+        if not len(starts) or not length:
+            return np.empty((len(starts), length), np.int64)
+        # Asked for all at once, so that a store far away can fetch them side by side.
+        contents = self.store.pages.read(self._spans(starts, length))
+        tokens = np.concatenate(contents).view(self.dtype).reshape(len(starts), length)
+        if len(self.vocabulary) <= np.iinfo(self.dtype).max and tokens.max() >= len(self.vocabulary):
+            raise self._beyond(starts, tokens)
+        return tokens.astype(np.int64)
+
+    def _spans(self, starts: NDArray[np.int64], length: int) -> list[Span]:
+        size, edges = self.dtype.itemsize, self._edges
+        shards = (np.searchsorted(self._edges, starts, side="right") - 1).tolist()
+        spans = []
+        for start, shard in zip(starts.tolist(), shards, strict=True):
+            stop = start + length
+            while start < stop:
+                last, offset = min(stop, int(edges[shard + 1])), int(edges[shard])
+                spans.append(Span(shard_name(shard), (start - offset) * size, (last - offset) * size))
+                start, shard = last, shard + 1
+        return spans
+
+    def _beyond(self, starts: NDArray[np.int64], tokens: NDArray[Any]) -> DataError:
+        row, step = np.argwhere(tokens >= len(self.vocabulary))[0]
+        place = int(starts[row] + step)
+        shard = int(np.searchsorted(self._edges, place, side="right")) - 1
+        return DataError(
+            f"{self.location}: {shard_name(shard)} has token {tokens[row, step]:,} at place "
+            f"{place - int(self._edges[shard]):,}, but the vocabulary only has {len(self.vocabulary):,}; "
+            "don't trust it, or prepare the data again"
+        )
+
+
+def shard_name(number: int) -> str:
+    """Return the name of a shard's file."""
+    return f"tokens-{number:05}.bin"

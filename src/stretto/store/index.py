@@ -1,0 +1,136 @@
+"""Index: what a store says of itself, in a small JSON file beside its shards."""
+
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from stretto.base.errors import DataError
+from stretto.base.remote import is_remote
+from stretto.base.sealed import seal, unseal
+from stretto.store.cache import Cache
+from stretto.store.pages import PAGE, LocalPages, PagedFile, Pages, Span
+from stretto.store.remote import RemotePages, fetch
+
+INDEX = "index.json"
+CHECKSUMS = "checksums.bin"
+FORMAT = "stretto"
+VERSION = 2
+
+
+class _Entry(BaseModel):
+    """A file of a store, as the index names it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    name: str
+    num_bytes: int = Field(ge=0, lt=2**63)
+
+
+Parsed = TypeVar("Parsed", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Store:
+    """An opened store: what its index says, and where its bytes come from."""
+
+    location: str  # a folder, or a URL that fsspec knows
+    kind: str
+    fields: dict[str, Any]
+    files: tuple[PagedFile, ...]
+    pages: Pages
+    digest: str  # of the index, and so of all that its checksums cover
+
+    @classmethod
+    def open(cls, location: Path | str, cache: Cache | None = None) -> "Store":
+        """Open what `stretto prepare` wrote, in a folder or copied to object storage; read no more than its index."""
+        location = str(location)
+        tree = _read_index(location, cache)
+        try:
+            return _open(location, tree, cache)
+        except (KeyError, TypeError, ValueError) as error:
+            raise damaged(location, repr(error)) from None
+
+    def read_file(self, name: str) -> bytes:
+        """Return the whole of a small file."""
+        file = next((file for file in self.files if file.name == name), None)
+        if file is None:
+            raise damaged(self.location, f"no file {name!r}")
+        return self.pages.read([Span(name, 0, file.num_bytes)])[0].tobytes()
+
+
+def index_tree(kind: str, fields: dict[str, Any], files: Sequence[PagedFile], checksums: bytes) -> dict[str, Any]:
+    """Return an index as it is written, with a digest of itself."""
+    tree = {
+        "format": FORMAT,
+        "version": VERSION,
+        "kind": kind,
+        "fields": fields,
+        "files": [{"name": file.name, "num_bytes": file.num_bytes} for file in files],
+        "checksums": zlib.crc32(checksums),
+    }
+    return seal(tree)
+
+
+def damaged(location: str, reason: str) -> DataError:
+    """Return the error for an index that says what it can't mean."""
+    return DataError(f"{location}: {INDEX} is damaged ({reason}); copy it again or prepare the data again")
+
+
+def parse_index(model: type[Parsed], tree: object, location: str) -> Parsed:
+    """Return a part of an index as what it is; the first thing that can't be meant becomes one sentence."""
+    try:
+        return model.model_validate(tree)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise damaged(location, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+def _read_index(location: str, cache: Cache | None) -> dict[str, Any]:
+    try:
+        tree = json.loads(_read_small(location, INDEX, cache))
+    except FileNotFoundError:
+        inner = [] if is_remote(location) else sorted(path.parent.name for path in Path(location).glob(f"*/{INDEX}"))
+        hint = f"its subfolders {inner} do" if inner else "make it with `stretto prepare`"
+        raise DataError(f"{location} holds no prepared data ({INDEX} is missing); {hint}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{location}: {INDEX} can't be read ({error}); copy it or prepare the data again") from None
+    if not isinstance(tree, dict) or tree.get("format") != FORMAT or tree.get("version") != VERSION:
+        raise DataError(f"{location}: {INDEX} is not of format {FORMAT} {VERSION}; prepare the data again")
+    try:
+        return unseal(tree)
+    except ValueError as error:
+        raise damaged(location, str(error)) from None
+
+
+def _open(location: str, tree: dict[str, Any], cache: Cache | None) -> Store:
+    entries = [parse_index(_Entry, entry, location) for entry in tree["files"]]
+    if len({entry.name for entry in entries}) < len(entries):
+        raise damaged(location, "it names a file twice")
+    content = _read_small(location, CHECKSUMS, cache)
+    sizes = [-(-entry.num_bytes // PAGE) for entry in entries]
+    if zlib.crc32(content) != tree["checksums"] or len(content) != 4 * sum(sizes):
+        raise DataError(f"{location}: {CHECKSUMS} is damaged; copy it again or prepare the data again")
+    parts = np.split(np.frombuffer(content, "<u4"), np.cumsum(sizes)[:-1])
+    files = []
+    for entry, checksums in zip(entries, parts, strict=True):
+        name = entry.name
+        if PurePosixPath(name).name != name or name in ("", ".", "..") or "\\" in name:
+            raise DataError(f"{location}: {INDEX} names {name!r}, which is not a file of this folder; don't trust it")
+        files.append(PagedFile(name, entry.num_bytes, checksums))
+    is_local = not is_remote(location)
+    pages = LocalPages(Path(location), files) if is_local else RemotePages(location, files, cache or Cache())
+    return Store(location, str(tree["kind"]), dict(tree["fields"]), tuple(files), pages, str(seal(tree)["sha256"]))
+
+
+def _read_small(location: str, name: str, cache: Cache | None) -> bytes:
+    if is_remote(location):
+        return fetch(location, name, (cache or Cache()).patience)
+    try:
+        return (Path(location) / name).read_bytes()
+    except NotADirectoryError:
+        raise FileNotFoundError(location) from None

@@ -1,0 +1,1 @@
+"""What a step reads: order, budgets, lanes, targets; it knows nothing about ranks."""

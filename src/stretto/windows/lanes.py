@@ -1,0 +1,161 @@
+"""Lanes: a corpus cut into contiguous streams, read one window after the other.
+
+corpus   |--------- lane 0 --------|--------- lane 1 --------|--------- lane 2 --------|
+window 0 |----|                    |----|                    |----|                      all fresh
+window 1      |----|                    |----|                    |----|                 go on
+"""
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from stretto.base.errors import DataError
+from stretto.base.position import Position
+from stretto.base.task import Task
+from stretto.base.window import IGNORE, Window
+from stretto.store.corpus import Corpus
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """A corpus as `lanes` streams; window k+1 of a lane goes on where window k ended.
+
+    Each token but the first is predicted exactly once an epoch. Lanes know nothing of ranks: `share` hands
+    out a contiguous part of them, and lane numbers stay global.
+    """
+
+    is_carried = True  # rows go on from window to window
+
+    corpus: Corpus
+    lanes: int
+    window: int
+    first: int = 0
+    stop: int | None = None  # none: up to the last lane
+
+    def __post_init__(self) -> None:
+        if self.lanes < 1 or self.window < 1:
+            raise DataError(f"lanes={self.lanes} and window={self.window} must both be at least 1")
+        asked, there = self.lanes * self.window, self.num_predicted
+        if asked > there:
+            raise DataError(
+                f"lanes={self.lanes:,} x window={self.window:,} asks for {asked:,} tokens a step, but "
+                f"{self.corpus.location} has {max(there, 0):,} to predict; use fewer lanes, a shorter window or more "
+                "text"
+            )
+
+    @classmethod
+    def fitting(cls, corpus: Corpus, lanes: int, window: int, least: int = 1) -> Self:
+        """Return at most that many lanes, but at least `least`, of at most that window: as many as the corpus fills."""
+        return cls(corpus, *fit_lanes(corpus.num_tokens - 1, lanes, window, least))
+
+    def share(self, index: int, count: int, least: int = 1) -> Self:
+        """Return part `index` of `count` of the lanes, each of at least `least`; they differ by at most one lane."""
+        check_share(self.lanes, index, count, least)
+        return replace(self, first=self.lanes * index // count, stop=self.lanes * (index + 1) // count)
+
+    def __str__(self) -> str:
+        return f"{self.lanes:,} lanes x window {self.window:,}, {self.num_windows:,} windows an epoch"
+
+    @property
+    def task(self) -> Task:
+        return Task.language(len(self.corpus.vocabulary))
+
+    @property
+    def num_predicted(self) -> int:
+        """How many tokens an epoch asks for."""
+        return self.corpus.num_tokens - 1
+
+    @property
+    def bytes_per_token(self) -> float:
+        return self.corpus.num_bytes / self.corpus.num_tokens
+
+    @property
+    def numbers(self) -> range:
+        """The global numbers of the lanes of this share."""
+        return range(self.first, self.lanes if self.stop is None else self.stop)
+
+    @property
+    def _longest(self) -> int:
+        """Steps of the longest lane; all others are at most one shorter."""
+        return -(-self.num_predicted // self.lanes)
+
+    @property
+    def num_windows(self) -> int:
+        """How many windows an epoch has, the last of them maybe a short one."""
+        return -(-self._longest // self.window)
+
+    def at(self, number: int) -> Position:
+        """Return the position of a window, counted from the first of the first epoch."""
+        return Position(number // self.num_windows, 0, number % self.num_windows)
+
+    def after(self, position: Position) -> Position:
+        """Return the position that follows."""
+        is_last = position.index + 1 >= self.num_windows
+        return Position(position.epoch + 1) if is_last else replace(position, index=position.index + 1)
+
+    def fraction(self, position: Position) -> float:
+        """Return how much of its epoch lies before a position."""
+        return position.index / self.num_windows
+
+    def read(self, position: Position, *, inputs: bool = True, targets: bool = True) -> Window:
+        """Return the window at a position: an O(1) seek.
+
+        Inputs or targets can be left out where they are not used; who is in the window is always there.
+        """
+        index = position.index
+        if position.pool or not 0 <= index < self.num_windows:
+            raise DataError(
+                f"{position} is not there: an epoch of these lanes is one pool of {self.num_windows} windows"
+            )
+        # Of the whole batch, not of this share: every share sees windows of the same shape.
+        num_steps = min(self.window, self._longest - index * self.window)
+        numbers = np.array(self.numbers)
+        starts = self.num_predicted * numbers // self.lanes + index * self.window
+        lengths = (self.num_predicted * (numbers + 1) // self.lanes - starts).clip(0, num_steps)
+        tokens = self._tokens(starts, lengths, num_steps) if inputs or targets else None
+        return Window(
+            num_steps=num_steps,
+            lanes=torch.from_numpy(numbers),
+            lengths=torch.from_numpy(lengths),
+            fresh=torch.full((len(numbers),), index == 0),
+            inputs=tokens[:-1] if tokens is not None and inputs else None,
+            targets=_ask(tokens[1:], lengths) if tokens is not None and targets else None,
+        )
+
+    def _tokens(self, starts: NDArray[np.int64], lengths: NDArray[np.int64], num_steps: int) -> torch.Tensor:
+        """Each lane's tokens, time-major, one more than the window has steps."""
+        # A lane that is a token shorter than the longest reads on into the next lane, and is not asked for it.
+        room = np.minimum(starts, self.corpus.num_tokens - 1 - num_steps)
+        tokens = self.corpus.gather(room, num_steps + 1)
+        for row in np.flatnonzero(room != starts):
+            tokens[row] = np.roll(tokens[row], room[row] - starts[row])
+        return torch.from_numpy(tokens.T.copy())
+
+
+def _ask(targets: torch.Tensor, lengths: NDArray[np.int64]) -> torch.Tensor:
+    """Ask for nothing where a lane has ended."""
+    num_steps = len(targets)
+    if lengths.min() == num_steps:
+        return targets
+    ended = torch.arange(num_steps).unsqueeze(1) >= torch.from_numpy(lengths)
+    return targets.masked_fill(ended, IGNORE)
+
+
+def fit_lanes(num_steps: int, lanes: int, window: int, least: int) -> tuple[int, int]:
+    """Return how many lanes some steps fill, and of which window; a shorter one if there would be too few lanes."""
+    window = max(1, min(window, num_steps // least))
+    return max(1, min(lanes, num_steps // window)), window
+
+
+def check_share(lanes: int, index: int, count: int, least: int) -> None:
+    """Refuse a share of lanes that isn't there, or that is smaller than it must be."""
+    if not 0 <= index < count:
+        raise DataError(f"share {index} of {count} is not there; count from 0")
+    if count * least > lanes:
+        raise DataError(
+            f"layout.replicas={count} x layout.slices={least} exceeds data.lanes={lanes}; use at most as many as there "
+            "are lanes"
+        )

@@ -1,0 +1,236 @@
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from stacks import causal_stacks, draw_inputs, run_stack
+from stretto import (
+    GRU,
+    LSTM,
+    BidirectionalLSTM,
+    Block,
+    ConfigError,
+    Dropout,
+    Embedding,
+    LayerNorm,
+    Linear,
+    LockedDropout,
+    Pointwise,
+    Rows,
+    Stack,
+    Task,
+    export_onnx,
+)
+from stretto.base.state import State
+from stretto.exchange import onnx_export
+
+
+def stream(path: Path, chunks: list[Tensor]) -> Tensor:
+    """Run a model in onnxruntime, chunk by chunk, as its user would: nothing of stretto's is needed."""
+    session = onnxruntime.InferenceSession(path)
+    rows = chunks[0].shape[1]
+    state: dict[str, Any] = {
+        own.name: torch.zeros(rows, *own.shape[1:]).numpy() for own in session.get_inputs() if own.name != "x"
+    }
+    names = [own.name for own in session.get_outputs()]
+    outputs = []
+    for chunk in chunks:
+        results = dict(zip(names, session.run(None, {"x": chunk.numpy(), **state}), strict=True))
+        outputs.append(torch.from_numpy(results["y"]))
+        state = {name: results[f"{name}.after"] for name in state}
+    return torch.cat(outputs)
+
+
+@settings(max_examples=15, deadline=None)
+@given(stack=causal_stacks(), lengths=st.lists(st.integers(1, 12), min_size=1, max_size=4), rows=st.integers(1, 4))
+def test_a_model_streamed_by_onnxruntime_equals_the_stack_on_the_whole(
+    stack: Stack, lengths: list[int], rows: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("onnx") / "model.onnx"
+    exported = export_onnx(stack, path)
+    assert exported.difference is not None and exported.difference <= 1e-5
+    x = draw_inputs(stack, sum(lengths), rows)
+    assert torch.allclose(stream(path, [*torch.split(x, lengths)]), run_stack(stack, x), rtol=1e-5, atol=1e-5)
+
+
+def test_states_are_named_by_the_absolute_index_of_their_block(tmp_path: Path) -> None:
+    stack = Stack([Embedding(5, 3), Dropout(0.5), LSTM(3, 4, 2), GRU(4, 3), Linear(3, 2)])
+    exported = export_onnx(stack, tmp_path / "whole.onnx")
+    assert exported.inputs == ("x", "state.2.h", "state.2.c", "state.3.h")
+    assert exported.outputs == ("y", "state.2.h.after", "state.2.c.after", "state.3.h.after")
+    assert export_onnx(stack[3:], tmp_path / "part.onnx").inputs == ("x", "state.3.h")
+
+
+def test_layers_are_operators_and_time_and_rows_have_no_fixed_size(tmp_path: Path) -> None:
+    stack = Stack([LSTM(3, 4, 2), GRU(4, 4), LayerNorm(4), Pointwise(nn.ReLU()), Linear(4, 2)])
+    export_onnx(stack, tmp_path / "model.onnx")
+    graph = onnx.load(tmp_path / "model.onnx").graph
+    operators = [node.op_type for node in graph.node]
+    assert (operators.count("LSTM"), operators.count("GRU")) == (2, 1)
+    for value in (graph.input[0], graph.output[0]):
+        assert [dim.dim_param for dim in value.type.tensor_type.shape.dim[:2]] == ["time", "rows"]
+    assert all(value.type.tensor_type.shape.dim[0].dim_param == "rows" for value in graph.input[1:])
+
+
+def test_a_stack_in_training_is_exported_for_use_and_left_as_it_was(tmp_path: Path) -> None:
+    stack = Stack([LSTM(3, 4), Dropout(0.9), Linear(4, 2)]).double().train()
+    export_onnx(stack, tmp_path / "model.onnx")
+    assert stack.training and stack.dtype is torch.float64
+    x = torch.randn(5, 2, 3)
+    assert torch.allclose(stream(tmp_path / "model.onnx", [x]).double(), run_stack(stack, x.double()), atol=1e-5)
+
+
+def test_a_block_that_looks_ahead_starts_at_each_rows_own_end(tmp_path: Path) -> None:
+    stack = Stack([BidirectionalLSTM(3, 4, 2), Linear(8, 2)])
+    assert export_onnx(stack, tmp_path / "model.onnx").inputs == ("x", "state.0.lengths")
+    x, lengths = torch.randn(9, 3, 3), torch.tensor([9, 4, 1])
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    y = torch.from_numpy(session.run(["y"], {"x": x.numpy(), "state.0.lengths": lengths.numpy()})[0])
+    assert torch.allclose(y, run_stack(stack, x, (lengths,)), atol=1e-6)
+    assert not torch.allclose(y, run_stack(stack, x), atol=1e-3)
+    assert metadata(tmp_path / "model.onnx")["stretto.causal"] == "false"
+
+
+def metadata(path: Path) -> dict[str, str]:
+    return {entry.key: entry.value for entry in onnx.load(path).metadata_props}
+
+
+class RunningSum(Block):
+    """A block of a user's own, with a state."""
+
+    def initial_state(self, rows: Rows) -> State:
+        return (rows.zeros(4),)
+
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        sums = torch.cumsum(x, 0) + state[0]
+        return sums, (sums[-1],)
+
+
+class Undecided(Block):
+    """Runs otherwise for some numbers than for others, which no graph can say."""
+
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        return (x if float(x.sum()) > 0 else -x), state
+
+
+def test_a_users_own_block_is_exported_through_torch_with_an_example_of_what_goes_in(tmp_path: Path) -> None:
+    stack = Stack([RunningSum(), Pointwise(nn.GELU()), LSTM(4, 4), Linear(4, 2)])
+    with pytest.raises(ConfigError, match=r"block 0 \(RunningSum\) doesn't say what goes into it; give an example"):
+        export_onnx(stack, tmp_path / "model.onnx")
+    exported = export_onnx(stack, tmp_path / "model.onnx", example=torch.zeros(2, 2, 4))
+    assert exported.inputs == ("x", "state.0.0", "state.2.h", "state.2.c")
+    x = torch.randn(11, 6, 4)
+    assert torch.allclose(stream(tmp_path / "model.onnx", [*torch.split(x, [1, 7, 3])]), run_stack(stack, x), atol=1e-5)
+
+
+class Doubled(Stack):
+    """Runs its blocks in its own way, so none of them is an operator of its own."""
+
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        y, after = super().forward(x, state)
+        return 2 * y, after
+
+
+def test_blocks_within_one_that_runs_otherwise_have_states_by_number(tmp_path: Path) -> None:
+    stack = Stack([Linear(3, 4), Doubled([LockedDropout(0.5), RunningSum()])])
+    exported = export_onnx(stack, tmp_path / "model.onnx")
+    assert exported.inputs == ("x", "state.1.0", "state.1.1")
+    assert exported.difference is not None and exported.difference <= 1e-5
+
+
+def test_a_block_that_no_graph_can_say_is_refused_by_index_and_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"block 1 \(Undecided\) can't be exported to ONNX"):
+        export_onnx(Stack([Linear(3, 3), Undecided()]), tmp_path / "model.onnx")
+
+
+def test_a_model_that_differs_from_its_stack_is_not_kept(tmp_path: Path) -> None:
+    linear = Linear(3, 3)
+    linear.module.register_forward_hook(lambda module, ins, y: 2 * y)
+    with pytest.raises(ConfigError, match=r"differs from torch's by .* was not kept"):
+        export_onnx(Stack([linear]), tmp_path / "model.onnx")
+    assert not (tmp_path / "model.onnx").exists()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_model_whose_results_are_no_numbers_is_equal_to_none(value: float, tmp_path: Path) -> None:
+    linear = Linear(3, 3)
+    nn.init.constant_(linear.module.get_parameter("bias"), value)
+    with pytest.raises(ConfigError, match=r"differs from torch's by nan"):
+        export_onnx(Stack([linear]), tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_an_export_that_fails_leaves_what_was_there(
+    is_large: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong, breaking = Linear(3, 300), Embedding(9, 300)
+    wrong.module.register_forward_hook(lambda module, ins, y: 2 * y)
+    # A table without the rows that are asked for; who calls the module doesn't ask for them.
+    breaking.module.register_parameter("weight", nn.Parameter(torch.zeros(2, 300)))
+    breaking.module.register_forward_pre_hook(lambda module, ins: (ins[0] % 2,))
+    monkeypatch.setattr(onnx_export, "LARGEST", 0)
+    export_onnx(Stack([Linear(3, 300)]), tmp_path / "model.onnx")
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    assert sorted(before) == ["model.onnx", "model.onnx.data"]
+    monkeypatch.setattr(onnx_export, "LARGEST", 0 if is_large else 1 << 30)
+    for stack, sentence in ((Stack([wrong]), "differs"), (Stack([breaking]), "onnxruntime can't run")):
+        with pytest.raises(ConfigError, match=sentence):
+            export_onnx(stack, tmp_path / "model.onnx")
+        assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+    export_onnx(Stack([Linear(3, 301)]), tmp_path / "model.onnx")
+    assert len([*tmp_path.iterdir()]) == 1 + is_large
+
+
+def test_what_is_not_installed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stack = Stack([LSTM(3, 4)])
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "onnxruntime", None)
+        assert export_onnx(stack, tmp_path / "model.onnx").difference is None
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "onnx", None)
+        with pytest.raises(ConfigError, match=r"needs onnx; pip install 'stretto\[onnx\]'"):
+            export_onnx(stack, tmp_path / "model.onnx")
+
+
+def test_weights_too_large_for_one_file_lie_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx_export, "LARGEST", 1000)
+    stack = Stack([LSTM(3, 40), Linear(40, 2)])
+    for _ in range(2):
+        assert export_onnx(stack, tmp_path / "model.onnx").difference is not None
+        assert (tmp_path / "model.onnx.data").stat().st_size < 40_000, "not appended to the one before"
+    assert (tmp_path / "model.onnx").stat().st_size < 20_000
+
+
+class Said:
+    """A stack that says what it is about, as a trained model does."""
+
+    def __init__(self, stack: Stack, task: Task) -> None:
+        self.stack = stack
+        self.subject = self
+        self.task = task
+
+    def about(self) -> dict[str, str]:
+        return {"labels": json.dumps(["no", "yes"])}
+
+
+def test_the_names_behind_the_numbers_go_with_the_model(tmp_path: Path) -> None:
+    described = Said(Stack([LSTM(4, 3), Linear(3, 2)]), Task("channels", 4, "labels", 2))
+    export_onnx(described, tmp_path / "model.onnx")
+    found = metadata(tmp_path / "model.onnx")
+    assert json.loads(found["stretto.labels"]) == ["no", "yes"]
+    assert found["stretto.causal"] == "true" and found["stretto.version"]
+
+
+def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"can't be written .*; choose another file"):
+        export_onnx(Stack([LSTM(3, 4)]), tmp_path / "file" / "model.onnx")

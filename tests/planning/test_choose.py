@@ -1,0 +1,41 @@
+"""Choosing a layout on ranks that are already running: all agree, the engine takes it, the profile is read again."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ranks import Pools
+from stretto import LSTM, Corpus, Embedding, Lanes, Linear, Stack, TokenLoss, World, choose_layout, make_engine
+from stretto.base.position import Position
+from stretto.planning.plan_input import PlanInput
+
+
+def choose_and_step(world: World, corpus: str, cache: str) -> tuple[str, float]:
+    windows = Lanes(Corpus.open(corpus), 8, 16)
+    with torch.device("meta"):
+        model = Stack([Embedding(256, 16), LSTM(16, 16), LSTM(16, 16), Linear(16, 256)])
+    loss = TokenLoss()
+    layout = choose_layout(model, loss, windows, world=world, optimizer=torch.optim.SGD, cache=Path(cache))
+    engine = make_engine(model, loss, layout, world, seed=1)
+    share = windows.share(engine.mesh.replica, layout.replicas, layout.slices)
+    outcome = engine.step(share.read(Position()), None, 1)
+    return str(layout), engine.mesh.add_up([outcome.total.item()])[0]
+
+
+def test_all_ranks_choose_the_same_layout_and_the_engine_takes_it(
+    pools: Pools, byte_corpus: Corpus, tmp_path: Path
+) -> None:
+    first, second = pools[2].run(choose_and_step, str(byte_corpus.store.location), str(tmp_path))
+    assert first == second
+    assert len(list((tmp_path / "profiles").iterdir())) == 1
+
+
+def test_the_profile_that_was_kept_is_not_measured_again(
+    byte_corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = World(0, 1, torch.device("cpu"))
+    arguments = alone, str(byte_corpus.store.location), str(tmp_path)
+    layout, _ = choose_and_step(*arguments)
+    monkeypatch.setattr(PlanInput, "measure", lambda *_: pytest.fail("measured again"))
+    assert choose_and_step(*arguments)[0] == layout

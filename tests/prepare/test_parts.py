@@ -1,0 +1,215 @@
+import os
+import subprocess
+import sys
+import time
+import tracemalloc
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from stretto import DataError, prepare_sequences
+from stretto.prepare import parts as parts_module
+from stretto.prepare.parts import Job, LostWorkerError, OnProgress, Progress, Record, open_job
+from stretto.prepare.prepare import prepare_text
+
+
+@dataclass(frozen=True)
+class Write:
+    """Write a part's content, and leave a trace of having done so."""
+
+    trace: Path
+
+    def __call__(self, part: str, number: int, folder: Path, /) -> Record:
+        with self.trace.open("a") as file:
+            file.write(f"{number}\n")
+        if part == "bad":
+            raise DataError("part is bad; mend it")
+        if part == "die":
+            os._exit(1)
+        return {"part": part}
+
+
+@dataclass(frozen=True)
+class Count:
+    """Return a record of about a megabyte."""
+
+    def __call__(self, part: int, number: int, folder: Path, /) -> Record:
+        return {"counts": "x" * 1_000_000}
+
+
+def run(
+    tmp_path: Path, parts: list[str], option: int = 0, workers: int = 1, stop_after: int | None = None
+) -> list[int]:
+    """Return which parts were done."""
+    trace = tmp_path / "trace"
+    trace.write_text("")
+
+    def stop(progress: Progress) -> None:
+        if stop_after is not None and progress.done >= stop_after:
+            raise KeyboardInterrupt
+
+    try:
+        with open_job(tmp_path / "out", [], {"option": option}, workers, stop) as job:
+            records = job.run("write", Write(trace), parts, [1] * len(parts), "writing")
+            assert [record["part"] for record in records] == parts
+            job.finish()
+    except KeyboardInterrupt:
+        pass
+    return sorted(map(int, trace.read_text().split()))
+
+
+def test_the_same_job_goes_on_with_the_parts_that_are_missing(tmp_path: Path) -> None:
+    assert run(tmp_path, ["a", "b", "c", "d"], stop_after=2) == [0, 1]
+    assert run(tmp_path, ["a", "b", "c", "d"]) == [2, 3]
+    assert list((tmp_path / "out").iterdir()) == [] and not (tmp_path / "out.partial").exists()
+
+
+def test_what_another_job_left_behind_is_thrown_away(tmp_path: Path) -> None:
+    assert run(tmp_path, ["a", "b", "c"], stop_after=2) == [0, 1]
+    (tmp_path / "out.partial" / "tokens-00000.bin").touch()
+    assert run(tmp_path, ["a", "b", "c"], option=1) == [0, 1, 2]
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_file_that_changed_makes_another_job(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("one\ntwo\n")
+
+    def stop(progress: Progress) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare_text(path, tmp_path / "out", shard_bytes=4, workers=1, on_progress=stop)
+    path.write_text("six\nten\n")
+    (corpus,) = prepare_text(path, tmp_path / "out", shard_bytes=4, workers=1)
+    assert corpus.vocabulary.decode(corpus.read(0, 8).tolist()) == "six\nten\n"
+
+
+def test_parts_are_done_by_several_processes(tmp_path: Path) -> None:
+    assert run(tmp_path, list("abcdef"), workers=2) == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_mistake_in_the_data_leaves_nothing_behind(workers: int, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="part is bad"):
+        run(tmp_path, ["a", "bad", "c"], workers=workers)
+    assert [path.name for path in tmp_path.iterdir()] == ["trace"]
+
+
+def test_a_worker_that_died_leaves_what_is_finished(tmp_path: Path) -> None:
+    with pytest.raises(LostWorkerError, match=r"a worker process of .* ended .*; run the same again to go on"):
+        run(tmp_path, ["a", "die"], workers=2)
+    assert (tmp_path / "out.partial").exists()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_records_that_are_taken_as_they_come_are_not_held(workers: int, tmp_path: Path) -> None:
+    done: list[int] = []
+    for _ in range(2):  # the second time they are all there already
+        seen = set()
+        with pytest.raises(KeyboardInterrupt), open_job(tmp_path / "out", [], {}, workers, _append_to(done)) as job:
+            tracemalloc.start()
+            for number, record in job.each("count", Count(), range(30), [1] * 30, "counting"):
+                seen.add(number)
+                assert len(record["counts"]) == 1_000_000
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            raise KeyboardInterrupt
+        assert peak < 10_000_000 and seen == set(range(30))
+    assert done == [*range(1, 31), 30]
+
+
+def _append_to(done: list[int]) -> OnProgress:
+    return lambda progress: done.append(progress.done)
+
+
+@pytest.mark.parametrize("what", ["folder", "empty folder within", "link", "broken link", "file"])
+def test_what_is_no_unfinished_preparation_is_left_alone(what: str, tmp_path: Path) -> None:
+    partial, other = tmp_path / "out.partial", tmp_path / "other"
+    other.mkdir()
+    (other / "precious").write_text("mine")
+    if what == "folder":
+        other.rename(partial)
+    elif what == "empty folder within":
+        (partial / "mine").mkdir(parents=True)
+    elif what == "file":
+        partial.write_text("mine")
+    else:
+        partial.symlink_to(other if what == "link" else tmp_path / "nowhere")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(
+        DataError, match=r"out\.partial exists already and is no unfinished preparation; move it away or"
+    ):
+        run(tmp_path, ["a"])
+    assert sorted(tmp_path.rglob("*")) == [*before, tmp_path / "trace"]
+
+
+def test_a_cut_before_the_first_part_or_after_the_last_is_gone_on_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(folder: Path) -> None:
+        raise KeyboardInterrupt
+
+    (tmp_path / "out.partial" / "parts").mkdir(parents=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(parts_module, "sync_folder", cut)
+        assert run(tmp_path, ["a", "b"]) == [0, 1]
+    assert run(tmp_path, ["a", "b"]) == []
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_nobody_who_reads_is_not_taken_for_a_full_disk(tmp_path: Path) -> None:
+    for error, expected, reason in (
+        (BrokenPipeError(32, "Broken pipe"), BrokenPipeError, "Broken pipe"),
+        (OSError("odd"), DataError, r"out: odd; is it readable, and is there room\?$"),
+    ):
+        with pytest.raises(expected, match=reason), open_job(tmp_path / "out", [], {}):
+            raise error
+
+
+def test_two_at_once_in_one_folder_are_refused(tmp_path: Path) -> None:
+    with open_job(tmp_path / "out", [], {}) as job:
+        assert isinstance(job, Job)
+        with pytest.raises(DataError, match="is being written by another process"), open_job(tmp_path / "out", [], {}):
+            raise AssertionError
+        assert job.folder.exists()
+
+
+def test_killed_halfway_and_run_again_it_is_the_same_store_and_only_missing_parts_are_done(tmp_path: Path) -> None:
+    source = tmp_path / "a.jsonl"
+    source.write_text(
+        "".join(f'{{"text": "word{row % 7} and word{row % 5}", "label": {row % 3}}}\n' for row in range(9000))
+    )
+    options = "label='label', level='word', hold_out=0.2, shard_bytes=4000, workers={}"
+    script = tmp_path / "prepare.py"
+    script.write_text(
+        "import stretto\nif __name__ == '__main__':\n"
+        f"    stretto.prepare_sequences({str(source)!r}, {str(tmp_path / 'out')!r}, {options.format(2)})\n"
+    )
+    process = subprocess.Popen([sys.executable, str(script)])
+    records = tmp_path / "out.partial" / "parts"
+    while len(list(records.glob("write-?????"))) < 5:
+        assert process.poll() is None, "it must not be done before it is killed"
+        time.sleep(0.005)
+    process.kill()
+    process.wait()
+    time.sleep(0.3)  # its workers see that it is gone, and go
+    finished = len(list(records.glob("write-?????")))
+    train = tmp_path / "out.partial" / "train"
+    before = {train.joinpath(f"part-{number:05}.values").stat().st_ino for number in range(400)
+              if (records / f"write-{number:05}").exists()}  # fmt: skip
+    seen: list[Progress] = []
+    options_now = {"label": "label", "level": "word", "hold_out": 0.2, "shard_bytes": 4000}
+    prepare_sequences(source, tmp_path / "out", workers=1, on_progress=seen.append, **options_now)  # type: ignore[arg-type]
+    writing = [progress for progress in seen if progress.phase.startswith("writing")]
+    total = len(list((tmp_path / "out" / "train").glob("values-*")))
+    assert 5 <= finished < total and len(writing) == total - finished + 1
+    assert before <= {path.stat().st_ino for path in (tmp_path / "out" / "train").glob("values-*")}
+    prepare_sequences(source, tmp_path / "whole", workers=1, **options_now)  # type: ignore[arg-type]
+    assert content(tmp_path / "out") == content(tmp_path / "whole")
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """All files of a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

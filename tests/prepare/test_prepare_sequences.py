@@ -1,0 +1,343 @@
+import json
+import math
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stretto import DataError, Sequences, prepare_sequences, prepare_text
+from stretto.prepare.parts import Progress
+from stretto.prepare.rows import Skipped
+from stretto.store.sequences import Channels, Tokens
+from stretto.store.vocabulary import ByteVocabulary
+
+
+def jsonl(path: Path, records: list[Any]) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def rows_of(store: Sequences) -> list[Any]:
+    """All sequences of a store, as lists."""
+    rows = [(shard, number) for shard, size in enumerate(store.shard_sizes) for number in range(size)]
+    return [steps.tolist() for steps in store.read(store.places(rows))]
+
+
+def labels_of(store: Sequences) -> list[str]:
+    assert store.fields.labels is not None
+    rows = [(shard, number) for shard, size in enumerate(store.shard_sizes) for number in range(size)]
+    return [store.fields.labels.names[number] for number in store.read_labels(rows)]
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# Eighths, so that 32-bit floats have room for whatever spread is drawn.
+NUMBERS = st.none() | st.integers(-1000, 1000).map(lambda eighths: eighths / 8)
+
+
+@given(
+    records=st.one_of(
+        st.lists(st.lists(st.integers(0, 10**5), min_size=1, max_size=9), min_size=1, max_size=20),
+        st.lists(st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=5), min_size=1, max_size=9),
+        st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=9), min_size=1, max_size=9),
+    ),
+    shard_bytes=st.integers(30, 400),
+    data=st.data(),
+)
+@settings(max_examples=25, deadline=None)
+def test_jsonl_in_is_sequences_out(records: list[Any], shard_bytes: int, data: st.DataObject) -> None:
+    labels = data.draw(st.lists(st.integers(-3, 12), min_size=len(records), max_size=len(records)))
+    with tempfile.TemporaryDirectory() as folder:
+        rows = [{"x": record, "y": label} for record, label in zip(records, labels, strict=True)]
+        path = jsonl(Path(folder) / "a.jsonl", rows)
+        (store,) = prepare_sequences(
+            path, Path(folder) / "out", sequence="x", label="y", shard_bytes=shard_bytes, workers=1
+        )
+        found = rows_of(store)
+        assert [int(name) for name in labels_of(store)] == labels
+        assert store.fields.labels is not None
+        assert store.fields.labels.names == tuple(map(str, sorted(set(labels))))
+    if isinstance(records[0], str):
+        assert [bytes(row).decode() for row in found] == records
+        assert store.fields.num_bytes == store.num_steps
+    elif isinstance(records[0][0], int):
+        assert found == records
+        assert isinstance(store.fields.values, Tokens)
+        assert store.fields.values.num_tokens == 1 + max(max(record) for record in records)
+    else:
+        expected = [[[math.nan if x is None else x for x in step] for step in record] for record in records]
+        assert all(np.array_equal(one, two, equal_nan=True) for one, two in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("level", ["char", "word"])
+def test_any_number_of_workers_writes_the_same_bytes(level: Any, tmp_path: Path) -> None:  # noqa: ANN401
+    path = jsonl(tmp_path / "a.jsonl", [{"text": f"word{row % 7} is {row}", "label": row % 4} for row in range(300)])
+    for workers in (1, 2):
+        out = tmp_path / str(workers)
+        prepare_sequences(path, out, label="label", level=level, hold_out=0.2, shard_bytes=3000, workers=workers)
+    assert content(tmp_path / "1") == content(tmp_path / "2")
+    assert Sequences.open(tmp_path / "1" / "train").shard_sizes[1:]
+
+
+def test_every_format_gives_the_same_store(tmp_path: Path) -> None:
+    records = [
+        {"values": [[0.5 * row, None if row % 3 else 1.0]] * (1 + row % 4), "y": str(row % 2)} for row in range(20)
+    ]
+    jsonl(tmp_path / "a.jsonl", records)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), tmp_path / "b.parquet")
+    datasets.disable_progress_bars()
+    datasets.Dataset.from_list(records).save_to_disk(tmp_path / "c")
+    lines = "".join(f'"{json.dumps(record["values"])}",{record["y"]}\n' for record in records)
+    (tmp_path / "d.csv").write_text("values,y\n" + lines)
+    stores = []
+    for name in ("a.jsonl", "b.parquet", "c", "d.csv"):
+        prepare_sequences(tmp_path / name, tmp_path / f"out-{name}", label="y")
+        stores.append(content(tmp_path / f"out-{name}"))
+    assert stores[0] == stores[1] == stores[2] == stores[3]
+
+
+def test_the_field_is_text_or_tokens_or_values_if_not_named(tmp_path: Path) -> None:
+    for record, what in (
+        ({"text": "a", "tokens": [1]}, "tokens"),
+        ({"tokens": [1, 2], "values": [1]}, "tokens"),
+        ({"values": [1, 2]}, "channels"),
+    ):
+        (store,) = prepare_sequences(jsonl(tmp_path / "a.jsonl", [record]), tmp_path / next(iter(record)))
+        assert store.fields.values.type == what
+        assert (store.vocabulary is not None) == ("text" in record)
+    (store,) = prepare_sequences(tmp_path / "a.jsonl", tmp_path / "as", read_as="tokens", sequence="values")
+    assert store.fields.values.type == "tokens"
+
+
+@pytest.mark.parametrize(("name", "what"), [("values", "channels"), ("tokens", "tokens"), ("text", "tokens")])
+def test_a_field_that_is_named_is_read_as_it_is_without_being_named(name: str, what: str, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(f'{name}\n"[1, 2]"\n')
+    prepare_sequences(tmp_path / "a.csv", tmp_path / "default")
+    (named,) = prepare_sequences(tmp_path / "a.csv", tmp_path / "named", sequence=name)
+    assert content(tmp_path / "named") == content(tmp_path / "default")
+    assert named.fields.values.type == what and (named.vocabulary is not None) == (name == "text")
+
+
+def test_the_whole_range_of_32_bit_floats_is_kept(tmp_path: Path) -> None:
+    numbers = np.array([np.finfo(np.float32).max, -1e38, 1e-45, 1e-30, 0.1, 0], np.float32).tolist()
+    (store,) = prepare_sequences(jsonl(tmp_path / "a.jsonl", [{"values": numbers}]), tmp_path / "out")
+    assert rows_of(store) == [[[number] for number in numbers]]
+
+
+def test_files_that_are_named_once_less_make_another_job(tmp_path: Path) -> None:
+    one, two = (jsonl(tmp_path / f"{token}.jsonl", [{"tokens": [token]}]) for token in (1, 2))
+
+    def stop(progress: Progress) -> None:
+        if progress.done == 2 * one.stat().st_size:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare_sequences([one, one, two], tmp_path / "out", num_tokens=3, workers=1, on_progress=stop)
+    (store,) = prepare_sequences([one, two], tmp_path / "out", num_tokens=3, workers=1)
+    assert rows_of(store) == [[1], [2]]
+
+
+def test_held_out_sequences_share_vocabulary_classes_and_the_statistics_of_the_others(tmp_path: Path) -> None:
+    records = [{"values": [float(row), row + 0.5], "label": f"class {row % 3}"} for row in range(400)]
+    train, valid = prepare_sequences(
+        jsonl(tmp_path / "a.jsonl", records), tmp_path / "out", label="label", hold_out=0.2
+    )
+    assert train.fields.values == valid.fields.values and train.fields.labels == valid.fields.labels
+    rows = rows_of(train)
+    assert sorted(rows + rows_of(valid)) == [[[row], [row + 0.5]] for row in range(400)]
+    assert 50 < valid.num_sequences < 110
+    assert isinstance(train.fields.values, Channels) and train.fields.values.names == ("values",)
+    assert train.fields.values.mean[0] == pytest.approx(np.mean(rows))
+    assert train.fields.values.std[0] == pytest.approx(np.std(rows))
+    _, other = prepare_sequences(tmp_path / "a.jsonl", tmp_path / "seed", label="label", hold_out=0.2, seed=1)
+    assert rows_of(other) != rows_of(valid)
+
+
+def test_the_vocabulary_is_that_of_the_training_part(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "a.jsonl", [{"text": f"word{row}"} for row in range(50)])
+    train, valid = prepare_sequences(path, tmp_path / "out", level="word", hold_out=0.2)
+    assert train.vocabulary == valid.vocabulary and len(train.vocabulary or ()) == train.num_sequences + 1
+    assert rows_of(valid) == [[0]] * valid.num_sequences
+
+
+def test_statistics_pass_over_what_is_missing_and_a_constant_can_be_divided_by(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "a.jsonl", [{"values": [[1, None, 0.1], [3, None, 0.1], [None, None, 0.1]]}])
+    (store,) = prepare_sequences(path, tmp_path / "out")
+    assert isinstance(store.fields.values, Channels)
+    assert store.fields.values.names == ("values.0", "values.1", "values.2")
+    assert store.fields.values.mean == pytest.approx((2, 0, 0.1)) and store.fields.values.std == (1, 1, 1)
+
+
+def test_like_takes_everything_from_the_other_store(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "a.jsonl", [{"text": "a b", "y": "no"}, {"text": "b", "y": "yes"}])
+    (one,) = prepare_sequences(path, tmp_path / "one", level="word", label="y")
+    jsonl(tmp_path / "b.jsonl", [{"text": "c b", "y": "yes"}])
+    (two,) = prepare_sequences(tmp_path / "b.jsonl", tmp_path / "two", like=tmp_path / "one", label="y")
+    assert two.vocabulary == one.vocabulary and two.fields.labels == one.fields.labels
+    assert rows_of(two) == [[0, 1]] and labels_of(two) == ["yes"]
+    (far,) = prepare_sequences(jsonl(tmp_path / "c.jsonl", [{"values": [9.0]}]), tmp_path / "far")
+    path = jsonl(tmp_path / "d.jsonl", [{"values": [5.0, 7.0]}])
+    (near,) = prepare_sequences(path, tmp_path / "near", like=tmp_path / "far")
+    assert near.fields.values == far.fields.values
+
+
+def test_a_vocabulary_can_be_that_of_a_corpus(text_file: Path, tmp_path: Path) -> None:
+    (corpus,) = prepare_text(text_file, tmp_path / "corpus", "word")
+    path = jsonl(tmp_path / "a.jsonl", [{"text": "the theme nowhere"}])
+    (store,) = prepare_sequences(path, tmp_path / "out", vocabulary=corpus.vocabulary)
+    assert corpus.vocabulary.decode(rows_of(store)[0]) == "the theme <unk>"
+
+
+def test_classes_are_in_the_order_of_numbers_where_all_are_numbers(tmp_path: Path) -> None:
+    for labels, names in ((["10", "9", "-1"], ("-1", "9", "10")), ([10, 9, "x"], ("10", "9", "x"))):
+        path = jsonl(tmp_path / "a.jsonl", [{"tokens": [1], "y": label} for label in labels])
+        (store,) = prepare_sequences(path, tmp_path / str(labels[2]), label="y")
+        assert store.fields.labels is not None and store.fields.labels.names == names
+
+
+GOOD: dict[str, dict[str, Any]] = {
+    "text": {"text": "some words", "y": 1},
+    "tokens": {"tokens": [1, 2, 3], "y": 1},
+    "values": {"values": [0.5, None], "y": 1},
+    "many": {"values": [[0.5, 1], [2, None]], "y": 1},
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "bad", "problem"),
+    [
+        ("text", "{", "the line is not JSON"),
+        ("text", "[]", "the line is not a JSON object"),
+        ("text", '{"y": 1}', "it has no 'text'"),
+        ("text", '{"text": null, "y": 1}', "'text' is empty"),
+        ("text", '{"text": "", "y": 1}', "'text' is empty"),
+        ("text", '{"text": " ", "y": 1}', "'text' is empty"),
+        ("text", '{"text": 5, "y": 1}', "'text' is 5, not text"),
+        ("text", '{"text": "\\ud800", "y": 1}', "'text' has half of a surrogate pair"),
+        ("text", '{"text": "x"}', "it has no 'y'"),
+        ("text", '{"text": "x", "y": 1.5}', "'y' is 1.5, not a label: text or a whole number"),
+        ("text", '{"text": "x", "y": ""}', "'y' is \"\", not a label"),
+        ("tokens", '{"tokens": [], "y": 1}', "'tokens' is a sequence of no steps"),
+        ("tokens", '{"tokens": "x", "y": 1}', "'tokens' is \"x\", not a list"),
+        ("tokens", '{"tokens": [1, 2.5], "y": 1}', "'tokens' has 2.5, not a whole number"),
+        ("tokens", '{"tokens": [1, true], "y": 1}', "'tokens' has true, not a whole number"),
+        ("tokens", '{"tokens": [1, -2], "y": 1}', "'tokens' has token -2, which is negative"),
+        ("tokens", '{"tokens": [4294967296], "y": 1}', "'tokens' has token 4294967296, but there are only"),
+        ("values", '{"values": [], "y": 1}', "'values' is a sequence of no steps"),
+        ("values", '{"values": [1, "x"], "y": 1}', "'values' has \"x\", not a number"),
+        ("values", '{"values": [[1]], "y": 1}', "'values' has [1], not a number"),
+        ("values", '{"values": [NaN], "y": 1}', "'values' has a NaN or an infinity"),
+        ("values", '{"values": [1, -Infinity], "y": 1}', "'values' has a NaN or an infinity"),
+        ("values", '{"values": [1e39], "y": 1}', "'values' has a number that is too large for 32-bit floats"),
+        ("values", f'{{"values": [1{"0" * 400}], "y": 1}}', "'values' has a number that is too large"),
+        ("many", '{"values": [[1, 2], [1]], "y": 1}', "'values' has a step of 1 numbers where others have 2"),
+        ("many", '{"values": [[1, 2, 3]], "y": 1}', "'values' has a step of 3 numbers where others have 2"),
+        ("many", '{"values": [1, 2], "y": 1}', "'values' has 1, not a list of numbers"),
+    ],
+)
+def test_a_bad_row_is_refused_by_its_number_or_left_out(kind: str, bad: str, problem: str, tmp_path: Path) -> None:
+    path, good = tmp_path / "a.jsonl", json.dumps(GOOD[kind])
+    path.write_text(f"{good}\n{good}\n{bad}\n{good}\n{bad}\n")
+    level: Any = "word" if kind == "text" else None
+    with pytest.raises(DataError) as refused:
+        prepare_sequences(path, tmp_path / "out", label="y", level=level, shard_bytes=30, workers=1)
+    assert str(refused.value).startswith(f"{path}, row 3: {problem}")
+    assert str(refused.value).endswith(", or leave such rows out with --bad-rows skip")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
+    skipped: list[Skipped] = []
+    (store,) = prepare_sequences(
+        path, tmp_path / "out", label="y", level=level, shard_bytes=30, workers=1,
+        bad_rows="skip", on_skipped=skipped.append,
+    )  # fmt: skip
+    assert store.num_sequences == 3
+    assert skipped[0].num_rows == 2 and skipped[0].first.startswith(f"{path}, row 3: {problem}")
+
+
+def test_a_first_row_that_is_bad_is_left_out_too(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{\n{"y": 1}\n{"values": []}\n{"values": [[1.5, 2]]}\n')
+    skipped: list[Skipped] = []
+    (store,) = prepare_sequences(tmp_path / "a.jsonl", tmp_path / "out", bad_rows="skip", on_skipped=skipped.append)
+    assert rows_of(store) == [[[1.5, 2]]] and skipped[0].num_rows == 3
+
+
+def test_left_out_rows_are_said_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "a.jsonl").write_text('{"tokens": [1]}\n{\n')
+    prepare_sequences(tmp_path / "a.jsonl", tmp_path / "out", bad_rows="skip")
+    assert "left out 1 bad row, the first: " in caplog.text
+
+
+def test_nan_can_be_a_missing_value(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"values": [1, NaN, Infinity, null]}\n')
+    (store,) = prepare_sequences(tmp_path / "a.jsonl", tmp_path / "out", nan="missing")
+    assert np.isnan(rows_of(store)[0]).ravel().tolist() == [False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("records", "options", "reason"),
+    [
+        ([{"x": 1}], {}, r"row 1: it has none of 'text', 'tokens' and 'values', only \['x'\]; name the field"),
+        ([{"x": 1}], {"sequence": "z"}, r"row 1: it has no 'z', only \['x'\]"),
+        ([{"x": 1}], {"bad_rows": "skip"}, "no row can be read as a sequence"),
+        (
+            [{"text": "a"}, {"text": ""}],
+            {"label": "y", "bad_rows": "skip"},
+            "no sequence is left for .*all rows are bad",
+        ),
+        ([{"text": "a"}], {"num_tokens": 5}, "num-tokens=5 has no meaning for sequences of text"),
+        ([{"tokens": [1]}], {"num_tokens": 0}, "num-tokens=0 must be between 1"),
+        ([{"tokens": [7]}], {"num_tokens": 7}, r"row 1: 'tokens' has token 7, but there are only 7 \(from 0\)"),
+        ([{"tokens": [1]}], {"level": "word"}, "level has no meaning for sequences of tokens"),
+        ([{"tokens": [1]}], {"vocabulary": ByteVocabulary()}, "vocabulary has no meaning for sequences of tokens"),
+        ([{"text": "a"}], {"max_symbols": 9}, "max-symbols=9 has no meaning for bytes"),
+        ([{"text": "a"}], {"hold_out": 1}, r"hold-out=1 is not in \[0, 1\)"),
+        ([{"text": "a"}], {"hold_out": 0.5}, "hold-out=0.5 leaves nothing for"),
+        ([{"text": "a"}], {"workers": 0}, "workers=0 must be at least 1"),
+        ([{"text": "a"}], {"shard_bytes": 0}, "shard-bytes=0 must be at least 1"),
+        ([{"text": "a"}], {"bad_rows": "keep"}, "bad-rows='keep' is not refuse or skip"),
+        ([{"text": "a"}], {"nan": "zero"}, "nan='zero' is not refuse or missing"),
+        ([{"text": "a"}], {"read_as": "video"}, "read-as='video' is not text, tokens or channels"),
+        ([{"text": "a"}], {"read_as": "tokens"}, "row 1: 'text' is \"a\", not a list"),
+        ([{"text": "a"}], {"like": "tokens"}, "like=.* has tokens, but 'text' holds text"),
+        ([{"tokens": [3]}], {"like": "tokens"}, "row 1: 'tokens' has token 3, but there are only 3"),
+        ([{"tokens": [1]}], {"like": "tokens", "num_tokens": 9}, "has no meaning for a number taken by --like"),
+        ([{"tokens": [1], "y": "z"}], {"like": "tokens", "label": "y"}, "which is none of the 1 classes of --like"),
+        ([{"values": [[1, 2]]}], {"like": "values"}, "like=.* has 1 channels, but 'values' has 2"),
+        ([{"values": [1], "y": 1}], {"like": "values", "label": "y"}, "has no labels; leave --label y out"),
+    ],
+)
+def test_what_can_not_be_meant_is_refused(
+    records: list[Any], options: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    prepare_sequences(jsonl(tmp_path / "b.jsonl", [{"tokens": [2], "y": "a"}]), tmp_path / "tokens", label="y")
+    prepare_sequences(jsonl(tmp_path / "b.jsonl", [{"values": [2.5]}]), tmp_path / "values")
+    if "like" in options:
+        options = {**options, "like": tmp_path / options["like"]}
+    with pytest.raises(DataError, match=reason):
+        prepare_sequences(jsonl(tmp_path / "a.jsonl", records), tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists() and not (tmp_path / "out.partial").exists()
+
+
+def test_true_and_false_are_labels(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "x", "y": true}\n{"text": "y", "y": false}\n{"text": "z", "y": true}\n')
+    (store,) = prepare_sequences(tmp_path / "a.jsonl", tmp_path / "out", label="y")
+    assert store.fields.labels is not None and store.fields.labels.names == ("false", "true")
+    assert store.read_labels([(0, 0), (0, 1), (0, 2)]).tolist() == [1, 0, 1]
+
+
+def test_whole_floats_are_classes(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": "ab", "label": float(row % 3)}) + "\n" for row in range(9)))
+    (sequences,) = prepare_sequences(path, tmp_path / "out", label="label")
+    assert sequences.fields.labels is not None and sequences.fields.labels.names == ("0", "1", "2")
+    path.write_text('{"text": "ab", "label": 0.5}\n')
+    with pytest.raises(DataError, match=r"'label' is 0\.5, not a label: text or a whole number"):
+        prepare_sequences(path, tmp_path / "other", label="label")

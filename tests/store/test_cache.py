@@ -1,0 +1,170 @@
+import hashlib
+import os
+import resource
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+
+from stretto import DataError
+from stretto.store.cache import LEAST_BYTES, Cache
+from stretto.store.pages import PAGE
+
+
+def key(number: int) -> str:
+    return hashlib.sha256(str(number).encode()).hexdigest()
+
+
+def page(number: int) -> bytes:
+    return bytes([number % 256]) * PAGE
+
+
+def opened(folder: Path, num_bytes: int = LEAST_BYTES) -> Cache:
+    cache = Cache(folder, num_bytes)
+    cache.create()
+    return cache
+
+
+def size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*.page"))
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """Let no file of this process grow beyond a few bytes, as the kernel's own limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_kept_page_is_there_for_whoever_opens_the_folder_later(tmp_path: Path) -> None:
+    opened(tmp_path).put(key(1), page(1))
+    assert opened(tmp_path).get(key(1)) == page(1)
+    assert opened(tmp_path).get(key(2)) is None
+
+
+def test_there_are_never_more_bytes_than_there_is_room(tmp_path: Path) -> None:
+    cache = opened(tmp_path, 10 * PAGE)
+    for number in range(35):
+        cache.put(key(number), page(number))
+        assert size(tmp_path) <= 10 * PAGE
+    assert size(tmp_path) >= 8 * PAGE
+    assert cache.get(key(34)) == page(34)
+    assert cache.get(key(0)) is None
+
+
+def test_a_page_in_use_outlives_those_that_are_not(tmp_path: Path) -> None:
+    cache = opened(tmp_path)
+    cache.put(key(0), page(0))
+    for number in range(1, 30):
+        cache.put(key(number), page(number))
+        assert cache.get(key(0)) == page(0)
+    assert cache.get(key(1)) is None
+
+
+def fill(folder: Path, first: int) -> None:
+    """Keep pages and look at them again, while others do the same."""
+    cache = opened(folder, 16 * PAGE)
+    for number in range(first, first + 40):
+        cache.put(key(number), page(number))
+        assert cache.get(key(number)) in (None, page(number))
+        assert size_of_living(folder) <= 16 * PAGE
+
+
+def size_of_living(folder: Path) -> int:
+    """Count bytes while others delete files."""
+    count = 0
+    for path in folder.rglob("*.page"):
+        try:
+            count += path.stat().st_size
+        except FileNotFoundError:
+            continue
+    return count
+
+
+def test_processes_share_a_folder_and_its_room(tmp_path: Path) -> None:
+    context = get_context("spawn")
+    # The second shares half of its pages with the first: both write the same names.
+    workers = [context.Process(target=fill, args=(tmp_path, first)) for first in (0, 20, 100)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(120)
+    assert [worker.exitcode for worker in workers] == [0, 0, 0]
+    assert 8 * PAGE <= size(tmp_path) <= 16 * PAGE
+
+
+def test_nobody_sees_a_part_of_a_page(tmp_path: Path) -> None:
+    cache = opened(tmp_path)
+    cache.put(key(1), page(1))
+
+    def write() -> None:
+        for _ in range(100):
+            cache.put(key(1), page(1))
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    seen = set()
+    while thread.is_alive():
+        content = cache.get(key(1))
+        seen.add(None if content is None else len(content))
+    thread.join()
+    # Not there, where room was being made for it; but never some of it.
+    assert PAGE in seen and seen <= {None, PAGE}
+
+
+def test_what_a_killed_process_left_behind_goes_first(tmp_path: Path) -> None:
+    cache = opened(tmp_path)
+    left = tmp_path / "pages" / f"{key(0)}.1234.abcd.page"
+    left.write_bytes(page(0)[:1000])
+    os.utime(left, (0, 0))
+    for number in range(20):
+        cache.put(key(number), page(number))
+    assert not left.exists()
+    assert size(tmp_path) <= LEAST_BYTES
+
+
+def test_only_pages_are_ever_deleted(tmp_path: Path) -> None:
+    cache = opened(tmp_path)
+    others = [tmp_path / "mine.txt", tmp_path / "pages" / "mine.txt"]
+    for other in others:
+        other.write_bytes(page(1))
+        os.utime(other, (0, 0))
+    for number in range(20):
+        cache.put(key(number), page(number))
+    assert all(other.exists() for other in others)
+
+
+def test_a_count_that_makes_no_sense_is_made_again(tmp_path: Path) -> None:
+    cache = opened(tmp_path)
+    for number in range(20):
+        (tmp_path / "pages" / "tally").write_bytes(b"\xff nonsense")
+        cache.put(key(number), page(number))
+    assert size(tmp_path) <= LEAST_BYTES
+
+
+def test_a_full_disk_keeps_no_part_of_a_page(tmp_path: Path) -> None:
+    cache = opened(tmp_path)
+    with full_disk(), pytest.raises(OSError, match="File too large"):
+        cache.put(key(1), page(1))
+    assert cache.get(key(1)) is None
+    assert list(tmp_path.rglob("*.page")) == []
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(DataError, match=r"data\.cache=.*file/cache can't be made .*; give another folder"):
+        opened(tmp_path / "file" / "cache")
+
+
+def test_too_little_room_is_refused_with_the_least_there_may_be(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"data\.cache_bytes=8,388,607 is too small; give it 8,388,608 or more"):
+        Cache(tmp_path, LEAST_BYTES - 1)
+    with pytest.raises(DataError, match=r"data\.patience=-1"):
+        Cache(tmp_path, patience=-1)

@@ -1,0 +1,120 @@
+import hashlib
+import json
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paged_store import bytes_of, flip_bit, spans_of, write_store
+from stores import write_series
+from stretto import DataError
+from stretto.store.index import Store
+from stretto.store.pages import MAX_OPEN, PAGE, LocalPages, PagedFile, Span
+from stretto.store.sequences import Sequences
+from stretto.store.writer import write_file
+
+
+def num_open(folder: Path) -> int:
+    """How many files of a folder this process has open, as the kernel sees it."""
+    return sum(path.readlink().is_relative_to(folder) for path in Path("/proc/self/fd").iterdir() if path.is_symlink())
+
+
+def test_a_folder_gives_the_bytes_that_were_written(tmp_path: Path) -> None:
+    folder = write_store(tmp_path / "store", num_shards=2)
+    store = Store.open(folder)
+    spans = spans_of(store)
+    assert [content.tobytes() for content in store.pages.read(spans)] == bytes_of(folder, spans)
+
+
+def test_sequences_are_cut_where_they_end(tmp_path: Path) -> None:
+    folder = write_store(tmp_path / "store", num_shards=2)
+    sequences = Sequences.open(folder)
+    values = np.fromfile(folder / "values-00001.bin", "<u2")
+    ends = np.fromfile(folder / "ends-00001.bin", "<u8")
+    first, third = sequences.read(sequences.places([(1, 0), (1, 2)]))
+    assert np.array_equal(first, values[: ends[0]])
+    assert np.array_equal(third, values[ends[1] : ends[2]])
+
+
+def test_thousands_of_shards_keep_few_files_open(tmp_path: Path) -> None:
+    files = [write_file(tmp_path / f"shard-{number}.bin", bytes([number % 251]) * 100) for number in range(500)]
+    pages = LocalPages(tmp_path, files)
+    held = pages.read([Span(files[0].name, 10, 20)])[0]
+    for _ in range(2):
+        for number, file in enumerate(files):
+            assert pages.read([Span(file.name, 99, 100)])[0].tolist() == [number % 251]
+    assert num_open(tmp_path) == MAX_OPEN
+    del pages
+    assert num_open(tmp_path) == 0
+    assert held.tolist() == [0] * 10
+
+
+def test_a_flipped_bit_is_found_when_its_page_is_first_touched(tmp_path: Path) -> None:
+    folder = write_store(tmp_path / "store", num_shards=1)
+    flip_bit(folder / "values-00000.bin", PAGE + 5)
+    pages = Store.open(folder).pages
+    assert len(pages.read([Span("values-00000.bin", 0, PAGE)])[0]) == PAGE
+    with pytest.raises(DataError, match=r"values-00000\.bin is damaged between bytes 1,048,576 and 2,097,152"):
+        pages.read([Span("values-00000.bin", PAGE - 1, PAGE + 1)])
+
+
+def test_a_file_that_was_cut_short_is_refused_at_once(tmp_path: Path) -> None:
+    folder = write_store(tmp_path / "store", num_shards=1)
+    with (folder / "ends-00000.bin").open("r+b") as file:
+        file.truncate(7_999)
+    with pytest.raises(DataError, match=r"ends-00000\.bin has 7,999 bytes, not 8,000 bytes"):
+        Store.open(folder)
+
+
+def test_pages_are_sent_to_workers_without_their_bytes(tmp_path: Path) -> None:
+    file = write_file(tmp_path / "shard.bin", bytes(5 * PAGE))
+    pages = LocalPages(tmp_path, [file])
+    pages.read([Span("shard.bin", 0, 5 * PAGE)])
+    assert len(pickle.dumps(pages)) < 5_000
+
+
+def test_an_empty_file_has_no_pages(tmp_path: Path) -> None:
+    file: PagedFile = write_file(tmp_path / "empty.bin", b"")
+    assert len(file.checksums) == 0
+    assert LocalPages(tmp_path, [file]).read([Span("empty.bin", 0, 0)])[0].size == 0
+
+
+def test_a_file_that_is_cut_short_while_it_is_read_is_one_sentence(tmp_path: Path) -> None:
+    folder = write_store(tmp_path / "store", num_shards=1)
+    pages = Store.open(folder).pages
+    pages.read([Span("values-00000.bin", 0, 3 * 2**19)])
+    os.truncate(folder / "values-00000.bin", 100)
+    with pytest.raises(DataError, match=r"values-00000\.bin was cut short while it was read; copy it again"):
+        pages.read([Span("values-00000.bin", 50, 150)])
+
+
+@pytest.mark.parametrize("damage", ['"num_bytes": Infinity', '"num_bytes": -1', '"num_bytes": 1.5', "[" * 100_000])
+def test_an_index_that_can_not_be_meant_is_one_sentence(damage: str, tmp_path: Path) -> None:
+    folder = write_store(tmp_path / "store", num_shards=1)
+    index = json.loads((folder / "index.json").read_text())
+    del index["sha256"]
+    if damage[0] == "[":
+        (folder / "index.json").write_text(damage)
+    else:
+        index["files"][0]["num_bytes"] = json.loads(damage.split(": ")[1])
+        index["sha256"] = hashlib.sha256(json.dumps(index, sort_keys=True).encode()).hexdigest()
+        (folder / "index.json").write_text(json.dumps(index))
+    with pytest.raises(DataError, match=r"index\.json (is damaged|can't be read)") as caught:
+        Store.open(folder)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "change", [{"std": [0.0, 1.0]}, {"std": [float("nan"), 1.0]}, {"mean": [0.5]}, {"names": ["c0", "c0"]}]
+)
+def test_a_scale_that_can_not_be_meant_is_refused(change: dict[str, object], tmp_path: Path) -> None:
+    write_series(tmp_path / "store", [[np.random.default_rng(1).normal(size=(9, 2)).astype(np.float32)]])
+    index = json.loads((tmp_path / "store" / "index.json").read_text())
+    del index["sha256"]
+    index["fields"]["values"] |= change
+    index["sha256"] = hashlib.sha256(json.dumps(index, sort_keys=True).encode()).hexdigest()
+    (tmp_path / "store" / "index.json").write_text(json.dumps(index))
+    with pytest.raises(DataError, match=r"index\.json is damaged \(values"):
+        Sequences.open(tmp_path / "store")

@@ -1,0 +1,374 @@
+import errno
+import pickle
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.registry import _registry
+from torch.utils.data import DataLoader
+
+from paged_store import Spans, bytes_of, flip_bit, read, spans_of, write_store
+from stretto import DataError
+from stretto.store import remote
+from stretto.store.cache import Cache
+from stretto.store.index import Store
+from stretto.store.pages import PAGE, Span
+from stretto.store.remote import fetch
+
+URL = "memory://bucket/store"
+VALUES = "values-00000.bin"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_store(tmp_path_factory.mktemp("remote") / "store")
+
+
+@pytest.fixture
+def bucket(folder: Path) -> Iterator[MemoryFileSystem]:
+    """The store in fsspec's memory, at URL."""
+    filesystem = fsspec.filesystem("memory")
+    filesystem.put(f"{folder}/", "/bucket/store/", recursive=True)
+    yield filesystem
+    filesystem.store.clear()
+    filesystem.pseudo_dirs[:] = [""]
+
+
+class Calls:
+    """What is asked of a filesystem: how many ranges in each call; a call may be given another answer."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sizes: list[int] = []
+        self.change: Callable[[int, list[Any]], list[Any]] = lambda call, answers: answers
+        ask = MemoryFileSystem.cat_ranges
+
+        def cat_ranges(filesystem: MemoryFileSystem, paths: list[str], *arguments: Any, **options: Any) -> list[Any]:  # noqa: ANN401
+            self.sizes.append(len(paths))
+            return self.change(len(self.sizes) - 1, ask(filesystem, paths, *arguments, **options))
+
+        monkeypatch.setattr(MemoryFileSystem, "cat_ranges", cat_ranges)
+
+
+@pytest.fixture
+def calls(bucket: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch) -> Calls:
+    return Calls(monkeypatch)
+
+
+@pytest.mark.parametrize("protocol", ["memory", "file"])
+def test_a_url_gives_the_same_bytes_as_the_folder(
+    protocol: str, folder: Path, bucket: MemoryFileSystem, tmp_path: Path
+) -> None:
+    # The cache has less room than the store needs, and the second time some of its pages are gone.
+    cache = Cache(tmp_path, 8 * PAGE)
+    store = Store.open(URL if protocol == "memory" else f"file://{folder}", cache)
+    assert sum(file.num_bytes for file in store.files) > cache.num_bytes
+    spans = spans_of(store)
+    for _ in range(2):
+        assert read(store, spans) == bytes_of(folder, spans)
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*.page")) <= cache.num_bytes
+
+
+def test_spans_come_back_in_the_order_they_were_asked_for(
+    folder: Path, bucket: MemoryFileSystem, tmp_path: Path
+) -> None:
+    store = Store.open(URL, Cache(tmp_path))
+    spans = [
+        Span("values-00003.bin", 2 * PAGE - 3, 2 * PAGE + 4),
+        Span(VALUES, 5, 5),
+        Span(VALUES, 0, 2 * PAGE + 1),
+        Span("ends-00001.bin", 8, 24),
+        Span(VALUES, 3, 9),
+    ]
+    assert read(store, spans) == bytes_of(folder, spans)
+
+
+def test_the_pages_of_all_spans_are_fetched_in_one_call(calls: Calls, tmp_path: Path) -> None:
+    store = Store.open(URL, Cache(tmp_path))
+    store.pages.read(spans_of(store))
+    assert calls.sizes == [16]
+
+
+def test_no_call_asks_for_more_than_its_share(
+    calls: Calls, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "MAX_RANGES", 5)
+    store = Store.open(URL, Cache(tmp_path))
+    spans = spans_of(store)
+    assert read(store, spans) == bytes_of(folder, spans)
+    assert calls.sizes == [5, 5, 5, 1]
+
+
+def test_a_page_is_fetched_once_for_all_processes_of_a_machine(calls: Calls, folder: Path, tmp_path: Path) -> None:
+    first, second = (Store.open(URL, Cache(tmp_path)) for _ in range(2))
+    spans = spans_of(first)
+    first.pages.read(spans)
+    assert read(second, spans) == bytes_of(folder, spans)
+    assert calls.sizes == [16]
+
+
+def test_few_pages_stay_in_memory(calls: Calls, tmp_path: Path) -> None:
+    store = Store.open(URL, Cache(tmp_path))
+    spans = [span for span in spans_of(store, PAGE) if span.file.startswith("values")]
+    for span in spans:
+        store.pages.read([span])
+    for path in tmp_path.rglob("*.page"):
+        path.unlink()
+    calls.sizes.clear()
+    store.pages.read(spans)
+    # Twelve pages were read, and the last eight of them are still at hand.
+    assert calls.sizes == [4]
+
+
+def test_data_prepared_again_at_the_same_place_has_pages_of_its_own(
+    calls: Calls, bucket: MemoryFileSystem, folder: Path, tmp_path: Path
+) -> None:
+    old = Store.open(URL, Cache(tmp_path / "cache"))
+    spans = spans_of(old)
+    old.pages.read(spans)
+    other = write_store(tmp_path / "other", num_sequences=10)
+    bucket.put(f"{other}/", "/bucket/store/", recursive=True)
+    new = Store.open(URL, Cache(tmp_path / "cache"))
+    assert read(new, spans_of(new)) == bytes_of(other, spans_of(new))
+    # The new ones didn't take the place of the old: who has those open still finds them.
+    num_calls = len(calls.sizes)
+    assert read(old, spans) == bytes_of(folder, spans)
+    assert len(calls.sizes) == num_calls
+
+
+def test_a_cached_page_that_was_damaged_is_fetched_again(calls: Calls, folder: Path, tmp_path: Path) -> None:
+    spans = spans_of(Store.open(URL, Cache(tmp_path)))
+    Store.open(URL, Cache(tmp_path)).pages.read(spans)
+    pages = sorted(tmp_path.rglob("*.page"))
+    flip_bit(pages[0], 100)
+    pages[1].write_bytes(b"")
+    pages[2].unlink()
+    assert read(Store.open(URL, Cache(tmp_path)), spans) == bytes_of(folder, spans)
+    assert calls.sizes == [16, 3]
+    assert read(Store.open(URL, Cache(tmp_path)), spans) == bytes_of(folder, spans)
+    assert calls.sizes == [16, 3]
+
+
+def test_a_page_that_arrives_damaged_is_fetched_once_more(calls: Calls, folder: Path, tmp_path: Path) -> None:
+    calls.change = lambda call, answers: [bytes(PAGE), *answers[1:]] if call == 0 else answers
+    store = Store.open(URL, Cache(tmp_path))
+    spans = spans_of(store)
+    assert read(store, spans) == bytes_of(folder, spans)
+    assert calls.sizes == [16, 1]
+
+
+def test_a_page_that_arrives_damaged_twice_is_one_sentence_and_not_kept(
+    calls: Calls, bucket: MemoryFileSystem, tmp_path: Path
+) -> None:
+    content = bytearray(bucket.cat_file(f"/bucket/store/{VALUES}"))
+    content[PAGE + 7] ^= 1
+    bucket.pipe_file(f"/bucket/store/{VALUES}", bytes(content))
+    store = Store.open(URL, Cache(tmp_path))
+    where = rf"memory://bucket/store/{VALUES} is damaged between bytes 1,048,576 and 2,097,152 \(its checksum"
+    with pytest.raises(DataError, match=where):
+        store.pages.read([Span(VALUES, PAGE, PAGE + 1)])
+    assert calls.sizes == [1, 1]
+    assert list(tmp_path.rglob("*.page")) == []
+
+
+def test_an_object_that_was_cut_short_is_one_sentence(bucket: MemoryFileSystem, tmp_path: Path) -> None:
+    bucket.pipe_file(f"/bucket/store/{VALUES}", bucket.cat_file(f"/bucket/store/{VALUES}")[: PAGE + 9])
+    store = Store.open(URL, Cache(tmp_path))
+    with pytest.raises(DataError, match=rf"{VALUES} is damaged between bytes 1,048,576 and 2,097,152 \(9 bytes came"):
+        store.pages.read([Span(VALUES, PAGE, PAGE + 1)])
+
+
+def test_an_object_that_is_gone_is_one_sentence(bucket: MemoryFileSystem, tmp_path: Path) -> None:
+    store = Store.open(URL, Cache(tmp_path))
+    bucket.rm_file(f"/bucket/store/{VALUES}")
+    with pytest.raises(DataError, match=rf"memory://bucket/store/{VALUES} is missing, though the index names it"):
+        store.pages.read([Span(VALUES, 0, 9)])
+
+
+def test_only_what_did_not_come_is_asked_for_again(calls: Calls, folder: Path, tmp_path: Path) -> None:
+    def change(call: int, answers: list[Any]) -> list[Any]:
+        if call == 0:
+            return [ConnectionResetError("gone") if index % 2 else answer for index, answer in enumerate(answers)]
+        if call == 1:
+            raise TimeoutError("the whole call")
+        return answers
+
+    calls.change = change
+    store = Store.open(URL, Cache(tmp_path))
+    spans = spans_of(store)
+    start = time.monotonic()
+    assert read(store, spans) == bytes_of(folder, spans)
+    assert calls.sizes == [16, 8, 8]
+    assert time.monotonic() - start >= 0.2 + 0.4
+
+
+def test_patience_ends_in_one_sentence(calls: Calls, tmp_path: Path) -> None:
+    calls.change = lambda call, answers: [ConnectionError("nobody\nhome")] * len(answers)
+    store = Store.open(URL, Cache(tmp_path, patience=1.0))
+    start = time.monotonic()
+    said = r"^memory://bucket/store can't be read, after 1 s of trying \(ConnectionError: nobody home\); .*patience$"
+    with pytest.raises(DataError, match=said):
+        store.pages.read([Span(VALUES, 0, 9)])
+    assert 0.5 < time.monotonic() - start < 1.5
+    assert len(calls.sizes) == 3
+
+
+class StatusError(Exception):
+    """As aiohttp's: the number of the answer is an attribute."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"status {status}")
+        self.status = status
+
+
+class NoCredentialsError(Exception):
+    """As botocore's."""
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (PermissionError("wrong key"), r"access is refused \(PermissionError: wrong key\); check the credentials"),
+        (OSError(errno.EINVAL, "range"), r"can't be read \(OSError: .*range\); check the URL and the credentials"),
+        (StatusError(401), "can't be read"),
+        (NoCredentialsError("no key"), "can't be read"),
+    ],
+)
+def test_a_refusal_is_not_tried_again(calls: Calls, error: Exception, said: str, tmp_path: Path) -> None:
+    calls.change = lambda call, answers: [error] * len(answers)
+    store = Store.open(URL, Cache(tmp_path))
+    with pytest.raises(DataError, match=said):
+        store.pages.read([Span(VALUES, 0, 9)])
+    assert calls.sizes == [1]
+
+
+@pytest.mark.parametrize("error", [StatusError(503), StatusError(429), OSError(errno.EREMOTEIO, "internal")])
+def test_a_server_in_trouble_is_tried_again(calls: Calls, error: Exception, tmp_path: Path) -> None:
+    calls.change = lambda call, answers: answers if call else [error] * len(answers)
+    store = Store.open(URL, Cache(tmp_path))
+    assert len(store.pages.read([Span(VALUES, 0, 9)])[0]) == 9
+    assert calls.sizes == [1, 1]
+
+
+def test_a_small_file_is_fetched_whole_or_said_to_be_missing(bucket: MemoryFileSystem, folder: Path) -> None:
+    assert fetch(URL, "index.json") == (folder / "index.json").read_bytes()
+    with pytest.raises(FileNotFoundError):
+        fetch(URL, "missing.json")
+
+
+def test_a_small_file_is_waited_for_too(bucket: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = []
+
+    def cat_file(*arguments: object) -> bytes:
+        tries.append(arguments)
+        if len(tries) < 3:
+            raise ConnectionError("away")
+        return b"here"
+
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", cat_file)
+    assert fetch(URL, "index.json") == b"here"
+    tries.clear()
+    with pytest.raises(DataError, match=r"can't be read, after 0 s of trying \(ConnectionError: away\)"):
+        fetch(URL, "index.json", patience=0.1)
+
+
+def test_a_run_goes_on_when_nothing_can_be_kept(
+    bucket: MemoryFileSystem, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Store.open(URL, Cache(tmp_path))
+    spans = spans_of(store)
+    (tmp_path / "pages").rmdir()
+    (tmp_path / "pages").write_text("in the way")
+    assert read(store, spans) == bytes_of(folder, spans)
+    assert [record.message.split(" (")[0] for record in caplog.records] == [
+        f"pages are not kept in data.cache={tmp_path}"
+    ]
+
+
+def test_a_missing_package_is_one_sentence_that_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    monkeypatch.delitem(_registry, "s3", raising=False)
+    with pytest.raises(DataError, match=r"^s3://bucket/store needs a package .*; pip install 'stretto\[s3\]'$"):
+        Store.open("s3://bucket/store", Cache(tmp_path))
+
+
+def test_an_unknown_kind_of_url_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"^nowhere://bucket/store is no URL that can be read .*; give a folder"):
+        Store.open("nowhere://bucket/store", Cache(tmp_path))
+
+
+class WholeFiles(SimpleHTTPRequestHandler):
+    """Serves whole files only, and says nothing on the screen."""
+
+    def log_message(self, *arguments: object) -> None: ...
+
+
+class Ranges(WholeFiles):
+    """Serves the bytes that are asked for."""
+
+    def do_GET(self) -> None:
+        asked = self.headers.get("Range")
+        if asked is None:
+            super().do_GET()
+            return
+        first, last = map(int, asked.removeprefix("bytes=").split("-"))
+        content = Path(self.translate_path(self.path)).read_bytes()[first : last + 1]
+        self.send_response(206)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+
+@contextmanager
+def http_server(folder: Path, handler: type[WholeFiles]) -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(folder))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_read_what_their_parent_has_read_from(method: str, folder: Path, tmp_path: Path) -> None:
+    with http_server(folder, Ranges) as url:
+        store = Store.open(url, Cache(tmp_path))
+        spans = spans_of(store, PAGE)
+        # The parent's loop and its connection are open when the workers begin; nothing is in the cache for them.
+        assert read(store, spans[:3]) == bytes_of(folder, spans[:3])
+        for path in tmp_path.rglob("*.page"):
+            path.unlink()
+        loader = DataLoader(
+            Spans(store, spans), batch_size=None, num_workers=2, multiprocessing_context=method, timeout=60
+        )
+        assert list(loader) == bytes_of(folder, spans)
+        assert read(store, spans) == bytes_of(folder, spans)
+
+
+def test_pages_are_sent_to_workers_without_their_bytes_or_what_is_open(
+    bucket: MemoryFileSystem, tmp_path: Path
+) -> None:
+    store = Store.open(URL, Cache(tmp_path))
+    store.pages.read(spans_of(store))
+    sent = pickle.dumps(store)
+    assert len(sent) < 10_000
+    assert b"fsspec" not in sent
+
+
+def test_a_server_that_knows_no_ranges_is_one_sentence(folder: Path, tmp_path: Path) -> None:
+    with http_server(folder, WholeFiles) as url:
+        store = Store.open(url, Cache(tmp_path))
+        with pytest.raises(DataError, match=rf"{VALUES}: the server sends whole files, not parts of them"):
+            store.pages.read([Span(VALUES, 0, 9)])

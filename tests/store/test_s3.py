@@ -1,0 +1,204 @@
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from s3fs import S3FileSystem
+from torch.utils.data import DataLoader
+
+from paged_store import Spans, bytes_of, flip_bit, read, spans_of, write_store
+from s3 import S3Server, s3_server
+from stretto import Batches, Continued, DataError, Position, Sequences, read_ahead
+from stretto.store.cache import Cache
+from stretto.store.index import Store
+from stretto.store.pages import PAGE, Span
+
+pytestmark = [pytest.mark.s3, pytest.mark.timeout(90)]
+
+URL = "s3://bucket/store"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_store(tmp_path_factory.mktemp("s3") / "store")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A server that has the store at URL; its key is in the environment."""
+    with pytest.MonkeyPatch.context() as patch, s3_server(tmp_path_factory.mktemp("server")) as server:
+        for name, value in server.environment.items():
+            patch.setenv(name, value)
+        S3FileSystem.clear_instance_cache()
+        filesystem = S3FileSystem()
+        filesystem.mkdir("bucket")
+        filesystem.put(f"{folder}/", f"{URL}/", recursive=True)
+        yield server
+        S3FileSystem.clear_instance_cache()
+
+
+def test_a_bucket_gives_the_same_bytes_as_the_folder(server: S3Server, folder: Path, tmp_path: Path) -> None:
+    cache = Cache(tmp_path, 8 * PAGE)
+    store = Store.open(URL, cache)
+    spans = spans_of(store)
+    assert sum(file.num_bytes for file in store.files) > cache.num_bytes
+    for _ in range(2):
+        assert read(store, spans) == bytes_of(folder, spans)
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*.page")) <= cache.num_bytes
+
+
+def test_a_server_that_is_away_for_ten_seconds_costs_nothing_but_the_wait(
+    server: S3Server, folder: Path, tmp_path: Path
+) -> None:
+    store = Store.open(URL, Cache(tmp_path, 8 * PAGE))
+    spans = spans_of(store, PAGE)
+    passes: list[list[bytes]] = []
+    is_under_way = threading.Event()
+    may_end = threading.Event()
+
+    def reader() -> None:
+        # Again and again, until it has read on after the server came back: the cache is too small to hide that.
+        while not may_end.is_set():
+            passes.append([])
+            for span in spans:
+                passes[-1] += read(store, [span])
+                is_under_way.set()
+
+    thread = threading.Thread(target=reader, daemon=True)
+    thread.start()
+    assert is_under_way.wait(20)
+    server.stop()
+    # Time enough for the reader to use up what the cache has.
+    time.sleep(1)
+    num_found = sum(map(len, passes))
+    time.sleep(9)
+    assert thread.is_alive() and sum(map(len, passes)) == num_found
+    server.start()
+    may_end.set()
+    thread.join(30)
+    assert not thread.is_alive()
+    expected = bytes_of(folder, spans)
+    assert all(found == expected for found in passes)
+
+
+def test_an_epoch_from_a_bucket_is_that_of_the_folder_though_the_server_goes_away(
+    server: S3Server, folder: Path, tmp_path: Path
+) -> None:
+    cache = Cache(tmp_path, 8 * PAGE)
+    far, near = (Batches(Continued(Sequences.open(place, cache)), 40_000) for place in (URL, folder))
+    assert sum(file.num_bytes for file in far.items.sequences.store.files) > cache.num_bytes
+    stopped = 0.0
+    num_windows = num_rows = 0
+    position = Position()
+    for window, after in read_ahead(far.share(1, 2), Position(), workers=1):
+        expected = near.share(1, 2).read(position)
+        assert window.inputs is not None and expected.inputs is not None and window.targets is not None
+        assert torch.equal(window.inputs, expected.inputs) and torch.equal(window.lanes, expected.lanes)
+        assert expected.targets is not None and torch.equal(window.targets, expected.targets)
+        num_windows, num_rows, position = num_windows + 1, num_rows + window.num_rows, after
+        if position.epoch:
+            break
+        if num_windows == 40:
+            server.stop()
+            stopped = time.monotonic()
+            threading.Timer(10, server.start).start()
+    assert time.monotonic() - stopped > 10, "the epoch went on after the server was back"
+    assert num_windows > 60 and abs(num_rows - 2_000) < 10
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_read_from_the_bucket_that_their_parent_has_read_from(
+    method: str, server: S3Server, folder: Path, tmp_path: Path
+) -> None:
+    store = Store.open(URL, Cache(tmp_path))
+    spans = spans_of(store, PAGE)
+    assert read(store, spans[:2]) == bytes_of(folder, spans[:2])
+    for path in tmp_path.rglob("*.page"):
+        path.unlink()
+    loader = DataLoader(Spans(store, spans), batch_size=None, num_workers=2, multiprocessing_context=method, timeout=60)
+    assert list(loader) == bytes_of(folder, spans)
+    assert read(store, spans) == bytes_of(folder, spans)
+
+
+@pytest.mark.parametrize("name", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
+def test_a_wrong_key_is_one_sentence_at_once(
+    name: str, server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened_before = Store.open(URL, Cache(tmp_path))
+    monkeypatch.setenv(name, "WRONG")
+    S3FileSystem.clear_instance_cache()
+    start = time.monotonic()
+    with pytest.raises(DataError, match=rf"^{URL}: access is refused \(PermissionError: .*\); check the credentials$"):
+        Store.open(URL, Cache(tmp_path))
+    # The index may be for all to read, and the pages not.
+    opened_before.pages._remotes.clear()  # type: ignore[attr-defined]
+    with pytest.raises(DataError, match=rf"^{URL}: access is refused \(PermissionError: .*\); check the credentials$"):
+        opened_before.pages.read([Span("ends-00000.bin", 0, 8)])
+    assert time.monotonic() - start < 5
+    S3FileSystem.clear_instance_cache()
+
+
+def test_no_key_at_all_is_one_sentence_at_once(
+    server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    S3FileSystem.clear_instance_cache()
+    start = time.monotonic()
+    with pytest.raises(
+        DataError, match=rf"^{URL} can't be read \(NoCredentialsError: .*\); check the URL and the cred"
+    ):
+        Store.open(URL, Cache(tmp_path))
+    assert time.monotonic() - start < 5
+    S3FileSystem.clear_instance_cache()
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("s3://no-such-bucket/store", "^s3://no-such-bucket/store: there is no such bucket; check the URL"),
+        ("s3://bucket/elsewhere", "^s3://bucket/elsewhere holds no prepared data"),
+        ("s3://no!bucket/store", "^s3://no!bucket/store can't be read .*; check the URL and the credentials$"),
+    ],
+)
+def test_what_is_not_there_is_one_sentence_at_once(url: str, said: str, server: S3Server, tmp_path: Path) -> None:
+    start = time.monotonic()
+    with pytest.raises(DataError, match=said):
+        Store.open(url, Cache(tmp_path))
+    assert time.monotonic() - start < 5
+
+
+def test_a_server_that_does_not_come_back_is_one_sentence_in_time(
+    server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store.open(URL, Cache(tmp_path, patience=2.0))
+    # A port where nobody listens.
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    S3FileSystem.clear_instance_cache()
+    store.pages._remotes.clear()  # type: ignore[attr-defined]
+    start = time.monotonic()
+    with pytest.raises(DataError, match=rf"^{URL} can't be read, after \d s of trying \(EndpointConnectionError: "):
+        store.pages.read([Span("ends-00000.bin", 0, 8)])
+    assert 1 < time.monotonic() - start < 6
+    S3FileSystem.clear_instance_cache()
+
+
+def test_damaged_objects_are_one_sentence_each(server: S3Server, folder: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged"
+    shutil.copytree(folder, damaged)
+    flip_bit(damaged / "values-00002.bin", PAGE + 1)
+    short = damaged / "values-00003.bin"
+    short.write_bytes(short.read_bytes()[: PAGE - 1])
+    S3FileSystem().put(f"{damaged}/", "s3://bucket/damaged/", recursive=True)
+    store = Store.open("s3://bucket/damaged", Cache(tmp_path / "cache"))
+    start = time.monotonic()
+    said = r"^s3://bucket/damaged/values-00002\.bin is damaged between bytes 1,048,576 and 2,097,152 \(its checksum"
+    with pytest.raises(DataError, match=said):
+        store.pages.read([Span("values-00002.bin", 0, PAGE + 9)])
+    with pytest.raises(DataError, match=r"values-00003\.bin is damaged between bytes 0 and 1,048,576 \(1,048,575 "):
+        store.pages.read([Span("values-00003.bin", 0, 9)])
+    with pytest.raises(DataError, match=r"^s3://bucket/damaged can't be read \(.*range is not satisfiable\)"):
+        store.pages.read([Span("values-00003.bin", PAGE, PAGE + 9)])
+    assert time.monotonic() - start < 5
