@@ -24,7 +24,7 @@ from stretto import (
     LSTM,
     Batches,
     Embedding,
-    Labelled,
+    LabelledItems,
     Layout,
     Linear,
     Position,
@@ -39,8 +39,8 @@ from stretto import (
 from timing import parse_quick, show
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from ranks import Ranks
-from stores import write_tokens
+from helpers.rank_pool import RankPool
+from helpers.stores import write_tokens
 
 BUDGET = 4096  # of a replica
 NUM_TOKENS, NUM_CLASSES = 1000, 10
@@ -72,7 +72,7 @@ class Balance:
 
 def balance(sequences: Sequences, replicas: int) -> Balance:
     """Count what each replica computes: its rows, padded to its longest."""
-    data = Batches(Labelled(sequences), replicas * BUDGET)
+    data = Batches(LabelledItems(sequences), replicas * BUDGET)
     shares = [data.share(index, replicas) for index in range(replicas)]
     position, real, computed = Position(), 0, 0
     above = []
@@ -82,7 +82,7 @@ def balance(sequences: Sequences, replicas: int) -> Balance:
         real += sum(int(part.sum()) for part in lengths)
         computed += int(steps.sum())
         above.append(steps.max() / steps.mean() - 1)
-        position = data.after(position)
+        position = data.next_position(position)
     return Balance(1 - real / computed, float(np.mean(above)), float(np.max(above)))
 
 
@@ -113,7 +113,9 @@ def sorted_batches(lengths: dict[tuple[int, int], int], rows: int, rank: int) ->
         yield from batches[rank : len(batches) // 2 * 2 : 2]
 
 
-def padded_windows(items: Labelled, batches: Iterator[Batch], lengths: dict[tuple[int, int], int]) -> Iterator[Window]:
+def padded_windows(
+    items: LabelledItems, batches: Iterator[Batch], lengths: dict[tuple[int, int], int]
+) -> Iterator[Window]:
     """Batches padded to their longest row."""
     for batch in batches:
         steps = torch.tensor([lengths[row] for row in batch])
@@ -127,7 +129,7 @@ def padded_windows(items: Labelled, batches: Iterator[Batch], lengths: dict[tupl
 def set_up(world: World, folder: Path, num_steps: int) -> None:
     """Make the three sides on this rank: the same model, engine and loss, other batches."""
     sequences = Sequences.open(folder)
-    items = Labelled(sequences)
+    items = LabelledItems(sequences)
     lengths = {
         (shard, number): int(length)
         for shard, size in enumerate(sequences.shard_sizes)
@@ -157,7 +159,7 @@ def _side(world: World, feed: Iterator[Window], num_steps: int) -> Callable[[], 
             optimizer.step()
             tokens += int(window.lengths.sum())
         # The slowest rank decides when a step is done, so all wait for it.
-        engine.add_up([0.0])
+        engine.mesh.barrier()
         return tokens, time.perf_counter() - started
 
     return turn
@@ -175,7 +177,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         sequences = write_store(Path(folder) / "store", count)
         found = balance(sequences, 8)
-        ranks = Ranks(2)
+        ranks = RankPool(2)
         ranks.run(set_up, Path(folder) / "store", num_steps)
         for index in track(range(rounds + 1), "taking turns", console=Console(stderr=True), transient=True):
             for name in names if index % 2 else reversed(names):

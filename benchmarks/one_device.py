@@ -1,4 +1,4 @@
-"""Trainer against the loop people write by hand (tests/hand_written.py): tokens/s on one device, interleaved.
+"""Trainer against the loop people write by hand (tests/helpers/reference_loop.py): tokens/s on one device, interleaved.
 
 python benchmarks/one_device.py [--quick]
 """
@@ -29,7 +29,7 @@ from stretto.store.vocabulary import Level
 from timing import WIKITEXT, parse_quick, show, take_turns
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-import hand_written
+from helpers import reference_loop
 
 LANES, WINDOW = 32, 64
 
@@ -52,9 +52,9 @@ def compare(level: Level, hidden: int, rounds: int) -> dict[str, float]:
         num_tokens = len(corpus.vocabulary)
         blocks = [Embedding(num_tokens, hidden), LSTM(hidden, hidden), LSTM(hidden, hidden), Linear(hidden, num_tokens)]
         stack = initialize(Stack(blocks), seed=1)
-        by_hand = hand_written.HandWritten(num_tokens, hidden, num_layers=2)
-        by_hand.take(stack.state_dict())
-        loop = iter(hand_written.train(by_hand, batches(corpus), lr=1e-3, clip=1.0))
+        by_hand = reference_loop.ReferenceModel(num_tokens, hidden, num_layers=2)
+        by_hand.load_weights(stack.state_dict())
+        loop = iter(reference_loop.train(by_hand, batches(corpus), lr=1e-3, clip=1.0))
         trainer = Trainer(make_engine(stack, TokenLoss()), Lanes(corpus, LANES, WINDOW), TrainConfig(epochs=100))
         return take_turns(level, {"trainer": trainer.advance, "loop": lambda: next(loop)}, rounds)
 

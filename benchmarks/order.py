@@ -18,11 +18,11 @@ from rich.console import Console
 from rich.progress import track
 
 from stretto import Position
-from stretto.store.pages import LocalPages, PagedFile, Span
-from stretto.store.sequences import Ints
-from stretto.store.writer import FileWriter
-from stretto.windows.order import Limits, Order
-from stretto.windows.pools import Pools
+from stretto.store.file_writer import FileWriter
+from stretto.store.pages import ByteRange, LocalPages, PagedFile
+from stretto.store.sequences import IntArray
+from stretto.windows.batch_order import BatchLimits, BatchOrder
+from stretto.windows.shuffle_pools import ShufflePools
 from timing import parse_quick, show
 
 SHARD = 1_000_000
@@ -37,9 +37,9 @@ class Index:
     pages: LocalPages
     shard_sizes: Sequence[int]
 
-    def lengths(self, shard: int, start: int, stop: int) -> Ints:
+    def lengths(self, shard: int, start: int, stop: int) -> IntArray:
         first = max(start - 1, 0)
-        ends = self.pages.read([Span(f"ends-{shard:05}.bin", 8 * first, 8 * stop)])[0].view("<u8").astype(np.int64)
+        ends = self.pages.read([ByteRange(f"ends-{shard:05}.bin", 8 * first, 8 * stop)])[0].view("<u8").astype(np.int64)
         return np.diff(ends if start else np.concatenate([[0], ends]))
 
 
@@ -58,12 +58,12 @@ def plan(folder: Path, files: list[PagedFile], num_batches: int) -> dict[str, fl
     """Plan batches as a rank does that starts here."""
     started = time.perf_counter()
     index = Index(LocalPages(folder, files), [SHARD] * len(files))
-    order = Order(Pools(index, 1, 64 * BUDGET // MEAN), Limits(BUDGET, 1 << 20))
+    order = BatchOrder(ShufflePools(index, 1, 64 * BUDGET // MEAN), BatchLimits(BUDGET, 1 << 20))
     position, rows = Position(), len(order.batch(Position()).lengths)
     first = time.perf_counter() - started
     started = time.perf_counter()
     for _ in track(range(num_batches), "planning", console=Console(stderr=True), transient=True):
-        position = order.after(position)
+        position = order.next_position(position)
         rows += len(order.batch(position).lengths)
     rate = num_batches / (time.perf_counter() - started)
     # In KiB on Linux, and in bytes on a Mac.

@@ -35,19 +35,19 @@ from stretto import (
     make_engine,
     prepare_text,
 )
-from stretto.measure.load import find_load
 from stretto.measure.profile import measure_profile
+from stretto.measure.workload import find_workload
 from stretto.plan.cluster import Cluster
-from stretto.plan.costs import Costs
-from stretto.plan.load import Load
+from stretto.plan.cost_model import CostModel
 from stretto.plan.predict import predict
 from stretto.plan.profile import Profile
 from stretto.plan.search import balance, find_plan
+from stretto.plan.workload import Workload
 from stretto.train.optimizer import make_optimizer
 from timing import WIKITEXT, show
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from ranks import Ranks
+from helpers.rank_pool import RankPool
 
 TRAIN = TrainConfig(steps=10**6)
 
@@ -106,7 +106,7 @@ def take_turn(world: World, corpus: Path, shape: Shape, layout: Layout, steps: i
         with torch.device("meta"):
             model = shape.model()
         engine = make_engine(model, TokenLoss(), layout, world, seed=1)
-        share = feed(corpus, shape).share(engine.mesh.replica, layout.replicas, layout.slices)
+        share = feed(corpus, shape).share(engine.mesh.replica, layout.replicas, layout.micro_batches)
         _TRAINERS[key] = Trainer(engine, share, TRAIN)
         _TRAINERS[key].advance()
     if world.size > 1:
@@ -119,10 +119,10 @@ def take_turn(world: World, corpus: Path, shape: Shape, layout: Layout, steps: i
     return statistics.median(times)
 
 
-def layouts_of(shape: Shape, profile: Profile, load: Load) -> list[Layout]:
+def layouts_of(shape: Shape, profile: Profile, workload: Workload) -> list[Layout]:
     """The layouts to compare, each with the blocks that the planner gives its stages."""
     return [
-        balance(profile, load, Cluster(4), Layout(replicas=replicas, stages=stages, chunks=chunks))
+        balance(profile, workload, Cluster(4), Layout(replicas=replicas, stages=stages, chunks=chunks))
         for replicas, stages, chunks in CUTS[shape.name]
     ]
 
@@ -150,16 +150,16 @@ class Row:
 def run_shape(shape: Shape, corpus: Path, rounds: int) -> tuple[list[Row], float]:
     """Predict and measure one shape; return its rows, and what the partition gains where a softmax is large."""
     Console(stderr=True).print(f"{shape.name}: measuring the profile")
-    ranks = {size: Ranks(size) for size in (1, 2, 4)}
+    ranks = {size: RankPool(size) for size in (1, 2, 4)}
     profile = ranks[4].run(measure, corpus, shape, seconds=300)[0]
-    load = find_load(feed(corpus, shape))
+    workload = find_workload(feed(corpus, shape))
     cluster = Cluster(4)
-    chosen = find_plan(profile, load, cluster).chosen.layout
-    layouts = layouts_of(shape, profile, load)
+    chosen = find_plan(profile, workload, cluster).chosen.layout
+    layouts = layouts_of(shape, profile, workload)
     if chosen not in layouts:
         layouts.append(chosen)
-    costs = Costs(profile)
-    predicted = [predict(costs, load, layout, cluster).seconds for layout in layouts]
+    costs = CostModel(profile)
+    predicted = [predict(costs, workload, layout, cluster).seconds for layout in layouts]
     measured = take_turns(ranks, corpus, shape, layouts, rounds, steps=max(1, round(0.6 / max(predicted))))
     gain = partition_gain(ranks, corpus, profile) if shape.name == "words" else 0.0
     for pool in ranks.values():
@@ -174,7 +174,7 @@ def run_shape(shape: Shape, corpus: Path, rounds: int) -> tuple[list[Row], float
 
 
 def take_turns(
-    ranks: dict[int, Ranks], corpus: Path, shape: Shape, layouts: list[Layout], rounds: int, steps: int
+    ranks: dict[int, RankPool], corpus: Path, shape: Shape, layouts: list[Layout], rounds: int, steps: int
 ) -> list[float]:
     """Let the layouts take turns; return the best seconds of each, because other work on the machine only adds time."""
     turns: list[list[float]] = [[] for _ in layouts]
@@ -188,10 +188,10 @@ def take_turns(
     return [min(found) for found in turns]
 
 
-def partition_gain(ranks: dict[int, Ranks], corpus: Path, profile: Profile) -> float:
+def partition_gain(ranks: dict[int, RankPool], corpus: Path, profile: Profile) -> float:
     """The measured partition over equal numbers of blocks: two stages, long windows, the same chunks for both."""
     cut = Layout(stages=2, chunks=8)
-    ours = balance(profile, find_load(feed(corpus, LONG)), Cluster(2), cut)
+    ours = balance(profile, find_workload(feed(corpus, LONG)), Cluster(2), cut)
     equal = cut.model_copy(update={"blocks": (3, 3)})
     found = take_turns(ranks, corpus, LONG, [ours, equal], 4, steps=1)
     print(f"{LONG.name}: blocks {ours.blocks} {found[0]:.2f} s, blocks {equal.blocks} {found[1]:.2f} s")

@@ -19,7 +19,7 @@ from stretto import LSTM, Embedding, Layout, Linear, Stack, TokenLoss, Window, W
 from timing import parse_quick, show
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from ranks import Ranks
+from helpers.rank_pool import RankPool
 
 ROWS, HIDDEN, CHUNKS = 4, 128, 25
 
@@ -79,7 +79,7 @@ def main() -> None:
     quick = parse_quick("Recomputation against a plain run, for a long window.")
     window, rounds = (4000, 3) if quick else (20_000, 5)
     sides = {"plain": Layout(), f"{CHUNKS} chunks, recomputed": Layout(chunks=CHUNKS, recompute=True)}
-    pools = {name: Ranks(1) for name in sides}
+    pools = {name: RankPool(1) for name in sides}
     turns: dict[str, list[Turn]] = {name: [] for name in sides}
     for index in track(range(rounds), "taking turns", console=Console(stderr=True), transient=True):
         for name in sides if index % 2 else reversed(sides):

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import track
 from safetensors.torch import save_file
 
-from stretto import LSTM, Checkpoints, Embedding, Linear, Stack, TokenLoss, TrainConfig, Trainer, make_engine
+from stretto import LSTM, CheckpointManager, Embedding, Linear, Stack, TokenLoss, TrainConfig, Trainer, make_engine
 from stretto.base.position import Position
 from stretto.base.task import Task
 from stretto.base.window import Window
@@ -29,7 +29,7 @@ ROWS, WINDOW, VOCABULARY = 16, 16, 256
 class Tokens:
     """Windows of random tokens without end, in lanes."""
 
-    is_carried = True
+    is_stateful = True
     num_windows = None
     bytes_per_token = None
     task = Task.language(VOCABULARY)
@@ -39,7 +39,7 @@ class Tokens:
     def share(self, index: int, count: int, least: int = 1) -> "Tokens":
         return self
 
-    def after(self, position: Position) -> Position:
+    def next_position(self, position: Position) -> Position:
         return Position(0, 0, position.index + 1)
 
     def fraction(self, position: Position) -> float:
@@ -54,7 +54,7 @@ class Tokens:
 def plain_save(trainer: Trainer, path: Path) -> float:
     """Save the same tensors by hand."""
     started = time.perf_counter()
-    save_file({piece.name: piece.tensor.detach().contiguous() for piece in trainer.snapshot().pieces}, path)
+    save_file({piece.name: piece.tensor.detach().contiguous() for piece in trainer.snapshot().shards}, path)
     with path.open("rb") as file:
         os.fsync(file.fileno())
     return time.perf_counter() - started
@@ -79,7 +79,10 @@ def main() -> None:
     blocked: list[float] = []
     whole: list[float] = []  # saves for which the run waited
     plain: list[float] = []
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as name, Checkpoints(Path(name) / "run", keep=1) as checkpoints:
+    with (
+        tempfile.TemporaryDirectory(dir=Path.cwd()) as name,
+        CheckpointManager(Path(name) / "run", keep=1) as checkpoints,
+    ):
         folder = Path(name)
         checkpoints.start()
         for _ in range(3):

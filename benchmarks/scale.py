@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from stretto.plan.advice import name
+from stretto.plan.advice import layout_name
 from stretto.plan.cluster import Cluster
-from stretto.plan.hardware import KNOWN, BlockShape, derive_profile
-from stretto.plan.load import Load
-from stretto.plan.profile import Kind, Link, Profile
+from stretto.plan.hardware import KNOWN_HARDWARE, BlockShape, derive_profile
+from stretto.plan.profile import BlockKind, Link, Profile
 from stretto.plan.search import Plan, find_plan
+from stretto.plan.workload import Workload
 from timing import show
 
 HIDDEN, LAYERS, WORDS, WINDOW = 4096, 8, 30_000, 256
@@ -37,8 +37,8 @@ def blocks() -> list[BlockShape]:
 
 def plan(device: str, devices: int, lanes: int, change: Callable[[Profile], Profile] = lambda profile: profile) -> Plan:
     """Plan so many devices, eight to a node."""
-    profile = change(derive_profile(KNOWN[device], blocks(), lanes, WINDOW))
-    return find_plan(profile, Load.of(lanes, WINDOW), Cluster(devices, max(1, devices // 8)))
+    profile = change(derive_profile(KNOWN_HARDWARE[device], blocks(), lanes, WINDOW))
+    return find_plan(profile, Workload.of(lanes, WINDOW), Cluster(devices, max(1, devices // 8)))
 
 
 def faster_network(profile: Profile) -> Profile:
@@ -76,20 +76,23 @@ def free_latency(profile: Profile) -> Profile:
     )
 
 
-def _free(kind: Kind) -> Kind:
+def _free(kind: BlockKind) -> BlockKind:
     points = tuple(point.model_copy(update={"forward": 0.0, "backward": 0.0}) for point in kind.points)
     return kind.model_copy(update={"points": points})
 
 
 def weights_on_chip(profile: Profile) -> Profile:
     """As if a recurrent layer kept its weights where it computes: a step waits for arithmetic and its own start."""
-    fast = replace(KNOWN["H100"], bandwidth=1e18)
+    fast = replace(KNOWN_HARDWARE["H100"], bandwidth=1e18)
     kept = derive_profile(fast, blocks(), STRONG_LANES, WINDOW)
     kinds = {
-        name: kind.model_copy(
-            update={"accumulate": profile.kinds[name].accumulate, "optimizer": profile.kinds[name].optimizer}
+        layout_name: kind.model_copy(
+            update={
+                "accumulate": profile.kinds[layout_name].accumulate,
+                "optimizer": profile.kinds[layout_name].optimizer,
+            }
         )
-        for name, kind in kept.kinds.items()
+        for layout_name, kind in kept.kinds.items()
     }
     return profile.model_copy(update={"kinds": kinds})
 
@@ -154,7 +157,7 @@ def main() -> None:
     rows, curves = [], {}
     slowest = 0.0
     figures = {}
-    for device in ["H100"] if options.quick else KNOWN:
+    for device in ["H100"] if options.quick else KNOWN_HARDWARE:
         for what in ("strong", "weak"):
             points = []
             for devices in SIZES:
@@ -171,7 +174,7 @@ def main() -> None:
                         what,
                         f"{devices:,}",
                         f"{lanes:,}",
-                        name(found.chosen),
+                        layout_name(found.chosen),
                         f"{found.chosen.seconds:.3f}",
                         f"{found.chosen.tokens_per_second / 1e6:,.2f}",
                         f"{gain:,.0f}",
@@ -184,7 +187,7 @@ def main() -> None:
     for label, lift in () if options.quick else LIFTS.items():
         found = plan("H100", 4096, STRONG_LANES, lift)
         gain = found.speed_up(found.chosen)
-        rows.append(["H100", label, "4,096", f"{STRONG_LANES:,}", name(found.chosen), f"{found.chosen.seconds:.4f}",
+        rows.append(["H100", label, "4,096", f"{STRONG_LANES:,}", layout_name(found.chosen), f"{found.chosen.seconds:.4f}",
                      f"{found.chosen.tokens_per_second / 1e6:,.2f}", f"{gain:,.0f}", f"{gain / 4096:.0%}",
                      f"{found.chosen.memory / 1e9:.0f}"])  # fmt: skip
         figures[label.replace(" ", "_")] = found.chosen.seconds

@@ -27,12 +27,12 @@ from stretto import LSTM, Layout, LocalEngine, LossSum, Stack, Window, World, in
 from stretto.engine.pipeline import PipelineEngine
 from stretto.plan.actions import Action
 from stretto.plan.draw import draw_svg, draw_text
-from stretto.plan.orders import order
-from stretto.plan.timeline import Span, Timeline, simulate
+from stretto.plan.schedule import stage_schedule
+from stretto.plan.timeline import TimedAction, Timeline, simulate
 from timing import show
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from ranks import Ranks
+from helpers.rank_pool import RankPool
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Turn:
 
     seconds: float
     cpu_seconds: float
-    spans: tuple[Span, ...] = ()
+    spans: tuple[TimedAction, ...] = ()
 
 
 Step = Callable[[], Any]
@@ -84,10 +84,10 @@ def stretto_step(world: World, shape: Shape, layout: Layout) -> Step:
     engine = make_engine(model(shape), plain_loss, layout, world)
     batch = window(shape, engine.mesh.replica, layout.replicas)
 
-    def step() -> list[Span]:
-        spans: list[Span] = []
+    def step() -> list[TimedAction]:
+        spans: list[TimedAction] = []
         if isinstance(engine, PipelineEngine):
-            engine.spans = spans
+            engine.recorded_actions = spans
         engine.step(batch, None, 0)
         return spans
 
@@ -125,15 +125,17 @@ class BatchFirst(nn.Module):
         return x.transpose(0, 1).contiguous()
 
 
-def torch_pipelining_step(world: World, shape: Shape, kind: str, num_slices: int) -> Step:
+def torch_pipelining_step(world: World, shape: Shape, kind: str, num_micro_batches: int) -> Step:
     half = shape.layers // 2
     stage = BatchFirst(model(shape)[half * world.rank : half * (world.rank + 1)])
     x, targets = (tensor.transpose(0, 1).contiguous() for tensor in data(shape))
     schedule_kind = ScheduleGPipe if kind == "GPipe" else Schedule1F1B
-    size = (shape.rows // num_slices, shape.window, shape.hidden)
+    size = (shape.rows // num_micro_batches, shape.window, shape.hidden)
     before, after = torch.empty(size, requires_grad=world.rank == 1), torch.empty(size, requires_grad=True)
     pipeline = PipelineStage(stage, world.rank, 2, torch.device("cpu"), input_args=before, output_args=after)
-    schedule = schedule_kind(pipeline, num_slices, loss_fn=lambda y, t: (y - t).square().sum(), scale_grads=False)
+    schedule = schedule_kind(
+        pipeline, num_micro_batches, loss_fn=lambda y, t: (y - t).square().sum(), scale_grads=False
+    )
 
     def step() -> None:
         stage.zero_grad()
@@ -195,16 +197,16 @@ class Side:
     copies: int = 1  # unconnected worlds that run at the same time
 
 
-def sides(shape: Shape, chunks: list[int], slices: list[int]) -> list[Side]:
+def sides(shape: Shape, chunks: list[int], micro_batches: list[int]) -> list[Side]:
     half = Shape(shape.layers, shape.hidden, shape.rows // 2, shape.window)
     best = chunks[1]
     return [
         Side("one device", 1, local_step, (shape,)),
         *(Side(f"2 stages, {n} chunks", 2, stretto_step, (shape, Layout(stages=2, chunks=n))) for n in chunks),
         *(
-            Side(f"torch {kind}, {n} slices", 2, torch_pipelining_step, (shape, kind, n))
+            Side(f"torch {kind}, {n} micro-batches", 2, torch_pipelining_step, (shape, kind, n))
             for kind in ("GPipe", "1F1B")
-            for n in slices
+            for n in micro_batches
         ),
         Side("2 replicas", 2, stretto_step, (shape, Layout(replicas=2))),
         Side("DDP by hand", 2, ddp_step, (shape,)),
@@ -214,13 +216,13 @@ def sides(shape: Shape, chunks: list[int], slices: list[int]) -> list[Side]:
 
 
 Turns = dict[str, list[list[Turn]]]
-Pools = dict[tuple[int, int], Ranks]
+RankPools = dict[tuple[int, int], RankPool]
 
 
-def start(listed: list[Side]) -> Pools:
+def start(listed: list[Side]) -> RankPools:
     """Start the worlds that the sides need."""
     worlds = {(side.size, copy) for side in listed for copy in range(side.copies)}
-    return {world: Ranks(world[0]) for world in worlds}
+    return {world: RankPool(world[0]) for world in worlds}
 
 
 def best_sides(listed: list[Side], turns: Turns) -> list[Side]:
@@ -238,7 +240,7 @@ def best_seconds(turns: list[list[Turn]]) -> float:
     return min(max(rank.seconds for rank in turn) for turn in turns)
 
 
-def measure(listed: list[Side], pools: Pools, rounds: int, before: Turns | None = None) -> Turns:
+def measure(listed: list[Side], pools: RankPools, rounds: int, before: Turns | None = None) -> Turns:
     """Let the sides take turns; return each side's turns, a list of all ranks' for each."""
     turns: Turns = {side.name: [] for side in listed} if before is None else before
     for index in track(range(rounds), "taking turns", console=Console(stderr=True), transient=True):
@@ -247,7 +249,7 @@ def measure(listed: list[Side], pools: Pools, rounds: int, before: Turns | None 
     return turns
 
 
-def _run_copies(side: Side, pools: list[Ranks]) -> list[Turn]:
+def _run_copies(side: Side, pools: list[RankPool]) -> list[Turn]:
     with ThreadPoolExecutor(len(pools)) as threads:
         found = threads.map(lambda pool: pool.run(take_turn, side.name, side.build, side.arguments, seconds=60), pools)
         return [turn for turns in found for turn in turns]
@@ -262,7 +264,7 @@ def simulated(turns: list[list[Turn]], num_chunks: int, link: float) -> tuple[Ti
         def cost(stage: int, action: Action, costs: dict[tuple[int, Action], float] = costs) -> float:
             return costs[stage, action]
 
-        orders = [order(stage, 2, 1, num_chunks) for stage in range(2)]
+        orders = [stage_schedule(stage, 2, 1, num_chunks) for stage in range(2)]
         timeline = simulate(orders, cost, lambda stage, action: link)
         ratios.append(timeline.seconds / max(rank.seconds for rank in turn))
     return timeline, statistics.median(ratios)
@@ -288,7 +290,7 @@ def main() -> None:
     best_chunks = min(chunks, key=lambda n: seconds[f"2 stages, {n} chunks"])
     best = f"2 stages, {best_chunks} chunks"
     best_torch = min(value for name, value in seconds.items() if name.startswith("torch"))
-    pair = Ranks(2)
+    pair = RankPool(2)
     link = pair.run(ping, shape.hidden * shape.rows * shape.window // best_chunks)[0]
     pair.close()
     timeline, ratio = simulated(turns[best], best_chunks, link)

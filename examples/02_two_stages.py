@@ -25,5 +25,5 @@ with stretto.world(layout.num_ranks) as world:
     share = train.share(engine.mesh.replica, layout.replicas)
 
     for report in stretto.Trainer(engine, share, stretto.TrainConfig(steps=100, lr=4e-3)):
-        if world.is_first and report.step % 20 == 0:
+        if world.is_rank_zero and report.step % 20 == 0:
             print(f"step {report.step}  loss {report.loss:.3f}  {report.tokens_per_second:,.0f} tokens/s")

@@ -16,13 +16,13 @@ if not Path("data/ett").exists():
     beside = Path(__file__).resolve().parents[2] / "shared" / "data" / "ett" / "ETTh1.csv"
     if not sys.argv[1:] and not beside.exists():
         sys.exit("give the path of ETTh1.csv, from the ETT datasets of zhouhaoyi/ETDataset on GitHub")
-    stretto.prepare_series(sys.argv[1:] or [beside], "data/ett", time="date", hold_out=0.2)
+    stretto.prepare_series(sys.argv[1:] or [beside], "data/ett", time="date", validation_fraction=0.2)
 train, valid = (stretto.Sequences.open(f"data/ett/{side}") for side in ("train", "valid"))
 
 # Asked is the difference to the day before: a network that says nothing repeats the last day.
-forecast = stretto.Forecast.of(train, horizon=24, season=24, targets=["OT"])
-stretches = stretto.Stretches(train, forecast, context=96, every_step=True)
-held_out = stretto.Stretches(valid, forecast, context=96)  # asked at the last step only
+forecast = stretto.Forecast.from_sequences(train, horizon=24, season=24, targets=["OT"])
+stretches = stretto.SlidingWindows(train, forecast, context=96, every_step=True)
+held_out = stretto.SlidingWindows(valid, forecast, context=96)  # asked at the last step only
 
 task = forecast.task
 model = stretto.Stack([stretto.LSTM(task.num_inputs, 64), stretto.Linear(64, task.num_outputs)])

@@ -37,21 +37,23 @@ with stretto.world() as world:
         model = stretto.Stack([stretto.Embedding(256, 128), stretto.GRU(128, 128), stretto.Linear(128, 4)])
     engine = stretto.make_engine(model, stretto.SequenceLoss(), layout, world, seed=1)
 
-    if world.is_first and not Path("data/brackets").exists():
+    if world.is_rank_zero and not Path("data/brackets").exists():
         Path("data").mkdir(exist_ok=True)
         write_texts(Path("data/brackets.jsonl"))
-        stretto.prepare_sequences("data/brackets.jsonl", "data/brackets", label="opens", hold_out=0.1)
-    engine.add_up([0.0])  # all wait here for the first
+        stretto.prepare_sequences("data/brackets.jsonl", "data/brackets", label="opens", validation_fraction=0.1)
+    engine.mesh.barrier()  # all wait here for the first
 
     # A row is asked for its label at its own last step. The budget counts steps, padding included, of all ranks.
-    train, valid = (stretto.Labelled(stretto.Sequences.open(f"data/brackets/{side}")) for side in ("train", "valid"))
+    train, valid = (
+        stretto.LabelledItems(stretto.Sequences.open(f"data/brackets/{side}")) for side in ("train", "valid")
+    )
     share = stretto.Batches(train, budget=4096).share(engine.mesh.replica, layout.replicas)
     config = stretto.TrainConfig(epochs=3, lr=1e-2, warmup=10)
 
     for report in stretto.Trainer(engine, share, config):
-        if world.is_first and report.step % 50 == 0:
+        if world.is_rank_zero and report.step % 50 == 0:
             print(f"step {report.step}  loss {report.loss:.4f}  {report.tokens} texts, {report.seconds * 1000:.0f} ms")
 
-    if world.is_first:
+    if world.is_rank_zero:
         wrong = stretto.evaluate(stretto.LocalEngine(engine.stack, mistakes), stretto.Batches(valid, budget=4096))
         print(f"held out: {1 - wrong.loss:.1%} of {wrong.tokens} texts right")

@@ -20,11 +20,11 @@ with stretto.world() as world:
         )
     loss = stretto.TokenLoss()
     layout = stretto.choose_layout(model, loss, train, world=world, optimizer=torch.optim.AdamW)
-    if world.is_first:
+    if world.is_rank_zero:
         print(f"chosen: {layout}")
 
     engine = stretto.make_engine(model, loss, layout, world, seed=1)
-    share = train.share(engine.mesh.replica, layout.replicas, layout.slices)
+    share = train.share(engine.mesh.replica, layout.replicas, layout.micro_batches)
     reports = list(stretto.Trainer(engine, share, stretto.TrainConfig(steps=60, lr=4e-3)))
-    if world.is_first:
+    if world.is_rank_zero:
         print(f"loss {reports[-1].loss:.3f} after {reports[-1].step} steps")

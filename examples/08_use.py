@@ -8,7 +8,7 @@ import torch
 import stretto
 
 trained = stretto.load("runs/first")
-vocabulary = trained.subject.vocabulary
+vocabulary = trained.data_spec.vocabulary
 assert vocabulary is not None
 
 print("".join(piece for (piece,) in stretto.generate(trained, "The import statement", 200, stretto.Sampling(0.7))))

@@ -1,8 +1,8 @@
 """docs/config.md, made from the config's own fields: `python tests/config_page.py > docs/config.md`."""
 
-from stretto.cli.options import metavar
+from stretto.cli.config_options import metavar
 from stretto.config.run import RunConfig
-from stretto.config.toml import section_of
+from stretto.config.toml import section_model
 
 HEAD = """# Config
 
@@ -16,7 +16,7 @@ def config_page() -> str:
     """Return the page."""
     lines = [HEAD]
     for section in RunConfig.model_fields:
-        model = section_of(section)
+        model = section_model(section)
         lines += [
             f"## [{section}]",
             "",

@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from faulty import Undisturbed
-from ranks import Pools
+from helpers.rank_pool import RankPools
+from helpers.train_process import ReferenceRuns
 from stretto import Corpus, prepare_text
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 
 
 @pytest.fixture(scope="module")
-def pools() -> Iterator[Pools]:
+def pools() -> Iterator[RankPools]:
     """Worlds for all tests of a file."""
-    started = Pools()
+    started = RankPools()
     yield started
     started.close()
 
@@ -69,5 +69,5 @@ def faults_data(wikitext: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.fixture(scope="session")
-def undisturbed(faults_data: Path) -> Undisturbed:
-    return Undisturbed(faults_data)
+def reference_runs(faults_data: Path) -> ReferenceRuns:
+    return ReferenceRuns(faults_data)

@@ -1,6 +1,6 @@
 """docs/errors.md, made from the mistakes that tests make: `python tests/errors_page.py > docs/errors.md`."""
 
-from mistakes import CHAPTERS, Mistake
+from helpers.error_catalog import ERROR_SECTIONS, ErrorCase
 
 HEAD = """# Errors
 
@@ -15,7 +15,7 @@ are as you will see them; `<...>` is what differs.
 | 1 | `stretto verify`: the layout does not compute what one rank computes | look at the first block that differs |
 | 1 | `stretto doctor`: something will not work | do what the sentences under its table say |
 | 2 | a mistake that you can mend: all errors but those below | mend it; the same again ends the same |
-| 75 | a rank was lost (`LostPeerError`), or the run was asked to leave (`LeftError`) | start it again: it goes on |
+| 75 | a rank was lost (`LostPeerError`), or the run was asked to leave (`PreemptedError`) | start it again: it goes on |
 | 76 | a newer start of the same run has gone on (`FencedError`) | nothing to do |
 | 130 | interrupted with Ctrl-C | start it again: it goes on from the newest checkpoint |
 | 141 | whoever read the output has gone, as `head` does | nothing to do |
@@ -27,22 +27,22 @@ torchrun ends with 1 whatever its ranks said; their own codes are in its report.
 def errors_page() -> str:
     """Return the page."""
     lines = [HEAD]
-    for chapter in CHAPTERS:
+    for chapter in ERROR_SECTIONS:
         lines += [f"## {chapter.title}", "", chapter.about, ""]
-        lines += [line for mistake in chapter.mistakes for line in _entry(mistake)]
+        lines += [line for mistake in chapter.cases for line in _entry(mistake)]
         lines.append("")
     return "\n".join(lines)
 
 
-def _entry(mistake: Mistake) -> list[str]:
+def _entry(mistake: ErrorCase) -> list[str]:
     # A sentence with a backtick in it needs two around it.
-    fence = "``" if "`" in mistake.says else "`"
-    pad = " " if fence == "``" and mistake.says.endswith("`") else ""
+    fence = "``" if "`" in mistake.message else "`"
+    pad = " " if fence == "``" and mistake.message.endswith("`") else ""
     code = "" if mistake.error.exit_code == 2 else f", exit code {mistake.error.exit_code}"
-    example = f" *Made by:* `{mistake.by}`" if isinstance(mistake.by, str) else ""
+    example = f" *Made trigger:* `{mistake.trigger}`" if isinstance(mistake.trigger, str) else ""
     return [
-        f"- {fence}{pad}{mistake.says}{pad}{fence} ({mistake.error.__name__}{code})<br>",
-        f"  {mistake.means} **Do:** {mistake.do}{example}",
+        f"- {fence}{pad}{mistake.message}{pad}{fence} ({mistake.error.__name__}{code})<br>",
+        f"  {mistake.meaning} **Do:** {mistake.remedy}{example}",
     ]
 
 

@@ -26,7 +26,7 @@ ROOMS = {
     "config": "Engines and layouts",
     "mesh": "Engines and layouts",
     "train": "Training and runs",
-    "checkpoint": "Checkpoints",
+    "checkpoint": "CheckpointManager",
     "serve": "Using a trained model",
     "plan": "Plans and profiles",
     "measure": "Plans and profiles",

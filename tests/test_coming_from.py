@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ranks import free_port
+from helpers.rank_pool import free_port
 
 ROOT = Path(__file__).parents[1]
 FILES = ROOT / "examples" / "coming_from"

@@ -8,25 +8,25 @@ from pathlib import Path
 import pytest
 
 from errors_page import errors_page
-from mishaps import furnish
-from mistakes import CHAPTERS, Mistake
+from helpers.error_catalog import ERROR_SECTIONS, ErrorCase
+from helpers.error_triggers import make_workspace
 from stretto import StrettoError
 from stretto.cli.main import main
 
-MISTAKES = [mistake for chapter in CHAPTERS for mistake in chapter.mistakes]
+ERROR_CASES = [mistake for chapter in ERROR_SECTIONS for mistake in chapter.cases]
 
 
 @pytest.fixture(scope="module")
-def furnished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("furnished")
-    furnish(folder)
+    make_workspace(folder)
     return folder
 
 
 @pytest.fixture
-def _here(furnished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _here(workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy that a mistake may spoil, as the working directory."""
-    monkeypatch.chdir(shutil.copytree(furnished, tmp_path / "here"))
+    monkeypatch.chdir(shutil.copytree(workspace, tmp_path / "here"))
 
 
 def pattern(says: str) -> str:
@@ -35,22 +35,22 @@ def pattern(says: str) -> str:
 
 
 @pytest.mark.usefixtures("_here")
-@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.says[:50])
-def test_the_mistake_is_answered_as_the_page_says(mistake: Mistake, capsys: pytest.CaptureFixture[str]) -> None:
-    if isinstance(mistake.by, str):
-        assert main(shlex.split(mistake.by)[1:]) == mistake.error.exit_code
+@pytest.mark.parametrize("mistake", ERROR_CASES, ids=lambda mistake: mistake.message[:50])
+def test_the_mistake_is_answered_as_the_page_says(mistake: ErrorCase, capsys: pytest.CaptureFixture[str]) -> None:
+    if isinstance(mistake.trigger, str):
+        assert main(shlex.split(mistake.trigger)[1:]) == mistake.error.exit_code
         (said,) = capsys.readouterr().err.splitlines()
-        assert re.fullmatch(f"stretto: error: {pattern(mistake.says)}", said), said
+        assert re.fullmatch(f"stretto: error: {pattern(mistake.message)}", said), said
         return
     with pytest.raises(StrettoError) as caught:
-        mistake.by()
-    assert re.fullmatch(pattern(mistake.says), str(caught.value)), str(caught.value)
+        mistake.trigger()
+    assert re.fullmatch(pattern(mistake.message), str(caught.value)), str(caught.value)
     assert isinstance(caught.value, mistake.error)
     assert caught.value.exit_code == mistake.error.exit_code
 
 
 def test_no_two_mistakes_are_answered_alike() -> None:
-    assert len({mistake.says for mistake in MISTAKES}) == len(MISTAKES) >= 60
+    assert len({mistake.message for mistake in ERROR_CASES}) == len(ERROR_CASES) >= 60
 
 
 def test_the_errors_page_is_made_from_the_mistakes() -> None:

@@ -86,7 +86,7 @@ def test_a_run_that_is_killed_moved_and_cut_off_ends_as_if_nothing_had_happened(
 def prepare_manual(folder: Path) -> None:
     """Python's own manual, as README's quickstart prepares it."""
     text = pydoc_data.topics.__file__
-    prepare = ["prepare", "text", text, "--out", "data/python", "--hold-out", "0.1"]
+    prepare = ["prepare", "text", text, "--out", "data/python", "--validation-fraction", "0.1"]
     run(folder, sys.executable, "-m", "stretto", *prepare)
 
 

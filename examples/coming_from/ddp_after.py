@@ -18,12 +18,12 @@ with stretto.world() as world:
         )
     engine = stretto.make_engine(model, stretto.TokenLoss(), layout, world, seed=1)
 
-    if world.is_first and not Path("data/texts").exists():
+    if world.is_rank_zero and not Path("data/texts").exists():
         stretto.prepare_sequences("texts.jsonl", "data/texts")
-    engine.add_up([0.0])  # all wait here for the first
+    engine.mesh.barrier()  # all wait here for the first
 
-    texts = stretto.Continued(stretto.Sequences.open("data/texts"))
+    texts = stretto.NextTokenItems(stretto.Sequences.open("data/texts"))
     data = stretto.Batches(texts, budget=2048).share(engine.replica, layout.replicas)
     for report in stretto.Trainer(engine, data, stretto.TrainConfig(epochs=2, lr=3e-3)):
-        if world.is_first and report.step % 5 == 0:
+        if world.is_rank_zero and report.step % 5 == 0:
             print(f"step {report.step}  loss {report.loss:.4f}  gradient norm {report.gradient_norm:.4f}")

@@ -47,14 +47,14 @@ with stretto.world() as world:
         lines = [json.dumps({"text": bytes(text.tolist()).decode()}) for text in texts]
         Path(folder, "texts.jsonl").write_text("\n".join(lines) + "\n")
         (store,) = stretto.prepare_sequences(f"{folder}/texts.jsonl", f"{folder}/texts")
-        layout = stretto.Layout(replicas=world.size, slices=2)
+        layout = stretto.Layout(replicas=world.size, micro_batches=2)
         engine = stretto.make_engine(stack, stretto.TokenLoss(), layout, world)
-        batches = stretto.Batches(stretto.Continued(store), budget=10**6).share(engine.replica, layout.replicas, 2)
+        batches = stretto.Batches(stretto.NextTokenItems(store), budget=10**6).share(engine.replica, layout.replicas, 2)
         outcome = engine.step(batches.read(stretto.Position()), None, key=0)
     # The engine leaves the gradient of the sum; the trainer divides it by the count over all ranks, once.
-    after = gradient(stack) / engine.add_up([float(outcome.count)])[0]
+    after = gradient(stack) / engine.all_reduce([float(outcome.count)])[0]
 
-    if world.is_first:
+    if world.is_rank_zero:
         for name, found in (("before", before), ("stretto", after)):
             off = (found - exact).norm() / exact.norm()
             print(f"{name}: norm {found.norm():.6f}, off by {off:.1e} of the gradient of one device {exact.norm():.6f}")

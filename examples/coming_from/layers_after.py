@@ -22,11 +22,11 @@ with stretto.world(layout.num_ranks) as world:
             tensor.copy_(start[f"{name}.{own.split('.')[-1]}"])
     engine = stretto.make_engine(model, stretto.TokenLoss(), layout, world)
 
-    if world.is_first and not Path("data/book").exists():
+    if world.is_rank_zero and not Path("data/book").exists():
         stretto.prepare_text(["book.txt"], "data/book")
-    engine.add_up([0.0])  # all wait here for the first
+    engine.mesh.barrier()  # all wait here for the first
 
     data = stretto.Lanes(stretto.Corpus.open("data/book"), lanes=16, window=64)
     for report in stretto.Trainer(engine, data, stretto.TrainConfig(lr=3e-3, schedule="constant")):
-        if world.is_first:
+        if world.is_rank_zero:
             print(f"step {report.step}  loss {report.loss:.5f}")

@@ -13,12 +13,12 @@ with stretto.world() as world:  # reads TF_CONFIG
     model = stretto.Stack([stretto.Embedding(256, 64), stretto.LSTM(64, 64), stretto.Linear(64, 256)])
     engine = stretto.make_engine(model, stretto.TokenLoss(), layout, world, seed=1)
 
-    if world.is_first and not Path("data/book").exists():
+    if world.is_rank_zero and not Path("data/book").exists():
         stretto.prepare_text(["book.txt"], "data/book")
-    engine.add_up([0.0])  # all wait here for the first
+    engine.mesh.barrier()  # all wait here for the first
 
     # Worker 0 has lanes 0 to 7, worker 1 lanes 8 to 15; each goes on where it was.
     data = stretto.Lanes(stretto.Corpus.open("data/book"), lanes=16, window=64).share(engine.replica, layout.replicas)
     for report in stretto.Trainer(engine, data, stretto.TrainConfig(lr=3e-3, schedule="constant")):
-        if world.is_first:
+        if world.is_rank_zero:
             print(f"step {report.step}  loss {report.loss:.5f}")

@@ -1,16 +1,28 @@
-from stretto.base.keys import derive
+from stretto.base.keys import derive_key
 
 
 def test_a_key_is_the_same_on_every_machine_and_for_ever() -> None:
     # Written down once: a change here changes every run's weights and masks.
-    assert derive(1, "step", 7) == 6889534592200868702
+    assert derive_key(1, "step", 7) == 6889534592200868702
 
 
 def test_parts_of_a_path_do_not_run_together() -> None:
-    assert len({derive(1, "a", "b"), derive(1, "a:b"), derive(1, "ab"), derive(1, 2), derive(1, "2"), derive(12)}) == 6
+    assert (
+        len(
+            {
+                derive_key(1, "a", "b"),
+                derive_key(1, "a:b"),
+                derive_key(1, "ab"),
+                derive_key(1, 2),
+                derive_key(1, "2"),
+                derive_key(12),
+            }
+        )
+        == 6
+    )
 
 
 def test_neighbouring_places_have_keys_of_their_own() -> None:
-    keys = {derive(seed, name, index) for seed in range(10) for name in ("a", "b") for index in range(50)}
+    keys = {derive_key(seed, name, index) for seed in range(10) for name in ("a", "b") for index in range(50)}
     assert len(keys) == 1000
     assert all(0 <= key < 2**63 for key in keys)

@@ -56,7 +56,7 @@ def test_masks_differ_between_steps_blocks_and_lanes(kind: type[Dropout | Locked
     rows = Rows.of(2, key=3)
     first, _ = block(x, block.begin(rows))
     another_step, _ = block(x, block.begin(Rows.of(2, key=4)))
-    another_block, _ = block(x, block.begin(rows.below(1)))
+    another_block, _ = block(x, block.begin(rows.for_block(1)))
     assert not torch.equal(first, another_step)
     assert not torch.equal(first, another_block)
     assert not torch.equal(first[:, 0], first[:, 1])

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import oracle
+from helpers import reference_cells
 from stretto import GRU, LSTM, Rows, State
 
 STEPS, BATCH, IN, HIDDEN = 7, 3, 5, 6
@@ -35,7 +35,7 @@ def test_lstm_equals_the_oracle_and_torch(num_layers: int, projection: int) -> N
 
     expected, hs, cs = x, [], []
     for layer in range(num_layers):
-        expected, h_layer, c_layer = oracle.lstm(
+        expected, h_layer, c_layer = reference_cells.lstm(
             expected, h[:, layer], c[:, layer], dict(block.cell.named_parameters()), layer
         )
         hs.append(h_layer)
@@ -56,7 +56,7 @@ def test_gru_equals_the_oracle_and_torch(num_layers: int) -> None:
 
     expected, hs = x, []
     for layer in range(num_layers):
-        expected, h_layer = oracle.gru(expected, h[:, layer], dict(block.cell.named_parameters()), layer)
+        expected, h_layer = reference_cells.gru(expected, h[:, layer], dict(block.cell.named_parameters()), layer)
         hs.append(h_layer)
     by_oracle = [expected, torch.stack(hs, dim=1)]
     assert_equal([y, h_after], by_oracle)

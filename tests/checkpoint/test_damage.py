@@ -11,41 +11,44 @@ import pytest
 import torch
 
 from stretto import (
-    Checkpoints,
+    Checkpoint,
+    CheckpointManager,
     ConfigError,
     Corpus,
     DataError,
     Run,
-    Saved,
     Snapshot,
     StrettoError,
-    find_saved,
+    find_checkpoint,
     load,
 )
-from stretto.base.sealed import dump_sealed, load_sealed
-from stretto.checkpoint.manifest import MANIFEST, Facts
-from stretto.checkpoint.pieces import Piece
+from stretto.base.checksummed_json import dump_with_checksum, load_with_checksum
+from stretto.checkpoint.manifest import MANIFEST, TrainingState
+from stretto.checkpoint.shards import TensorShard
 from stretto.config.toml import parse_config
 
 SHARD = "shard-00001-model-00001-of-00001.safetensors"
 
 
-def facts(step: int) -> Facts:
-    return Facts(step=step, seed=1, optimizer="sgd", epoch=0, pool=0, index=step, progress=0.5)
+def training_state(step: int) -> TrainingState:
+    return TrainingState(step=step, seed=1, optimizer="sgd", epoch=0, pool=0, index=step, progress=0.5)
 
 
 def save_two(folder: Path) -> None:
-    with Checkpoints(folder) as checkpoints:
+    with CheckpointManager(folder) as checkpoints:
         checkpoints.start()
         for step in (1, 2):
-            pieces = [Piece("weights.w", torch.full((20, 30), float(step))), Piece("lanes.0.0", torch.ones(4, 3))]
-            checkpoints.save(Snapshot(facts(step), pieces, files={"subject.json": b'{"a": 1}'}), wait=True)
+            shards = [
+                TensorShard("weights.w", torch.full((20, 30), float(step))),
+                TensorShard("lanes.0.0", torch.ones(4, 3)),
+            ]
+            checkpoints.save(Snapshot(training_state(step), shards, files={"data_spec.json": b'{"a": 1}'}), wait=True)
 
 
-def read_all(saved: Saved) -> torch.Tensor:
+def read_all(saved: Checkpoint) -> torch.Tensor:
     tensor = torch.zeros(20, 30)
-    saved.read([Piece("weights.w", tensor), Piece("lanes.0.0", torch.zeros(4, 3))])
-    saved.read_file("subject.json")
+    saved.read([TensorShard("weights.w", tensor), TensorShard("lanes.0.0", torch.zeros(4, 3))])
+    saved.read_file("data_spec.json")
     return tensor
 
 
@@ -65,14 +68,14 @@ def truncate(path: Path, place: float) -> None:
 
 @pytest.mark.parametrize("spoil", [flip, truncate])
 @pytest.mark.parametrize("place", [0.0, 0.3, 0.77, 1.0])
-@pytest.mark.parametrize("name", [MANIFEST, SHARD, "subject.json", "claim"])
+@pytest.mark.parametrize("name", [MANIFEST, SHARD, "data_spec.json", "claim"])
 def test_a_flipped_bit_or_a_lost_end_is_refused_by_name(
     name: str, place: float, spoil: Callable[[Path, float], None], tmp_path: Path
 ) -> None:
     save_two(tmp_path)
     path = newest(tmp_path) / name if name != "claim" else tmp_path / "generations" / "000000001.json"
     spoil(path, place)
-    with pytest.raises(DataError, match=path.name), Checkpoints(tmp_path) as checkpoints:
+    with pytest.raises(DataError, match=path.name), CheckpointManager(tmp_path) as checkpoints:
         saved = checkpoints.start()
         assert saved is not None
         read_all(saved)
@@ -81,25 +84,25 @@ def test_a_flipped_bit_or_a_lost_end_is_refused_by_name(
 def test_the_one_before_is_used_only_when_asked_for(tmp_path: Path) -> None:
     save_two(tmp_path)
     flip(newest(tmp_path) / SHARD, 0.9)
-    with Checkpoints(tmp_path) as checkpoints:
+    with CheckpointManager(tmp_path) as checkpoints:
         saved = checkpoints.start()
         assert saved is not None and saved.name == newest(tmp_path).name
         with pytest.raises(DataError, match=r"resume from another checkpoint with --resume PATH"):
             read_all(saved)
-    with Checkpoints(tmp_path) as checkpoints:
+    with CheckpointManager(tmp_path) as checkpoints:
         saved = checkpoints.start(tmp_path / "step-000000001-g1")
         assert saved is not None
         assert torch.equal(read_all(saved), torch.ones(20, 30))
         # From now on the run's line goes through the one that was asked for.
-        checkpoints.save(Snapshot(facts(7), [Piece("weights.w", torch.zeros(1))]), wait=True)
-    assert find_saved(tmp_path).manifest.facts.step == 7
+        checkpoints.save(Snapshot(training_state(7), [TensorShard("weights.w", torch.zeros(1))]), wait=True)
+    assert find_checkpoint(tmp_path).manifest.training_state.step == 7
 
 
 def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
     save_two(tmp_path)
     (newest(tmp_path) / SHARD).unlink()
     with pytest.raises(DataError, match=f"{SHARD} is damaged .it is missing."):
-        read_all(find_saved(tmp_path))
+        read_all(find_checkpoint(tmp_path))
 
 
 class Bomb:
@@ -112,22 +115,22 @@ class Bomb:
         return (os.mkdir, (str(self.marker),))
 
 
-@pytest.mark.parametrize("name", [MANIFEST, SHARD, "subject.json", "claim"])
+@pytest.mark.parametrize("name", [MANIFEST, SHARD, "data_spec.json", "claim"])
 def test_a_pickle_is_never_unpickled(name: str, tmp_path: Path) -> None:
     save_two(tmp_path / "run")
     marker = tmp_path / "marker"
     path = newest(tmp_path / "run") / name if name != "claim" else tmp_path / "run" / "generations" / "000000001.json"
     for content in (pickle.dumps(Bomb(marker)), _torch_file(tmp_path, marker)):
         path.write_bytes(content)
-        if name in (SHARD, "subject.json"):
+        if name in (SHARD, "data_spec.json"):
             # Its maker knows how to write a digest.
             _forge(newest(tmp_path / "run"), lambda tree: None)
-        if name == "subject.json":
-            content = find_saved(tmp_path / "run").read_file(name) or b""
+        if name == "data_spec.json":
+            content = find_checkpoint(tmp_path / "run").read_file(name) or b""
             assert isinstance(content, bytes), "bytes, for a reader of JSON"
         else:
             with pytest.raises(DataError):
-                read_all(find_saved(tmp_path / "run"))
+                read_all(find_checkpoint(tmp_path / "run"))
         with pytest.raises(StrettoError):
             load(tmp_path / "run")
         assert not marker.exists()
@@ -146,12 +149,12 @@ def _forge(folder: Path, change: Callable[[dict[str, object]], None]) -> None:
     import hashlib
 
     path = folder / MANIFEST
-    tree = load_sealed(path.read_bytes())
+    tree = load_with_checksum(path.read_bytes())
     for file in tree["files"]:
         content = (folder / file["name"]).read_bytes()
         file["num_bytes"], file["sha256"] = len(content), hashlib.sha256(content).hexdigest()
     change(tree)
-    path.write_bytes(dump_sealed(tree))
+    path.write_bytes(dump_with_checksum(tree))
 
 
 @pytest.mark.parametrize(
@@ -168,17 +171,17 @@ def test_a_manifest_may_name_only_files_of_its_own_folder(name: str, tmp_path: P
 
     _forge(newest(tmp_path), rename)
     with pytest.raises(DataError, match=f"{MANIFEST} is damaged .*don't trust it"):
-        find_saved(tmp_path)
+        find_checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize("name", [MANIFEST, SHARD, "subject.json"])
+@pytest.mark.parametrize("name", [MANIFEST, SHARD, "data_spec.json"])
 def test_symbolic_links_are_not_followed(name: str, tmp_path: Path) -> None:
     save_two(tmp_path / "run")
     path = newest(tmp_path / "run") / name
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(DataError, match=f"{name} leads elsewhere by a symbolic link; don't trust it"):
-        read_all(find_saved(tmp_path / "run"))
+        read_all(find_checkpoint(tmp_path / "run"))
 
 
 def test_a_folder_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
@@ -186,7 +189,7 @@ def test_a_folder_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     newest(tmp_path / "run").rename(tmp_path / "elsewhere")
     newest(tmp_path / "run").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(DataError, match="leads elsewhere by a symbolic link"):
-        read_all(find_saved(tmp_path / "run"))
+        read_all(find_checkpoint(tmp_path / "run"))
 
 
 @pytest.mark.parametrize(
@@ -209,12 +212,12 @@ def test_absurd_shapes_are_refused_before_memory_is_asked_for(field: str, value:
     def change(tree: dict[str, object]) -> None:
         files = tree["files"]
         assert isinstance(files, list)
-        shard = next(file for file in files if file["parts"])
-        shard["parts"][0][field] = value
+        shard = next(file for file in files if file["shards"])
+        shard["shards"][0][field] = value
 
     _forge(newest(tmp_path), change)
     with pytest.raises(DataError, match=f"{MANIFEST} is damaged"):
-        find_saved(tmp_path)
+        find_checkpoint(tmp_path)
 
 
 def _safetensors(header: dict[str, object] | bytes, length: int | None = None, body: bytes = b"") -> bytes:
@@ -244,12 +247,12 @@ def test_shards_with_absurd_headers_are_refused(content: bytes, tmp_path: Path) 
         files = tree["files"]
         assert isinstance(files, list)
         for file in files:
-            if sum(4 * 600 + 4 * 12 for _ in file["parts"]) > file["num_bytes"]:
-                file["parts"] = [part for part in file["parts"] if part["name"] == "weights.w"]
+            if sum(4 * 600 + 4 * 12 for _ in file["shards"]) > file["num_bytes"]:
+                file["shards"] = [part for part in file["shards"] if part["name"] == "weights.w"]
 
     _forge(newest(tmp_path), shrink)
     with pytest.raises(DataError):
-        read_all(find_saved(tmp_path))
+        read_all(find_checkpoint(tmp_path))
 
 
 def test_a_manifest_that_is_no_manifest_is_refused(tmp_path: Path) -> None:
@@ -258,7 +261,7 @@ def test_a_manifest_that_is_no_manifest_is_refused(tmp_path: Path) -> None:
     for content in (b"", b"{}", b"[]", b"null", b"[" * 200_000, b"\xff\xfe", json.dumps({"sha256": "0"}).encode()):
         path.write_bytes(content)
         with pytest.raises(DataError, match=f"{MANIFEST} is damaged"):
-            find_saved(tmp_path)
+            find_checkpoint(tmp_path)
 
 
 def test_parts_that_overlap_and_leave_a_gap_are_not_whole(tmp_path: Path) -> None:
@@ -267,13 +270,13 @@ def test_parts_that_overlap_and_leave_a_gap_are_not_whole(tmp_path: Path) -> Non
     def shift(tree: dict[str, object]) -> None:
         files = tree["files"]
         assert isinstance(files, list)
-        part = next(part for file in files for part in file["parts"] if part["name"] == "lanes.0.0")
+        part = next(part for file in files for part in file["shards"] if part["name"] == "lanes.0.0")
         part["first"], part["num_rows"] = 4, 8
 
     _forge(newest(tmp_path), shift)
-    saved = find_saved(tmp_path)
+    saved = find_checkpoint(tmp_path)
     with pytest.raises(DataError, match=r"parts of lanes\.0\.0 are missing or there twice"):
-        saved.read([Piece("lanes.0.0", torch.zeros(8, 3))])
+        saved.read([TensorShard("lanes.0.0", torch.zeros(8, 3))])
 
 
 def test_code_that_a_checkpoint_names_is_not_run(byte_corpus: Corpus, tmp_path: Path) -> None:
@@ -287,14 +290,14 @@ def test_code_that_a_checkpoint_names_is_not_run(byte_corpus: Corpus, tmp_path: 
     )
     list(Run(config).events())
     (tmp_path / "run" / "weights.safetensors").unlink()
-    folder = Path(find_saved(tmp_path / "run").where)
+    folder = Path(find_checkpoint(tmp_path / "run").location)
     marker = tmp_path / "marker"
     (folder / "evil.py").write_text(f"import os\nos.mkdir({str(marker)!r})\nmodel = None\n")
 
     def name_code(tree: dict[str, object]) -> None:
-        about = tree["about"]
-        assert isinstance(about, dict)
-        about["config"]["model"]["factory"] = f"{folder / 'evil.py'}:model"
+        run_info = tree["run_info"]
+        assert isinstance(run_info, dict)
+        run_info["config"]["model"]["factory"] = f"{folder / 'evil.py'}:model"
 
     _forge(folder, name_code)
     with pytest.raises(ConfigError, match="runs code of its own"):
@@ -302,9 +305,9 @@ def test_code_that_a_checkpoint_names_is_not_run(byte_corpus: Corpus, tmp_path: 
     assert not marker.exists()
 
     def widen(tree: dict[str, object]) -> None:
-        about = tree["about"]
-        assert isinstance(about, dict)
-        about["config"]["model"] |= {"factory": None, "hidden": 2_000_000}
+        run_info = tree["run_info"]
+        assert isinstance(run_info, dict)
+        run_info["config"]["model"] |= {"factory": None, "hidden": 2_000_000}
 
     _forge(folder, widen)
     with pytest.raises(ConfigError, match=r"of \[256, 2000000\], but .* has it as \[256, 8\]"):
@@ -317,4 +320,4 @@ def test_a_pipe_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:
         (newest(tmp_path) / name).unlink()
         os.mkfifo(newest(tmp_path) / name)
         with pytest.raises(DataError):
-            read_all(find_saved(tmp_path))
+            read_all(find_checkpoint(tmp_path))

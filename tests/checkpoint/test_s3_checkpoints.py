@@ -9,11 +9,11 @@ import pytest
 import torch
 from s3fs import S3FileSystem
 
-from s3 import S3Server, s3_server
-from stretto import Checkpoints, Corpus, DataError, FencedError, Run, Snapshot, StepReport, find_saved, load
-from stretto.checkpoint.manifest import Facts
-from stretto.checkpoint.pieces import Piece
-from stretto.checkpoint.saved import complete_names
+from helpers.s3_server import S3Server, s3_server
+from stretto import CheckpointManager, Corpus, DataError, FencedError, Run, Snapshot, StepReport, find_checkpoint, load
+from stretto.checkpoint.checkpoint import complete_checkpoint_names
+from stretto.checkpoint.manifest import TrainingState
+from stretto.checkpoint.shards import TensorShard
 from stretto.checkpoint.storage import RemoteStorage
 from stretto.config.toml import parse_config
 from stretto.train.run import EvaluationReport
@@ -33,8 +33,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 
 def snapshot(step: int) -> Snapshot:
-    facts = Facts(step=step, seed=1, optimizer="sgd", epoch=0, pool=0, index=step, progress=0.5)
-    return Snapshot(facts, [Piece("weights.w", torch.full((50, 40), float(step)))], files={"subject.json": b"{}"})
+    training_state = TrainingState(step=step, seed=1, optimizer="sgd", epoch=0, pool=0, index=step, progress=0.5)
+    return Snapshot(
+        training_state, [TensorShard("weights.w", torch.full((50, 40), float(step)))], files={"data_spec.json": b"{}"}
+    )
 
 
 def test_a_name_is_created_once_whoever_is_first(server: S3Server) -> None:
@@ -56,30 +58,30 @@ def test_a_name_is_created_once_whoever_is_first(server: S3Server) -> None:
 
 def test_checkpoints_are_kept_fenced_and_read_back(server: S3Server) -> None:
     url = "s3://bucket/kept"
-    old = Checkpoints(url, keep=2)
+    old = CheckpointManager(url, keep=2)
     assert old.start() is None
     for step in (1, 2, 3):
         old.save(snapshot(step), wait=True)
-    assert [name.step for name in complete_names(RemoteStorage(url, 10))] == [2, 3]
-    with Checkpoints(url) as new:
+    assert [name.step for name in complete_checkpoint_names(RemoteStorage(url, 10))] == [2, 3]
+    with CheckpointManager(url) as new:
         saved = new.start()
-        assert saved is not None and saved.manifest.facts.step == 3
+        assert saved is not None and saved.manifest.training_state.step == 3
         tensor = torch.zeros(20, 40)
-        saved.read([Piece("weights.w", tensor, 30, 50)])
-        assert tensor.eq(3).all() and saved.read_file("subject.json") == b"{}"
+        saved.read([TensorShard("weights.w", tensor, 30, 50)])
+        assert tensor.eq(3).all() and saved.read_file("data_spec.json") == b"{}"
         with pytest.raises(FencedError, match="generation 2 of this run has gone on"):
             old.save(snapshot(4), wait=True)
         new.save(snapshot(4), wait=True)
-    assert find_saved(url).name == "step-000000004-g2"
-    assert find_saved(f"{url}/step-000000003-g1").manifest.facts.step == 3
+    assert find_checkpoint(url).name == "step-000000004-g2"
+    assert find_checkpoint(f"{url}/step-000000003-g1").manifest.training_state.step == 3
 
 
 def test_damage_is_named(server: S3Server) -> None:
     url = "s3://bucket/damaged"
-    with Checkpoints(url) as checkpoints:
+    with CheckpointManager(url) as checkpoints:
         checkpoints.start()
         checkpoints.save(snapshot(1), wait=True)
-    saved = find_saved(url)
+    saved = find_checkpoint(url)
     shard = saved.manifest.files[0].name
     filesystem = S3FileSystem()
     path = f"bucket/damaged/{saved.name}/{shard}"
@@ -87,14 +89,14 @@ def test_damage_is_named(server: S3Server) -> None:
     content[-1] ^= 1
     filesystem.pipe_file(path, bytes(content))
     with pytest.raises(DataError, match=f"{shard} is damaged .its digest is another"):
-        saved.read([Piece("weights.w", torch.zeros(50, 40))])
+        saved.read([TensorShard("weights.w", torch.zeros(50, 40))])
     filesystem.rm_file(path)
     with pytest.raises(DataError, match=f"{shard} is damaged .it is missing"):
-        saved.read([Piece("weights.w", torch.zeros(50, 40))])
+        saved.read([TensorShard("weights.w", torch.zeros(50, 40))])
 
 
 def test_a_server_that_is_away_while_a_step_is_saved_is_waited_for(server: S3Server) -> None:
-    with Checkpoints("s3://bucket/away", patience=60) as checkpoints:
+    with CheckpointManager("s3://bucket/away", retry_seconds=60) as checkpoints:
         checkpoints.start()
         checkpoints.save(snapshot(1), wait=True)
         server.stop()
@@ -102,7 +104,7 @@ def test_a_server_that_is_away_while_a_step_is_saved_is_waited_for(server: S3Ser
         started = time.monotonic()
         checkpoints.save(snapshot(2), wait=True)
         assert time.monotonic() - started > 3
-    assert find_saved("s3://bucket/away").manifest.facts.step == 2
+    assert find_checkpoint("s3://bucket/away").manifest.training_state.step == 2
 
 
 def test_a_run_goes_on_from_object_storage_in_an_empty_folder(

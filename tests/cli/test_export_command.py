@@ -7,7 +7,7 @@ import onnx
 import pytest
 import torch
 
-from stacks import run_stack
+from helpers.random_stacks import run_stack
 from stretto import from_torch, load
 from stretto.cli.main import main
 
@@ -31,7 +31,7 @@ def test_a_run_is_exported_as_onnx_with_its_vocabulary(trained: Path, capsys: py
     assert "x, state.2.h, state.2.c, state.4.h, state.4.c" in said
     assert "checked with onnxruntime: equal to torch to" in said
     found = {entry.key: json.loads(entry.value) for entry in onnx.load(trained / "model.onnx").metadata_props[1:]}
-    assert found["stretto.task"]["asks"] == "tokens"
+    assert found["stretto.task"]["targets"] == "tokens"
     assert "stretto" in found["stretto.vocabulary"]["symbols"]
 
 

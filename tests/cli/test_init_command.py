@@ -70,7 +70,7 @@ def test_held_out_files_are_prepared_like_the_others() -> None:
 
 
 def test_the_next_commands_can_be_pasted_and_have_something_to_do(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["init", "book.txt", "--out", "my run.toml", "--hold-out", "0"]) == 0
+    assert main(["init", "book.txt", "--out", "my run.toml", "--validation-fraction", "0"]) == 0
     said = capsys.readouterr().out
     assert "  stretto train 'my run.toml'" in said and "stretto predict" not in said
     assert "stretto train 'my run.toml'" in Path("my run.toml").read_text()
@@ -104,10 +104,13 @@ def test_what_is_said_to_be_held_out_goes_before_names(capsys: pytest.CaptureFix
         (["waves.jsonl", "--horizon", "3"], "--horizon is for a forecast, not for the label 'kind'; say --no-label"),
         (["load.csv", "--season", "-1"], "--season=-1 should be 0 or more; leave it out"),
         (["load.csv", "--horizon", "0"], "--horizon=0 should be 1 or more; leave it out"),
-        (["book.txt", "--as", "series"], "--as=series needs records, and book.txt is text"),
+        (["book.txt", "--kind", "series"], "--kind=series needs records, and book.txt is text"),
         (["book.txt", "--out", "no/run.toml"], "the folder no is not there"),
         (["book.txt", "--name", "../x"], "--name=../x can't name a folder"),
-        (["book.txt", "--valid", "reviews.jsonl", "--hold-out", "0.1"], "--hold-out=0.1 has no meaning beside --valid"),
+        (
+            ["book.txt", "--valid", "reviews.jsonl", "--validation-fraction", "0.1"],
+            "--validation-fraction=0.1 has no meaning beside --valid",
+        ),
         (["book.txt", "--valid", "gone.txt"], "--valid: gone.txt is not there; give the path of a file or a folder"),
         (["reviews.jsonl", "--valid", "book.txt"], "--valid=book.txt is text, and what is trained on is jsonl"),
         (["reviews.jsonl", "--label", "mod"], "--label=mod is not in reviews.jsonl; its fields are id, text, mood"),

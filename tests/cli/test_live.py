@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from stretto import Evaluation, PlanReport, RanksReport, SaveReport, StepReport
+from stretto import Evaluation, PlanReport, RankReport, SaveReport, StepReport
 from stretto.cli.main import main
-from stretto.cli.views.live import LiveView
-from stretto.cli.views.training import _figures
+from stretto.cli.views.live_view import LiveView
+from stretto.cli.views.training_view import _figures
 
 
 def full_view(num_ranks: int = 2, num_steps: int | None = 2000, loss: float = 2.5, skipped: int = 3) -> LiveView:
@@ -27,13 +27,13 @@ def full_view(num_ranks: int = 2, num_steps: int | None = 2000, loss: float = 2.
     view = LiveView(num_steps, "tokens", restarts=1)
     for step in range(1, 31):
         report = StepReport(step, 1, loss + 1 / step, 1024, 0.4, 1e-3, 0.01, 0.2, 0.01, skipped, 0.25)
-        view.take_step(report, step / 2000)
+        view.update_step(report, step / 2000)
     parts = [0.2 - 0.02 * rank / num_ranks for rank in range(num_ranks)]
     memory = tuple(10**8 * (rank + 1) for rank in range(num_ranks))
-    view.take_ranks(RanksReport(30, 0.25, tuple(parts), tuple(0.25 - part for part in parts), memory))
-    view.take_evaluation(20, Evaluation(250.0, 100, 4.0))
-    view.take_save(SaveReport(30, "runs/one", 12_345_678, 0.1, 0.5))
-    view.take_plan(PlanReport(23, 0.2, 0.22))
+    view.update_ranks(RankReport(30, 0.25, tuple(parts), tuple(0.25 - part for part in parts), memory))
+    view.update_evaluation(20, Evaluation(250.0, 100, 4.0))
+    view.update_save(SaveReport(30, "runs/one", 12_345_678, 0.1, 0.5))
+    view.update_plan(PlanReport(23, 0.2, 0.22))
     return view
 
 
@@ -87,7 +87,7 @@ def test_plain_lines_tell_of_padding_and_bubble_where_there_are_any() -> None:
     def line(padding: float, busy: tuple[float, ...]) -> str:
         report = StepReport(30, 1, 2.5, 1024, 0.4, 1e-3, 0.01, 0.2, 0.01, 0, padding)
         waiting = tuple(0.22 - part for part in busy)
-        return _figures([report], RanksReport(30, 0.22, busy, waiting, (0,) * len(busy)), "tokens")
+        return _figures([report], RankReport(30, 0.22, busy, waiting, (0,) * len(busy)), "tokens")
 
     assert line(0.0, (0.22,)) == "loss 2.5000  4,655 tokens/s  norm 0.40  lr 1.00e-03"
     assert line(0.25, (0.22, 0.11)) == f"{line(0.0, (0.22,))}  padding 25%  bubble 25%"
@@ -132,7 +132,7 @@ def test_a_run_in_a_terminal_leaves_its_last_frame_and_nothing_else(
     width: int, height: int, layout: list[str], text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["prepare", "text", str(text_file), "--out", "data", "--hold-out", "0.2"]) == 0
+    assert main(["prepare", "text", str(text_file), "--out", "data", "--validation-fraction", "0.2"]) == 0
     (tmp_path / "run.toml").write_text(
         '[data]\ntrain = "data/train"\nvalid = "data/valid"\nlanes = 8\nwindow = 20\n[model]\nhidden = 16\n'
         '[train]\nsteps = 20\n[run]\nfolder = "runs/one"\neval_every = 10\n[save]\nevery = 10\n'

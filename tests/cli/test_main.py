@@ -15,7 +15,7 @@ from stretto.cli.main import COMMANDS, main
 def prepared(text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a corpus and a run.toml, as the working directory."""
     monkeypatch.chdir(tmp_path)
-    assert main(["prepare", "text", str(text_file), "--out", "data", "--hold-out", "0.2"]) == 0
+    assert main(["prepare", "text", str(text_file), "--out", "data", "--validation-fraction", "0.2"]) == 0
     (tmp_path / "run.toml").write_text(
         '[data]\ntrain = "data/train"\nvalid = "data/valid"\nlanes = 8\nwindow = 20\n'
         '[model]\nhidden = 16\n[train]\nsteps = 20\n[run]\nfolder = "runs/one"\n'
@@ -61,7 +61,7 @@ def test_the_schema_is_json_and_names_every_section(capsys: pytest.CaptureFixtur
         (["train", "run.toml", "--train.warmup", "99"], "train: warmup=99 exceeds steps=20"),
         (["train", "run.toml", "--data.window", "9999"], "asks for 79,992 tokens a step"),
         (["train", "run.toml", "--data.train", "gone"], "gone holds no prepared data"),
-        (["train", "run.toml", "--layout.slices", "9"], "layout.slices=9 exceeds data.lanes=8"),
+        (["train", "run.toml", "--layout.micro_batches", "9"], "layout.micro_batches=9 exceeds data.lanes=8"),
         (["train", "run.toml", "--train.optimizer", "sgd", "--train.lr", "1e38"], "has loss"),
         (["eval", "nowhere"], "nowhere is not there; give the folder of a run or of a checkpoint"),
         (["prepare", "text", "nowhere.txt", "--out", "x"], "nowhere.txt is not a file"),

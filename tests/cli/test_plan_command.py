@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from plans import kind, profile
+from helpers.profiles import kind, profile
 from stretto import Cluster, ConfigError, Layout, Run, load_config, save_profile
 from stretto.cli.main import main
-from stretto.plan.costs import Costs
-from stretto.plan.load import Load
+from stretto.plan.cost_model import CostModel
 from stretto.plan.predict import predict
-from stretto.plan.show import layout_toml
+from stretto.plan.serialize import layout_toml
+from stretto.plan.workload import Workload
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def by_hand(path: Path, cost: float, **options: float) -> str:
 
 def test_a_plan_says_what_to_take_and_why(run_toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
     heavy = by_hand(run_toml.parent / "heavy.json", 0.1)
-    options = ["--devices", "2", "--json", "plan.json", "--page", "plan.html"]
+    options = ["--devices", "2", "--json", "plan.json", "--html", "plan.html"]
     assert main(["plan", "run.toml", "--profile", heavy, *options]) == 0
     said = capsys.readouterr().out
     for words in ("> 2 x 1 x 1 x 1", "use 2 replicas", "times as fast as one device", "[layout]"):
@@ -58,10 +58,10 @@ def test_a_model_that_is_too_small_stays_on_one_device(run_toml: Path, capsys: p
 def test_devices_that_are_not_here_are_planned_from_a_data_sheet(
     run_toml: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["plan", "run.toml", "--as", "H100", "--devices", "16", "--nodes", "2"]) == 0
+    assert main(["plan", "run.toml", "--hardware", "H100", "--devices", "16", "--nodes", "2"]) == 0
     said = capsys.readouterr().out
     assert "16 x H100 80 GB SXM on 2 nodes, simulated" in said.replace("\n", " ").replace("  ", " ")
-    assert main(["profile", "run.toml", "--as", "A100", "--to", "a100.json"]) == 0
+    assert main(["profile", "run.toml", "--hardware", "A100", "--out", "a100.json"]) == 0
     assert main(["plan", "run.toml", "--profile", "a100.json", "--devices", "8"]) == 0
 
 
@@ -75,7 +75,7 @@ def test_devices_that_are_not_here_are_planned_from_a_data_sheet(
         (["--memory", "24"], "--memory=24 is not a number of bytes; write it like 24GB"),
         (["--node", "3,300"], "--node=3,300 is not a latency and a bandwidth"),
         (["--network", "fast"], "--network=fast is not a latency and a bandwidth; write it like 5us,25GB"),
-        (["--as", "Z80"], "--as=Z80 and --profile=here.json are two profiles; give one"),
+        (["--hardware", "Z80"], "--hardware=Z80 and --profile=here.json are two profiles; give one"),
         (["--json", "no/such/folder/plan.json"], "no/such/folder/plan.json can't be written"),
         (["--layout.blocks", "2,3"], "must say for each of stages=1 how many blocks it holds"),
     ],
@@ -91,9 +91,9 @@ def test_a_mistake_ends_in_one_sentence(
 
 def test_a_profile_that_does_not_fit_is_refused(run_toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "run.toml", "--profile", "nowhere.json"]) == 2
-    assert "--profile=nowhere.json is no file; make it with `stretto profile --to`" in capsys.readouterr().err
-    assert main(["plan", "run.toml", "--as", "Z80"]) == 2
-    assert "--as=Z80 is not known; known are A100, H100" in capsys.readouterr().err
+    assert "--profile=nowhere.json is no file; make it with `stretto profile --out`" in capsys.readouterr().err
+    assert main(["plan", "run.toml", "--hardware", "Z80"]) == 2
+    assert "--hardware=Z80 is not known; known are A100, H100" in capsys.readouterr().err
     save_profile(profile([kind()] * 2), Path("two.json"))
     assert main(["plan", "run.toml", "--profile", "two.json"]) == 2
     assert "two.json is the profile of a model of 2 blocks, not of this one's 4" in capsys.readouterr().err
@@ -103,10 +103,10 @@ def test_the_section_to_paste_is_the_layout_that_was_chosen(tmp_path: Path) -> N
     for layout in (
         Layout(),
         Layout(stages=2, chunks=4, recompute=True, blocks=(2, 2)),
-        Layout(replicas=4, stages=2, slices=2, near="replicas", blocks=(1, 3)),
+        Layout(replicas=4, stages=2, micro_batches=2, adjacent="replicas", blocks=(1, 3)),
     ):
-        load = Load.of(8, 16)
-        costs = Costs(profile([kind()] * 4))
+        load = Workload.of(8, 16)
+        costs = CostModel(profile([kind()] * 4))
         blocks = layout.blocks or (4,)
         found = predict(costs, load, layout.model_copy(update={"blocks": blocks}), Cluster(8))
         (tmp_path / "run.toml").write_text(f'{layout_toml(found)}\n[data]\ntrain = "data"\n')

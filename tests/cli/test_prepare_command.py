@@ -47,7 +47,7 @@ def test_series_are_summed_up_with_their_channels(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("a.csv").write_text("when,meter,load\n" + "".join(f"{step},m,{step}\n" for step in range(10)))
-    options = ["--time", "when", "--by", "meter", "--columns", "load", "--hold-out", "0.2"]
+    options = ["--time", "when", "--by", "meter", "--columns", "load", "--validation-fraction", "0.2"]
     assert main(["prepare", "series", "a.csv", "--out", "out", *options]) == 0
     assert capsys.readouterr().out == (
         "out/train: 1 sequence of 8 to 8 (median 8) steps, 8 in all, 1 channel (load)\n"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pages import Page, assert_alone
+from helpers.html_page import ParsedPage, assert_self_contained
 from stretto.cli.main import main
 
 
@@ -24,12 +24,12 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_page_is_written_and_the_command_says_where(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "runs/one"]) == 0
     assert "the page is runs/one/report.html" in capsys.readouterr().out
-    assert_alone((runs / "one" / "report.html").read_text())
+    assert_self_contained((runs / "one" / "report.html").read_text())
     assert main(["report", "runs/one"]) == 0, "a page is made again"
     capsys.readouterr()
     assert main(["report", "runs/one", "--compare", "runs/two", "--out", "both.html"]) == 0
     assert "both.html" in capsys.readouterr().out
-    assert Page(Path("both.html").read_text()).sections == ["curves", "figures", "config"]
+    assert ParsedPage(Path("both.html").read_text()).sections == ["curves", "figures", "config"]
 
 
 @pytest.mark.parametrize(

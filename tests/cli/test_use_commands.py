@@ -26,10 +26,35 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     before = Path.cwd()
     os.chdir(folder)
     try:
-        prepare = ["prepare", "text", "book.txt", "--out", "data/book", "--level", "word", "--hold-out", "0.2"]
+        prepare = [
+            "prepare",
+            "text",
+            "book.txt",
+            "--out",
+            "data/book",
+            "--level",
+            "word",
+            "--validation-fraction",
+            "0.2",
+        ]
         assert main(prepare) == 0
         assert main(["prepare", "sequences", "moods.jsonl", "--out", "data/moods", "--label", "mood"]) == 0
-        assert main(["prepare", "series", "load.csv", "--out", "data/load", "--time", "hour", "--hold-out", "0.2"]) == 0
+        assert (
+            main(
+                [
+                    "prepare",
+                    "series",
+                    "load.csv",
+                    "--out",
+                    "data/load",
+                    "--time",
+                    "hour",
+                    "--validation-fraction",
+                    "0.2",
+                ]
+            )
+            == 0
+        )
         for name, data in (
             ("book", 'train = "data/book/train"\nvalid = "data/book/valid"\nlanes = 2\nwindow = 10'),
             ("moods", 'train = "data/moods"\nbudget = 2048'),
@@ -53,7 +78,7 @@ def test_predictions_are_written_and_summed_up(capsys: pytest.CaptureFixture[str
     said = capsys.readouterr().out
     assert "moods.out: 3,001 lines" in said and "accuracy" in said
     answers = [json.loads(line) for line in Path("moods.out").read_text().splitlines()]
-    right = sum(answer["label"] == answer["truth"] for answer in answers) / len(answers)
+    right = sum(answer["label"] == answer["true_label"] for answer in answers) / len(answers)
     assert float(said.split("accuracy")[1].split()[0]) == pytest.approx(right, rel=1e-3)
     assert main(["predict", "runs/book"]) == 0
     assert "perplexity" in capsys.readouterr().out and Path("runs/book/predictions.jsonl").exists()

@@ -19,8 +19,13 @@ def write(folder: Path, text: str) -> Path:
 
 def test_a_file_is_read_and_overridden(tmp_path: Path) -> None:
     path = write(tmp_path, MINIMAL + "lanes = 8\n[train]\nlr = 0.5\n")
-    config = load_config(path, {"train.lr": "3e-4", "model.residual": "true", "layout.slices": "2"})
-    assert (config.data.lanes, config.train.lr, config.model.residual, config.layout.slices) == (8, 3e-4, True, 2)
+    config = load_config(path, {"train.lr": "3e-4", "model.residual": "true", "layout.micro_batches": "2"})
+    assert (config.data.lanes, config.train.lr, config.model.residual, config.layout.micro_batches) == (
+        8,
+        3e-4,
+        True,
+        2,
+    )
 
 
 @given(

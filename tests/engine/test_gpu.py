@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from cases import Case, run_alone, run_case
+from helpers.layout_cases import Case, run_case, run_single_device
 from stretto import Layout, world
 
 SIZE = int(os.environ.get("WORLD_SIZE", "1"))
@@ -16,9 +16,9 @@ SIZE = int(os.environ.get("WORLD_SIZE", "1"))
 @pytest.mark.skipif(not torch.accelerator.is_available(), reason="needs an accelerator")
 def test_ranks_on_accelerators_equal_the_cpu() -> None:
     case = Case(dtype=torch.float32)
-    alone = run_alone(case)
+    alone = run_single_device(case)
     with world(SIZE) as joined:
-        for layout in (Layout(stages=SIZE, chunks=4), Layout(replicas=SIZE, slices=2)):
+        for layout in (Layout(stages=SIZE, chunks=4), Layout(replicas=SIZE, micro_batches=2)):
             found = run_case(joined, case, layout)
             # Another device sums in another order; fp32 keeps 24 bits.
             assert found.losses == pytest.approx(alone.losses, rel=1e-4)

@@ -8,12 +8,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cases import Case, Result, run_alone, run_case
-from ranks import Pools
+from helpers.layout_cases import Case, Result, run_case, run_single_device
+from helpers.rank_pool import RankPools
 from stretto import Layout, Linear, Stack, TokenLoss, World, make_engine
 
 
-def run(pools: Pools, layout: Layout, case: Case) -> list[Result]:
+def run(pools: RankPools, layout: Layout, case: Case) -> list[Result]:
     results: list[Result] = pools[layout.num_ranks].run(run_case, case, layout)
     return sorted(results, key=lambda result: (result.replica, result.stage))
 
@@ -25,8 +25,8 @@ def assert_equal(found: Tensor, expected: Tensor, tolerance: float, what: str) -
     assert difference <= tolerance * max(float(expected.double().abs().max()), 1e-3), f"{what}: {difference:.1e}"
 
 
-def check(pools: Pools, layout: Layout, case: Case, tolerance: float) -> None:
-    alone, results = run_alone(case), run(pools, layout, case)
+def check(pools: RankPools, layout: Layout, case: Case, tolerance: float) -> None:
+    alone, results = run_single_device(case), run(pools, layout, case)
     for result in results:
         assert result.losses == pytest.approx(alone.losses, rel=tolerance)
         assert result.norms == pytest.approx(alone.norms, rel=tolerance)
@@ -55,10 +55,17 @@ def check(pools: Pools, layout: Layout, case: Case, tolerance: float) -> None:
 def layouts(draw: st.DrawFn) -> Layout:
     replicas = draw(st.integers(1, 4))
     stages = draw(st.integers(1, 4 // replicas))
-    slices = draw(st.integers(1, 4 if replicas <= 2 else 2))
+    micro_batches = draw(st.integers(1, 4 if replicas <= 2 else 2))
     chunks, recompute = draw(st.integers(1, 8)), draw(st.booleans())
-    near: Literal["stages", "replicas"] = draw(st.sampled_from(["stages", "replicas"]))
-    return Layout(replicas=replicas, stages=stages, slices=slices, chunks=chunks, recompute=recompute, near=near)
+    adjacent: Literal["stages", "replicas"] = draw(st.sampled_from(["stages", "replicas"]))
+    return Layout(
+        replicas=replicas,
+        stages=stages,
+        micro_batches=micro_batches,
+        chunks=chunks,
+        recompute=recompute,
+        adjacent=adjacent,
+    )
 
 
 @given(
@@ -73,7 +80,7 @@ def layouts(draw: st.DrawFn) -> Layout:
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_layout_equals_one_device_in_float64(
     layout: Layout, model: str, is_ragged: bool, num_rows: int, window: int, clip: float, seed: int,
-    pools: Pools,
+    pools: RankPools,
 ) -> None:  # fmt: skip
     case = Case(model, num_rows, window, is_ragged, clip=clip, seed=seed)
     check(pools, layout, case, tolerance=1e-9)
@@ -81,33 +88,33 @@ def test_any_layout_equals_one_device_in_float64(
 
 ALL_FOUR = [
     Layout(stages=2, chunks=4),
-    Layout(replicas=2, slices=2),
-    Layout(replicas=2, stages=2, slices=2, chunks=3),
-    Layout(stages=4, slices=2, chunks=3, recompute=True),
+    Layout(replicas=2, micro_batches=2),
+    Layout(replicas=2, stages=2, micro_batches=2, chunks=3),
+    Layout(stages=4, micro_batches=2, chunks=3, recompute=True),
 ]
 
 
 @pytest.mark.parametrize("layout", ALL_FOUR, ids=str)
 @pytest.mark.parametrize("model", ["lstm", "barrier"])
-def test_these_layouts_equal_one_device_in_float32(layout: Layout, model: str, pools: Pools) -> None:
+def test_these_layouts_equal_one_device_in_float32(layout: Layout, model: str, pools: RankPools) -> None:
     check(pools, layout, Case(model, dtype=torch.float32), tolerance=1e-5)
 
 
 @pytest.mark.parametrize("layout", ALL_FOUR, ids=str)
-def test_bf16_stays_as_near_to_one_device_as_its_eight_bits_allow(layout: Layout, pools: Pools) -> None:
+def test_bf16_stays_as_near_to_one_device_as_its_eight_bits_allow(layout: Layout, pools: RankPools) -> None:
     # A state that crosses a chunk's edge is rounded to bf16 there, and within one fused call it isn't (oneDNN keeps the
     # cell state in fp32): results differ by about 2^-8 of the largest value, gradients of small weights by some more.
     check(pools, layout, Case(dtype=torch.float32, precision="bf16", num_steps=1), tolerance=8 * 2**-8)
 
 
 @pytest.mark.parametrize("layout", [Layout(stages=4, chunks=3), Layout(replicas=2, stages=2, chunks=3)], ids=str)
-def test_stages_without_weights_take_part(layout: Layout, pools: Pools) -> None:
+def test_stages_without_weights_take_part(layout: Layout, pools: RankPools) -> None:
     check(pools, layout, Case("bare"), tolerance=1e-9)
 
 
 @pytest.mark.parametrize("layout", ALL_FOUR, ids=str)
-def test_idle_weights_and_learned_starts_are_done_right(layout: Layout, pools: Pools) -> None:
-    alone = run_alone(Case("odd"))
+def test_idle_weights_and_learned_starts_are_done_right(layout: Layout, pools: RankPools) -> None:
+    alone = run_single_device(Case("odd"))
     assert alone.gradients["blocks.2.start.bias"].any() and not alone.gradients["blocks.1.unused.weight"].any()
     check(pools, layout, Case("odd"), tolerance=1e-9)
 
@@ -118,20 +125,20 @@ def weights_without_a_seed(world: World) -> Tensor:
     return next(engine.stack.parameters()).detach().clone()
 
 
-def test_replicas_of_weights_that_were_not_drawn_by_seed_start_from_the_first(pools: Pools) -> None:
+def test_replicas_of_weights_that_were_not_drawn_by_seed_start_from_the_first(pools: RankPools) -> None:
     first, second = pools[2].run(weights_without_a_seed)
     assert torch.equal(first, second)
 
 
-def test_a_batch_whose_rows_all_ended_does_not_hang_a_replica(pools: Pools) -> None:
+def test_a_batch_whose_rows_all_ended_does_not_hang_a_replica(pools: RankPools) -> None:
     # Seeds were looked for in which some replica's rows are all shorter than the window.
     for seed in range(5):
         check(pools, Layout(replicas=4, chunks=4), Case(num_rows=4, seed=seed, num_steps=5), tolerance=1e-9)
 
 
 @pytest.mark.slow
-def test_a_hundred_steps_of_dropout_are_the_same_curve(pools: Pools) -> None:
+def test_a_hundred_steps_of_dropout_are_the_same_curve(pools: RankPools) -> None:
     case = Case(num_steps=100, dtype=torch.float32, lr=0.3, clip=0.5)
-    alone = run_alone(case)
+    alone = run_single_device(case)
     for layout in ALL_FOUR:
         assert run(pools, layout, case)[0].losses == pytest.approx(alone.losses, rel=1e-4)

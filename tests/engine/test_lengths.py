@@ -9,28 +9,28 @@ import pytest
 import torch
 from torch import Tensor
 
-from ranks import Pools
-from stores import write_series, write_tokens
+from helpers.rank_pool import RankPools
+from helpers.stores import write_series, write_tokens
 from stretto import (
     GRU,
     LSTM,
     Batches,
     BidirectionalLSTM,
     Block,
-    Continued,
     Embedding,
     Forecast,
-    Labelled,
+    LabelledItems,
     Layout,
     Linear,
     Loss,
+    NextTokenItems,
     Position,
     Rows,
     SequenceLoss,
     Sequences,
+    SlidingWindows,
     SquaredError,
     Stack,
-    Stretches,
     TokenLoss,
     Window,
     World,
@@ -41,14 +41,14 @@ from stretto import (
 NUM_TOKENS, NUM_CLASSES = 11, 30
 LAYOUTS = [
     Layout(),
-    Layout(slices=3),
+    Layout(micro_batches=3),
     Layout(chunks=5),
-    Layout(slices=2, chunks=3, recompute=True),
+    Layout(micro_batches=2, chunks=3, recompute=True),
     Layout(replicas=2),
-    Layout(replicas=3, slices=2),
+    Layout(replicas=3, micro_batches=2),
     Layout(stages=2, chunks=4),
-    Layout(stages=2, slices=3, chunks=2),
-    Layout(replicas=2, stages=2, slices=2, chunks=3),
+    Layout(stages=2, micro_batches=3, chunks=2),
+    Layout(replicas=2, stages=2, micro_batches=2, chunks=3),
 ]
 KINDS = ["classes", "tokens", "values", "both ways"]
 
@@ -72,10 +72,12 @@ def make(kind: str, folders: tuple[Path, Path]) -> tuple[Batches, Stack, Loss]:
     """The data, a model in float64, and a loss."""
     sequences = Sequences.open(folders[kind == "values"])
     if kind == "values":
-        items = Stretches(sequences, Forecast.of(sequences, 3, season=4), 7, stride=3, every_step=True)
+        items = SlidingWindows(sequences, Forecast.from_sequences(sequences, 3, season=4), 7, stride=3, every_step=True)
         blocks: list[Block] = [LSTM(2, 6), GRU(6, 5), Linear(5, 6)]
         return Batches(items, 60, seed=2), Stack(blocks).double(), SquaredError()
-    labelled: Callable[[Sequences], Labelled | Continued] = Continued if kind == "tokens" else Labelled
+    labelled: Callable[[Sequences], LabelledItems | NextTokenItems] = (
+        NextTokenItems if kind == "tokens" else LabelledItems
+    )
     middle: list[Block] = [BidirectionalLSTM(6, 3)] if kind == "both ways" else [LSTM(6, 6), GRU(6, 6)]
     num_outputs = NUM_TOKENS if kind == "tokens" else NUM_CLASSES
     stack = Stack([Embedding(NUM_TOKENS, 6), *middle, Linear(6, num_outputs)]).double()
@@ -88,13 +90,13 @@ def gradients_in_layout(
     """One step of one batch, cut over ranks, rows and time."""
     data, stack, loss = make(kind, folders)
     engine = make_engine(stack, loss, layout, world, seed=5)
-    share = data.share(engine.mesh.replica, layout.replicas, layout.slices)
+    share = data.share(engine.mesh.replica, layout.replicas, layout.micro_batches)
     position = Position()
     for _ in range(number):
-        position = share.after(position)
+        position = share.next_position(position)
     window = share.read(position, inputs=engine.needs_inputs, targets=engine.needs_targets)
     outcome = engine.step(window, None, key=0)
-    total, count = engine.add_up([float(outcome.total), float(outcome.count)])
+    total, count = engine.all_reduce([float(outcome.total), float(outcome.count)])
     found = {name: weight.grad for name, weight in engine.stack.named_parameters() if weight.grad is not None}
     return total, count, found
 
@@ -107,7 +109,7 @@ def gradients_one_at_a_time(
     initialize(stack, 5)
     position = Position()
     for _ in range(number):
-        position = data.after(position)
+        position = data.next_position(position)
     window = _double(data.read(position))
     assert window.inputs is not None and window.targets is not None
     total = count = 0.0
@@ -134,7 +136,7 @@ def _double(window: Window) -> Window:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_a_batch_gives_the_sum_of_its_sequences_one_at_a_time(
-    kind: str, layout: Layout, pools: Pools, folders: tuple[Path, Path]
+    kind: str, layout: Layout, pools: RankPools, folders: tuple[Path, Path]
 ) -> None:
     for number in (0, 1, 3):
         total, count, expected = gradients_one_at_a_time(kind, folders, number)

@@ -44,16 +44,16 @@ def gradients(stack: Stack) -> dict[str, Tensor]:
     return {name: parameter.grad.clone() for name, parameter in stack.named_parameters() if parameter.grad is not None}
 
 
-@pytest.mark.parametrize("slices", [2, 3, 7])
-def test_slices_change_neither_loss_nor_gradient_nor_state(slices: int, byte_corpus: Corpus) -> None:
+@pytest.mark.parametrize("micro_batches", [2, 3, 7])
+def test_micro_batches_change_neither_loss_nor_gradient_nor_state(micro_batches: int, byte_corpus: Corpus) -> None:
     data = Lanes(byte_corpus, 7, 13)
     results = []
-    for engine in (LocalEngine(model(), TokenLoss()), LocalEngine(model(), TokenLoss(), slices=slices)):
+    for engine in (LocalEngine(model(), TokenLoss()), LocalEngine(model(), TokenLoss(), micro_batches=micro_batches)):
         state: State | None = None
         for position in range(3):
             outcome = engine.step(data.read(data.at(position)), state, key=position)
             state = outcome.state
-        results.append((outcome, gradients(engine.stack), engine.square_norm()))
+        results.append((outcome, gradients(engine.stack), engine.squared_grad_norm()))
     (whole, expected, norm), (sliced, found, norm_sliced) = results
     torch.testing.assert_close(sliced.total, whole.total, rtol=1e-12, atol=0)
     assert int(sliced.count) == int(whole.count) == 7 * 13
@@ -65,18 +65,18 @@ def test_slices_change_neither_loss_nor_gradient_nor_state(slices: int, byte_cor
 def test_two_windows_carried_score_as_one_long_window(byte_corpus: Corpus) -> None:
     engine = LocalEngine(model(), TokenLoss())
     long, short = Lanes(byte_corpus, 5, 24), Lanes(byte_corpus, 5, 12)
-    first = engine.score(short.read(short.at(0)), None, key=0)
-    second = engine.score(short.read(short.at(1)), first.state, key=0)
-    whole = engine.score(long.read(long.at(0)), None, key=0)
+    first = engine.eval_step(short.read(short.at(0)), None, key=0)
+    second = engine.eval_step(short.read(short.at(1)), first.state, key=0)
+    whole = engine.eval_step(long.read(long.at(0)), None, key=0)
     torch.testing.assert_close(first.total + second.total, whole.total, rtol=1e-12, atol=0)
-    forgotten = engine.score(short.read(short.at(1)), None, key=0)
+    forgotten = engine.eval_step(short.read(short.at(1)), None, key=0)
     assert abs(float(forgotten.total - second.total)) > 1e-3, "without the carried state the loss is another"
 
 
-@pytest.mark.parametrize("slices", [1, 2])
-def test_a_row_that_ends_within_a_window_hands_on_a_fresh_start(slices: int, byte_corpus: Corpus) -> None:
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_a_row_that_ends_within_a_window_hands_on_a_fresh_start(micro_batches: int, byte_corpus: Corpus) -> None:
     window = Lanes(byte_corpus, 4, 12).read(Position())
-    engine = LocalEngine(model(), TokenLoss(), slices=slices)
+    engine = LocalEngine(model(), TokenLoss(), micro_batches=micro_batches)
     state = engine.step(replace(window, lengths=torch.tensor([12, 5, 12, 0])), None, 1).state
     whole = engine.step(window, None, 1).state
     begun = engine.stack.begin(window.rows(1, engine.device, torch.float64))
@@ -85,9 +85,12 @@ def test_a_row_that_ends_within_a_window_hands_on_a_fresh_start(slices: int, byt
         assert torch.equal(found[[1, 3]], start[[1, 3]])
 
 
-def test_scoring_in_slices_gives_the_same_score(byte_corpus: Corpus) -> None:
+def test_scoring_in_micro_batches_gives_the_same_score(byte_corpus: Corpus) -> None:
     window = Lanes(byte_corpus, 5, 12).read(Position())
-    scores = [LocalEngine(model(), TokenLoss(), slices=slices).score(window, None, 0) for slices in (1, 3)]
+    scores = [
+        LocalEngine(model(), TokenLoss(), micro_batches=micro_batches).eval_step(window, None, 0)
+        for micro_batches in (1, 3)
+    ]
     torch.testing.assert_close(scores[0].total, scores[1].total, rtol=1e-12, atol=0)
     torch.testing.assert_close(scores[0].state, scores[1].state, rtol=1e-12, atol=1e-14)
 
@@ -96,8 +99,8 @@ def test_a_step_depends_on_its_key_and_a_score_does_not(byte_corpus: Corpus) -> 
     engine, window = LocalEngine(model(), TokenLoss()), Lanes(byte_corpus, 5, 12).read(Position())
     assert float(engine.step(window, None, 1).total) == float(engine.step(window, None, 1).total)
     assert float(engine.step(window, None, 1).total) != float(engine.step(window, None, 2).total)
-    assert float(engine.score(window, None, 1).total) == float(engine.score(window, None, 2).total)
-    assert not engine.score(window, None, 1).total.requires_grad
+    assert float(engine.eval_step(window, None, 1).total) == float(engine.eval_step(window, None, 2).total)
+    assert not engine.eval_step(window, None, 1).total.requires_grad
 
 
 def test_unequal_rows_give_the_sum_of_each_row_alone() -> None:
@@ -106,7 +109,7 @@ def test_unequal_rows_give_the_sum_of_each_row_alone() -> None:
     stack = initialize(Stack([Linear(3, 5), BidirectionalLSTM(5, 4), LSTM(8, 4), Linear(4, 3)]).double(), 1)
     targets = last_step_targets(labels, lengths, 6)
     window = Window(6, torch.arange(4), lengths, torch.ones(4, dtype=torch.bool), x, targets)
-    engine = LocalEngine(stack, SequenceLoss(), slices=2)
+    engine = LocalEngine(stack, SequenceLoss(), micro_batches=2)
     outcome = engine.step(window, None, 0)
     together = gradients(stack)
     alone: dict[str, Tensor] = {}
@@ -138,10 +141,10 @@ def test_bf16_runs_near_fp32_and_keeps_weights_and_states_in_fp32(byte_corpus: C
 
 
 def test_impossible_engines_are_refused(byte_corpus: Corpus) -> None:
-    with pytest.raises(ConfigError, match="slices=0"):
-        LocalEngine(model(), TokenLoss(), slices=0)
+    with pytest.raises(ConfigError, match="micro_batches=0"):
+        LocalEngine(model(), TokenLoss(), micro_batches=0)
     with pytest.raises(ConfigError, match="exceeds the batch's 3 rows"):
-        LocalEngine(model(), TokenLoss(), slices=4).step(Lanes(byte_corpus, 3, 5).read(Position()), None, 0)
+        LocalEngine(model(), TokenLoss(), micro_batches=4).step(Lanes(byte_corpus, 3, 5).read(Position()), None, 0)
     with pytest.raises(ConfigError, match="precision='fp16' is not fp32 or bf16"):
         LocalEngine(model(), TokenLoss(), precision="fp16")  # type: ignore[arg-type]
     with pytest.raises(DataError, match="has no inputs, which this rank needs"):

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from stacks import run_stack
+from helpers.random_stacks import run_stack
 from stretto import ConfigError, DataError, Pointwise, Stack, from_keras
 
 RECORDED = Path(__file__).with_name("keras.json")

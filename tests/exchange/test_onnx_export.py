@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from stacks import causal_stacks, draw_inputs, run_stack
+from helpers.random_stacks import causal_stacks, draw_inputs, run_stack
 from stretto import (
     GRU,
     LSTM,
@@ -57,7 +57,7 @@ def test_a_model_streamed_by_onnxruntime_equals_the_stack_on_the_whole(
 ) -> None:
     path = tmp_path_factory.mktemp("onnx") / "model.onnx"
     exported = export_onnx(stack, path)
-    assert exported.difference is not None and exported.difference <= 1e-5
+    assert exported.max_difference is not None and exported.max_difference <= 1e-5
     x = draw_inputs(stack, sum(lengths), rows)
     assert torch.allclose(stream(path, [*torch.split(x, lengths)]), run_stack(stack, x), rtol=1e-5, atol=1e-5)
 
@@ -144,7 +144,7 @@ def test_blocks_within_one_that_runs_otherwise_have_states_by_number(tmp_path: P
     stack = Stack([Linear(3, 4), Doubled([LockedDropout(0.5), RunningSum()])])
     exported = export_onnx(stack, tmp_path / "model.onnx")
     assert exported.inputs == ("x", "state.1.0", "state.1.1")
-    assert exported.difference is not None and exported.difference <= 1e-5
+    assert exported.max_difference is not None and exported.max_difference <= 1e-5
 
 
 def test_a_block_that_no_graph_can_say_is_refused_by_index_and_name(tmp_path: Path) -> None:
@@ -177,11 +177,11 @@ def test_an_export_that_fails_leaves_what_was_there(
     # A table without the rows that are asked for; who calls the module doesn't ask for them.
     breaking.module.register_parameter("weight", nn.Parameter(torch.zeros(2, 300)))
     breaking.module.register_forward_pre_hook(lambda module, ins: (ins[0] % 2,))
-    monkeypatch.setattr(onnx_export, "LARGEST", 0)
+    monkeypatch.setattr(onnx_export, "MAX_INLINE_BYTES", 0)
     export_onnx(Stack([Linear(3, 300)]), tmp_path / "model.onnx")
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
     assert sorted(before) == ["model.onnx", "model.onnx.data"]
-    monkeypatch.setattr(onnx_export, "LARGEST", 0 if is_large else 1 << 30)
+    monkeypatch.setattr(onnx_export, "MAX_INLINE_BYTES", 0 if is_large else 1 << 30)
     for stack, sentence in ((Stack([wrong]), "differs"), (Stack([breaking]), "onnxruntime can't run")):
         with pytest.raises(ConfigError, match=sentence):
             export_onnx(stack, tmp_path / "model.onnx")
@@ -194,7 +194,7 @@ def test_what_is_not_installed_is_said(tmp_path: Path, monkeypatch: pytest.Monke
     stack = Stack([LSTM(3, 4)])
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "onnxruntime", None)
-        assert export_onnx(stack, tmp_path / "model.onnx").difference is None
+        assert export_onnx(stack, tmp_path / "model.onnx").max_difference is None
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "onnx", None)
         with pytest.raises(ConfigError, match=r"needs onnx; pip install 'stretto\[onnx\]'"):
@@ -202,28 +202,28 @@ def test_what_is_not_installed_is_said(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_weights_too_large_for_one_file_lie_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onnx_export, "LARGEST", 1000)
+    monkeypatch.setattr(onnx_export, "MAX_INLINE_BYTES", 1000)
     stack = Stack([LSTM(3, 40), Linear(40, 2)])
     for _ in range(2):
-        assert export_onnx(stack, tmp_path / "model.onnx").difference is not None
+        assert export_onnx(stack, tmp_path / "model.onnx").max_difference is not None
         assert (tmp_path / "model.onnx.data").stat().st_size < 40_000, "not appended to the one before"
     assert (tmp_path / "model.onnx").stat().st_size < 20_000
 
 
-class Said:
+class FakeTrainedModel:
     """A stack that says what it is about, as a trained model does."""
 
     def __init__(self, stack: Stack, task: Task) -> None:
         self.stack = stack
-        self.subject = self
+        self.data_spec = self
         self.task = task
 
-    def about(self) -> dict[str, str]:
+    def metadata(self) -> dict[str, str]:
         return {"labels": json.dumps(["no", "yes"])}
 
 
 def test_the_names_behind_the_numbers_go_with_the_model(tmp_path: Path) -> None:
-    described = Said(Stack([LSTM(4, 3), Linear(3, 2)]), Task("channels", 4, "labels", 2))
+    described = FakeTrainedModel(Stack([LSTM(4, 3), Linear(3, 2)]), Task("channels", 4, "labels", 2))
     export_onnx(described, tmp_path / "model.onnx")
     found = metadata(tmp_path / "model.onnx")
     assert json.loads(found["stretto.labels"]) == ["no", "yes"]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from stacks import causal_stacks, draw_inputs, run_stack
+from helpers.random_stacks import causal_stacks, draw_inputs, run_stack
 from stretto import (
     GRU,
     LSTM,
@@ -187,7 +187,7 @@ class Doubled(LSTM):
         return 2 * y, after
 
 
-class Kept(Dropout):
+class KeepingDropout(Dropout):
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         return 3 * x, state
 
@@ -212,7 +212,7 @@ class Same(LSTM):
     [
         (Stack([Linear(2, 3), Doubled(3, 4)]), r"block 1 \(Doubled\) is not a module of torch's own"),
         (Stack([Linear(2, 3), Residual(Doubled(3, 3))]), r"block 1 \(Doubled\) is not a module"),
-        (Stack([Linear(2, 3), Kept(0.5)]), r"block 1 \(Kept\) is not a module"),
+        (Stack([Linear(2, 3), KeepingDropout(0.5)]), r"block 1 \(KeepingDropout\) is not a module"),
         (Stack([Pointwise(Scaled(5, 3))]), r"block 0 \(Pointwise\) is not a module"),
         (Stack([Linear(2, 3), Backwards([LSTM(3, 3)])]), r"block 1 \(Backwards\) is not a module"),
         (Backwards([LSTM(3, 3)]), "the stack is a Backwards that runs its blocks in its own way"),

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from faulty import Faulty, children
-from hosts import ADDRESSES, Hosts, two_hosts
-from stretto.checkpoint.line import Claim, line
-from stretto.checkpoint.saved import complete_names, find_saved, read_claims
+from helpers.network_hosts import ADDRESSES, HostPair, two_hosts
+from helpers.train_process import TrainProcess, children
+from stretto.checkpoint.checkpoint import complete_checkpoint_names, find_checkpoint, read_claims
+from stretto.checkpoint.lineage import Claim, lineage
 from stretto.checkpoint.storage import LocalStorage
 
 pytestmark = pytest.mark.faults
 PORT = 29511
 
 
-def start(hosts: Hosts, name: str, run: Faulty) -> "subprocess.Popen[str]":
+def start(hosts: HostPair, name: str, run: TrainProcess) -> "subprocess.Popen[str]":
     """Start the run's ranks of one host with torchrun."""
     is_host = name == hosts.names[0]
     address = ADDRESSES[name]
@@ -67,7 +67,7 @@ OPTIONS: dict[str, object] = {
 
 @pytest.mark.parametrize("seconds", [pytest.param(15.0, marks=pytest.mark.short), 30.0])
 def test_a_cut_network_leaves_one_side_that_writes(seconds: float, faults_data: Path, tmp_path: Path) -> None:
-    run = Faulty(tmp_path / "run", faults_data, (2, 1), OPTIONS)
+    run = TrainProcess(tmp_path / "run", faults_data, (2, 1), OPTIONS)
     storage = LocalStorage(tmp_path / "run" / "checkpoints")
     with two_hosts(tmp_path) as hosts:
         first = start(hosts, hosts.names[0], run)
@@ -75,7 +75,7 @@ def test_a_cut_network_leaves_one_side_that_writes(seconds: float, faults_data: 
         run.process = first
         run.await_step(60)
         assert len(read_claims(storage)) == 1
-        hosts.cut()
+        hosts.disconnect()
         cut = time.monotonic()
         (rank_of_second,) = ranks_of(second)
         # The side that is cut off ends by itself.
@@ -85,7 +85,7 @@ def test_a_cut_network_leaves_one_side_that_writes(seconds: float, faults_data: 
         # The side that has the rendezvous goes on alone, in a layout for the ranks there are.
         assert await_claim(storage, 2).num_ranks == 1
         time.sleep(max(0.0, seconds - (time.monotonic() - cut)))
-        hosts.heal()
+        hosts.reconnect()
         # Torchrun's agent on the other side now comes back or ends, as chance has it; either is right.
         time.sleep(seconds / 3)
         first.send_signal(signal.SIGTERM)
@@ -98,7 +98,7 @@ def test_a_cut_network_leaves_one_side_that_writes(seconds: float, faults_data: 
 
 
 def test_hosts_may_come_and_go(faults_data: Path, tmp_path: Path) -> None:
-    run = Faulty(tmp_path / "run", faults_data, (2, 1), OPTIONS)
+    run = TrainProcess(tmp_path / "run", faults_data, (2, 1), OPTIONS)
     storage = LocalStorage(tmp_path / "run" / "checkpoints")
     with two_hosts(tmp_path) as hosts:
         first = start(hosts, hosts.names[0], run)
@@ -106,13 +106,13 @@ def test_hosts_may_come_and_go(faults_data: Path, tmp_path: Path) -> None:
         run.await_step(60)
         second = start(hosts, hosts.names[1], run)
         assert await_claim(storage, 2).num_ranks == 2
-        before = int(str(read_claims(storage)[2].start).split("-")[1])
+        before = int(str(read_claims(storage)[2].resumed_from).split("-")[1])
         run.await_step(before + 60)
         # The whole host, all at once.
         for process in [second.pid, *ranks_of(second)]:
             os.kill(process, signal.SIGKILL)
         assert await_claim(storage, 3).num_ranks == 1
-        before = int(str(read_claims(storage)[3].start).split("-")[1])
+        before = int(str(read_claims(storage)[3].resumed_from).split("-")[1])
         run.await_step(before + 60)
         first.send_signal(signal.SIGTERM)
         _, said = finish(first, 60)
@@ -124,11 +124,11 @@ def test_hosts_may_come_and_go(faults_data: Path, tmp_path: Path) -> None:
 def check_line(folder: Path) -> None:
     """One line, without a checkpoint beside it, and without a step that was taken twice or not at all."""
     storage = LocalStorage(folder / "checkpoints")
-    names = complete_names(storage)
-    assert sorted(line(read_claims(storage), names)) == sorted(names)
+    names = complete_checkpoint_names(storage)
+    assert sorted(lineage(read_claims(storage), names)) == sorted(names)
     rows = map(json.loads, (folder / "log.jsonl").read_text().splitlines())
     steps = [row["step"] for row in rows if row["kind"] == "step"]
-    assert steps == list(range(1, find_saved(folder).manifest.facts.step + 1))
+    assert steps == list(range(1, find_checkpoint(folder).manifest.training_state.step + 1))
 
 
 def is_running(pid: int) -> bool:

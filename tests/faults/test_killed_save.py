@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from faulty import EVERY, Faulty, Undisturbed
-from stretto.checkpoint.saved import Saved, all_names, complete_names, read_claims
+from helpers.train_process import SAVE_EVERY, ReferenceRuns, TrainProcess
+from stretto.checkpoint.checkpoint import Checkpoint, all_checkpoint_names, complete_checkpoint_names, read_claims
 from stretto.checkpoint.storage import LocalStorage
 
 KILLER = Path(__file__).parent / "killer"
@@ -17,7 +17,7 @@ POINTS = [(grid, rank, point, count) for grid, rank, count in CASES for point in
 SHORT = [((2, 1), 1, 4, 6)]
 
 
-def start(folder: Path, data: Path, grid: tuple[int, int], rank: int, line: int) -> Faulty:
+def start(folder: Path, data: Path, grid: tuple[int, int], rank: int, line: int) -> TrainProcess:
     environment = {
         "PYTHONPATH": os.pathsep.join([str(KILLER), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "KILL_RANK": str(rank),
@@ -25,7 +25,7 @@ def start(folder: Path, data: Path, grid: tuple[int, int], rank: int, line: int)
         "KILL_AT": str(line),
         "KILL_COUNT": str(folder) + ".count",
     }
-    return Faulty(folder, data, grid, {"save.keep": 100}, environment).start()
+    return TrainProcess(folder, data, grid, {"save.keep": 100}, environment).start()
 
 
 @pytest.fixture(scope="session")
@@ -57,27 +57,27 @@ def test_a_save_that_is_killed_leaves_the_ones_before_it(
     point: int,
     count: int,
     num_lines: dict[tuple[tuple[int, int], int], int],
-    undisturbed: Undisturbed,
+    reference_runs: ReferenceRuns,
     faults_data: Path,
     tmp_path: Path,
 ) -> None:
-    expected = undisturbed[grid]
+    expected = reference_runs[grid]
     total = count_lines(num_lines, faults_data, grid, rank, tmp_path)
     # The very last lines may not be reached: how often a rank looks at the board is a matter of time.
     run = start(tmp_path / "run", faults_data, grid, rank, 1 + point * (total - 40) // count)
     code, said = run.finish()
     assert code == 0, said
     assert f"rank {rank} was killed by SIGKILL; all ranks are started again" in said, said
-    assert run.left() == expected
+    assert run.final_state() == expected
 
     storage = LocalStorage(tmp_path / "run" / "checkpoints")
     claims = read_claims(storage)
     assert set(claims) == {1, 2}
     # From the interrupted one if it was whole, or else from the one before; both are as they were written.
-    assert claims[2].start in (f"step-{EVERY * SAVE:09}-g1", f"step-{EVERY * (SAVE - 1):09}-g1")
-    names = complete_names(storage)
-    assert names == list(all_names(storage)), "what was not finished is tidied up"
-    assert {EVERY * number for number in range(1, SAVE)} <= {name.step for name in names if name.generation == 1}
+    assert claims[2].resumed_from in (f"step-{SAVE_EVERY * SAVE:09}-g1", f"step-{SAVE_EVERY * (SAVE - 1):09}-g1")
+    names = complete_checkpoint_names(storage)
+    assert names == list(all_checkpoint_names(storage)), "what was not finished is tidied up"
+    assert {SAVE_EVERY * number for number in range(1, SAVE)} <= {name.step for name in names if name.generation == 1}
     for name in names:
-        saved = Saved.open(storage, str(name))
+        saved = Checkpoint.open(storage, str(name))
         assert [saved.check(file) for file in saved.manifest.files] == [None] * len(saved.manifest.files)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from faulty import Faulty
+from helpers.train_process import TrainProcess
 
 pytestmark = pytest.mark.faults
 
@@ -41,7 +41,7 @@ def left_over() -> set[str]:
 def test_restarts_leave_nothing_behind(num_restarts: int, faults_data: Path, tmp_path: Path) -> None:
     before = left_over()
     options: dict[str, object] = {"run.restarts": 10**6, "train.steps": 10**6, "data.workers": 1}
-    run = Faulty(tmp_path / "run", faults_data, (2, 1), options).start()
+    run = TrainProcess(tmp_path / "run", faults_data, (2, 1), options).start()
     assert run.process is not None
     launcher = run.process.pid
     chance = random.Random(1)
@@ -76,7 +76,7 @@ def assert_nothing_stays(before: set[str]) -> None:
     assert stays == set()
 
 
-def await_new_ranks(run: Faulty, seen: set[int]) -> list[int]:
+def await_new_ranks(run: TrainProcess, seen: set[int]) -> list[int]:
     until = time.monotonic() + 60
     while time.monotonic() < until:
         ranks = run.ranks()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from faulty import Faulty, Undisturbed
+from helpers.train_process import ReferenceRuns, TrainProcess
 
 GRIDS = [(1, 1), (2, 1), (1, 2), (2, 2)]
 # The seeds that CI runs.
@@ -17,11 +17,13 @@ SHORT = (2,)
 @pytest.mark.parametrize(
     "seed", [pytest.param(seed, marks=[pytest.mark.short] if seed in SHORT else []) for seed in range(20)]
 )
-def test_a_killed_rank_changes_nothing(seed: int, undisturbed: Undisturbed, faults_data: Path, tmp_path: Path) -> None:
+def test_a_killed_rank_changes_nothing(
+    seed: int, reference_runs: ReferenceRuns, faults_data: Path, tmp_path: Path
+) -> None:
     grid = GRIDS[seed % len(GRIDS)]
-    expected = undisturbed[grid]
+    expected = reference_runs[grid]
     chance = random.Random(seed)
-    run = Faulty(tmp_path / "run", faults_data, grid).start()
+    run = TrainProcess(tmp_path / "run", faults_data, grid).start()
     victim = chance.randrange(grid[0] * grid[1])
     if chance.random() < 0.25:
         # While the ranks start.
@@ -33,7 +35,7 @@ def test_a_killed_rank_changes_nothing(seed: int, undisturbed: Undisturbed, faul
     code, said = run.finish()
     assert code == 0, said
     assert "was killed by SIGKILL; all ranks are started again" in said or not was_killed, said
-    assert run.left() == expected
+    assert run.final_state() == expected
     assert (tmp_path / "run" / "weights.safetensors").is_file()
     log = (tmp_path / "run" / "log.jsonl").read_text()
     assert [log.count(f'"kind": "step", "step": {step},') for step in range(1, 61)] == [1] * 60

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from faulty import EVERY, Faulty, Undisturbed, children
+from helpers.train_process import SAVE_EVERY, ReferenceRuns, TrainProcess, children
 
 pytestmark = pytest.mark.faults
 
@@ -30,14 +30,14 @@ def test_a_run_that_is_asked_to_leave_saves_and_goes_on_later(
     grid: tuple[int, int],
     number: signal.Signals,
     whom: str,
-    undisturbed: Undisturbed,
+    reference_runs: ReferenceRuns,
     faults_data: Path,
     tmp_path: Path,
 ) -> None:
-    expected = undisturbed[grid]
+    expected = reference_runs[grid]
     # Alone, it is watched by nobody; of several, none is started again that was asked to leave.
     options: dict[str, object] = {"run.restarts": 0 if whom == "alone" else 3, "save.every": 1000}
-    run = Faulty(tmp_path / "run", faults_data, grid, options).start()
+    run = TrainProcess(tmp_path / "run", faults_data, grid, options).start()
     run.await_step(11)
     assert run.process is not None
     started = time.monotonic()
@@ -50,11 +50,11 @@ def test_a_run_that_is_asked_to_leave_saves_and_goes_on_later(
     assert code == 75, said
     found = re.findall(r"stretto: left after step (\d+), as asked: it is saved, and the run goes on from there", said)
     assert len(found) == 1, said
-    left = Faulty(tmp_path / "run", faults_data, grid, options)
-    assert left.left().facts.step == int(found[0]) >= 11  # type: ignore[attr-defined]
+    left = TrainProcess(tmp_path / "run", faults_data, grid, options)
+    assert left.final_state().training_state.step == int(found[0]) >= 11  # type: ignore[attr-defined]
     code, said = left.start().finish()
     assert code == 0 and f"resume  after step {found[0]}" in said, said
-    assert left.left() == expected
+    assert left.final_state() == expected
 
 
 @pytest.mark.parametrize("grid", [(1, 1), (2, 1)])
@@ -63,7 +63,7 @@ def test_a_run_that_is_asked_to_leave_before_its_first_step_may_be_started_again
     grid: tuple[int, int], seconds: float, faults_data: Path, tmp_path: Path
 ) -> None:
     restarts = 0 if grid == (1, 1) else 3
-    run = Faulty(tmp_path / "run", faults_data, grid, {"run.restarts": restarts, "train.steps": 10**6}).start()
+    run = TrainProcess(tmp_path / "run", faults_data, grid, {"run.restarts": restarts, "train.steps": 10**6}).start()
     time.sleep(seconds)
     assert run.process is not None
     run.process.send_signal(signal.SIGTERM)
@@ -76,7 +76,7 @@ def test_a_run_that_is_asked_to_leave_before_its_first_step_may_be_started_again
 @pytest.mark.parametrize("grid", [(1, 1), (2, 1)])
 def test_ranks_do_not_outlive_their_launcher(grid: tuple[int, int], faults_data: Path, tmp_path: Path) -> None:
     options: dict[str, object] = {"train.steps": 10**6, "save.every": 10**6}
-    run = Faulty(tmp_path / "run", faults_data, grid, options).start()
+    run = TrainProcess(tmp_path / "run", faults_data, grid, options).start()
     run.await_step(5)
     ranks = run.ranks()
     assert len(ranks) == grid[0] * grid[1] and run.process is not None
@@ -88,7 +88,7 @@ def test_ranks_do_not_outlive_their_launcher(grid: tuple[int, int], faults_data:
     _, said = run.finish()
     # Several ranks have lost the launcher's store as well, without which they can't agree that all is written.
     if grid == (1, 1):
-        assert "as asked: it is saved" in said and run.left().facts.step >= 5  # type: ignore[attr-defined]
+        assert "as asked: it is saved" in said and run.final_state().training_state.step >= 5  # type: ignore[attr-defined]
     else:
         assert "it is saved" not in said and "the ranks' store is gone" in said, said
 
@@ -96,7 +96,7 @@ def test_ranks_do_not_outlive_their_launcher(grid: tuple[int, int], faults_data:
 @pytest.mark.short
 def test_a_stopped_rank_is_named_with_its_last_action(faults_data: Path, tmp_path: Path) -> None:
     options: dict[str, object] = {"train.steps": 10**6, "run.timeout": 6, "run.restarts": 0}
-    run = Faulty(tmp_path / "run", faults_data, (1, 2), options).start()
+    run = TrainProcess(tmp_path / "run", faults_data, (1, 2), options).start()
     run.await_step(5)
     ranks = run.ranks()
     time.sleep(1.5)
@@ -120,13 +120,13 @@ def test_a_run_of_one_machine_listens_on_the_loopback_only(faults_data: Path, tm
     if shutil.which("ss") is None:
         assert "CI" not in os.environ
         pytest.skip("ss is not here")
-    run = Faulty(tmp_path / "run", faults_data, (1, 2), {"train.steps": 10**6}).start()
+    run = TrainProcess(tmp_path / "run", faults_data, (1, 2), {"train.steps": 10**6}).start()
     run.await_step(3)
     assert run.process is not None
     pids = [run.process.pid, *run.ranks(), *(child for pid in run.ranks() for child in children(pid))]
     listed = subprocess.run(["ss", "-lntupH"], capture_output=True, text=True, check=True).stdout.splitlines()
     own = [row for row in listed if any(f"pid={pid}," in row for pid in pids)]
-    second = Faulty(tmp_path / "run", faults_data, (1, 1), {"run.restarts": 0}).start()
+    second = TrainProcess(tmp_path / "run", faults_data, (1, 1), {"run.restarts": 0}).start()
     code, said = second.finish()
     run.process.kill()
     run.finish()
@@ -147,8 +147,8 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(faults_data: Path, tmp_pat
         assert "CI" not in os.environ
         pytest.skip("only root can mount a small disk")
     try:
-        run = Faulty(folder / "run", faults_data, (2, 1), {"save.keep": 1000, "run.restarts": 0}).start()
-        run.await_step(2 * EVERY)
+        run = TrainProcess(folder / "run", faults_data, (2, 1), {"save.keep": 1000, "run.restarts": 0}).start()
+        run.await_step(2 * SAVE_EVERY)
         with (folder / "filler").open("wb") as filler:
             try:
                 while True:
@@ -160,13 +160,13 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(faults_data: Path, tmp_pat
         # The run went on with a warning; what it could not do at its end is an error.
         assert code == 2, said
         assert re.search(r"warning: step \d+ was not saved: .*disk/run.*No space left on device", said), said
-        whole = run.left()
-        assert whole.facts.step >= EVERY  # type: ignore[attr-defined]
+        whole = run.final_state()
+        assert whole.training_state.step >= SAVE_EVERY  # type: ignore[attr-defined]
         (folder / "filler").unlink()
-        code, said = Faulty(folder / "run", faults_data, (2, 1)).start().finish()
+        code, said = TrainProcess(folder / "run", faults_data, (2, 1)).start().finish()
         assert code == 0 and "resume  after step" in said, said
         subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
-        code, said = Faulty(folder / "other", faults_data, (1, 1), {"run.restarts": 0}).start().finish()
+        code, said = TrainProcess(folder / "other", faults_data, (1, 1), {"run.restarts": 0}).start().finish()
         assert code == 2 and "run.folder=" in said and "can't be written (Read-only file system)" in said, said
     finally:
         subprocess.run(["umount", str(folder)], check=True)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from slurm import Slurm, slurm
+from helpers.slurm_cluster import Slurm, slurm
 from stretto import Corpus
-from stretto.checkpoint.saved import find_saved
-from stretto.mesh.place import first_host
+from stretto.checkpoint.checkpoint import find_checkpoint
+from stretto.mesh.launch_info import first_host
 
 pytestmark = pytest.mark.slurm
 
@@ -72,7 +72,7 @@ def test_a_job_that_is_asked_to_leave_is_queued_again_and_goes_on(byte_corpus: C
     said = (tmp_path / "said").read_text()
     assert "it is saved, and the run goes on from there" in said, said
     assert "resume  after step" in said and "done: config, log" in said, said
-    assert len(losses(tmp_path / "run")) == find_saved(tmp_path / "run").manifest.facts.step == 400
+    assert len(losses(tmp_path / "run")) == find_checkpoint(tmp_path / "run").manifest.training_state.step == 400
 
 
 def await_steps(folder: Path, count: int, seconds: float = 60) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hosts import ADDRESSES, Hosts, two_hosts
+from helpers.network_hosts import ADDRESSES, HostPair, two_hosts
 from stretto import Corpus
 from stretto.cli.main import main
 
@@ -22,7 +22,7 @@ def device_of(name: str) -> str:
     return next(row.split()[0] for row in rows.splitlines() if ADDRESSES[name] in row)
 
 
-def start(hosts: Hosts, index: int, command: list[str]) -> "subprocess.Popen[str]":
+def start(hosts: HostPair, index: int, command: list[str]) -> "subprocess.Popen[str]":
     workers = [f"{ADDRESSES[name]}:{PORT}" for name in hosts.names]
     config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
     name = hosts.names[index]

@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from ranks import Pools, free_port
+from helpers.rank_pool import RankPools, free_port
 from stretto import Finding, World
 from stretto.cli.main import main
-from stretto.launch import doctor, machine, peers
-from stretto.launch.doctor import look_at_machine
-from stretto.launch.finding import look, ok
-from stretto.launch.places import check_place
-from stretto.launch.probe import NoAnswerError, ask_torch
+from stretto.launch import doctor, links, machine
+from stretto.launch.doctor import check_machine
+from stretto.launch.finding import ok, run_check
+from stretto.launch.folders import check_folder
+from stretto.launch.probe import ProbeFailedError, probe_torch
 
 
 def levels(findings: list[Finding]) -> dict[str, str]:
-    return {finding.what: finding.level for finding in findings}
+    return {finding.name: finding.level for finding in findings}
 
 
 def test_a_check_that_hangs_is_a_finding_in_time() -> None:
@@ -31,43 +31,43 @@ def test_a_check_that_hangs_is_a_finding_in_time() -> None:
         return []
 
     started = time.monotonic()
-    (found,) = look("disk", hang, 0.2)
+    (found,) = run_check("disk", hang, 0.2)
     assert time.monotonic() - started < 5
-    assert (found.what, found.level, found.seen) == ("disk", "problem", "no answer within 0 s") and found.remedy
+    assert (found.name, found.level, found.detail) == ("disk", "problem", "no answer within 0 s") and found.remedy
 
 
 def test_a_check_that_fails_is_a_finding() -> None:
     def broken() -> list[Finding]:
         raise OSError("the driver is gone\nand more")
 
-    (found,) = look("devices", broken, 5)
-    assert found.level == "problem" and found.seen == "could not be looked at (OSError: the driver is gone)"
+    (found,) = run_check("devices", broken, 5)
+    assert found.level == "problem" and found.detail == "could not be looked at (OSError: the driver is gone)"
 
 
 def test_a_torch_that_can_not_be_imported_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so: cannot open shared object file')")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     (found,) = machine.check_torch(60)
-    assert found.level == "problem" and "libcudart.so" in found.seen
+    assert found.level == "problem" and "libcudart.so" in found.detail
     # Whoever asks for help is helped all the same.
-    findings = look_at_machine()
+    findings = check_machine()
     assert levels(findings)["torch"] == "problem" and levels(findings)["loopback"] == "ok"
 
 
 def test_a_torch_that_ends_the_process_or_hangs_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     (tmp_path / "torch.py").write_text("import os; os.abort()")
-    with pytest.raises(NoAnswerError, match=r"ended with code -6|Aborted"):
-        ask_torch(60)
+    with pytest.raises(ProbeFailedError, match=r"ended with code -6|Aborted"):
+        probe_torch(60)
     (tmp_path / "torch.py").write_text("import time; time.sleep(60)")
-    with pytest.raises(NoAnswerError, match="did not answer within 1 s"):
-        ask_torch(1)
+    with pytest.raises(ProbeFailedError, match="did not answer within 1 s"):
+        probe_torch(1)
 
 
 @pytest.mark.parametrize(("version", "level"), [("2.13.0+cpu", "ok"), ("2.9.1", "problem"), ("3.0", "ok")])
 def test_an_old_torch_is_a_problem(version: str, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     told = {"version": version, "cuda": None, "hip": None, "backends": ["gloo"], "devices": [], "error": None}
-    monkeypatch.setattr(machine, "ask_torch", lambda seconds: told)
+    monkeypatch.setattr(machine, "probe_torch", lambda seconds: told)
     assert levels(machine.check_torch(1))["torch"] == level
 
 
@@ -78,27 +78,27 @@ def test_a_device_that_does_not_work_is_a_problem_and_a_full_one_a_note(monkeypa
         {"name": "C", "error": None, "free": 1e9, "total": 80e9},
     ]
     told = {"version": "2.13.0", "cuda": "13.0", "hip": None, "backends": ["gloo", "nccl"], "devices": devices}
-    monkeypatch.setattr(machine, "ask_torch", lambda seconds: {**told, "error": None, "driver": 13000})
+    monkeypatch.setattr(machine, "probe_torch", lambda seconds: {**told, "error": None, "driver": 13000})
     found = levels(machine.check_torch(1))
-    assert [found[f"device {number}"] for number in range(3)] == ["ok", "problem", "note"]
+    assert [found[f"device {number}"] for number in range(3)] == ["ok", "problem", "warning"]
 
 
 def test_a_folder_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
-    found = check_place("run folder", tmp_path / "runs" / "first")
+    found = check_folder("run folder", tmp_path / "runs" / "first")
     assert levels(found) == {"run folder": "ok", "run folder, disk": "ok", "run folder, locks": "ok"}
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_can_not_be_written_is_a_problem() -> None:
-    (found,) = check_place("run folder", Path("/proc/runs"))
-    assert found.level == "problem" and "/proc can't be written" in found.seen
+    (found,) = check_folder("run folder", Path("/proc/runs"))
+    assert found.level == "problem" and "/proc can't be written" in found.detail
 
 
 @pytest.mark.parametrize("inner", ["", "run"])
 def test_a_folder_that_is_a_file_is_a_problem(tmp_path: Path, inner: str) -> None:
     (tmp_path / "runs").touch()
-    (found,) = check_place("run folder", tmp_path / "runs" / inner)
-    assert found.level == "problem" and found.seen == f"{tmp_path / 'runs'} is no folder"
+    (found,) = check_folder("run folder", tmp_path / "runs" / inner)
+    assert found.level == "problem" and found.detail == f"{tmp_path / 'runs'} is no folder"
 
 
 @pytest.mark.parametrize(
@@ -114,19 +114,19 @@ def test_a_variable_that_bites_is_noted(name: str, value: str, what: str, monkey
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
     monkeypatch.setenv(name, value)
-    found = {finding.what: finding for finding in machine.check_environment()}
-    assert found[what].level == "note" and found[what].remedy
+    found = {finding.name: finding for finding in machine.check_environment()}
+    assert found[what].level == "warning" and found[what].remedy
 
 
 def test_more_threads_than_cores_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "4096")
     (found,) = machine.check_cores()
-    assert found.level == "note" and "set OMP_NUM_THREADS to" in found.remedy
+    assert found.level == "warning" and "set OMP_NUM_THREADS to" in found.remedy
 
 
 def test_an_address_to_meet_at_is_noted_only_where_nobody_has_started_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_ADDR", "host0")
-    assert levels(machine.check_environment())["$MASTER_ADDR"] == "note"
+    assert levels(machine.check_environment())["$MASTER_ADDR"] == "warning"
     # mpirun's ranks on several hosts need it.
     for name, value in {"RANK": "1", "SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}.items():
         monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", value)
@@ -149,34 +149,34 @@ def told(**changes: Any) -> dict[str, Any]:  # noqa: ANN401
 
 def test_versions_that_differ_are_a_problem_that_names_the_host() -> None:
     other = told(host="b", versions={"torch": "2.12.0", "numpy": "2.4"})
-    found = peers._same_versions([told(), told(), other])
-    assert found.level == "problem" and found.seen == "torch 2.12.0 on b (rank 2), 2.13.0 on a"
-    assert peers._same_versions([told(), told()]).level == "ok"
+    found = links._same_versions([told(), told(), other])
+    assert found.level == "problem" and found.detail == "torch 2.12.0 on b (rank 2), 2.13.0 on a"
+    assert links._same_versions([told(), told()]).level == "ok"
 
 
-@pytest.mark.parametrize(("clock", "level"), [(100.2, "ok"), (97.0, "note"), (1000.0, "problem")])
+@pytest.mark.parametrize(("clock", "level"), [(100.2, "ok"), (97.0, "warning"), (1000.0, "problem")])
 def test_clocks_that_differ_are_noted(clock: float, level: str) -> None:
-    found = peers._same_clock([told(), told(host="b", clock=clock)])
+    found = links._same_clock([told(), told(host="b", clock=clock)])
     assert found.level == level and (level == "ok" or "clock of b" in found.remedy)
 
 
 @pytest.mark.parametrize(
-    ("latency", "bandwidth", "level"), [(5e-5, 2e9, "ok"), (0.1, 2e9, "note"), (5e-5, 1e6, "note")]
+    ("latency", "bandwidth", "level"), [(5e-5, 2e9, "ok"), (0.1, 2e9, "warning"), (5e-5, 1e6, "warning")]
 )
 def test_a_slow_link_is_noted(latency: float, bandwidth: float, level: str) -> None:
-    link = {"target": 1, "latency": latency, "bandwidth": bandwidth, "is_near": True, "device": "cpu"}
-    assert levels(peers.link_findings([link])) == {"link 0-1": level}
+    link = {"target": 1, "latency": latency, "bandwidth": bandwidth, "is_same_node": True, "device": "cpu"}
+    assert levels(links.link_findings([link])) == {"link 0-1": level}
 
 
 def _meet(world: World) -> tuple[list[Finding], list[dict[str, Any]]]:
     own = [ok("memory", f"of rank {world.rank}")]
     # As if each rank were a machine of its own.
-    return peers.gather_findings(world, 0, own), peers.measure_links(world, 1)
+    return links.gather_findings(world, 0, own), links.measure_links(world, 1)
 
 
-def test_the_first_rank_hears_what_every_machine_found(pools: Pools) -> None:
+def test_the_first_rank_hears_what_every_machine_found(pools: RankPools) -> None:
     first, second = pools[2].run(_meet)
-    assert [finding.seen for finding in first[0][:2]] == ["of rank 0", "of rank 1"]
+    assert [finding.detail for finding in first[0][:2]] == ["of rank 0", "of rank 1"]
     assert levels(first[0][2:]) == {"versions": "ok", "clocks": "ok"} and all(finding.host for finding in first[0][:2])
     assert [link["target"] for link in first[1]] == [1] and all(link["latency"] > 0 for link in first[1])
     assert [replace(finding, host="") for finding in second[0]] == [ok("memory", "of rank 1")]
@@ -190,18 +190,18 @@ def test_ranks_that_look_at_nothing_wait_for_those_that_do(monkeypatch: pytest.M
         return []
 
     monkeypatch.setattr(doctor, "look", record)
-    look_at_machine()
-    assert len(limits) > 10 and doctor.time_to_meet(None).total_seconds() == sum(limits) + 90
+    check_machine()
+    assert len(limits) > 10 and doctor.rendezvous_timeout(None).total_seconds() == sum(limits) + 90
 
 
-def test_the_first_rank_says_which_ranks_are_near(pools: Pools) -> None:
+def test_the_first_rank_says_which_ranks_are_near(pools: RankPools) -> None:
     # Three ranks on the first machine and one on the second, which each knows of its own only.
-    for links in pools[4].run(_unequal):
-        assert [(link["target"], link["is_near"]) for link in links] == [(1, True), (3, False)]
+    for measured in pools[4].run(_unequal):
+        assert [(link["target"], link["is_same_node"]) for link in measured] == [(1, True), (3, False)]
 
 
 def _unequal(world: World) -> list[dict[str, Any]]:
-    return peers.measure_links(world, 1 if world.rank == 3 else 3)
+    return links.measure_links(world, 1 if world.rank == 3 else 3)
 
 
 def test_ranks_of_any_launcher_look_at_each_other_and_one_says_it(tmp_path: Path) -> None:
@@ -229,8 +229,8 @@ def test_ranks_are_started_on_the_device_that_is_asked_for(monkeypatch: pytest.M
         asked.append(device)
         return []
 
-    monkeypatch.setattr(peers, "check_links", record)
-    monkeypatch.setattr(doctor, "look_at_machine", lambda config, on_check: [])
+    monkeypatch.setattr(links, "check_links", record)
+    monkeypatch.setattr(doctor, "check_machine", lambda config, on_check: [])
     assert main(["doctor", "--device", "cuda:1"]) == main(["doctor"]) == 0
     assert asked == ["cuda:1", "cpu"]
 

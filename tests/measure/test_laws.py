@@ -58,7 +58,7 @@ def test_every_causal_block_and_every_stack_of_them_keeps_the_law(
     block: Block, num_steps: int, num_rows: int, key: int
 ) -> None:
     report = check_chunk_law(block.double(), input_(num_steps, num_rows), key=key, tolerance=1e-12)
-    assert report.num_ways == num_steps + 2 + 2
+    assert report.num_variants == num_steps + 2 + 2
     assert max(report.outputs, report.state, report.gradients) <= 1e-12
 
 
@@ -80,7 +80,7 @@ class HidesState(Block):
         return y, state
 
 
-class HidesStateAndTakesItBack(HidesState):
+class RestoresHiddenState(HidesState):
     """Starts anew whenever it sees the first step of its own input again, so it passes when run twice."""
 
     def __init__(self) -> None:
@@ -96,12 +96,12 @@ class HidesStateAndTakesItBack(HidesState):
         return y, state
 
 
-class NormalisesOverTime(Block):
+class NormalizesOverTime(Block):
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         return x - x.mean(dim=0), state
 
 
-class NormalisesOverRows(Block):
+class NormalizesOverRows(Block):
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         return x - x.mean(dim=1, keepdim=True), state
 
@@ -121,7 +121,7 @@ class CutsTheGradient(Block):
         return y, tuple(tensor.detach() for tensor in after)
 
 
-class RollsDice(Block):
+class UsesGlobalRandomness(Block):
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         return nn.functional.dropout(x, 0.5), state
 
@@ -135,7 +135,7 @@ class BatchSecond(Block):
 
 
 class CountsItsRows(Block):
-    """Starts each row from where it stands in the batch, which is another place in a slice."""
+    """Starts each row from where it stands in the batch, which is another place in a micro-batch."""
 
     def initial_state(self, rows: Rows) -> State:
         return (torch.arange(len(rows), dtype=rows.dtype).unsqueeze(1),)
@@ -175,11 +175,11 @@ class GrowsItsState(Block):
     ("block", "reason"),
     [
         (HidesState(), "a second time from the same state, .* differs"),
-        (HidesStateAndTakesItBack(), r"two halves of its rows, cut at .* it fails"),
-        (NormalisesOverTime(), r"cut in time at \[1\], the output differs"),
-        (NormalisesOverRows(), r"two halves of its rows, cut at \[\], the output differs"),
+        (RestoresHiddenState(), r"two halves of its rows, cut at .* it fails"),
+        (NormalizesOverTime(), r"cut in time at \[1\], the output differs"),
+        (NormalizesOverRows(), r"two halves of its rows, cut at \[\], the output differs"),
         (CutsTheGradient(), r"cut in time at \[1\], the gradient of .* differs"),
-        (RollsDice(), "a second time"),
+        (UsesGlobalRandomness(), "a second time"),
         (BatchSecond(), "must be its dim 0"),
         (GrowsItsState(), "return one of the same form"),
         (CountsItsRows(), r"two halves of its rows, cut at \[\], the output differs"),

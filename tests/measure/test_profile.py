@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import stretto.measure.profile
-from ranks import Pools
+from helpers.rank_pool import RankPools
 from stretto import (
     LSTM,
     Corpus,
@@ -24,13 +24,13 @@ from stretto import (
     make_engine,
 )
 from stretto.base.position import Position
-from stretto.measure.kinds import name_kinds
-from stretto.measure.load import find_load
+from stretto.measure.block_kinds import name_kinds
 from stretto.measure.profile import measure_profile, profile_key
 from stretto.measure.shapes import block_shapes
+from stretto.measure.workload import find_workload
 from stretto.plan.cluster import Cluster
-from stretto.plan.costs import Costs
-from stretto.plan.hardware import KNOWN, derive_profile
+from stretto.plan.cost_model import CostModel
+from stretto.plan.hardware import KNOWN_HARDWARE, derive_profile
 from stretto.plan.predict import predict
 from stretto.plan.profile import Profile, load_profile, save_profile
 from stretto.plan.search import find_plan
@@ -50,7 +50,7 @@ def measure(world: World, folder: str) -> Profile:
 
 
 @pytest.fixture(scope="module")
-def measured(pools: Pools, byte_corpus: Corpus) -> list[Profile]:
+def measured(pools: RankPools, byte_corpus: Corpus) -> list[Profile]:
     found: list[Profile] = pools[2].run(measure, str(byte_corpus.store.location))
     return found
 
@@ -67,7 +67,7 @@ def test_all_ranks_have_the_same_profile_of_each_kind_once(measured: list[Profil
     assert profile.weight_bytes == 4 * sum(weight.numel() for weight in model().parameters())
     assert profile.optimizer_bytes == 2, "the two moments of AdamW"
     assert profile.node is not None and profile.node.bandwidth > 1e6 and profile.network is None
-    assert [found.ranks for found in profile.sums] == [2] and [found.ranks for found in profile.speeds] == [1, 2]
+    assert [found.ranks for found in profile.all_reduces] == [2] and [found.ranks for found in profile.speeds] == [1, 2]
 
 
 def test_a_profile_is_read_as_it_was_written(measured: list[Profile], tmp_path: Path) -> None:
@@ -82,11 +82,11 @@ def test_a_profile_is_read_as_it_was_written(measured: list[Profile], tmp_path: 
 
 
 def test_a_plan_can_be_made_from_it(measured: list[Profile], byte_corpus: Corpus) -> None:
-    load = find_load(Lanes(byte_corpus, 8, 16))
+    load = find_workload(Lanes(byte_corpus, 8, 16))
     assert [window.tolist() for window in load.windows] == [[16] * 8] and load.tokens == 128
     plan = find_plan(measured[0], load, Cluster(2))
     assert plan == find_plan(measured[1], load, Cluster(2))
-    assert plan.one.seconds > 0 and plan.does_one_fit
+    assert plan.single_device.seconds > 0 and plan.fits_single_device
 
 
 def test_the_memory_of_live_chunks_is_what_a_step_keeps(measured: list[Profile], byte_corpus: Corpus) -> None:
@@ -107,24 +107,24 @@ def test_the_memory_of_live_chunks_is_what_a_step_keeps(measured: list[Profile],
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             engine.step(data.read(Position()), None, 1)
         held = sum(size for pointer, size in seen.items() if pointer not in weights)
-        (stage,) = predict(Costs(measured[0]), find_load(data), Layout(chunks=chunks), Cluster(1)).stages
+        (stage,) = predict(CostModel(measured[0]), find_workload(data), Layout(chunks=chunks), Cluster(1)).stages
         # All live chunks are taken to be as long as the longest: 6 x 3 steps of a window of 16.
         longest = chunks * -(-16 // chunks) / 16
         assert stage.memory.activations == pytest.approx(held * longest, rel=0.2)
 
 
-def test_a_model_that_no_rank_can_hold_is_measured_block_by_block(pools: Pools, byte_corpus: Corpus) -> None:
+def test_a_model_that_no_rank_can_hold_is_measured_block_by_block(pools: RankPools, byte_corpus: Corpus) -> None:
     found: list[Profile] = pools[2].run(measure_without_room, str(byte_corpus.store.location))
     profile = found[0]
     assert profile == found[1] and set(profile.kinds) == {"embedding", "lstm", "linear"}
-    assert profile.action == 0, "whole steps were not run"
+    assert profile.action_overhead == 0, "whole steps were not run"
     lstm = profile.kinds["lstm"]
     # Nor chunks that were foreseen to be too large: what is larger is worked out from what is there.
-    assert lstm.rows == (1,) and Costs(profile).chunk(1, 2, 8, 16).forward > 2 * lstm.points[0].forward
-    assert [speed.ranks for speed in profile.speeds] == [1, 2] and [found.ranks for found in profile.sums] == [2]
+    assert lstm.rows == (1,) and CostModel(profile).chunk(1, 2, 8, 16).forward > 2 * lstm.points[0].forward
+    assert [speed.ranks for speed in profile.speeds] == [1, 2] and [found.ranks for found in profile.all_reduces] == [2]
 
 
-def test_a_machine_that_does_other_things_is_said_to(pools: Pools, byte_corpus: Corpus) -> None:
+def test_a_machine_that_does_other_things_is_said_to(pools: RankPools, byte_corpus: Corpus) -> None:
     found: list[Profile] = pools[2].run(measure_disturbed, str(byte_corpus.store.location))
     assert found[0].notes["disturbed"] == "the machine did other things while it was measured"
     assert found[0] == found[1]
@@ -140,12 +140,12 @@ def measure_disturbed(world: World, folder: str) -> Profile:
 
 
 def measure_without_room(world: World, folder: str) -> Profile:
-    before = stretto.measure.profile._ROOM
-    stretto.measure.profile._ROOM = 1e-9
+    before = stretto.measure.profile._MEMORY_FRACTION
+    stretto.measure.profile._MEMORY_FRACTION = 1e-9
     try:
         return measure(world, folder)
     finally:
-        stretto.measure.profile._ROOM = before
+        stretto.measure.profile._MEMORY_FRACTION = before
 
 
 def test_the_key_changes_with_what_a_profile_depends_on(byte_corpus: Corpus) -> None:
@@ -167,9 +167,9 @@ def test_a_profile_of_a_device_that_is_not_here_is_derived(byte_corpus: Corpus) 
     shapes = block_shapes(model(), Lanes(byte_corpus, 8, 16))
     lstm = shapes[1]
     assert (lstm.weights, lstm.recurrent, lstm.outputs, lstm.state) == (8 * 32 * 32 + 8 * 32, 4 * 32 * 33, 32, 64)
-    assert shapes[0].table == 256 * 32 and shapes[0].weights == 0
-    derived = derive_profile(KNOWN["A100"], shapes, 8, 16)
+    assert shapes[0].embedding_weights == 256 * 32 and shapes[0].weights == 0
+    derived = derive_profile(KNOWN_HARDWARE["A100"], shapes, 8, 16)
     assert derived.is_simulated and derived.weight_bytes == 4 * sum(w.numel() for w in model().parameters())
     # Sixteen steps that wait for each other: at least as many starts.
-    assert Costs(derived).chunk(1, 2, 8, 16).forward > 16 * KNOWN["A100"].launch
-    assert find_plan(derived, find_load(Lanes(byte_corpus, 8, 16)), Cluster(16, 2)).chosen.layout.num_ranks == 1
+    assert CostModel(derived).chunk(1, 2, 8, 16).forward > 16 * KNOWN_HARDWARE["A100"].launch_seconds
+    assert find_plan(derived, find_workload(Lanes(byte_corpus, 8, 16)), Cluster(16, 2)).chosen.layout.num_ranks == 1

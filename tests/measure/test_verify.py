@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ranks import Ranks
-from stores import write_tokens
+from helpers.rank_pool import RankPool
+from helpers.stores import write_tokens
 from stretto import (
     GRU,
     LSTM,
@@ -17,7 +17,7 @@ from stretto import (
     Corpus,
     Dropout,
     Embedding,
-    Labelled,
+    LabelledItems,
     Lanes,
     LawError,
     Layout,
@@ -34,7 +34,7 @@ from stretto import (
 from stretto.cli.main import main
 from stretto.testing import Verification, check_loss, verify
 
-LAYOUTS = [Layout(replicas=2, slices=2), Layout(stages=2, chunks=4)]
+LAYOUTS = [Layout(replicas=2, micro_batches=2), Layout(stages=2, chunks=4)]
 
 
 class HidesState(Block):
@@ -70,7 +70,7 @@ def on_rank(world: World, kind: str, folder: Path, layout: Layout) -> Verificati
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_a_lawful_model_passes_and_the_others_fail_by_name(layout: Layout, byte_corpus: Corpus) -> None:
-    ranks = Ranks(2)
+    ranks = RankPool(2)
     for kind, verdict in (
         ("lawful", "equal to one rank, to 1e-09"),
         ("hiding", "block 2: HidesState breaks the chunk law"),
@@ -83,9 +83,9 @@ def test_a_lawful_model_passes_and_the_others_fail_by_name(layout: Layout, byte_
     ranks.close()
 
 
-def test_one_rank_can_verify_slices_and_chunks_by_itself(byte_corpus: Corpus) -> None:
+def test_one_rank_can_verify_micro_batches_and_chunks_by_itself(byte_corpus: Corpus) -> None:
     lanes = Lanes(byte_corpus, 8, 12)
-    found = verify(lawful().double(), TokenLoss(), lanes, Layout(slices=3, chunks=5, recompute=True))
+    found = verify(lawful().double(), TokenLoss(), lanes, Layout(micro_batches=3, chunks=5, recompute=True))
     assert found.is_equal and [block.name for block in found.blocks][1] == "LSTM"
     assert not verify(hiding().double(), TokenLoss(), lanes, Layout(chunks=3)).is_equal
 
@@ -104,7 +104,7 @@ def mean_of_labels(y: Tensor, targets: Tensor) -> LossSum:
 def test_a_mean_of_labels_is_found_out_though_they_are_asked_at_the_end(tmp_path: Path) -> None:
     rows = [[token % 7 for token in range(20)] for _ in range(24)]
     write_tokens(tmp_path / "data", [rows], 7, [[row % 3 for row in range(24)]])
-    data = Batches(Labelled(Sequences.open(tmp_path / "data")), 200)
+    data = Batches(LabelledItems(Sequences.open(tmp_path / "data")), 200)
     stack = Stack([Embedding(7, 6), LSTM(6, 5), Linear(5, 3)])
     found = verify(stack, mean_of_labels, data, Layout())
     assert not found.is_equal and "the loss does not add up" in found.verdict
@@ -113,14 +113,16 @@ def test_a_mean_of_labels_is_found_out_though_they_are_asked_at_the_end(tmp_path
 def on_rank_of(world: World, folder: Path, layout: Layout) -> Verification:
     sequences = Sequences.open(folder)
     stack = Stack([Embedding(7, 6), LSTM(6, 6), Dropout(0.2), LSTM(6, 5), Linear(5, 3)]).double()
-    return verify(stack, SequenceLoss(), Batches(Labelled(sequences), 40), layout, world, num_steps=4)
+    return verify(stack, SequenceLoss(), Batches(LabelledItems(sequences), 40), layout, world, num_steps=4)
 
 
-@pytest.mark.parametrize("layout", [Layout(replicas=2, slices=3), Layout(stages=2, slices=2, chunks=3)], ids=str)
+@pytest.mark.parametrize(
+    "layout", [Layout(replicas=2, micro_batches=3), Layout(stages=2, micro_batches=2, chunks=3)], ids=str
+)
 def test_batches_of_unequal_rows_are_compared_row_by_row(layout: Layout, tmp_path: Path) -> None:
     rows = [[token % 7 for token in range(1 + row * row % 13)] for row in range(24)]
     write_tokens(tmp_path / "data", [rows], 7, [[row % 3 for row in range(24)]])
-    ranks = Ranks(2)
+    ranks = RankPool(2)
     for found in ranks.run(on_rank_of, tmp_path / "data", layout):
         assert found.is_equal and found.verdict.startswith("equal to one rank, to 1e-09"), found
     ranks.close()

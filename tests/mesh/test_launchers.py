@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from ranks import free_port
+from helpers.rank_pool import free_port
 from stretto import Corpus, MeshError
 from stretto.cli.main import main
-from stretto.mesh.place import Place
+from stretto.mesh.launch_info import LaunchInfo
 from stretto.mesh.store import listen_at, open_store
 
 
@@ -52,7 +52,7 @@ def test_a_port_that_is_taken_is_named() -> None:
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(MeshError, match=f"port {port} of localhost is in use"):
-            listen_at("localhost", port, only_here=True)
+            listen_at("localhost", port, is_single_node=True)
 
 
 def test_a_store_that_cannot_be_kept_is_said_with_what_to_set() -> None:
@@ -60,17 +60,17 @@ def test_a_store_that_cannot_be_kept_is_said_with_what_to_set() -> None:
         taken.bind(("", 0))
         taken.listen()
         # Its name means loopback here, and ranks of another host are to come: torch listens, and fails.
-        place = Place(0, 2, 0, 1, "localhost", taken.getsockname()[1])
+        launch_info = LaunchInfo(0, 2, 0, 1, "localhost", taken.getsockname()[1])
         with pytest.raises(MeshError, match=r"rank 0 can't keep the store .*; set MASTER_ADDR and") as error:
-            open_store(place, timedelta(seconds=2))
+            open_store(launch_info, timedelta(seconds=2))
     assert "\n" not in str(error.value)
 
 
 def test_a_name_that_means_loopback_here_is_not_bound_while_other_hosts_are_to_come() -> None:
-    assert listen_at("localhost", 0, only_here=False) is None
-    assert listen_at("192.0.2.1", 0, only_here=False) is None  # an address that no host has
-    assert listen_at("no-such-host.invalid", 0, only_here=True) is None
-    with listen_at("localhost", 0, only_here=True) as found:  # type: ignore[union-attr]
+    assert listen_at("localhost", 0, is_single_node=False) is None
+    assert listen_at("192.0.2.1", 0, is_single_node=False) is None  # an address that no host has
+    assert listen_at("no-such-host.invalid", 0, is_single_node=True) is None
+    with listen_at("localhost", 0, is_single_node=True) as found:  # type: ignore[union-attr]
         assert found.getsockname()[0] == "127.0.0.1"
 
 

@@ -9,14 +9,14 @@ from stretto.mesh.topology import Topology
 @given(st.integers(1, 64), st.integers(1, 64))
 def test_ranks_and_places_are_one_to_one(replicas: int, stages: int) -> None:
     topology = Topology(replicas, stages)
-    places = [topology.place(rank) for rank in range(topology.size)]
+    places = [topology.position(rank) for rank in range(topology.size)]
     assert len(set(places)) == topology.size == replicas * stages
     assert [topology.rank(place.replica, place.stage) for place in places] == list(range(topology.size))
     for stage in range(stages):
-        assert [topology.place(rank).stage for rank in topology.stage_ranks(stage)] == [stage] * replicas
+        assert [topology.position(rank).stage for rank in topology.stage_ranks(stage)] == [stage] * replicas
     assert topology.replica_ranks(0) == list(range(stages)), "neighbouring stages are neighbouring ranks"
 
 
 def test_a_rank_beyond_the_grid_is_refused() -> None:
     with pytest.raises(PlanError, match="rank 6 is not one of the 6"):
-        Topology(2, 3).place(6)
+        Topology(2, 3).position(6)

@@ -19,8 +19,8 @@ WHOLE = {
 
 def test_without_torchrun_we_are_alone() -> None:
     with world() as alone:
-        assert (alone.rank, alone.size, alone.is_alone, alone.is_first) == (0, 1, True, True)
-        assert alone.find_lost([0]) is None
+        assert (alone.rank, alone.size, alone.is_single_rank, alone.is_rank_zero) == (0, 1, True, True)
+        assert alone.find_lost_rank([0]) is None
 
 
 def test_another_world_than_the_layout_needs_is_refused_before_anyone_waits(monkeypatch: pytest.MonkeyPatch) -> None:

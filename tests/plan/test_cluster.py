@@ -4,17 +4,17 @@ from stretto import Cluster, Layout, PlanError
 from stretto.mesh.topology import Topology
 
 
-@pytest.mark.parametrize("near", ["stages", "replicas"])
+@pytest.mark.parametrize("adjacent", ["stages", "replicas"])
 @pytest.mark.parametrize(("replicas", "stages"), [(1, 1), (2, 2), (4, 2), (12, 2), (3, 4), (2, 8), (5, 3), (16, 1)])
-def test_nodes_are_those_of_the_ranks_that_run(replicas: int, stages: int, near: str) -> None:
-    layout = Layout(replicas=replicas, stages=stages, near=near)  # type: ignore[arg-type]
-    topology = Topology(replicas, stages, layout.near)
+def test_nodes_are_those_of_the_ranks_that_run(replicas: int, stages: int, adjacent: str) -> None:
+    layout = Layout(replicas=replicas, stages=stages, adjacent=adjacent)  # type: ignore[arg-type]
+    topology = Topology(replicas, stages, layout.adjacent)
     cluster = Cluster(32, 4)
     for stage in range(stages - 1):
         pairs = [(topology.rank(replica, stage), topology.rank(replica, stage + 1)) for replica in range(replicas)]
-        assert cluster.is_crossing(layout, stage) == any(a // 8 != b // 8 for a, b in pairs)
+        assert cluster.crosses_nodes(layout, stage) == any(a // 8 != b // 8 for a, b in pairs)
     nodes = max(len({rank // 8 for rank in topology.stage_ranks(stage)}) for stage in range(stages))
-    assert cluster.nodes_of_stage(layout) == nodes
+    assert cluster.num_nodes_of_stage(layout) == nodes
     assert cluster.ranks_on_node(layout) == min(8, replicas * stages)
 
 

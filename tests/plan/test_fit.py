@@ -10,13 +10,13 @@ from stretto.plan.fit import fit_layout
     st.integers(1, 8), st.integers(1, 8), st.integers(1, 3), st.integers(1, 64), st.integers(1, 12), st.integers(1, 64)
 )
 def test_all_ranks_are_used_and_stages_stay_if_they_can(
-    replicas: int, stages: int, slices: int, num_ranks: int, num_blocks: int, num_rows: int
+    replicas: int, stages: int, micro_batches: int, num_ranks: int, num_blocks: int, num_rows: int
 ) -> None:
-    layout = Layout(replicas=replicas, stages=stages, slices=slices, chunks=3, elastic=True)
+    layout = Layout(replicas=replicas, stages=stages, micro_batches=micro_batches, chunks=3, elastic=True)
     fitting = [
         found
         for found in range(1, num_blocks + 1)
-        if num_ranks % found == 0 and num_ranks // found * slices <= num_rows
+        if num_ranks % found == 0 and num_ranks // found * micro_batches <= num_rows
     ]
     if not fitting:
         with pytest.raises(PlanError, match=f"{num_ranks} ranks can't be used"):

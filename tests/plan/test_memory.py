@@ -2,23 +2,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plans import kind, profile, profiles
+from helpers.profiles import kind, profile, profiles
 from stretto import Layout
 from stretto.plan.cluster import Cluster
-from stretto.plan.costs import Costs
-from stretto.plan.load import Load
-from stretto.plan.memory import all_totals, rank_memory
+from stretto.plan.cost_model import CostModel
+from stretto.plan.memory import all_memory_totals, rank_memory
 from stretto.plan.predict import predict
 from stretto.plan.profile import Profile
+from stretto.plan.workload import Workload
 
 
 @given(profiles(), st.integers(1, 4), st.integers(1, 3), st.integers(1, 5), st.booleans())
 def test_all_runs_at_once_are_what_each_is_by_itself(
-    drawn: Profile, stages: int, slices: int, chunks: int, recompute: bool
+    drawn: Profile, stages: int, micro_batches: int, chunks: int, recompute: bool
 ) -> None:
-    costs = Costs(drawn)
-    layout = Layout(stages=stages, slices=slices, chunks=chunks, recompute=recompute)
-    totals = all_totals(costs, layout, 4, 6)
+    costs = CostModel(drawn)
+    layout = Layout(stages=stages, micro_batches=micro_batches, chunks=chunks, recompute=recompute)
+    totals = all_memory_totals(costs, layout, 4, 6)
     for stage in range(stages):
         for start in range(costs.num_blocks):
             for stop in range(start + 1, costs.num_blocks + 1):
@@ -28,6 +28,6 @@ def test_all_runs_at_once_are_what_each_is_by_itself(
 
 @pytest.mark.parametrize("chunks", [1, 3, 4, 6, 12])
 def test_a_window_that_does_not_divide_evenly_takes_at_least_what_it_takes_whole(chunks: int) -> None:
-    costs = Costs(profile([kind(saved=1e6)]))
-    (stage,) = predict(costs, Load.of(8, 16), Layout(chunks=chunks), Cluster(1)).stages
+    costs = CostModel(profile([kind(saved=1e6)]))
+    (stage,) = predict(costs, Workload.of(8, 16), Layout(chunks=chunks), Cluster(1)).stages
     assert stage.memory.activations >= 1e6

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stretto import PlanError
-from stretto.plan.partition import partition, partition_by, parts_of
+from stretto.plan.partition import partition, partition_by_cost, partition_from_counts
 
 
 @given(st.lists(st.floats(0, 10), min_size=1, max_size=9), st.data())
@@ -38,7 +38,7 @@ def test_any_cost_of_a_run_is_minimised_as_by_brute_force(num_blocks: int, data:
     for stage in range(stages):
         for start, stop in combinations(range(num_blocks + 1), 2):
             costs[stage, start, stop] = data.draw(values)
-    parts = partition_by(num_blocks, stages, lambda stage: costs[stage])
+    parts = partition_by_cost(num_blocks, stages, lambda stage: costs[stage])
     best = min(
         max(costs[stage, a, b] for stage, (a, b) in enumerate(zip((0, *cuts), (*cuts, num_blocks), strict=True)))
         for cuts in combinations(range(1, num_blocks), stages - 1)
@@ -51,4 +51,4 @@ def test_any_cost_of_a_run_is_minimised_as_by_brute_force(num_blocks: int, data:
 
 
 def test_counts_of_blocks_are_parts() -> None:
-    assert parts_of([2, 1, 3]) == [slice(0, 2), slice(2, 3), slice(3, 6)]
+    assert partition_from_counts([2, 1, 3]) == [slice(0, 2), slice(2, 3), slice(3, 6)]

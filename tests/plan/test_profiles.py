@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from plans import kind, profile
+from helpers.profiles import kind, profile
 from stretto import PlanError, load_profile
 
 

@@ -4,39 +4,39 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from plans import kind, profile, profiles
+from helpers.profiles import kind, profile, profiles
 from stretto import Layout, PlanError
 from stretto.plan.advice import advise
 from stretto.plan.cluster import Cluster
-from stretto.plan.costs import Costs
-from stretto.plan.hardware import KNOWN, BlockShape, derive_profile
-from stretto.plan.load import Load
+from stretto.plan.cost_model import CostModel
+from stretto.plan.hardware import KNOWN_HARDWARE, BlockShape, derive_profile
 from stretto.plan.predict import predict
-from stretto.plan.profile import Link, Profile, Speed
-from stretto.plan.search import _Search, balance, find_plan
+from stretto.plan.profile import Link, Profile, RankSpeed
+from stretto.plan.search import _LayoutSearch, balance, find_plan
+from stretto.plan.workload import Workload
 
-LOAD = Load.of(8, 16)
+LOAD = Workload.of(8, 16)
 
 
 @given(profiles(), st.integers(1, 6), st.lists(st.integers(1, 20), min_size=4, max_size=9))
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 def test_what_is_not_simulated_could_not_be_among_the_best(drawn: Profile, devices: int, lengths: list[int]) -> None:
-    load = Load([lengths, lengths[::2]])
+    workload = Workload([lengths, lengths[::2]])
     cluster = Cluster(devices, 2 if devices % 2 == 0 else 1)
-    looking = _Search(Costs(drawn), load, cluster, uses_all=False)
+    looking = _LayoutSearch(CostModel(drawn), workload, cluster, uses_all=False)
     everything = []
     for tried in looking._layouts():
         fitted = looking.fit(tried)
         if fitted is not None:
-            everything.append(predict(Costs(drawn), load, fitted, cluster))
+            everything.append(predict(CostModel(drawn), workload, fitted, cluster))
             assert looking.bounds.rough(tried) <= everything[-1].seconds * (1 + 1e-9)
     if not everything:
         with pytest.raises(PlanError, match="no layout"):
-            find_plan(drawn, load, cluster)
+            find_plan(drawn, workload, cluster)
         return
     for found in everything:
         assert looking.bounds.of(found.layout) <= found.seconds * (1 + 1e-9), "a bound is one"
-    plan = find_plan(drawn, load, cluster, num_best=3)
+    plan = find_plan(drawn, workload, cluster, num_best=3)
     assert plan.num_simulated <= len(everything)
     fastest = min(found.seconds for found in everything)
     assert plan.chosen.seconds <= fastest * 1.05
@@ -54,9 +54,9 @@ def test_what_is_not_simulated_could_not_be_among_the_best(drawn: Profile, devic
     if len(shown) < min(3, len(grids)):
         assert bests[len(shown)] > 2 * bests[0], "what takes twice as long is of no interest"
     alone = [one for one in everything if one.layout.num_ranks == 1]
-    assert plan.does_one_fit == bool(alone)
+    assert plan.fits_single_device == bool(alone)
     if alone:
-        assert plan.one.seconds == min(one.seconds for one in alone)
+        assert plan.single_device.seconds == min(one.seconds for one in alone)
 
 
 @given(profiles())
@@ -85,7 +85,9 @@ def test_a_model_whose_layers_balance_is_spread_and_one_that_costs_nothing_stays
 
 
 def test_ranks_that_share_two_cores_are_not_worth_more_than_two() -> None:
-    speeds = tuple(Speed(ranks=ranks, each=each, alone=1.0) for ranks, each in ((1, 1.0), (2, 0.98), (4, 0.49)))
+    speeds = tuple(
+        RankSpeed(ranks=ranks, contended=contended, solo=1.0) for ranks, contended in ((1, 1.0), (2, 0.98), (4, 0.49))
+    )
     plan = find_plan(profile([kind(0.1, 0.2)] * 4, speeds=speeds), LOAD, Cluster(4))
     assert plan.chosen.layout.num_ranks == 2 and plan.speed_up(plan.chosen) < 2
 
@@ -101,22 +103,22 @@ def test_a_heavy_last_block_gets_a_stage_of_its_own() -> None:
 def test_memory_rules_layouts_out_and_brings_recomputation_in() -> None:
     kinds = [kind(saved=1e9, weight_bytes=10**6)] * 4
     roomy = find_plan(profile(kinds, memory=1e12), LOAD, Cluster(2))
-    assert roomy.does_one_fit and not roomy.chosen.layout.recompute
+    assert roomy.fits_single_device and not roomy.chosen.layout.recompute
     tight = find_plan(profile(kinds, memory=1.2e9), LOAD, Cluster(2))
     assert all(found.memory <= 1.2e9 for found in tight.best)
     # Rows can't be cut further than to one; windows can, if chunks are run again.
-    row = Load.of(1, 16)
+    row = Workload.of(1, 16)
     again = find_plan(profile(kinds, memory=2e8), row, Cluster(1))
     assert again.chosen.layout.recompute and again.chosen.layout.chunks > 1 and again.chosen.memory <= 2e8
     weighty = find_plan(profile([kind(weight_bytes=10**8)] * 4, memory=1.2e9), LOAD, Cluster(2))
-    assert not weighty.does_one_fit and "one device would need 2 GB" in advise(weighty)
-    assert ("1 stage", "needs more than 1.2 GB") in {(found.what, found.why) for found in weighty.rejected}
+    assert not weighty.fits_single_device and "one device would need 2 GB" in advise(weighty)
+    assert ("1 stage", "needs more than 1.2 GB") in {(found.layouts, found.reason) for found in weighty.rejected}
     with pytest.raises(
         PlanError, match=r"no layout for 2 devices fits .*needs more than 1e-06 GB\); give more devices"
     ):
         find_plan(profile(kinds, memory=1e3), LOAD, Cluster(2))
     with pytest.raises(PlanError, match=r"no layout for 7 devices fits .*; use another number of devices"):
-        find_plan(profile(kinds), Load.of(4, 16), Cluster(7), uses_all=True)
+        find_plan(profile(kinds), Workload.of(4, 16), Cluster(7), uses_all=True)
 
 
 def test_ranks_that_share_a_machine_share_its_memory() -> None:
@@ -129,8 +131,8 @@ def test_ranks_that_share_a_machine_share_its_memory() -> None:
 
 
 def test_what_is_rejected_has_a_reason() -> None:
-    plan = find_plan(profile([kind(0.1, 0.2)] * 2), Load.of(2, 16), Cluster(4))
-    reasons = {(found.what, found.why) for found in plan.rejected}
+    plan = find_plan(profile([kind(0.1, 0.2)] * 2), Workload.of(2, 16), Cluster(4))
+    reasons = {(found.layouts, found.reason) for found in plan.rejected}
     assert ("more than 2 stages", "the model has 2 blocks") in reasons
     assert ("more than 2 replicas", "the global batch has 2 rows") in reasons
 
@@ -139,14 +141,14 @@ def test_stages_stay_on_a_node_unless_gradients_weigh_more() -> None:
     slow = Link(latency=1e-4, bandwidth=1e8)
     talkative = [kind(0.1, 0.2, output_bytes=1e6, weight_bytes=0)] * 2
     heavy = [kind(0.1, 0.2, output_bytes=1, weight_bytes=10**8)] * 2
-    for kinds, near in ((talkative, "stages"), (heavy, "replicas")):
+    for kinds, adjacent in ((talkative, "stages"), (heavy, "replicas")):
         plan = find_plan(profile(kinds, network=slow), LOAD, Cluster(4, 2), uses_all=True)
         grid = [found for found in plan.best if (found.layout.replicas, found.layout.stages) == (2, 2)]
-        assert min(grid, key=lambda found: found.seconds).layout.near == near
+        assert min(grid, key=lambda found: found.seconds).layout.adjacent == adjacent
 
 
 def test_a_model_that_looks_ahead_is_not_cut_in_time() -> None:
-    plan = find_plan(profile([kind(0.1, 0.2)] * 4), Load([[16] * 8], is_causal=False), Cluster(4))
+    plan = find_plan(profile([kind(0.1, 0.2)] * 4), Workload([[16] * 8], is_causal=False), Cluster(4))
     assert all(found.layout.chunks == 1 for found in plan.best)
 
 
@@ -169,15 +171,15 @@ def test_four_thousand_devices_are_planned_in_ten_seconds(layers: int, memory: f
         *[lstm] * layers,
         BlockShape("linear", 30_000 * 4096, 0, 0, 30_000, 4096),
     ]
-    derived = derive_profile(KNOWN["H100"], blocks, 65536, 256)
+    derived = derive_profile(KNOWN_HARDWARE["H100"], blocks, 65536, 256)
     started = time.perf_counter()
-    plan = find_plan(derived, Load.of(65536, 256), Cluster(4096, 512, memory))
+    plan = find_plan(derived, Workload.of(65536, 256), Cluster(4096, 512, memory))
     assert time.perf_counter() - started < seconds
     assert plan.chosen.layout.num_ranks > 64 and plan.num_layouts > 500
 
 
 def test_a_layout_can_be_asked_about_by_itself() -> None:
-    costs = Costs(profile([kind(0.1, 0.2)] * 2))
+    costs = CostModel(profile([kind(0.1, 0.2)] * 2))
     one = predict(costs, LOAD, Layout(), Cluster(1))
     assert one.seconds == pytest.approx(0.6) and one.tokens_per_second == pytest.approx(128 / 0.6)
     two = predict(costs, LOAD, Layout(stages=2, chunks=8, blocks=(1, 1)), Cluster(2))

@@ -7,39 +7,47 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stretto import DataError
-from stretto.plan.orders import order
+from stretto.plan.schedule import stage_schedule
 from stretto.plan.timeline import simulate
-from stretto.plan.trace import Row, Trace, Work
+from stretto.plan.trace import RankTrace, Trace, TraceEvent
 
 HOUR = 3600.0
 
 
-def made_up(replicas: int, stages: int, slices: int, chunks: int) -> Trace:
+def made_up(replicas: int, stages: int, micro_batches: int, chunks: int) -> Trace:
     """A simulated step on each replica, with data before and the optimizer after it, on a clock that has long run."""
-    timeline = simulate([order(stage, stages, slices, chunks) for stage in range(stages)], lambda stage, action: 1.5)
+    timeline = simulate(
+        [stage_schedule(stage, stages, micro_batches, chunks) for stage in range(stages)], lambda stage, action: 1.5
+    )
     rows = []
     for rank in range(replicas * stages):
         replica, stage = divmod(rank, stages)
-        spans = [span for span in timeline.spans if span.stage == stage]
-        works = (Work("data", -2.0, 0.0), *map(Work.of, spans), Work("optimizer", timeline.seconds, 99.0))
-        rows.append(Row(rank, replica, stage, tuple(work.moved(HOUR) for work in works)))
+        spans = [span for span in timeline.timed_actions if span.stage == stage]
+        events = (
+            TraceEvent("data", -2.0, 0.0),
+            *map(TraceEvent.of, spans),
+            TraceEvent("optimizer", timeline.seconds, 99.0),
+        )
+        rows.append(RankTrace(rank, replica, stage, tuple(work.shifted(HOUR) for work in events)))
     return Trace.of(7, rows)
 
 
 @given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 3), st.integers(1, 5))
-def test_what_is_read_is_what_was_written(replicas: int, stages: int, slices: int, chunks: int) -> None:
-    trace = made_up(replicas, stages, slices, chunks)
+def test_what_is_read_is_what_was_written(replicas: int, stages: int, micro_batches: int, chunks: int) -> None:
+    trace = made_up(replicas, stages, micro_batches, chunks)
     read = Trace.from_json(trace.to_json())
     assert read.step == 7
-    for row, other in zip(read.rows, trace.rows, strict=True):
+    for row, other in zip(read.ranks, trace.ranks, strict=True):
         assert str(row) == str(other)
-        assert [(work.category, work.action) for work in row.works] == [(w.category, w.action) for w in other.works]
-        for work, same in zip(row.works, other.works, strict=True):
+        assert [(work.category, work.action) for work in row.events] == [(w.category, w.action) for w in other.events]
+        for work, same in zip(row.events, other.events, strict=True):
             # A file has nanoseconds.
             assert (work.start, work.stop) == pytest.approx((same.start, same.stop), abs=2e-9)
-    simulated = simulate([order(stage, stages, slices, chunks) for stage in range(stages)], lambda stage, action: 1.5)
+    simulated = simulate(
+        [stage_schedule(stage, stages, micro_batches, chunks) for stage in range(stages)], lambda stage, action: 1.5
+    )
     drawn = read.timeline(replicas - 1)
-    assert {span[:2] for span in drawn.spans} == {span[:2] for span in simulated.spans}
+    assert {span[:2] for span in drawn.timed_actions} == {span[:2] for span in simulated.timed_actions}
     assert drawn.seconds == pytest.approx(simulated.seconds) and drawn.bubble == pytest.approx(simulated.bubble)
 
 
@@ -48,17 +56,17 @@ def test_viewers_find_a_named_row_for_each_rank_and_times_in_microseconds() -> N
     events = file["traceEvents"]
     names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
     assert names[4] == "rank 3 (replica 1, stage 1)" and len(names) == 4 and 0 not in names
-    works = [event for event in events if event["ph"] == "X" and event["tid"] == 4]
-    assert [event["name"] for event in works] == [
+    events = [event for event in events if event["ph"] == "X" and event["tid"] == 4]
+    assert [event["name"] for event in events] == [
         "data",
-        "F slice 0 chunk 0",
-        "F slice 0 chunk 1",
-        "B slice 0 chunk 1",
-        "B slice 0 chunk 0",
+        "F micro-batch 0 chunk 0",
+        "F micro-batch 0 chunk 1",
+        "B micro-batch 0 chunk 1",
+        "B micro-batch 0 chunk 0",
         "optimizer",
     ]
-    assert [event["cat"] for event in works[:4]] == ["data", "forward", "forward", "backward"]
-    assert (works[0]["ts"], works[0]["dur"]) == (0.0, 2e6), "the first thing that any rank did is at nought"
+    assert [event["cat"] for event in events[:4]] == ["data", "forward", "forward", "backward"]
+    assert (events[0]["ts"], events[0]["dur"]) == (0.0, 2e6), "the first thing that any rank did is at nought"
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"traceEvents": []}', '{"traceEvents": [{"ph": "X"}], "otherData": {}}'])

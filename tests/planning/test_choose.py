@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ranks import Pools
+from helpers.rank_pool import RankPools
 from stretto import LSTM, Corpus, Embedding, Lanes, Linear, Stack, TokenLoss, World, choose_layout, make_engine
 from stretto.base.position import Position
 from stretto.planning.plan_input import PlanInput
@@ -18,13 +18,13 @@ def choose_and_step(world: World, corpus: str, cache: str) -> tuple[str, float]:
     loss = TokenLoss()
     layout = choose_layout(model, loss, windows, world=world, optimizer=torch.optim.SGD, cache=Path(cache))
     engine = make_engine(model, loss, layout, world, seed=1)
-    share = windows.share(engine.mesh.replica, layout.replicas, layout.slices)
+    share = windows.share(engine.mesh.replica, layout.replicas, layout.micro_batches)
     outcome = engine.step(share.read(Position()), None, 1)
-    return str(layout), engine.mesh.add_up([outcome.total.item()])[0]
+    return str(layout), engine.mesh.all_reduce([outcome.total.item()])[0]
 
 
 def test_all_ranks_choose_the_same_layout_and_the_engine_takes_it(
-    pools: Pools, byte_corpus: Corpus, tmp_path: Path
+    pools: RankPools, byte_corpus: Corpus, tmp_path: Path
 ) -> None:
     first, second = pools[2].run(choose_and_step, str(byte_corpus.store.location), str(tmp_path))
     assert first == second

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stretto import DataError, Found, Sequences, UnclearError, inspect_data, prepare_found
-from stretto.prepare.times import looks_like_time
+from stretto import AmbiguousInputError, DataError, Inspection, Sequences, inspect_data, prepare_data
+from stretto.prepare.time_formats import looks_like_time
 
 WORDS = ["the", "theme", "enters", "before", "it", "has", "ended", "and", "then", "another", "voice"]
 
@@ -91,7 +91,7 @@ def test_files_of_several_kinds_are_asked_about(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("about it")
     (tmp_path / "a.txt").write_text("some text")
     jsonl(tmp_path / "b.jsonl", ({"text": prose(row)} for row in range(9)))
-    with pytest.raises(UnclearError, match="--format") as unclear:
+    with pytest.raises(AmbiguousInputError, match="--format") as unclear:
         inspect_data(tmp_path)
     assert (unclear.value.option, unclear.value.choices) == ("format", ("text", "jsonl"))
     found = inspect_data(tmp_path, format="jsonl")
@@ -135,7 +135,7 @@ def test_letters_without_words_are_read_as_bytes(tmp_path: Path) -> None:
 
 def test_several_labels_are_asked_about_unless_one_has_the_name(tmp_path: Path) -> None:
     rows = [{"text": prose(row), "stars": row % 5, "language": "ab"[row % 2]} for row in range(50)]
-    with pytest.raises(UnclearError, match=r"\(stars, language\); name one with --label, or say") as unclear:
+    with pytest.raises(AmbiguousInputError, match=r"\(stars, language\); name one with --label, or say") as unclear:
         inspect_data(jsonl(tmp_path / "a.jsonl", rows))
     assert unclear.value.option == "label"
     named = jsonl(tmp_path / "b.jsonl", ({**row, "label": row["stars"]} for row in rows))
@@ -160,7 +160,7 @@ def test_a_file_that_is_sorted_by_its_label_has_one(kind: str, tmp_path: Path) -
 
 def test_a_label_that_seems_to_be_the_same_everywhere_is_asked_about(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "a.jsonl", ({"text": prose(row), "label": row // 3000 % 2} for row in range(9000)))
-    with pytest.raises(UnclearError, match=r"'label' has the same value in .* --label label .* --no-label") as e:
+    with pytest.raises(AmbiguousInputError, match=r"'label' has the same value in .* --label label .* --no-label") as e:
         inspect_data(path)
     assert (e.value.option, e.value.choices) == ("label", ("label", "none"))
     assert inspect_data(path, label="label").label == "label"
@@ -169,7 +169,7 @@ def test_a_label_that_seems_to_be_the_same_everywhere_is_asked_about(tmp_path: P
 
 def test_several_texts_are_asked_about_unless_one_has_the_name(tmp_path: Path) -> None:
     rows = [{"title": prose(row), "body": prose(row + 99)} for row in range(50)]
-    with pytest.raises(UnclearError, match="name one with --sequence"):
+    with pytest.raises(AmbiguousInputError, match="name one with --sequence"):
         inspect_data(jsonl(tmp_path / "a.jsonl", rows))
     assert inspect_data(jsonl(tmp_path / "b.jsonl", ({**row, "text": "x"} for row in rows))).sequence == "text"
 
@@ -183,8 +183,8 @@ def test_a_few_texts_that_come_again_and_again_are_sequences_where_there_is_noth
 def test_lists_are_tokens_or_channels(tmp_path: Path) -> None:
     tokens = jsonl(tmp_path / "a.jsonl", ({"ids": [1, 2, row]} for row in range(9)))
     channels = table(tmp_path / "b.csv", "signal,kind", ([f'"[[0.5, {row}], [1, 2]]"', row % 2] for row in range(9)))
-    assert (inspect_data(tokens).sequence, inspect_data(tokens).holds) == ("ids", "tokens")
-    assert (inspect_data(channels).holds, inspect_data(channels).label) == ("channels", "kind")
+    assert (inspect_data(tokens).sequence, inspect_data(tokens).sequence_type) == ("ids", "tokens")
+    assert (inspect_data(channels).sequence_type, inspect_data(channels).label) == ("channels", "kind")
 
 
 @pytest.mark.parametrize(
@@ -204,27 +204,27 @@ def test_lists_are_prepared_for_what_they_were_found_to_be(
     kind = pyarrow.list_(pyarrow.decimal128(9, 3) if is_decimal else pyarrow.int64())
     parquet.write_table(pyarrow.table({name: pyarrow.array(lists, kind)}), tmp_path / "a.parquet")
     found = inspect_data(tmp_path / "a.parquet")
-    assert found.holds == holds
-    train = prepare_found(found, tmp_path / "data", hold_out=0).train
+    assert found.sequence_type == holds
+    train = prepare_data(found, tmp_path / "data", validation_fraction=0).train
     assert isinstance(train, Sequences) and train.fields.values.type == holds
 
 
 def test_whole_numbers_in_the_first_list_make_no_tokens_of_the_others(tmp_path: Path) -> None:
     found = inspect_data(jsonl(tmp_path / "a.jsonl", ({"signal": [1, row / 2 if row else 0]} for row in range(9))))
-    train = prepare_found(found, tmp_path / "data", hold_out=0).train
-    assert isinstance(train, Sequences) and found.holds == train.fields.values.type == "channels"
+    train = prepare_data(found, tmp_path / "data", validation_fraction=0).train
+    assert isinstance(train, Sequences) and found.sequence_type == train.fields.values.type == "channels"
 
 
 def test_a_table_that_could_be_either_is_asked_about(tmp_path: Path) -> None:
     rows = ([when, prose(row), row / 2] for row, when in enumerate(hours(50)))
     path = table(tmp_path / "a.csv", "when,said,load", rows)
-    with pytest.raises(UnclearError, match=r"--as sequences .* --as series"):
+    with pytest.raises(AmbiguousInputError, match=r"--kind sequences .* --kind series"):
         inspect_data(path)
     assert inspect_data(path, kind="sequences").sequence == "said"
     assert inspect_data(path, kind="series").columns == ("load",)
 
 
-def wave(path: Path, step: timedelta, period: int, is_walk: bool = False) -> Found:
+def wave(path: Path, step: timedelta, period: int, is_walk: bool = False) -> Inspection:
     draw, values = random.Random(1), [0.0]
     for row in range(600):
         values.append(
@@ -257,7 +257,7 @@ def test_times_that_can_not_be_read_leave_the_rows_in_the_order_of_the_file(writ
     found = inspect_data(table(tmp_path / "a.csv", "at,load", rows))
     assert (found.kind, found.time, found.by, found.columns) == ("series", None, None, ("load",))
     assert "times in 'at' (" in found.notes[0] and "rows are steps in the order of the file" in found.notes[0]
-    prepared = prepare_found(found, tmp_path / "data")
+    prepared = prepare_data(found, tmp_path / "data")
     assert prepared.train.location and prepared.valid is not None
 
 
@@ -285,9 +285,9 @@ def test_missing_values_are_seen(written: str, tmp_path: Path) -> None:
     found = inspect_data(table(tmp_path / "a.csv", "date,load", rows))
     assert (found.has_missing, found.nan) == (True, "missing")
     assert found.notes == ("NA or NaN in load: taken for missing values (--nan refuse refuses them)",)
-    train = prepare_found(found, tmp_path / "data").train
+    train = prepare_data(found, tmp_path / "data").train
     assert isinstance(train, Sequences)
-    assert np.isnan(train.read(train.places([(0, 0)]))[0]).sum() == 8
+    assert np.isnan(train.read(train.find_ranges([(0, 0)]))[0]).sum() == 8
     assert not inspect_data(table(tmp_path / "b.csv", "date,load", rows[1:5])).has_missing
 
 
@@ -311,7 +311,7 @@ def test_a_first_series_that_is_all_that_is_looked_at_is_still_one_of_several(tm
 
 def test_several_columns_of_times_are_asked_about(tmp_path: Path) -> None:
     rows = ([when, when, row] for row, when in enumerate(hours(50)))
-    with pytest.raises(UnclearError, match="name one with --time"):
+    with pytest.raises(AmbiguousInputError, match="name one with --time"):
         inspect_data(table(tmp_path / "a.csv", "opened,closed,load", rows))
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from stretto import DataError, prepare_sequences
-from stretto.prepare import parts as parts_module
-from stretto.prepare.parts import Job, LostWorkerError, OnProgress, Progress, Record, open_job
-from stretto.prepare.prepare import prepare_text
+from stretto.prepare import prepare_job
+from stretto.prepare.prepare_job import Job, LostWorkerError, OnProgress, PartResult, Progress, open_job
+from stretto.prepare.prepare_text import prepare_text
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Write:
 
     trace: Path
 
-    def __call__(self, part: str, number: int, folder: Path, /) -> Record:
+    def __call__(self, part: str, number: int, folder: Path, /) -> PartResult:
         with self.trace.open("a") as file:
             file.write(f"{number}\n")
         if part == "bad":
@@ -34,7 +34,7 @@ class Write:
 class Count:
     """Return a record of about a megabyte."""
 
-    def __call__(self, part: int, number: int, folder: Path, /) -> Record:
+    def __call__(self, part: int, number: int, folder: Path, /) -> PartResult:
         return {"counts": "x" * 1_000_000}
 
 
@@ -110,7 +110,7 @@ def test_records_that_are_taken_as_they_come_are_not_held(workers: int, tmp_path
         seen = set()
         with pytest.raises(KeyboardInterrupt), open_job(tmp_path / "out", [], {}, workers, _append_to(done)) as job:
             tracemalloc.start()
-            for number, record in job.each("count", Count(), range(30), [1] * 30, "counting"):
+            for number, record in job.run_unordered("count", Count(), range(30), [1] * 30, "counting"):
                 seen.add(number)
                 assert len(record["counts"]) == 1_000_000
             peak = tracemalloc.get_traced_memory()[1]
@@ -153,7 +153,7 @@ def test_a_cut_before_the_first_part_or_after_the_last_is_gone_on_from(
 
     (tmp_path / "out.partial" / "parts").mkdir(parents=True)
     with monkeypatch.context() as patch:
-        patch.setattr(parts_module, "sync_folder", cut)
+        patch.setattr(prepare_job, "fsync_folder", cut)
         assert run(tmp_path, ["a", "b"]) == [0, 1]
     assert run(tmp_path, ["a", "b"]) == []
     assert list((tmp_path / "out").iterdir()) == []
@@ -181,7 +181,7 @@ def test_killed_halfway_and_run_again_it_is_the_same_store_and_only_missing_part
     source.write_text(
         "".join(f'{{"text": "word{row % 7} and word{row % 5}", "label": {row % 3}}}\n' for row in range(9000))
     )
-    options = "label='label', level='word', hold_out=0.2, shard_bytes=4000, workers={}"
+    options = "label='label', level='word', validation_fraction=0.2, shard_bytes=4000, workers={}"
     script = tmp_path / "prepare.py"
     script.write_text(
         "import stretto\nif __name__ == '__main__':\n"
@@ -200,7 +200,7 @@ def test_killed_halfway_and_run_again_it_is_the_same_store_and_only_missing_part
     before = {train.joinpath(f"part-{number:05}.values").stat().st_ino for number in range(400)
               if (records / f"write-{number:05}").exists()}  # fmt: skip
     seen: list[Progress] = []
-    options_now = {"label": "label", "level": "word", "hold_out": 0.2, "shard_bytes": 4000}
+    options_now = {"label": "label", "level": "word", "validation_fraction": 0.2, "shard_bytes": 4000}
     prepare_sequences(source, tmp_path / "out", workers=1, on_progress=seen.append, **options_now)  # type: ignore[arg-type]
     writing = [progress for progress in seen if progress.phase.startswith("writing")]
     total = len(list((tmp_path / "out" / "train").glob("values-*")))

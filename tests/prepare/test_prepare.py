@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stretto import Corpus, DataError, prepare_text
-from stretto.prepare import text as text_module
-from stretto.prepare.parts import Progress
-from stretto.prepare.text import TextFiles
+from stretto.prepare import text_files as text_module
+from stretto.prepare.prepare_job import Progress
+from stretto.prepare.text_files import TextFiles
 from stretto.store.vocabulary import ByteVocabulary, Level
 
 
@@ -32,7 +32,9 @@ def test_shards_change_nothing(text_file: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("level", ["byte", "word"])
 def test_any_number_of_workers_writes_the_same_bytes(level: Level, text_file: Path, tmp_path: Path) -> None:
     for workers in (1, 2):
-        prepare_text(text_file, tmp_path / str(workers), level, hold_out=0.2, shard_bytes=4000, workers=workers)
+        prepare_text(
+            text_file, tmp_path / str(workers), level, validation_fraction=0.2, shard_bytes=4000, workers=workers
+        )
     assert content(tmp_path / "1") == content(tmp_path / "2")
     assert (tmp_path / "1" / "train" / "tokens-00002.bin").exists()
 
@@ -53,7 +55,7 @@ def test_a_last_part_of_white_space_leaves_no_file(tmp_path: Path) -> None:
 def test_the_held_out_part_is_the_last_lines_with_the_training_vocabulary(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_text("".join(f"line {number}\n" for number in range(100)))
-    train, valid = prepare_text([path], tmp_path / "out", "word", hold_out=0.2)
+    train, valid = prepare_text([path], tmp_path / "out", "word", validation_fraction=0.2)
     assert train.vocabulary == valid.vocabulary
     held = valid.vocabulary.decode(valid.read(0, valid.num_tokens).tolist())
     assert held == "line <unk>\n" * (valid.num_tokens // 3)
@@ -80,7 +82,7 @@ def test_the_most_frequent_words_are_kept(tmp_path: Path) -> None:
 )
 def test_a_text_without_lines_is_cut_between_words_or_anywhere(text: str, start: str, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(text)
-    train, valid = prepare_text(tmp_path / "a.txt", tmp_path / "out", hold_out=0.225)
+    train, valid = prepare_text(tmp_path / "a.txt", tmp_path / "out", validation_fraction=0.225)
     whole = [corpus.vocabulary.decode(corpus.read(0, corpus.num_tokens).tolist()) for corpus in (train, valid)]
     assert whole == [text.removesuffix(start), start]
 
@@ -93,7 +95,7 @@ def test_pieces_are_the_whole_text_and_cut_no_word(words: list[str], block: int)
         Path(file.name).write_bytes(content)
         patch.setattr(text_module, "_BLOCK", block)
         files = TextFiles.open([file.name])
-        pieces = list(files.pieces(0, files.num_bytes))
+        pieces = list(files.read_spans(0, files.num_bytes))
     assert b"".join(piece.text for piece in pieces) == content
     longest = max(map(len, content.split()), default=0)
     if longest < block:
@@ -121,8 +123,8 @@ def test_bad_text_is_refused_with_file_and_place(text_file: Path, tmp_path: Path
         ([text_file, empty], {}, r"empty\.txt is empty"),
         ([broken], {"level": "word"}, r"broken\.txt: byte 9 is not UTF-8"),
         ([blank], {"level": "word"}, "no words"),
-        ([text_file], {"hold_out": 1.5}, r"hold-out=1\.5"),
-        ([text_file], {"hold_out": 1e-9}, "leaves nothing for"),
+        ([text_file], {"validation_fraction": 1.5}, r"validation-fraction=1\.5"),
+        ([text_file], {"validation_fraction": 1e-9}, "leaves nothing for"),
         ([text_file], {"level": "bpe"}, "level='bpe' is not byte, char or word"),
         (
             [text_file],
@@ -172,7 +174,7 @@ def test_a_mistake_in_the_held_out_part_leaves_nothing_behind(tmp_path: Path) ->
     path = tmp_path / "text.txt"
     path.write_bytes(b"word\n" * 50 + b"\xff\n")
     with pytest.raises(DataError, match="byte 250 is not UTF-8"):
-        prepare_text(path, tmp_path / "out", "word", hold_out=0.2)
+        prepare_text(path, tmp_path / "out", "word", validation_fraction=0.2)
     assert not (tmp_path / "out" / "train").exists()
 
 

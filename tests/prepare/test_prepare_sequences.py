@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stretto import DataError, Sequences, prepare_sequences, prepare_text
-from stretto.prepare.parts import Progress
-from stretto.prepare.rows import Skipped
+from stretto.prepare.prepare_job import Progress
+from stretto.prepare.record_parser import SkippedRows
 from stretto.store.sequences import Channels, Tokens
 from stretto.store.vocabulary import ByteVocabulary
 
@@ -27,7 +27,7 @@ def jsonl(path: Path, records: list[Any]) -> Path:
 def rows_of(store: Sequences) -> list[Any]:
     """All sequences of a store, as lists."""
     rows = [(shard, number) for shard, size in enumerate(store.shard_sizes) for number in range(size)]
-    return [steps.tolist() for steps in store.read(store.places(rows))]
+    return [steps.tolist() for steps in store.read(store.find_ranges(rows))]
 
 
 def labels_of(store: Sequences) -> list[str]:
@@ -83,7 +83,9 @@ def test_any_number_of_workers_writes_the_same_bytes(level: Any, tmp_path: Path)
     path = jsonl(tmp_path / "a.jsonl", [{"text": f"word{row % 7} is {row}", "label": row % 4} for row in range(300)])
     for workers in (1, 2):
         out = tmp_path / str(workers)
-        prepare_sequences(path, out, label="label", level=level, hold_out=0.2, shard_bytes=3000, workers=workers)
+        prepare_sequences(
+            path, out, label="label", level=level, validation_fraction=0.2, shard_bytes=3000, workers=workers
+        )
     assert content(tmp_path / "1") == content(tmp_path / "2")
     assert Sequences.open(tmp_path / "1" / "train").shard_sizes[1:]
 
@@ -149,7 +151,7 @@ def test_files_that_are_named_once_less_make_another_job(tmp_path: Path) -> None
 def test_held_out_sequences_share_vocabulary_classes_and_the_statistics_of_the_others(tmp_path: Path) -> None:
     records = [{"values": [float(row), row + 0.5], "label": f"class {row % 3}"} for row in range(400)]
     train, valid = prepare_sequences(
-        jsonl(tmp_path / "a.jsonl", records), tmp_path / "out", label="label", hold_out=0.2
+        jsonl(tmp_path / "a.jsonl", records), tmp_path / "out", label="label", validation_fraction=0.2
     )
     assert train.fields.values == valid.fields.values and train.fields.labels == valid.fields.labels
     rows = rows_of(train)
@@ -158,13 +160,15 @@ def test_held_out_sequences_share_vocabulary_classes_and_the_statistics_of_the_o
     assert isinstance(train.fields.values, Channels) and train.fields.values.names == ("values",)
     assert train.fields.values.mean[0] == pytest.approx(np.mean(rows))
     assert train.fields.values.std[0] == pytest.approx(np.std(rows))
-    _, other = prepare_sequences(tmp_path / "a.jsonl", tmp_path / "seed", label="label", hold_out=0.2, seed=1)
+    _, other = prepare_sequences(
+        tmp_path / "a.jsonl", tmp_path / "seed", label="label", validation_fraction=0.2, seed=1
+    )
     assert rows_of(other) != rows_of(valid)
 
 
 def test_the_vocabulary_is_that_of_the_training_part(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "a.jsonl", [{"text": f"word{row}"} for row in range(50)])
-    train, valid = prepare_sequences(path, tmp_path / "out", level="word", hold_out=0.2)
+    train, valid = prepare_sequences(path, tmp_path / "out", level="word", validation_fraction=0.2)
     assert train.vocabulary == valid.vocabulary and len(train.vocabulary or ()) == train.num_sequences + 1
     assert rows_of(valid) == [[0]] * valid.num_sequences
 
@@ -253,7 +257,7 @@ def test_a_bad_row_is_refused_by_its_number_or_left_out(kind: str, bad: str, pro
     assert str(refused.value).startswith(f"{path}, row 3: {problem}")
     assert str(refused.value).endswith(", or leave such rows out with --bad-rows skip")
     assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
-    skipped: list[Skipped] = []
+    skipped: list[SkippedRows] = []
     (store,) = prepare_sequences(
         path, tmp_path / "out", label="y", level=level, shard_bytes=30, workers=1,
         bad_rows="skip", on_skipped=skipped.append,
@@ -264,7 +268,7 @@ def test_a_bad_row_is_refused_by_its_number_or_left_out(kind: str, bad: str, pro
 
 def test_a_first_row_that_is_bad_is_left_out_too(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{\n{"y": 1}\n{"values": []}\n{"values": [[1.5, 2]]}\n')
-    skipped: list[Skipped] = []
+    skipped: list[SkippedRows] = []
     (store,) = prepare_sequences(tmp_path / "a.jsonl", tmp_path / "out", bad_rows="skip", on_skipped=skipped.append)
     assert rows_of(store) == [[[1.5, 2]]] and skipped[0].num_rows == 3
 
@@ -298,8 +302,8 @@ def test_nan_can_be_a_missing_value(tmp_path: Path) -> None:
         ([{"tokens": [1]}], {"level": "word"}, "level has no meaning for sequences of tokens"),
         ([{"tokens": [1]}], {"vocabulary": ByteVocabulary()}, "vocabulary has no meaning for sequences of tokens"),
         ([{"text": "a"}], {"max_symbols": 9}, "max-symbols=9 has no meaning for bytes"),
-        ([{"text": "a"}], {"hold_out": 1}, r"hold-out=1 is not in \[0, 1\)"),
-        ([{"text": "a"}], {"hold_out": 0.5}, "hold-out=0.5 leaves nothing for"),
+        ([{"text": "a"}], {"validation_fraction": 1}, r"validation-fraction=1 is not in \[0, 1\)"),
+        ([{"text": "a"}], {"validation_fraction": 0.5}, "validation-fraction=0.5 leaves nothing for"),
         ([{"text": "a"}], {"workers": 0}, "workers=0 must be at least 1"),
         ([{"text": "a"}], {"shard_bytes": 0}, "shard-bytes=0 must be at least 1"),
         ([{"text": "a"}], {"bad_rows": "keep"}, "bad-rows='keep' is not refuse or skip"),

@@ -9,14 +9,14 @@ import pyarrow.parquet
 import pytest
 
 from stretto import DataError, Sequences, prepare_sequences, prepare_series
-from stretto.prepare.rows import Skipped
+from stretto.prepare.record_parser import SkippedRows
 from stretto.store.sequences import Channels
 
 
 def steps_of(store: Sequences) -> list[Any]:
     """All series of a store, as lists."""
     rows = [(shard, number) for shard, size in enumerate(store.shard_sizes) for number in range(size)]
-    return [steps.tolist() for steps in store.read(store.places(rows))]
+    return [steps.tolist() for steps in store.read(store.find_ranges(rows))]
 
 
 def names_of(store: Sequences) -> tuple[str, ...]:
@@ -54,7 +54,9 @@ def test_a_column_tells_series_apart(meters: Path, tmp_path: Path) -> None:
 
 
 def test_the_end_of_each_series_is_held_out_with_the_statistics_of_the_rest(meters: Path, tmp_path: Path) -> None:
-    train, valid = prepare_series(meters, tmp_path / "out", by="meter", time="when", columns=["load"], hold_out=0.2)
+    train, valid = prepare_series(
+        meters, tmp_path / "out", by="meter", time="when", columns=["load"], validation_fraction=0.2
+    )
     assert steps_of(train) == [[[step] for step in range(8)], [[100 + step] for step in range(4)]]
     assert steps_of(valid) == [[[8], [9]], [[104]]]
     assert train.fields.values == valid.fields.values and isinstance(train.fields.values, Channels)
@@ -78,7 +80,7 @@ def test_every_format_and_any_number_of_workers_give_the_same_store(tmp_path: Pa
                 path.write_text("\n".join(["t,x,y", *cells]))
         for workers in (1, 2) if ending == "csv" else (1,):
             out = tmp_path / f"{ending}{workers}"
-            prepare_series(files, out, time="t", hold_out=0.3, workers=workers)
+            prepare_series(files, out, time="t", validation_fraction=0.3, workers=workers)
             stores.append(content(out))
     assert stores[0] == stores[1] == stores[2] == stores[3]
 
@@ -116,7 +118,7 @@ def test_a_bad_row_is_refused_by_its_number_or_left_out(row: str, problem: str, 
         prepare_series(path, tmp_path / "out", by="by", time="t")
     assert str(refused.value).startswith(f"{path}, row 2: {problem}")
     assert str(refused.value).endswith(", or leave such rows out with --bad-rows skip")
-    skipped: list[Skipped] = []
+    skipped: list[SkippedRows] = []
     (store,) = prepare_series(path, tmp_path / "out", by="by", time="t", bad_rows="skip", on_skipped=skipped.append)
     assert steps_of(store) == [[[5], [6]]]
     assert skipped[0].num_rows == 1 and f"{path}, row 2: " in skipped[0].first
@@ -143,8 +145,8 @@ def test_json_has_numbers_and_null_but_no_text_or_gaps(tmp_path: Path) -> None:
         ({"time": "gone"}, "row 1: it has no 'gone'"),
         ({"columns": ["meter"]}, "row 1: 'meter' has \"a\", not a number"),
         ({"columns": ["meter"], "bad_rows": "skip"}, r"no sequence is left for .* \(of 15 bad rows the first is"),
-        ({"hold_out": 0.01}, "hold-out=0.01 leaves nothing for .*valid"),
-        ({"hold_out": -1}, "hold-out=-1 is not in"),
+        ({"validation_fraction": 0.01}, "validation-fraction=0.01 leaves nothing for .*valid"),
+        ({"validation_fraction": -1}, "validation-fraction=-1 is not in"),
         ({"workers": 0}, "workers=0 must be at least 1"),
         ({"nan": "zero"}, "nan='zero' is not"),
         ({"like": "tokens"}, "like=.* has tokens, not channels"),

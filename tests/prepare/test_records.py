@@ -51,7 +51,7 @@ def test_the_number_of_a_row_is_that_of_its_line(
     there = path.read_text().split("\n")
     for part in cut_records(path, part_bytes):
         for row in read_rows(part):
-            assert json.loads(there[part.row_number(row.place) - 1]) == row.record
+            assert json.loads(there[part.row_number(row.row_index) - 1]) == row.record
 
 
 def test_a_csv_is_its_cells_under_the_names_of_its_header(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_blank_line_under_one_name_is_an_empty_cell_unless_the_file_ends_there
 ) -> None:
     (tmp_path / "a.csv").write_bytes(content.encode())
     (part,) = cut_records(tmp_path / "a.csv", None)
-    assert [(row.place, row.record["x"]) for row in read_rows(part)] == list(enumerate(cells))
+    assert [(row.row_index, row.record["x"]) for row in read_rows(part)] == list(enumerate(cells))
 
 
 def test_a_blank_line_under_several_names_is_no_row(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_a_line_that_is_no_record_has_a_problem_and_others_have_none(
     (part,) = cut_records(path, None)
     first, bad, last = read_rows(part)
     assert first.record == {"a": 1} and last.record == {"a": 2} and not first.problem and not last.problem
-    assert bad.problem.startswith(problem) and part.row_number(bad.place) == 3
+    assert bad.problem.startswith(problem) and part.row_number(bad.row_index) == 3
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_csv_row_that_is_no_record_has_a_problem(content: bytes, problem: str,
     (part,) = cut_records(path, None)
     rows = list(read_rows(part))
     assert rows[0].record == {"a": "1", "b": "2"} and rows[-1].record == {"a": "3", "b": "4"}
-    assert rows[1].problem.startswith(problem) and part.row_number(rows[1].place) == 2
+    assert rows[1].problem.startswith(problem) and part.row_number(rows[1].row_index) == 2
 
 
 @pytest.mark.parametrize(

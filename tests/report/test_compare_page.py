@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pages import Page, assert_alone
+from helpers.html_page import ParsedPage, assert_self_contained
 from stretto import ConfigError, compare_page
 
 
@@ -26,9 +26,9 @@ def write_run(folder: Path, lr: float, num_steps: int = 30) -> Path:
 def test_curves_lie_over_each_other_and_differences_are_listed(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / "one", 0.1), write_run(tmp_path / "two", 0.2, num_steps=50)]
     text = compare_page(runs)
-    assert_alone(text)
-    page = Page(text)
-    assert page.sections == ["curves", "figures", "config"]
+    assert_self_contained(text)
+    page = ParsedPage(text)
+    assert page.sections == ["curves", "results", "config"]
     (label,) = {label for label in page.labels() if label.startswith("Training loss")}
     assert "one: from" in label and "two: from" in label
     assert "train.lr" in page.text and "0.2" in page.words
@@ -38,7 +38,7 @@ def test_curves_lie_over_each_other_and_differences_are_listed(tmp_path: Path) -
 
 def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / place / "<b>run", 0.1) for place in ("here", "there")]
-    page = Page(compare_page(runs))
+    page = ParsedPage(compare_page(runs))
     assert "here/<b>run" in page.words and "there/<b>run" in page.words
     assert "their configs are the same but for the folder" in page.text
 

@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from pages import Page, assert_alone
-from stores import write_tokens
+from helpers.html_page import ParsedPage, assert_self_contained
+from helpers.stores import write_tokens
 from stretto import ConfigError, Corpus, DivergedError, Run, Sequences, run_page
 from stretto.config.run import RunConfig
 from stretto.config.toml import parse_config
-from stretto.plan.orders import order
-from stretto.plan.show import timeline_values
+from stretto.plan.schedule import stage_schedule
+from stretto.plan.serialize import timeline_to_dict
 from stretto.plan.timeline import simulate
-from stretto.plan.trace import Row, Trace, Work
-from stretto.report.lengths import read_lengths
+from stretto.plan.trace import RankTrace, Trace, TraceEvent
 from stretto.report.record import read_record
+from stretto.report.sequence_lengths import read_lengths
 
-ALWAYS = ["curves", "run", "step", "balance", "lengths", "faults", "checkpoints", "figures"]
+ALWAYS = ["curves", "run", "step", "balance", "lengths", "failures", "checkpoints", "results"]
 
 
 def config_of(folder: Path, data: str, **sections: dict[str, object]) -> RunConfig:
@@ -69,8 +69,8 @@ def ranks(**more: object) -> dict[str, Any]:
 
 def test_a_finished_run_has_every_part(finished: Path) -> None:
     text = run_page(finished)
-    assert_alone(text)
-    page = Page(text)
+    assert_self_contained(text)
+    page = ParsedPage(text)
     assert page.sections == ALWAYS
     for words in ("finished", "2 LSTM layers of 12", "25 steps of adamw", "One start, and nothing went wrong"):
         assert words in page.text
@@ -94,7 +94,7 @@ def test_rows_of_unequal_length_have_a_histogram_and_padding(tmp_path: Path) -> 
         "train": {"steps": 12},
     }
     config = parse_config({**options, "model": {"hidden": 8, "layers": 1}, "run": {"folder": tmp_path / "run"}})
-    page = Page(run_page(train(config)))
+    page = ParsedPage(run_page(train(config)))
     assert "200 sequences" in page.text and "the longest 42" in page.text and "were padding" in page.text
     assert any(label.startswith("Lengths of the training data: 200 sequences") for label in page.labels())
     assert any(label.startswith("Padding of each batch") for label in page.labels())
@@ -104,19 +104,19 @@ def test_rows_of_unequal_length_have_a_histogram_and_padding(tmp_path: Path) -> 
 def test_lengths_of_a_large_store_are_sampled_evenly(tmp_path: Path) -> None:
     shards = [[[0] * (1 + number % 50) for number in range(3000)] for _ in range(2)]
     sequences = write_tokens(tmp_path / "data", shards, 2)
-    few, all_of_them = read_lengths(sequences, most=1000), read_lengths(sequences)
+    few, all_of_them = read_lengths(sequences, max_samples=1000), read_lengths(sequences)
     assert len(all_of_them.values) == 6000 and 500 < len(few.values) <= 1000
     assert few.values.mean() == pytest.approx(all_of_them.values.mean(), rel=0.1)
 
 
 def test_data_that_has_gone_or_changed_is_said_to_have(tmp_path: Path, byte_corpus: Corpus) -> None:
     gone = write_log(tmp_path / "gone", [step(1)])
-    assert "gone, is not there any more" in Page(run_page(gone)).text
+    assert "gone, is not there any more" in ParsedPage(run_page(gone)).text
     folder = train(config_of(tmp_path / "run", byte_corpus.location, train={"steps": 2}))
     other = write_tokens(tmp_path / "other", [[[0, 1]]], 2)
     text = (folder / "config.toml").read_text().replace(byte_corpus.location, other.location)
     (folder / "config.toml").write_text(text)
-    assert "is not the data that the run was trained on" in Page(run_page(folder)).text
+    assert "is not the data that the run was trained on" in ParsedPage(run_page(folder)).text
     assert isinstance(other, Sequences)
 
 
@@ -128,10 +128,10 @@ def test_a_run_that_was_killed_and_went_on_says_from_where(byte_corpus: Corpus, 
     run.close()
     with (tmp_path / "run" / "log.jsonl").open("a") as log:
         log.write('{"kind": "step", "step": 15, "lo')
-    half = Page(run_page(tmp_path / "run"))
+    half = ParsedPage(run_page(tmp_path / "run"))
     assert "not finished" in half.text and "1 line in its log that can't be read" in half.text
     folder = train(config_of(tmp_path / "run", byte_corpus.location, train={"steps": 25, "lr": 5e-4}))
-    page = Page(run_page(folder))
+    page = ParsedPage(run_page(folder))
     assert "was started 2 times" in page.text
     assert "step-000000010-g1" in page.text and "train.lr 0.001 -> 0.0005" in page.text
     assert any("started again after step 10" in words for words in page.words), "and the curve is marked there"
@@ -142,8 +142,8 @@ def test_a_run_that_diverged_says_so_and_where_the_batch_is(byte_corpus: Corpus,
     with pytest.raises(DivergedError):
         train(config_of(tmp_path / "run", byte_corpus.location, train=wild))
     text = run_page(tmp_path / "run")
-    assert_alone(text)
-    page = Page(text)
+    assert_self_contained(text)
+    page = ParsedPage(text)
     assert "stopped: not finite" in page.text and "rank-0.safetensors" in page.text
 
 
@@ -172,22 +172,29 @@ def test_a_run_that_diverged_says_so_and_where_the_batch_is(byte_corpus: Corpus,
 )
 def test_a_log_of_any_kind_becomes_a_page(tmp_path: Path, lines: list[dict[str, Any]], words: str) -> None:
     text = run_page(write_log(tmp_path / "run", lines, "[1, 2]\n\x00\n"))
-    assert_alone(text)
-    page = Page(text)
+    assert_self_contained(text)
+    page = ParsedPage(text)
     assert words in page.text and page.sections == ALWAYS
     assert "nan" not in text.lower() and "inf" not in page.text.lower().replace("information", "")
 
 
 def test_the_balance_of_two_ranks_is_told_in_words_and_rows(tmp_path: Path) -> None:
-    page = Page(run_page(write_log(tmp_path / "run", [step(1), ranks()])))
+    page = ParsedPage(run_page(write_log(tmp_path / "run", [step(1), ranks()])))
     assert "50% of all ranks' time was waiting" in page.text and "Rank 0 was busiest with 1.5 s" in page.text
     assert any(label == "Most memory in use: rank 0 1 GB; rank 1 3 GB" for label in page.labels())
 
 
 def traced(folder: Path, replicas: int, stages: int, chunks: int) -> None:
-    timeline = simulate([order(stage, stages, 1, chunks) for stage in range(stages)], lambda stage, action: 0.01)
+    timeline = simulate(
+        [stage_schedule(stage, stages, 1, chunks) for stage in range(stages)], lambda stage, action: 0.01
+    )
     rows = [
-        Row(rank, rank // stages, rank % stages, tuple(Work.of(s) for s in timeline.spans if s.stage == rank % stages))
+        RankTrace(
+            rank,
+            rank // stages,
+            rank % stages,
+            tuple(TraceEvent.of(s) for s in timeline.timed_actions if s.stage == rank % stages),
+        )
         for rank in range(replicas * stages)
     ]
     (folder / "trace.json").write_text(Trace.of(10, rows).to_json())
@@ -204,16 +211,16 @@ def test_a_planned_step_stands_beside_the_measured_one(tmp_path: Path) -> None:
     }  # fmt: skip
     (folder / "plan.json").write_text(json.dumps({"advice": "use <2> stages", "best": [best]}))
     traced(folder, 1, 2, 4)
-    page = Page(run_page(folder))
+    page = ParsedPage(run_page(folder))
     assert "plan" in page.sections
     for words in ("use <2> stages", "100 ms", "150 ms", "1.50", "F3", "B0"):
         assert words in page.text
     assert any(label.startswith("A step of one replica as it was planned: 2 rows") for label in page.labels())
     assert "a backward as twice its forward" in page.text
-    timeline = simulate([order(stage, 2, 1, 4) for stage in range(2)], lambda stage, action: 0.01)
-    plan = {"advice": "", "best": [best], "timeline": timeline_values(layout, timeline)}
+    timeline = simulate([stage_schedule(stage, 2, 1, 4) for stage in range(2)], lambda stage, action: 0.01)
+    plan = {"advice": "", "best": [best], "timeline": timeline_to_dict(layout, timeline)}
     (folder / "plan.json").write_text(json.dumps(plan))
-    assert "the plan's own simulation" in Page(run_page(folder)).text
+    assert "the plan's own simulation" in ParsedPage(run_page(folder)).text
 
 
 def test_512_ranks_and_their_trace_stay_readable_and_small(tmp_path: Path) -> None:
@@ -223,7 +230,7 @@ def test_512_ranks_and_their_trace_stay_readable_and_small(tmp_path: Path) -> No
     folder = write_log(tmp_path / "run", lines)
     traced(folder, 64, 8, 16)
     text = run_page(folder)
-    page = Page(text)
+    page = ParsedPage(text)
     assert "The first 32 of 512 ranks are shown" in page.text and "A mean step of 512 ranks" in page.text
     assert len(text) < 2_000_000 and page.count("rect") < 6000
 
@@ -243,7 +250,7 @@ def test_a_log_of_200_000_steps_makes_a_small_page_in_bounded_time(tmp_path: Pat
 
 def test_hostile_names_stay_text(tmp_path: Path) -> None:
     hostile = '<script>alert(1)</script><img src=x onerror="alert(2)">'
-    told = {"from": hostile, "ranks": hostile, "layout": hostile, "changes": [hostile]}
+    told = {"resumed_from": hostile, "ranks": hostile, "layout": hostile, "changes": [hostile]}
     lines = [
         {"kind": "start", "step": 0, "generation": 1, **told},
         step(1),
@@ -253,22 +260,22 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
     config = f"[data]\ntrain = '{hostile}'\n[model]\nfactory = '{hostile}'\n"
     folder = write_log(tmp_path / hostile.replace("/", "\\"), lines, config=config)
     (folder / "plan.json").write_text(json.dumps({"advice": hostile, "best": [hostile]}))
-    (folder / "subject.json").write_text(json.dumps({"task": {"asks": hostile}}))
+    (folder / "data_spec.json").write_text(json.dumps({"task": {"targets": hostile}}))
     (folder / "trace.json").write_text(hostile)
     (folder / "nonfinite").mkdir()
     (folder / "nonfinite" / "step-2-<b>.safetensors").touch()
     text = run_page(folder)
-    assert_alone(text)
+    assert_self_contained(text)
     assert text.count("<script>") == 1 and "<img" not in text and "<b>." not in text
 
 
 def test_a_config_without_a_log_or_a_log_without_a_config_is_enough(tmp_path: Path) -> None:
     folder = write_log(tmp_path / "run", [step(1), step(2)])
     (folder / "log.jsonl").rename(tmp_path / "log.jsonl")
-    assert "The log has no step yet" in Page(run_page(folder)).text
+    assert "The log has no step yet" in ParsedPage(run_page(folder)).text
     (folder / "config.toml").write_text("not = [toml")
     (tmp_path / "log.jsonl").rename(folder / "log.jsonl")
-    page = Page(run_page(folder))
+    page = ParsedPage(run_page(folder))
     assert "what follows is from the log alone" in page.text and "2.5000" in page.text
     assert page.sections == ALWAYS
 

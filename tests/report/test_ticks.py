@@ -5,7 +5,7 @@ import math
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stretto.report.ticks import choose, linear, short, write
+from stretto.report.ticks import choose_scale, format_short, linear, tick_formatter
 
 values = st.floats(-1e200, 1e200)
 
@@ -15,27 +15,27 @@ values = st.floats(-1e200, 1e200)
 @example(0.0, 5e-324, True)
 def test_a_scale_holds_its_values_and_its_ticks_are_few_and_differ(one: float, other: float, from_zero: bool) -> None:
     low, high = min(one, other), max(one, other)
-    scale = choose(low, high, 4, from_zero=from_zero)
+    scale = choose_scale(low, high, 4, from_zero=from_zero)
     for value in (low, high):
-        assert -1e-6 <= scale.place(value) <= 1 + 1e-6
+        assert -1e-6 <= scale.fraction(value) <= 1 + 1e-6
     assert 1 <= len(scale.ticks) <= 8
     assert list(scale.ticks) == sorted(scale.ticks)
     if high - low > 1e-6 * max(abs(low), abs(high)):
-        said = [write(scale)(tick) for tick in scale.ticks]
+        said = [tick_formatter(scale)(tick) for tick in scale.ticks]
         assert len(set(said)) == len(said), said
         assert all(len(words) <= 12 for words in said), said
 
 
 @given(st.integers(1, 10**12))
 def test_an_axis_that_counts_has_whole_ticks(high: int) -> None:
-    scale = linear(0.0, float(high), 5, is_whole=True, is_tight=True)
+    scale = linear(0.0, float(high), 5, is_integer=True, is_tight=True)
     assert all(tick == round(tick) for tick in scale.ticks)
     assert scale.high == high
 
 
 @given(st.floats(-1e300, 1e300))
 def test_a_short_number_is_short_and_near(value: float) -> None:
-    said = short(value)
+    said = format_short(value)
     assert len(said) <= 11
     scales = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
     read = float(said.rstrip("kMGT").replace(",", "")) * scales.get(said[-1], 1.0)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from ranks import Pools
-from stores import write_series, write_tokens
+from helpers.rank_pool import RankPools
+from helpers.stores import write_series, write_tokens
 from stretto import (
     ConfigError,
     Corpus,
@@ -45,8 +45,8 @@ MODEL = {"layers": 1, "hidden": 8}
 def untrained(location: Path | str, **data: object) -> TrainedModel:
     """A model of some data as a run would have it, its weights drawn by seed."""
     config = parse_config({"data": {"train": str(location), **data}, "model": MODEL, "run": {"device": "cpu"}})
-    subject = open_feed(config, location, "data.train").subject
-    return TrainedModel(config, subject, initialize(build_model(config, subject.task), seed=5))
+    data_spec = open_feed(config, location, "data.train").data_spec
+    return TrainedModel(config, data_spec, initialize(build_model(config, data_spec.task), seed=5))
 
 
 def outputs(trained: TrainedModel, inputs: torch.Tensor) -> torch.Tensor:
@@ -70,11 +70,11 @@ def test_each_sequence_gets_the_label_that_it_would_get_alone(tmp_path: Path) ->
     found = list(predict(trained, tmp_path / "data"))
     assert [answer["sequence"] for answer in found] == list(range(40))
     rows = [(shard, number) for shard, size in enumerate(sequences.shard_sizes) for number in range(size)]
-    for answer, tokens in zip(found, sequences.read(sequences.places(rows)), strict=True):
+    for answer, tokens in zip(found, sequences.read(sequences.find_ranges(rows)), strict=True):
         likely = outputs(trained, torch.from_numpy(tokens.astype(np.int64)))[-1].softmax(0)
         assert answer["label"] == str(int(likely.argmax()))
         assert answer["probability"] == pytest.approx(float(likely.max()), rel=1e-4)
-        assert answer["truth"] == str(answer["sequence"] % 3)
+        assert answer["true_label"] == str(answer["sequence"] % 3)
 
 
 def write_on_ranks(world: World, location: Path, out: Path) -> int:
@@ -82,7 +82,9 @@ def write_on_ranks(world: World, location: Path, out: Path) -> int:
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
-def test_predictions_on_several_ranks_equal_those_of_one_in_order(pools: Pools, tmp_path: Path, num_ranks: int) -> None:
+def test_predictions_on_several_ranks_equal_those_of_one_in_order(
+    pools: RankPools, tmp_path: Path, num_ranks: int
+) -> None:
     labelled(tmp_path / "data", 2011)
     alone = tmp_path / "alone.jsonl"
     assert write_predictions(untrained(tmp_path / "data"), tmp_path / "data", alone) == 2011
@@ -103,7 +105,7 @@ def test_what_was_written_before_it_was_cut_off_is_not_asked_again(tmp_path: Pat
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_predictions(trained, tmp_path / "data", out, on_part=cut_off)
+        write_predictions(trained, tmp_path / "data", out, on_progress=cut_off)
     left = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out.jsonl.parts").glob("*.jsonl")}
     assert len(left) == 2 and not out.exists()
     seen = []
@@ -112,7 +114,7 @@ def test_what_was_written_before_it_was_cut_off_is_not_asked_again(tmp_path: Pat
         parts = (tmp_path / "out.jsonl.parts").glob("*.jsonl")
         seen.append({path.name: path.stat().st_mtime_ns for path in parts if path.name in left})
 
-    write_predictions(trained, tmp_path / "data", out, on_part=look)
+    write_predictions(trained, tmp_path / "data", out, on_progress=look)
     assert all(found == left for found in seen)
     write_predictions(trained, tmp_path / "data", tmp_path / "whole.jsonl")
     assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
@@ -126,7 +128,7 @@ def test_a_file_that_was_whole_when_it_was_cut_off_is_taken_as_it_is(tmp_path: P
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_predictions(trained, tmp_path / "data", out, on_part=cut_off)
+        write_predictions(trained, tmp_path / "data", out, on_progress=cut_off)
     (tmp_path / "out.jsonl.parts" / "00000000.jsonl").rename(out)
     written = out.stat().st_mtime_ns
     assert write_predictions(trained, tmp_path / "data", out) == 5
@@ -138,22 +140,22 @@ class Counting(Mesh):
 
     meetings = 0
 
-    def add_up(self, values: Sequence[float]) -> list[float]:
+    def all_reduce(self, values: Sequence[float]) -> list[float]:
         self.meetings += 1
-        return super().add_up(values)
+        return super().all_reduce(values)
 
 
 def slow_first(world: World) -> tuple[float, int]:
-    mesh = Counting(world, Topology(world.size, 1), makes_groups=False)
+    mesh = Counting(world, Topology(world.size, 1), create_groups=False)
     started, met = time.monotonic(), mesh.meetings
-    predicting._first_alone(mesh, lambda: time.sleep(3 * predicting._PATIENCE))
+    predicting._run_on_first_rank(mesh, lambda: time.sleep(3 * predicting._POLL_SECONDS))
     return time.monotonic() - started, mesh.meetings - met
 
 
-def test_ranks_that_wait_for_the_first_hear_from_it_again_and_again(pools: Pools) -> None:
+def test_ranks_that_wait_for_the_first_hear_from_it_again_and_again(pools: RankPools) -> None:
     for seconds, meetings in pools[2].run(slow_first):
         # All go on together, and nobody has waited for as long as the work took without a word.
-        assert seconds > 2.9 * predicting._PATIENCE and meetings >= 4
+        assert seconds > 2.9 * predicting._POLL_SECONDS and meetings >= 4
 
 
 def test_parts_of_another_model_and_a_file_that_is_there_are_refused(tmp_path: Path) -> None:
@@ -168,7 +170,7 @@ def test_parts_of_another_model_and_a_file_that_is_there_are_refused(tmp_path: P
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_predictions(trained, tmp_path / "data", tmp_path / "other.jsonl", on_part=cut_off)
+        write_predictions(trained, tmp_path / "data", tmp_path / "other.jsonl", on_progress=cut_off)
     initialize(trained.stack, seed=6)
     with pytest.raises(ConfigError, match="another model or other data"):
         write_predictions(trained, tmp_path / "data", tmp_path / "other.jsonl")
@@ -213,11 +215,13 @@ def series(folder: Path, lengths: list[int]) -> Sequences:
 @pytest.mark.parametrize("season", [0, 4])
 def test_a_forecast_in_real_units_is_the_way_back_from_what_is_asked(tmp_path: Path, season: int) -> None:
     sequences = series(tmp_path / "data", [30, 9])
-    asked = Forecast.of(sequences, 3, season=season, targets=["c1"])
-    (values,) = sequences.read(sequences.places([(0, 0)]))
+    asked = Forecast.from_sequences(sequences, 3, season=season, targets=["c1"])
+    (values,) = sequences.read(sequences.find_ranges([(0, 0)]))
     for step in (5, 11, 26):
         scaled = asked.targets(values, step, step + 1)[0]
-        np.testing.assert_allclose(asked.answer(scaled, values[: step + 1]), values[step + 1 : step + 4, 1:], rtol=1e-5)
+        np.testing.assert_allclose(
+            asked.to_predictions(scaled, values[: step + 1]), values[step + 1 : step + 4, 1:], rtol=1e-5
+        )
 
 
 @pytest.mark.parametrize("context", [None, 8])
@@ -227,13 +231,13 @@ def test_series_are_forecast_once_a_horizon_with_what_came(tmp_path: Path, conte
     data |= {"lanes": 2, "window": 5} if context is None else {"context": context}
     trained = untrained(tmp_path / "data", **data)
     found = list(predict(trained, tmp_path / "data"))
-    asked = Forecast.of(sequences, 3, season=4)
+    asked = Forecast.from_sequences(sequences, 3, season=4)
     for answer in found:
         shard, number = (0, 0) if answer["series"] == 0 else (1, answer["series"] - 1)
-        (values,) = sequences.read(sequences.places([(shard, number)]))
+        (values,) = sequences.read(sequences.find_ranges([(shard, number)]))
         seen = values[: answer["step"] + 1]
         inputs = torch.from_numpy(asked.inputs(seen if context is None else seen[-context:]))
-        expected = asked.answer(outputs(trained, inputs)[-1].numpy(), seen)
+        expected = asked.to_predictions(outputs(trained, inputs)[-1].numpy(), seen)
         for channel in range(2):
             got = [np.nan if value is None else value for value in answer["forecast"][f"c{channel}"]]
             np.testing.assert_allclose(got, expected[:, channel], rtol=1e-4)
@@ -246,16 +250,16 @@ def test_series_are_forecast_once_a_horizon_with_what_came(tmp_path: Path, conte
 def test_a_future_in_another_order_of_channels_is_the_same(tmp_path: Path) -> None:
     sequences = series(tmp_path / "data", [30, 20])
     trained = untrained(tmp_path / "data", horizon=2, targets=["c1", "c0"], lanes=2, window=5)
-    asked = Forecast.of(sequences, 2, targets=["c1", "c0"])
+    asked = Forecast.from_sequences(sequences, 2, targets=["c1", "c0"])
     future = next(forecast(trained, tmp_path / "data", steps=4))
     assert future.channels == ("c1", "c0")
-    (values,) = sequences.read(sequences.places([(0, 0)]))
+    (values,) = sequences.read(sequences.find_ranges([(0, 0)]))
     for start in (0, 2):
-        ahead = asked.answer(outputs(trained, torch.from_numpy(asked.inputs(values)))[-1].numpy(), values)
+        ahead = asked.to_predictions(outputs(trained, torch.from_numpy(asked.inputs(values)))[-1].numpy(), values)
         np.testing.assert_allclose(future.values[start : start + 2], ahead, rtol=1e-4)
         values = np.concatenate([values, ahead[:, ::-1]])
     with pytest.raises(DataError, match="named twice"):
-        Forecast.of(sequences, 2, targets=["c0", "c0"])
+        Forecast.from_sequences(sequences, 2, targets=["c0", "c0"])
 
 
 def test_outputs_that_only_a_loss_can_read_are_refused(tmp_path: Path) -> None:
@@ -283,9 +287,9 @@ def test_a_future_of_ten_thousand_steps_takes_no_longer_for_its_seasons(tmp_path
     asked = Forecast((0.0,), (1.0,), (0,), horizon=2, season=4)
     values = np.arange(20.0, dtype=np.float32)[:, None]
     long = np.concatenate([np.full((10**6, 1), np.nan, np.float32), values])
-    np.testing.assert_array_equal(asked.answer(np.zeros(2), long), asked.answer(np.zeros(2), values))
+    np.testing.assert_array_equal(asked.to_predictions(np.zeros(2), long), asked.to_predictions(np.zeros(2), values))
     # Begun within the season: what is missing is missing.
-    np.testing.assert_array_equal(asked.answer(np.zeros(2), values[:3])[:, 0], [np.nan, 0])
+    np.testing.assert_array_equal(asked.to_predictions(np.zeros(2), values[:3])[:, 0], [np.nan, 0])
 
 
 @pytest.mark.parametrize("context", [None, 8])
@@ -295,11 +299,11 @@ def test_the_future_is_what_is_forecast_at_the_end_and_goes_on_from_itself(tmp_p
     trained = untrained(tmp_path / "data", **data)
     first, second = forecast(trained, tmp_path / "data", steps=7)
     assert (first.series, first.start, second.start, first.values.shape) == (0, 30, 20, (7, 2))
-    asked = Forecast.of(sequences, 3)
-    (values,) = sequences.read(sequences.places([(0, 0)]))
+    asked = Forecast.from_sequences(sequences, 3)
+    (values,) = sequences.read(sequences.find_ranges([(0, 0)]))
     for start in (0, 3, 6):
         seen = values if context is None else values[-context:]
-        ahead = asked.answer(outputs(trained, torch.from_numpy(asked.inputs(seen)))[-1].numpy(), values)
+        ahead = asked.to_predictions(outputs(trained, torch.from_numpy(asked.inputs(seen)))[-1].numpy(), values)
         np.testing.assert_allclose(first.values[start : start + 3], ahead[: 7 - start], rtol=1e-4)
         values = np.concatenate([values, ahead])
 
@@ -321,12 +325,12 @@ def test_a_file_is_read_as_the_runs_own_data_was(tmp_path: Path) -> None:
     # Without labels, with a word that the run has not seen, and the training data gone.
     other = tmp_path / "other.jsonl"
     other.write_text('{"text": "it is good it is good it is good"}\n{"text": "unheard it is"}\n')
-    prepare_source(other, tmp_path / "prepared", trained.subject)
+    prepare_source(other, tmp_path / "prepared", trained.data_spec)
     (tmp_path / "data").rename(tmp_path / "gone")
     found = list(predict(trained, tmp_path / "prepared"))
     own = list(predict(trained, tmp_path / "gone"))
     assert list(predict(trained, file)) == own
-    assert "truth" not in found[0] and own[0]["truth"] == "good"
+    assert "true_label" not in found[0] and own[0]["true_label"] == "good"
     assert found[0]["probability"] == pytest.approx(own[0]["probability"], rel=1e-4)
     assert len(found) == 2
 
@@ -334,10 +338,10 @@ def test_a_file_is_read_as_the_runs_own_data_was(tmp_path: Path) -> None:
 def test_series_of_a_file_are_scaled_as_the_runs_own(tmp_path: Path) -> None:
     rows = "".join(f"{hour},{hour * 0.5},{hour % 7}\n" for hour in range(50))
     (tmp_path / "all.csv").write_text(f"hour,a,b\n{rows}")
-    prepare_series(tmp_path / "all.csv", tmp_path / "data", time="hour", hold_out=0.2)
+    prepare_series(tmp_path / "all.csv", tmp_path / "data", time="hour", validation_fraction=0.2)
     trained = untrained(tmp_path / "data" / "train", context=8, horizon=2)
-    prepare_source(tmp_path / "all.csv", tmp_path / "prepared", trained.subject)
-    source = open_source(tmp_path / "prepared", trained.subject)
+    prepare_source(tmp_path / "all.csv", tmp_path / "prepared", trained.data_spec)
+    source = open_source(tmp_path / "prepared", trained.data_spec)
     assert isinstance(source, Sequences)
     assert source.fields.values == Sequences.open(tmp_path / "data" / "train").fields.values
     assert next(forecast(trained, tmp_path / "prepared")).start == 50
@@ -351,4 +355,4 @@ def test_data_of_another_kind_is_refused(tmp_path: Path, byte_corpus: Corpus) ->
     with pytest.raises(ConfigError, match="asked for labels, not for values"):
         next(forecast(trained, tmp_path / "data"))
     with pytest.raises(DataError, match="not a file of records"):
-        prepare_source(tmp_path / "x.txt", tmp_path / "p", trained.subject)
+        prepare_source(tmp_path / "x.txt", tmp_path / "p", trained.data_spec)

@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cases import NUM_TOKENS, barrier_model, lstm_model, odd_model
+from helpers.layout_cases import NUM_TOKENS, custom_block_model, lstm_model, noncausal_model
 from stretto import Block, ConfigError, LawError, Rows, Sessions, Stack, State, initialize
 
 
 def stack(model: str = "lstm") -> Stack:
-    made = {"lstm": lstm_model, "odd": odd_model, "barrier": barrier_model}[model]()
+    made = {"lstm": lstm_model, "odd": custom_block_model, "barrier": noncausal_model}[model]()
     return initialize(Stack(made).double(), seed=3).eval()
 
 
@@ -65,7 +65,7 @@ def test_a_block_may_return_views_of_its_own_state() -> None:
 
 def test_a_state_is_a_plain_value_also_where_the_initial_one_is_learned() -> None:
     sessions = Sessions(stack("odd"))
-    sessions.restore("a", tuple(tensor for tensor in Sessions(stack("odd"))._begin(1)))
+    sessions.restore("a", tuple(tensor for tensor in Sessions(stack("odd"))._initial_state(1)))
     sessions.feed({"a": torch.arange(3)})
     assert not any(tensor.requires_grad for tensor in sessions.state("a"))
 

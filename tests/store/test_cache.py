@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stretto import DataError
-from stretto.store.cache import LEAST_BYTES, Cache
+from stretto.store.cache import MIN_BYTES, Cache
 from stretto.store.pages import PAGE
 
 
@@ -22,7 +22,7 @@ def page(number: int) -> bytes:
     return bytes([number % 256]) * PAGE
 
 
-def opened(folder: Path, num_bytes: int = LEAST_BYTES) -> Cache:
+def opened(folder: Path, num_bytes: int = MIN_BYTES) -> Cache:
     cache = Cache(folder, num_bytes)
     cache.create()
     return cache
@@ -127,7 +127,7 @@ def test_what_a_killed_process_left_behind_goes_first(tmp_path: Path) -> None:
     for number in range(20):
         cache.put(key(number), page(number))
     assert not left.exists()
-    assert size(tmp_path) <= LEAST_BYTES
+    assert size(tmp_path) <= MIN_BYTES
 
 
 def test_only_pages_are_ever_deleted(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_a_count_that_makes_no_sense_is_made_again(tmp_path: Path) -> None:
     for number in range(20):
         (tmp_path / "pages" / "tally").write_bytes(b"\xff nonsense")
         cache.put(key(number), page(number))
-    assert size(tmp_path) <= LEAST_BYTES
+    assert size(tmp_path) <= MIN_BYTES
 
 
 def test_a_full_disk_keeps_no_part_of_a_page(tmp_path: Path) -> None:
@@ -165,6 +165,6 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
 
 def test_too_little_room_is_refused_with_the_least_there_may_be(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"data\.cache_bytes=8,388,607 is too small; give it 8,388,608 or more"):
-        Cache(tmp_path, LEAST_BYTES - 1)
-    with pytest.raises(DataError, match=r"data\.patience=-1"):
-        Cache(tmp_path, patience=-1)
+        Cache(tmp_path, MIN_BYTES - 1)
+    with pytest.raises(DataError, match=r"data\.retry_seconds=-1"):
+        Cache(tmp_path, retry_seconds=-1)

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from stretto import Corpus, DataError, Sequences, prepare_text
+from stretto.store.file_writer import write_file, write_index
 from stretto.store.index import Store
-from stretto.store.pages import Bytes, Span
+from stretto.store.pages import ByteRange, Bytes
 from stretto.store.vocabulary import SymbolVocabulary, vocabulary_bytes
-from stretto.store.writer import write_file, write_index
 
 
 def test_a_gather_is_one_request_for_all_its_rows(text_file: Path, tmp_path: Path) -> None:
@@ -20,7 +20,7 @@ def test_a_gather_is_one_request_for_all_its_rows(text_file: Path, tmp_path: Pat
     pages = corpus.store.pages
 
     class Counted:
-        def read(self, spans: Sequence[Span]) -> list[Bytes]:
+        def read(self, spans: Sequence[ByteRange]) -> list[Bytes]:
             requests.append(len(spans))
             return pages.read(spans)
 
@@ -103,7 +103,7 @@ def test_a_damaged_corpus_is_refused_by_name(
 
 
 def test_a_folder_of_several_says_which_they_are(text_file: Path, tmp_path: Path) -> None:
-    prepare_text([text_file], tmp_path / "out", hold_out=0.2)
+    prepare_text([text_file], tmp_path / "out", validation_fraction=0.2)
     with pytest.raises(DataError, match=r"its subfolders \['train', 'valid'\] do"):
         Corpus.open(tmp_path / "out")
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paged_store import bytes_of, flip_bit, spans_of, write_store
-from stores import write_series
+from helpers.paged_store import byte_ranges_of, bytes_of, flip_bit, write_store
+from helpers.stores import write_series
 from stretto import DataError
+from stretto.store.file_writer import write_file
 from stretto.store.index import Store
-from stretto.store.pages import MAX_OPEN, PAGE, LocalPages, PagedFile, Span
+from stretto.store.pages import MAX_OPEN_FILES, PAGE, ByteRange, LocalPages, PagedFile
 from stretto.store.sequences import Sequences
-from stretto.store.writer import write_file
 
 
 def num_open(folder: Path) -> int:
@@ -24,7 +24,7 @@ def num_open(folder: Path) -> int:
 def test_a_folder_gives_the_bytes_that_were_written(tmp_path: Path) -> None:
     folder = write_store(tmp_path / "store", num_shards=2)
     store = Store.open(folder)
-    spans = spans_of(store)
+    spans = byte_ranges_of(store)
     assert [content.tobytes() for content in store.pages.read(spans)] == bytes_of(folder, spans)
 
 
@@ -33,7 +33,7 @@ def test_sequences_are_cut_where_they_end(tmp_path: Path) -> None:
     sequences = Sequences.open(folder)
     values = np.fromfile(folder / "values-00001.bin", "<u2")
     ends = np.fromfile(folder / "ends-00001.bin", "<u8")
-    first, third = sequences.read(sequences.places([(1, 0), (1, 2)]))
+    first, third = sequences.read(sequences.find_ranges([(1, 0), (1, 2)]))
     assert np.array_equal(first, values[: ends[0]])
     assert np.array_equal(third, values[ends[1] : ends[2]])
 
@@ -41,11 +41,11 @@ def test_sequences_are_cut_where_they_end(tmp_path: Path) -> None:
 def test_thousands_of_shards_keep_few_files_open(tmp_path: Path) -> None:
     files = [write_file(tmp_path / f"shard-{number}.bin", bytes([number % 251]) * 100) for number in range(500)]
     pages = LocalPages(tmp_path, files)
-    held = pages.read([Span(files[0].name, 10, 20)])[0]
+    held = pages.read([ByteRange(files[0].name, 10, 20)])[0]
     for _ in range(2):
         for number, file in enumerate(files):
-            assert pages.read([Span(file.name, 99, 100)])[0].tolist() == [number % 251]
-    assert num_open(tmp_path) == MAX_OPEN
+            assert pages.read([ByteRange(file.name, 99, 100)])[0].tolist() == [number % 251]
+    assert num_open(tmp_path) == MAX_OPEN_FILES
     del pages
     assert num_open(tmp_path) == 0
     assert held.tolist() == [0] * 10
@@ -55,9 +55,9 @@ def test_a_flipped_bit_is_found_when_its_page_is_first_touched(tmp_path: Path) -
     folder = write_store(tmp_path / "store", num_shards=1)
     flip_bit(folder / "values-00000.bin", PAGE + 5)
     pages = Store.open(folder).pages
-    assert len(pages.read([Span("values-00000.bin", 0, PAGE)])[0]) == PAGE
+    assert len(pages.read([ByteRange("values-00000.bin", 0, PAGE)])[0]) == PAGE
     with pytest.raises(DataError, match=r"values-00000\.bin is damaged between bytes 1,048,576 and 2,097,152"):
-        pages.read([Span("values-00000.bin", PAGE - 1, PAGE + 1)])
+        pages.read([ByteRange("values-00000.bin", PAGE - 1, PAGE + 1)])
 
 
 def test_a_file_that_was_cut_short_is_refused_at_once(tmp_path: Path) -> None:
@@ -71,23 +71,23 @@ def test_a_file_that_was_cut_short_is_refused_at_once(tmp_path: Path) -> None:
 def test_pages_are_sent_to_workers_without_their_bytes(tmp_path: Path) -> None:
     file = write_file(tmp_path / "shard.bin", bytes(5 * PAGE))
     pages = LocalPages(tmp_path, [file])
-    pages.read([Span("shard.bin", 0, 5 * PAGE)])
+    pages.read([ByteRange("shard.bin", 0, 5 * PAGE)])
     assert len(pickle.dumps(pages)) < 5_000
 
 
 def test_an_empty_file_has_no_pages(tmp_path: Path) -> None:
     file: PagedFile = write_file(tmp_path / "empty.bin", b"")
     assert len(file.checksums) == 0
-    assert LocalPages(tmp_path, [file]).read([Span("empty.bin", 0, 0)])[0].size == 0
+    assert LocalPages(tmp_path, [file]).read([ByteRange("empty.bin", 0, 0)])[0].size == 0
 
 
 def test_a_file_that_is_cut_short_while_it_is_read_is_one_sentence(tmp_path: Path) -> None:
     folder = write_store(tmp_path / "store", num_shards=1)
     pages = Store.open(folder).pages
-    pages.read([Span("values-00000.bin", 0, 3 * 2**19)])
+    pages.read([ByteRange("values-00000.bin", 0, 3 * 2**19)])
     os.truncate(folder / "values-00000.bin", 100)
     with pytest.raises(DataError, match=r"values-00000\.bin was cut short while it was read; copy it again"):
-        pages.read([Span("values-00000.bin", 50, 150)])
+        pages.read([ByteRange("values-00000.bin", 50, 150)])
 
 
 @pytest.mark.parametrize("damage", ['"num_bytes": Infinity', '"num_bytes": -1', '"num_bytes": 1.5', "[" * 100_000])

@@ -16,12 +16,12 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 from torch.utils.data import DataLoader
 
-from paged_store import Spans, bytes_of, flip_bit, read, spans_of, write_store
+from helpers.paged_store import ByteRangeDataset, byte_ranges_of, bytes_of, flip_bit, read, write_store
 from stretto import DataError
 from stretto.store import remote
 from stretto.store.cache import Cache
 from stretto.store.index import Store
-from stretto.store.pages import PAGE, Span
+from stretto.store.pages import PAGE, ByteRange
 from stretto.store.remote import fetch
 
 URL = "memory://bucket/store"
@@ -71,7 +71,7 @@ def test_a_url_gives_the_same_bytes_as_the_folder(
     cache = Cache(tmp_path, 8 * PAGE)
     store = Store.open(URL if protocol == "memory" else f"file://{folder}", cache)
     assert sum(file.num_bytes for file in store.files) > cache.num_bytes
-    spans = spans_of(store)
+    spans = byte_ranges_of(store)
     for _ in range(2):
         assert read(store, spans) == bytes_of(folder, spans)
     assert sum(path.stat().st_size for path in tmp_path.rglob("*.page")) <= cache.num_bytes
@@ -82,18 +82,18 @@ def test_spans_come_back_in_the_order_they_were_asked_for(
 ) -> None:
     store = Store.open(URL, Cache(tmp_path))
     spans = [
-        Span("values-00003.bin", 2 * PAGE - 3, 2 * PAGE + 4),
-        Span(VALUES, 5, 5),
-        Span(VALUES, 0, 2 * PAGE + 1),
-        Span("ends-00001.bin", 8, 24),
-        Span(VALUES, 3, 9),
+        ByteRange("values-00003.bin", 2 * PAGE - 3, 2 * PAGE + 4),
+        ByteRange(VALUES, 5, 5),
+        ByteRange(VALUES, 0, 2 * PAGE + 1),
+        ByteRange("ends-00001.bin", 8, 24),
+        ByteRange(VALUES, 3, 9),
     ]
     assert read(store, spans) == bytes_of(folder, spans)
 
 
 def test_the_pages_of_all_spans_are_fetched_in_one_call(calls: Calls, tmp_path: Path) -> None:
     store = Store.open(URL, Cache(tmp_path))
-    store.pages.read(spans_of(store))
+    store.pages.read(byte_ranges_of(store))
     assert calls.sizes == [16]
 
 
@@ -102,14 +102,14 @@ def test_no_call_asks_for_more_than_its_share(
 ) -> None:
     monkeypatch.setattr(remote, "MAX_RANGES", 5)
     store = Store.open(URL, Cache(tmp_path))
-    spans = spans_of(store)
+    spans = byte_ranges_of(store)
     assert read(store, spans) == bytes_of(folder, spans)
     assert calls.sizes == [5, 5, 5, 1]
 
 
 def test_a_page_is_fetched_once_for_all_processes_of_a_machine(calls: Calls, folder: Path, tmp_path: Path) -> None:
     first, second = (Store.open(URL, Cache(tmp_path)) for _ in range(2))
-    spans = spans_of(first)
+    spans = byte_ranges_of(first)
     first.pages.read(spans)
     assert read(second, spans) == bytes_of(folder, spans)
     assert calls.sizes == [16]
@@ -117,7 +117,7 @@ def test_a_page_is_fetched_once_for_all_processes_of_a_machine(calls: Calls, fol
 
 def test_few_pages_stay_in_memory(calls: Calls, tmp_path: Path) -> None:
     store = Store.open(URL, Cache(tmp_path))
-    spans = [span for span in spans_of(store, PAGE) if span.file.startswith("values")]
+    spans = [span for span in byte_ranges_of(store, PAGE) if span.file.startswith("values")]
     for span in spans:
         store.pages.read([span])
     for path in tmp_path.rglob("*.page"):
@@ -132,12 +132,12 @@ def test_data_prepared_again_at_the_same_place_has_pages_of_its_own(
     calls: Calls, bucket: MemoryFileSystem, folder: Path, tmp_path: Path
 ) -> None:
     old = Store.open(URL, Cache(tmp_path / "cache"))
-    spans = spans_of(old)
+    spans = byte_ranges_of(old)
     old.pages.read(spans)
     other = write_store(tmp_path / "other", num_sequences=10)
     bucket.put(f"{other}/", "/bucket/store/", recursive=True)
     new = Store.open(URL, Cache(tmp_path / "cache"))
-    assert read(new, spans_of(new)) == bytes_of(other, spans_of(new))
+    assert read(new, byte_ranges_of(new)) == bytes_of(other, byte_ranges_of(new))
     # The new ones didn't take the place of the old: who has those open still finds them.
     num_calls = len(calls.sizes)
     assert read(old, spans) == bytes_of(folder, spans)
@@ -145,7 +145,7 @@ def test_data_prepared_again_at_the_same_place_has_pages_of_its_own(
 
 
 def test_a_cached_page_that_was_damaged_is_fetched_again(calls: Calls, folder: Path, tmp_path: Path) -> None:
-    spans = spans_of(Store.open(URL, Cache(tmp_path)))
+    spans = byte_ranges_of(Store.open(URL, Cache(tmp_path)))
     Store.open(URL, Cache(tmp_path)).pages.read(spans)
     pages = sorted(tmp_path.rglob("*.page"))
     flip_bit(pages[0], 100)
@@ -160,7 +160,7 @@ def test_a_cached_page_that_was_damaged_is_fetched_again(calls: Calls, folder: P
 def test_a_page_that_arrives_damaged_is_fetched_once_more(calls: Calls, folder: Path, tmp_path: Path) -> None:
     calls.change = lambda call, answers: [bytes(PAGE), *answers[1:]] if call == 0 else answers
     store = Store.open(URL, Cache(tmp_path))
-    spans = spans_of(store)
+    spans = byte_ranges_of(store)
     assert read(store, spans) == bytes_of(folder, spans)
     assert calls.sizes == [16, 1]
 
@@ -174,7 +174,7 @@ def test_a_page_that_arrives_damaged_twice_is_one_sentence_and_not_kept(
     store = Store.open(URL, Cache(tmp_path))
     where = rf"memory://bucket/store/{VALUES} is damaged between bytes 1,048,576 and 2,097,152 \(its checksum"
     with pytest.raises(DataError, match=where):
-        store.pages.read([Span(VALUES, PAGE, PAGE + 1)])
+        store.pages.read([ByteRange(VALUES, PAGE, PAGE + 1)])
     assert calls.sizes == [1, 1]
     assert list(tmp_path.rglob("*.page")) == []
 
@@ -183,14 +183,14 @@ def test_an_object_that_was_cut_short_is_one_sentence(bucket: MemoryFileSystem, 
     bucket.pipe_file(f"/bucket/store/{VALUES}", bucket.cat_file(f"/bucket/store/{VALUES}")[: PAGE + 9])
     store = Store.open(URL, Cache(tmp_path))
     with pytest.raises(DataError, match=rf"{VALUES} is damaged between bytes 1,048,576 and 2,097,152 \(9 bytes came"):
-        store.pages.read([Span(VALUES, PAGE, PAGE + 1)])
+        store.pages.read([ByteRange(VALUES, PAGE, PAGE + 1)])
 
 
 def test_an_object_that_is_gone_is_one_sentence(bucket: MemoryFileSystem, tmp_path: Path) -> None:
     store = Store.open(URL, Cache(tmp_path))
     bucket.rm_file(f"/bucket/store/{VALUES}")
     with pytest.raises(DataError, match=rf"memory://bucket/store/{VALUES} is missing, though the index names it"):
-        store.pages.read([Span(VALUES, 0, 9)])
+        store.pages.read([ByteRange(VALUES, 0, 9)])
 
 
 def test_only_what_did_not_come_is_asked_for_again(calls: Calls, folder: Path, tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_only_what_did_not_come_is_asked_for_again(calls: Calls, folder: Path, t
 
     calls.change = change
     store = Store.open(URL, Cache(tmp_path))
-    spans = spans_of(store)
+    spans = byte_ranges_of(store)
     start = time.monotonic()
     assert read(store, spans) == bytes_of(folder, spans)
     assert calls.sizes == [16, 8, 8]
@@ -212,11 +212,13 @@ def test_only_what_did_not_come_is_asked_for_again(calls: Calls, folder: Path, t
 
 def test_patience_ends_in_one_sentence(calls: Calls, tmp_path: Path) -> None:
     calls.change = lambda call, answers: [ConnectionError("nobody\nhome")] * len(answers)
-    store = Store.open(URL, Cache(tmp_path, patience=1.0))
+    store = Store.open(URL, Cache(tmp_path, retry_seconds=1.0))
     start = time.monotonic()
-    said = r"^memory://bucket/store can't be read, after 1 s of trying \(ConnectionError: nobody home\); .*patience$"
+    said = (
+        r"^memory://bucket/store can't be read, after 1 s of trying \(ConnectionError: nobody home\); .*retry_seconds$"
+    )
     with pytest.raises(DataError, match=said):
-        store.pages.read([Span(VALUES, 0, 9)])
+        store.pages.read([ByteRange(VALUES, 0, 9)])
     assert 0.5 < time.monotonic() - start < 1.5
     assert len(calls.sizes) == 3
 
@@ -246,7 +248,7 @@ def test_a_refusal_is_not_tried_again(calls: Calls, error: Exception, said: str,
     calls.change = lambda call, answers: [error] * len(answers)
     store = Store.open(URL, Cache(tmp_path))
     with pytest.raises(DataError, match=said):
-        store.pages.read([Span(VALUES, 0, 9)])
+        store.pages.read([ByteRange(VALUES, 0, 9)])
     assert calls.sizes == [1]
 
 
@@ -254,7 +256,7 @@ def test_a_refusal_is_not_tried_again(calls: Calls, error: Exception, said: str,
 def test_a_server_in_trouble_is_tried_again(calls: Calls, error: Exception, tmp_path: Path) -> None:
     calls.change = lambda call, answers: answers if call else [error] * len(answers)
     store = Store.open(URL, Cache(tmp_path))
-    assert len(store.pages.read([Span(VALUES, 0, 9)])[0]) == 9
+    assert len(store.pages.read([ByteRange(VALUES, 0, 9)])[0]) == 9
     assert calls.sizes == [1, 1]
 
 
@@ -277,14 +279,14 @@ def test_a_small_file_is_waited_for_too(bucket: MemoryFileSystem, monkeypatch: p
     assert fetch(URL, "index.json") == b"here"
     tries.clear()
     with pytest.raises(DataError, match=r"can't be read, after 0 s of trying \(ConnectionError: away\)"):
-        fetch(URL, "index.json", patience=0.1)
+        fetch(URL, "index.json", retry_seconds=0.1)
 
 
 def test_a_run_goes_on_when_nothing_can_be_kept(
     bucket: MemoryFileSystem, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = Store.open(URL, Cache(tmp_path))
-    spans = spans_of(store)
+    spans = byte_ranges_of(store)
     (tmp_path / "pages").rmdir()
     (tmp_path / "pages").write_text("in the way")
     assert read(store, spans) == bytes_of(folder, spans)
@@ -345,13 +347,13 @@ def http_server(folder: Path, handler: type[WholeFiles]) -> Iterator[str]:
 def test_workers_read_what_their_parent_has_read_from(method: str, folder: Path, tmp_path: Path) -> None:
     with http_server(folder, Ranges) as url:
         store = Store.open(url, Cache(tmp_path))
-        spans = spans_of(store, PAGE)
+        spans = byte_ranges_of(store, PAGE)
         # The parent's loop and its connection are open when the workers begin; nothing is in the cache for them.
         assert read(store, spans[:3]) == bytes_of(folder, spans[:3])
         for path in tmp_path.rglob("*.page"):
             path.unlink()
         loader = DataLoader(
-            Spans(store, spans), batch_size=None, num_workers=2, multiprocessing_context=method, timeout=60
+            ByteRangeDataset(store, spans), batch_size=None, num_workers=2, multiprocessing_context=method, timeout=60
         )
         assert list(loader) == bytes_of(folder, spans)
         assert read(store, spans) == bytes_of(folder, spans)
@@ -361,7 +363,7 @@ def test_pages_are_sent_to_workers_without_their_bytes_or_what_is_open(
     bucket: MemoryFileSystem, tmp_path: Path
 ) -> None:
     store = Store.open(URL, Cache(tmp_path))
-    store.pages.read(spans_of(store))
+    store.pages.read(byte_ranges_of(store))
     sent = pickle.dumps(store)
     assert len(sent) < 10_000
     assert b"fsspec" not in sent
@@ -371,4 +373,4 @@ def test_a_server_that_knows_no_ranges_is_one_sentence(folder: Path, tmp_path: P
     with http_server(folder, WholeFiles) as url:
         store = Store.open(url, Cache(tmp_path))
         with pytest.raises(DataError, match=rf"{VALUES}: the server sends whole files, not parts of them"):
-            store.pages.read([Span(VALUES, 0, 9)])
+            store.pages.read([ByteRange(VALUES, 0, 9)])

@@ -9,12 +9,12 @@ import torch
 from s3fs import S3FileSystem
 from torch.utils.data import DataLoader
 
-from paged_store import Spans, bytes_of, flip_bit, read, spans_of, write_store
-from s3 import S3Server, s3_server
-from stretto import Batches, Continued, DataError, Position, Sequences, read_ahead
+from helpers.paged_store import ByteRangeDataset, byte_ranges_of, bytes_of, flip_bit, read, write_store
+from helpers.s3_server import S3Server, s3_server
+from stretto import Batches, DataError, NextTokenItems, Position, Sequences, read_ahead
 from stretto.store.cache import Cache
 from stretto.store.index import Store
-from stretto.store.pages import PAGE, Span
+from stretto.store.pages import PAGE, ByteRange
 
 pytestmark = [pytest.mark.s3, pytest.mark.timeout(90)]
 
@@ -43,7 +43,7 @@ def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 def test_a_bucket_gives_the_same_bytes_as_the_folder(server: S3Server, folder: Path, tmp_path: Path) -> None:
     cache = Cache(tmp_path, 8 * PAGE)
     store = Store.open(URL, cache)
-    spans = spans_of(store)
+    spans = byte_ranges_of(store)
     assert sum(file.num_bytes for file in store.files) > cache.num_bytes
     for _ in range(2):
         assert read(store, spans) == bytes_of(folder, spans)
@@ -54,7 +54,7 @@ def test_a_server_that_is_away_for_ten_seconds_costs_nothing_but_the_wait(
     server: S3Server, folder: Path, tmp_path: Path
 ) -> None:
     store = Store.open(URL, Cache(tmp_path, 8 * PAGE))
-    spans = spans_of(store, PAGE)
+    spans = byte_ranges_of(store, PAGE)
     passes: list[list[bytes]] = []
     is_under_way = threading.Event()
     may_end = threading.Event()
@@ -88,7 +88,7 @@ def test_an_epoch_from_a_bucket_is_that_of_the_folder_though_the_server_goes_awa
     server: S3Server, folder: Path, tmp_path: Path
 ) -> None:
     cache = Cache(tmp_path, 8 * PAGE)
-    far, near = (Batches(Continued(Sequences.open(place, cache)), 40_000) for place in (URL, folder))
+    far, near = (Batches(NextTokenItems(Sequences.open(place, cache)), 40_000) for place in (URL, folder))
     assert sum(file.num_bytes for file in far.items.sequences.store.files) > cache.num_bytes
     stopped = 0.0
     num_windows = num_rows = 0
@@ -114,11 +114,13 @@ def test_workers_read_from_the_bucket_that_their_parent_has_read_from(
     method: str, server: S3Server, folder: Path, tmp_path: Path
 ) -> None:
     store = Store.open(URL, Cache(tmp_path))
-    spans = spans_of(store, PAGE)
+    spans = byte_ranges_of(store, PAGE)
     assert read(store, spans[:2]) == bytes_of(folder, spans[:2])
     for path in tmp_path.rglob("*.page"):
         path.unlink()
-    loader = DataLoader(Spans(store, spans), batch_size=None, num_workers=2, multiprocessing_context=method, timeout=60)
+    loader = DataLoader(
+        ByteRangeDataset(store, spans), batch_size=None, num_workers=2, multiprocessing_context=method, timeout=60
+    )
     assert list(loader) == bytes_of(folder, spans)
     assert read(store, spans) == bytes_of(folder, spans)
 
@@ -136,7 +138,7 @@ def test_a_wrong_key_is_one_sentence_at_once(
     # The index may be for all to read, and the pages not.
     opened_before.pages._remotes.clear()  # type: ignore[attr-defined]
     with pytest.raises(DataError, match=rf"^{URL}: access is refused \(PermissionError: .*\); check the credentials$"):
-        opened_before.pages.read([Span("ends-00000.bin", 0, 8)])
+        opened_before.pages.read([ByteRange("ends-00000.bin", 0, 8)])
     assert time.monotonic() - start < 5
     S3FileSystem.clear_instance_cache()
 
@@ -173,14 +175,14 @@ def test_what_is_not_there_is_one_sentence_at_once(url: str, said: str, server: 
 def test_a_server_that_does_not_come_back_is_one_sentence_in_time(
     server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = Store.open(URL, Cache(tmp_path, patience=2.0))
+    store = Store.open(URL, Cache(tmp_path, retry_seconds=2.0))
     # A port where nobody listens.
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     S3FileSystem.clear_instance_cache()
     store.pages._remotes.clear()  # type: ignore[attr-defined]
     start = time.monotonic()
     with pytest.raises(DataError, match=rf"^{URL} can't be read, after \d s of trying \(EndpointConnectionError: "):
-        store.pages.read([Span("ends-00000.bin", 0, 8)])
+        store.pages.read([ByteRange("ends-00000.bin", 0, 8)])
     assert 1 < time.monotonic() - start < 6
     S3FileSystem.clear_instance_cache()
 
@@ -196,9 +198,9 @@ def test_damaged_objects_are_one_sentence_each(server: S3Server, folder: Path, t
     start = time.monotonic()
     said = r"^s3://bucket/damaged/values-00002\.bin is damaged between bytes 1,048,576 and 2,097,152 \(its checksum"
     with pytest.raises(DataError, match=said):
-        store.pages.read([Span("values-00002.bin", 0, PAGE + 9)])
+        store.pages.read([ByteRange("values-00002.bin", 0, PAGE + 9)])
     with pytest.raises(DataError, match=r"values-00003\.bin is damaged between bytes 0 and 1,048,576 \(1,048,575 "):
-        store.pages.read([Span("values-00003.bin", 0, 9)])
+        store.pages.read([ByteRange("values-00003.bin", 0, 9)])
     with pytest.raises(DataError, match=r"^s3://bucket/damaged can't be read \(.*range is not satisfiable\)"):
-        store.pages.read([Span("values-00003.bin", PAGE, PAGE + 9)])
+        store.pages.read([ByteRange("values-00003.bin", PAGE, PAGE + 9)])
     assert time.monotonic() - start < 5

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ranks import Ranks
+from helpers.rank_pool import RankPool
 from stretto import (
     LSTM,
     Corpus,
@@ -40,10 +40,10 @@ def test_a_hundred_steps_on_wikitext_are_one_curve_in_every_layout(wikitext: Pat
         Layout(),
         Layout(stages=2, chunks=4),
         Layout(replicas=2),
-        Layout(replicas=2, stages=2, slices=2, chunks=4),
+        Layout(replicas=2, stages=2, micro_batches=2, chunks=4),
         Layout(stages=4, chunks=8),
     ):
-        ranks = Ranks(layout.num_ranks)
+        ranks = RankPool(layout.num_ranks)
         curves[str(layout)] = ranks.run(curve, corpus.location, layout)[0]
         ranks.close()
     alone = curves.pop(str(Layout()))

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from ranks import Pools
+from helpers.rank_pool import RankPools
 from stretto import (
     LSTM,
     Batches,
     Corpus,
     Embedding,
     Evaluation,
-    Labelled,
+    LabelledItems,
     Lanes,
     Layout,
     Linear,
@@ -77,7 +77,7 @@ def classifier() -> Stack:
 
 
 def batches(data: Path) -> Batches:
-    return Batches(Labelled(Sequences.open(data)), budget=200)
+    return Batches(LabelledItems(Sequences.open(data)), budget=200)
 
 
 def mistakes(y: Tensor, targets: Tensor) -> LossSum:
@@ -89,18 +89,18 @@ def test_accuracy_counts_the_labels_that_were_right(labelled: Path) -> None:
     stack = initialize(classifier(), 1)
     scores = evaluate(LocalEngine(stack, SequenceLoss()), batches(labelled))
     wrong = evaluate(LocalEngine(stack, mistakes), batches(labelled))
-    assert scores.right == 101 - wrong.total and 0 < scores.right < 101
-    assert scores.scores == {"accuracy": scores.right / 101}
-    assert f"accuracy {scores.right / 101:.4f}  (101 labels)" in str(scores)
+    assert scores.num_correct == 101 - wrong.total and 0 < scores.num_correct < 101
+    assert scores.scores == {"accuracy": scores.num_correct / 101}
+    assert f"accuracy {scores.num_correct / 101:.4f}  (101 labels)" in str(scores)
     assert wrong.accuracy is None and wrong.scores == {}, "a loss that doesn't say what is right has none"
 
 
 def _count_right(world: World, data: Path, layout: Layout) -> int | None:
     engine = make_engine(classifier(), SequenceLoss(), layout, world, seed=1)
-    return evaluate(engine, batches(data).share(engine.mesh.replica, layout.replicas, layout.slices)).right
+    return evaluate(engine, batches(data).share(engine.mesh.replica, layout.replicas, layout.micro_batches)).num_correct
 
 
-@pytest.mark.parametrize("layout", [Layout(stages=2, chunks=3), Layout(replicas=2, slices=2)], ids=str)
-def test_accuracy_is_that_of_one_rank_in_every_layout(layout: Layout, labelled: Path, pools: Pools) -> None:
+@pytest.mark.parametrize("layout", [Layout(stages=2, chunks=3), Layout(replicas=2, micro_batches=2)], ids=str)
+def test_accuracy_is_that_of_one_rank_in_every_layout(layout: Layout, labelled: Path, pools: RankPools) -> None:
     alone = evaluate(LocalEngine(initialize(classifier(), 1), SequenceLoss()), batches(labelled))
-    assert pools[2].run(_count_right, labelled, layout) == [alone.right] * 2
+    assert pools[2].run(_count_right, labelled, layout) == [alone.num_correct] * 2

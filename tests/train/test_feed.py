@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from stores import write_series, write_tokens
+from helpers.stores import write_series, write_tokens
 from stretto import (
     LSTM,
     ConfigError,
@@ -86,7 +86,7 @@ def test_a_run_trains_and_its_model_scores_the_same_when_loaded(
     *_, last = run.events()
     assert isinstance(last, EvaluationReport)
     trained = load(tmp_path / "run")
-    assert trained.subject == run.subject and trained.subject.task.asks == asks
+    assert trained.data_spec == run.data_spec and trained.data_spec.task.targets == asks
     again = trained.evaluate(tmp_path / "valid")
     assert again.loss == pytest.approx(last.evaluation.loss, rel=1e-6) and again.tokens == last.evaluation.tokens
     lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
@@ -136,8 +136,8 @@ def test_held_out_data_about_something_else_is_refused(rows: list[list[int]], tm
 
 def test_more_parts_than_rows_are_refused(rows: list[list[int]], tmp_path: Path) -> None:
     write(tmp_path, "classes", rows)
-    with pytest.raises(DataError, match=r"layout\.replicas=1 x layout\.slices=61 exceeds the 60 rows there are"):
-        Run(config(tmp_path, {"budget": 60}, layout={"slices": 61}))
+    with pytest.raises(DataError, match=r"layout\.replicas=1 x layout\.micro_batches=61 exceeds the 60 rows there are"):
+        Run(config(tmp_path, {"budget": 60}, layout={"micro_batches": 61}))
 
 
 def test_a_batch_that_asks_for_nothing_moves_no_weight_and_ends_no_run(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_little_held_out_data_is_no_trouble(
         labels = [len(row) % 3 for row in rows]
         write_tokens(tmp_path / "train", [rows], 9, [labels] if kind == "classes" else ())
         write_tokens(tmp_path / "valid", [few], 9, [[2, 0]] if kind == "classes" else ())
-    *_, last = Run(config(tmp_path, {**data, **places}, layout={"slices": 4})).events()
+    *_, last = Run(config(tmp_path, {**data, **places}, layout={"micro_batches": 4})).events()
     assert isinstance(last, EvaluationReport)
     assert last.evaluation.tokens == {"tokens": 5, "classes": 2, "corpus": 12}[kind]
 
@@ -204,7 +204,7 @@ def test_an_epoch_entered_in_its_middle_may_ask_for_nothing_in_the_rest(tmp_path
     values = np.random.default_rng(1).normal(size=(200, 1)).astype(np.float32)
     values[100:] = np.nan
     sequences = write_series(tmp_path / "data", [[values]])
-    data = DocumentLanes(sequences, 1, 10, Forecast.of(sequences))
+    data = DocumentLanes(sequences, 1, 10, Forecast.from_sequences(sequences))
     stack = initialize(Stack([LSTM(1, 3), Linear(3, 1)]), 1)
     trainer = Trainer(make_engine(stack, SquaredError()), data, TrainConfig(steps=30), start=Position(0, 0, 15))
     tokens = [report.tokens for report in trainer]

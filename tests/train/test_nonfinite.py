@@ -9,11 +9,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from cases import NUM_TOKENS, WIDTH, Case, RandomWindows
-from ranks import Pools
+from helpers.layout_cases import NUM_TOKENS, WIDTH, Case, RandomWindows
+from helpers.rank_pool import RankPools
 from stretto import (
     GRU,
-    Checkpoints,
+    CheckpointManager,
     Corpus,
     DivergedError,
     Layout,
@@ -28,7 +28,7 @@ from stretto import (
     Trainer,
     Window,
     World,
-    find_saved,
+    find_checkpoint,
     make_engine,
 )
 from stretto.config.toml import parse_config
@@ -71,7 +71,7 @@ def train(world: World, case: Case, layout: Layout, folder: Path | None = None) 
     trainer = Trainer(engine, data, config, seed=case.seed)
     losses = [report.loss for report in trainer]
     if folder is not None:
-        with Checkpoints(folder, world) as checkpoints:
+        with CheckpointManager(folder, world) as checkpoints:
             checkpoints.start()
             checkpoints.save(trainer.snapshot(), wait=True)
     finite = all(tensor.isfinite().all() for tensor in (*engine.stack.parameters(), *(trainer.state or ())))
@@ -79,9 +79,9 @@ def train(world: World, case: Case, layout: Layout, folder: Path | None = None) 
 
 
 @pytest.mark.parametrize(
-    "layout", [Layout(replicas=3), Layout(stages=2, chunks=3), Layout(replicas=2, stages=2, slices=2)]
+    "layout", [Layout(replicas=3), Layout(stages=2, chunks=3), Layout(replicas=2, stages=2, micro_batches=2)]
 )
-def test_a_skipped_step_is_skipped_alike_in_every_layout(layout: Layout, pools: Pools, tmp_path: Path) -> None:
+def test_a_skipped_step_is_skipped_alike_in_every_layout(layout: Layout, pools: RankPools, tmp_path: Path) -> None:
     case = Case(num_rows=9, num_steps=6, is_ragged=False)
     ((expected, skipped, is_finite),) = pools[1].run(train, case, Layout())
     assert [math.isfinite(loss) for loss in expected] == [step != BAD for step in range(6)]
@@ -105,10 +105,10 @@ def test_a_step_after_a_skipped_first_window_can_be_resumed(tmp_path: Path) -> N
     expected = [report.loss for report in whole]
     losses = [first.advance().loss]
     for folder in (tmp_path / "one",):
-        with Checkpoints(folder, world) as checkpoints:
+        with CheckpointManager(folder, world) as checkpoints:
             checkpoints.start()
             checkpoints.save(first.snapshot(), wait=True)
-        second.restore(find_saved(folder))
+        second.restore(find_checkpoint(folder))
     losses += [report.loss for report in second]
     assert losses == pytest.approx(expected, nan_ok=True, rel=1e-12) and math.isnan(losses[0])
 

@@ -7,7 +7,7 @@ from stretto.train.optimizer import learning_rate, make_optimizer, scale_gradien
 
 
 def test_the_learning_rate_warms_up_and_falls_along_a_cosine() -> None:
-    config = TrainConfig(lr=1.0, warmup=4, final_lr=0.1)
+    config = TrainConfig(lr=1.0, warmup=4, final_lr_ratio=0.1)
     rates = [learning_rate(config, step, step / 100) for step in range(101)]
     assert rates[:4] == pytest.approx([0.25, 0.5, 0.75, 1.0], rel=3e-3)
     assert rates[50] == pytest.approx(0.55)

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from cases import MODELS, NUM_TOKENS, Case, RandomWindows, run_alone
-from ranks import Pools
+from helpers.layout_cases import MODELS, NUM_TOKENS, Case, RandomWindows, run_single_device
+from helpers.rank_pool import RankPools
 from stretto import (
     LSTM,
-    Checkpoints,
+    CheckpointManager,
     ConfigError,
     Embedding,
     Layout,
@@ -35,7 +35,7 @@ OPTIMIZERS: dict[str, dict[str, float]] = {
 
 
 @dataclass(frozen=True)
-class Told:
+class TrainingResult:
     """What a rank has to say after some steps."""
 
     losses: list[float]
@@ -45,7 +45,7 @@ class Told:
 
 def train(
     world: World, folder: Path, case: Case, layout: Layout, stop: int, optimizer: str = "sgd", zero_lanes: bool = False
-) -> Told:
+) -> TrainingResult:
     """Go on from what is in a folder, up to a step, and save there."""
     model = Stack(MODELS[case.model]()).to(case.dtype)
     engine = make_engine(model, TokenLoss(), layout, world, seed=3)
@@ -54,7 +54,7 @@ def train(
     )
     data = RandomWindows(case, (engine.mesh.replica, layout.replicas))
     trainer = Trainer(engine, data, config, seed=case.seed)
-    with Checkpoints(folder, world) as checkpoints:
+    with CheckpointManager(folder, world) as checkpoints:
         saved = checkpoints.start()
         if saved is not None:
             trainer.restore(saved)
@@ -67,12 +67,12 @@ def train(
         checkpoints.save(snapshot, wait=True)
     # All that it holds, not only what it writes.
     tensors = {f"weights.{name}": tensor for name, tensor in engine.stack.state_dict().items()}
-    tensors |= {piece.name: piece.tensor for piece in snapshot.pieces}
-    return Told(losses, trainer.position, {name: tensor.detach().clone() for name, tensor in tensors.items()})
+    tensors |= {piece.name: piece.tensor for piece in snapshot.shards}
+    return TrainingResult(losses, trainer.position, {name: tensor.detach().clone() for name, tensor in tensors.items()})
 
 
 def layout_of(grid: tuple[int, int]) -> Layout:
-    return Layout(replicas=grid[0], stages=grid[1], chunks=3 if grid[1] > 1 else 1, slices=2)
+    return Layout(replicas=grid[0], stages=grid[1], chunks=3 if grid[1] > 1 else 1, micro_batches=2)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def layout_of(grid: tuple[int, int]) -> Layout:
 )
 @pytest.mark.parametrize("grids", [TO_ONE_DEVICE, TO_ANY_NUMBER], ids=["to one device", "to any number"])
 def test_the_curve_is_the_same_through_any_layouts(
-    grids: list[tuple[int, int]], model: str, optimizer: str, pools: Pools, tmp_path: Path
+    grids: list[tuple[int, int]], model: str, optimizer: str, pools: RankPools, tmp_path: Path
 ) -> None:
     case = Case(model=model, num_rows=9, num_steps=12)
     alone = pools[1].run(train, tmp_path / "alone", case, Layout(), 12, optimizer)[0]
@@ -96,10 +96,10 @@ def test_the_curve_is_the_same_through_any_layouts(
         assert torch.allclose(told[0].tensors[name].double(), tensor.double(), rtol=1e-7, atol=1e-10), name
 
 
-def test_a_run_that_loses_its_lanes_is_noticed(pools: Pools, tmp_path: Path) -> None:
+def test_a_run_that_loses_its_lanes_is_noticed(pools: RankPools, tmp_path: Path) -> None:
     """The test above can fail: the states of the lanes are what it depends on."""
     case = Case(num_rows=9, num_steps=12)
-    expected = run_alone(case)
+    expected = run_single_device(case)
     assert expected.losses
     alone = pools[1].run(train, tmp_path / "alone", case, Layout(), 6)[0]
     first = pools[4].run(train, tmp_path / "run", case, layout_of((2, 2)), 3)[0]
@@ -115,7 +115,7 @@ def test_a_run_that_loses_its_lanes_is_noticed(pools: Pools, tmp_path: Path) -> 
     ids=str,
 )
 def test_the_same_layout_gives_the_same_bits(
-    grid: tuple[int, int], optimizer: str, pools: Pools, tmp_path: Path
+    grid: tuple[int, int], optimizer: str, pools: RankPools, tmp_path: Path
 ) -> None:
     case = Case(num_rows=9, num_steps=12, dtype=torch.float32)
     layout = layout_of(grid)
@@ -129,7 +129,7 @@ def test_the_same_layout_gives_the_same_bits(
             assert torch.equal(parts[-1][rank].tensors[name], tensor), name
 
 
-def test_another_seed_or_optimizer_is_refused(pools: Pools, tmp_path: Path) -> None:
+def test_another_seed_or_optimizer_is_refused(pools: RankPools, tmp_path: Path) -> None:
     world = World(0, 1, torch.device("cpu"))
     case = Case(num_rows=4, num_steps=3)
     train(world, tmp_path, case, Layout(), 2)
@@ -145,7 +145,7 @@ def train_wide(world: World, folder: Path, stop: int) -> list[Tensor]:
     engine = make_engine(Stack(blocks), TokenLoss(), Layout(replicas=3), world, seed=3)
     case = Case(num_rows=6, window=6)
     trainer = Trainer(engine, RandomWindows(case, (engine.mesh.replica, 3)), TrainConfig(steps=100, lr=0.01))
-    with Checkpoints(folder, world) as checkpoints:
+    with CheckpointManager(folder, world) as checkpoints:
         saved = checkpoints.start()
         if saved is not None:
             trainer.restore(saved)
@@ -155,7 +155,7 @@ def train_wide(world: World, folder: Path, stop: int) -> list[Tensor]:
     return [parameter.detach().clone() for parameter in engine.stack.parameters()]
 
 
-def test_three_replicas_add_up_in_the_same_order_after_a_resume(pools: Pools, tmp_path: Path) -> None:
+def test_three_replicas_add_up_in_the_same_order_after_a_resume(pools: RankPools, tmp_path: Path) -> None:
     whole = pools[3].run(train_wide, tmp_path / "whole", 4)
     pools[3].run(train_wide, tmp_path / "parts", 2)
     for one, other in zip(pools[3].run(train_wide, tmp_path / "parts", 4), whole, strict=True):

@@ -10,7 +10,7 @@ from stretto import (
     ConfigError,
     Corpus,
     DataError,
-    RanksReport,
+    RankReport,
     Run,
     SaveReport,
     StepReport,
@@ -41,7 +41,7 @@ def test_a_run_leaves_config_log_vocabulary_and_weights(word_corpus: Corpus, tmp
     run = Run(config)
     events = list(run.events())
     steps = [StepReport] * 3
-    last = [RanksReport, SaveReport, EvaluationReport]
+    last = [RankReport, SaveReport, EvaluationReport]
     assert [type(event) for event in events] == [*steps, EvaluationReport, *steps, *last]
     assert load_config(tmp_path / "run" / "config.toml") == config
     lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
@@ -53,7 +53,7 @@ def test_a_run_leaves_config_log_vocabulary_and_weights(word_corpus: Corpus, tmp
     assert lines[-1]["loss"] == scored.evaluation.loss
 
     trained = load(tmp_path / "run")
-    assert trained.subject.vocabulary == word_corpus.vocabulary
+    assert trained.data_spec.vocabulary == word_corpus.vocabulary
     for name, tensor in run.trainer.engine.stack.state_dict().items():
         assert torch.equal(tensor, trained.stack.state_dict()[name])
     assert trained.evaluate(word_corpus.location).loss == scored.evaluation.loss
@@ -146,10 +146,12 @@ def test_a_device_is_found_by_name() -> None:
     assert (find_device("auto").type == "cpu") == (not torch.accelerator.is_available())
 
 
-def test_slices_precision_and_seed_of_the_config_reach_the_engine(byte_corpus: Corpus, tmp_path: Path) -> None:
-    run = Run(config_for(byte_corpus, tmp_path / "run", layout={"slices": 2}, run={"precision": "bf16", "seed": 7}))
+def test_micro_batches_precision_and_seed_of_the_config_reach_the_engine(byte_corpus: Corpus, tmp_path: Path) -> None:
+    run = Run(
+        config_for(byte_corpus, tmp_path / "run", layout={"micro_batches": 2}, run={"precision": "bf16", "seed": 7})
+    )
     assert isinstance(run.engine, PipelineEngine)
-    assert run.engine.layout.slices == 2 and run.trainer.seed == 7
+    assert run.engine.layout.micro_batches == 2 and run.trainer.seed == 7
     assert run.engine.autocast().fast_dtype == torch.bfloat16
     assert vars(run.engine.autocast())["_enabled"]
 

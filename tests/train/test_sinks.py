@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from faulty import Faulty
-from ranks import Pools, free_port
-from stretto import ConfigError, Corpus, DivergedError, LeftError, Run, WatchConfig, World, load_config, open_sinks
+from helpers.rank_pool import RankPools, free_port
+from helpers.train_process import TrainProcess
+from stretto import ConfigError, Corpus, DivergedError, PreemptedError, Run, WatchConfig, World, load_config, open_sinks
 from stretto.cli.main import main
-from stretto.train.sinks.notes import Notes
-from stretto.train.sinks.sink import figures
+from stretto.train.sinks.sink import iter_scalars
+from stretto.train.sinks.state import SinkState
 from stretto.train.sinks.tensorboard import TensorBoardSink
 
 NUMBERS = st.one_of(st.integers(-(2**40), 2**40), st.floats(), st.booleans(), st.none(), st.text(max_size=3))
@@ -81,13 +81,13 @@ def test_a_run_that_was_killed_has_each_step_once_in_all_sinks(
     # Slow to import, and ranks import this module too.
     from mlflow import MlflowClient
 
-    from wandb_file import read_history
+    from helpers.wandb_file import read_history
 
     port, steps = free_port(), 300
     watch = {"tensorboard": "true", "wandb": "lab", "mlflow": "lab", "prometheus": port}
     options: dict[str, object] = {"train.steps": steps, "run.restarts": 0}
     options |= {f"watch.{name}": value for name, value in watch.items()}
-    run = Faulty(tmp_path / "run", Path(byte_corpus.location), options=options).start()
+    run = TrainProcess(tmp_path / "run", Path(byte_corpus.location), options=options).start()
     run.await_step(60)
     assert run.process is not None
     pids = [run.process.pid]
@@ -136,7 +136,9 @@ def test_every_finite_number_of_a_line_is_a_figure_and_nothing_else(
     def is_number(value: object) -> bool:
         return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
 
-    found = {(figure.name, figure.rank): figure.value for figure in figures("save", {**values, "by rank": of_ranks})}
+    found = {
+        (figure.name, figure.rank): figure.value for figure in iter_scalars("save", {**values, "by rank": of_ranks})
+    }
     expected: dict[tuple[str, str | None], object] = {
         (name, None): value for name, value in values.items() if is_number(value)
     }
@@ -146,10 +148,10 @@ def test_every_finite_number_of_a_line_is_a_figure_and_nothing_else(
 
 
 def test_a_step_has_its_speed_and_thousands_of_ranks_have_three_figures() -> None:
-    found = {figure.tag: figure.value for figure in figures("step", STEP)}
+    found = {figure.tag: figure.value for figure in iter_scalars("step", STEP)}
     assert found["step/seconds"] == 5.0 and found["step/tokens_per_second"] == 6.0
-    assert not any(figure.name == "seconds" for figure in figures("step", {**STEP, "compute_seconds": None}))
-    busy = {figure.tag: figure.value for figure in figures("ranks", {"busy": [*range(4096)]})}
+    assert not any(figure.name == "seconds" for figure in iter_scalars("step", {**STEP, "compute_seconds": None}))
+    busy = {figure.tag: figure.value for figure in iter_scalars("ranks", {"busy": [*range(4096)]})}
     assert busy == {"ranks/busy/min": 0.0, "ranks/busy/mean": 2047.5, "ranks/busy/max": 4095.0}
 
 
@@ -221,7 +223,7 @@ ENDINGS = [
     (None, "FINISHED", 0),
     (DivergedError("a loss that is not finite"), "FAILED", 1),
     (ValueError("of a block of the user's own"), "FAILED", 1),
-    (LeftError("as asked"), "KILLED", 1),
+    (PreemptedError("as asked"), "KILLED", 1),
     (KeyboardInterrupt(), "KILLED", 1),
 ]
 
@@ -234,17 +236,17 @@ def test_a_tool_is_told_how_the_run_ended(
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     from mlflow import MlflowClient
 
-    from wandb_file import await_exit_code
+    from helpers.wandb_file import await_exit_code
 
     # W&B takes seconds: once for each of its two codes will do.
-    has_wandb = error is None or isinstance(error, LeftError)
+    has_wandb = error is None or isinstance(error, PreemptedError)
     watch = WatchConfig(mlflow="lab", wandb="lab" if has_wandb else None)
     with pytest.raises(type(error)) if error else contextlib.nullcontext(), open_sinks(watch, tmp_path) as sinks:
         sinks.write("step", STEP)
         if error is not None:
             raise error
     client = MlflowClient((tmp_path / "mlflow").as_uri())
-    run_id = Notes(tmp_path).read("mlflow lab")
+    run_id = SinkState(tmp_path).read("mlflow lab")
     assert run_id is not None and client.get_run(run_id).info.status == status
     assert [await_exit_code(file) for file in tmp_path.glob("wandb/offline-run-*/*.wandb")] == [code] * has_wandb
 
@@ -265,7 +267,7 @@ def test_a_port_that_is_taken_is_refused_by_name(byte_corpus: Corpus, tmp_path: 
 def test_a_port_that_an_earlier_start_still_holds_is_waited_for(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as lingering:
         port = lingering.getsockname()[1]
-        Notes(tmp_path).write("prometheus", str(port))
+        SinkState(tmp_path).write("prometheus", str(port))
         threading.Timer(0.5, lingering.close).start()
         with open_sinks(WatchConfig(prometheus=port), tmp_path):
             assert listening(port) == {"0100007F"}
@@ -287,7 +289,7 @@ def run_watched(world: World, path: Path) -> list[str]:
     return sorted(name for name in names if name.startswith("stretto-"))
 
 
-def test_only_the_first_rank_has_sinks(byte_corpus: Corpus, tmp_path: Path, pools: Pools) -> None:
+def test_only_the_first_rank_has_sinks(byte_corpus: Corpus, tmp_path: Path, pools: RankPools) -> None:
     path = tmp_path / "run.toml"
     path.write_text(
         f'[data]\ntrain = "{byte_corpus.location}"\nlanes = 8\nwindow = 20\n[train]\nsteps = 3\n'

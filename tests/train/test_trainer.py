@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 import torch
 
-import hand_written
+from helpers import reference_loop
 from stretto import (
     LSTM,
     BidirectionalLSTM,
@@ -20,10 +20,10 @@ from stretto import (
     Lanes,
     Linear,
     LocalEngine,
-    Outcome,
     Pointwise,
     Stack,
     State,
+    StepResult,
     TokenLoss,
     TrainConfig,
     Trainer,
@@ -32,7 +32,7 @@ from stretto import (
     initialize,
     prepare_text,
 )
-from stretto.engine.engine import Arm, nothing, payload
+from stretto.engine.engine import BeforeLastBackward, no_op, window_tensor
 from stretto.train.optimizer import averaged_weights
 
 
@@ -50,11 +50,11 @@ def test_200_steps_on_wikitext_equal_the_hand_written_loop(
     (held_out,) = prepare_text([wikitext / "test.txt"], tmp_path / "valid", vocabulary=train.vocabulary)
     data = Lanes(train, lanes=16, window=32)
     stack = make(train, hidden)
-    by_hand = hand_written.HandWritten(len(train.vocabulary), hidden, num_layers=2)
-    by_hand.take(stack.state_dict())
+    by_hand = reference_loop.ReferenceModel(len(train.vocabulary), hidden, num_layers=2)
+    by_hand.load_weights(stack.state_dict())
     windows = (data.read(data.at(position)) for position in range(200))
-    expected = hand_written.train(
-        by_hand, ((payload(w, "inputs"), payload(w, "targets")) for w in windows), lr=2e-3, clip=0.5
+    expected = reference_loop.train(
+        by_hand, ((window_tensor(w, "inputs"), window_tensor(w, "targets")) for w in windows), lr=2e-3, clip=0.5
     )
 
     engine = LocalEngine(stack, TokenLoss())
@@ -114,9 +114,11 @@ def test_every_step_draws_masks_of_its_own(byte_corpus: Corpus) -> None:
     seen: list[int] = []
 
     class Spy(LocalEngine):
-        def step(self, window: Window, carried: State | None, key: int, arm: Arm = nothing) -> Outcome:
+        def step(
+            self, window: Window, carried: State | None, key: int, before_last_backward: BeforeLastBackward = no_op
+        ) -> StepResult:
             seen.append(key)
-            return super().step(window, carried, key, arm)
+            return super().step(window, carried, key, before_last_backward)
 
     for seed in (1, 2):
         list(Trainer(Spy(make(byte_corpus), TokenLoss()), Lanes(byte_corpus, 10, 50), TrainConfig(steps=4), seed=seed))
@@ -143,10 +145,10 @@ def test_what_can_not_be_trained_is_refused_at_once(byte_corpus: Corpus) -> None
         Trainer(LocalEngine(ahead, TokenLoss()), lanes, TrainConfig())
 
 
-def test_slices_give_the_same_curve(byte_corpus: Corpus) -> None:
+def test_micro_batches_give_the_same_curve(byte_corpus: Corpus) -> None:
     curves = []
-    for slices in (1, 3):
-        engine = LocalEngine(make(byte_corpus).double(), TokenLoss(), slices=slices)
+    for micro_batches in (1, 3):
+        engine = LocalEngine(make(byte_corpus).double(), TokenLoss(), micro_batches=micro_batches)
         curves.append([report.loss for report in Trainer(engine, Lanes(byte_corpus, 10, 50), TrainConfig(steps=20))])
     assert curves[0] == pytest.approx(curves[1], rel=1e-9)
 

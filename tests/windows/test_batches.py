@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stores import write_tokens
-from stretto import Batches, Continued, DataError, Labelled, Position, Window, read_ahead
+from helpers.stores import write_tokens
+from stretto import Batches, DataError, LabelledItems, NextTokenItems, Position, Window, read_ahead
 
 EXAMPLES = settings(max_examples=60, deadline=None)
 
@@ -30,7 +30,7 @@ def batches(
     labels = [list(range(start, start + len(shard))) for start, shard in zip(first, shards, strict=True)]
     with tempfile.TemporaryDirectory() as folder:
         sequences = write_tokens(Path(folder) / "store", shards, 10, labels)
-        yield Batches((Labelled if is_labelled else Continued)(sequences), budget, limit, 4, seed)
+        yield Batches((LabelledItems if is_labelled else NextTokenItems)(sequences), budget, limit, 4, seed)
 
 
 def asked(window: Window) -> dict[int, list[int]]:
@@ -47,17 +47,17 @@ def asked(window: Window) -> dict[int, list[int]]:
 
 @given(
     shards=shards, budget=st.integers(30, 200), seed=st.integers(0, 99), replicas=st.integers(1, 5),
-    slices=st.integers(1, 4),
+    micro_batches=st.integers(1, 4),
 )  # fmt: skip
 @EXAMPLES
 def test_each_sequence_comes_once_an_epoch_in_the_same_batches_for_every_number_of_replicas(
-    shards: list[list[list[int]]], budget: int, seed: int, replicas: int, slices: int
+    shards: list[list[list[int]]], budget: int, seed: int, replicas: int, micro_batches: int
 ) -> None:
     everything = [row for shard in shards for row in shard]
-    if replicas * slices > len(everything):
+    if replicas * micro_batches > len(everything):
         return
     with batches(shards, budget, seed) as data:
-        shares = [data.share(index, replicas, slices) for index in range(replicas)]
+        shares = [data.share(index, replicas, micro_batches) for index in range(replicas)]
         seen: dict[int, list[int]] = {}
         position = Position(3)
         while position.epoch == 3:
@@ -65,7 +65,7 @@ def test_each_sequence_comes_once_an_epoch_in_the_same_batches_for_every_number_
             together: dict[int, list[int]] = {}
             lanes: list[int] = []
             for part in parts:
-                assert part.num_rows >= slices, "every rank can make as many slices as the others"
+                assert part.num_rows >= micro_batches, "every rank can make as many micro-batches as the others"
                 assert part.fresh.all() and part.lengths.tolist() == sorted(part.lengths.tolist(), reverse=True)
                 together |= asked(part)
                 lanes += part.lanes.tolist()
@@ -73,8 +73,8 @@ def test_each_sequence_comes_once_an_epoch_in_the_same_batches_for_every_number_
             assert len(set(lanes)) == len(lanes), "every row has a place of its own, for its randomness"
             assert not seen.keys() & whole.keys()
             seen |= whole
-            assert all(share.after(position) == data.after(position) for share in shares)
-            position = data.after(position)
+            assert all(share.next_position(position) == data.next_position(position) for share in shares)
+            position = data.next_position(position)
         assert [seen[label] for label in range(len(everything))] == everything
 
 
@@ -94,7 +94,7 @@ def test_a_position_goes_on_exactly_with_another_number_of_replicas(
         ]
         saved = Position()
         for _ in range(start):
-            saved = data.share(0, before).after(saved)
+            saved = data.share(0, before).next_position(saved)
         resumed = [
             [window for window, _ in islice(read_ahead(data.share(index, after), saved), 4)] for index in range(after)
         ]

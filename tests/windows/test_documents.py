@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stores import write_series, write_tokens
+from helpers.stores import write_series, write_tokens
 from stretto import DataError, DocumentLanes, Forecast, Position
-from stretto.windows.documents import _WINDOWS_A_POOL
+from stretto.windows.documents import _WINDOWS_PER_POOL
 
 EXAMPLES = settings(max_examples=60, deadline=None)
 
@@ -54,7 +54,7 @@ def test_each_step_is_asked_once_an_epoch_in_its_documents_order(
                         assert fresh or tokens[0] == last[lane] + 1, "a lane goes on where it was"
                         cold += fresh and tokens[0] not in starts
                         last[lane] = tokens[-1]
-            position = data.after(position)
+            position = data.next_position(position)
         assert len(seen) == len(set(seen)) and set(seen) == expected
         assert cold <= (lanes - 1) * data.pools.num_pools, "few documents are cut, and those at a lane's edge"
 
@@ -64,12 +64,12 @@ def test_every_epoch_has_another_order_and_a_pool_many_windows(tmp_path: Path) -
     data = DocumentLanes(write_tokens(tmp_path / "store", shards, 200), lanes=4, window=4)
     first, second = (data.read(Position(epoch)).inputs for epoch in (0, 1))
     assert first is not None and second is not None and not torch.equal(first, second)
-    assert data.pools.num_pools == 1 and 100 <= sum(1 for _ in _epoch(data)) <= 4 * _WINDOWS_A_POOL
+    assert data.pools.num_pools == 1 and 100 <= sum(1 for _ in _epoch(data)) <= 4 * _WINDOWS_PER_POOL
 
 
 def _epoch(data: DocumentLanes) -> list[Position]:
     positions = [Position()]
-    while (position := data.after(positions[-1])).epoch == 0:
+    while (position := data.next_position(positions[-1])).epoch == 0:
         positions.append(position)
     return positions
 
@@ -78,7 +78,7 @@ def test_a_series_in_lanes_is_asked_for_its_next_values(tmp_path: Path) -> None:
     series = np.arange(40, dtype=np.float32).reshape(20, 2)
     series[5, 1] = np.nan
     sequences = write_series(tmp_path / "store", [[series]])
-    forecast = Forecast.of(sequences, 2, targets=["c1"], masks=True)
+    forecast = Forecast.from_sequences(sequences, 2, targets=["c1"], masks=True)
     data = DocumentLanes(sequences, 1, 8, forecast)
     scale = np.nanstd(series[:, 1])
     read = [data.read(position) for position in _epoch(data)]

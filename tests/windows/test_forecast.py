@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stores import write_series
-from stretto import Batches, DataError, Forecast, Position, Stretches
+from helpers.stores import write_series
+from stretto import Batches, DataError, Forecast, Position, SlidingWindows
 
 EXAMPLES = settings(max_examples=60, deadline=None)
 
@@ -49,18 +49,18 @@ def test_every_stretch_comes_once_an_epoch_with_what_follows_it(
         if not np.all(std > 1e-3):
             return
         sequences = write_series(Path(folder) / "store", shards)
-        forecast = Forecast.of(sequences, horizon, season=season)
+        forecast = Forecast.from_sequences(sequences, horizon, season=season)
         if not expected:
             with pytest.raises(DataError, match="no series has the"):
-                Stretches(sequences, forecast, context, stride, every_step)
+                SlidingWindows(sequences, forecast, context, stride, every_step)
             return
-        data = Batches(Stretches(sequences, forecast, context, stride, every_step), 10 * context)
+        data = Batches(SlidingWindows(sequences, forecast, context, stride, every_step), 10 * context)
         found, position = [], Position()
         while position.epoch == 0:
             window = data.read(position)
             assert window.inputs is not None and window.targets is not None
             found += [(window.inputs[:, row].numpy(), window.targets[:, row].numpy()) for row in range(window.num_rows)]
-            position = data.after(position)
+            position = data.next_position(position)
 
     def place(row: tuple[np.ndarray, np.ndarray]) -> list[float]:
         return [round(float(value), 3) for value in row[0].ravel()]
@@ -78,7 +78,7 @@ def _before(row: np.ndarray, step: int, channel: int) -> float:
 def test_a_season_asks_for_the_difference_to_the_last_one(tmp_path: Path) -> None:
     series = np.tile(np.array([1.0, 5.0, 2.0], np.float32), 8).reshape(-1, 1)
     sequences = write_series(tmp_path / "store", [[series]])
-    data = Batches(Stretches(sequences, Forecast.of(sequences, 3, season=3), 6), 60)
+    data = Batches(SlidingWindows(sequences, Forecast.from_sequences(sequences, 3, season=3), 6), 60)
     targets = data.read(Position()).targets
     assert targets is not None and targets[-1].abs().max() < 1e-6, "what repeats itself leaves nothing to say"
 
@@ -86,12 +86,12 @@ def test_a_season_asks_for_the_difference_to_the_last_one(tmp_path: Path) -> Non
 def test_impossible_forecasts_are_refused(tmp_path: Path) -> None:
     sequences = write_series(tmp_path / "store", [[np.random.default_rng(0).normal(size=(9, 2)).astype(np.float32)]])
     with pytest.raises(DataError, match="target 'x' is not a channel of"):
-        Forecast.of(sequences, targets=["x"])
+        Forecast.from_sequences(sequences, targets=["x"])
     with pytest.raises(DataError, match="season=2 is shorter than horizon=3"):
-        Forecast.of(sequences, 3, season=2)
+        Forecast.from_sequences(sequences, 3, season=2)
     with pytest.raises(DataError, match="horizon=0"):
-        Forecast.of(sequences, 0)
+        Forecast.from_sequences(sequences, 0)
     with pytest.raises(DataError, match="season=4 exceeds context=2"):
-        Stretches(sequences, Forecast.of(sequences, 1, season=4), 2)
+        SlidingWindows(sequences, Forecast.from_sequences(sequences, 1, season=4), 2)
     with pytest.raises(DataError, match=r"no series has the 8 \+ 2 steps of context and horizon"):
-        Stretches(sequences, Forecast.of(sequences, 2), 8)
+        SlidingWindows(sequences, Forecast.from_sequences(sequences, 2), 8)

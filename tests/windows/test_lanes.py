@@ -106,5 +106,5 @@ def test_impossible_cuts_are_refused(byte_corpus: Corpus) -> None:
             lanes.read(position)
     with pytest.raises(DataError, match="share 3 of 3"):
         Lanes(byte_corpus, 4, 5).share(3, 3)
-    with pytest.raises(DataError, match=r"layout.replicas=5 x layout.slices=1 exceeds data.lanes=4"):
+    with pytest.raises(DataError, match=r"layout.replicas=5 x layout.micro_batches=1 exceeds data.lanes=4"):
         Lanes(byte_corpus, 4, 5).share(0, 5)

@@ -7,16 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stretto import DataError, Position
-from stretto.store.sequences import Ints
-from stretto.windows.order import Limits, Order, deal, pack
-from stretto.windows.pools import Entries, Pools
+from stretto.store.sequences import IntArray
+from stretto.windows.batch_order import BatchLimits, BatchOrder, assign_rows, pack
 from stretto.windows.shuffle import permutation
+from stretto.windows.shuffle_pools import RowTable, ShufflePools
 
 EXAMPLES = settings(max_examples=150, deadline=None)
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedLengths:
     """Lengths in memory."""
 
     shards: tuple[tuple[int, ...], ...]
@@ -25,40 +25,42 @@ class Listed:
     def shard_sizes(self) -> Sequence[int]:
         return [len(shard) for shard in self.shards]
 
-    def lengths(self, shard: int, start: int, stop: int) -> Ints:
+    def lengths(self, shard: int, start: int, stop: int) -> IntArray:
         return np.array(self.shards[shard][start:stop], np.int64)
 
 
 orders = st.builds(
-    lambda shards, seed, pool_rows, budget, rows, multiple: Order(
-        Pools(Listed(tuple(map(tuple, shards))), seed, pool_rows), Limits(budget, rows, multiple)
+    lambda shards, seed, pool_rows, budget, rows, row_multiple: BatchOrder(
+        ShufflePools(ListedLengths(tuple(map(tuple, shards))), seed, pool_rows), BatchLimits(budget, rows, row_multiple)
     ),
     shards=st.lists(st.lists(st.integers(0, 50), min_size=1, max_size=60), min_size=1, max_size=20),
     seed=st.integers(0, 2**63 - 1),
     pool_rows=st.integers(1, 400),
     budget=st.integers(50, 600),
     rows=st.integers(1, 40),
-    multiple=st.integers(1, 9),
+    row_multiple=st.integers(1, 9),
 )
 
 
-def epoch(order: Order, number: int) -> list[Entries]:
+def epoch(order: BatchOrder, number: int) -> list[RowTable]:
     """All batches of an epoch."""
     batches, position = [], Position(number)
     while position.epoch == number:
         batches.append(order.batch(position))
-        position = order.after(position)
+        position = order.next_position(position)
     assert position == Position(number + 1)
     return batches
 
 
-def rows(batches: list[Entries]) -> list[tuple[int, int]]:
+def rows(batches: list[RowTable]) -> list[tuple[int, int]]:
     return [row for batch in batches for row in zip(batch.shards.tolist(), batch.numbers.tolist(), strict=True)]
 
 
 @given(order=orders, number=st.integers(0, 1000))
 @EXAMPLES
-def test_each_sequence_comes_exactly_once_an_epoch_and_no_batch_exceeds_its_limits(order: Order, number: int) -> None:
+def test_each_sequence_comes_exactly_once_an_epoch_and_no_batch_exceeds_its_limits(
+    order: BatchOrder, number: int
+) -> None:
     batches = epoch(order, number)
     source = order.pools.source
     expected = {(shard, row) for shard, size in enumerate(source.shard_sizes) for row in range(size)}
@@ -73,13 +75,13 @@ def test_each_sequence_comes_exactly_once_an_epoch_and_no_batch_exceeds_its_limi
 
 @given(order=orders, number=st.integers(0, 5), data=st.data())
 @EXAMPLES
-def test_any_position_can_be_entered_directly(order: Order, number: int, data: st.DataObject) -> None:
+def test_any_position_can_be_entered_directly(order: BatchOrder, number: int, data: st.DataObject) -> None:
     positions = [Position(number)]
-    while (position := order.after(positions[-1])).epoch == number:
+    while (position := order.next_position(positions[-1])).epoch == number:
         positions.append(position)
     chosen = data.draw(st.sampled_from(positions))
     # Another object, which has seen nothing before: a rank that starts here.
-    other = Order(Pools(order.pools.source, order.pools.seed, order.pools.pool_rows), order.limits)
+    other = BatchOrder(ShufflePools(order.pools.source, order.pools.seed, order.pools.pool_rows), order.limits)
     for one, two in zip(order.batch(chosen), other.batch(chosen), strict=True):
         assert (one == two).all()
     parts = [order.fraction(position) for position in positions]
@@ -87,9 +89,9 @@ def test_any_position_can_be_entered_directly(order: Order, number: int, data: s
 
 
 def test_epochs_and_seeds_differ_in_their_order_and_their_batches() -> None:
-    source = Listed(tuple(tuple(10 + (7 * s + n) % 13 for n in range(200)) for s in range(6)))
+    source = ListedLengths(tuple(tuple(10 + (7 * s + n) % 13 for n in range(200)) for s in range(6)))
     seen = {
-        tuple(rows(epoch(Order(Pools(source, seed, 300), Limits(200, 50)), number)))
+        tuple(rows(epoch(BatchOrder(ShufflePools(source, seed, 300), BatchLimits(200, 50)), number)))
         for seed in (1, 2)
         for number in (0, 1)
     }
@@ -97,8 +99,8 @@ def test_epochs_and_seeds_differ_in_their_order_and_their_batches() -> None:
 
 
 def test_a_pool_mixes_sequences_from_many_places() -> None:
-    source = Listed(tuple((9,) * 10_000 for _ in range(4)))
-    pools = Pools(source, 1, 2_000)
+    source = ListedLengths(tuple((9,) * 10_000 for _ in range(4)))
+    pools = ShufflePools(source, 1, 2_000)
     first = pools.rows(0, 0)
     assert set(first.shards.tolist()) == {0, 1, 2, 3}
     # As contiguous runs, so that what lies together is read together.
@@ -110,7 +112,7 @@ def test_a_pool_mixes_sequences_from_many_places() -> None:
 @EXAMPLES
 def test_tighter_packing_needs_no_more_batches_and_leaves_no_crumb(lengths: list[int], budget: int) -> None:
     descending = np.array(sorted(lengths, reverse=True))
-    limits = Limits(budget, 1000, 1)
+    limits = BatchLimits(budget, 1000, 1)
     greedy, start = 0, 0
     while start < len(descending):
         start += budget // int(descending[start])
@@ -119,15 +121,15 @@ def test_tighter_packing_needs_no_more_batches_and_leaves_no_crumb(lengths: list
 
 
 def test_the_last_batch_of_a_pool_is_no_crumb() -> None:
-    edges = pack(np.full(1010, 10), Limits(1000, 1000, 8))
+    edges = pack(np.full(1010, 10), BatchLimits(1000, 1000, 8))
     assert np.diff(edges).tolist() == [96] * 10 + [50]
-    edges = pack(np.full(1001, 10), Limits(1000, 1000, 1))
+    edges = pack(np.full(1001, 10), BatchLimits(1000, 1000, 1))
     assert np.diff(edges).min() >= 88, "not ten batches of 100 and one of a single row"
 
 
 @given(num_rows=st.integers(1, 200), count=st.integers(1, 20))
 def test_a_batch_is_dealt_whole_and_in_nearly_equal_shares(num_rows: int, count: int) -> None:
-    shares = [deal(num_rows, index, count) for index in range(count)]
+    shares = [assign_rows(num_rows, index, count) for index in range(count)]
     assert sorted(np.concatenate(shares).tolist()) == list(range(num_rows))
     sizes = [len(share) for share in shares]
     assert max(sizes) - min(sizes) <= 1
@@ -141,9 +143,9 @@ def test_a_permutation_never_changes_with_a_library() -> None:
 
 
 def test_places_that_are_not_there_are_refused() -> None:
-    order = Order(Pools(Listed(((3, 4),)), 1, 10), Limits(10, 10))
+    order = BatchOrder(ShufflePools(ListedLengths(((3, 4),)), 1, 10), BatchLimits(10, 10))
     for position in (Position(-1), Position(0, 1), Position(0, 0, 5), Position(0, 0, -1)):
         with pytest.raises(DataError, match="is not"):
             order.batch(position)
     with pytest.raises(DataError, match="must all be at least 1"):
-        Limits(0, 1)
+        BatchLimits(0, 1)

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 
-def sync_folder(folder: Path) -> None:
+def fsync_folder(folder: Path) -> None:
     """Wait until the names in a folder are safe on the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -13,7 +13,7 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_atomic(path: Path, content: bytes) -> None:
     """Write a file whole or not at all, as far as other processes see it."""
     partial = path.with_name(f"{path.name}.partial")
     partial.write_bytes(content)

@@ -4,7 +4,7 @@ import hashlib
 import json
 
 
-def derive(key: int, *path: int | str) -> int:
+def derive_key(key: int, *path: int | str) -> int:
     """Return the key of a place below `key`: the same on every rank, machine and version of Python."""
     # As JSON, so that 1 and "1", or "a:b" and "a", "b", are not the same place.
     digest = hashlib.blake2b(json.dumps([key, *path]).encode(), digest_size=8).digest()

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 from stretto.base.errors import DataError, StrettoError
 
-_FIRST_PAUSE = 0.2
-_LONGEST_PAUSE = 5.0
+_FIRST_DELAY = 0.2
+_MAX_DELAY = 5.0
 # Mistakes in what was asked for: another try would get the same answer.
-_HOPELESS = (FileNotFoundError, NotADirectoryError, IsADirectoryError, ImportError, ValueError, TypeError)
-_HOPELESS_NUMBERS = (errno.EINVAL, errno.ENAMETOOLONG, errno.ENOSYS)
+_PERMANENT_ERRORS = (FileNotFoundError, NotADirectoryError, IsADirectoryError, ImportError, ValueError, TypeError)
+_PERMANENT_ERRNOS = (errno.EINVAL, errno.ENAMETOOLONG, errno.ENOSYS)
 # Those of botocore, by name: it isn't there unless S3 is used.
-_HOPELESS_NAMES = {"NoCredentialsError", "PartialCredentialsError", "ParamValidationError", "ProfileNotFound"}
+_PERMANENT_ERROR_NAMES = {"NoCredentialsError", "PartialCredentialsError", "ParamValidationError", "ProfileNotFound"}
 
 _log = logging.getLogger(__name__)
 
@@ -25,14 +25,14 @@ def is_remote(location: object) -> bool:
     return "://" in str(location)
 
 
-class Remote(NamedTuple):
+class RemoteFolder(NamedTuple):
     """A filesystem of fsspec, and a folder in it."""
 
     filesystem: Any
     root: str
 
     @classmethod
-    def open(cls, location: str) -> "Remote":
+    def open(cls, location: str) -> "RemoteFolder":
         """Open a URL; this asks nothing of the server."""
         # Slow to import, and needed by few.
         from fsspec.config import conf
@@ -53,23 +53,23 @@ class Remote(NamedTuple):
     def cat(self, name: str) -> bytes:
         return bytes(self.filesystem.cat_file(join(self.root, name)))
 
-    def cat_ranges(self, names: Sequence[str], extents: Sequence[tuple[int, int]]) -> list[bytes | Exception]:
+    def cat_ranges(self, names: Sequence[str], byte_ranges: Sequence[tuple[int, int]]) -> list[bytes | Exception]:
         paths = [join(self.root, name) for name in names]
-        starts, stops = zip(*extents, strict=True)
+        starts, stops = zip(*byte_ranges, strict=True)
         answers: list[bytes | Exception] = self.filesystem.cat_ranges(
             paths, list(starts), list(stops), on_error="return"
         )
         return answers
 
 
-class Patience:
+class RetryBudget:
     """How long a server may be away: pauses that grow, until the time is up."""
 
     def __init__(self, location: str, seconds: float) -> None:
         self._location = location
         self._seconds = seconds
         self._start = time.monotonic()
-        self._pause = _FIRST_PAUSE
+        self._delay = _FIRST_DELAY
 
     def wait(self, error: Exception) -> None:
         """Wait a while before another try; raise if the error won't go away, or hasn't for too long."""
@@ -78,30 +78,30 @@ class Patience:
         reason = shorten(f"{type(error).__name__}: {error}".rstrip(": "), 300)
         if isinstance(error, PermissionError):
             raise DataError(f"{self._location}: access is refused ({reason}); check the credentials") from error
-        if _is_hopeless(error):
+        if _is_permanent(error):
             raise DataError(f"{self._location} can't be read ({reason}); check the URL and the credentials") from error
         waited = time.monotonic() - self._start
-        if waited + self._pause > self._seconds:
+        if waited + self._delay > self._seconds:
             raise DataError(
                 f"{self._location} can't be read, after {waited:.0f} s of trying ({reason}); check that the server "
-                "runs and can be reached, or give it more time with data.patience"
+                "runs and can be reached, or give it more time with data.retry_seconds"
             ) from error
-        if self._pause == _FIRST_PAUSE:
+        if self._delay == _FIRST_DELAY:
             _log.warning("%s can't be read (%s); trying again for %.0f s", self._location, reason, self._seconds)
-        time.sleep(self._pause)
-        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        time.sleep(self._delay)
+        self._delay = min(2 * self._delay, _MAX_DELAY)
 
 
-def _is_hopeless(error: Exception) -> bool:
+def _is_permanent(error: Exception) -> bool:
     """Would another try get the same answer?"""
-    if isinstance(error, OSError) and error.errno in _HOPELESS_NUMBERS:
+    if isinstance(error, OSError) and error.errno in _PERMANENT_ERRNOS:
         return True
     # The errors of HTTP clients carry the answer's number: 4xx is our mistake, but for "too slow" and "too many".
     status = getattr(error, "status", None)
     if isinstance(status, int) and 400 <= status < 500 and status not in (408, 429):
         return True
     names = {kind.__name__ for kind in type(error).__mro__}
-    return isinstance(error, _HOPELESS) or not names.isdisjoint(_HOPELESS_NAMES)
+    return isinstance(error, _PERMANENT_ERRORS) or not names.isdisjoint(_PERMANENT_ERROR_NAMES)
 
 
 def join(folder: str, name: str) -> str:

@@ -12,25 +12,25 @@ from pathlib import Path
 _NAME = re.compile(r"stretto-([0-9a-f]{8})-(\d+)-")
 
 
-def make_scratch() -> "tempfile.TemporaryDirectory[str]":
+def make_scratch_folder() -> "tempfile.TemporaryDirectory[str]":
     """Return a new folder, to be used in a `with`."""
-    _tidy_up()
+    _remove_stale()
     return tempfile.TemporaryDirectory(prefix=_prefix())
 
 
-def scratch_of(owner: object) -> Path:
+def scratch_folder_of(owner: object) -> Path:
     """Return a new folder that goes when its owner goes."""
-    _tidy_up()
+    _remove_stale()
     folder = Path(tempfile.mkdtemp(prefix=_prefix()))
     weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
 def _prefix() -> str:
-    return f"stretto-{_here()}-{os.getpid()}-"
+    return f"stretto-{_host_id()}-{os.getpid()}-"
 
 
-def _here() -> str:
+def _host_id() -> str:
     """Name what gives a process its number: this host, and its container if there is one."""
     try:
         namespace = str(Path("/proc/self/ns/pid").readlink())
@@ -39,11 +39,11 @@ def _here() -> str:
     return hashlib.sha256(f"{socket.gethostname()} {namespace}".encode()).hexdigest()[:8]
 
 
-def _tidy_up() -> None:
+def _remove_stale() -> None:
     """Remove what processes of this user have left that are no more."""
     for path in Path(tempfile.gettempdir()).glob("stretto-*"):
         found = _NAME.match(path.name)
-        if found is not None and found[1] == _here() and not _is_alive(int(found[2])) and _is_own(path):
+        if found is not None and found[1] == _host_id() and not _is_alive(int(found[2])) and _is_owned_by_user(path):
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -57,7 +57,7 @@ def _is_alive(process: int) -> bool:
     return True
 
 
-def _is_own(path: Path) -> bool:
+def _is_owned_by_user(path: Path) -> bool:
     try:
         found = path.lstat()
     except OSError:

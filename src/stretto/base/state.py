@@ -18,20 +18,20 @@ def slice_rows(state: State, rows: slice) -> State:
     return tuple(tensor[rows] for tensor in state)
 
 
-def join_rows(states: Sequence[State]) -> State:
+def cat_rows(states: Sequence[State]) -> State:
     """Return the state of all rows, in the order given."""
     if len(states) == 1:
         return states[0]
     return tuple(torch.cat(tensors) for tensors in zip(*states, strict=True))
 
 
-def choose_rows(chosen: Tensor, these: State, those: State) -> State:
-    """Return `these` in the chosen rows (a boolean per row) and `those` in the others."""
-    if bool(chosen.all()):
-        return these
-    if not bool(chosen.any()):
-        return those
+def where_rows(mask: Tensor, state: State, other: State) -> State:
+    """Return `state` in the mask rows (a boolean per row) and `other` in the others."""
+    if bool(mask.all()):
+        return state
+    if not bool(mask.any()):
+        return other
     return tuple(
-        torch.where(chosen.to(this.device).view(-1, *[1] * (this.dim() - 1)), this, that)
-        for this, that in zip(these, those, strict=True)
+        torch.where(mask.to(this.device).view(-1, *[1] * (this.dim() - 1)), this, that)
+        for this, that in zip(state, other, strict=True)
     )

@@ -10,7 +10,7 @@ class Task:
 
     inputs: Literal["tokens", "channels"]
     num_inputs: int  # the vocabulary's size, or the number of channels
-    asks: Literal["tokens", "labels", "values"]  # the token at each step, a label at the last, or numbers
+    targets: Literal["tokens", "labels", "values"]  # the token at each step, a label at the last, or numbers
     num_outputs: int
 
     @classmethod

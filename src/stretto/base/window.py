@@ -7,12 +7,12 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from stretto.base.keys import derive
+from stretto.base.keys import derive_key
 
-IGNORE = -100
+IGNORE_INDEX = -100
 """The target of a step that is asked for no token; torch's own default."""
 # Longer than any window: a row whose end is not in sight.
-_ENDLESS = 2**62
+_UNBOUNDED = 2**62
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Rows:
         """Return fresh rows of one length (the whole window's, if not given), as a test or a script needs them."""
         return cls(
             lanes=torch.arange(num_rows, device="cpu"),
-            lengths=torch.full((num_rows,), _ENDLESS if num_steps is None else num_steps, device="cpu"),
+            lengths=torch.full((num_rows,), _UNBOUNDED if num_steps is None else num_steps, device="cpu"),
             fresh=torch.ones(num_rows, dtype=torch.bool, device="cpu"),
             key=key,
             device=torch.device(device),
@@ -56,9 +56,9 @@ class Rows:
     def __len__(self) -> int:
         return len(self.lanes)
 
-    def below(self, index: int) -> Self:
+    def for_block(self, index: int) -> Self:
         """Return the same rows as the block at `index` sees them: with a key of its own."""
-        return replace(self, key=derive(self.key, index))
+        return replace(self, key=derive_key(self.key, index))
 
     def __getitem__(self, rows: slice | Tensor) -> Self:
         return replace(self, lanes=self.lanes[rows], lengths=self.lengths[rows], fresh=self.fresh[rows])
@@ -93,9 +93,9 @@ class Window:
         """Return who is in this window, for blocks on `device` with weights of `dtype`."""
         return Rows(self.lanes, self.lengths, self.fresh, key, device, dtype)
 
-    def slices(self, num_slices: int) -> list[slice]:
-        """Return the row ranges of `num_slices` slices whose sizes differ by at most one row."""
-        edges = [self.num_rows * index // num_slices for index in range(num_slices + 1)]
+    def micro_batches(self, num_micro_batches: int) -> list[slice]:
+        """Return the row ranges of `num_micro_batches` micro-batches whose sizes differ by at most one row."""
+        edges = [self.num_rows * index // num_micro_batches for index in range(num_micro_batches + 1)]
         return [slice(start, stop) for start, stop in pairwise(edges)]
 
     def pin_memory(self) -> Self:

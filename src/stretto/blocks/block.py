@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from torch import Tensor, nn
 
 from stretto.base.errors import LawError
-from stretto.base.state import State, choose_rows
+from stretto.base.state import State, where_rows
 from stretto.base.window import Rows
 
 _FRESH = "use a block with causal=True, or data whose rows all start fresh"
@@ -33,7 +33,7 @@ class Block(nn.Module, ABC):
             return initial
         if not self.causal and not bool(rows.fresh.all()):
             raise LawError(f"{type(self).__name__} looks ahead in time, so no lane can go on through it; {_FRESH}")
-        return choose_rows(rows.fresh, initial, carried)
+        return where_rows(rows.fresh, initial, carried)
 
     @abstractmethod
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:

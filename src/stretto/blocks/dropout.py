@@ -7,7 +7,7 @@ from torch import Tensor
 
 from stretto.base.errors import ConfigError
 from stretto.base.randomness import keep_mask, mix
-from stretto.base.state import State, choose_rows
+from stretto.base.state import State, where_rows
 from stretto.base.window import Rows
 from stretto.blocks.block import Block
 
@@ -44,7 +44,7 @@ class Dropout(Block):
         keys, time = self.initial_state(rows)
         if carried is not None:
             # Time goes on in a lane that goes on; the keys are this step's.
-            (time,) = choose_rows(rows.fresh, (time,), carried[1:])
+            (time,) = where_rows(rows.fresh, (time,), carried[1:])
         return keys, time
 
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:

@@ -3,7 +3,7 @@
 import torch
 
 from stretto.base.errors import ConfigError
-from stretto.base.keys import derive
+from stretto.base.keys import derive_key
 from stretto.blocks.stack import Stack
 
 
@@ -35,7 +35,7 @@ def initialize(stack: Stack, seed: int, device: torch.device | str = "cpu") -> S
         module.to("cpu", torch.float32)
         with torch.random.fork_rng(devices=[]):
             # Not torch.manual_seed, which would reseed every device's generator too.
-            torch.default_generator.manual_seed(derive(seed, "weights", name))
+            torch.default_generator.manual_seed(derive_key(seed, "weights", name))
             reset()
         module.to(dtype)
     return stack.to(device)

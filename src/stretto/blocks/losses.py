@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stretto.base.errors import ConfigError
-from stretto.base.window import IGNORE
+from stretto.base.window import IGNORE_INDEX
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class LossSum:
 
     total: Tensor  # [] floating
     count: Tensor  # [] int64
-    right: Tensor | None = None  # [] int64, how many answers were right, of a loss that can say so
+    num_correct: Tensor | None = None  # [] int64, how many answers were right, of a loss that can say so
 
 
 Loss = Callable[[Tensor, Tensor], LossSum]
@@ -36,12 +36,12 @@ def _full_precision(y: Tensor) -> Tensor:
 class TokenLoss:
     """Cross-entropy of each step's token. Outputs `[time, batch, classes]`, targets `[time, batch]`."""
 
-    ignore: int = IGNORE
+    ignore_index: int = IGNORE_INDEX
 
     def __call__(self, y: Tensor, targets: Tensor) -> LossSum:
         logits = _full_precision(y).flatten(0, -2)
-        total = F.cross_entropy(logits, targets.flatten(), ignore_index=self.ignore, reduction="sum")
-        return LossSum(total, (targets != self.ignore).sum())
+        total = F.cross_entropy(logits, targets.flatten(), ignore_index=self.ignore_index, reduction="sum")
+        return LossSum(total, (targets != self.ignore_index).sum())
 
 
 @dataclass(frozen=True)
@@ -52,18 +52,18 @@ class SequenceLoss:
     of a window is asked exactly for the rows that end in it.
     """
 
-    ignore: int = IGNORE
+    ignore_index: int = IGNORE_INDEX
 
     def __call__(self, y: Tensor, targets: Tensor) -> LossSum:
-        asked = targets != self.ignore
+        asked = targets != self.ignore_index
         answers, labels = _full_precision(y[asked]), targets[asked]
         total = F.cross_entropy(answers, labels, reduction="sum")
         return LossSum(total, asked.sum(), (answers.argmax(dim=-1) == labels).sum())
 
 
-def last_step_targets(labels: Tensor, lengths: Tensor, num_steps: int, ignore: int = IGNORE) -> Tensor:
+def last_step_targets(labels: Tensor, lengths: Tensor, num_steps: int, ignore_index: int = IGNORE_INDEX) -> Tensor:
     """Return targets `[time, batch]` that ask for each row's label at its last valid step only."""
-    targets = labels.new_full((num_steps, len(labels)), ignore)
+    targets = labels.new_full((num_steps, len(labels)), ignore_index)
     rows = torch.nonzero(lengths > 0).squeeze(1)
     targets[lengths[rows] - 1, rows] = labels[rows]
     return targets

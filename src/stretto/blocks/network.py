@@ -15,7 +15,7 @@ def network(config: ModelConfig, task: Task) -> Stack:
 
     Each recurrent block is followed by its dropout, so that stages can be cut between layers.
     """
-    blocks, width = _entrance(config, task)
+    blocks, width = _input_blocks(config, task)
     for num_layers in config.layers_of_blocks:
         cell = _cell(config, width, num_layers)
         blocks.append(Residual(cell) if config.residual and width == config.output_size else cell)
@@ -26,7 +26,7 @@ def network(config: ModelConfig, task: Task) -> Stack:
     return Stack([*blocks, Linear(width, task.num_outputs)])
 
 
-def _entrance(config: ModelConfig, task: Task) -> tuple[list[Block], int]:
+def _input_blocks(config: ModelConfig, task: Task) -> tuple[list[Block], int]:
     """The blocks before the first recurrent one, and how wide what they give is."""
     if task.inputs == "tokens":
         return [Embedding(task.num_inputs, config.embedding_size), *_dropout(config)], config.embedding_size

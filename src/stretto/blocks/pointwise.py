@@ -21,7 +21,7 @@ class Pointwise(Block):
         return y, state
 
 
-class _Table(nn.Embedding):
+class _UniformEmbedding(nn.Embedding):
     """Torch's table with another start: uniform with variance 1, where torch draws normal.
 
     Torch's normal numbers depend on the vector unit of the CPU that draws them; its uniform ones don't.
@@ -35,7 +35,7 @@ class Embedding(Pointwise):
     """A vector for each token: `[time, batch]` whole numbers in, `[time, batch, features]` out."""
 
     def __init__(self, num_tokens: int, num_features: int) -> None:
-        super().__init__(_Table(num_tokens, num_features))
+        super().__init__(_UniformEmbedding(num_tokens, num_features))
         self.num_tokens = num_tokens
 
 

@@ -36,7 +36,7 @@ class Stack(Block):
         self.causal = all(block.causal for block in listed)
         sizes = [len(block.initial_state(Rows.of(0))) for block in listed]
         # Where each block's tensors stand in the flat state of the stack.
-        self._spans = [slice(start, stop) for start, stop in pairwise(accumulate(sizes, initial=0))]
+        self._state_slices = [slice(start, stop) for start, stop in pairwise(accumulate(sizes, initial=0))]
 
     def __len__(self) -> int:
         return len(self.blocks)
@@ -62,8 +62,8 @@ class Stack(Block):
 
     def begin(self, rows: Rows, carried: State | None = None) -> State:
         begun: list[Tensor] = []
-        for index, (block, span) in enumerate(zip(self, self._spans, strict=True), self.first):
-            begun.extend(block.begin(rows.below(index), None if carried is None else carried[span]))
+        for index, (block, span) in enumerate(zip(self, self._state_slices, strict=True), self.first):
+            begun.extend(block.begin(rows.for_block(index), None if carried is None else carried[span]))
         return tuple(begun)
 
     @property
@@ -79,7 +79,7 @@ class Stack(Block):
 
     def split_state(self, state: State) -> list[State]:
         """Return each block's part of the stack's flat state."""
-        return [state[span] for span in self._spans]
+        return [state[span] for span in self._state_slices]
 
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         after: list[Tensor] = []

@@ -10,18 +10,26 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from stretto.base.checksummed_json import dump_with_checksum, load_with_checksum
 from stretto.base.errors import ConfigError, DataError, FencedError, StrettoError
 from stretto.base.remote import is_remote
-from stretto.base.sealed import dump_sealed, load_sealed
-from stretto.checkpoint.line import Claim, Name, line, to_remove
+from stretto.checkpoint.checkpoint import (
+    GENERATIONS,
+    Checkpoint,
+    all_checkpoint_names,
+    complete_checkpoint_names,
+    find_checkpoint,
+    find_resume_checkpoint,
+    read_claims,
+)
+from stretto.checkpoint.lineage import CheckpointName, Claim, lineage, to_remove
 from stretto.checkpoint.lock import FolderLock
-from stretto.checkpoint.manifest import MANIFEST, File, Manifest
-from stretto.checkpoint.saved import GENERATIONS, Saved, all_names, complete_names, find_saved, find_start, read_claims
+from stretto.checkpoint.manifest import MANIFEST, CheckpointFile, Manifest
 from stretto.checkpoint.storage import Storage
 
 EVALUATION = "evaluation.json"
 # A shared filesystem may take a while to show one host what another has written.
-_SECONDS = 30.0
+_VISIBLE_WITHIN_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -38,10 +46,10 @@ class History:
 
     def __init__(self, storage: Storage, retention: Retention) -> None:
         self.generation = 0
-        self.line: list[Name] = []  # the newest first
+        self.lineage: list[CheckpointName] = []  # the newest first
         self._storage = storage
         self._retention = retention
-        self._losses: dict[Name, float] = {}
+        self._losses: dict[CheckpointName, float] = {}
         # What is in object storage has no lock; there, generations alone keep two runs apart.
         self._lock = None if is_remote(storage.location) else FolderLock(Path(storage.location))
 
@@ -50,29 +58,29 @@ class History:
         if self._lock is not None:
             self._lock.release()
 
-    def claim(self, resume: Path | str, num_ranks: int, patience: float) -> Saved | None:
+    def claim(self, resume: Path | str, num_ranks: int, retry_seconds: float) -> Checkpoint | None:
         """Claim the next generation; return what it goes on from. What earlier ones left unfinished is removed."""
         claims = read_claims(self._storage)
-        names = complete_names(self._storage)
-        saved = find_start(self._storage, resume, patience)
+        names = complete_checkpoint_names(self._storage)
+        saved = find_resume_checkpoint(self._storage, resume, retry_seconds)
         is_path = resume not in ("auto", "never")
         claim = self._add_claim(
             claims,
-            start=None if saved is None else saved.name_from(self._storage),
-            asked=find_saved(resume, patience).name_from(self._storage) if is_path else None,
+            resumed_from=None if saved is None else saved.name_relative_to(self._storage),
+            requested=find_checkpoint(resume, retry_seconds).name_relative_to(self._storage) if is_path else None,
             num_ranks=num_ranks,
         )
         self.generation = claim.generation
-        self.line = line({**claims, claim.generation: claim}, names)
-        for name in all_names(self._storage):
+        self.lineage = lineage({**claims, claim.generation: claim}, names)
+        for name in all_checkpoint_names(self._storage):
             if name not in names and name.generation < self.generation:
                 self._storage.remove(str(name))
         self._read_losses()
         return saved
 
-    def check_files(self, name: Name, files: Sequence[File]) -> None:
+    def check_files(self, name: CheckpointName, files: Sequence[CheckpointFile]) -> None:
         """Refuse a checkpoint of which some files are where this rank can't see them."""
-        until = time.monotonic() + _SECONDS
+        until = time.monotonic() + _VISIBLE_WITHIN_SECONDS
         while missing := {file.name for file in files} - set(self._storage.names(str(name))):
             if time.monotonic() > until:
                 raise DataError(
@@ -81,7 +89,7 @@ class History:
                 )
             time.sleep(0.2)
 
-    def commit(self, name: Name, manifest: Manifest) -> None:
+    def commit(self, name: CheckpointName, manifest: Manifest) -> None:
         """Make a folder whose files are all written a checkpoint; remove those that need not be kept."""
         # After this and before the next a newer start may come: then this checkpoint is on no line of its.
         self.check_fence()
@@ -89,13 +97,13 @@ class History:
             raise FencedError(
                 f"{self._storage.location}/{name} was finished by another run, so this one was cut off and ends"
             )
-        self.line.insert(0, name)
+        self.lineage.insert(0, name)
         # Once more: what is removed now may be what a newer start goes on from.
         self.check_fence()
         best = min(self._losses, key=lambda name: (self._losses[name], name), default=None)
         kept = self._retention
-        for old in to_remove(self.line, kept.last, kept.every, best if kept.best else None):
-            self.line.remove(old)
+        for old in to_remove(self.lineage, kept.last, kept.every, best if kept.best else None):
+            self.lineage.remove(old)
             self._losses.pop(old, None)
             self.discard(old)
 
@@ -106,20 +114,20 @@ class History:
         if newest > self.generation:
             raise FencedError(
                 f"{self._storage.location}: generation {newest} of this run has gone on, so this one, number "
-                f"{self.generation}, was cut off and ends; nothing of the other was touched"
+                f"{self.generation}, was cut off and ends; nothing of the other was ready_signal"
             )
 
-    def judge(self, name: Name, loss: float) -> None:
+    def record_loss(self, name: CheckpointName, loss: float) -> None:
         """Remember how good a checkpoint is, also for starts to come."""
-        if self._retention.best and name in self.line and math.isfinite(loss):
+        if self._retention.best and name in self.lineage and math.isfinite(loss):
             self._losses[name] = loss
             try:
-                self._storage.create(f"{name}/{EVALUATION}", dump_sealed({"loss": loss}))
+                self._storage.create(f"{name}/{EVALUATION}", dump_with_checksum({"loss": loss}))
             except (OSError, StrettoError):
                 # This start knows; that a later one may not is no reason to end the run.
                 return
 
-    def discard(self, name: Name) -> None:
+    def discard(self, name: CheckpointName) -> None:
         """Remove a folder; one that can't be removed now is nobody's loss."""
         try:
             self._storage.remove(str(name))
@@ -140,7 +148,7 @@ class History:
                 }
             )
             path = f"{GENERATIONS}/{generation:09}.json"
-            if self._storage.create(path, dump_sealed(claim.model_dump())):
+            if self._storage.create(path, dump_with_checksum(claim.model_dump())):
                 if self._storage.create(path, b"another"):
                     raise ConfigError(
                         f"{self._storage.location} lets a file be written twice that should be created once, so two "
@@ -151,15 +159,15 @@ class History:
             generation += 1
 
     def _read_losses(self) -> None:
-        for name in self.line if self._retention.best else ():
+        for name in self.lineage if self._retention.best else ():
             loss = read_loss(self._storage, name)
             if loss is not None:
                 self._losses[name] = loss
 
 
-def read_loss(storage: Storage, name: Name) -> float | None:
+def read_loss(storage: Storage, name: CheckpointName) -> float | None:
     """Return the held-out loss of a checkpoint; none if it was never judged, or what was said of it is spoiled."""
     try:
-        return float(load_sealed(storage.read(f"{name}/{EVALUATION}"))["loss"])
+        return float(load_with_checksum(storage.read(f"{name}/{EVALUATION}"))["loss"])
     except (OSError, ValueError, KeyError, TypeError, StrettoError):
         return None

@@ -13,14 +13,14 @@ from stretto.base.errors import ConfigError
 
 LOCK = "lock"
 # A rank that was killed a moment ago may not be gone yet.
-_SECONDS = 5.0
+_LOCK_TIMEOUT_SECONDS = 5.0
 _held: set[Path] = set()
 
 
 class FolderLock:
     """A lock that the system lets go of when its process ends, however that happens."""
 
-    def __init__(self, folder: Path, seconds: float = _SECONDS) -> None:
+    def __init__(self, folder: Path, seconds: float = _LOCK_TIMEOUT_SECONDS) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder.resolve() / LOCK
         # The system would let this very process have it twice, and lose it when either is closed.
@@ -28,7 +28,7 @@ class FolderLock:
             raise _in_use(folder, f"process {os.getpid()}, which is this one")
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         until = time.monotonic() + seconds
-        while not _take(descriptor):
+        while not _try_lock(descriptor):
             if time.monotonic() > until:
                 who = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
                 os.close(descriptor)
@@ -43,7 +43,7 @@ class FolderLock:
             os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
 
 
-def _take(descriptor: int) -> bool:
+def _try_lock(descriptor: int) -> bool:
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):

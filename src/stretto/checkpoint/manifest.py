@@ -6,88 +6,88 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from stretto.base.checksummed_json import dump_with_checksum, load_with_checksum
 from stretto.base.errors import DataError
 from stretto.base.position import Position
-from stretto.base.sealed import dump_sealed, load_sealed
 
 MANIFEST = "manifest.json"
 # Sizes in bytes of what safetensors holds, by torch's own names.
-_SIZES = {
+_DTYPE_BYTES = {
     **dict.fromkeys(("bool", "uint8", "int8"), 1),
     **dict.fromkeys(("bfloat16", "float16", "int16"), 2),
     **dict.fromkeys(("float32", "int32"), 4),
     **dict.fromkeys(("float64", "int64"), 8),
 }
-_LIMIT = 2**63
+_MAX_INT = 2**63
 
 
-class _Record(BaseModel):
+class _ManifestModel(BaseModel):
     """A frozen part of a manifest, which refuses what it doesn't know."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class Part(_Record):
+class ShardMetadata(_ManifestModel):
     """Some rows of a tensor that lie in a file."""
 
     name: str
     dtype: str
     shape: tuple[int, ...] = Field(strict=False)
-    first: int = Field(0, ge=0, lt=_LIMIT)  # row of the whole with which it starts
-    num_rows: int | None = Field(None, ge=0, lt=_LIMIT)  # of the whole; none if this is all of it
+    first: int = Field(0, ge=0, lt=_MAX_INT)  # row of the whole with which it starts
+    num_rows: int | None = Field(None, ge=0, lt=_MAX_INT)  # of the whole; none if this is all of it
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.dtype not in _SIZES or any(not 0 <= size < _LIMIT for size in self.shape):
+        if self.dtype not in _DTYPE_BYTES or any(not 0 <= size < _MAX_INT for size in self.shape):
             raise ValueError(f"{self.name} can't be {list(self.shape)} {self.dtype}")
         if self.num_rows is not None and (not self.shape or self.first + self.shape[0] > self.num_rows):
             raise ValueError(f"{self.name} has {self.num_rows} rows, but a part of it goes beyond")
         return self
 
     @property
-    def whole(self) -> tuple[int, ...]:
+    def full_shape(self) -> tuple[int, ...]:
         """The shape of the whole tensor."""
         return self.shape if self.num_rows is None else (self.num_rows, *self.shape[1:])
 
     @property
     def num_bytes(self) -> int:
-        return _SIZES[self.dtype] * math.prod(self.shape)
+        return _DTYPE_BYTES[self.dtype] * math.prod(self.shape)
 
 
-class File(_Record):
+class CheckpointFile(_ManifestModel):
     """A file of a checkpoint, and the tensors in it."""
 
     name: str
-    num_bytes: int = Field(ge=0, lt=_LIMIT)
+    num_bytes: int = Field(ge=0, lt=_MAX_INT)
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
-    parts: tuple[Part, ...] = Field((), strict=False)
+    shards: tuple[ShardMetadata, ...] = Field((), strict=False)
 
     @field_validator("name")
     @classmethod
-    def _stay_inside(cls, name: str) -> str:
+    def _check_file_name(cls, name: str) -> str:
         if PurePosixPath(name).name != name or name in ("", ".", "..", MANIFEST) or "\\" in name or "\0" in name:
             raise ValueError(f"{name!r} is not a file of this folder; don't trust it")
         return name
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if sum(part.num_bytes for part in self.parts) > self.num_bytes:
+        if sum(part.num_bytes for part in self.shards) > self.num_bytes:
             raise ValueError(f"{self.name} is said to hold more than its {self.num_bytes:,} bytes")
         return self
 
 
-class Facts(_Record):
+class TrainingState(_ManifestModel):
     """Where a run stood, but for its tensors."""
 
-    step: int = Field(ge=0, lt=_LIMIT)
-    seed: int = Field(ge=0, lt=_LIMIT)
+    step: int = Field(ge=0, lt=_MAX_INT)
+    seed: int = Field(ge=0, lt=_MAX_INT)
     optimizer: str
-    epoch: int = Field(ge=0, lt=_LIMIT)  # these three: the position of the next window
-    pool: int = Field(ge=0, lt=_LIMIT)
-    index: int = Field(ge=0, lt=_LIMIT)
-    asked: float | None = None  # how much the epoch has asked so far; none if it was entered in the middle
-    skipped: int = Field(0, ge=0, lt=_LIMIT)  # steps whose numbers were not finite
-    skipped_in_a_row: int = Field(0, ge=0, lt=_LIMIT)  # the last of them
+    epoch: int = Field(ge=0, lt=_MAX_INT)  # these three: the position of the next window
+    pool: int = Field(ge=0, lt=_MAX_INT)
+    index: int = Field(ge=0, lt=_MAX_INT)
+    num_targets: float | None = None  # how much the epoch has num_targets so far; none if it was entered in the middle
+    skipped: int = Field(0, ge=0, lt=_MAX_INT)  # steps whose numbers were not finite
+    consecutive_skips: int = Field(0, ge=0, lt=_MAX_INT)  # the last of them
     progress: float = Field(ge=0, allow_inf_nan=False)  # of the run, from 0 to 1
     is_done: bool = False
 
@@ -96,7 +96,7 @@ class Facts(_Record):
         return Position(self.epoch, self.pool, self.index)
 
 
-class About(_Record):
+class RunInfo(_ManifestModel):
     """What else a reader may want to know of the run; of no use to the trainer."""
 
     config: dict[str, Any] | None = None  # resolved, section by section
@@ -104,18 +104,18 @@ class About(_Record):
     data: str | None = None  # a digest of the training data's index
 
 
-class Manifest(_Record):
+class Manifest(_ManifestModel):
     """All that a checkpoint says of itself."""
 
     format: Literal["stretto checkpoint"] = "stretto checkpoint"
     version: Literal[1] = 1
-    generation: int = Field(ge=0, lt=_LIMIT)
-    num_ranks: int = Field(ge=1, lt=_LIMIT)
+    generation: int = Field(ge=0, lt=_MAX_INT)
+    num_ranks: int = Field(ge=1, lt=_MAX_INT)
     created: str
     versions: dict[str, str]
-    facts: Facts
-    about: About
-    files: tuple[File, ...] = Field(strict=False)
+    training_state: TrainingState
+    run_info: RunInfo
+    files: tuple[CheckpointFile, ...] = Field(strict=False)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -127,29 +127,29 @@ class Manifest(_Record):
     def num_bytes(self) -> int:
         return sum(file.num_bytes for file in self.files)
 
-    def tensors(self) -> dict[str, Part]:
+    def tensors(self) -> dict[str, ShardMetadata]:
         """Return a part of each tensor, by name: it knows dtype and shape of the whole."""
-        return {part.name: part for file in self.files for part in file.parts}
+        return {part.name: part for file in self.files for part in file.shards}
 
     def dump(self) -> bytes:
         """Return the manifest as it is written."""
-        return dump_sealed(self.model_dump(mode="json"))
+        return dump_with_checksum(self.model_dump(mode="json"))
 
     @classmethod
     def load(cls, content: bytes, where: str) -> Self:
         """Read a manifest; what it can't mean becomes one sentence."""
         try:
-            return cls.model_validate(load_sealed(content))
+            return cls.model_validate(load_with_checksum(content))
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             place = ".".join(map(str, first["loc"]))
             reason = f"{place}: {first['msg'].removeprefix('Value error, ')}" if place else first["msg"]
-            raise damaged(f"{where}/{MANIFEST}", reason) from None
+            raise damaged_error(f"{where}/{MANIFEST}", reason) from None
         except ValueError as error:
-            raise damaged(f"{where}/{MANIFEST}", str(error)) from None
+            raise damaged_error(f"{where}/{MANIFEST}", str(error)) from None
 
 
-def damaged(where: str, reason: str) -> DataError:
+def damaged_error(where: str, reason: str) -> DataError:
     """Return the error for a file of a checkpoint that is not as it was written."""
     return DataError(
         f"{where} is damaged ({reason}); resume from another checkpoint with --resume PATH, or copy it again"

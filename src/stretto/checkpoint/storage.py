@@ -10,19 +10,19 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from stretto.base.disk import sync_folder
+from stretto.base.disk import fsync_folder
 from stretto.base.errors import DataError
-from stretto.base.remote import Patience, Remote, is_remote, join
-from stretto.base.scratch import scratch_of
-from stretto.checkpoint.manifest import MANIFEST, File, damaged
+from stretto.base.remote import RemoteFolder, RetryBudget, is_remote, join
+from stretto.base.scratch import scratch_folder_of
+from stretto.checkpoint.manifest import MANIFEST, CheckpointFile, damaged_error
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 OnBytes = Callable[[int], None]
-_BLOCK = 1 << 20
+_READ_BYTES = 1 << 20
 # A manifest of 4,096 ranks with a hundred tensors each is about 50 MB.
-_LARGEST = 1 << 28
+_MAX_SMALL_FILE_BYTES = 1 << 28
 # What a filesystem without hard links says.
-_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+_NO_HARD_LINK_ERRORS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 class Storage(Protocol):
@@ -43,14 +43,14 @@ class Storage(Protocol):
         ...
 
     def open_folder(self, folder: str) -> Path:
-        """Return a local folder into which files can be written, to be kept by `keep`."""
+        """Return a local folder into which files can be written, to be kept by `store`."""
         ...
 
-    def keep(self, folder: str, paths: Iterable[Path]) -> None:
+    def store(self, folder: str, paths: Iterable[Path]) -> None:
         """Make files that were written into `open_folder`'s answer part of a folder, safe on the disk."""
         ...
 
-    def fetch(self, folder: str, file: File, into: Path, on_bytes: OnBytes = lambda count: None) -> Path:
+    def fetch(self, folder: str, file: CheckpointFile, into: Path, on_bytes: OnBytes = lambda count: None) -> Path:
         """Return a local copy of a file, or the file itself, once its digest is found to be right."""
         ...
 
@@ -59,9 +59,9 @@ class Storage(Protocol):
         ...
 
 
-def open_storage(location: Path | str, patience: float = 300.0) -> Storage:
+def open_storage(location: Path | str, retry_seconds: float = 300.0) -> Storage:
     """Return the storage at a path or URL."""
-    return RemoteStorage(str(location), patience) if is_remote(location) else LocalStorage(Path(location))
+    return RemoteStorage(str(location), retry_seconds) if is_remote(location) else LocalStorage(Path(location))
 
 
 class LocalStorage:
@@ -78,9 +78,9 @@ class LocalStorage:
             return []
 
     def read(self, name: str) -> bytes:
-        path = _without_links(self._root / name)
+        path = _reject_symlink(self._root / name)
         found = path.stat()
-        if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST:
+        if not stat.S_ISREG(found.st_mode) or found.st_size > _MAX_SMALL_FILE_BYTES:
             raise DataError(f"{path} is not a small file; don't trust it")
         return path.read_bytes()
 
@@ -97,21 +97,21 @@ class LocalStorage:
                 return _link(Path(partial.name), path)
             finally:
                 Path(partial.name).unlink(missing_ok=True)
-                sync_folder(path.parent)
+                fsync_folder(path.parent)
 
     def open_folder(self, folder: str) -> Path:
         path = self._root / folder
         path.mkdir(parents=True, exist_ok=True)
-        sync_folder(self._root)
-        return _without_links(path)
+        fsync_folder(self._root)
+        return _reject_symlink(path)
 
-    def keep(self, folder: str, paths: Iterable[Path]) -> None:
+    def store(self, folder: str, paths: Iterable[Path]) -> None:
         for path in paths:
             # safetensors makes a file for its owner alone; this one is as public as the folder it is in.
             path.chmod(path.parent.stat().st_mode & 0o666)
-        sync_folder(self._root / folder)
+        fsync_folder(self._root / folder)
 
-    def fetch(self, folder: str, file: File, into: Path, on_bytes: OnBytes = lambda count: None) -> Path:
+    def fetch(self, folder: str, file: CheckpointFile, into: Path, on_bytes: OnBytes = lambda count: None) -> Path:
         path = self._root / folder / file.name
         check_file(path, file, on_bytes)
         return path
@@ -127,32 +127,32 @@ class LocalStorage:
 class RemoteStorage:
     """A folder of object storage, through fsspec."""
 
-    def __init__(self, location: str, patience: float) -> None:
+    def __init__(self, location: str, retry_seconds: float) -> None:
         self.location = location
-        self._patience = patience
-        self._remote = Remote.open(location)
+        self._retry_seconds = retry_seconds
+        self._remote = RemoteFolder.open(location)
         self._scratch: Path | None = None  # for files on their way up; made when it is needed
 
     def names(self, folder: str = "") -> list[str]:
         root = join(self._remote.root, folder).rstrip("/")
 
-        def ask() -> list[str]:
+        def request() -> list[str]:
             try:
                 found = self._remote.filesystem.ls(root, detail=False, refresh=True)
             except FileNotFoundError:
                 return []
             return sorted({str(path).rstrip("/").rsplit("/", 1)[-1] for path in found} - {root.rsplit("/", 1)[-1]})
 
-        return self._try(ask)
+        return self._retry(request)
 
     def read(self, name: str) -> bytes:
-        def ask() -> bytes | None:
+        def request() -> bytes | None:
             try:
                 return self._remote.cat(name)
             except FileNotFoundError:
                 return None
 
-        content = self._try(ask)
+        content = self._retry(request)
         if content is None:
             raise FileNotFoundError(name)
         return content
@@ -160,7 +160,7 @@ class RemoteStorage:
     def create(self, name: str, content: bytes) -> bool:
         path = join(self._remote.root, name)
 
-        def ask() -> bool:
+        def request() -> bool:
             try:
                 self._remote.filesystem.pipe_file(path, content, mode="create")
             except Exception as error:  # noqa: BLE001 - each filesystem says in its own way that it is there
@@ -171,10 +171,10 @@ class RemoteStorage:
                     raise error from None
             return True
 
-        return self._try(ask)
+        return self._retry(request)
 
     def open_folder(self, folder: str) -> Path:
-        self._scratch = self._scratch or scratch_of(self)
+        self._scratch = self._scratch or scratch_folder_of(self)
         for old in self._scratch.iterdir():
             # Of a save that came to nothing.
             shutil.rmtree(old, ignore_errors=True)
@@ -182,25 +182,25 @@ class RemoteStorage:
         path.mkdir(exist_ok=True)
         return path
 
-    def keep(self, folder: str, paths: Iterable[Path]) -> None:
+    def store(self, folder: str, paths: Iterable[Path]) -> None:
         for path in paths:
             target = join(self._remote.root, f"{folder}/{path.name}")
-            self._try(lambda path=path, target=target: self._remote.filesystem.put_file(str(path), target))  # type: ignore[misc]
+            self._retry(lambda path=path, target=target: self._remote.filesystem.put_file(str(path), target))  # type: ignore[misc]
             path.unlink()
 
-    def fetch(self, folder: str, file: File, into: Path, on_bytes: OnBytes = lambda count: None) -> Path:
+    def fetch(self, folder: str, file: CheckpointFile, into: Path, on_bytes: OnBytes = lambda count: None) -> Path:
         path = into / file.name
         source = join(self._remote.root, f"{folder}/{file.name}")
 
-        def ask() -> bool:
+        def request() -> bool:
             try:
                 self._remote.filesystem.get_file(source, str(path))
             except FileNotFoundError:
                 return False
             return True
 
-        if not self._try(ask):
-            raise damaged(f"{self.location}/{folder}/{file.name}", "it is missing")
+        if not self._retry(request):
+            raise damaged_error(f"{self.location}/{folder}/{file.name}", "it is missing")
         check_file(path, file, on_bytes, name=f"{self.location}/{folder}/{file.name}")
         return path
 
@@ -208,43 +208,45 @@ class RemoteStorage:
         path = join(self._remote.root, folder)
         names = self.names(folder)
         if MANIFEST in names:
-            self._try(lambda: self._remote.filesystem.rm_file(join(path, MANIFEST)))
+            self._retry(lambda: self._remote.filesystem.rm_file(join(path, MANIFEST)))
         if names:
-            self._try(lambda: self._remote.filesystem.rm(path, recursive=True))
+            self._retry(lambda: self._remote.filesystem.rm(path, recursive=True))
 
-    def _try(self, ask: Callable[[], Answer]) -> Answer:
-        """Ask until there is an answer, as long as patience lasts."""
-        patience = Patience(self.location, self._patience)
+    def _retry(self, request: Callable[[], Result]) -> Result:
+        """Ask until there is an answer, as long as retry_seconds allows."""
+        retries = RetryBudget(self.location, self._retry_seconds)
         while True:
             try:
-                return ask()
-            except Exception as error:  # noqa: BLE001 - each filesystem has errors of its own; patience sorts them
-                patience.wait(error)
+                return request()
+            except Exception as error:  # noqa: BLE001 - each filesystem has errors of its own; RetryBudget sorts them
+                retries.wait(error)
 
 
-def check_file(path: Path, file: File, on_bytes: OnBytes = lambda count: None, name: str | None = None) -> None:
+def check_file(
+    path: Path, file: CheckpointFile, on_bytes: OnBytes = lambda count: None, name: str | None = None
+) -> None:
     """Refuse a file that isn't there, or not as it was written; `on_bytes` is told how much has been read."""
     where = name or str(path)
     try:
-        found = _without_links(path).stat()
+        found = _reject_symlink(path).stat()
         if not stat.S_ISREG(found.st_mode):
-            raise damaged(where, "it is not a file")
+            raise damaged_error(where, "it is not a file")
         size = found.st_size
         if size != file.num_bytes:
-            raise damaged(where, f"it has {size:,} bytes, not {file.num_bytes:,}")
+            raise damaged_error(where, f"it has {size:,} bytes, not {file.num_bytes:,}")
         if digest_of(path, on_bytes) != file.sha256:
-            raise damaged(where, "its digest is another than when it was written")
+            raise damaged_error(where, "its digest is another than when it was written")
     except FileNotFoundError:
-        raise damaged(where, "it is missing") from None
+        raise damaged_error(where, "it is missing") from None
     except OSError as error:
-        raise damaged(where, f"it can't be read: {error.strerror}") from None
+        raise damaged_error(where, f"it can't be read: {error.strerror}") from None
 
 
 def digest_of(path: Path, on_bytes: OnBytes = lambda count: None) -> str:
     """Return the SHA-256 of a file."""
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
-        while block := file.read(_BLOCK):
+        while block := file.read(_READ_BYTES):
             digest.update(block)
             on_bytes(len(block))
     return digest.hexdigest()
@@ -256,7 +258,7 @@ def _link(partial: Path, path: Path) -> bool:
     except FileExistsError:
         return False
     except OSError as error:
-        if error.errno not in _NO_LINKS:
+        if error.errno not in _NO_HARD_LINK_ERRORS:
             raise
         # No hard links here. Reserve the name, then fill it at once.
         try:
@@ -267,7 +269,7 @@ def _link(partial: Path, path: Path) -> bool:
     return True
 
 
-def _without_links(path: Path) -> Path:
+def _reject_symlink(path: Path) -> Path:
     if path.is_symlink() or path.parent.is_symlink():
         raise DataError(f"{path} leads elsewhere by a symbolic link; don't trust it")
     return path

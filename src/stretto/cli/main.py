@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     gone on, 130 interrupted, 141 nobody reads.
     """
     try:
-        options = _parser().parse_all(_known(sys.argv[1:] if arguments is None else list(arguments)))
+        options = _parser().parse_all(_check_command(sys.argv[1:] if arguments is None else list(arguments)))
         command = importlib.import_module(f"stretto.cli.commands.{options.command}")
         command.run(options.arguments)
         sys.stdout.flush()
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _known(arguments: list[str]) -> list[str]:
+def _check_command(arguments: list[str]) -> list[str]:
     """Return the arguments, if they begin with a command or an option; answer a slip of the hand."""
     word = arguments[0] if arguments else "-"
     near = difflib.get_close_matches(word, COMMANDS, n=1)

@@ -54,7 +54,7 @@ def refuse_existing(option: str, path: Path) -> None:
         raise ConfigError(f"{option}={path} exists already; give another, or delete it")
 
 
-def add_model(parser: Parser) -> None:
+def add_model_arguments(parser: Parser) -> None:
     """Let a command take the model of a run."""
     parser.add_argument("run", metavar="RUN", help="the run's folder, or a checkpoint")
     parser.add_argument("--device", metavar="NAME", help="where to compute; the run's own run.device if not given")

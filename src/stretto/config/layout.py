@@ -27,7 +27,7 @@ class Layout(Section):
     """Whole copies of the model, each with a share of the rows."""
     stages: int = Field(1, ge=1)
     """Ranks that one copy is spread over, each with a run of blocks."""
-    slices: int = Field(1, ge=1)
+    micro_batches: int = Field(1, ge=1)
     """Parts of a replica's rows, whose gradients are added up."""
     chunks: int = Field(1, ge=1)
     """Parts of a window's time; while a stage works on one, the stage before it works on the next."""
@@ -36,7 +36,7 @@ class Layout(Section):
 
     blocks: Counts = ()
     """How many blocks each stage holds, in order; balanced by what they seem to cost if not given."""
-    near: Literal["stages", "replicas"] = "stages"
+    adjacent: Literal["stages", "replicas"] = "stages"
     """What lies on neighbouring ranks, and so on one machine: the stages of a replica, or a stage of all replicas."""
     auto: bool = False
     """Measure, and take the layout that is predicted to be fastest; written `layout = "auto"` too."""
@@ -61,10 +61,10 @@ class Layout(Section):
         return self.replicas * self.stages
 
     @property
-    def num_parts(self) -> int:
+    def num_global_micro_batches(self) -> int:
         """How many parts the rows of a global batch are cut into."""
-        return self.replicas * self.slices
+        return self.replicas * self.micro_batches
 
     def __str__(self) -> str:
-        text = f"{self.replicas} x {self.stages} x {self.slices} x {self.chunks}"
-        return f"{text} (replicas x stages x slices x chunks){', recompute' if self.recompute else ''}"
+        text = f"{self.replicas} x {self.stages} x {self.micro_batches} x {self.chunks}"
+        return f"{text} (replicas x stages x micro-batches x chunks){', recompute' if self.recompute else ''}"

@@ -49,7 +49,7 @@ class DataConfig(Section):
     """batches, forecast: steps of a global batch, its rows padded to its longest."""
     rows: int = Field(65536, ge=1)
     """batches, forecast: rows of a global batch, at most."""
-    multiple: int = Field(8, ge=1)
+    row_multiple: int = Field(8, ge=1)
     """batches, forecast: larger batches have a multiple of so many rows, so that replicas get as many each."""
     context: int | None = Field(None, ge=1)
     """forecast: steps of a series that a forecast may look at."""
@@ -71,11 +71,11 @@ class DataConfig(Section):
     """Folder that keeps pages of remote data, and profiles of models; all ranks of a machine share it."""
     cache_bytes: int = Field(1 << 30, ge=8 << 20)
     """How much of remote data that folder keeps at most."""
-    patience: float = Field(300.0, ge=0, allow_inf_nan=False)
+    retry_seconds: float = Field(300.0, ge=0, allow_inf_nan=False)
     """Seconds for which a remote server may be away before the run gives up."""
 
 
-class RunSection(Section):
+class RunSettings(Section):
     """Where a run happens, and what its log says."""
 
     folder: Path = _Path("runs/default")
@@ -98,7 +98,7 @@ class RunSection(Section):
     ranks are started here, while one rank alone is watched only if this is given."""
 
 
-class SaveSection(Section):
+class SaveConfig(Section):
     """When a run saves a checkpoint, where, and which are kept."""
 
     every: int | None = Field(None, ge=1)
@@ -122,6 +122,6 @@ class RunConfig(Section):
     model: ModelConfig = ModelConfig()
     train: TrainConfig = TrainConfig()
     layout: Layout = Layout()
-    run: RunSection = RunSection()
-    save: SaveSection = SaveSection()
+    run: RunSettings = RunSettings()
+    save: SaveConfig = SaveConfig()
     watch: WatchConfig = WatchConfig()

@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 from stretto.base.errors import ConfigError
 from stretto.config.run import RunConfig
 
-Tree = dict[str, Any]
+JsonObject = dict[str, Any]
 
 
 def load_config(path: Path | str, overrides: Mapping[str, str] | None = None) -> RunConfig:
@@ -26,11 +26,11 @@ def load_config(path: Path | str, overrides: Mapping[str, str] | None = None) ->
         section, field = name.split(".")
         values = tree.setdefault(section, {})
         if isinstance(values, dict):
-            values[field] = _typed(section, field, text)
+            values[field] = _parse_override(section, field, text)
     return parse_config(tree, str(path), overrides)
 
 
-def parse_config(tree: Tree, source: str = "config", overrides: Mapping[str, str] | None = None) -> RunConfig:
+def parse_config(tree: JsonObject, source: str = "config", overrides: Mapping[str, str] | None = None) -> RunConfig:
     """Check a tree of plain values; the first mistake in it becomes one sentence that says where it was made."""
     try:
         return RunConfig.model_validate(tree)
@@ -39,7 +39,7 @@ def parse_config(tree: Tree, source: str = "config", overrides: Mapping[str, str
         first, *rest = sorted(error.errors(include_url=False), key=lambda found: found["type"] != "extra_forbidden")
         is_override = ".".join(map(str, first["loc"])) in (overrides or {})
         more = f" (and {len(rest)} more)" if rest else ""
-        raise ConfigError(("--" if is_override else f"{source}: ") + _sentence(first) + more) from None
+        raise ConfigError(("--" if is_override else f"{source}: ") + _format_error(first) + more) from None
 
 
 def dump_config(config: RunConfig) -> str:
@@ -55,7 +55,7 @@ def toml_value(value: object) -> str:
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _read(path: Path) -> Tree:
+def _read(path: Path) -> JsonObject:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -66,9 +66,9 @@ def _read(path: Path) -> Tree:
         raise ConfigError(f"{path} is not TOML: {error}; mend it there") from None
 
 
-def _typed(section: str, field: str, text: str) -> object:
+def _parse_override(section: str, field: str, text: str) -> object:
     """The text of an option as the value that its field wants; where it doesn't fit, as it is, to be refused later."""
-    annotation: Any = section_of(section).model_fields[field].annotation
+    annotation: Any = section_model(section).model_fields[field].annotation
     try:
         value: object = TypeAdapter(annotation).validate_strings(text)
     except ValidationError:
@@ -76,20 +76,20 @@ def _typed(section: str, field: str, text: str) -> object:
     return value
 
 
-def section_of(name: str) -> type[BaseModel]:
+def section_model(name: str) -> type[BaseModel]:
     """Return the model of a section."""
     annotation = RunConfig.model_fields[name].annotation
     assert isinstance(annotation, type)
     return annotation
 
 
-def _sentence(mistake: ErrorDetails) -> str:
+def _format_error(mistake: ErrorDetails) -> str:
     """Field, value, remedy."""
     where = ".".join(map(str, mistake["loc"]))
     kind = mistake["type"]
     message = mistake["msg"].removeprefix("Value error, ").removeprefix("Input ").split(", unable")[0]
     if kind == "extra_forbidden":
-        return f"{where} is not a known field{_nearest(mistake['loc'])}"
+        return f"{where} is not a known field{_suggest_field(mistake['loc'])}"
     if kind == "missing" and where == "data":
         return f"[{where}] is missing; write that section, with train in it, the folder of the data"
     if kind == "missing":
@@ -103,13 +103,13 @@ def _sentence(mistake: ErrorDetails) -> str:
     return f"{where}={mistake['input']!r} {message}"
 
 
-def _nearest(loc: tuple[int | str, ...]) -> str:
+def _suggest_field(loc: tuple[int | str, ...]) -> str:
     """The known field that was most likely meant."""
     *sections, name = map(str, loc)
     if not sections:
-        homes = [section for section in RunConfig.model_fields if name in section_of(section).model_fields]
+        homes = [section for section in RunConfig.model_fields if name in section_model(section).model_fields]
         if homes:
             return f"; it belongs into [{homes[0]}]"
-    known = section_of(sections[0]).model_fields if sections else RunConfig.model_fields
+    known = section_model(sections[0]).model_fields if sections else RunConfig.model_fields
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.55)
     return f"; did you mean {near[0]}?" if near else f"; known are {', '.join(known)}"

@@ -22,7 +22,7 @@ class TrainConfig(Section):
     """What the learning rate does after the warm-up."""
     warmup: int = Field(0, ge=0)
     """Steps over which the learning rate rises to its peak."""
-    final_lr: float = Field(0.1, ge=0, le=1)
+    final_lr_ratio: float = Field(0.1, ge=0, le=1)
     """Where the cosine ends, as a part of `lr`."""
     weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False)
     """Decay of the weights."""

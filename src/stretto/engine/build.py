@@ -16,7 +16,7 @@ from stretto.mesh.device import find_device
 from stretto.mesh.mesh import Mesh
 from stretto.mesh.topology import Topology
 from stretto.mesh.world import World
-from stretto.plan.partition import partition, parts_of
+from stretto.plan.partition import partition, partition_from_counts
 
 
 def make_engine(
@@ -39,7 +39,7 @@ def make_engine(
             "layout.auto has not been planned yet; use `stretto train`, or the layout of stretto.find_plan"
         )
     world = world or World(0, 1, _device_of(model))
-    mesh = Mesh(world, Topology(layout.replicas, layout.stages, layout.near))
+    mesh = Mesh(world, Topology(layout.replicas, layout.stages, layout.adjacent))
     if not model.causal:
         # A block that looks ahead is a barrier in time: the whole window passes as one chunk.
         layout = layout.model_copy(update={"chunks": 1})
@@ -61,7 +61,7 @@ def stage_parts(model: Stack, layout: Layout) -> list[slice]:
                 f"layout.blocks={list(layout.blocks)} are {sum(layout.blocks)} blocks, but the model has {len(model)}; "
                 "make them add up to that"
             )
-        return parts_of(layout.blocks)
+        return partition_from_counts(layout.blocks)
     return partition([block_cost(block) for block in model], layout.stages)
 
 

@@ -8,23 +8,23 @@ import torch
 from torch import Tensor
 
 from stretto.base.errors import ConfigError, DataError
-from stretto.base.state import State, choose_rows, detach
+from stretto.base.state import State, detach, where_rows
 from stretto.base.window import Rows, Window
 from stretto.blocks.losses import LossSum
 from stretto.blocks.stack import Stack
-from stretto.plan.timeline import Span
+from stretto.plan.timeline import TimedAction
 
 Precision = Literal["fp32", "bf16"]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StepResult:
     """What a window gave on this rank. Summed over all ranks, totals and counts are those of the global batch."""
 
     total: Tensor  # [] the summed loss
     count: Tensor  # [] how much was asked
     state: State  # of this rank's rows and blocks, detached: what the next window starts from
-    right: Tensor | None = None  # [] how many answers were right, if the loss can say so
+    num_correct: Tensor | None = None  # [] how many answers were right, if the loss can say so
 
 
 class Engine(Protocol):
@@ -68,29 +68,31 @@ class Engine(Protocol):
         ...
 
     @property
-    def waited(self) -> float:
+    def wait_seconds(self) -> float:
         """How many seconds this rank has waited for others since the engine was made."""
         ...
 
     # A list put here collects when each action ran, for those who measure.
-    spans: list[Span] | None
+    recorded_actions: list[TimedAction] | None
 
-    def step(self, window: Window, carried: State | None, key: int, arm: "Arm" = ...) -> Outcome:
+    def step(
+        self, window: Window, carried: State | None, key: int, before_last_backward: "BeforeLastBackward" = ...
+    ) -> StepResult:
         """Run forward and backward; leave the gradient of the *summed* loss in the parameters' `.grad`.
 
-        `arm` is called just before the last backward of the step, for those who reduce gradients while it runs.
+        `before_last_backward` is called just before the last backward of the step, for those who reduce gradients while it runs.
         """
         ...
 
-    def score(self, window: Window, carried: State | None, key: int) -> Outcome:
+    def eval_step(self, window: Window, carried: State | None, key: int) -> StepResult:
         """Run forward only, without dropout and without gradients."""
         ...
 
-    def square_norm(self) -> float:
+    def squared_grad_norm(self) -> float:
         """Return this rank's part of the squared norm of the whole gradient; the parts add up, each weight once."""
         ...
 
-    def add_up(self, values: list[float]) -> list[float]:
+    def all_reduce(self, values: list[float]) -> list[float]:
         """Return the sums of each value over all ranks of the engine."""
         ...
 
@@ -106,7 +108,7 @@ def check_precision(precision: Precision) -> Precision:
     return precision
 
 
-def payload(window: Window, what: Literal["inputs", "targets"], dtype: torch.dtype | None = None) -> Tensor:
+def window_tensor(window: Window, what: Literal["inputs", "targets"], dtype: torch.dtype | None = None) -> Tensor:
     """Return a window's inputs or targets, real numbers in `dtype`; refuse a window that was read without them."""
     tensor = window.inputs if what == "inputs" else window.targets
     if tensor is None:
@@ -114,19 +116,19 @@ def payload(window: Window, what: Literal["inputs", "targets"], dtype: torch.dty
     return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
 
 
-Arm = Callable[[], Tensor | None]
+BeforeLastBackward = Callable[[], Tensor | None]
 """Called just before the last backward of a step; a tensor that it returns goes through that backward too."""
 
 
-def nothing() -> None:
+def no_op() -> None:
     """What an engine calls before its last backward when nobody asked for more."""
 
 
-def add_losses(losses: Sequence[LossSum]) -> LossSum:
+def sum_losses(losses: Sequence[LossSum]) -> LossSum:
     """Return the sum of some losses; of none, on a rank that has no targets, zero."""
     if not losses:
         return LossSum(torch.zeros(()), torch.zeros((), dtype=torch.int64))
-    rights = [loss.right for loss in losses if loss.right is not None]
+    rights = [loss.num_correct for loss in losses if loss.num_correct is not None]
     return LossSum(
         torch.stack([loss.total for loss in losses]).sum(),
         torch.stack([loss.count for loss in losses]).sum(),
@@ -134,15 +136,15 @@ def add_losses(losses: Sequence[LossSum]) -> LossSum:
     )
 
 
-def settle(stack: Stack, rows: Rows, num_steps: int, after: State) -> State:
+def reset_ended_rows(stack: Stack, rows: Rows, num_steps: int, after: State) -> State:
     """Return the state that a window hands on: of a row that ended within it, nothing is left but a fresh start.
 
     What such a row's state has become while others went on depends on how the window was cut, so it may not matter.
     """
-    return choose_rows(rows.lengths < num_steps, detach(stack.initial_state(rows)), after)
+    return where_rows(rows.lengths < num_steps, detach(stack.initial_state(rows)), after)
 
 
-def square_norm(stack: Stack) -> float:
+def squared_grad_norm(stack: Stack) -> float:
     """Return the squared norm of a stack's gradient."""
     gradients = [parameter.grad for parameter in stack.parameters() if parameter.grad is not None]
     return float(torch.nn.utils.get_total_norm(gradients)) ** 2 if gradients else 0.0

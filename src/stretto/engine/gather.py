@@ -7,7 +7,7 @@ from stretto.blocks.stack import Stack
 from stretto.mesh.mesh import Mesh
 
 
-def gather(model: Stack, parts: list[slice], own: dict[str, Tensor], mesh: Mesh) -> dict[str, Tensor]:
+def gather_model_tensors(model: Stack, parts: list[slice], own: dict[str, Tensor], mesh: Mesh) -> dict[str, Tensor]:
     """Return every rank's copy of the tensors of a whole model, by name, on the CPU.
 
     `own` holds this rank's; `model` (maybe on the meta device) says which names and shapes there are, and `parts` who
@@ -19,5 +19,5 @@ def gather(model: Stack, parts: list[slice], own: dict[str, Tensor], mesh: Mesh)
             source = mesh.topology.rank(0, stage)
             mine = own.get(name) if mesh.stage == stage else None
             tensor = torch.zeros(like.shape, dtype=like.dtype, device=mesh.world.device) if mine is None else mine
-            found[name] = mesh.spread(tensor.detach().clone(), source).cpu()
+            found[name] = mesh.broadcast(tensor.detach().clone(), source).cpu()
     return found

@@ -12,8 +12,8 @@ from stretto.blocks.block import Block
 from stretto.blocks.dropout import Dropout, LockedDropout
 from stretto.blocks.pointwise import Pointwise
 from stretto.blocks.stack import Stack
+from stretto.exchange.imported_layer import ImportedLayer, import_layer, stack_layers
 from stretto.exchange.keras_file import Array, KerasLayer, read_keras
-from stretto.exchange.pieces import Piece, join, make_piece
 
 _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
@@ -35,63 +35,63 @@ def from_keras(source: Path | str | Sequence[Array]) -> Stack:
     if isinstance(source, Path | str):
         layers = read_keras(Path(source))
     else:
-        layers = _layers_of_arrays([np.asarray(array) for array in source])
+        layers = _layers_from_arrays([np.asarray(array) for array in source])
     try:
-        pieces = [piece for layer in layers if layer.kind not in _IGNORED for piece in _pieces(layer)]
+        pieces = [piece for layer in layers if layer.kind not in _IGNORED for piece in _import_keras_layer(layer)]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DataError(f"the Keras model is not whole ({error!r}); save it with Keras 3") from None
     if not pieces:
         raise ConfigError("the Keras model has no layers with weights; give one that has")
-    return join(pieces)
+    return stack_layers(pieces)
 
 
-def _pieces(layer: KerasLayer) -> list[Piece]:
+def _import_keras_layer(layer: KerasLayer) -> list[ImportedLayer]:
     """The blocks of a layer, and of the activation after it."""
     if layer.kind == "Embedding":
-        (table,) = _held(layer, "", 1, 1)
-        return [make_piece(layer.name, "Embedding", {"weight": _tensor(table)})]
+        (table,) = _layer_arrays(layer, "", 1, 1)
+        return [import_layer(layer.name, "Embedding", {"weight": _tensor(table)})]
     if layer.kind in ("LSTM", "GRU"):
         return [_recurrent(layer)]
     if layer.kind == "Bidirectional":
         return [_bidirectional(layer)]
     if layer.kind == "TimeDistributed":
         inner = layer.config["layer"]
-        return _pieces(
+        return _import_keras_layer(
             KerasLayer(layer.name, inner["class_name"], inner["config"], {"": layer.arrays.get("layer", [])})
         )
     if layer.kind == "Dense":
         return _dense(layer)
     if layer.kind == "LayerNormalization":
-        return [_norm(layer)]
+        return [_layer_norm(layer)]
     if layer.kind == "Activation":
         return _activation(layer)
     if layer.kind in ("Dropout", "SpatialDropout1D"):
         rate = float(layer.config.get("rate", 0))
         block: Block = Dropout(rate) if layer.kind == "Dropout" else LockedDropout(rate)
-        return [Piece(layer.name, [block])]
+        return [ImportedLayer(layer.name, [block])]
     raise ConfigError(
         f"the Keras layer {layer.name} is a {layer.kind}, which from_keras has no block for; it knows Embedding, LSTM, "
         "GRU, Bidirectional, Dense, LayerNormalization, Activation, Dropout and TimeDistributed"
     )
 
 
-def _recurrent(layer: KerasLayer) -> Piece:
+def _recurrent(layer: KerasLayer) -> ImportedLayer:
     _check_cell(layer)
     if layer.kind == "LSTM":
-        return make_piece(layer.name, "LSTM", _lstm_weights(_held(layer, "cell", 2, 3)))
-    kernel, recurrent, *bias = _held(layer, "cell", 2, 3)
+        return import_layer(layer.name, "LSTM", _lstm_weights(_layer_arrays(layer, "cell", 2, 3)))
+    kernel, recurrent, *bias = _layer_arrays(layer, "cell", 2, 3)
     if not layer.config.get("reset_after", True) or any(own.ndim != 2 for own in bias):
         raise ConfigError(
             f"the Keras layer {layer.name} is a GRU with reset_after=False, which torch can't compute; train one with "
             "reset_after=True, Keras's default"
         )
-    weights = {"weight_ih_l0": _gru_order(kernel.T), "weight_hh_l0": _gru_order(recurrent.T)}
+    weights = {"weight_ih_l0": _reorder_gru_gates(kernel.T), "weight_hh_l0": _reorder_gru_gates(recurrent.T)}
     if bias:
-        weights |= {"bias_ih_l0": _gru_order(bias[0][0]), "bias_hh_l0": _gru_order(bias[0][1])}
-    return make_piece(layer.name, "GRU", {name: _tensor(array) for name, array in weights.items()})
+        weights |= {"bias_ih_l0": _reorder_gru_gates(bias[0][0]), "bias_hh_l0": _reorder_gru_gates(bias[0][1])}
+    return import_layer(layer.name, "GRU", {name: _tensor(array) for name, array in weights.items()})
 
 
-def _bidirectional(layer: KerasLayer) -> Piece:
+def _bidirectional(layer: KerasLayer) -> ImportedLayer:
     inner = layer.config.get("layer", {"class_name": "LSTM", "config": {}})
     if inner["class_name"] != "LSTM" or layer.config.get("merge_mode", "concat") != "concat":
         raise ConfigError(
@@ -100,10 +100,10 @@ def _bidirectional(layer: KerasLayer) -> Piece:
         )
     _check_cell(KerasLayer(layer.name, "LSTM", inner["config"]))
     forward, backward = (
-        _lstm_weights(_held(layer, f"{direction}_layer/cell", 2, 3)) for direction in ("forward", "backward")
+        _lstm_weights(_layer_arrays(layer, f"{direction}_layer/cell", 2, 3)) for direction in ("forward", "backward")
     )
     both = {**forward, **{f"{name}_reverse": tensor for name, tensor in backward.items()}}
-    return make_piece(layer.name, "LSTM", both)
+    return import_layer(layer.name, "LSTM", both)
 
 
 def _lstm_weights(arrays: list[Array]) -> dict[str, Tensor]:
@@ -115,7 +115,7 @@ def _lstm_weights(arrays: list[Array]) -> dict[str, Tensor]:
     return weights
 
 
-def _gru_order(array: Array) -> Array:
+def _reorder_gru_gates(array: Array) -> Array:
     """Gates z r h, as Keras has them, to r z n."""
     z, r, h = np.split(array, 3)
     return np.concatenate([r, z, h])
@@ -133,13 +133,13 @@ def _check_cell(layer: KerasLayer) -> None:
             )
 
 
-def _dense(layer: KerasLayer) -> list[Piece]:
-    kernel, *bias = _held(layer, "layer" if "layer" in layer.arrays else "", 1, 2)
+def _dense(layer: KerasLayer) -> list[ImportedLayer]:
+    kernel, *bias = _layer_arrays(layer, "layer" if "layer" in layer.arrays else "", 1, 2)
     weights = {"weight": _tensor(kernel.T)} | ({"bias": _tensor(bias[0])} if bias else {})
-    return [make_piece(layer.name, "Linear", weights), *_activation(layer)]
+    return [import_layer(layer.name, "Linear", weights), *_activation(layer)]
 
 
-def _activation(layer: KerasLayer) -> list[Piece]:
+def _activation(layer: KerasLayer) -> list[ImportedLayer]:
     name = layer.config.get("activation", "linear")
     if name == "linear":
         return []
@@ -147,10 +147,10 @@ def _activation(layer: KerasLayer) -> list[Piece]:
         raise ConfigError(
             f"the Keras layer {layer.name} has activation={name!r}; from_keras knows linear, {', '.join(_ACTIVATIONS)}"
         )
-    return [Piece(f"{layer.name}'s activation", [Pointwise(_ACTIVATIONS[name]())])]
+    return [ImportedLayer(f"{layer.name}'s activation", [Pointwise(_ACTIVATIONS[name]())])]
 
 
-def _norm(layer: KerasLayer) -> Piece:
+def _layer_norm(layer: KerasLayer) -> ImportedLayer:
     config = layer.config
     if not (config.get("center", True) and config.get("scale", True)) or config.get("axis", -1) not in (
         -1,
@@ -161,12 +161,12 @@ def _norm(layer: KerasLayer) -> Piece:
         raise ConfigError(
             f"the Keras layer {layer.name} doesn't normalise the features with scale and center; use both"
         )
-    gamma, beta = _held(layer, "", 2, 2)
+    gamma, beta = _layer_arrays(layer, "", 2, 2)
     weights = {"weight": _tensor(gamma), "bias": _tensor(beta)}
-    return make_piece(layer.name, "LayerNorm", weights, epsilon=float(config.get("epsilon", 1e-3)))
+    return import_layer(layer.name, "LayerNorm", weights, epsilon=float(config.get("epsilon", 1e-3)))
 
 
-def _layers_of_arrays(arrays: list[Array]) -> list[KerasLayer]:
+def _layers_from_arrays(arrays: list[Array]) -> list[KerasLayer]:
     """Layers by the shapes of their arrays; a cell is two kernels with as many columns."""
     layers: list[KerasLayer] = []
     rest = list(arrays)
@@ -180,7 +180,12 @@ def _layers_of_arrays(arrays: list[Array]) -> list[KerasLayer]:
         if first.ndim != 2:
             raise ConfigError(f"{name} begins with an array of {list(first.shape)}, as no layer that from_keras knows")
         columns = first.shape[1]
-        if second is not None and second.ndim == 2 and second.shape[1] == columns and columns in _cells(second):
+        if (
+            second is not None
+            and second.ndim == 2
+            and second.shape[1] == columns
+            and columns in _kernel_columns(second)
+        ):
             held = [first, rest.pop(0)]
             kind = "LSTM" if columns == 4 * second.shape[0] else "GRU"
             if rest and rest[0].size == (columns if kind == "LSTM" else rest[0].ndim * columns):
@@ -193,16 +198,18 @@ def _layers_of_arrays(arrays: list[Array]) -> list[KerasLayer]:
     return layers
 
 
-def _cells(recurrent: Array) -> tuple[int, int]:
+def _kernel_columns(recurrent: Array) -> tuple[int, int]:
     """How many columns an LSTM's and a GRU's kernels have, whose recurrent one has so many rows."""
     return 4 * recurrent.shape[0], 3 * recurrent.shape[0]
 
 
-def _held(layer: KerasLayer, holder: str, least: int, most: int) -> list[Array]:
+def _layer_arrays(layer: KerasLayer, path: str, min_count: int, max_count: int) -> list[Array]:
     """The arrays at a place in a layer, as many as there should be."""
-    found = layer.arrays.get(holder, [])
-    if not least <= len(found) <= most:
-        raise ConfigError(f"the Keras layer {layer.name} has {len(found)} arrays of weights, not {most}; save it built")
+    found = layer.arrays.get(path, [])
+    if not min_count <= len(found) <= max_count:
+        raise ConfigError(
+            f"the Keras layer {layer.name} has {len(found)} arrays of weights, not {max_count}; save it built"
+        )
     return found
 
 

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from stretto.base.errors import ConfigError, DataError
 from stretto.blocks.dropout import Dropout
 from stretto.blocks.stack import Stack
-from stretto.exchange.pieces import Kind, Piece, Weights, join, make_piece, residual
+from stretto.exchange.imported_layer import ImportedLayer, LayerKind, Weights, import_layer, residual, stack_layers
 from stretto.exchange.to_torch import LAYERS
 
 Modules = nn.Module | Mapping[str, nn.Module] | Sequence[nn.Module]
 
-_KINDS: dict[type[nn.Module], Kind] = {
+_LAYER_KINDS: dict[type[nn.Module], LayerKind] = {
     nn.Embedding: "Embedding",
     nn.LSTM: "LSTM",
     nn.GRU: "GRU",
@@ -37,18 +37,20 @@ def from_torch(source: Modules | Weights | Path | str) -> Stack:
     if isinstance(source, Path | str):
         return _from_file(Path(source))
     if isinstance(source, nn.Module):
-        return join(_from_modules(_children(source)))
+        return stack_layers(_from_modules(_children(source)))
     if not isinstance(source, Mapping):
-        return join(_from_modules({str(index): module for index, module in enumerate(source)}))
+        return stack_layers(_from_modules({str(index): module for index, module in enumerate(source)}))
     if all(isinstance(value, nn.Module) for value in source.values()):
-        return join(_from_modules({name: value for name, value in source.items() if isinstance(value, nn.Module)}))
-    return join(_from_weights(_tensors(source, "the state dict"), is_ordered=True))
+        return stack_layers(
+            _from_modules({name: value for name, value in source.items() if isinstance(value, nn.Module)})
+        )
+    return stack_layers(_from_weights(_check_tensors(source, "the state dict"), is_ordered=True))
 
 
 def _children(module: nn.Module) -> dict[str, nn.Module]:
     if isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict):
         return dict(module.named_children())
-    if type(module) in (*_KINDS, nn.Dropout):
+    if type(module) in (*_LAYER_KINDS, nn.Dropout):
         return {type(module).__name__.lower(): module}
     raise ConfigError(
         f"{type(module).__name__} is not a module that from_torch knows how to run; give its layers as "
@@ -56,46 +58,48 @@ def _children(module: nn.Module) -> dict[str, nn.Module]:
     )
 
 
-def _from_modules(modules: Mapping[str, nn.Module]) -> list[Piece]:
-    pieces: list[Piece] = []
+def _from_modules(modules: Mapping[str, nn.Module]) -> list[ImportedLayer]:
+    pieces: list[ImportedLayer] = []
     for name, module in modules.items():
         if isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict):
             inner = {f"{name}.{own}": child for own, child in module.named_children()}
             pieces += _from_modules(inner)
         elif type(module) is nn.Dropout:
-            pieces.append(Piece(name, [Dropout(module.p)]))
+            pieces.append(ImportedLayer(name, [Dropout(module.p)]))
         elif type(module) is not nn.Identity:
             pieces.append(_from_module(name, module))
     return pieces
 
 
-def _from_module(name: str, module: nn.Module) -> Piece:
-    kind = _KINDS.get(type(module))
+def _from_module(name: str, module: nn.Module) -> ImportedLayer:
+    kind = _LAYER_KINDS.get(type(module))
     if kind is None:
         raise ConfigError(
             f"{name} is a {type(module).__name__}, which from_torch has no block for; it knows "
-            f"{', '.join(known.__name__ for known in _KINDS)} and Dropout"
+            f"{', '.join(known.__name__ for known in _LAYER_KINDS)} and Dropout"
         )
     if isinstance(module, nn.Embedding) and module.max_norm is not None:
         raise ConfigError(f"{name} has max_norm={module.max_norm}, which a block has not; take it out")
     if isinstance(module, nn.LayerNorm):
         if len(module.normalized_shape) != 1 or not module.elementwise_affine or module.bias is None:
             raise ConfigError(f"{name} is not a LayerNorm over the features with weight and bias; use one that is")
-        return make_piece(name, kind, module.state_dict(), epsilon=module.eps)
+        return import_layer(name, kind, module.state_dict(), epsilon=module.eps)
     # Torch drops between the layers of one module, never after the last.
     dropout = module.dropout if isinstance(module, nn.RNNBase) else 0.0
-    return make_piece(name, kind, module.state_dict(), dropout=dropout)
+    return import_layer(name, kind, module.state_dict(), dropout=dropout)
 
 
-def _from_weights(weights: Weights, *, is_ordered: bool) -> list[Piece]:
+def _from_weights(weights: Weights, *, is_ordered: bool) -> list[ImportedLayer]:
     """Layers by the names of their weights, and by shapes where those don't tell."""
     layers: dict[str, dict[str, Tensor]] = {}
     for name, tensor in weights.items():
         prefix, _, leaf = name.rpartition(".")
         layers.setdefault(prefix, {})[leaf] = tensor
-    kinds: dict[str, Kind] = {}
+    kinds: dict[str, LayerKind] = {}
     for prefix, own in layers.items():
-        kinds[prefix] = _kind(prefix, own, layers, is_first=not any(kind in ("LSTM", "GRU") for kind in kinds.values()))
+        kinds[prefix] = _infer_kind(
+            prefix, own, layers, is_first=not any(kind in ("LSTM", "GRU") for kind in kinds.values())
+        )
     if not is_ordered:
         if "LayerNorm" in kinds.values():
             name = next(prefix for prefix, kind in kinds.items() if kind == "LayerNorm")
@@ -104,51 +108,51 @@ def _from_weights(weights: Weights, *, is_ordered: bool) -> list[Piece]:
                 "in which they run"
             )
         order = ("Embedding", "LSTM", "GRU", "Linear")
-        kinds = dict(sorted(kinds.items(), key=lambda found: (order.index(found[1]), _natural(found[0]))))
-    return [make_piece(prefix or kind.lower(), kind, layers[prefix]) for prefix, kind in kinds.items()]
+        kinds = dict(sorted(kinds.items(), key=lambda found: (order.index(found[1]), _natural_sort_key(found[0]))))
+    return [import_layer(prefix or kind.lower(), kind, layers[prefix]) for prefix, kind in kinds.items()]
 
 
-def _kind(prefix: str, own: Weights, layers: Mapping[str, Weights], *, is_first: bool) -> Kind:
-    if all(_RECURRENT.fullmatch(leaf) for leaf in own):
-        return _recurrent_kind(prefix, own)
-    if not {"weight"} <= set(own) <= {"weight", "bias"}:
-        leaf = next(leaf for leaf in own if leaf not in ("weight", "bias"))
+def _infer_kind(prefix: str, weights: Weights, layers: Mapping[str, Weights], *, is_first: bool) -> LayerKind:
+    if all(_RECURRENT.fullmatch(leaf) for leaf in weights):
+        return _infer_recurrent_kind(prefix, weights)
+    if not {"weight"} <= set(weights) <= {"weight", "bias"}:
+        leaf = next(leaf for leaf in weights if leaf not in ("weight", "bias"))
         raise ConfigError(f"{prefix}.{leaf} is not a weight of a layer that from_torch knows; leave that layer out")
-    if own["weight"].dim() == 1 and "bias" in own:
+    if weights["weight"].dim() == 1 and "bias" in weights:
         return "LayerNorm"
-    if own["weight"].dim() != 2:
+    if weights["weight"].dim() != 2:
         raise ConfigError(
-            f"{prefix}.weight is {list(own['weight'].shape)}, of no layer that from_torch knows; leave it out"
+            f"{prefix}.weight is {list(weights['weight'].shape)}, of no layer that from_torch knows; leave it out"
         )
-    if "bias" in own:
+    if "bias" in weights:
         return "Linear"
     # A table and a linear layer without bias look alike; a table comes first, and its columns go into the first cell.
     cells = [found["weight_ih_l0"].shape[1] for found in layers.values() if "weight_ih_l0" in found]
-    is_table = _is_named_table(prefix) or (is_first and bool(cells) and own["weight"].shape[1] == cells[0])
+    is_table = _is_named_embedding(prefix) or (is_first and bool(cells) and weights["weight"].shape[1] == cells[0])
     return "Embedding" if is_table else "Linear"
 
 
-def _is_named_table(prefix: str) -> bool:
+def _is_named_embedding(prefix: str) -> bool:
     """Is a layer called an embedding: `encoder.embed_tokens`, `wordEmbedding`, `emb.0`; not `member`?"""
     names = [name for name in prefix.split(".") if not name.isdecimal()]
     return bool(names) and re.search(r"(?<![A-Za-z])[Ee]mb|Emb|EMB", names[-1]) is not None
 
 
-def _recurrent_kind(prefix: str, own: Weights) -> Kind:
+def _infer_recurrent_kind(prefix: str, weights: Weights) -> LayerKind:
     where = f"{prefix}." if prefix else ""
-    num_layers = sum(re.fullmatch(r"weight_ih_l\d+", leaf) is not None for leaf in own)
+    num_layers = sum(re.fullmatch(r"weight_ih_l\d+", leaf) is not None for leaf in weights)
     needed = {f"weight_{kind}_l{layer}" for kind in ("ih", "hh") for layer in range(num_layers)}
-    missing = sorted(needed - set(own)) or ([] if num_layers else ["weight_ih_l0"])
+    missing = sorted(needed - set(weights)) or ([] if num_layers else ["weight_ih_l0"])
     if missing:
         raise ConfigError(f"{where}{missing[0]} is missing; give all weights of a layer")
-    for leaf in own:
-        if own[leaf].dim() != (1 if leaf.startswith("bias") else 2):
+    for leaf in weights:
+        if weights[leaf].dim() != (1 if leaf.startswith("bias") else 2):
             raise ConfigError(
-                f"{where}{leaf} is {list(own[leaf].shape)}, which is no cell's; give a state_dict() as it is"
+                f"{where}{leaf} is {list(weights[leaf].shape)}, which is no cell's; give a state_dict() as it is"
             )
-    gates, gives = own["weight_hh_l0"].shape
-    hidden = own["weight_hr_l0"].shape[1] if "weight_hr_l0" in own else gives
-    kinds: dict[int, Kind] = {4: "LSTM", 3: "GRU"}
+    gates, gives = weights["weight_hh_l0"].shape
+    hidden = weights["weight_hr_l0"].shape[1] if "weight_hr_l0" in weights else gives
+    kinds: dict[int, LayerKind] = {4: "LSTM", 3: "GRU"}
     if gates % hidden or gates // hidden not in kinds:
         raise ConfigError(
             f"{where}weight_hh_l0 is {[gates, gives]}, neither an LSTM's nor a GRU's; from_torch knows only those"
@@ -171,7 +175,7 @@ def _from_file(path: Path) -> Stack:
         ) from None
     if isinstance(found, Mapping) and isinstance(found.get("state_dict"), Mapping):
         found = found["state_dict"]
-    return join(_from_weights(_tensors(found, str(path)), is_ordered=True))
+    return stack_layers(_from_weights(_check_tensors(found, str(path)), is_ordered=True))
 
 
 def _from_safetensors(path: Path) -> Stack:
@@ -188,27 +192,27 @@ def _from_safetensors(path: Path) -> Stack:
         )
     if LAYERS not in metadata:
         # A file has its names in alphabetical order, so the order of layers is lost.
-        return join(_from_weights(weights, is_ordered=False))
+        return stack_layers(_from_weights(weights, is_ordered=False))
     try:
         layers = json.loads(metadata[LAYERS])
-        return join([_from_listed(layer, weights) for layer in layers])
+        return stack_layers([_from_metadata(layer, weights) for layer in layers])
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} does not say what its layers are ({error!r}); export it again") from None
 
 
-def _from_listed(layer: dict[str, object], weights: Weights) -> Piece:
+def _from_metadata(layer: dict[str, object], weights: Weights) -> ImportedLayer:
     """One of the layers that `export_torch` lists."""
     name = str(layer["name"])
-    kind = next((known for known in _KINDS.values() if known == layer["kind"]), None)
+    kind = next((known for known in _LAYER_KINDS.values() if known == layer["kind"]), None)
     if kind is None:
         raise ConfigError(f"{name} is a {layer['kind']}, which from_torch has no block for; build the stack by hand")
     own = {full.removeprefix(f"{name}."): tensor for full, tensor in weights.items() if full.startswith(f"{name}.")}
     epsilon = layer.get("eps")
-    piece = make_piece(name, kind, own, epsilon=epsilon if isinstance(epsilon, float) else 1e-5)
+    piece = import_layer(name, kind, own, epsilon=epsilon if isinstance(epsilon, float) else 1e-5)
     return residual(piece) if layer.get("residual") else piece
 
 
-def _tensors(found: object, where: str) -> dict[str, Tensor]:
+def _check_tensors(found: object, where: str) -> dict[str, Tensor]:
     if not isinstance(found, Mapping):
         raise DataError(f"{where} holds a {type(found).__name__}, not a state dict; save a state_dict() alone")
     for name, value in found.items():
@@ -219,5 +223,5 @@ def _tensors(found: object, where: str) -> dict[str, Tensor]:
     return {str(name): value for name, value in found.items()}
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
+def _natural_sort_key(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]

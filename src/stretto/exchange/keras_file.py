@@ -15,14 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.base.errors import ConfigError, DataError
-from stretto.base.extras import need
+from stretto.base.extras import import_optional_dependency
 
 Array = NDArray[Any]
 
 _WEIGHTS = "model.weights.h5"
 # A file of weights alone numbers its layers within a class and has no order between classes: where each can only stand.
-_PLACES = {"embedding": 0, "bidirectional": 1, "lstm": 1, "gru": 1, "time_distributed": 2, "dense": 2}
-_CLASSES = {"embedding": "Embedding", "bidirectional": "Bidirectional", "lstm": "LSTM", "gru": "GRU"}
+_LAYER_ORDER = {"embedding": 0, "bidirectional": 1, "lstm": 1, "gru": 1, "time_distributed": 2, "dense": 2}
+_LAYER_CLASSES = {"embedding": "Embedding", "bidirectional": "Bidirectional", "lstm": "LSTM", "gru": "GRU"}
 _WEIGHTLESS = ("activation", "dropout", "input_layer", "masking", "spatial_dropout1d")
 
 
@@ -38,25 +38,25 @@ class KerasLayer:
 
 def read_keras(path: Path) -> list[KerasLayer]:
     """Read the layers of a `.keras` file, or of a `.weights.h5` file, in which they have no settings."""
-    h5py = need("h5py", "keras", "a Keras file")
+    h5py = import_optional_dependency("h5py", "keras", "a Keras file")
     if not path.is_file():
         raise DataError(f"{path} does not exist; give a .keras or .weights.h5 file")
     try:
         if not zipfile.is_zipfile(path):
-            with h5py.File(path, "r") as opened:
-                _check_links(opened, h5py)
-                return list(_without_config(opened, path, h5py))
+            with h5py.File(path, "r") as h5_file:
+                _check_links(h5_file, h5py)
+                return list(_without_config(h5_file, path, h5py))
         with zipfile.ZipFile(path) as archive:
             config = json.loads(archive.read("config.json"))
             content = io.BytesIO(archive.read(_WEIGHTS))
-        with h5py.File(content, "r") as opened:
-            _check_links(opened, h5py)
-            return list(_with_config(config, opened, h5py))
+        with h5py.File(content, "r") as h5_file:
+            _check_links(h5_file, h5py)
+            return list(_with_config(config, h5_file, h5py))
     except (OSError, KeyError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
         raise DataError(f"{path} is not a Keras model that can be read ({error}); save it with Keras 3") from None
 
 
-def _check_links(opened: Any, h5py: Any) -> None:  # noqa: ANN401 - h5py has no types
+def _check_links(h5_file: Any, h5py: Any) -> None:  # noqa: ANN401 - h5py has no types
     """Refuse a file that leads elsewhere: its writer could have it read any file of the reader's machine."""
     seen: set[int] = set()
 
@@ -75,44 +75,44 @@ def _check_links(opened: Any, h5py: Any) -> None:  # noqa: ANN401 - h5py has no 
                 seen.add(address)
                 visit(item)
 
-    seen.add(h5py.h5o.get_info(opened["/"].id).addr)
-    visit(opened["/"])
+    seen.add(h5py.h5o.get_info(h5_file["/"].id).addr)
+    visit(h5_file["/"])
 
 
-def _with_config(config: dict[str, Any], opened: Any, h5py: Any) -> Iterator[KerasLayer]:  # noqa: ANN401
+def _with_config(config: dict[str, Any], h5_file: Any, h5py: Any) -> Iterator[KerasLayer]:  # noqa: ANN401
     kind = config["class_name"]
     if kind not in ("Sequential", "Functional", "Model"):
         raise ConfigError(f"the Keras model is a {kind}; from_keras knows Sequential and Functional ones")
-    groups = {_name_of(group, name): group for name, group in opened["layers"].items()}
-    before: str | None = None
+    groups = {_layer_name(group, name): group for name, group in h5_file["layers"].items()}
+    previous: str | None = None
     for layer in config["config"]["layers"]:
         name = layer["config"]["name"]
         if kind != "Sequential":
-            _check_chain(layer, name, before)
-        before = name
+            _check_chain(layer, name, previous)
+        previous = name
         arrays = _arrays(groups[name], h5py) if name in groups else {}
         yield KerasLayer(name, layer["class_name"], layer["config"], arrays)
 
 
-def _check_chain(layer: dict[str, Any], name: str, before: str | None) -> None:
+def _check_chain(layer: dict[str, Any], name: str, previous: str | None) -> None:
     """Refuse a model whose layers don't run one after the other."""
     sources = set(re.findall(r'"keras_history": \["([^"]+)"', json.dumps(layer.get("inbound_nodes", []))))
-    is_begin = layer["class_name"] == "InputLayer" and before is None
-    if not is_begin and sources != {before}:
+    is_begin = layer["class_name"] == "InputLayer" and previous is None
+    if not is_begin and sources != {previous}:
         raise ConfigError(
             f"the Keras layer {name} takes what {sorted(sources)} give; from_keras knows models whose layers run one "
             "after the other"
         )
 
 
-def _without_config(opened: Any, path: Path, h5py: Any) -> Iterator[KerasLayer]:  # noqa: ANN401
+def _without_config(h5_file: Any, path: Path, h5py: Any) -> Iterator[KerasLayer]:  # noqa: ANN401
     found: list[tuple[int, int, str, str]] = []
-    for name in opened["layers"]:
+    for name in h5_file["layers"]:
         kind = re.sub(r"_\d+$", "", name)
         if kind in _WEIGHTLESS:
             continue
         number = int(name.removeprefix(f"{kind}_")) if name != kind else 0
-        found.append((_PLACES.get(kind, -1), number, kind, name))
+        found.append((_LAYER_ORDER.get(kind, -1), number, kind, name))
     for place, kinds in groupby(sorted(found), key=itemgetter(0)):
         alike = sorted({kind for _, _, kind, _ in kinds})
         if place < 0 or len(alike) > 1:
@@ -121,11 +121,11 @@ def _without_config(opened: Any, path: Path, h5py: Any) -> Iterator[KerasLayer]:
                 "others; save the model as .keras"
             )
     for _, _, kind, name in sorted(found):
-        group = opened["layers"][name]
-        yield KerasLayer(_name_of(group, name), _CLASSES.get(kind, "Dense"), {}, _arrays(group, h5py))
+        group = h5_file["layers"][name]
+        yield KerasLayer(_layer_name(group, name), _LAYER_CLASSES.get(kind, "Dense"), {}, _arrays(group, h5py))
 
 
-def _name_of(group: Any, name: str) -> str:  # noqa: ANN401 - h5py has no types
+def _layer_name(group: Any, name: str) -> str:  # noqa: ANN401 - h5py has no types
     """The name that the user's model has for a layer; groups are named by class and number."""
     own = group["vars"].attrs.get("name", name) if "vars" in group else name
     return str(own)

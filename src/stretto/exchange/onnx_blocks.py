@@ -18,7 +18,7 @@ from stretto.blocks.pointwise import Pointwise
 from stretto.blocks.recurrent import GRU, LSTM
 from stretto.blocks.residual import Residual
 from stretto.blocks.stack import Stack
-from stretto.exchange.onnx_foreign import add_foreign
+from stretto.exchange.onnx_custom import add_custom_block
 from stretto.exchange.onnx_graph import Graph
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -27,75 +27,75 @@ Module = TypeVar("Module", bound=nn.Module)
 _GATES = {nn.LSTM: (0, 3, 1, 2), nn.GRU: (1, 0, 2)}
 
 
-def numbered(stack: Stack, label: str) -> Iterator[tuple[str, Block]]:
+def enumerate_blocks(stack: Stack, label: str) -> Iterator[tuple[str, Block]]:
     """Go through a stack's blocks, each with its absolute index, behind that of a stack around it."""
     return ((f"{label}.{index}".lstrip("."), block) for index, block in enumerate(stack, stack.first))
 
 
-def runs_as(module: object, kind: type[Module]) -> bool:
+def has_forward_of(module: object, kind: type[Module]) -> bool:
     """Is a module of a kind, and not of a subclass that runs otherwise?"""
     return isinstance(module, kind) and type(module).forward is kind.forward
 
 
 def state_names(block: Block, label: str = "") -> list[str | None]:
     """Return the names that a block's state has in a model, tensor by tensor; none for what only training needs."""
-    if isinstance(block, Stack) and runs_as(block, Stack):
-        return [name for index, own in numbered(block, label) for name in state_names(own, index)]
-    if isinstance(block, Residual) and runs_as(block, Residual):
+    if isinstance(block, Stack) and has_forward_of(block, Stack):
+        return [name for index, own in enumerate_blocks(block, label) for name in state_names(own, index)]
+    if isinstance(block, Residual) and has_forward_of(block, Residual):
         return state_names(block.block, label)
     size = len(block.initial_state(Rows.of(1)))
-    if runs_as(block, Dropout) or runs_as(block, LockedDropout):
+    if has_forward_of(block, Dropout) or has_forward_of(block, LockedDropout):
         return [None] * size
     kinds: dict[type[Block], list[str]] = {LSTM: ["h", "c"], GRU: ["h"], BidirectionalLSTM: ["lengths"]}
-    found = [names for kind, names in kinds.items() if runs_as(block, kind)]
+    found = [names for kind, names in kinds.items() if has_forward_of(block, kind)]
     return [f"state.{label}.{name}" for name in (found[0] if found else range(size))]
 
 
 def add_block(graph: Graph, block: Block, x: str, example: Tensor, label: str = "") -> tuple[str, Tensor]:
     """Add a block to a graph; return the name of what comes out of it, and what comes out for an example."""
-    if isinstance(block, Stack) and runs_as(block, Stack):
-        for index, own in numbered(block, label):
+    if isinstance(block, Stack) and has_forward_of(block, Stack):
+        for index, own in enumerate_blocks(block, label):
             x, example = add_block(graph, own, x, example, index)
         return x, example
-    if isinstance(block, Residual) and runs_as(block, Residual):
+    if isinstance(block, Residual) and has_forward_of(block, Residual):
         y, y_example = add_block(graph, block.block, x, example, label)
         return graph.node("Add", x, y), example + y_example
     state = block.initial_state(Rows.of(example.shape[1], dtype=torch.float32))
     names = state_names(block, label)
-    ins = [graph.input(name, own, ["rows", *own.shape[1:]]) for name, own in zip(names, state, strict=True) if name]
-    y, afters = _add(graph, block, label, (x, *ins), (example, *state))
+    inputs = [graph.input(name, own, ["rows", *own.shape[1:]]) for name, own in zip(names, state, strict=True) if name]
+    y, afters = _add_leaf_block(graph, block, label, (x, *inputs), (example, *state))
     for name, tensor, after in zip(names, state, afters, strict=False):
         graph.output(f"{name}.after", after, tensor, ["rows", *tensor.shape[1:]])
     return y, block(example, state)[0]
 
 
-def _add(
-    graph: Graph, block: Block, label: str, ins: tuple[str, ...], example: tuple[Tensor, ...]
+def _add_leaf_block(
+    graph: Graph, block: Block, label: str, inputs: tuple[str, ...], example: tuple[Tensor, ...]
 ) -> tuple[str, list[str]]:
     """Add a block that holds no other; return the names of what comes out and of the state after."""
-    x, *state = ins
-    if runs_as(block, Dropout) or runs_as(block, LockedDropout):
+    x, *state = inputs
+    if has_forward_of(block, Dropout) or has_forward_of(block, LockedDropout):
         return x, []
-    if isinstance(block, LSTM | GRU) and (runs_as(block, LSTM) or runs_as(block, GRU)):
+    if isinstance(block, LSTM | GRU) and (has_forward_of(block, LSTM) or has_forward_of(block, GRU)):
         return _add_cell(graph, block.cell, label, x, state)
-    if isinstance(block, BidirectionalLSTM) and runs_as(block, BidirectionalLSTM):
+    if isinstance(block, BidirectionalLSTM) and has_forward_of(block, BidirectionalLSTM):
         return _add_bidirectional(graph, block.cell, label, x, state[0]), state
-    if isinstance(block, Pointwise) and runs_as(block, Pointwise):
+    if isinstance(block, Pointwise) and has_forward_of(block, Pointwise):
         y = _add_module(graph, block.module, f"blocks.{label}.module", x)
         if y is not None:
             return y, []
-    return add_foreign(graph, block, label, ins, example)
+    return add_custom_block(graph, block, label, inputs, example)
 
 
 def _add_module(graph: Graph, module: nn.Module, name: str, x: str) -> str | None:
     """Add a module that treats each step by itself; none if it is not one of those that most models have."""
-    if isinstance(module, nn.Embedding) and runs_as(module, nn.Embedding):
+    if isinstance(module, nn.Embedding) and has_forward_of(module, nn.Embedding):
         return graph.node("Gather", graph.weight(f"{name}.weight", module.weight), x)
-    if isinstance(module, nn.Linear) and runs_as(module, nn.Linear):
+    if isinstance(module, nn.Linear) and has_forward_of(module, nn.Linear):
         y = graph.node("MatMul", x, graph.weight(f"{name}.weight", module.weight.T))
         bias = _bias(graph, module, name)
         return graph.node("Add", y, *bias) if bias else y
-    if isinstance(module, nn.LayerNorm) and runs_as(module, nn.LayerNorm) and module.elementwise_affine:
+    if isinstance(module, nn.LayerNorm) and has_forward_of(module, nn.LayerNorm) and module.elementwise_affine:
         weight = graph.weight(f"{name}.weight", module.weight)
         axis = -len(module.normalized_shape)
         return graph.node("LayerNormalization", x, weight, *_bias(graph, module, name), axis=axis, epsilon=module.eps)
@@ -116,16 +116,16 @@ def _add_cell(graph: Graph, cell: nn.LSTM | nn.GRU, label: str, x: str, state: l
     # [rows, layers, features] -> for each layer [1, rows, features]
     turned = [graph.node("Transpose", name, perm=[1, 0, 2]) for name in state]
     parts = [
-        graph.nodes_of("Split", num_layers, name, axis=0, num_outputs=num_layers) if num_layers > 1 else [name]
+        graph.multi_output_node("Split", num_layers, name, axis=0, num_outputs=num_layers) if num_layers > 1 else [name]
         for name in turned
     ]
     afters: list[list[str]] = []
     for layer, own in enumerate(zip(*parts, strict=True)):
         name = f"blocks.{label}.cell.l{layer}"
         if cell.proj_size:
-            x, after = _add_projected(graph, cell, layer, name, x, own)
+            x, after = _add_projected_lstm(graph, cell, layer, name, x, own)
         else:
-            y, *after = graph.nodes_of(
+            y, *after = graph.multi_output_node(
                 "LSTM" if isinstance(cell, nn.LSTM) else "GRU",
                 1 + len(own),
                 x,
@@ -136,7 +136,7 @@ def _add_cell(graph: Graph, cell: nn.LSTM | nn.GRU, label: str, x: str, state: l
                 **_cell_attributes(cell),
             )
             # [time, 1, rows, features]
-            x = graph.node("Squeeze", y, graph.indices(1))
+            x = graph.node("Squeeze", y, graph.int64_constant(1))
         afters.append(after)
     joined = [graph.node("Concat", *own, axis=0) if num_layers > 1 else own[0] for own in zip(*afters, strict=True)]
     return x, [graph.node("Transpose", name, perm=[1, 0, 2]) for name in joined]
@@ -165,18 +165,18 @@ def _cell_weights(graph: Graph, cell: nn.LSTM | nn.GRU, layers: list[str], name:
 def _add_bidirectional(graph: Graph, cell: nn.LSTM, label: str, x: str, lengths: str) -> str:
     """Add a cell that reads from both ends; the backward direction starts at each row's own end."""
     num_steps = graph.node("Shape", x, start=0, end=1)
-    known = graph.node("Min", graph.node("Max", lengths, graph.indices(1)), num_steps)
+    known = graph.node("Min", graph.node("Max", lengths, graph.int64_constant(1)), num_steps)
     ends = graph.node("Cast", known, to=graph.int32)
     for layer in range(cell.num_layers):
         weights = _cell_weights(graph, cell, [f"l{layer}", f"l{layer}_reverse"], f"blocks.{label}.cell.l{layer}")
         y = graph.node("LSTM", x, *weights, ends, hidden_size=cell.hidden_size, direction="bidirectional")
         # [time, 2, rows, features] -> [time, rows, 2 * features]
         turned = graph.node("Transpose", y, perm=[0, 2, 1, 3])
-        x = graph.node("Reshape", turned, graph.indices(0, 0, 2 * cell.hidden_size))
+        x = graph.node("Reshape", turned, graph.int64_constant(0, 0, 2 * cell.hidden_size))
     return x
 
 
-def _add_projected(
+def _add_projected_lstm(
     graph: Graph, cell: nn.RNNBase, layer: int, name: str, x: str, state: tuple[str, ...]
 ) -> tuple[str, list[str]]:
     """Add one layer of an LSTM with a projection, which ONNX has no operator for: a loop over time."""
@@ -195,13 +195,13 @@ def _add_projected(
     body = Graph(prefix=f"{name}.")
     h, c, own = (f"{name}.{part}" for part in ("h", "c", "gates"))
     all_gates = body.node("Add", own, body.node("MatMul", h, recurrent))
-    i, f, g, o = body.nodes_of("Split", 4, all_gates, axis=-1, num_outputs=4)
+    i, f, g, o = body.multi_output_node("Split", 4, all_gates, axis=-1, num_outputs=4)
     i, f, o = (body.node("Sigmoid", gate) for gate in (i, f, o))
     c_after = body.node("Add", body.node("Mul", f, c), body.node("Mul", i, body.node("Tanh", g)))
     h_after = body.node("MatMul", body.node("Mul", o, body.node("Tanh", c_after)), projection)
     y = body.node("Identity", h_after)
-    loop = body.body([h, c, own], [h_after, c_after, y], weight("weight_hr"))
-    first = graph.indices(0)
+    loop = body.loop_body([h, c, own], [h_after, c_after, y], weight("weight_hr"))
+    first = graph.int64_constant(0)
     begun = [graph.node("Squeeze", part, first) for part in state]
-    *afters, outputs = graph.nodes_of("Scan", 3, *begun, gates, body=loop, num_scan_inputs=1)
+    *afters, outputs = graph.multi_output_node("Scan", 3, *begun, gates, body=loop, num_scan_inputs=1)
     return outputs, [graph.node("Unsqueeze", after, first) for after in afters]

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stretto.base.extras import need
+from stretto.base.extras import import_optional_dependency
 
 OPSET = 18
 # The oldest format that goes with these operators, so that older runtimes read it too.
@@ -27,7 +27,7 @@ class Graph:
     _num_values: int = 0
 
     def __post_init__(self) -> None:
-        self._onnx = need("onnx", "onnx", "an export to ONNX")
+        self._onnx = import_optional_dependency("onnx", "onnx", "an export to ONNX")
 
     @property
     def int32(self) -> int:
@@ -40,15 +40,15 @@ class Graph:
         self.weights.append(self._onnx.numpy_helper.from_array(np.ascontiguousarray(array), name))
         return name
 
-    def indices(self, *numbers: int) -> str:
+    def int64_constant(self, *numbers: int) -> str:
         """Keep whole numbers, as operators take axes and shapes."""
         return self.weight(self._new_name("indices"), np.array(numbers, dtype=np.int64))
 
     def node(self, operator: str, *inputs: str, **attributes: object) -> str:
         """Add an operator with one output; return the output's name."""
-        return self.nodes_of(operator, 1, *inputs, **attributes)[0]
+        return self.multi_output_node(operator, 1, *inputs, **attributes)[0]
 
-    def nodes_of(self, operator: str, size: int, /, *inputs: str, **attributes: object) -> list[str]:
+    def multi_output_node(self, operator: str, size: int, /, *inputs: str, **attributes: object) -> list[str]:
         """Add an operator with `size` outputs; return their names."""
         outputs = [self._new_name(operator) for _ in range(size)]
         self.nodes.append(self._onnx.helper.make_node(operator, inputs, outputs, **attributes))
@@ -64,7 +64,7 @@ class Graph:
         self.outputs.append(self._value(name, like, dims))
         self.nodes.append(self._onnx.helper.make_node("Identity", [value], [name]))
 
-    def body(self, inputs: Sequence[str], outputs: Sequence[str], like: Tensor) -> Any:  # noqa: ANN401 - no types
+    def loop_body(self, inputs: Sequence[str], outputs: Sequence[str], like: Tensor) -> Any:  # noqa: ANN401 - no types
         """Return this graph as the body of a loop; it sees the weights of the graph around it."""
         values = [[self._value(name, like, None) for name in names] for names in (inputs, outputs)]
         return self._onnx.helper.make_graph(self.nodes, "body", *values)

@@ -9,7 +9,7 @@ from pathlib import Path
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from stretto.base.disk import write_whole
+from stretto.base.disk import write_atomic
 from stretto.base.errors import ConfigError
 from stretto.blocks.bidirectional import BidirectionalLSTM
 from stretto.blocks.block import Block
@@ -18,13 +18,13 @@ from stretto.blocks.pointwise import Pointwise
 from stretto.blocks.recurrent import GRU, LSTM
 from stretto.blocks.residual import Residual
 from stretto.blocks.stack import Stack
-from stretto.exchange.onnx_blocks import runs_as
+from stretto.exchange.onnx_blocks import has_forward_of
 
 LAYERS = "stretto.layers"
 
 
 @dataclass(frozen=True)
-class Layer:
+class TorchLayer:
     """A module of torch's own: its kind, its weights by its own names, and what else makes it what it is."""
 
     kind: str
@@ -42,25 +42,25 @@ def export_torch(stack: Stack, path: Path | str) -> dict[str, dict[str, object]]
     Recurrent blocks in a row with one width are one module of several layers (`lstm.weight_ih_l1`); where a kind comes
     more than once, its modules have numbers (`lstm.0.weight_ih_l0`). Each module is told with the arguments to make it.
     """
-    weights, modules = plain_weights(stack)
+    weights, modules = torch_weights(stack)
     listed = [{"name": name, **options} for name, options in modules.items()]
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, save(weights, {LAYERS: json.dumps(listed)}))
+        write_atomic(path, save(weights, {LAYERS: json.dumps(listed)}))
     except OSError as error:
         raise ConfigError(f"{path} can't be written ({error.strerror}); choose another file") from None
     return modules
 
 
-def plain_weights(stack: Stack) -> tuple[dict[str, Tensor], dict[str, dict[str, object]]]:
+def torch_weights(stack: Stack) -> tuple[dict[str, Tensor], dict[str, dict[str, object]]]:
     """Return a stack's weights by the names of torch's own modules, and those modules by name, in order."""
-    if not runs_as(stack, Stack):
+    if not has_forward_of(stack, Stack):
         raise ConfigError(
             f"the stack is a {type(stack).__name__} that runs its blocks in its own way, which weights alone don't "
             "tell; stretto.save_weights writes any stack by its own names"
         )
-    layers = _merged(_layers(stack, ""))
+    layers = _merge_layers(_layers(stack, ""))
     counts = Counter(layer.prefix for layer in layers)
     seen: Counter[str] = Counter()
     weights: dict[str, Tensor] = {}
@@ -73,36 +73,40 @@ def plain_weights(stack: Stack) -> tuple[dict[str, Tensor], dict[str, dict[str, 
     return weights, modules
 
 
-def _layers(stack: Stack, label: str) -> list[Layer]:
-    found: list[Layer] = []
+def _layers(stack: Stack, label: str) -> list[TorchLayer]:
+    found: list[TorchLayer] = []
     for index, block in enumerate(stack, stack.first):
         own = f"{label}{index}"
-        found += _layers(block, f"{own}.") if isinstance(block, Stack) and runs_as(block, Stack) else _layer(block, own)
+        found += (
+            _layers(block, f"{own}.")
+            if isinstance(block, Stack) and has_forward_of(block, Stack)
+            else _block_layers(block, own)
+        )
     return found
 
 
-def _layer(block: Block, label: str) -> list[Layer]:
+def _block_layers(block: Block, label: str) -> list[TorchLayer]:
     """What a block is in torch's words; a subclass that runs otherwise has none, whatever its weights are called."""
-    if runs_as(block, Dropout) or runs_as(block, LockedDropout):
+    if has_forward_of(block, Dropout) or has_forward_of(block, LockedDropout):
         # It has no weights, and what is exported is not for training.
         return []
-    if isinstance(block, Residual) and runs_as(block, Residual):
-        inner = [] if isinstance(block.block, Stack) else _layer(block.block, label)
+    if isinstance(block, Residual) and has_forward_of(block, Residual):
+        inner = [] if isinstance(block.block, Stack) else _block_layers(block.block, label)
         if len(inner) == 1:
             return [replace(inner[0], options={**inner[0].options, "residual": True})]
     if isinstance(block, LSTM | GRU | BidirectionalLSTM) and any(
-        runs_as(block, kind) for kind in (LSTM, GRU, BidirectionalLSTM)
+        has_forward_of(block, kind) for kind in (LSTM, GRU, BidirectionalLSTM)
     ):
         cell = block.cell
         for kind in (nn.LSTM, nn.GRU):
-            if runs_as(cell, kind):
-                return [Layer(kind.__name__, dict(cell.state_dict()), _cell_options(cell))]
-    if isinstance(block, Pointwise) and runs_as(block, Pointwise):
+            if has_forward_of(cell, kind):
+                return [TorchLayer(kind.__name__, dict(cell.state_dict()), _cell_options(cell))]
+    if isinstance(block, Pointwise) and has_forward_of(block, Pointwise):
         module = block.module
         # Our table is torch's with another start.
         known = next((kind for kind in (nn.Embedding, nn.Linear, nn.LayerNorm) if isinstance(module, kind)), None)
-        if known is None or runs_as(module, known):
-            return [Layer((known or type(module)).__name__, dict(module.state_dict()), _module_options(module))]
+        if known is None or has_forward_of(module, known):
+            return [TorchLayer((known or type(module)).__name__, dict(module.state_dict()), _module_options(module))]
     raise ConfigError(
         f"block {label} ({type(block).__name__}) is not a module of torch's own, so its weights have no names there; "
         "stretto.save_weights writes any stack by its own names"
@@ -129,21 +133,21 @@ def _module_options(module: nn.Module) -> dict[str, object]:
     return {}
 
 
-def _merged(layers: list[Layer]) -> list[Layer]:
+def _merge_layers(layers: list[TorchLayer]) -> list[TorchLayer]:
     """Join recurrent layers that torch can hold in one module."""
-    found: list[Layer] = []
+    found: list[TorchLayer] = []
     for layer in layers:
         if found and _can_merge(found[-1], layer):
             before = found.pop()
-            depth = _depth(before)
-            weights = {_deeper(name, depth): tensor for name, tensor in layer.weights.items()}
-            options = {**before.options, "num_layers": depth + _depth(layer)}
-            layer = Layer(before.kind, {**before.weights, **weights}, options)
+            depth = _num_layers(before)
+            weights = {_shift_layer_index(name, depth): tensor for name, tensor in layer.weights.items()}
+            options = {**before.options, "num_layers": depth + _num_layers(layer)}
+            layer = TorchLayer(before.kind, {**before.weights, **weights}, options)
         found.append(layer)
     return found
 
 
-def _can_merge(one: Layer, other: Layer) -> bool:
+def _can_merge(one: TorchLayer, other: TorchLayer) -> bool:
     if one.kind != other.kind or one.kind not in ("LSTM", "GRU") or "residual" in one.options | other.options:
         return False
     own = ("input_size", "num_layers")
@@ -151,11 +155,11 @@ def _can_merge(one: Layer, other: Layer) -> bool:
     return these == those
 
 
-def _depth(layer: Layer) -> int:
+def _num_layers(layer: TorchLayer) -> int:
     depth = layer.options["num_layers"]
     assert isinstance(depth, int)
     return depth
 
 
-def _deeper(name: str, depth: int) -> str:
+def _shift_layer_index(name: str, depth: int) -> str:
     return re.sub(r"_l(\d+)", lambda found: f"_l{int(found[1]) + depth}", name)

@@ -4,38 +4,38 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from stretto.mesh.within import TooLateError, within
+from stretto.mesh.timeouts import OperationTimeoutError, call_with_timeout
 
-Level = Literal["ok", "note", "problem"]
+Level = Literal["ok", "warning", "problem"]
 
 
 @dataclass(frozen=True)
 class Finding:
     """What was seen of one thing. A note may bite some day; a problem will."""
 
-    what: str
+    name: str
     level: Level
-    seen: str
+    detail: str
     remedy: str = ""  # one sentence, where it isn't ok
     host: str = ""  # where, if there are several
 
 
-def ok(what: str, seen: str) -> Finding:
+def ok(name: str, detail: str) -> Finding:
     """Return the finding that a thing is as it should be."""
-    return Finding(what, "ok", seen)
+    return Finding(name, "ok", detail)
 
 
-def note(what: str, seen: str, remedy: str) -> Finding:
+def warning(name: str, detail: str, remedy: str) -> Finding:
     """Return the finding of something that may bite."""
-    return Finding(what, "note", seen, remedy)
+    return Finding(name, "warning", detail, remedy)
 
 
-def problem(what: str, seen: str, remedy: str) -> Finding:
+def problem(name: str, detail: str, remedy: str) -> Finding:
     """Return the finding of something that will not work."""
-    return Finding(what, "problem", seen, remedy)
+    return Finding(name, "problem", detail, remedy)
 
 
-def look(what: str, check: Callable[[], list[Finding]], seconds: float) -> list[Finding]:
+def run_check(name: str, check: Callable[[], list[Finding]], seconds: float) -> list[Finding]:
     """Return what a check finds; one that fails, or doesn't end in time, is a finding too."""
 
     def run() -> list[Finding]:
@@ -43,14 +43,14 @@ def look(what: str, check: Callable[[], list[Finding]], seconds: float) -> list[
             return check()
         except Exception as error:  # noqa: BLE001 - whatever a broken machine raises is what was looked for
             reason = (f"{type(error).__name__}: {error}".splitlines() or [""])[0]
-            return [problem(what, f"could not be looked at ({reason})", "see what the system says about it")]
+            return [problem(name, f"could not be looked at ({reason})", "see name the system says about it")]
 
     try:
-        return within(seconds, run)
-    except TooLateError:
-        return [problem(what, f"no answer within {seconds:.0f} s", "see what holds it up: a disk, a network, a driver")]
+        return call_with_timeout(seconds, run)
+    except OperationTimeoutError:
+        return [problem(name, f"no answer within {seconds:.0f} s", "see name holds it up: a disk, a network, a driver")]
 
 
-def found_at(findings: list[Finding], host: str) -> list[Finding]:
+def with_host(findings: list[Finding], host: str) -> list[Finding]:
     """Return findings with the name of the host they were made on."""
     return [replace(finding, host=host) for finding in findings]

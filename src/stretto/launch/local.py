@@ -14,21 +14,21 @@ from torch.distributed.elastic.multiprocessing.api import SignalException, Subpr
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from stretto.base.errors import FencedError, LostPeerError, StrettoError
-from stretto.base.scratch import make_scratch
+from stretto.base.scratch import make_scratch_folder
 from stretto.launch.loopback import LoopbackRendezvous
-from stretto.launch.orphans import LAUNCHER, LEFT
+from stretto.launch.parent_exit import LAUNCHER_PID_VARIABLE, PREEMPTED_EXIT_CODE
 
 # Ranks that are asked to leave have so many seconds to save.
 GRACE = 60
 # What ranks say when another try would end in the same way.
-_HOPELESS = (2, FencedError.exit_code, 130)
+_PERMANENT_EXIT_CODES = (2, FencedError.exit_code, 130)
 
 
 class RankFailedError(StrettoError):
     """A rank has said what went wrong and ended; there is nothing to add but its exit code."""
 
-    def __init__(self, exit_code: int, said: str = "") -> None:
-        super().__init__(said)
+    def __init__(self, exit_code: int, message: str = "") -> None:
+        super().__init__(message)
         self.exit_code = exit_code
 
 
@@ -38,12 +38,12 @@ def launch_local(
     *,
     restarts: int = 0,
     progress: Callable[[], object] = lambda: None,
-    say: Callable[[str], None] = lambda what: None,
+    on_message: Callable[[str], None] = lambda what: None,
 ) -> None:
     """Run `stretto ARGUMENTS` on that many ranks of this machine; return when all are done.
 
     When a rank is lost all are ended and started again, up to `restarts` times in which what `progress` returns has
-    not changed; `say` is told of it.
+    not changed; `on_message` is told of it.
     """
     # The agent logs each failure at length; what the user needs is said once, by us.
     for name in list(logging.root.manager.loggerDict):
@@ -59,18 +59,18 @@ def launch_local(
         monitor_interval=0.1,
     )
     # No folder of logs: the ranks write where we do.
-    agent = _Agent(spec, DefaultLogsSpecs(os.devnull), progress, say)
+    agent = _Agent(spec, DefaultLogsSpecs(os.devnull), progress, on_message)
     # What ranks that are killed leave behind in a temporary folder goes with us.
-    with make_scratch() as folder, _environment(_for_ranks(num_ranks, folder)):
+    with make_scratch_folder() as folder, _environment(_rank_environment(num_ranks, folder)):
         try:
             result = agent.run()
         except SignalException as error:
-            raise _signalled(agent.exit_codes(), signal.Signals(error.sigval)) from None
+            raise _signal_error(agent.exit_codes(), signal.Signals(error.sigval)) from None
     if result.is_failed():
-        raise _reason(result)
+        raise _failure_error(result)
 
 
-def _for_ranks(num_ranks: int, scratch: str) -> dict[str, str]:
+def _rank_environment(num_ranks: int, scratch: str) -> dict[str, str]:
     """What the ranks and the agent find in their environment; what the user has set of the first two stands."""
     num_threads = str(max(1, (os.cpu_count() or 1) // num_ranks))
     return {
@@ -79,7 +79,7 @@ def _for_ranks(num_ranks: int, scratch: str) -> dict[str, str]:
         # Torch would print a stack for each connection that a lost rank leaves behind.
         "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "FATAL"),
         "TMPDIR": scratch,
-        LAUNCHER: str(os.getpid()),
+        LAUNCHER_PID_VARIABLE: str(os.getpid()),
         # Passed on to the ranks, which save and leave when they get the first or the last of these.
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
     }
@@ -108,11 +108,11 @@ class _Agent(LocalElasticAgent):
         spec: WorkerSpec,
         logs: DefaultLogsSpecs,
         progress: Callable[[], object],
-        say: Callable[[str], None],
+        on_message: Callable[[str], None],
     ) -> None:
         super().__init__(spec, logs, shutdown_timeout=GRACE)
-        self._progress, self._say = progress, say
-        self._last = progress()
+        self._progress, self._on_message = progress, on_message
+        self._last_progress = progress()
 
     def exit_codes(self) -> list[int | None]:
         """Return the exit codes of the ranks, as far as they have ended."""
@@ -123,35 +123,37 @@ class _Agent(LocalElasticAgent):
         result: RunResult = super()._monitor_workers(worker_group)
         if result.is_failed():
             codes = [failure.exitcode for failure in result.failures.values()]
-            if any(code in _HOPELESS for code in codes) or all(code == LEFT for code in codes):
+            if any(code in _PERMANENT_EXIT_CODES for code in codes) or all(
+                code == PREEMPTED_EXIT_CODE for code in codes
+            ):
                 self._remaining_restarts = 0
                 return result
             now = self._progress()
-            if now != self._last:
-                self._last, self._remaining_restarts = now, worker_group.spec.max_restarts
+            if now != self._last_progress:
+                self._last_progress, self._remaining_restarts = now, worker_group.spec.max_restarts
             if self._remaining_restarts > 0:
-                rank, failure = _first(result)
+                rank, failure = _root_cause(result)
                 left = self._remaining_restarts - 1
                 how = f"was killed by {failure.signal_name()}" if failure.exitcode < 0 else "was lost"
-                self._say(f"rank {rank} {how}; all ranks are started again ({left} more tries after this)")
+                self._on_message(f"rank {rank} {how}; all ranks are started again ({left} more tries after this)")
         return result
 
 
-def _first(result: RunResult) -> tuple[int, ProcessFailure]:
+def _root_cause(result: RunResult) -> tuple[int, ProcessFailure]:
     """The failure that is the cause of the others: what can't be mended, then whoever was not just told to end."""
 
     def order(item: tuple[int, ProcessFailure]) -> tuple[bool, bool, int, bool]:
         code = item[1].exitcode
-        was_told = code in (LEFT, -signal.SIGTERM)
-        return code not in _HOPELESS, was_told, item[1].timestamp, code > 0
+        was_told = code in (PREEMPTED_EXIT_CODE, -signal.SIGTERM)
+        return code not in _PERMANENT_EXIT_CODES, was_told, item[1].timestamp, code > 0
 
     return min(result.failures.items(), key=order)
 
 
-def _reason(result: RunResult) -> StrettoError:
+def _failure_error(result: RunResult) -> StrettoError:
     """Why the ranks have ended; one that ended by itself has said so."""
-    rank, failure = _first(result)
-    if failure.exitcode == LEFT:
+    rank, failure = _root_cause(result)
+    if failure.exitcode == PREEMPTED_EXIT_CODE:
         # All have saved and left, as they were asked to.
         return RankFailedError(LostPeerError.exit_code)
     if failure.exitcode > 0:
@@ -161,11 +163,11 @@ def _reason(result: RunResult) -> StrettoError:
     return LostPeerError(f"rank {rank} was killed by {name}, so the others were ended too; {hint}")
 
 
-def _signalled(codes: Sequence[int | None], number: signal.Signals) -> BaseException:
+def _signal_error(codes: Sequence[int | None], number: signal.Signals) -> BaseException:
     """What it means that we were told to end, after the ranks have ended with these codes."""
     if number == signal.SIGINT:
         return KeyboardInterrupt(": the ranks were ended too")
-    if all(code in (LEFT, LostPeerError.exit_code) for code in codes):
+    if all(code in (PREEMPTED_EXIT_CODE, LostPeerError.exit_code) for code in codes):
         # They have saved, and said so.
         return RankFailedError(LostPeerError.exit_code)
     if all(code == 0 for code in codes):

@@ -32,7 +32,7 @@ class LoopbackRendezvous(RendezvousHandler):
         return "stretto"
 
     def next_rendezvous(self) -> RendezvousInfo:
-        listening = listen_at("127.0.0.1", 0, only_here=True)
+        listening = listen_at("127.0.0.1", 0, is_single_node=True)
         assert listening is not None, "loopback is always here"
         port = int(listening.getsockname()[1])
         self._store = TCPStore(

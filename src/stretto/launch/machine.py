@@ -13,11 +13,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from stretto.config.run import RunConfig
-from stretto.launch.finding import Finding, note, ok, problem
-from stretto.launch.probe import NoAnswerError, ask_torch
-from stretto.mesh.place import find_place
-from stretto.mesh.within import TooLateError, within
-from stretto.plan.units import size
+from stretto.launch.finding import Finding, ok, problem, warning
+from stretto.launch.probe import ProbeFailedError, probe_torch
+from stretto.mesh.launch_info import find_launch_info
+from stretto.mesh.timeouts import OperationTimeoutError, call_with_timeout
+from stretto.plan.units import format_bytes
 
 _OLDEST_PYTHON = (3, 11)
 _OLDEST_TORCH = (2, 10)
@@ -63,8 +63,8 @@ def check_python() -> list[Finding]:
 def check_torch(seconds: float) -> list[Finding]:
     """Ask torch for its version, its build and its devices."""
     try:
-        told = ask_torch(seconds)
-    except NoAnswerError as error:
+        told = probe_torch(seconds)
+    except ProbeFailedError as error:
         return [problem("torch", str(error), "install torch again; `python -c 'import torch'` must work")]
     build = f"CUDA {told['cuda']}" if told["cuda"] else f"ROCm {told['hip']}" if told["hip"] else "CPU only"
     found = f"{told['version']}, {build}, {', '.join(told['backends']) or 'no backends'}"
@@ -97,11 +97,11 @@ def _devices(told: Mapping[str, object]) -> list[Finding]:
             findings.append(problem(what, f"{device['name']}: {device['error']}", "mend it, or hide it with "
                             "CUDA_VISIBLE_DEVICES"))  # fmt: skip
             continue
-        memory = f", {size(device['free'])} of {size(device['total'])} free" if device["total"] else ""
+        memory = f", {format_bytes(device['free'])} of {format_bytes(device['total'])} free" if device["total"] else ""
         found = f"{device['name']}{memory}{driver}"
         is_used = device["total"] and device["free"] < 0.5 * device["total"]
         findings.append(
-            note(what, found, "end what else uses its memory; `nvidia-smi` names it") if is_used else ok(what, found)
+            warning(what, found, "end what else uses its memory; `nvidia-smi` names it") if is_used else ok(what, found)
         )
     return findings
 
@@ -117,11 +117,13 @@ def check_cores() -> list[Finding]:
     found += f", OMP_NUM_THREADS {threads or 'not set'}, load {load:.1f}"
     usable = ours if limit is None else min(ours, limit)
     if threads.isdecimal() and int(threads) > usable:
-        return [note("cores", found, f"set OMP_NUM_THREADS to {max(1, int(usable))} or less: more threads only wait")]
+        return [
+            warning("cores", found, f"set OMP_NUM_THREADS to {max(1, int(usable))} or less: more threads only wait")
+        ]
     if not threads and usable < there:
-        return [note("cores", found, f"set OMP_NUM_THREADS to {max(1, int(usable))}: torch may count all cores")]
+        return [warning("cores", found, f"set OMP_NUM_THREADS to {max(1, int(usable))}: torch may count all cores")]
     if load > 1.5 * usable:
-        return [note("cores", found, "wait, or end what else is running: a rank that is held up holds up all")]
+        return [warning("cores", found, "wait, or end what else is running: a rank that is held up holds up all")]
     return [ok("cores", found)]
 
 
@@ -142,13 +144,13 @@ def check_memory() -> list[Finding]:
     if limit is not None and limit[0] < total:
         total, free = limit[0], min(free, limit[0] - limit[1])
     swapped = told["SwapTotal"] - told["SwapFree"]
-    found = f"{size(free)} of {size(total)} free, {size(swapped)} of {size(told['SwapTotal'])} swap used"
+    found = f"{format_bytes(free)} of {format_bytes(total)} free, {format_bytes(swapped)} of {format_bytes(told['SwapTotal'])} swap used"
     if free < _GB // 2:
         return [problem("memory", found, "end something, or give the container more: ranks would be killed")]
     if free < 2 * _GB:
-        return [note("memory", found, "leave more of it free: each rank takes about 0.3 GB before it has a model")]
+        return [warning("memory", found, "leave more of it free: each rank takes about 0.3 GB before it has a model")]
     if swapped > 0.1 * total:
-        return [note("memory", found, "see what was swapped out: a rank that waits for a disk holds up all")]
+        return [warning("memory", found, "see what was swapped out: a rank that waits for a disk holds up all")]
     return [ok("memory", found)]
 
 
@@ -170,13 +172,13 @@ def check_shared_memory(config: RunConfig | None) -> list[Finding]:
     """Look at /dev/shm, through which workers that read ahead hand over what they have read."""
     what = "shared memory"
     if not Path("/dev/shm").is_dir():
-        return [note(what, "/dev/shm is not there", "leave data.workers at 0")]
+        return [warning(what, "/dev/shm is not there", "leave data.workers at 0")]
     usage = shutil.disk_usage("/dev/shm")
-    found = f"{size(usage.free)} of {size(usage.total)} free in /dev/shm"
+    found = f"{format_bytes(usage.free)} of {format_bytes(usage.total)} free in /dev/shm"
     if usage.free < _GB // 4:
         remedy = "give more (docker: --shm-size 1g), or leave data.workers at 0"
         is_used = config is not None and config.data.workers > 0
-        return [problem(what, found, remedy) if is_used else note(what, found, remedy)]
+        return [problem(what, found, remedy) if is_used else warning(what, found, remedy)]
     return [ok(what, found)]
 
 
@@ -187,7 +189,7 @@ def check_open_files() -> list[Finding]:
     if soft < 256:
         return [problem("open files", found, "raise the limit: `ulimit -n 4096`")]
     if soft < 1024:
-        return [note("open files", found, "raise the limit for many ranks or workers: `ulimit -n 4096`")]
+        return [warning("open files", found, "raise the limit for many ranks or workers: `ulimit -n 4096`")]
     return [ok("open files", found)]
 
 
@@ -203,24 +205,24 @@ def check_loopback() -> list[Finding]:
                     return [problem("loopback", "127.0.0.1 gave back something else", "see what filters it")]
         port = server.getsockname()[1]
     if "lo" not in {name for _, name in socket.if_nameindex()}:
-        return [note("loopback", "there is no interface lo", "name the one of 127.0.0.1 in GLOO_SOCKET_IFNAME")]
+        return [warning("loopback", "there is no interface lo", "name the one of 127.0.0.1 in GLOO_SOCKET_IFNAME")]
     return [ok("loopback", f"127.0.0.1 answers, port {port} was free")]
 
 
-def check_name() -> list[Finding]:
+def check_host_name() -> list[Finding]:
     """Look up this host's own name, as ranks of several machines do."""
     name = socket.gethostname()
     started = time.perf_counter()
     remedy = f"put `{name}` into /etc/hosts; only runs over several machines look it up"
     try:
-        addresses = within(5.0, lambda: _resolve(name))
-    except TooLateError:
-        return [note("host name", f"{name} takes more than 5 s to look up", remedy)]
+        addresses = call_with_timeout(5.0, lambda: _resolve(name))
+    except OperationTimeoutError:
+        return [warning("host name", f"{name} takes more than 5 s to look up", remedy)]
     seconds = time.perf_counter() - started
     if isinstance(addresses, str):
-        return [note("host name", f"{name} can't be looked up ({addresses})", remedy)]
+        return [warning("host name", f"{name} can't be looked up ({addresses})", remedy)]
     found = f"{name} is {', '.join(addresses[:3])}"
-    return [note("host name", f"{found}, after {seconds:.1f} s", remedy) if seconds > 1 else ok("host name", found)]
+    return [warning("host name", f"{found}, after {seconds:.1f} s", remedy) if seconds > 1 else ok("host name", found)]
 
 
 def _resolve(name: str) -> list[str] | str:
@@ -232,27 +234,31 @@ def _resolve(name: str) -> list[str] | str:
 
 def check_environment() -> list[Finding]:
     """Look for variables that change what happens, often set long ago by someone else."""
-    findings = [note(f"${name}", _shown(os.environ[name]), remedy) for name, remedy in _BITES if os.environ.get(name)]
+    findings = [
+        warning(f"${name}", _shorten(os.environ[name]), remedy)
+        for name, remedy in _RISKY_VARIABLES
+        if os.environ.get(name)
+    ]
     findings += [
-        note(f"${name}", _shown(value), "unset it unless you know why it is set: it changes how NCCL connects")
+        warning(f"${name}", _shorten(value), "unset it unless you know why it is set: it changes how NCCL connects")
         for name, value in sorted(os.environ.items())
         if name.startswith("NCCL_") and name != "NCCL_DEBUG"
     ]
-    if os.environ.get("MASTER_ADDR") and find_place(os.environ) is None:
+    if os.environ.get("MASTER_ADDR") and find_launch_info(os.environ) is None:
         remedy = "unset it: no launcher has started ranks here, so it is left over from something else"
-        findings.append(note("$MASTER_ADDR", _shown(os.environ["MASTER_ADDR"]), remedy))
+        findings.append(warning("$MASTER_ADDR", _shorten(os.environ["MASTER_ADDR"]), remedy))
     proxies = [name for name in _PROXIES if os.environ.get(name)]
     spared = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
     if proxies and not ("127.0.0.1" in spared or "localhost" in spared or spared == "*"):
         remedy = (
             "set no_proxy=localhost,127.0.0.1: object storage on this machine would be asked for by way of the proxy"
         )
-        findings.append(note(f"${proxies[0]}", "set, and localhost is not spared", remedy))
+        findings.append(warning(f"${proxies[0]}", "set, and localhost is not spared", remedy))
     return findings or [ok("environment", "no variable that commonly bites is set")]
 
 
 _PROXIES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
-_BITES = (
+_RISKY_VARIABLES = (
     ("PYTHONOPTIMIZE", "unset it: it takes the checks out of Python's own and torch's code"),
     ("TORCH_DISTRIBUTED_DEBUG", "unset it for real runs: every collective is checked, and takes longer"),
     ("CUDA_LAUNCH_BLOCKING", "unset it for real runs: every kernel waits for the one before"),
@@ -262,7 +268,7 @@ _BITES = (
 )
 
 
-def _shown(value: str) -> str:
+def _shorten(value: str) -> str:
     return value if len(value) <= 40 else f"{value[:37]}..."
 
 

@@ -7,30 +7,30 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-_CODE = "from stretto.launch.probe import answer; answer()"
+_CODE = "from stretto.launch.probe import print_probe; print_probe()"
 
 
-class NoAnswerError(Exception):
-    """Torch did not answer; the reason is said."""
+class ProbeFailedError(Exception):
+    """Torch did not print_probe; the reason is said."""
 
 
-def ask_torch(seconds: float) -> dict[str, Any]:
+def probe_torch(seconds: float) -> dict[str, Any]:
     """Return what torch says, from a new process."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", _CODE], capture_output=True, text=True, timeout=seconds, check=False
         )
     except subprocess.TimeoutExpired:
-        raise NoAnswerError(f"it did not answer within {seconds:.0f} s") from None
+        raise ProbeFailedError(f"it did not print_probe within {seconds:.0f} s") from None
     lines = done.stdout.splitlines()
     if done.returncode or not lines:
         said = (done.stderr.strip().splitlines() or [f"it ended with code {done.returncode}"])[-1]
-        raise NoAnswerError(said)
+        raise ProbeFailedError(said)
     told: dict[str, Any] = json.loads(lines[-1])
     return told
 
 
-def answer() -> None:
+def print_probe() -> None:
     """Write what there is to say as a line of JSON."""
     import torch
 
@@ -78,8 +78,8 @@ def _cuda_error() -> str | None:
     return None
 
 
-def _try(ask: Callable[[], Any], otherwise: Any) -> Any:  # noqa: ANN401 - plain values of any kind
+def _try(call: Callable[[], Any], default: Any) -> Any:  # noqa: ANN401 - plain values of any kind
     try:
-        return ask()
+        return call()
     except Exception:  # noqa: BLE001 - likewise
-        return otherwise
+        return default

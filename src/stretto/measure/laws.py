@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from stretto.base.errors import LawError
-from stretto.base.state import State, detach, join_rows
+from stretto.base.state import State, cat_rows, detach
 from stretto.base.window import Rows
 from stretto.blocks.block import Block
 from stretto.blocks.losses import Loss
@@ -18,21 +18,21 @@ from stretto.blocks.losses import Loss
 class ChunkReport:
     """How many ways of running were compared, and the largest differences from the whole, relative to its values."""
 
-    num_ways: int
+    num_variants: int
     outputs: float
     state: float
     gradients: float
 
 
 @dataclass(frozen=True)
-class _Way:
+class _Variant:
     """One way of running a block that must give what running it whole gives."""
 
     what: str
     cuts: Sequence[int]
-    slices: Sequence[slice]
+    micro_batches: Sequence[slice]
     advice: str
-    is_carried: bool = False  # each chunk is a window of its own
+    is_stateful: bool = False  # each chunk is a window of its own
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def check_chunk_law(
 
     The block runs as it is, in its own dtype and mode; `block.double()` with a float64 `x` gives the sharpest answer.
     It runs whole, whole again, cut in time at each of `cuts` (every single cut and every step
-    if not given), and with its rows in two halves whose chunks take turns, as slices do in a pipeline. Outputs,
+    if not given), and with its rows in two halves whose chunks take turns, as micro-batches do in a pipeline. Outputs,
     final state and gradients (of parameters, input and initial state) must agree to `tolerance`: if not given, to
     1e-12 in float64 and 1e-4 below that, where rounding alone differs by more.
     """
@@ -74,10 +74,10 @@ def check_chunk_law(
     num_steps, num_rows = x.shape[:2]
     if num_steps < 2 or num_rows < 2:
         raise LawError(f"x has {num_steps} steps and {num_rows} rows; give at least 2 of each, or nothing can be cut")
-    whole = _run(block, x, _Way("run whole", [], [slice(0, num_rows)], ""), key)
-    _check_form(block, whole, x, key)
+    whole = _run(block, x, _Variant("run whole", [], [slice(0, num_rows)], ""), key)
+    _check_state_shapes(block, whole, x, key)
     worst = {"outputs": 0.0, "state": 0.0, "gradients": 0.0}
-    ways = _ways(num_steps, num_rows, cuts)
+    ways = _variants(num_steps, num_rows, cuts)
     for way in ways:
         try:
             result = _run(block, x, way, key)
@@ -93,7 +93,7 @@ def check_chunk_law(
     return ChunkReport(len(ways), **worst)
 
 
-def _ways(num_steps: int, num_rows: int, cuts: Iterable[Sequence[int]] | None) -> list[_Way]:
+def _variants(num_steps: int, num_rows: int, cuts: Iterable[Sequence[int]] | None) -> list[_Variant]:
     whole, half = [slice(0, num_rows)], num_rows // 2
     halves = [slice(0, half), slice(half, num_rows)]
     if cuts is None:
@@ -102,30 +102,33 @@ def _ways(num_steps: int, num_rows: int, cuts: Iterable[Sequence[int]] | None) -
     keep_nothing = "keep nothing between calls and mix no rows: state goes in and comes out as a value"
     look_back = "a step may depend on the state and on earlier steps only"
     return [
-        _Way("run a second time from the same state", [], whole, keep_nothing),
-        *(_Way(f"cut in time at {cut}", cut, whole, look_back) for cut in listed),
-        _Way(f"carried from window to window at {listed[-1]}", listed[-1], whole, look_back, is_carried=True),
-        *(_Way(f"run in two halves of its rows, cut at {cut}", cut, halves, keep_nothing) for cut in ([], listed[-1])),
+        _Variant("run a second time from the same state", [], whole, keep_nothing),
+        *(_Variant(f"cut in time at {cut}", cut, whole, look_back) for cut in listed),
+        _Variant(f"carried from window to window at {listed[-1]}", listed[-1], whole, look_back, is_stateful=True),
+        *(
+            _Variant(f"run in two halves of its rows, cut at {cut}", cut, halves, keep_nothing)
+            for cut in ([], listed[-1])
+        ),
     ]
 
 
-def _run(block: Block, x: Tensor, way: _Way, key: int) -> _Result:
-    """Run the slices' chunks in turns, then one backward through all of it."""
+def _run(block: Block, x: Tensor, way: _Variant, key: int) -> _Result:
+    """Run the micro-batches' chunks in turns, then one backward through all of it."""
     block.zero_grad(set_to_none=True)
     x = _as_leaf(x)
-    # Each slice begins by itself, as it does in an engine: a state may depend on who a row is, not on where it stands.
-    parts = [_rows(block, x, key)[rows] for rows in way.slices]
+    # Each micro-batch begins by itself, as it does in an engine: a state may depend on who a row is, not on where it stands.
+    parts = [_rows(block, x, key)[rows] for rows in way.micro_batches]
     begun = [tuple(map(_as_leaf, block.begin(part))) for part in parts]
     states = list(begun)
-    chunks: list[list[Tensor]] = [[] for _ in way.slices]
+    chunks: list[list[Tensor]] = [[] for _ in way.micro_batches]
     for start, stop in pairwise([0, *way.cuts, x.shape[0]]):
-        for index, rows in enumerate(way.slices):
-            if way.is_carried and start:
+        for index, rows in enumerate(way.micro_batches):
+            if way.is_stateful and start:
                 states[index] = block.begin(replace(parts[index], fresh=~parts[index].fresh), states[index])
             y, states[index] = block(x[start:stop, rows], states[index])
             chunks[index].append(y)
     y = torch.cat([torch.cat(row_chunks) for row_chunks in chunks], dim=1)
-    after = join_rows(states)
+    after = cat_rows(states)
     _backward((y, *after))
     gradients = {name: leaf.grad for name, leaf in (*block.named_parameters(), ("input", x)) if leaf.grad is not None}
     block.zero_grad(set_to_none=True)
@@ -161,7 +164,7 @@ def _backward(tensors: State) -> None:
     torch.autograd.backward(tracked, weights)
 
 
-def _check_form(block: Block, whole: _Result, x: Tensor, key: int) -> None:
+def _check_state_shapes(block: Block, whole: _Result, x: Tensor, key: int) -> None:
     """A state must keep its form, or the next chunk and the checkpoint can't take it."""
     name, num_rows = type(block).__name__, x.shape[1]
     before = block.begin(_rows(block, x, key))

@@ -9,17 +9,17 @@ from stretto.base.window import Rows
 from stretto.blocks.block import Block
 from stretto.blocks.pointwise import Embedding
 from stretto.blocks.stack import Stack
-from stretto.engine.engine import payload
+from stretto.engine.engine import window_tensor
 from stretto.plan.hardware import BlockShape
-from stretto.windows.loader import Windows
+from stretto.windows.loader import WindowSource
 
 # Gates and cell of a recurrent step, beside its output.
 _SAVED_BY_STATE = 6
 
 
-def block_shapes(model: Stack, data: Windows) -> list[BlockShape]:
+def block_shapes(model: Stack, data: WindowSource) -> list[BlockShape]:
     """Return the shapes of a model's blocks, which may be on the meta device."""
-    inputs = payload(data.read(Position()), "inputs", model.dtype)
+    inputs = window_tensor(data.read(Position()), "inputs", model.dtype)
     x = inputs[:1, :1].to("meta")
     found = []
     for block in model:
@@ -44,7 +44,7 @@ def _shape(block: Block, x: torch.Tensor, y: torch.Tensor, num_state: int) -> Bl
     return BlockShape(
         name=type(block).__name__.lower(),
         weights=0 if is_table else total,
-        table=total if is_table else 0,
+        embedding_weights=total if is_table else 0,
         recurrent=0 if is_table else recurrent,
         outputs=outputs,
         saved=0 if is_table else x[0, 0].numel() + (_SAVED_BY_STATE * num_state // 2 if num_state else 0),

@@ -7,27 +7,27 @@ import torch
 from torch import Tensor
 
 from stretto.base.errors import ConfigError, LawError
-from stretto.base.keys import derive
+from stretto.base.keys import derive_key
 from stretto.base.position import Position
 from stretto.base.state import State
-from stretto.base.window import IGNORE, Rows
+from stretto.base.window import IGNORE_INDEX, Rows
 from stretto.blocks.initialize import initialize
 from stretto.blocks.losses import Loss
 from stretto.blocks.stack import Stack
 from stretto.config.layout import Layout
 from stretto.engine.build import make_engine, stage_parts
-from stretto.engine.engine import Precision, payload
-from stretto.engine.gather import gather
+from stretto.engine.engine import Precision, window_tensor
+from stretto.engine.gather import gather_model_tensors
 from stretto.engine.local import LocalEngine
 from stretto.measure.laws import check_chunk_law, check_loss
 from stretto.mesh.mesh import Mesh
 from stretto.mesh.world import World
-from stretto.windows.loader import Windows
+from stretto.windows.loader import WindowSource
 
 # Sums in another order: a few thousand roundings.
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
 # bf16 keeps eight bits, and rounds a state at each chunk's edge.
-BF16 = 8 * 2**-8
+BF16_TOLERANCE = 8 * 2**-8
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class BlockDifference:
     state: float
 
     @property
-    def worst(self) -> float:
+    def max_difference(self) -> float:
         return max(self.gradients, self.state)
 
 
@@ -53,28 +53,28 @@ class Verification:
     loss: float
     blocks: tuple[BlockDifference, ...]
     tolerance: float
-    broken: tuple[str, ...]  # a sentence for each block, or the loss, that breaks a law
+    violations: tuple[str, ...]  # a sentence for each block, or the loss, that breaks a law
 
     @property
     def is_equal(self) -> bool:
-        differences = [self.loss, *(block.worst for block in self.blocks)]
-        return not self.broken and all(difference <= self.tolerance for difference in differences)
+        differences = [self.loss, *(block.max_difference for block in self.blocks)]
+        return not self.violations and all(difference <= self.tolerance for difference in differences)
 
     @property
     def verdict(self) -> str:
         """One sentence."""
-        if self.broken:
-            return "; ".join(self.broken)
+        if self.violations:
+            return "; ".join(self.violations)
         if self.is_equal:
             return f"equal to one rank, to {self.tolerance:.0e}, in loss, gradients and states"
-        block = max(self.blocks, key=lambda found: found.worst)
+        block = max(self.blocks, key=lambda found: found.max_difference)
         return f"differs from one rank, most at block {block.index} ({block.name}), though every law holds by itself"
 
 
 def verify(
     model: Stack,
     loss: Loss,
-    data: Windows,
+    data: WindowSource,
     layout: Layout,
     world: World | None = None,
     *,
@@ -92,11 +92,11 @@ def verify(
         raise ConfigError(f"steps={num_steps} compares nothing; use at least 1")
     world = world or World(0, 1, torch.device("cpu"))
     cut = make_engine(copy.deepcopy(model), loss, layout, world, seed=seed, precision=precision)
-    shares = [data.share(replica, layout.replicas, layout.slices) for replica in range(layout.replicas)]
+    shares = [data.share(replica, layout.replicas, layout.micro_batches) for replica in range(layout.replicas)]
     share = shares[cut.mesh.replica]
     whole = (
         LocalEngine(initialize(copy.deepcopy(model), seed, world.device), loss, precision=precision)
-        if world.is_first
+        if world.is_rank_zero
         else None
     )
     parts = stage_parts(model, layout)
@@ -105,12 +105,12 @@ def verify(
     whole_state: State | None = None
     position = Position()
     for step in range(num_steps):
-        key = derive(seed, "step", step)
+        key = derive_key(seed, "step", step)
         window = share.read(position, inputs=cut.needs_inputs, targets=cut.needs_targets)
         outcome = cut.step(window, cut_state, key)
         cut_state = outcome.state
-        total, count = cut.add_up([float(outcome.total), float(outcome.count)])
-        gradients = gather(model, parts, _gradients(cut.stack), cut.mesh)
+        total, count = cut.all_reduce([float(outcome.total), float(outcome.count)])
+        gradients = gather_model_tensors(model, parts, _gradients(cut.stack), cut.mesh)
         lanes = [share.read(position, inputs=False, targets=False).lanes for share in shares]
         states = _gather_states(model, parts, outcome.state, lanes, cut.mesh)
         if whole is not None:
@@ -123,26 +123,26 @@ def verify(
             states = [tuple(tensor[order] for tensor in state) for state in states]
             now += _differences(whole.stack, gradients, states, expected.state)
             worst = torch.maximum(worst, torch.tensor(now))
-        position = data.after(position)
+        position = data.next_position(position)
     broken = (
         []
         if whole is None
-        else _broken_laws(initialize(copy.deepcopy(model), seed, world.device), loss, data, world.device)
+        else _find_violations(initialize(copy.deepcopy(model), seed, world.device), loss, data, world.device)
     )
-    return _spread(cut.mesh, model, layout, num_steps, worst, broken, precision)
+    return _broadcast_result(cut.mesh, model, layout, num_steps, worst, broken, precision)
 
 
-def _spread(
+def _broadcast_result(
     mesh: Mesh, model: Stack, layout: Layout, num_steps: int, worst: Tensor, broken: list[str], precision: Precision
 ) -> Verification:
     """Give every rank the answer, which only the first has found."""
-    sizes = mesh.add_up(worst.flatten().tolist())
-    said = mesh.spread_text("\n".join(broken))
+    sizes = mesh.all_reduce(worst.flatten().tolist())
+    said = mesh.broadcast_text("\n".join(broken))
     blocks = tuple(
         BlockDifference(model.first + index, type(block).__name__, sizes[2 * index + 2], sizes[2 * index + 3])
         for index, block in enumerate(model)
     )
-    tolerance = BF16 if precision == "bf16" else TOLERANCES.get(model.dtype, 1e-4)
+    tolerance = BF16_TOLERANCE if precision == "bf16" else TOLERANCES.get(model.dtype, 1e-4)
     return Verification(layout, num_steps, sizes[0], blocks, tolerance, tuple(said.splitlines()))
 
 
@@ -160,7 +160,7 @@ def _gather_states(model: Stack, parts: list[slice], state: State, lanes: list[T
             is_here = (mesh.replica, mesh.stage) == (replica, stage)
             tensors = state if is_here else model[part].initial_state(rows)
             source = mesh.topology.rank(replica, stage)
-            replicas.append([mesh.spread(tensor.to(mesh.world.device), source).cpu() for tensor in tensors])
+            replicas.append([mesh.broadcast(tensor.to(mesh.world.device), source).cpu() for tensor in tensors])
         joined = tuple(torch.cat(tensors) for tensors in zip(*replicas, strict=True))
         blocks += model[part].split_state(joined)
     return blocks
@@ -186,15 +186,15 @@ def _difference(found: Tensor, expected: Tensor) -> float:
     return difference if difference < torch.inf else torch.inf
 
 
-def _broken_laws(model: Stack, loss: Loss, data: Windows, device: torch.device) -> list[str]:
+def _find_violations(model: Stack, loss: Loss, data: WindowSource, device: torch.device) -> list[str]:
     """Check each block, and the loss, on a corner of the user's own data: where something is asked, if anywhere."""
     window = data.read(Position())
     rows, steps = slice(0, min(4, window.num_rows)), min(6, window.num_steps)
-    asked = payload(window, "targets")[:, rows]
-    is_asked = ~asked.isnan() if asked.is_floating_point() else asked != IGNORE
+    asked = window_tensor(window, "targets")[:, rows]
+    is_asked = ~asked.isnan() if asked.is_floating_point() else asked != IGNORE_INDEX
     stop = max(steps, 1 + int(is_asked.flatten(1).any(1).nonzero().max())) if bool(is_asked.any()) else steps
     targets = asked[stop - steps : stop].to(device)
-    x = payload(window, "inputs", model.dtype)[stop - steps : stop, rows].to(device)
+    x = window_tensor(window, "inputs", model.dtype)[stop - steps : stop, rows].to(device)
     broken = []
     model.eval()
     for index, block in enumerate(model, model.first):

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from stretto.mesh.mesh import Mesh
 
-_TIMES = 9
+_NUM_REPEATS = 9
 
 
 def time_messages(mesh: Mesh, source: int, target: int, sizes: Sequence[int]) -> list[float]:
@@ -30,44 +30,44 @@ def time_messages(mesh: Mesh, source: int, target: int, sizes: Sequence[int]) ->
                 elif world.rank == receiver:
                     dist.recv(tensor, sender)
 
-        with _explained(mesh):
+        with _peer_errors(mesh):
             found.append(_median_seconds(mesh, there_and_back) / 2 if world.rank in (source, target) else 0.0)
-        mesh.add_up([0.0])
+        mesh.barrier()
     return found
 
 
-def time_sums(mesh: Mesh, num_ranks: int, sizes: Sequence[int]) -> list[float]:
+def time_all_reduces(mesh: Mesh, num_ranks: int, sizes: Sequence[int]) -> list[float]:
     """Return the seconds in which the first so many ranks add up tensors of some bytes; all ranks call it."""
     world = mesh.world
     # Ranks that don't take part make a group for themselves: all must have made as many, or later ones never meet.
     ranks = list(range(num_ranks)) if world.rank < num_ranks else [world.rank]
     found = []
-    with _explained(mesh):
+    with _peer_errors(mesh):
         group = dist.new_group(ranks, timeout=world.timeout, use_local_synchronization=True)
         for size in sizes:
             tensor = torch.zeros(max(size // 4, 1), device=world.device)
 
-            def add_up(tensor: torch.Tensor = tensor) -> None:
+            def all_reduce(tensor: torch.Tensor = tensor) -> None:
                 dist.all_reduce(tensor, group=group)
 
-            found.append(_median_seconds(mesh, add_up) if world.rank < num_ranks else 0.0)
-    mesh.add_up([0.0])
+            found.append(_median_seconds(mesh, all_reduce) if world.rank < num_ranks else 0.0)
+    mesh.barrier()
     # The group is not destroyed: torch would give its name to another, which then meets what it has left in the store.
     return found
 
 
 @contextmanager
-def _explained(mesh: Mesh) -> Iterator[None]:
+def _peer_errors(mesh: Mesh) -> Iterator[None]:
     """Turn the loss of a peer into the error that says so."""
     try:
         yield
     except RuntimeError as error:
-        raise mesh.explain(error, "measuring links") from error
+        raise mesh.explain_error(error, "measuring links") from error
 
 
 def _median_seconds(mesh: Mesh, run: Callable[[], object]) -> float:
     times = []
-    for index in range(_TIMES + 2):
+    for index in range(_NUM_REPEATS + 2):
         started = time.perf_counter()
         run()
         if mesh.world.device.type != "cpu":

@@ -7,24 +7,24 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 
-from stretto.mesh.waits import Waits
+from stretto.mesh.wait_timer import WaitTimer
 
-Future = torch.futures.Future[Tensor]
+TensorFuture = torch.futures.Future[Tensor]
 
 
 @dataclass(frozen=True)
-class Replicas:
+class ReduceHookState:
     """Who adds up, and where the time is kept that they wait for each other."""
 
     group: dist.ProcessGroup
-    waits: Waits
+    wait_timer: WaitTimer
 
 
-def add_bucket(replicas: Replicas, bucket: GradBucket) -> Future:
+def all_reduce_hook(state: ReduceHookState, bucket: GradBucket) -> TensorFuture:
     """Start adding up one bucket over the replicas. A sum, where torch's own hook would take the mean."""
-    work = dist.all_reduce(bucket.buffer(), group=replicas.group, async_op=True)
+    work = dist.all_reduce(bucket.buffer(), group=state.group, async_op=True)
     if bucket.is_last():
-        replicas.waits.begin_sum()
+        state.wait_timer.begin_all_reduce()
     assert work is not None
-    added: Future = work.get_future().then(lambda future: future.value()[0])
+    added: TensorFuture = work.get_future().then(lambda future: future.value()[0])
     return added

@@ -5,7 +5,7 @@
     replica 1                  rank 3 -> rank 4 -> rank 5
 
 Neighbouring stages are neighbouring ranks, so they share a machine where they can; ranks of one column hold the same
-blocks and add up their gradients. With `near` set to replicas it is the columns that are neighbours: rank 0 and rank 1
+blocks and add up their gradients. With `adjacent` set to replicas it is the columns that are neighbours: rank 0 and rank 1
 are then the first stage of both replicas, and share a machine to add up their gradients.
 """
 
@@ -16,7 +16,7 @@ from stretto.base.errors import PlanError
 
 
 @dataclass(frozen=True)
-class Place:
+class GridPosition:
     """Where one rank stands."""
 
     replica: int
@@ -29,7 +29,7 @@ class Topology:
 
     replicas: int
     stages: int
-    near: Literal["stages", "replicas"] = "stages"
+    adjacent: Literal["stages", "replicas"] = "stages"
 
     @property
     def size(self) -> int:
@@ -37,18 +37,18 @@ class Topology:
 
     def rank(self, replica: int, stage: int) -> int:
         """Return the rank of a place."""
-        return replica * self.stages + stage if self.near == "stages" else stage * self.replicas + replica
+        return replica * self.stages + stage if self.adjacent == "stages" else stage * self.replicas + replica
 
-    def place(self, rank: int) -> Place:
+    def position(self, rank: int) -> GridPosition:
         """Return the place of a rank."""
         if not 0 <= rank < self.size:
             raise PlanError(
                 f"rank {rank} is not one of the {self.size} of {self.replicas} replicas x {self.stages} stages"
             )
-        if self.near == "stages":
-            return Place(*divmod(rank, self.stages))
+        if self.adjacent == "stages":
+            return GridPosition(*divmod(rank, self.stages))
         stage, replica = divmod(rank, self.replicas)
-        return Place(replica, stage)
+        return GridPosition(replica, stage)
 
     def replica_ranks(self, replica: int) -> list[int]:
         """Return the ranks of one replica, stage by stage."""

@@ -1,11 +1,11 @@
-"""Actions: the forward or backward of one chunk of one slice on one stage, and what each has to wait for."""
+"""Actions: the forward or backward of one chunk of one micro-batch on one stage, and what each has to wait for."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
 
-class Kind(Enum):
+class ActionKind(Enum):
     """What an action does."""
 
     FORWARD = "F"
@@ -17,43 +17,43 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One stage's work on one chunk of one slice. The stage is where the action's list belongs."""
+    """One stage's work on one chunk of one micro-batch. The stage is where the action's list belongs."""
 
-    kind: Kind
-    slice: int
+    kind: ActionKind
+    micro_batch: int
     chunk: int
 
     def __str__(self) -> str:
-        return f"{self.kind.value}{self.slice}.{self.chunk}"
+        return f"{self.kind.value}{self.micro_batch}.{self.chunk}"
 
 
-def needs(action: Action, stage: int, num_stages: int, num_chunks: int) -> Iterator[tuple[int, Action]]:
+def dependencies(action: Action, stage: int, num_stages: int, num_chunks: int) -> Iterator[tuple[int, Action]]:
     """Return the (stage, action) pairs that must be done before `action` can run on `stage`.
 
     F(s,m,k) needs F(s-1,m,k), which sends it activations, and F(s,m,k-1), which leaves it a state.
     B(s,m,k) needs B(s+1,m,k), which sends it a gradient, B(s,m,k+1), which leaves it its state's, and F(s,m,k).
     """
-    kind, slice_, chunk = action.kind, action.slice, action.chunk
-    if kind is Kind.FORWARD:
+    kind, micro_batch, chunk = action.kind, action.micro_batch, action.chunk
+    if kind is ActionKind.FORWARD:
         if stage > 0:
             yield stage - 1, action
         if chunk > 0:
-            yield stage, Action(kind, slice_, chunk - 1)
+            yield stage, Action(kind, micro_batch, chunk - 1)
     else:
-        yield stage, Action(Kind.FORWARD, slice_, chunk)
+        yield stage, Action(ActionKind.FORWARD, micro_batch, chunk)
         if stage < num_stages - 1:
             yield stage + 1, action
         if chunk < num_chunks - 1:
-            yield stage, Action(kind, slice_, chunk + 1)
+            yield stage, Action(kind, micro_batch, chunk + 1)
 
 
 def receives_from(action: Action, stage: int, num_stages: int) -> int | None:
     """Return the stage whose message an action waits for, if any."""
-    source = stage - 1 if action.kind is Kind.FORWARD else stage + 1
+    source = stage - 1 if action.kind is ActionKind.FORWARD else stage + 1
     return source if 0 <= source < num_stages else None
 
 
 def sends_to(action: Action, stage: int, num_stages: int) -> int | None:
     """Return the stage that waits for an action's message, if any."""
-    target = stage + 1 if action.kind is Kind.FORWARD else stage - 1
+    target = stage + 1 if action.kind is ActionKind.FORWARD else stage - 1
     return target if 0 <= target < num_stages else None

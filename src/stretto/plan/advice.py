@@ -10,24 +10,24 @@ def advise(plan: Plan) -> str:
     num_ranks = chosen.layout.num_ranks
     if num_ranks == 1:
         return f"stay on one device: {_why_not_more(plan)}"
-    cut = f"{name(chosen)} on {num_ranks} devices"
-    if not plan.does_one_fit:
-        needs = f"one device would need {plan.one.memory / 1e9:,.0f} GB"
+    cut = f"{layout_name(chosen)} on {num_ranks} devices"
+    if not plan.fits_single_device:
+        needs = f"one device would need {plan.single_device.memory / 1e9:,.0f} GB"
         return f"use {cut}: {needs}, and this is the fastest of the layouts that fit{_idle(plan)}"
     gain = plan.speed_up(chosen)
     if gain < 1:
         # Only where all devices had to be used.
         return (
             f"use {cut}, the best that leaves none idle; one device alone would be {1 / gain:.2f} times as fast: "
-            f"{_what_holds_it_back(chosen, gain)}"
+            f"{_bottleneck(chosen, gain)}"
         )
     return (
         f"use {cut}: {gain:.2f} times as fast as one device ({gain / num_ranks:.0%} of {num_ranks} times); "
-        f"{_what_holds_it_back(chosen, gain)}{_idle(plan)}"
+        f"{_bottleneck(chosen, gain)}{_idle(plan)}"
     )
 
 
-def name(prediction: Prediction) -> str:
+def layout_name(prediction: Prediction) -> str:
     """A layout in few words: what it has one of is left out."""
     layout = prediction.layout
     words = [
@@ -35,7 +35,7 @@ def name(prediction: Prediction) -> str:
         for count, what in (
             (layout.replicas, "replicas"),
             (layout.stages, "stages"),
-            (layout.slices, "slices"),
+            (layout.micro_batches, "micro_batches"),
             (layout.chunks, "chunks"),
         )
         if count > 1
@@ -53,7 +53,7 @@ def _why_not_more(plan: Plan) -> str:
     gain = plan.speed_up(best)
     sure = ", less than a prediction can be sure of" if gain > 1 else ""
     return (
-        f"the best on more of them, {name(best)}, is {gain:.2f} times as fast{sure}; {_what_holds_it_back(best, gain)}"
+        f"the best on more of them, {layout_name(best)}, is {gain:.2f} times as fast{sure}; {_bottleneck(best, gain)}"
     )
 
 
@@ -70,10 +70,10 @@ def _idle(plan: Plan) -> str:
     return f"; all {plan.cluster.devices} would be {ratio:.2f} times as fast as this"
 
 
-def _what_holds_it_back(prediction: Prediction, gain: float) -> str:
+def _bottleneck(prediction: Prediction, gain: float) -> str:
     """The largest part of a step that is not work."""
     parts = {
-        "adding up gradients takes {:.0%} of a step": prediction.sums,
+        "adding up gradients takes {:.0%} of a step": prediction.all_reduce,
         "stages wait for each other for {:.0%} of it": prediction.bubble * prediction.pipeline,
         "the optimizer takes {:.0%} of it": prediction.optimizer,
     }

@@ -33,34 +33,34 @@ class Cluster:
             raise PlanError(f"memory={self.memory} holds nothing; give the bytes of one device")
 
     @cached_property
-    def per_node(self) -> int:
+    def devices_per_node(self) -> int:
         return self.devices // self.nodes
 
     def ranks_on_node(self, layout: Layout) -> int:
         """Return how many ranks the fullest node holds."""
-        return min(self.per_node, layout.num_ranks)
+        return min(self.devices_per_node, layout.num_ranks)
 
-    def is_crossing(self, layout: Layout, stage: int) -> bool:
+    def crosses_nodes(self, layout: Layout, stage: int) -> bool:
         """Is there a replica whose stages `stage` and `stage + 1` are on different nodes?"""
-        if layout.num_ranks <= self.per_node:
+        if layout.num_ranks <= self.devices_per_node:
             return False
-        if layout.near == "stages":
-            if self.per_node % layout.stages == 0:
+        if layout.adjacent == "stages":
+            if self.devices_per_node % layout.stages == 0:
                 return False
-            first = [replica * layout.stages + stage for replica in range(min(layout.replicas, self.per_node))]
-            return any(rank // self.per_node != (rank + 1) // self.per_node for rank in first)
+            first = [replica * layout.stages + stage for replica in range(min(layout.replicas, self.devices_per_node))]
+            return any(rank // self.devices_per_node != (rank + 1) // self.devices_per_node for rank in first)
         # A whole column of replicas away; only the shortest of columns stay together.
-        if layout.replicas >= self.per_node:
+        if layout.replicas >= self.devices_per_node:
             return True
         return any(
-            rank // self.per_node != (rank + layout.replicas) // self.per_node
+            rank // self.devices_per_node != (rank + layout.replicas) // self.devices_per_node
             for rank in range(stage * layout.replicas, (stage + 1) * layout.replicas)
         )
 
-    def nodes_of_stage(self, layout: Layout) -> int:
+    def num_nodes_of_stage(self, layout: Layout) -> int:
         """Return over how many nodes the ranks that hold one stage are spread."""
-        if layout.near == "stages":
-            return min(layout.replicas, ceil(layout.num_ranks / self.per_node))
+        if layout.adjacent == "stages":
+            return min(layout.replicas, ceil(layout.num_ranks / self.devices_per_node))
         # A column may begin in the middle of a node, and then ends in another one.
         edges = [(stage * layout.replicas, (stage + 1) * layout.replicas - 1) for stage in range(layout.stages)]
-        return max(last // self.per_node - first // self.per_node + 1 for first, last in edges)
+        return max(last // self.devices_per_node - first // self.devices_per_node + 1 for first, last in edges)

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
-from stretto.plan.actions import Kind
-from stretto.plan.timeline import Span, Timeline
+from stretto.plan.actions import ActionKind
+from stretto.plan.timeline import TimedAction, Timeline
 
 # Readable in light and dark, and told apart by those who don't see red and green alike.
-_COLOURS = {Kind.FORWARD: "#4c8bf5", Kind.BACKWARD: "#f0a030"}
+_COLORS = {ActionKind.FORWARD: "#4c8bf5", ActionKind.BACKWARD: "#f0a030"}
 _ROW, _LEFT, _TOP = 28, 70, 34
 
 
@@ -17,7 +17,7 @@ def draw_text(timeline: Timeline, width: int = 100) -> str:
     rows = []
     for stage in range(timeline.num_stages):
         cells = ["."] * width
-        for span in timeline.spans:
+        for span in timeline.timed_actions:
             if span.stage == stage:
                 start, stop = round(span.start * scale), max(round(span.start * scale) + 1, round(span.stop * scale))
                 label = label_of(span)
@@ -44,17 +44,17 @@ def draw_svg(timeline: Timeline, title: str, width: int = 1000, *, has_backgroun
             f'<rect x="{_LEFT}" y="{y + 2}" width="{timeline.seconds * scale:.1f}" height="{_ROW - 4}" fill="#eee"/>'
         )
     label_of = _labels(timeline)
-    parts += [_box(span, label_of(span), scale) for span in timeline.spans]
+    parts += [_box(span, label_of(span), scale) for span in timeline.timed_actions]
     parts += _axis(timeline.seconds, scale, _TOP + _ROW * timeline.num_stages)
     return "\n".join([*parts, "</svg>", ""])
 
 
-def _box(span: Span, label: str, scale: float) -> str:
+def _box(span: TimedAction, label: str, scale: float) -> str:
     x, y, width = _LEFT + span.start * scale, _TOP + _ROW * span.stage + 2, (span.stop - span.start) * scale
     text = ""
     if width > 7 * len(label):
         text = f'<text x="{x + width / 2:.1f}" y="{y + 16}" text-anchor="middle" fill="#111">{label}</text>'
-    colour = _COLOURS[span.action.kind]
+    colour = _COLORS[span.action.kind]
     return (
         f"<g><title>{label} on stage {span.stage}: {span.start:.4g} to {span.stop:.4g} s</title>"
         f'<rect x="{x:.1f}" y="{y}" width="{max(width - 0.6, 0.4):.1f}" height="{_ROW - 4}" fill="{colour}"/>{text}</g>'
@@ -71,9 +71,9 @@ def _axis(seconds: float, scale: float, y: float) -> list[str]:
     return [*marks, f'<text x="{middle:.1f}" y="{y + 32}" text-anchor="middle" fill="#444">seconds</text>']
 
 
-def _labels(timeline: Timeline) -> Callable[[Span], str]:
-    """How to name an action: by its chunk alone where there is only one slice."""
-    if any(span.action.slice for span in timeline.spans):
+def _labels(timeline: Timeline) -> Callable[[TimedAction], str]:
+    """How to name an action: by its chunk alone where there is only one micro-batch."""
+    if any(span.action.micro_batch for span in timeline.timed_actions):
         return lambda span: str(span.action)
     return lambda span: f"{span.action.kind.value}{span.action.chunk}"
 

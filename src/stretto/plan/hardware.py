@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from stretto.base.errors import PlanError
-from stretto.plan.profile import Kind, Link, Point, Profile
+from stretto.plan.profile import BlockKind, CostPoint, Link, Profile
 
 
 @dataclass(frozen=True)
@@ -23,14 +23,14 @@ class Hardware:
     node: Link
     network: Link  # for each device
     source: str
-    reached: float = 0.5  # of the peak of arithmetic, in a large product
-    number_bytes: int = 2  # of what is multiplied
-    launch: float = 5e-6  # seconds that each step of a recurrent layer takes at least
+    utilization: float = 0.5  # of the peak of arithmetic, in a large product
+    element_size: int = 2  # of what is multiplied
+    launch_seconds: float = 5e-6  # seconds that each step of a recurrent layer takes at least
 
 
 _LINKS = "half of NVLink's two-way figure each way; between nodes one 400 Gb/s port a device (A100: 200 Gb/s), 5 us"
 
-KNOWN = {
+KNOWN_HARDWARE = {
     "A100": Hardware(
         name="A100 80 GB SXM",
         memory=80e9,
@@ -60,7 +60,7 @@ class BlockShape:
 
     name: str
     weights: int  # that are multiplied once for each step of each row
-    table: int = 0  # weights that are only looked up
+    embedding_weights: int = 0  # weights that are only looked up
     recurrent: int = 0  # those of `weights` that each step must wait for
     outputs: int = 0  # features that it gives for each step of each row
     saved: int = 0  # numbers that its forward keeps for each step of each row
@@ -69,9 +69,11 @@ class BlockShape:
 
 def find_hardware(name: str) -> Hardware:
     """Return the figures of a device."""
-    if name.upper() not in KNOWN:
-        raise PlanError(f"--as={name} is not known; known are {', '.join(KNOWN)}, or write a profile by hand")
-    return KNOWN[name.upper()]
+    if name.upper() not in KNOWN_HARDWARE:
+        raise PlanError(
+            f"--hardware={name} is not known; known are {', '.join(KNOWN_HARDWARE)}, or write a profile by hand"
+        )
+    return KNOWN_HARDWARE[name.upper()]
 
 
 def derive_profile(
@@ -79,7 +81,7 @@ def derive_profile(
 ) -> Profile:
     """Return the profile that a model would have on a device, by its figures; weights in fp32, AdamW."""
     if not is_bf16:
-        hardware = replace(hardware, flops=hardware.fp32_flops, number_bytes=4)
+        hardware = replace(hardware, flops=hardware.fp32_flops, element_size=4)
     shapes = list(dict.fromkeys(blocks))
     names = {shape: f"{shape.name}-{index}" for index, shape in enumerate(shapes)}
     # It costs nothing to be asked: every half, as a product goes from waiting for memory to waiting for arithmetic.
@@ -94,13 +96,13 @@ def derive_profile(
         is_simulated=True,
         kinds={names[shape]: _derive_kind(hardware, shape, rows, steps) for shape in shapes},
         blocks=tuple(names[shape] for shape in blocks),
-        loss=Kind(
+        loss=BlockKind(
             points=tuple(
-                Point(
+                CostPoint(
                     rows=row,
                     steps=step,
-                    forward=hardware.launch + 3 * 4 * last * row * step / hardware.bandwidth,
-                    backward=hardware.launch + 3 * 4 * last * row * step / hardware.bandwidth,
+                    forward=hardware.launch_seconds + 3 * 4 * last * row * step / hardware.bandwidth,
+                    backward=hardware.launch_seconds + 3 * 4 * last * row * step / hardware.bandwidth,
                     saved=4.0 * last * row * step,
                 )
                 for row in rows
@@ -109,23 +111,23 @@ def derive_profile(
         ),
         node=hardware.node,
         network=hardware.network,
-        action=20 * hardware.launch,
-        step=100 * hardware.launch,
+        action_overhead=20 * hardware.launch_seconds,
+        step_overhead=100 * hardware.launch_seconds,
         overlap=0.9,
     )
 
 
 def _assumptions(hardware: Hardware) -> str:
     return (
-        f"{'bf16' if hardware.number_bytes == 2 else 'fp32'} products at {hardware.reached:.0%} of their peak; "
+        f"{'bf16' if hardware.element_size == 2 else 'fp32'} products at {hardware.utilization:.0%} of their peak; "
         "weights read from memory at each step of a recurrent layer; "
-        f"{hardware.launch * 1e6:.0f} us at least for each such step; gradients in fp32, added up behind 90 % of the "
+        f"{hardware.launch_seconds * 1e6:.0f} us at least for each such step; gradients in fp32, added up behind 90 % of the "
         "last backward"
     )
 
 
-def _derive_kind(hardware: Hardware, shape: BlockShape, rows: Sequence[int], steps: Sequence[int]) -> Kind:
-    weight_bytes = 4 * (shape.weights + shape.table)
+def _derive_kind(hardware: Hardware, shape: BlockShape, rows: Sequence[int], steps: Sequence[int]) -> BlockKind:
+    weight_bytes = 4 * (shape.weights + shape.embedding_weights)
     points = []
     for row in rows:
         for step in steps:
@@ -133,17 +135,17 @@ def _derive_kind(hardware: Hardware, shape: BlockShape, rows: Sequence[int], ste
             # Two products where the forward has one: for what came in, and for the weights.
             backward = 2 * forward
             points.append(
-                Point(
+                CostPoint(
                     rows=row,
                     steps=step,
                     forward=forward,
                     backward=backward,
-                    saved=float(hardware.number_bytes * shape.saved * row * step),
+                    saved=float(hardware.element_size * shape.saved * row * step),
                 )
             )
-    return Kind(
+    return BlockKind(
         weight_bytes=weight_bytes,
-        output_bytes=hardware.number_bytes * shape.outputs,
+        output_bytes=hardware.element_size * shape.outputs,
         state_bytes=4 * shape.state,
         accumulate=3 * weight_bytes / hardware.bandwidth,
         # Reads weights, gradients and two moments, and writes three of them; the norm reads gradients once more.
@@ -153,12 +155,12 @@ def _derive_kind(hardware: Hardware, shape: BlockShape, rows: Sequence[int], ste
 
 
 def _forward_seconds(hardware: Hardware, shape: BlockShape, rows: int, steps: int) -> float:
-    peak = hardware.flops * hardware.reached
+    peak = hardware.flops * hardware.utilization
     at_once = shape.weights - shape.recurrent
     product = 2 * at_once * rows * steps / peak
-    memory = hardware.number_bytes * (at_once + shape.outputs * rows * steps) / hardware.bandwidth
-    seconds = hardware.launch + max(product, memory)
+    memory = hardware.element_size * (at_once + shape.outputs * rows * steps) / hardware.bandwidth
+    seconds = hardware.launch_seconds + max(product, memory)
     if shape.recurrent:
-        each = max(2 * shape.recurrent * rows / peak, hardware.number_bytes * shape.recurrent / hardware.bandwidth)
-        seconds += steps * (hardware.launch + each)
+        each = max(2 * shape.recurrent * rows / peak, hardware.element_size * shape.recurrent / hardware.bandwidth)
+        seconds += steps * (hardware.launch_seconds + each)
     return seconds

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from stretto.config.layout import Layout
-from stretto.plan.costs import Costs
-from stretto.plan.orders import max_live
-from stretto.plan.partition import RunCosts, run_costs
+from stretto.plan.cost_model import CostModel
+from stretto.plan.partition import RangeCosts, range_costs
+from stretto.plan.schedule import max_live_chunks
 
 # Messages of each direction that are posted ahead or under way.
 _MESSAGES = 3
@@ -29,16 +29,16 @@ class RankMemory:
         return self.weights + self.gradients + self.optimizer + self.activations + self.messages
 
 
-def rank_memory(costs: Costs, layout: Layout, stage: int, part: slice, rows: int, steps: int) -> RankMemory:
+def rank_memory(costs: CostModel, layout: Layout, stage: int, part: slice, rows: int, steps: int) -> RankMemory:
     """Return the memory of a stage that holds the blocks `part`, for chunks of so many rows and steps.
 
     A stage keeps what its forwards saved until their backwards. With recomputation it keeps only what they started
     from, and what one of them saves while it is run again.
     """
     weights = costs.weight_bytes(part.start, part.stop)
-    live = max_live(stage, layout.stages, layout.slices, layout.chunks)
+    live = max_live_chunks(stage, layout.stages, layout.micro_batches, layout.chunks)
     saved = costs.chunk(part.start, part.stop, rows, steps).saved
-    arriving, leaving = (_edge_bytes(costs, edge) * rows * steps for edge in (part.start, part.stop))
+    arriving, leaving = (_boundary_bytes(costs, edge) * rows * steps for edge in (part.start, part.stop))
     state = costs.state_bytes(part.start, part.stop) * rows
     activations = live * (arriving + state) + saved if layout.recompute else live * (saved + state)
     return RankMemory(
@@ -50,18 +50,20 @@ def rank_memory(costs: Costs, layout: Layout, stage: int, part: slice, rows: int
     )
 
 
-def all_totals(costs: Costs, layout: Layout, rows: int, steps: int) -> Callable[[int], RunCosts]:
+def all_memory_totals(costs: CostModel, layout: Layout, rows: int, steps: int) -> Callable[[int], RangeCosts]:
     """Return, for each stage, the total of `rank_memory` for every run of blocks at once."""
     edges = range(costs.num_blocks + 1)
     # The loss belongs to the last block, and so to any run that ends with it.
-    saved = run_costs(np.array([costs.chunk(0, stop, rows, steps).saved for stop in edges]))
-    weights = run_costs(np.array([costs.weight_bytes(0, stop) for stop in edges])) * (2 + costs.profile.optimizer_bytes)
-    state = run_costs(np.array([costs.state_bytes(0, stop) for stop in edges])) * rows
-    passing = np.array([_edge_bytes(costs, edge) for edge in edges]) * rows * steps
+    saved = range_costs(np.array([costs.chunk(0, stop, rows, steps).saved for stop in edges]))
+    weights = range_costs(np.array([costs.weight_bytes(0, stop) for stop in edges])) * (
+        2 + costs.profile.optimizer_bytes
+    )
+    state = range_costs(np.array([costs.state_bytes(0, stop) for stop in edges])) * rows
+    passing = np.array([_boundary_bytes(costs, edge) for edge in edges]) * rows * steps
     fixed = weights + _MESSAGES * (passing[:, None] + passing[None, :])
 
-    def totals(stage: int) -> RunCosts:
-        live = max_live(stage, layout.stages, layout.slices, layout.chunks)
+    def totals(stage: int) -> RangeCosts:
+        live = max_live_chunks(stage, layout.stages, layout.micro_batches, layout.chunks)
         if layout.recompute:
             return np.asarray(fixed + live * (passing[:, None] + state) + saved)
         return np.asarray(fixed + live * (saved + state))
@@ -69,6 +71,6 @@ def all_totals(costs: Costs, layout: Layout, rows: int, steps: int) -> Callable[
     return totals
 
 
-def _edge_bytes(costs: Costs, edge: int) -> float:
+def _boundary_bytes(costs: CostModel, edge: int) -> float:
     """One step of one row where it passes from one stage to another; nothing at either end of the model."""
     return costs.sent_bytes(edge) if 0 < edge < costs.num_blocks else 0.0

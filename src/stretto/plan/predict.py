@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from functools import cache, cached_property, partial
 
 from stretto.config.layout import Layout
-from stretto.plan.actions import Action, Kind
+from stretto.plan.actions import Action, ActionKind
 from stretto.plan.cluster import Cluster
-from stretto.plan.costs import Costs
-from stretto.plan.cut import SliceShape
-from stretto.plan.load import Load
+from stretto.plan.contention import simulate_contended
+from stretto.plan.cost_model import CostModel
+from stretto.plan.cut import MicroBatchShape
 from stretto.plan.memory import RankMemory, rank_memory
-from stretto.plan.orders import order
-from stretto.plan.partition import parts_of
-from stretto.plan.sharing import simulate_shared
-from stretto.plan.timeline import Cost, Timeline, simulate
+from stretto.plan.partition import partition_from_counts
+from stretto.plan.schedule import stage_schedule
+from stretto.plan.timeline import ActionCost, Timeline, simulate
+from stretto.plan.workload import Workload
 
 # Torch's reducer adds up gradients in buckets of so many bytes; the last one has no backward left to hide behind.
 _BUCKET = 25 * 2**20
@@ -37,7 +37,7 @@ class Prediction:
     layout: Layout
     seconds: float
     pipeline: float  # forwards and backwards, waiting included
-    sums: float  # gradients added up over replicas, as far as no backward hides it
+    all_reduce: float  # gradients added up over replicas, as far as no backward hides it
     optimizer: float
     other: float  # what each step adds once
     bubble: float  # the part of the pipeline's time in which its stages wait
@@ -56,65 +56,65 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class _Step:
+class _StepSimulation:
     """One window of a replica in a layout."""
 
-    costs: Costs
+    costs: CostModel
     layout: Layout
     cluster: Cluster
     parts: Sequence[slice]
-    slices: Sequence[SliceShape]
+    micro_batches: Sequence[MicroBatchShape]
 
     @property
     def num_chunks(self) -> int:
-        return max(len(shape.edges) for shape in self.slices)
+        return max(len(shape.chunk_bounds) for shape in self.micro_batches)
 
     @cached_property
     def shapes(self) -> list[list[tuple[int, int]]]:
-        """Steps and rows of each chunk of each slice."""
-        return [[shape.chunk(index) for index in range(self.num_chunks)] for shape in self.slices]
+        """Steps and rows of each chunk of each micro-batch."""
+        return [[shape.chunk(index) for index in range(self.num_chunks)] for shape in self.micro_batches]
 
-    def orders(self) -> list[list[Action]]:
+    def schedules(self) -> list[list[Action]]:
         """The actions of each stage, as its engine takes them."""
         found = []
         for stage in range(self.layout.stages):
-            actions = order(stage, self.layout.stages, len(self.slices), self.num_chunks)
-            found.append([action for action in actions if self.shapes[action.slice][action.chunk][1]])
+            actions = stage_schedule(stage, self.layout.stages, len(self.micro_batches), self.num_chunks)
+            found.append([action for action in actions if self.shapes[action.micro_batch][action.chunk][1]])
         return found
 
-    def cost(self) -> Cost:
+    def cost(self) -> ActionCost:
         """What an action takes on a stage that has its device for itself."""
-        costs, action_seconds = self.costs, self.costs.profile.action
-        last_chunk = len(self.slices[0].edges) - 1
+        costs, action_seconds = self.costs, self.costs.profile.action_overhead
+        last_chunk = len(self.micro_batches[0].chunk_bounds) - 1
         again = self.layout.recompute
         shapes = self.shapes
         chunks = [cache(partial(costs.chunk, part.start, part.stop)) for part in self.parts]
         added = [costs.accumulate(part.start, part.stop) for part in self.parts]
 
         def seconds(stage: int, action: Action) -> float:
-            steps, rows = shapes[action.slice][action.chunk]
+            steps, rows = shapes[action.micro_batch][action.chunk]
             chunk = chunks[stage](rows, steps)
-            if action.kind is Kind.FORWARD:
+            if action.kind is ActionKind.FORWARD:
                 return chunk.forward + action_seconds
             # The first backward finds no gradient that it would have to add to.
-            is_first = action.slice == 0 and action.chunk == last_chunk
+            is_first = action.micro_batch == 0 and action.chunk == last_chunk
             repeated = chunk.forward if again else 0.0
             return chunk.backward + repeated + (0.0 if is_first else added[stage]) + action_seconds
 
         return seconds
 
-    def link(self) -> Cost:
+    def link(self) -> ActionCost:
         """What a message takes to the next stage."""
         shapes = self.shapes
         inner = range(self.layout.stages - 1)
         links = [
-            self.costs.network if self.cluster.is_crossing(self.layout, stage) else self.costs.node for stage in inner
+            self.costs.network if self.cluster.crosses_nodes(self.layout, stage) else self.costs.node for stage in inner
         ]
         sizes = [self.costs.sent_bytes(self.parts[stage].stop) for stage in inner]
 
         def seconds(stage: int, action: Action) -> float:
-            lower = stage if action.kind is Kind.FORWARD else stage - 1
-            steps, rows = shapes[action.slice][action.chunk]
+            lower = stage if action.kind is ActionKind.FORWARD else stage - 1
+            steps, rows = shapes[action.micro_batch][action.chunk]
             link = links[lower]
             return link.latency + sizes[lower] * rows * steps / link.bandwidth
 
@@ -124,11 +124,11 @@ class _Step:
         speeds = self.costs.speeds
         on_node = self.cluster.ranks_on_node(self.layout)
         cost, link = self.cost(), self.link()
-        if not speeds.is_shared:
-            return simulate(self.orders(), cost, link)
+        if not speeds.is_contended:
+            return simulate(self.schedules(), cost, link)
         # All replicas are at the same place of their step.
         copies = max(1, on_node // self.layout.stages)
-        return simulate_shared(self.orders(), cost, link, lambda busy: speeds.of(on_node, busy * copies))
+        return simulate_contended(self.schedules(), cost, link, lambda busy: speeds.of(on_node, busy * copies))
 
     def traffic(self, stage: int) -> float:
         """Bytes of activations and gradients of activations that a stage sends."""
@@ -136,15 +136,15 @@ class _Step:
         down = self.costs.sent_bytes(self.parts[stage].start) if stage else 0.0
         num_steps = sum(
             (stop - first) * rows
-            for shape in self.slices
-            for (first, stop), rows in zip(shape.edges, shape.num_rows, strict=True)
+            for shape in self.micro_batches
+            for (first, stop), rows in zip(shape.chunk_bounds, shape.rows_per_chunk, strict=True)
         )
         return (up + down) * num_steps
 
 
-def predict(costs: Costs, load: Load, layout: Layout, cluster: Cluster) -> Prediction:
+def predict(costs: CostModel, workload: Workload, layout: Layout, cluster: Cluster) -> Prediction:
     """Return what a mean step takes; `layout.blocks` says which blocks each stage holds."""
-    steps = _steps(costs, load, layout, cluster)
+    steps = _steps(costs, workload, layout, cluster)
     timelines = [step.simulate() for step in steps]
     parts, busy = steps[0].parts, _mean_busy(timelines)
     ends = [_end(step, timeline) for step, timeline in zip(steps, timelines, strict=True)]
@@ -152,8 +152,8 @@ def predict(costs: Costs, load: Load, layout: Layout, cluster: Cluster) -> Predi
     added = sum(ends) / len(ends) - pipeline
     speed = costs.speeds.of(cluster.ranks_on_node(layout), cluster.ranks_on_node(layout))
     optimizer = max(costs.optimizer(part.start, part.stop) for part in parts) / speed
-    agree = costs.sum_seconds(8 * 8, layout.num_ranks, math.ceil(layout.num_ranks / cluster.per_node))
-    other = costs.profile.step / costs.speeds.of(cluster.ranks_on_node(layout), 1) + agree
+    agree = costs.all_reduce_seconds(8 * 8, layout.num_ranks, math.ceil(layout.num_ranks / cluster.devices_per_node))
+    other = costs.profile.step_overhead / costs.speeds.of(cluster.ranks_on_node(layout), 1) + agree
     return Prediction(
         layout,
         pipeline + added + optimizer + other,
@@ -162,59 +162,59 @@ def predict(costs: Costs, load: Load, layout: Layout, cluster: Cluster) -> Predi
         optimizer,
         other,
         sum(timeline.bubble for timeline in timelines) / len(timelines),
-        load.tokens,
+        workload.tokens,
         max(_traffic(steps, stage) for stage in range(layout.stages)),
         tuple(
             StagePrediction(
                 (part.start, part.stop),
                 busy[stage],
-                stage_memory(costs, load, layout, stage, part),
+                stage_memory(costs, workload, layout, stage, part),
             )
             for stage, part in enumerate(parts)
         ),
     )
 
 
-def predict_timeline(costs: Costs, load: Load, layout: Layout, cluster: Cluster) -> Timeline:
+def predict_timeline(costs: CostModel, workload: Workload, layout: Layout, cluster: Cluster) -> Timeline:
     """Return when each action of the first window's step runs."""
-    return _steps(costs, load, layout, cluster)[0].simulate()
+    return _steps(costs, workload, layout, cluster)[0].simulate()
 
 
-def stage_memory(costs: Costs, load: Load, layout: Layout, stage: int, part: slice) -> RankMemory:
+def stage_memory(costs: CostModel, workload: Workload, layout: Layout, stage: int, part: slice) -> RankMemory:
     """Return the memory of a stage, for the largest chunks that any window has."""
-    rows, steps = load.largest_chunk(layout.replicas, layout.slices, layout.chunks)
+    rows, steps = workload.largest_chunk(layout.replicas, layout.micro_batches, layout.chunks)
     return rank_memory(costs, layout, stage, part, rows, steps)
 
 
-def _steps(costs: Costs, load: Load, layout: Layout, cluster: Cluster) -> list[_Step]:
-    parts = parts_of(layout.blocks or (costs.num_blocks,))
-    cuts = load.cut(layout.replicas, layout.slices, layout.chunks)
-    return [_Step(costs, layout, cluster, parts, slices) for slices in cuts]
+def _steps(costs: CostModel, workload: Workload, layout: Layout, cluster: Cluster) -> list[_StepSimulation]:
+    parts = partition_from_counts(layout.blocks or (costs.num_blocks,))
+    cuts = workload.cut(layout.replicas, layout.micro_batches, layout.chunks)
+    return [_StepSimulation(costs, layout, cluster, parts, micro_batches) for micro_batches in cuts]
 
 
-def _end(step: _Step, timeline: Timeline) -> float:
+def _end(step: _StepSimulation, timeline: Timeline) -> float:
     """When the gradients of the last stage to be ready are added up."""
     layout, costs = step.layout, step.costs
     if layout.replicas == 1:
         return timeline.seconds
-    last = {span.stage: span for span in timeline.spans}
-    nodes = step.cluster.nodes_of_stage(layout)
+    last = {span.stage: span for span in timeline.timed_actions}
+    nodes = step.cluster.num_nodes_of_stage(layout)
     on_node = step.cluster.ranks_on_node(layout)
     # Sums were measured with those ranks alone on a node; here all its ranks add up at once.
     group = max(1, min(layout.replicas, on_node))
-    crowd = costs.speeds.of(group, group) / costs.speeds.of(on_node, on_node)
-    seconds = partial(costs.sum_seconds, num_ranks=layout.replicas, num_nodes=nodes)
+    contention = costs.speeds.of(group, group) / costs.speeds.of(on_node, on_node)
+    seconds = partial(costs.all_reduce_seconds, num_ranks=layout.replicas, num_nodes=nodes)
     ends = []
     for stage, part in enumerate(step.parts):
         num_bytes = costs.weight_bytes(part.start, part.stop)
         span = last[stage]
         hidden = costs.profile.overlap * (span.stop - span.start)
-        exposed = max(seconds(num_bytes) - hidden, seconds(min(num_bytes, _BUCKET))) * crowd
+        exposed = max(seconds(num_bytes) - hidden, seconds(min(num_bytes, _BUCKET))) * contention
         ends.append(span.stop + exposed)
     return max(ends)
 
 
-def _traffic(steps: Sequence[_Step], stage: int) -> float:
+def _traffic(steps: Sequence[_StepSimulation], stage: int) -> float:
     layout = steps[0].layout
     part = steps[0].parts[stage]
     gradients = 2 * (layout.replicas - 1) / layout.replicas * steps[0].costs.weight_bytes(part.start, part.stop)
@@ -225,6 +225,6 @@ def _mean_busy(timelines: Sequence[Timeline]) -> list[float]:
     """How long each stage computes in a mean step."""
     busy = [0.0] * timelines[0].num_stages
     for timeline in timelines:
-        for span in timeline.spans:
+        for span in timeline.timed_actions:
             busy[span.stage] += (span.stop - span.start) / len(timelines)
     return busy

@@ -9,7 +9,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from stretto.base.disk import write_whole
+from stretto.base.disk import write_atomic
 from stretto.base.errors import PlanError
 from stretto.config.section import Section
 
@@ -23,7 +23,7 @@ Rate = Annotated[float, Field(ge=1e-6, le=1e6, allow_inf_nan=False)]
 Bandwidth = Annotated[float, Field(ge=1, le=1e18, allow_inf_nan=False)]
 
 
-class Point(Section):
+class CostPoint(Section):
     """One chunk of so many rows and steps through a block."""
 
     rows: Count
@@ -34,7 +34,7 @@ class Point(Section):
     """Bytes that the forward keeps for the backward."""
 
 
-class Kind(Section):
+class BlockKind(Section):
     """A kind of block: blocks of the same make and shapes are measured once."""
 
     weight_bytes: int = Field(0, ge=0, le=10**18)
@@ -46,7 +46,7 @@ class Kind(Section):
     """Added to a backward that finds a gradient there to add to."""
     optimizer: Seconds = 0
     """Norm, scaling and optimizer step of its weights."""
-    points: tuple[Point, ...] = Field(min_length=1, strict=False)
+    points: tuple[CostPoint, ...] = Field(min_length=1, strict=False)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -78,7 +78,7 @@ class Link(Section):
         return self.latency + num_bytes / self.bandwidth
 
 
-class Sum(Section):
+class AllReduceCost(Section):
     """Adding up gradients over so many ranks of one node, as measured."""
 
     ranks: int = Field(ge=2, le=10**9)
@@ -87,13 +87,13 @@ class Sum(Section):
     """Bytes of gradients added up per second."""
 
 
-class Speed(Section):
+class RankSpeed(Section):
     """How fast ranks compute when a node holds so many, against the one that the blocks were measured on."""
 
     ranks: Count
-    each: Rate
+    contended: Rate
     """When all of them compute at once."""
-    alone: Rate
+    solo: Rate
     """When one computes and the others wait."""
 
 
@@ -112,20 +112,20 @@ class Profile(Section):
     """Versions, and where figures come from."""
     is_simulated: bool = False
     """The figures were derived or written by hand: no such device was measured."""
-    kinds: dict[str, Kind]
+    kinds: dict[str, BlockKind]
     blocks: tuple[str, ...] = Field(min_length=1, strict=False)
     """The kind of each block of the model, in order."""
-    loss: Kind
+    loss: BlockKind
     node: Link | None = None
     """Between devices of one node; not known where only one was measured."""
     network: Link | None = None
     """Between devices of different nodes, for each device."""
-    sums: tuple[Sum, ...] = Field((), strict=False)
-    speeds: tuple[Speed, ...] = Field((), strict=False)
+    all_reduces: tuple[AllReduceCost, ...] = Field((), strict=False)
+    speeds: tuple[RankSpeed, ...] = Field((), strict=False)
     """Where ranks share what they compute with, as processes share cores; none where each has a device of its own."""
-    action: Seconds = 0
+    action_overhead: Seconds = 0
     """What the engine adds to each forward and backward of a chunk."""
-    step: Seconds = 0
+    step_overhead: Seconds = 0
     """What a step adds once: reading data, agreeing on sums."""
     overlap: float = Field(0, ge=0, le=1, allow_inf_nan=False)
     """The part of the last backward during which gradients are added up without slowing it."""
@@ -174,6 +174,6 @@ def save_profile(profile: Profile, path: Path) -> None:
     """Write a profile, whole or not at all."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, f"{profile.model_dump_json(indent=1)}\n".encode())
+        write_atomic(path, f"{profile.model_dump_json(indent=1)}\n".encode())
     except OSError as error:
         raise PlanError(f"{path} can't be written ({error.strerror}); choose another path") from None

@@ -13,29 +13,29 @@ from numpy.typing import NDArray
 
 from stretto.base.errors import PlanError
 from stretto.config.layout import Layout
-from stretto.plan.bounds import Bounds
+from stretto.plan.bounds import LowerBounds
 from stretto.plan.cluster import Cluster, divisors
-from stretto.plan.costs import Costs
-from stretto.plan.load import Load
-from stretto.plan.memory import all_totals
-from stretto.plan.partition import RunCosts, partition_by, parts_of, run_costs
+from stretto.plan.cost_model import CostModel
+from stretto.plan.memory import all_memory_totals
+from stretto.plan.partition import RangeCosts, partition_by_cost, partition_from_counts, range_costs
 from stretto.plan.predict import Prediction, predict, stage_memory
 from stretto.plan.profile import Profile
+from stretto.plan.workload import Workload
 
-# Chunks and slices of one stage, at most: a bubble is long gone before that.
-_MOST_PARTS = 256
+# Chunks and micro-batches of one stage, at most: a bubble is long gone before that.
+_MAX_PARTS = 256
 # What takes so many times as long as the fastest is not worth a row in a table.
-_OF_INTEREST = 2.0
+_MAX_SLOWDOWN = 2.0
 # A grid that is slower by less than this is preferred if it needs fewer devices.
-_ALIKE = 0.05
+_TIE_TOLERANCE = 0.05
 
 
 @dataclass(frozen=True)
-class Rejected:
+class Rejection:
     """Layouts that can't be, and why."""
 
-    what: str
-    why: str
+    layouts: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class Plan:
 
     cluster: Cluster
     best: tuple[Prediction, ...]
-    one: Prediction
-    does_one_fit: bool
-    rejected: tuple[Rejected, ...]
+    single_device: Prediction
+    fits_single_device: bool
+    rejected: tuple[Rejection, ...]
     num_layouts: int
     num_simulated: int
 
@@ -57,10 +57,12 @@ class Plan:
 
     def speed_up(self, prediction: Prediction) -> float:
         """Return how much faster than one device, whether or not that could hold the model."""
-        return self.one.seconds / prediction.seconds
+        return self.single_device.seconds / prediction.seconds
 
 
-def find_plan(profile: Profile, load: Load, cluster: Cluster, *, uses_all: bool = False, num_best: int = 10) -> Plan:
+def find_plan(
+    profile: Profile, workload: Workload, cluster: Cluster, *, uses_all: bool = False, num_best: int = 10
+) -> Plan:
     """Return the best layouts for a cluster, of each grid of replicas and stages the best.
 
     With `uses_all`, only those that leave no device idle.
@@ -70,31 +72,33 @@ def find_plan(profile: Profile, load: Load, cluster: Cluster, *, uses_all: bool 
             f"the profile of {profile.device} has no link between nodes, but nodes={cluster.nodes}; "
             "give --network like 5us,25GB, or measure it with torchrun on two nodes"
         )
-    if cluster.per_node > 1 and profile.node is None:
+    if cluster.devices_per_node > 1 and profile.node is None:
         raise PlanError(
             f"the profile of {profile.device} has no link inside a node, but devices={cluster.devices}; "
             "give --node like 3us,300GB, or measure it with more devices"
         )
-    return _Search(Costs(profile), load, cluster, uses_all).run(num_best)
+    return _LayoutSearch(CostModel(profile), workload, cluster, uses_all).run(num_best)
 
 
-def balance(profile: Profile, load: Load, cluster: Cluster, layout: Layout) -> Layout:
+def balance(profile: Profile, workload: Workload, cluster: Cluster, layout: Layout) -> Layout:
     """Return a layout with the blocks of each stage as they are best by a profile."""
-    fitted = _Search(Costs(profile), load, cluster, uses_all=True).fit(layout.model_copy(update={"blocks": ()}))
+    fitted = _LayoutSearch(CostModel(profile), workload, cluster, uses_all=True).fit(
+        layout.model_copy(update={"blocks": ()})
+    )
     if fitted is None:
-        raise PlanError(f"{layout} doesn't fit into memory; use more stages, slices or recompute")
+        raise PlanError(f"{layout} doesn't fit into memory; use more stages, micro-batches or recompute")
     return fitted
 
 
-class _Search:
-    def __init__(self, costs: Costs, load: Load, cluster: Cluster, uses_all: bool) -> None:
+class _LayoutSearch:
+    def __init__(self, costs: CostModel, workload: Workload, cluster: Cluster, uses_all: bool) -> None:
         self.costs = costs
-        self.load = load
+        self.workload = workload
         self.cluster = cluster
         self.uses_all = uses_all
-        self.bounds = Bounds(costs, load, cluster)
+        self.bounds = LowerBounds(costs, workload, cluster)
         self.rejected: dict[tuple[str, str], None] = {}  # in the order of their finding
-        self.too_big: dict[int, float] = {}  # bytes there were for a stage, by numbers of stages that did not fit
+        self.oversized: dict[int, float] = {}  # bytes there were for a stage, by numbers of stages that did not fit
         self._balance = cache(self._partition)
 
     def run(self, num_best: int) -> Plan:
@@ -111,47 +115,49 @@ class _Search:
             if grid in grids and bound > grids[grid].seconds:
                 continue
             if layout.blocks:
-                found = predict(self.costs, self.load, layout, self.cluster)
-                grids[grid] = min(grids.get(grid, found), found, key=_speed)
+                found = predict(self.costs, self.workload, layout, self.cluster)
+                grids[grid] = min(grids.get(grid, found), found, key=_sort_key)
                 num_simulated += 1
             elif (fitted := self.fit(layout)) is not None:
                 heapq.heappush(waiting, (max(bound, self.bounds.of(fitted)), index, fitted))
-        self._reject_what_is_too_big(grids)
+        self._reject_oversized(grids)
         if not grids:
             raise self._no_layout()
-        alone = self._find_alone()
+        alone = self._find_single_device()
         return Plan(
             self.cluster,
-            tuple(_put_fewest_first(sorted(grids.values(), key=_speed))[:num_best]),
-            alone or predict(self.costs, self.load, Layout(blocks=(self.costs.num_blocks,)), self.cluster),
+            tuple(_put_fewest_first(sorted(grids.values(), key=_sort_key))[:num_best]),
+            alone or predict(self.costs, self.workload, Layout(blocks=(self.costs.num_blocks,)), self.cluster),
             alone is not None,
-            tuple(Rejected(what, why) for what, why in self.rejected),
+            tuple(Rejection(what, why) for what, why in self.rejected),
             num_layouts,
             num_simulated,
         )
 
-    def _find_alone(self) -> Prediction | None:
+    def _find_single_device(self) -> Prediction | None:
         """The best on one device, if any fits."""
-        waiting = sorted(((self.bounds.rough(layout), layout) for layout in self._cuts(1, 1)), key=lambda item: item[0])
+        waiting = sorted(
+            ((self.bounds.rough(layout), layout) for layout in self._layouts_of_grid(1, 1)), key=lambda item: item[0]
+        )
         best: Prediction | None = None
         for bound, layout in waiting:
             if best is not None and bound > best.seconds:
                 break
             fitted = self.fit(layout)
             if fitted is not None:
-                found = predict(self.costs, self.load, fitted, self.cluster)
-                best = found if best is None else min(best, found, key=_speed)
+                found = predict(self.costs, self.workload, fitted, self.cluster)
+                best = found if best is None else min(best, found, key=_sort_key)
         return best
 
-    def _reject_what_is_too_big(self, grids: dict[tuple[int, int], Prediction]) -> None:
+    def _reject_oversized(self, grids: dict[tuple[int, int], Prediction]) -> None:
         """A number of stages is too few for the memory if nothing with it was found to fit."""
-        for stages, room in sorted(self.too_big.items()):
+        for stages, memory_limit in sorted(self.oversized.items()):
             if all(stages != other for _, other in grids):
-                self._reject(f"{stages} stage{'s' * (stages > 1)}", f"needs more than {room / 1e9:.3g} GB")
+                self._reject(f"{stages} stage{'s' * (stages > 1)}", f"needs more than {memory_limit / 1e9:.3g} GB")
 
     def _no_layout(self) -> PlanError:
         reasons = "; ".join(f"{what}: {why}" for what, why in list(self.rejected)[:3])
-        remedy = "give more devices or memory" if self.too_big else "use another number of devices"
+        remedy = "give more devices or memory" if self.oversized else "use another number of devices"
         return PlanError(f"no layout for {self.cluster.devices} devices fits ({reasons}); {remedy}")
 
     def _is_enough(self, grids: dict[tuple[int, int], Prediction], num_best: int, bound: float) -> bool:
@@ -159,11 +165,11 @@ class _Search:
         if not grids or (self.cluster.devices > 1 and max(replicas * stages for replicas, stages in grids) == 1):
             return False
         times = sorted(found.seconds for found in grids.values())
-        return bound > times[0] * _OF_INTEREST or (len(grids) >= num_best and bound > times[num_best - 1])
+        return bound > times[0] * _MAX_SLOWDOWN or (len(grids) >= num_best and bound > times[num_best - 1])
 
     def _layouts(self) -> Iterator[Layout]:
         """All layouts that the model and the data allow."""
-        num_rows, num_blocks = self.load.num_rows, self.costs.num_blocks
+        num_rows, num_blocks = self.workload.num_rows, self.costs.num_blocks
         for num_ranks in _numbers_of_ranks(self.cluster.devices, self.uses_all):
             for stages in divisors(num_ranks):
                 replicas = num_ranks // stages
@@ -172,19 +178,24 @@ class _Search:
                 elif replicas > num_rows:
                     self._reject(f"more than {num_rows} replicas", f"the global batch has {num_rows} rows")
                 else:
-                    yield from self._cuts(replicas, stages)
+                    yield from self._layouts_of_grid(replicas, stages)
 
-    def _cuts(self, replicas: int, stages: int) -> Iterator[Layout]:
-        most_slices = self.load.num_rows // replicas
-        can_cross = stages > 1 and replicas > 1 and replicas * stages > self.cluster.per_node
-        for slices in _powers(min(most_slices, _MOST_PARTS)):
-            most_chunks = min(self.load.num_steps, _MOST_PARTS // slices) if self.load.is_causal else 1
-            for chunks in _steps(most_chunks):
-                for near in ("stages", "replicas") if can_cross else ("stages",):
+    def _layouts_of_grid(self, replicas: int, stages: int) -> Iterator[Layout]:
+        max_micro_batches = self.workload.num_rows // replicas
+        can_cross = stages > 1 and replicas > 1 and replicas * stages > self.cluster.devices_per_node
+        for micro_batches in _powers_of_two(min(max_micro_batches, _MAX_PARTS)):
+            most_chunks = min(self.workload.num_steps, _MAX_PARTS // micro_batches) if self.workload.is_causal else 1
+            for chunks in _chunk_counts(most_chunks):
+                for adjacent in ("stages", "replicas") if can_cross else ("stages",):
                     # One stage gains nothing from chunks, but for the memory that recomputing them saves.
                     recompute = stages == 1 and chunks > 1
                     yield Layout(
-                        replicas=replicas, stages=stages, slices=slices, chunks=chunks, near=near, recompute=recompute
+                        replicas=replicas,
+                        stages=stages,
+                        micro_batches=micro_batches,
+                        chunks=chunks,
+                        adjacent=adjacent,
+                        recompute=recompute,
                     )
 
     def fit(self, layout: Layout) -> Layout | None:
@@ -194,24 +205,28 @@ class _Search:
             counts = self._find_counts(tried)
             if counts is not None:
                 return tried.model_copy(update={"blocks": counts})
-        self.too_big[layout.stages] = self._room(layout)
+        self.oversized[layout.stages] = self._memory_limit(layout)
         return None
 
     def _find_counts(self, layout: Layout) -> tuple[int, ...] | None:
         """The best partition whose stages all fit."""
-        rows, steps = self.load.largest_chunk(layout.replicas, layout.slices, layout.chunks)
-        crossing = tuple(self.cluster.is_crossing(layout, stage) for stage in range(layout.stages - 1))
+        rows, steps = self.workload.largest_chunk(layout.replicas, layout.micro_batches, layout.chunks)
+        crossing = tuple(self.cluster.crosses_nodes(layout, stage) for stage in range(layout.stages - 1))
         counts = self._balance(layout.stages, rows, steps, crossing, layout.recompute)
-        room = self._room(layout)
-        parts = enumerate(parts_of(counts))
-        if all(stage_memory(self.costs, self.load, layout, stage, part).total <= room for stage, part in parts):
+        memory_limit = self._memory_limit(layout)
+        parts = enumerate(partition_from_counts(counts))
+        if all(
+            stage_memory(self.costs, self.workload, layout, stage, part).total <= memory_limit for stage, part in parts
+        ):
             return counts
         # Balance is worth nothing without room: let no stage be fuller than its device.
-        totals = all_totals(self.costs, layout, rows, steps)
-        seconds = self._run_seconds(layout.stages, rows, steps, crossing, layout.recompute)
-        return self._partition_by(layout.stages, lambda stage: np.where(totals(stage) <= room, seconds(stage), np.inf))
+        totals = all_memory_totals(self.costs, layout, rows, steps)
+        seconds = self._range_seconds(layout.stages, rows, steps, crossing, layout.recompute)
+        return self._partition_by(
+            layout.stages, lambda stage: np.where(totals(stage) <= memory_limit, seconds(stage), np.inf)
+        )
 
-    def _room(self, layout: Layout) -> float:
+    def _memory_limit(self, layout: Layout) -> float:
         """The bytes of each rank: a device's, or where ranks share a machine's cores, their share of its memory."""
         if self.cluster.memory is not None:
             return self.cluster.memory
@@ -221,23 +236,23 @@ class _Search:
     def _partition(
         self, stages: int, rows: int, steps: int, crossing: tuple[bool, ...], recompute: bool
     ) -> tuple[int, ...]:
-        counts = self._partition_by(stages, self._run_seconds(stages, rows, steps, crossing, recompute))
+        counts = self._partition_by(stages, self._range_seconds(stages, rows, steps, crossing, recompute))
         assert counts is not None
         return counts
 
-    def _partition_by(self, stages: int, costs: Callable[[int], RunCosts]) -> tuple[int, ...] | None:
-        parts = partition_by(self.costs.num_blocks, stages, costs)
+    def _partition_by(self, stages: int, costs: Callable[[int], RangeCosts]) -> tuple[int, ...] | None:
+        parts = partition_by_cost(self.costs.num_blocks, stages, costs)
         return None if parts is None else tuple(part.stop - part.start for part in parts)
 
-    def _run_seconds(
+    def _range_seconds(
         self, stages: int, rows: int, steps: int, crossing: tuple[bool, ...], recompute: bool
-    ) -> Callable[[int], RunCosts]:
+    ) -> Callable[[int], RangeCosts]:
         """What a chunk takes on each stage for every run of blocks, with the messages that leave it."""
         costs, num_blocks = self.costs, self.costs.num_blocks
         whole = [costs.chunk(0, stop, rows, steps) for stop in range(num_blocks + 1)]
         again = 2 if recompute else 1
         sums = [again * chunk.forward + chunk.backward + costs.accumulate(0, stop) for stop, chunk in enumerate(whole)]
-        work = run_costs(np.array(sums))
+        work = range_costs(np.array(sums))
         sizes = np.array([0.0, *(costs.sent_bytes(stop) * rows * steps for stop in range(1, num_blocks)), 0.0])
 
         def sends(boundary: int) -> NDArray[np.float64]:
@@ -253,15 +268,15 @@ class _Search:
         self.rejected[what, why] = None
 
 
-def _speed(prediction: Prediction) -> tuple[float, int, int]:
+def _sort_key(prediction: Prediction) -> tuple[float, int, int]:
     layout = prediction.layout
-    return prediction.seconds, layout.num_ranks, layout.slices * layout.chunks
+    return prediction.seconds, layout.num_ranks, layout.micro_batches * layout.chunks
 
 
 def _put_fewest_first(found: list[Prediction]) -> list[Prediction]:
     """Take the fewest devices among those that are as fast as the fastest, which comes first."""
-    alike = [one for one in found if one.seconds <= found[0].seconds * (1 + _ALIKE)]
-    chosen = min(alike, key=lambda one: (one.layout.num_ranks, *_speed(one)))
+    alike = [one for one in found if one.seconds <= found[0].seconds * (1 + _TIE_TOLERANCE)]
+    chosen = min(alike, key=lambda one: (one.layout.num_ranks, *_sort_key(one)))
     return [chosen, *(one for one in found if one is not chosen)]
 
 
@@ -272,10 +287,10 @@ def _numbers_of_ranks(devices: int, uses_all: bool) -> list[int]:
     return sorted({*few, *divisors(devices)})
 
 
-def _powers(most: int) -> list[int]:
+def _powers_of_two(most: int) -> list[int]:
     return [2**exponent for exponent in range(most.bit_length())] if most else []
 
 
-def _steps(most: int) -> list[int]:
+def _chunk_counts(most: int) -> list[int]:
     """1, 2, 3, 4, 6, 8, 12, 16, ...: fine enough that the best is never far."""
-    return sorted({n for power in _powers(most) for n in (power, power * 3 // 2) if n <= most})
+    return sorted({n for power in _powers_of_two(most) for n in (power, power * 3 // 2) if n <= most})

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from stretto.plan.actions import Action, Kind, receives_from, sends_to
+from stretto.plan.actions import Action, ActionKind, receives_from, sends_to
 
-Cost = Callable[[int, Action], float]
+ActionCost = Callable[[int, Action], float]
 """Seconds that an action takes on a stage, or that its message takes to the next."""
 
 
-class Span(NamedTuple):
+class TimedAction(NamedTuple):
     """One action on its stage, from when to when."""
 
     stage: int
@@ -25,7 +25,7 @@ class Timeline:
     """When every action of a step ran, or how far the stages got before they all waited for each other."""
 
     num_stages: int
-    spans: tuple[Span, ...]
+    timed_actions: tuple[TimedAction, ...]
     stuck: tuple[str, ...] = ()  # what each stage waits for, where there is a deadlock
 
     @property
@@ -35,26 +35,30 @@ class Timeline:
     @cached_property
     def seconds(self) -> float:
         """From the first start to the last stop: the time of a step."""
-        return max((span.stop for span in self.spans), default=0.0)
+        return max((span.stop for span in self.timed_actions), default=0.0)
 
     @property
     def bubble(self) -> float:
         """The part of all stages' time that is spent waiting."""
-        busy = sum(span.stop - span.start for span in self.spans)
+        busy = sum(span.stop - span.start for span in self.timed_actions)
         return 1 - busy / (self.num_stages * self.seconds) if self.seconds else 0.0
 
-    def peak_live(self, stage: int) -> int:
+    def peak_live_chunks(self, stage: int) -> int:
         """Return how many chunks a stage holds at most: forwards whose backward isn't done."""
         live = peak = 0
-        for span in self.spans:
+        for span in self.timed_actions:
             if span.stage == stage:
-                live += 1 if span.action.kind is Kind.FORWARD else -1
+                live += 1 if span.action.kind is ActionKind.FORWARD else -1
                 peak = max(peak, live)
         return peak
 
 
 def simulate(
-    orders: Sequence[Sequence[Action]], cost: Cost, link: Cost = lambda stage, action: 0.0, *, blocking: bool = False
+    schedules: Sequence[Sequence[Action]],
+    cost: ActionCost,
+    link: ActionCost = lambda stage, action: 0.0,
+    *,
+    blocking: bool = False,
 ) -> Timeline:
     """Run one order per stage and return when everything happened.
 
@@ -62,26 +66,28 @@ def simulate(
     take it in: each stage has one posted ahead per direction, and posts the next when it starts on what the last
     one brought.
     """
-    spans, stuck = _run_blocking(orders, cost, link) if blocking else _run_freely(orders, cost, link)
+    spans, stuck = _run_blocking(schedules, cost, link) if blocking else _run_asynchronously(schedules, cost, link)
     spans.sort(key=lambda span: (span.start, span.stage))
-    return Timeline(len(orders), tuple(spans), stuck)
+    return Timeline(len(schedules), tuple(spans), stuck)
 
 
-def _run_freely(orders: Sequence[Sequence[Action]], cost: Cost, link: Cost) -> tuple[list[Span], tuple[str, ...]]:
+def _run_asynchronously(
+    schedules: Sequence[Sequence[Action]], cost: ActionCost, link: ActionCost
+) -> tuple[list[TimedAction], tuple[str, ...]]:
     """Let each stage go as far as its messages take it, round after round: most of what a search of layouts does."""
-    num_stages = len(orders)
-    spans: list[Span] = []
-    arrivals: list[dict[Action, float]] = [{} for _ in orders]
+    num_stages = len(schedules)
+    spans: list[TimedAction] = []
+    arrivals: list[dict[Action, float]] = [{} for _ in schedules]
     positions, free_at = [0] * num_stages, [0.0] * num_stages
     is_moving = True
     while is_moving:
         is_moving = False
-        for stage, actions in enumerate(orders):
+        for stage, actions in enumerate(schedules):
             arrived, now = arrivals[stage], free_at[stage]
             position = positions[stage]
             while position < len(actions):
                 action = actions[position]
-                source, target = (stage - 1, stage + 1) if action.kind is Kind.FORWARD else (stage + 1, stage - 1)
+                source, target = (stage - 1, stage + 1) if action.kind is ActionKind.FORWARD else (stage + 1, stage - 1)
                 start = now
                 if 0 <= source < num_stages:
                     arrival = arrived.pop(action, None)
@@ -91,21 +97,23 @@ def _run_freely(orders: Sequence[Sequence[Action]], cost: Cost, link: Cost) -> t
                 now = start + cost(stage, action)
                 if 0 <= target < num_stages:
                     arrivals[target][action] = now + link(stage, action)
-                spans.append(Span(stage, action, start, now))
+                spans.append(TimedAction(stage, action, start, now))
                 position += 1
             is_moving |= position > positions[stage]
             positions[stage], free_at[stage] = position, now
     stuck = (
         f"stage {stage} waits to receive {actions[positions[stage]]}"
-        for stage, actions in enumerate(orders)
+        for stage, actions in enumerate(schedules)
         if positions[stage] < len(actions)
     )
     return spans, tuple(stuck)
 
 
-def _run_blocking(orders: Sequence[Sequence[Action]], cost: Cost, link: Cost) -> tuple[list[Span], tuple[str, ...]]:
-    stages = [_Stage(index, tuple(actions)) for index, actions in enumerate(orders)]
-    spans: list[Span] = []
+def _run_blocking(
+    schedules: Sequence[Sequence[Action]], cost: ActionCost, link: ActionCost
+) -> tuple[list[TimedAction], tuple[str, ...]]:
+    stages = [_BlockingStage(index, tuple(actions)) for index, actions in enumerate(schedules)]
+    spans: list[TimedAction] = []
     is_moving = True
     while is_moving:
         is_moving = False
@@ -117,7 +125,7 @@ def _run_blocking(orders: Sequence[Sequence[Action]], cost: Cost, link: Cost) ->
 
 
 @dataclass
-class _Stage:
+class _BlockingStage:
     """How far one stage is whose sends block, and the messages that are under way to it."""
 
     index: int
@@ -129,8 +137,8 @@ class _Stage:
     def __post_init__(self) -> None:
         self.arrivals: dict[Action, float] = {}
         # When the receive for each direction's next message was posted: at the start, then whenever one is taken in.
-        self.posted: dict[Kind, list[float]] = {Kind.FORWARD: [0.0], Kind.BACKWARD: [0.0]}
-        self.sent: dict[Kind, int] = {Kind.FORWARD: 0, Kind.BACKWARD: 0}
+        self.posted: dict[ActionKind, list[float]] = {ActionKind.FORWARD: [0.0], ActionKind.BACKWARD: [0.0]}
+        self.sent: dict[ActionKind, int] = {ActionKind.FORWARD: 0, ActionKind.BACKWARD: 0}
 
     @property
     def is_done(self) -> bool:
@@ -140,7 +148,7 @@ class _Stage:
         action = self.sending or self.actions[self.position]
         return f"stage {self.index} waits to {'send' if self.sending else 'receive'} {action}"
 
-    def advance(self, stages: "list[_Stage]", cost: Cost, link: Cost) -> Span | None:
+    def advance(self, stages: "list[_BlockingStage]", cost: ActionCost, link: ActionCost) -> TimedAction | None:
         """Take the next action if its message is there and the last send is off; return when it ran."""
         if not self._finish_send(stages, link) or self.position == len(self.actions):
             return None
@@ -155,9 +163,9 @@ class _Stage:
         self.position += 1
         if sends_to(action, self.index, len(stages)) is not None:
             self.sending = action
-        return Span(self.index, action, start, self.free_at)
+        return TimedAction(self.index, action, start, self.free_at)
 
-    def _finish_send(self, stages: "list[_Stage]", link: Cost) -> bool:
+    def _finish_send(self, stages: "list[_BlockingStage]", link: ActionCost) -> bool:
         if self.sending is None:
             return True
         action = self.sending

@@ -6,17 +6,17 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, get_args
 
 from stretto.base.errors import DataError
-from stretto.plan.actions import Action, Kind
-from stretto.plan.timeline import Span, Timeline
+from stretto.plan.actions import Action, ActionKind
+from stretto.plan.timeline import TimedAction, Timeline
 
 Category = Literal["data", "forward", "backward", "optimizer"]
 CATEGORIES: tuple[Category, ...] = get_args(Category)
-KINDS: dict[Category, Kind] = {"forward": Kind.FORWARD, "backward": Kind.BACKWARD}
+ACTION_KINDS: dict[Category, ActionKind] = {"forward": ActionKind.FORWARD, "backward": ActionKind.BACKWARD}
 # Viewers take 0 for a process or thread that the system keeps for itself.
 _PROCESS = 1
 
 
-class Work(NamedTuple):
+class TraceEvent(NamedTuple):
     """Something that a rank did, from when to when, in seconds."""
 
     category: Category
@@ -25,41 +25,41 @@ class Work(NamedTuple):
     action: Action | None = None  # of forward and backward
 
     @classmethod
-    def of(cls, span: Span) -> "Work":
+    def of(cls, span: TimedAction) -> "TraceEvent":
         """Return the work that a span tells of."""
-        category: Category = "forward" if span.action.kind is Kind.FORWARD else "backward"
+        category: Category = "forward" if span.action.kind is ActionKind.FORWARD else "backward"
         return cls(category, span.start, span.stop, span.action)
 
     def __str__(self) -> str:
         if self.action is None:
             return self.category
-        return f"{self.action.kind.value} slice {self.action.slice} chunk {self.action.chunk}"
+        return f"{self.action.kind.value} micro-batch {self.action.micro_batch} chunk {self.action.chunk}"
 
-    def moved(self, seconds: float) -> "Work":
+    def shifted(self, seconds: float) -> "TraceEvent":
         """Return the same so many seconds later."""
         return self._replace(start=self.start + seconds, stop=self.stop + seconds)
 
 
 @dataclass(frozen=True)
-class Row:
+class RankTrace:
     """One rank, where it stands, and what it did."""
 
     rank: int
     replica: int
     stage: int
-    works: tuple[Work, ...]
+    events: tuple[TraceEvent, ...]
 
     def __str__(self) -> str:
         return f"rank {self.rank} (replica {self.replica}, stage {self.stage})"
 
     @property
-    def spans(self) -> tuple[Span, ...]:
+    def timed_actions(self) -> tuple[TimedAction, ...]:
         """Its actions, as they were taken."""
-        return tuple(Span(self.stage, w.action, w.start, w.stop) for w in self.works if w.action is not None)
+        return tuple(TimedAction(self.stage, w.action, w.start, w.stop) for w in self.events if w.action is not None)
 
     @property
     def start(self) -> float:
-        return min(work.start for work in self.works)
+        return min(work.start for work in self.events)
 
 
 @dataclass(frozen=True)
@@ -67,21 +67,21 @@ class Trace:
     """One step on all ranks, on one clock that starts at nought."""
 
     step: int
-    rows: tuple[Row, ...]
+    ranks: tuple[RankTrace, ...]
 
     @classmethod
-    def of(cls, step: int, rows: Sequence[Row]) -> "Trace":
+    def of(cls, step: int, rows: Sequence[RankTrace]) -> "Trace":
         """Return a trace of rows whose clock starts somewhere."""
-        first = min((row.start for row in rows if row.works), default=0.0)
-        moved = (replace(row, works=tuple(work.moved(-first) for work in row.works)) for row in rows)
+        first = min((row.start for row in rows if row.events), default=0.0)
+        moved = (replace(row, events=tuple(work.shifted(-first) for work in row.events)) for row in rows)
         return cls(step, tuple(sorted(moved, key=lambda row: row.rank)))
 
     def timeline(self, replica: int = 0) -> Timeline:
         """Return the actions of one replica, for drawing; nought is its first action's start."""
-        rows = [row for row in self.rows if row.replica == replica]
-        spans = [span for row in rows for span in row.spans]
+        rows = [row for row in self.ranks if row.replica == replica]
+        spans = [span for row in rows for span in row.timed_actions]
         first = min((span.start for span in spans), default=0.0)
-        moved = [Span(span.stage, span.action, span.start - first, span.stop - first) for span in spans]
+        moved = [TimedAction(span.stage, span.action, span.start - first, span.stop - first) for span in spans]
         return Timeline(len(rows), tuple(sorted(moved, key=lambda span: (span.start, span.stage))))
 
     def to_json(self) -> str:
@@ -94,15 +94,15 @@ class Trace:
         """Return the trace that `to_json` wrote."""
         try:
             file = json.loads(text)
-            works: dict[int, list[Work]] = {}
+            events_of: dict[int, list[TraceEvent]] = {}
             places: dict[int, dict[str, int]] = {}
             for event in file["traceEvents"]:
                 if event["ph"] == "X":
-                    works.setdefault(event["tid"], []).append(_read_work(event))
+                    events_of.setdefault(event["tid"], []).append(_read_event(event))
                 elif event["name"] == "thread_name":
                     places[event["tid"]] = event["args"]
             rows = (
-                Row(place["rank"], place["replica"], place["stage"], tuple(works.get(thread, ())))
+                RankTrace(place["rank"], place["replica"], place["stage"], tuple(events_of.get(thread, ())))
                 for thread, place in places.items()
             )
             return cls(int(file["otherData"]["step"]), tuple(rows))
@@ -111,12 +111,12 @@ class Trace:
 
     def _events(self) -> Iterator[dict[str, Any]]:
         yield _metadata("process_name", 0, {"name": f"step {self.step}"})
-        for row in self.rows:
+        for row in self.ranks:
             thread = row.rank + 1
             place = {"name": str(row), "rank": row.rank, "replica": row.replica, "stage": row.stage}
             yield _metadata("thread_name", thread, place)
             yield _metadata("thread_sort_index", thread, {"sort_index": row.rank})
-            for work in row.works:
+            for work in row.events:
                 yield {
                     "ph": "X",
                     "name": str(work),
@@ -125,7 +125,9 @@ class Trace:
                     "tid": thread,
                     "ts": round(work.start * 1e6, 3),
                     "dur": round((work.stop - work.start) * 1e6, 3),
-                    "args": {} if work.action is None else {"slice": work.action.slice, "chunk": work.action.chunk},
+                    "args": {}
+                    if work.action is None
+                    else {"micro_batch": work.action.micro_batch, "chunk": work.action.chunk},
                 }
 
 
@@ -133,9 +135,9 @@ def _metadata(name: str, thread: int, values: dict[str, Any]) -> dict[str, Any]:
     return {"ph": "M", "name": name, "pid": _PROCESS, "tid": thread, "args": values}
 
 
-def _read_work(event: dict[str, Any]) -> Work:
+def _read_event(event: dict[str, Any]) -> TraceEvent:
     category: Category = event["cat"]
     start = float(event["ts"]) / 1e6
-    kind = KINDS.get(category)
-    action = None if kind is None else Action(kind, event["args"]["slice"], event["args"]["chunk"])
-    return Work(category, start, start + float(event["dur"]) / 1e6, action)
+    kind = ACTION_KINDS.get(category)
+    action = None if kind is None else Action(kind, event["args"]["micro_batch"], event["args"]["chunk"])
+    return TraceEvent(category, start, start + float(event["dur"]) / 1e6, action)

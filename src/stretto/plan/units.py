@@ -3,22 +3,22 @@
 import math
 
 
-def seconds(value: float) -> str:
+def format_seconds(value: float) -> str:
     """A time with the unit that suits it."""
     if math.isnan(value):
         return "-"
     return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"
 
 
-def span(value: float) -> str:
+def format_duration(value: float) -> str:
     """A longer time with the unit that suits it."""
     for unit, bound in (("day", 86400), ("hour", 3600), ("minute", 60)):
         if value >= bound:
             return f"{value / bound:.3g} {unit}{'s' * (value != bound)}"
-    return seconds(value)
+    return format_seconds(value)
 
 
-def size(value: float) -> str:
+def format_bytes(value: float) -> str:
     """Bytes with the unit that suits them."""
     if math.isnan(value):
         return "-"
@@ -28,6 +28,6 @@ def size(value: float) -> str:
     return f"{value / 1e3:.3g} kB"
 
 
-def loss(value: float) -> str:
+def format_loss(value: float) -> str:
     """A loss, in digits that tell two runs apart."""
     return f"{value:.4f}" if abs(value) < 1e4 else f"{value:.3e}"

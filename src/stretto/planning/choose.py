@@ -10,20 +10,20 @@ from stretto.blocks.stack import Stack
 from stretto.config.layout import Layout
 from stretto.config.run import DataConfig, RunConfig
 from stretto.engine.engine import Precision
-from stretto.measure.kinds import MakeOptimizer
-from stretto.measure.profile import Progress, spread_profile
+from stretto.measure.block_kinds import MakeOptimizer
+from stretto.measure.profile import Progress, broadcast_profile
 from stretto.mesh.mesh import Mesh
 from stretto.mesh.topology import Topology
 from stretto.mesh.world import World
 from stretto.plan.cluster import Cluster
-from stretto.plan.costs import Costs
+from stretto.plan.cost_model import CostModel
 from stretto.plan.predict import predict_timeline
 from stretto.plan.profile import Profile, load_profile, save_profile
 from stretto.plan.search import Plan, find_plan
 from stretto.plan.timeline import Timeline
 from stretto.planning.plan_input import PlanInput
-from stretto.planning.profiles import find_profile, local_devices
-from stretto.windows.loader import Windows
+from stretto.planning.profiles import find_profile, num_local_devices
+from stretto.windows.loader import WindowSource
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class LayoutChoice:
 def choose_layout(
     model: Stack,
     loss: Loss,
-    windows: Windows,
+    windows: WindowSource,
     *,
     world: World,
     optimizer: MakeOptimizer = torch.optim.AdamW,
@@ -64,12 +64,12 @@ def choose_on_ranks(plan_input: PlanInput, world: World, progress: Progress) -> 
     """Choose a layout that uses all ranks of `world`; every rank calls this and finds the same."""
     mesh = Mesh(world, Topology(world.size, 1))
     cluster = Cluster(world.size, max(1, world.size // world.local_size))
-    known = _find_known(plan_input, cluster) if world.is_first else None
-    if mesh.add_up([float(known is not None)])[0]:
-        profile = spread_profile(mesh, known)
+    known = _find_cached_profile(plan_input, cluster) if world.is_rank_zero else None
+    if mesh.all_reduce([float(known is not None)])[0]:
+        profile = broadcast_profile(mesh, known)
     else:
         profile = plan_input.measure(world, progress)
-        if world.is_first:
+        if world.is_rank_zero:
             save_profile(profile, plan_input.profile_path)
     return _choose(plan_input, profile, cluster, uses_all=True)
 
@@ -78,21 +78,21 @@ def choose_on_this_machine(config: RunConfig) -> LayoutChoice:
     """Choose a layout for the devices of this machine, of which it may use a part."""
     plan_input = PlanInput.of_config(config)
     profile = find_profile(config.model_copy(update={"layout": Layout()}), plan_input)
-    return _choose(plan_input, profile, Cluster(local_devices(plan_input.device)), uses_all=False)
+    return _choose(plan_input, profile, Cluster(num_local_devices(plan_input.device)), uses_all=False)
 
 
-def _find_known(plan_input: PlanInput, cluster: Cluster) -> Profile | None:
+def _find_cached_profile(plan_input: PlanInput, cluster: Cluster) -> Profile | None:
     """The profile that was kept, if it has the links that the cluster has."""
     path = plan_input.profile_path
     if not path.is_file():
         return None
     profile = plan_input.check(load_profile(path), path)
-    is_complete = (profile.node or cluster.per_node == 1) and (profile.network or cluster.nodes == 1)
+    is_complete = (profile.node or cluster.devices_per_node == 1) and (profile.network or cluster.nodes == 1)
     return profile if is_complete else None
 
 
 def _choose(plan_input: PlanInput, profile: Profile, cluster: Cluster, *, uses_all: bool) -> LayoutChoice:
-    load = plan_input.find_load()
-    plan = find_plan(profile, load, cluster, uses_all=uses_all)
-    timeline = predict_timeline(Costs(profile), load, plan.chosen.layout, cluster)
+    workload = plan_input.find_workload()
+    plan = find_plan(profile, workload, cluster, uses_all=uses_all)
+    timeline = predict_timeline(CostModel(profile), workload, plan.chosen.layout, cluster)
     return LayoutChoice(plan.chosen.layout, plan, profile, timeline)

@@ -14,18 +14,18 @@ from stretto.blocks.stack import Stack
 from stretto.config.layout import Layout
 from stretto.config.run import RunConfig
 from stretto.engine.engine import Precision
-from stretto.measure.kinds import MakeOptimizer
-from stretto.measure.load import find_load
+from stretto.measure.block_kinds import MakeOptimizer
 from stretto.measure.profile import Progress, measure_profile, profile_key
 from stretto.measure.shapes import block_shapes
+from stretto.measure.workload import find_workload
 from stretto.mesh.device import find_device
 from stretto.mesh.world import World
 from stretto.plan.hardware import derive_profile, find_hardware
-from stretto.plan.load import Load
 from stretto.plan.profile import Profile
-from stretto.train.build import build_loss, check_fits
+from stretto.plan.workload import Workload
+from stretto.train.build import build_loss, validate_config
 from stretto.train.optimizer import make_optimizer
-from stretto.windows.loader import Windows
+from stretto.windows.loader import WindowSource
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class PlanInput:
 
     model: Stack
     loss: Loss
-    windows: Windows
+    windows: WindowSource
     make_optimizer: MakeOptimizer
     optimizer_name: str  # part of the profile's key
     device: torch.device
@@ -48,7 +48,7 @@ class PlanInput:
         cls, config: RunConfig, threads: int | None = None, device: torch.device | None = None
     ) -> "PlanInput":
         """Check a run as it would be on one device, and return what its layout depends on."""
-        model, feed, _ = check_fits(config.model_copy(update={"layout": Layout()}))
+        model, feed, _ = validate_config(config.model_copy(update={"layout": Layout()}))
 
         def optimizer(weights: Iterable[nn.Parameter]) -> torch.optim.Optimizer | None:
             return make_optimizer(config.train, weights)
@@ -76,9 +76,9 @@ class PlanInput:
         """Where the profile of this model on this machine is kept."""
         return self.profiles / f"{self.key}.json"
 
-    def find_load(self) -> Load:
+    def find_workload(self) -> Workload:
         """Return the rows and lengths that a step has to spread over devices."""
-        return find_load(self.windows, is_causal=self.model.causal)
+        return find_workload(self.windows, is_causal=self.model.causal)
 
     def measure(self, world: World, progress: Progress) -> Profile:
         """Measure on the ranks of `world`; all of them call this and get the same profile."""
@@ -97,10 +97,10 @@ class PlanInput:
 
     def derive(self, hardware: str) -> Profile:
         """Compute the profile on a device that is not here, from its data sheet."""
-        load = self.find_load()
+        workload = self.find_workload()
         shapes = block_shapes(self.model, self.windows)
         is_bf16 = self.precision == "bf16"
-        return derive_profile(find_hardware(hardware), shapes, load.most_rows, load.num_steps, is_bf16=is_bf16)
+        return derive_profile(find_hardware(hardware), shapes, workload.max_rows, workload.num_steps, is_bf16=is_bf16)
 
     def check(self, profile: Profile, path: Path) -> Profile:
         """Refuse a profile of another model."""

@@ -13,25 +13,25 @@ from stretto.plan.profile import Profile, load_profile
 from stretto.planning.plan_input import PlanInput
 
 # Processes that share a machine's cores: at most this many are measured, and more are extrapolated from them.
-_MOST_PROCESSES = 4
+_MAX_PROCESSES = 4
 
 
-def local_devices(device: torch.device) -> int:
+def num_local_devices(device: torch.device) -> int:
     """Return how many devices of a kind this machine has; on a CPU each core counts as one."""
     return (os.cpu_count() or 1) if device.type == "cpu" else torch.accelerator.device_count()
 
 
-def ranks_to_measure(device: torch.device) -> int:
+def num_ranks_to_measure(device: torch.device) -> int:
     """Return how many ranks a profile of this machine is measured with."""
-    count = local_devices(device)
-    return min(2 * count, _MOST_PROCESSES) if device.type == "cpu" else count
+    count = num_local_devices(device)
+    return min(2 * count, _MAX_PROCESSES) if device.type == "cpu" else count
 
 
 def find_profile(config: RunConfig, plan_input: PlanInput, path: Path | None = None) -> Profile:
     """Read the profile at `path`, or the one kept for this run; measure it on this machine if there is none."""
     path = path or plan_input.profile_path
     if not path.is_file():
-        launch_profile(config, path, ranks_to_measure(plan_input.device), plan_input.threads)
+        launch_profile(config, path, num_ranks_to_measure(plan_input.device), plan_input.threads)
     return plan_input.check(load_profile(path), path)
 
 
@@ -40,4 +40,4 @@ def launch_profile(config: RunConfig, path: Path, num_ranks: int, threads: int) 
     with TemporaryDirectory(prefix="stretto-") as folder:
         run = Path(folder) / "run.toml"
         run.write_text(dump_config(config), encoding="utf-8")
-        launch_local(num_ranks, ["profile", str(run), "--to", str(path), "--threads", str(threads)])
+        launch_local(num_ranks, ["profile", str(run), "--out", str(path), "--threads", str(threads)])

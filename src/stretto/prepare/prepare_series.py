@@ -13,33 +13,40 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.base.errors import DataError
-from stretto.prepare.parts import Job, OnProgress, Record, open_job
-from stretto.prepare.prepare import check_hold_out
-from stretto.prepare.records import RecordPart, cut_records, read_rows, shorten
-from stretto.prepare.rows import (
-    LARGEST,
-    BadRow,
+from stretto.prepare.prepare_job import Job, OnProgress, PartResult, open_job
+from stretto.prepare.prepare_text import check_validation_fraction
+from stretto.prepare.record_parser import (
+    FLOAT32_MAX,
+    BadRowError,
     BadRowPolicy,
     BadRows,
     NanPolicy,
     OnSkipped,
-    Skipped,
-    absent,
+    SkippedRows,
     check_policies,
+    get_record,
+    log_skipped_rows,
+    missing_field,
     parse_number,
-    record_of,
     to_number,
-    warn_of_skipped,
 )
-from stretto.prepare.shards import channels_of, check_sides, finish_part, open_shards, skipped_rows, write_store
-from stretto.prepare.times import read_time
-from stretto.store.like import Like
+from stretto.prepare.records import RecordPart, cut_records, read_rows, shorten
+from stretto.prepare.shard_writer import (
+    check_splits,
+    finish_part,
+    make_channels,
+    open_shards,
+    sum_skipped_rows,
+    write_store,
+)
+from stretto.prepare.time_formats import parse_time
+from stretto.store.schema import Schema
 from stretto.store.sequences import VALUES, Channels, Origin, Sequences
 
-Moment = float | datetime
+Timestamp = float | datetime
 
 # How many rows are looked at to find out which columns hold numbers.
-_MOST_LOOKED_AT = 1000
+_MAX_ROWS_SAMPLED = 1000
 
 
 def prepare_series(
@@ -49,60 +56,60 @@ def prepare_series(
     columns: Sequence[str] | None = None,
     by: str | None = None,
     time: str | None = None,
-    like: Path | str | Like | None = None,
-    hold_out: float = 0.0,
+    like: Path | str | Schema | None = None,
+    validation_fraction: float = 0.0,
     bad_rows: BadRowPolicy = "refuse",
     nan: NanPolicy = "refuse",
     workers: int | None = None,
     on_progress: OnProgress = lambda progress: None,
-    on_skipped: OnSkipped = warn_of_skipped,
+    on_skipped: OnSkipped = log_skipped_rows,
 ) -> list[Sequences]:
     """Write the series of some CSV, Parquet or JSONL files, a row a step of time, to `folder`.
 
     `columns` are the channels: all whose first value is a number, if not said. A file is a series, or each run of
     rows with the same value in column `by`. `time` names a column that must not decrease within a series.
-    With `hold_out`, the last part of each series goes to `folder/valid`, the rest to `folder/train`, which the
+    With `validation_fraction`, the last part of each series goes to `folder/valid`, the rest to `folder/train`, which the
     statistics are of. `like` is a prepared folder to take columns and statistics from.
     """
     check_policies(bad_rows, nan)
-    check_hold_out(hold_out)
+    check_validation_fraction(validation_fraction)
     parts = cut_records(files, None)
-    channels = None if like is None else _channels_like(Like.of(like), columns)
+    channels = None if like is None else _channels_from_schema(Schema.from_location(like), columns)
     if channels is not None:
         columns = channels.names
     if columns is None:
         columns = _numeric_columns(parts[0], {by, time})
-    reading = _Reading(_check_columns(columns, by, time), by, time, nan)
+    parser = _StepParser(_check_columns(columns, by, time), by, time, nan)
     options = {
         "what": "series",
-        "reading": asdict(reading),
+        "parser": asdict(parser),
         "channels": None if channels is None else channels.model_dump(mode="json"),
-        "hold_out": hold_out,
+        "validation_fraction": validation_fraction,
         "bad_rows": bad_rows,
     }
-    sides = ("train", "valid") if hold_out else ("",)
+    splits = ("train", "valid") if validation_fraction else ("",)
     with open_job(folder, [part.path for part in parts], options, workers, on_progress) as job:
-        skipped = _write(job, parts, _WriteSeries(reading, sides, hold_out, bad_rows), channels)
+        skipped = _write(job, parts, _WriteSeries(parser, splits, validation_fraction, bad_rows), channels)
         job.finish()
     if skipped.num_rows:
         on_skipped(skipped)
-    return [Sequences.open(Path(folder) / side) for side in sides]
+    return [Sequences.open(Path(folder) / split) for split in splits]
 
 
-def _write(job: Job, parts: Sequence[RecordPart], work: "_WriteSeries", like: Channels | None) -> Skipped:
-    for side in work.sides:
-        (job.folder / side).mkdir(exist_ok=True)
-    records = job.run("write", work, parts, [part.size for part in parts], f"writing {job.target}")
-    check_sides(job, records, work.sides, work.hold_out)
-    shards = {side: [record["sides"][side] for record in records] for side in work.sides}
-    channels = channels_of(work.reading.columns, shards[work.sides[0]], like)
-    for side in work.sides:
-        origin = Origin(by=work.reading.by, time=work.reading.time)
-        write_store(job, side, shards[side], channels, origin=origin)
-    return skipped_rows(records)
+def _write(job: Job, parts: Sequence[RecordPart], task: "_WriteSeries", like: Channels | None) -> SkippedRows:
+    for split in task.splits:
+        (job.folder / split).mkdir(exist_ok=True)
+    records = job.run("write", task, parts, [part.size for part in parts], f"writing {job.target}")
+    check_splits(job, records, task.splits, task.validation_fraction)
+    shards = {split: [record["splits"][split] for record in records] for split in task.splits}
+    channels = make_channels(task.parser.columns, shards[task.splits[0]], like)
+    for split in task.splits:
+        origin = Origin(by=task.parser.by, time=task.parser.time)
+        write_store(job, split, shards[split], channels, origin=origin)
+    return sum_skipped_rows(records)
 
 
-def _channels_like(like: Like, columns: Sequence[str] | None) -> Channels:
+def _channels_from_schema(like: Schema, columns: Sequence[str] | None) -> Channels:
     values = like.values
     if not isinstance(values, Channels):
         raise DataError(f"--like={like.location} has {values.type}, not channels; give another")
@@ -126,7 +133,7 @@ def _numeric_columns(part: RecordPart, others: set[str | None]) -> list[str]:
     """Return the columns of the first row that can be read whose first values are numbers."""
     is_numeric: dict[str, bool | None] = {}  # nothing, until a value has been seen
     num_rows = 0
-    for row in islice(read_rows(part), _MOST_LOOKED_AT):
+    for row in islice(read_rows(part), _MAX_ROWS_SAMPLED):
         num_rows += 1
         if not is_numeric:
             is_numeric = {name: None for name in row.record if name not in others}
@@ -147,16 +154,16 @@ def _numeric_columns(part: RecordPart, others: set[str | None]) -> list[str]:
     return numeric
 
 
-def _shows_number(value: object, is_cell: bool) -> bool | None:
+def _shows_number(value: object, is_csv: bool) -> bool | None:
     """Is it a number? Nothing, if that can't be said: it is missing, or NaN."""
-    number = parse_number(value, is_cell)
+    number = parse_number(value, is_csv)
     if number is None:
         return False
     return True if math.isfinite(number) else None
 
 
 @dataclass(frozen=True)
-class _Reading:
+class _StepParser:
     """How a row becomes a step."""
 
     columns: tuple[str, ...]
@@ -168,11 +175,11 @@ class _Reading:
     def fields(self) -> list[str]:
         return [*self.columns, *(name for name in (self.by, self.time) if name is not None)]
 
-    def step(self, record: Mapping[str, Any], is_cell: bool) -> list[float]:
+    def step(self, record: Mapping[str, Any], is_csv: bool) -> list[float]:
         for name in self.columns:
             if name not in record:
-                raise absent(record, name)
-        return [to_number(record[name], name, self.nan, is_cell) for name in self.columns]
+                raise missing_field(record, name)
+        return [to_number(record[name], name, self.nan, is_csv) for name in self.columns]
 
     def series(self, record: Mapping[str, Any]) -> Hashable:
         if self.by is None:
@@ -180,94 +187,98 @@ class _Reading:
         value = record.get(self.by)
         # NaN is no name: it differs even from itself.
         if value is None or value == "" or value != value:
-            raise absent(record, self.by)
+            raise missing_field(record, self.by)
         if not isinstance(value, Hashable):
-            raise BadRow(f"{self.by!r} is {shorten(value)}, which can't name a series")
+            raise BadRowError(f"{self.by!r} is {shorten(value)}, which can't name a series")
         return value
 
-    def moment(self, record: Mapping[str, Any], is_cell: bool) -> Moment | None:
+    def timestamp(self, record: Mapping[str, Any], is_csv: bool) -> Timestamp | None:
         if self.time is None:
             return None
         value = record.get(self.time)
         if value is None or value == "":
-            raise absent(record, self.time)
-        moment = parse_moment(value, is_cell)
-        if moment is None:
-            raise BadRow(f"{self.time!r} is {shorten(value)}, neither a number nor a time such as 2025-01-31T12:00:00")
-        return moment
+            raise missing_field(record, self.time)
+        timestamp = parse_timestamp(value, is_csv)
+        if timestamp is None:
+            raise BadRowError(
+                f"{self.time!r} is {shorten(value)}, neither a number nor a time such as 2025-01-31T12:00:00"
+            )
+        return timestamp
 
 
-def parse_moment(value: object, is_cell: bool) -> Moment | None:
+def parse_timestamp(value: object, is_csv: bool) -> Timestamp | None:
     """Return a time that can be compared, if it is one."""
     if isinstance(value, datetime):
         return value
     if isinstance(value, date):
         return datetime(value.year, value.month, value.day)
-    number = parse_number(value, is_cell)
+    number = parse_number(value, is_csv)
     if number is not None:
         # NaN, infinities and what is too large for a float are no times.
-        return number if abs(number) <= LARGEST else None
-    return read_time(value) if isinstance(value, str) else None
+        return number if abs(number) <= FLOAT32_MAX else None
+    return parse_time(value) if isinstance(value, str) else None
 
 
 @dataclass(frozen=True)
 class _WriteSeries:
-    """Write the series of a file, the end of each to the held-out side."""
+    """Write the series of a file, the end of each to the held-out split."""
 
-    reading: _Reading
-    sides: tuple[str, ...]
-    hold_out: float
+    parser: _StepParser
+    splits: tuple[str, ...]
+    validation_fraction: float
     bad_rows: BadRowPolicy
 
-    def __call__(self, part: RecordPart, number: int, folder: Path, /) -> Record:
+    def __call__(self, part: RecordPart, number: int, folder: Path, /) -> PartResult:
         bad = BadRows(part, self.bad_rows)
-        with open_shards(folder, self.sides, number, VALUES) as writers:
+        with open_shards(folder, self.splits, number, VALUES) as writers:
             for steps in self._series(part, bad):
-                num_held = int(len(steps) * self.hold_out)
-                writers[self.sides[0]].append(steps[: len(steps) - num_held])
-                if num_held:
-                    writers[self.sides[1]].append(steps[-num_held:])
+                num_validation = int(len(steps) * self.validation_fraction)
+                writers[self.splits[0]].append(steps[: len(steps) - num_validation])
+                if num_validation:
+                    writers[self.splits[1]].append(steps[-num_validation:])
             return finish_part(writers, bad)
 
     def _series(self, part: RecordPart, bad: BadRows) -> Iterator[NDArray[np.float64]]:
         """Return one series after the other; only the one that is being read is held, and the names of the others."""
-        reading, is_cell = self.reading, part.format == "csv"
+        parser, is_csv = self.parser, part.format == "csv"
         values: array[float] = array("d")
         current, last = None, None
         ended: set[Hashable] = set()
-        for row in read_rows(part, reading.fields):
+        for row in read_rows(part, parser.fields):
             try:
-                record = record_of(row)
-                step, series = reading.step(record, is_cell), reading.series(record)
-                moment = reading.moment(record, is_cell)
+                record = get_record(row)
+                step, series = parser.step(record, is_csv), parser.series(record)
+                timestamp = parser.timestamp(record, is_csv)
                 is_next = len(values) > 0 and series != current
-                if last is not None and moment is not None and not is_next:
-                    _check_order(last, moment, reading.time)
-            except BadRow as error:
-                bad.meet(row.place, error)
+                if last is not None and timestamp is not None and not is_next:
+                    _check_order(last, timestamp, parser.time)
+            except BadRowError as error:
+                bad.add(row.row_index, error)
                 continue
             if is_next:
                 yield self._steps(values)
                 values = array("d")
                 ended.add(current)
             if series in ended:
-                place = f"{part.path}, row {part.row_number(row.place):,}"
-                what = f"{reading.by!r} is {shorten(series)}, whose series ended above"
-                raise DataError(f"{place}: {what}; sort the rows by {reading.by!r} first")
-            current, last = series, moment
+                place = f"{part.path}, row {part.row_number(row.row_index):,}"
+                what = f"{parser.by!r} is {shorten(series)}, whose series ended above"
+                raise DataError(f"{place}: {what}; sort the rows by {parser.by!r} first")
+            current, last = series, timestamp
             values.extend(step)
         if values:
             yield self._steps(values)
 
     def _steps(self, values: "array[float]") -> NDArray[np.float64]:
-        return np.array(values, np.float64).reshape(-1, len(self.reading.columns))
+        return np.array(values, np.float64).reshape(-1, len(self.parser.columns))
 
 
-def _check_order(last: Moment, moment: Moment, name: str | None) -> None:
+def _check_order(last: Timestamp, timestamp: Timestamp, name: str | None) -> None:
     try:
         # Text and numbers, or times with a zone and without one, have no order.
-        is_before = moment < last  # type: ignore[operator]
+        is_before = timestamp < last  # type: ignore[operator]
     except TypeError:
-        raise BadRow(f"{name!r} is {moment}, which can't be compared with {last} before it") from None
+        raise BadRowError(f"{name!r} is {timestamp}, which can't be compared with {last} before it") from None
     if is_before:
-        raise BadRow(f"{name!r} is {moment}, which is before the {last} of the row above", "sort the rows by time")
+        raise BadRowError(
+            f"{name!r} is {timestamp}, which is before the {last} of the row above", "sort the rows by time"
+        )

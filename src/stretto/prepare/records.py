@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from stretto.base.errors import DataError
-from stretto.prepare.text import TextFiles
-from stretto.prepare.times import looks_like_time
+from stretto.prepare.text_files import TextFiles
+from stretto.prepare.time_formats import looks_like_time
 
 Format = Literal["jsonl", "csv", "parquet", "datasets"]
 
@@ -23,10 +23,10 @@ _UNCLOSED = "unexpected end of data"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-class Found(NamedTuple):
+class ParsedRow(NamedTuple):
     """What was found in a row of a part: a record, or why there is none."""
 
-    place: int  # in the part, from 0
+    row_index: int  # in the part, from 0
     record: Mapping[str, Any]
     problem: str = ""
 
@@ -41,17 +41,17 @@ class RecordPart:
     stop: int
     size: int  # how much there is to do, for progress
 
-    def row_number(self, place: int) -> int:
+    def row_number(self, row_index: int) -> int:
         """Return the number that a person would give to a row of this part: from 1, in its file.
 
         In JSONL it is that of the line; in CSV the header is not counted.
         """
         if self.format == "jsonl":
-            return _lines_before(self.path, self.start) + place + 1
+            return _lines_before(self.path, self.start) + row_index + 1
         if self.format == "parquet":
             metadata = open_parquet(self.path).metadata
-            return sum(int(metadata.row_group(group).num_rows) for group in range(self.start)) + place + 1
-        return self.start + place + 1
+            return sum(int(metadata.row_group(group).num_rows) for group in range(self.start)) + row_index + 1
+        return self.start + row_index + 1
 
 
 def cut_records(paths: Sequence[Path | str] | Path | str, part_bytes: int | None) -> list[RecordPart]:
@@ -64,14 +64,14 @@ def cut_records(paths: Sequence[Path | str] | Path | str, part_bytes: int | None
     return [part for path in found for part in _cut(path, find_format(path), part_bytes or sys.maxsize)]
 
 
-def read_rows(part: RecordPart, fields: Sequence[str] | None = None) -> Iterator[Found]:
+def read_rows(part: RecordPart, fields: Sequence[str] | None = None) -> Iterator[ParsedRow]:
     """Return the rows of a part; those of columnar files have no more than the given fields."""
     if part.format == "jsonl":
         return _jsonl_rows(part)
     if part.format == "csv":
         return _csv_rows(part)
     records = _parquet_records(part, fields) if part.format == "parquet" else _dataset_records(part, fields)
-    return (Found(index, record) for index, record in enumerate(records))
+    return (ParsedRow(index, record) for index, record in enumerate(records))
 
 
 def shorten(value: object) -> str:
@@ -120,7 +120,7 @@ def _cut(path: Path, format: Format, part_bytes: int) -> Iterator[RecordPart]:
             yield RecordPart(path, format, start, stop, stop - start)
 
 
-def _jsonl_rows(part: RecordPart) -> Iterator[Found]:
+def _jsonl_rows(part: RecordPart) -> Iterator[ParsedRow]:
     with part.path.open("rb") as file:
         file.seek(part.start)
         left = part.stop - part.start
@@ -135,19 +135,19 @@ def _jsonl_rows(part: RecordPart) -> Iterator[Found]:
             index += 1
 
 
-def parse_line(index: int, line: bytes) -> Found:
+def parse_line(index: int, line: bytes) -> ParsedRow:
     """Return what a line of JSONL holds."""
     try:
         record = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
-        return Found(index, {}, f"byte {error.start + 1:,} of the line is not UTF-8")
+        return ParsedRow(index, {}, f"byte {error.start + 1:,} of the line is not UTF-8")
     except json.JSONDecodeError as error:
-        return Found(index, {}, f"the line is not JSON ({error.msg.removesuffix(' at')}, character {error.colno})")
+        return ParsedRow(index, {}, f"the line is not JSON ({error.msg.removesuffix(' at')}, character {error.colno})")
     except (ValueError, RecursionError) as error:
-        return Found(index, {}, f"the line is not JSON that can be read ({error})")
+        return ParsedRow(index, {}, f"the line is not JSON that can be read ({error})")
     if not isinstance(record, dict):
-        return Found(index, {}, f"the line is not a JSON object but {shorten(record)}")
-    return Found(index, record)
+        return ParsedRow(index, {}, f"the line is not a JSON object but {shorten(record)}")
+    return ParsedRow(index, record)
 
 
 def _read_header(path: Path) -> list[str]:
@@ -172,7 +172,7 @@ def check_header(path: Path, header: list[str]) -> list[str]:
     return header
 
 
-def _csv_rows(part: RecordPart) -> Iterator[Found]:
+def _csv_rows(part: RecordPart) -> Iterator[ParsedRow]:
     header = _read_header(part.path)
     index, is_blank = 0, False
     for cells in _csv_cells(part.path):
@@ -188,7 +188,7 @@ def _csv_rows(part: RecordPart) -> Iterator[Found]:
                 # Not one bad row: it has taken all that follow.
                 place = f"{part.path}, row {part.row_number(index):,}"
                 raise DataError(f"{place}: a quote opens there that is never closed; mend the file")
-            yield Found(index, {}, f"the row can't be read ({cells})")
+            yield ParsedRow(index, {}, f"the row can't be read ({cells})")
         else:
             yield csv_row(index, header, cells)
         index += 1
@@ -214,14 +214,14 @@ def _csv_cells(path: Path) -> Iterator[list[str] | str]:
             yield cells
 
 
-def csv_row(index: int, header: list[str], cells: list[str]) -> Found:
+def csv_row(index: int, header: list[str], cells: list[str]) -> ParsedRow:
     """Return what the cells of a row hold."""
     if len(cells) != len(header):
-        return Found(index, {}, f"it has {len(cells)} cells, but the header has {len(header)}")
+        return ParsedRow(index, {}, f"it has {len(cells)} cells, but the header has {len(header)}")
     for name, cell in zip(header, cells, strict=True):
         if not cell.isascii() and not _is_utf8(cell):
-            return Found(index, {}, f"the cell of {name!r} is not UTF-8")
-    return Found(index, dict(zip(header, cells, strict=True)))
+            return ParsedRow(index, {}, f"the cell of {name!r} is not UTF-8")
+    return ParsedRow(index, dict(zip(header, cells, strict=True)))
 
 
 def _is_utf8(text: str) -> bool:

@@ -14,7 +14,7 @@ Attribute = str | float | bool | None
 
 def tag(element: str, *children: str | None, **attributes: Attribute) -> Html:
     """Return an element; `class_` is written `class`, `text_anchor` is `text-anchor`; what is none is left out."""
-    if element in _EMPTY:
+    if element in _VOID_ELEMENTS:
         return Html(f"<{element}{_attributes(attributes)}>")
     return Html(f"<{element}{_attributes(attributes)}>{join(*children)}</{element}>")
 
@@ -24,7 +24,7 @@ def join(*children: str | None) -> Html:
     return Html("".join(child if isinstance(child, Html) else escape(child) for child in children if child is not None))
 
 
-_EMPTY = {"meta", "input", "br"}
+_VOID_ELEMENTS = {"meta", "input", "br"}
 
 
 def _attributes(attributes: dict[str, Attribute]) -> str:

@@ -15,7 +15,7 @@ for (const svg of document.querySelectorAll("svg.lines")) {
     for (const line of svg.querySelectorAll("polyline.line")) {
       const name = line.dataset.name || "";
       const points = line.getAttribute("points").split(" ").map((pair) => pair.split(",").map(Number));
-      if (!found.has(name)) found.set(name, { name, colour: line.getAttribute("class").match(/c[0-9]/)[0], points: [] });
+      if (!found.has(name)) found.set(name, { name, color: line.getAttribute("class").match(/c[0-9]/)[0], points: [] });
       found.get(name).points.push(...points);
     }
     return [...found.values()]; };
@@ -39,7 +39,7 @@ for (const svg of document.querySelectorAll("svg.lines")) {
     const head = document.createElement("div"); head.textContent = svg.dataset.x + " " + short(isWhole ? Math.round(xOf(px)) : xOf(px)); box.append(head);
     for (const [line, point] of found) {
       const row = document.createElement("div"), chip = document.createElement("span");
-      chip.className = "chip " + line.colour;
+      chip.className = "chip " + line.color;
       row.append(chip, (line.name ? line.name + "  " : "") + short(yOf(point[1]))); box.append(row);
     }
     const room = figure.getBoundingClientRect();

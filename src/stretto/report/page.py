@@ -11,7 +11,7 @@ from stretto.report.markup import Html, join, tag
 
 def page(title: str, *body: Html, has_script: bool = True) -> str:
     """Return a whole page, which needs nothing but a browser and asks nothing of a network."""
-    style, script = _beside("page.css"), _beside("page.js") if has_script else ""
+    style, script = _read_asset("page.css"), _read_asset("page.js") if has_script else ""
     # Not even a script that got into the text would run: only those with these digests may.
     scripts = f"'{_digest(script)}'" if script else "'none'"
     policy = (
@@ -39,15 +39,15 @@ def note(words: str) -> Html:
     return tag("p", words, class_="note")
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]], texts: Sequence[int] = (0,)) -> Html:
+def table(headers: Sequence[str], rows: Iterable[Sequence[str]], text_columns: Sequence[int] = (0,)) -> Html:
     """Return a table; the columns `texts` hold words, the others numbers."""
-    kinds = ["text" if index in texts else "number" for index in range(len(heads))]
-    head = tag("tr", *(tag("th", name, class_=kind, scope="col") for name, kind in zip(heads, kinds, strict=True)))
+    kinds = ["text" if index in text_columns else "number" for index in range(len(headers))]
+    head = tag("tr", *(tag("th", name, class_=kind, scope="col") for name, kind in zip(headers, kinds, strict=True)))
     body = (tag("tr", *(tag("td", cell, class_=kind) for cell, kind in zip(row, kinds, strict=True))) for row in rows)
     return tag("div", tag("table", tag("thead", head), tag("tbody", *body)), class_="scroll")
 
 
-def facts(pairs: Iterable[tuple[str, str]]) -> Html:
+def definition_list(pairs: Iterable[tuple[str, str]]) -> Html:
     """Return names and what they are, where there is something to say."""
     return tag("dl", *(join(tag("dt", name), tag("dd", value)) for name, value in pairs if value))
 
@@ -64,13 +64,13 @@ def figure(picture: Html, caption: str | None = None, class_: str | None = None)
     return tag("figure", picture, None if caption is None else tag("p", caption), class_=class_)
 
 
-def any_width(draw: Callable[[int], Html]) -> Html:
+def responsive(draw: Callable[[int], Html]) -> Html:
     """Return a picture drawn for wide, middling and narrow screens: its words stay about as large as the page's."""
     sizes = (("wide", WIDE), ("middle", MIDDLE), ("narrow", NARROW))
     return join(*(tag("div", draw(width), class_=f"for-{name}") for name, width in sizes))
 
 
-def _beside(name: str) -> str:
+def _read_asset(name: str) -> str:
     return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 

@@ -14,25 +14,35 @@ from pydantic_core import from_json
 from stretto.base.errors import ConfigError, StrettoError
 from stretto.config.run import RunConfig
 from stretto.config.toml import parse_config
-from stretto.report.thinned import Floats, Thinned
+from stretto.report.downsampled_series import DownsampledSeries, Floats
 
 CONFIG, LOG, PLAN, SUBJECT, WEIGHTS, NONFINITE = (
-    "config.toml", "log.jsonl", "plan.json", "subject.json", "weights.safetensors", "nonfinite",
+    "config.toml", "log.jsonl", "plan.json", "data_spec.json", "weights.safetensors", "nonfinite",
 )  # fmt: skip
 # Of what can happen any number of times, so many are told one by one.
-_MOST_TOLD = 50
+_MAX_LISTED = 50
 # Nothing that a log counts or measures is more than this; what says so is damaged.
-_MOST = 1e15
-_STEP = ("step", "seconds", "tokens", "loss", "gradient_norm", "learning_rate", "asked", "took", "padding")
+_MAX_VALUE = 1e15
+_STEP_COLUMNS = (
+    "step",
+    "seconds",
+    "tokens",
+    "loss",
+    "gradient_norm",
+    "learning_rate",
+    "num_targets",
+    "took",
+    "padding",
+)
 _NORM, _DATA, _COMPUTE, _OPTIMIZER = "gradient_norm", "data_seconds", "compute_seconds", "optimizer_seconds"
 
-Tree = Mapping[str, Any]
-OnPart = Callable[[float], None]
+JsonObject = Mapping[str, Any]
+ProgressCallback = Callable[[float], None]
 """Told now and then which part of a log is read."""
 
 
 @dataclass
-class Ranks:
+class RankPool:
     """What each rank did, as the mean over the log's lines since there are so many ranks."""
 
     num_ranks: int
@@ -65,21 +75,25 @@ class Record:
     """All that is known of a run."""
 
     folder: Path
-    tree: Tree  # of its config, section by section
+    raw_config: JsonObject  # of its config, section by section
     config: RunConfig | None  # none if it is missing, or of another version
-    subject: Tree
-    plan: Tree | None
+    subject: JsonObject
+    plan: JsonObject | None
     has_weights: bool
-    bad_batches: tuple[str, ...]  # files with what was not finite
-    starts: list[Tree] = field(default_factory=list)
-    steps: Thinned = field(default_factory=lambda: Thinned(*_STEP))
-    evaluations: Thinned = field(default_factory=lambda: Thinned("step", "seconds", "tokens", "loss", most=300))
-    saves: Thinned = field(default_factory=lambda: Thinned("step", "num_bytes", "seconds", "blocked", most=300))
-    bubbles: Thinned = field(default_factory=lambda: Thinned("step", "bubble", most=300))
-    ranks: Ranks | None = None
-    plan_lines: list[Tree] = field(default_factory=list)
-    last_saves: list[Tree] = field(default_factory=list)
-    failed_saves: list[Tree] = field(default_factory=list)
+    nonfinite_files: tuple[str, ...]  # files with what was not finite
+    starts: list[JsonObject] = field(default_factory=list)
+    steps: DownsampledSeries = field(default_factory=lambda: DownsampledSeries(*_STEP_COLUMNS))
+    evaluations: DownsampledSeries = field(
+        default_factory=lambda: DownsampledSeries("step", "seconds", "tokens", "loss", max_buckets=300)
+    )
+    saves: DownsampledSeries = field(
+        default_factory=lambda: DownsampledSeries("step", "num_bytes", "seconds", "blocked", max_buckets=300)
+    )
+    bubbles: DownsampledSeries = field(default_factory=lambda: DownsampledSeries("step", "bubble", max_buckets=300))
+    ranks: RankPool | None = None
+    plan_events: list[JsonObject] = field(default_factory=list)
+    last_saves: list[JsonObject] = field(default_factory=list)
+    failed_saves: list[JsonObject] = field(default_factory=list)
     num_failed_saves: int = 0
     skipped_steps: list[int] = field(default_factory=list)
     num_skipped: int = 0
@@ -88,10 +102,10 @@ class Record:
     epoch: int = 0
     seconds: float = 0.0
     tokens: float = 0.0
-    parts: dict[str, float] = field(default_factory=lambda: {"data": 0.0, "compute": 0.0, "optimizer": 0.0})
-    last_evaluation: Tree | None = None
-    best_evaluation: Tree | None = None
-    unread: int = 0  # lines that are no event
+    part_seconds: dict[str, float] = field(default_factory=lambda: {"data": 0.0, "compute": 0.0, "optimizer": 0.0})
+    last_evaluation: JsonObject | None = None
+    best_evaluation: JsonObject | None = None
+    num_unreadable_lines: int = 0  # lines that are no event
 
     @property
     def name(self) -> str:
@@ -101,7 +115,7 @@ class Record:
     def asks(self) -> str:
         """What a token of this run is called: tokens, labels or values."""
         task = self.subject.get("task")
-        found = task.get("asks") if isinstance(task, Mapping) else None
+        found = task.get("targets") if isinstance(task, Mapping) else None
         return found if isinstance(found, str) else "tokens"
 
     @property
@@ -113,7 +127,7 @@ class Record:
     def status(self) -> str:
         if self.has_weights:
             return "finished"
-        if any(name.startswith(f"step-{self.last_step + 1}-") for name in self.bad_batches):
+        if any(name.startswith(f"step-{self.last_step + 1}-") for name in self.nonfinite_files):
             return "stopped: not finite"
         return "not finished" if self.last_step else "no step yet"
 
@@ -128,59 +142,59 @@ class Record:
         return float(np.nansum(counts * means) / counts.sum()) if counts.sum() else math.nan
 
 
-def read_record(folder: Path | str, on_part: OnPart = lambda part: None) -> Record:
-    """Read a run's folder; `on_part` is told now and then which part of its log is read."""
+def read_record(folder: Path | str, on_progress: ProgressCallback = lambda part: None) -> Record:
+    """Read a run's folder; `on_progress` is told now and then which part of its log is read."""
     folder = Path(folder)
     if not folder.exists():
         raise ConfigError(f"{folder} is not there; give the folder of a run, which run.folder has named")
     if not (folder / LOG).is_file() and not (folder / CONFIG).is_file():
         what = "is a file" if folder.is_file() else f"holds no run ({CONFIG} and {LOG} are missing)"
         raise ConfigError(f"{folder} {what}; give the folder of a run, which run.folder has named")
-    tree = _read_tree(folder / CONFIG, tomllib.loads)
+    raw_config = _read_object(folder / CONFIG, tomllib.loads)
     record = Record(
         folder,
-        tree,
-        _parse(tree),
-        _read_tree(folder / SUBJECT, json.loads),
-        _read_tree(folder / PLAN, json.loads) or None,
+        raw_config,
+        _parse(raw_config),
+        _read_object(folder / SUBJECT, json.loads),
+        _read_object(folder / PLAN, json.loads) or None,
         (folder / WEIGHTS).is_file(),
         tuple(sorted(path.name for path in (folder / NONFINITE).glob("step-*"))),
     )
-    for line in _lines(folder / LOG, record, on_part):
-        taker = _TAKERS.get(str(line.get("kind")))
+    for line in _lines(folder / LOG, record, on_progress):
+        taker = _HANDLERS.get(str(line.get("kind")))
         if taker is not None:
             taker(record, line)
     return record
 
 
-def number(line: Tree, name: str) -> float:
+def read_number(line: JsonObject, name: str) -> float:
     """Return a number of a line; NaN if it is null, missing, or something else."""
     value = line.get(name)
     # Asked ten times for each of a million lines: the usual answer comes first.
     if type(value) is float:
         return value
-    return float(value) if type(value) is int and abs(value) < _MOST else math.nan
+    return float(value) if type(value) is int and abs(value) < _MAX_VALUE else math.nan
 
 
-def amount(line: Tree, name: str) -> float:
+def read_amount(line: JsonObject, name: str) -> float:
     """Return a count, a size or a time of a line; NaN if it has none that can be."""
-    value = number(line, name)
-    return value if 0 <= value < _MOST else math.nan
+    value = read_number(line, name)
+    return value if 0 <= value < _MAX_VALUE else math.nan
 
 
-def whole(line: Tree, name: str) -> int:
+def read_int(line: JsonObject, name: str) -> int:
     """Return a whole number of a line; 0 if it has none."""
     value = line.get(name)
-    return value if type(value) is int and abs(value) < _MOST else 0
+    return value if type(value) is int and abs(value) < _MAX_VALUE else 0
 
 
-def words(line: Tree, name: str) -> str:
+def read_str(line: JsonObject, name: str) -> str:
     """Return a text of a line; empty if it has none."""
     value = line.get(name)
     return "" if value is None else str(value)
 
 
-def _lines(path: Path, record: Record, on_part: OnPart) -> Iterator[Tree]:
+def _lines(path: Path, record: Record, on_progress: ProgressCallback) -> Iterator[JsonObject]:
     """The events of a log, one by one; what is none is counted, like the last line of a run that was killed."""
     if not path.is_file():
         return
@@ -191,7 +205,7 @@ def _lines(path: Path, record: Record, on_part: OnPart) -> Iterator[Tree]:
                 done += len(content)
                 if done / size > told + 0.01:
                     told = done / size
-                    on_part(min(told, 1.0))
+                    on_progress(min(told, 1.0))
                 try:
                     line = from_json(content)
                 except ValueError:
@@ -199,12 +213,12 @@ def _lines(path: Path, record: Record, on_part: OnPart) -> Iterator[Tree]:
                 if isinstance(line, dict):
                     yield line
                 elif content.strip():
-                    record.unread += 1
+                    record.num_unreadable_lines += 1
     except OSError as error:
         raise ConfigError(f"{path} can't be read ({error.strerror}); give a run that you may read") from None
 
 
-def _read_tree(path: Path, parse: Callable[[str], Any]) -> Tree:
+def _read_object(path: Path, parse: Callable[[str], Any]) -> JsonObject:
     """A small file as plain values; nothing if it is missing or can't be read: the page does without."""
     try:
         tree = parse(path.read_text(encoding="utf-8"))
@@ -213,34 +227,39 @@ def _read_tree(path: Path, parse: Callable[[str], Any]) -> Tree:
     return tree if isinstance(tree, dict) else {}
 
 
-def _parse(tree: Tree) -> RunConfig | None:
+def _parse(raw_config: JsonObject) -> RunConfig | None:
     try:
-        return parse_config(dict(tree))
+        return parse_config(dict(raw_config))
     except StrettoError:
         return None
 
 
-def _take_start(record: Record, line: Tree) -> None:
+def _add_start(record: Record, line: JsonObject) -> None:
     record.starts.append(line)
 
 
-def _take_step(record: Record, line: Tree) -> None:
-    step, loss, tokens, norm = whole(line, "step"), number(line, "loss"), amount(line, "tokens"), number(line, _NORM)
-    data, compute, optimizer = amount(line, _DATA), amount(line, _COMPUTE), amount(line, _OPTIMIZER)
+def _add_step(record: Record, line: JsonObject) -> None:
+    step, loss, tokens, norm = (
+        read_int(line, "step"),
+        read_number(line, "loss"),
+        read_amount(line, "tokens"),
+        read_number(line, _NORM),
+    )
+    data, compute, optimizer = read_amount(line, _DATA), read_amount(line, _COMPUTE), read_amount(line, _OPTIMIZER)
     took = data + compute + optimizer
     record.last_step = max(record.last_step, step)
-    record.epoch = max(record.epoch, whole(line, "epoch"))
+    record.epoch = max(record.epoch, read_int(line, "epoch"))
     if math.isfinite(tokens):
         record.tokens += tokens
     if math.isfinite(took):
         record.seconds += took
-        record.parts["data"] += data
-        record.parts["compute"] += compute
-        record.parts["optimizer"] += optimizer
+        record.part_seconds["data"] += data
+        record.part_seconds["compute"] += compute
+        record.part_seconds["optimizer"] += optimizer
     if tokens > 0 and not math.isfinite(loss + norm):
         record.num_nonfinite += 1
-    skipped = whole(line, "skipped")
-    if skipped > record.num_skipped and len(record.skipped_steps) < _MOST_TOLD:
+    skipped = read_int(line, "skipped")
+    if skipped > record.num_skipped and len(record.skipped_steps) < _MAX_LISTED:
         record.skipped_steps.append(step)
     record.num_skipped = max(skipped, record.num_skipped)
     record.steps.add(
@@ -249,38 +268,41 @@ def _take_step(record: Record, line: Tree) -> None:
         record.tokens,
         loss,
         norm,
-        number(line, "learning_rate"),
+        read_number(line, "learning_rate"),
         tokens,
         took,
-        amount(line, "padding"),
+        read_amount(line, "padding"),
     )
 
 
-def _take_evaluation(record: Record, line: Tree) -> None:
-    loss = number(line, "loss")
-    record.evaluations.add(whole(line, "step"), record.seconds, record.tokens, loss)
+def _add_evaluation(record: Record, line: JsonObject) -> None:
+    loss = read_number(line, "loss")
+    record.evaluations.add(read_int(line, "step"), record.seconds, record.tokens, loss)
     record.last_evaluation = line
     best = record.best_evaluation
-    if math.isfinite(loss) and (best is None or loss < number(best, "loss")):
+    if math.isfinite(loss) and (best is None or loss < read_number(best, "loss")):
         record.best_evaluation = line
 
 
-def _take_save(record: Record, line: Tree) -> None:
+def _add_save(record: Record, line: JsonObject) -> None:
     if line.get("error") is not None:
         record.num_failed_saves += 1
-        record.failed_saves = [*record.failed_saves, line][:_MOST_TOLD]
+        record.failed_saves = [*record.failed_saves, line][:_MAX_LISTED]
         return
     record.saves.add(
-        whole(line, "step"), amount(line, "num_bytes"), amount(line, "seconds"), amount(line, "blocked_seconds")
+        read_int(line, "step"),
+        read_amount(line, "num_bytes"),
+        read_amount(line, "seconds"),
+        read_amount(line, "blocked_seconds"),
     )
     record.last_saves = [*record.last_saves, line][-12:]
 
 
-def _take_plan(record: Record, line: Tree) -> None:
-    record.plan_lines = [*record.plan_lines, line][-_MOST_TOLD:]
+def _add_plan(record: Record, line: JsonObject) -> None:
+    record.plan_events = [*record.plan_events, line][-_MAX_LISTED:]
 
 
-def _take_ranks(record: Record, line: Tree) -> None:
+def _add_ranks(record: Record, line: JsonObject) -> None:
     try:
         busy, waiting, memory = (
             np.array([math.nan if value is None else value for value in line[name]], np.float64)
@@ -288,20 +310,20 @@ def _take_ranks(record: Record, line: Tree) -> None:
         )
     except (KeyError, TypeError, ValueError, OverflowError):
         return
-    seconds = number(line, "seconds")
+    seconds = read_number(line, "seconds")
     if not len(busy) == len(waiting) == len(memory) > 0 or not 0 < seconds < 1e9 or not (np.abs(busy) < 1e9).all():
         return
     if record.ranks is None or record.ranks.num_ranks != len(busy):
-        record.ranks = Ranks(len(busy))
+        record.ranks = RankPool(len(busy))
     record.ranks.add(seconds, busy, waiting, memory)
-    record.bubbles.add(whole(line, "step"), 1 - float(busy.mean()) / seconds)
+    record.bubbles.add(read_int(line, "step"), 1 - float(busy.mean()) / seconds)
 
 
-_TAKERS: dict[str, Callable[[Record, Tree], None]] = {
-    "start": _take_start,
-    "step": _take_step,
-    "evaluation": _take_evaluation,
-    "save": _take_save,
-    "plan": _take_plan,
-    "ranks": _take_ranks,
+_HANDLERS: dict[str, Callable[[Record, JsonObject], None]] = {
+    "start": _add_start,
+    "step": _add_step,
+    "evaluation": _add_evaluation,
+    "save": _add_save,
+    "plan": _add_plan,
+    "ranks": _add_ranks,
 }

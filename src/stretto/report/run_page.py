@@ -3,16 +3,16 @@
 from pathlib import Path
 
 from stretto.report.balance import balance_section
-from stretto.report.curves import Named, curves
-from stretto.report.faults import checkpoints_section, faults_section
-from stretto.report.kept import find_kept
-from stretto.report.lengths import lengths_section
+from stretto.report.checkpoint_inventory import read_checkpoint_inventory
+from stretto.report.curves import NamedRun, curves
+from stretto.report.failures import checkpoints_section, failures_section
 from stretto.report.markup import Html, tag
-from stretto.report.page import facts, note, page, section
-from stretto.report.reality import reality_section
-from stretto.report.record import OnPart, Record, read_record
-from stretto.report.step import step_section
-from stretto.report.summary import about_section, final_figures, summary_tiles
+from stretto.report.page import definition_list, note, page, section
+from stretto.report.plan_comparison import plan_comparison_section
+from stretto.report.record import ProgressCallback, Record, read_record
+from stretto.report.sequence_lengths import lengths_section
+from stretto.report.step_timeline import step_section
+from stretto.report.summary import configuration_section, final_metrics, summary_tiles
 
 _LINKS = {
     "curves": "Curves",
@@ -21,31 +21,31 @@ _LINKS = {
     "balance": "Balance",
     "lengths": "Lengths",
     "plan": "Plan",
-    "faults": "Faults",
-    "checkpoints": "Checkpoints",
-    "figures": "Figures",
+    "failures": "Faults",
+    "checkpoints": "CheckpointManager",
+    "results": "Figures",
 }
 
 
-def run_page(folder: Path | str, on_part: OnPart = lambda part: None) -> str:
+def run_page(folder: Path | str, on_progress: ProgressCallback = lambda part: None) -> str:
     """Return the page of the run in a folder; it needs nothing but a browser.
 
-    It reads the run's files only, whether the run has ended, still goes on, or was cut off. `on_part` is told now and
+    It reads the run's files only, whether the run has ended, still goes on, or was cut off. `on_progress` is told now and
     then which part of the log is read.
     """
-    record = read_record(folder, on_part)
-    kept = find_kept(record)
-    digest = None if kept.newest is None else kept.newest.about.data
+    record = read_record(folder, on_progress)
+    inventory = read_checkpoint_inventory(record)
+    digest = None if inventory.newest is None else inventory.newest.run_info.data
     sections = {
         "curves": _curves_section(record),
-        "run": about_section(record, kept),
+        "run": configuration_section(record, inventory),
         "step": step_section(record),
         "balance": balance_section(record),
         "lengths": lengths_section(record, digest),
-        "plan": reality_section(record),
-        "faults": faults_section(record, kept),
-        "checkpoints": checkpoints_section(record, kept),
-        "figures": section("figures", "Final figures", facts(final_figures(record).items())),
+        "plan": plan_comparison_section(record),
+        "failures": failures_section(record, inventory),
+        "checkpoints": checkpoints_section(record, inventory),
+        "results": section("results", "Final results", definition_list(final_metrics(record).items())),
     }
     shown = {name: found for name, found in sections.items() if found is not None}
     links = tag("nav", *(tag("a", _LINKS[name], href=f"#{name}") for name in shown), aria_label="Parts of this page")
@@ -62,4 +62,4 @@ def _badge(record: Record) -> Html:
 def _curves_section(record: Record) -> Html:
     if not record.steps.num_rows:
         return section("curves", "Curves", note("The log has no step yet."))
-    return section("curves", "Curves", curves([Named(record.name, record)]))
+    return section("curves", "Curves", curves([NamedRun(record.name, record)]))

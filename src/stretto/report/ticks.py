@@ -16,21 +16,21 @@ class Scale:
     is_log: bool
     ticks: tuple[float, ...]
 
-    def place(self, value: float) -> float:
+    def fraction(self, value: float) -> float:
         """Return where a value lies, from 0 to 1 within the scale."""
         if self.is_log:
             return math.log(max(value, 1e-300) / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
 
-def linear(low: float, high: float, count: int, *, is_whole: bool = False, is_tight: bool = False) -> Scale:
+def linear(low: float, high: float, count: int, *, is_integer: bool = False, is_tight: bool = False) -> Scale:
     """Return a linear scale with about `count` ticks; the outer ticks are its ends, unless it is to be tight."""
     # Values that no step fits between are as good as one.
     if not high - low > 1e-300:
         room = abs(low) * 0.5 or 1.0
         low, high = (low - room if low - room >= 0 or low < 0 else 0.0), high + room
     step = _nice_step((high - low) / max(count, 1))
-    step = max(1.0, float(round(step))) if is_whole else step
+    step = max(1.0, float(round(step))) if is_integer else step
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     ticks = [index * step for index in range(first, last + 1)]
     if is_tight:
@@ -53,7 +53,7 @@ def logarithmic(low: float, high: float, count: int) -> Scale:
     return Scale(low, high, True, tuple(ticks[::stride]))
 
 
-def choose(low: float, high: float, count: int, *, from_zero: bool = False) -> Scale:
+def choose_scale(low: float, high: float, count: int, *, from_zero: bool = False) -> Scale:
     """Return the scale that shows values best: logarithmic where they span more than a decade and a half."""
     if from_zero and low >= 0:
         return linear(0.0, high or 1.0, count)
@@ -62,11 +62,11 @@ def choose(low: float, high: float, count: int, *, from_zero: bool = False) -> S
     return linear(low, high, count)
 
 
-def write(scale: Scale) -> Callable[[float], str]:
+def tick_formatter(scale: Scale) -> Callable[[float], str]:
     """Return how the ticks of a scale are written: all with as many digits as tell them apart."""
     most = max((abs(tick) for tick in scale.ticks), default=0.0)
     if scale.is_log:
-        return _power if scale.high >= 1e6 or scale.low <= 1e-4 else short
+        return _format_power if scale.high >= 1e6 or scale.low <= 1e-4 else format_short
     gap = min((b - a for a, b in zip(scale.ticks, scale.ticks[1:], strict=False)), default=most)
     for bound, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
         if 1e15 > most >= bound:
@@ -81,7 +81,7 @@ def write(scale: Scale) -> Callable[[float], str]:
     return lambda tick: f"{tick:,.{digits}f}"
 
 
-def short(value: float) -> str:
+def format_short(value: float) -> str:
     """A number in few characters: 1,234 or 12.3k or 1.2e-5."""
     size = abs(value)
     if size >= 1e15 or 0 < size < 1e-3:
@@ -93,7 +93,7 @@ def short(value: float) -> str:
     return f"{value:,.0f}" if value == round(value) else f"{value:.4g}"
 
 
-def _power(value: float) -> str:
+def _format_power(value: float) -> str:
     """A tick of a scale over many decades, all of them alike: 1e6, 3e-5."""
     mantissa, _, power = f"{value:.0e}".partition("e")
     return f"{mantissa}e{int(power)}"

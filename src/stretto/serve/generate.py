@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stretto.base.errors import ConfigError, LawError
-from stretto.base.keys import derive
-from stretto.base.state import join_rows
+from stretto.base.keys import derive_key
+from stretto.base.state import cat_rows
 from stretto.base.window import Rows
 from stretto.blocks.stack import Stack
 from stretto.store.vocabulary import SymbolVocabulary, Vocabulary
-from stretto.train.trained import TrainedModel
+from stretto.train.trained_model import TrainedModel
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def generate_tokens(
     sampling: Sampling | None = None,
     *,
     count: int = 1,
-    never: tuple[int, ...] = (),
+    suppress_tokens: tuple[int, ...] = (),
 ) -> Iterator[list[int]]:
     """Go on from a prompt without end: yield the next token of each of `count` texts.
 
@@ -77,13 +77,15 @@ def generate_tokens(
         raise LawError("the model has a block that looks ahead in time (causal=False), so it can't go on from a prompt")
     stack.eval()
     device = stack.device
-    dice = [random.Random(derive(sampling.seed, "generate", index)) for index in range(count)]
+    dice = [random.Random(derive_key(sampling.seed, "generate", index)) for index in range(count)]
     # The prompt is read once; the texts part from where it ends.
     tokens = torch.from_numpy(np.asarray(prompt, np.int64)).to(device).unsqueeze(1)
     y, state = stack(tokens, stack.initial_state(Rows.of(1, device=device, dtype=stack.dtype)))
-    last, state = y[-1].expand(count, -1), join_rows([state] * count)
+    last, state = y[-1].expand(count, -1), cat_rows([state] * count)
     while True:
-        drawn = [sampling.draw(row, die.random()) for row, die in zip(_logits(last, never), dice, strict=True)]
+        drawn = [
+            sampling.draw(row, die.random()) for row, die in zip(_logits(last, suppress_tokens), dice, strict=True)
+        ]
         yield drawn
         y, state = stack(torch.tensor([drawn], device=device), state)
         last = y[-1]
@@ -106,16 +108,16 @@ def generate(
     if length < 1:
         raise ConfigError(f"length={length} asks for no token; use at least 1")
     known = vocabulary.encode(prompt or "\n")
-    never = (0,) if isinstance(vocabulary, SymbolVocabulary) else ()
-    texts = [_Text(vocabulary, prompt) for _ in range(count)]
-    stream = generate_tokens(trained.stack, known, sampling, count=count, never=never)
+    suppress_tokens = (0,) if isinstance(vocabulary, SymbolVocabulary) else ()
+    texts = [_Detokenizer(vocabulary, prompt) for _ in range(count)]
+    stream = generate_tokens(trained.stack, known, sampling, count=count, suppress_tokens=suppress_tokens)
     for number, tokens in enumerate(stream, 1):
         yield [text.add(token, is_last=number == length) for text, token in zip(texts, tokens, strict=True)]
         if number == length:
             return
 
 
-class _Text:
+class _Detokenizer:
     """Turns tokens into pieces of text, one after the other."""
 
     def __init__(self, vocabulary: Vocabulary, prompt: str) -> None:
@@ -136,15 +138,15 @@ class _Text:
 
 
 def _vocabulary(trained: TrainedModel) -> Vocabulary:
-    vocabulary, asks = trained.subject.vocabulary, trained.subject.task.asks
-    if asks != "tokens":
-        raise ConfigError(f"the run's model was asked for {asks}, so it can't write text; give a run on text")
+    vocabulary, targets = trained.data_spec.vocabulary, trained.data_spec.task.targets
+    if targets != "tokens":
+        raise ConfigError(f"the run's model predicts {targets}, so it can't write text; give a run on text")
     if vocabulary is None:
         raise ConfigError("the run's tokens came without a vocabulary; use stretto.generate_tokens with tokens")
     return vocabulary
 
 
-def _logits(last: Tensor, never: tuple[int, ...]) -> NDArray[np.float64]:
+def _logits(last: Tensor, suppress_tokens: tuple[int, ...]) -> NDArray[np.float64]:
     logits: NDArray[np.float64] = last.double().cpu().numpy().copy()
-    logits[:, list(never)] = -np.inf
+    logits[:, list(suppress_tokens)] = -np.inf
     return logits

@@ -18,7 +18,7 @@ from stretto.base.state import State, detach
 from stretto.base.window import Rows
 from stretto.blocks.stack import Stack
 
-Name = TypeVar("Name", bound=Hashable)
+SessionName = TypeVar("SessionName", bound=Hashable)
 
 
 class Sessions:
@@ -36,9 +36,9 @@ class Sessions:
         self._stack = stack.eval()
         self._device = stack.device
         # One tensor a state for all sessions: a feed picks its rows out of it and puts them back.
-        self._pool: State = self._begin(0)
+        self._pool: State = self._initial_state(0)
         self._slots: dict[Hashable, int] = {}
-        self._free: list[int] = []
+        self._free_slots: list[int] = []
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -50,21 +50,21 @@ class Sessions:
         return iter(self._slots)
 
     @torch.no_grad()
-    def feed(self, chunks: Mapping[Name, Tensor]) -> dict[Name, Tensor]:
+    def feed(self, chunks: Mapping[SessionName, Tensor]) -> dict[SessionName, Tensor]:
         """Run each session over its next steps, `[steps]` of tokens or `[steps, features]`; return their outputs.
 
         Chunks may differ in length. If anything is wrong with one of them, none is taken.
         """
         if not chunks:
             return {}
-        _check(chunks)
+        _check_chunks(chunks)
         # The longest first, so that those which go on stay side by side.
         names = sorted(chunks, key=lambda name: -len(chunks[name]))
         lengths = [len(chunks[name]) for name in names]
         inputs = pad_sequence([chunks[name] for name in names]).to(self._device)
         if inputs.is_floating_point():
             inputs = inputs.to(self._stack.dtype)
-        state = self._pick(names)
+        state = self._gather_states(names)
         outputs: list[Tensor] = []
         start = 0
         for stop in sorted(set(lengths)):
@@ -74,8 +74,8 @@ class Sessions:
             state = tuple(torch.cat([value, own[num_rows:]]) for value, own in zip(after, state, strict=True))
             outputs.append(y)
             start = stop
-        self._put(names, state)
-        return dict(zip(names, _rows(outputs, lengths), strict=True))
+        self._store_states(names, state)
+        return dict(zip(names, _split_rows(outputs, lengths), strict=True))
 
     def state(self, name: Hashable) -> State:
         """Return what a session remembers, of one row: to be kept, moved elsewhere, or given to another session."""
@@ -93,47 +93,47 @@ class Sessions:
             raise ConfigError(
                 f"a state of {found} for session {name!r} is not of this model, whose states are {expected}"
             )
-        self._put([name], tuple(tensor.to(own) for tensor, own in zip(state, self._pool, strict=True)))
+        self._store_states([name], tuple(tensor.to(own) for tensor, own in zip(state, self._pool, strict=True)))
 
     def close(self, name: Hashable) -> None:
         """End a session; its name begins anew when it is fed again."""
         if name in self._slots:
-            self._free.append(self._slots.pop(name))
+            self._free_slots.append(self._slots.pop(name))
 
-    def _begin(self, num_rows: int) -> State:
+    def _initial_state(self, num_rows: int) -> State:
         return detach(self._stack.initial_state(Rows.of(num_rows, device=self._device, dtype=self._stack.dtype)))
 
-    def _pick(self, names: Sequence[Hashable]) -> State:
+    def _gather_states(self, names: Sequence[Hashable]) -> State:
         """Return copies of the states of some sessions, new ones at their beginning."""
         known = [index for index, name in enumerate(names) if name in self._slots]
-        state = tuple(tensor.clone() for tensor in self._begin(len(names)))
+        state = tuple(tensor.clone() for tensor in self._initial_state(len(names)))
         if known:
             rows = torch.tensor(known, device=self._device)
-            slots = self._places([names[index] for index in known])
+            slots = self._slot_indices([names[index] for index in known])
             for tensor, pool in zip(state, self._pool, strict=True):
                 tensor[rows] = pool[slots]
         return state
 
-    def _put(self, names: Sequence[Hashable], state: State) -> None:
+    def _store_states(self, names: Sequence[Hashable], state: State) -> None:
         new = [name for name in names if name not in self._slots]
-        missing = len(new) - len(self._free)
+        missing = len(new) - len(self._free_slots)
         if missing > 0:
             # At least twice the room, so that a million sessions that come one by one are copied twenty times.
-            before = len(self._slots) + len(self._free)
+            before = len(self._slots) + len(self._free_slots)
             num_more = max(missing, before, 16)
-            self._pool = tuple(torch.cat(pair) for pair in zip(self._pool, self._begin(num_more), strict=True))
-            self._free.extend(reversed(range(before, before + num_more)))
+            self._pool = tuple(torch.cat(pair) for pair in zip(self._pool, self._initial_state(num_more), strict=True))
+            self._free_slots.extend(reversed(range(before, before + num_more)))
         for name in new:
-            self._slots[name] = self._free.pop()
-        slots = self._places(names)
+            self._slots[name] = self._free_slots.pop()
+        slots = self._slot_indices(names)
         for pool, tensor in zip(self._pool, state, strict=True):
             pool[slots] = tensor
 
-    def _places(self, names: Sequence[Hashable]) -> Tensor:
+    def _slot_indices(self, names: Sequence[Hashable]) -> Tensor:
         return torch.tensor([self._slots[name] for name in names], device=self._device)
 
 
-def _check(chunks: Mapping[Name, Tensor]) -> None:
+def _check_chunks(chunks: Mapping[SessionName, Tensor]) -> None:
     kind: tuple[torch.Size, bool] | None = None
     for name, chunk in chunks.items():
         if chunk.dim() == 0 or len(chunk) == 0:
@@ -147,7 +147,7 @@ def _check(chunks: Mapping[Name, Tensor]) -> None:
             )
 
 
-def _rows(outputs: Sequence[Tensor], lengths: Sequence[int]) -> Iterator[Tensor]:
+def _split_rows(outputs: Sequence[Tensor], lengths: Sequence[int]) -> Iterator[Tensor]:
     """Return each row's outputs, put together from the calls it was part of."""
     for index, length in enumerate(lengths):
         parts, seen = [], 0

@@ -7,16 +7,16 @@ from pathlib import Path
 
 from stretto.base.errors import DataError
 from stretto.base.remote import is_remote
-from stretto.base.scratch import make_scratch
-from stretto.prepare.prepare import prepare_text
+from stretto.base.scratch import make_scratch_folder
 from stretto.prepare.prepare_sequences import prepare_sequences
 from stretto.prepare.prepare_series import prepare_series
+from stretto.prepare.prepare_text import prepare_text
 from stretto.prepare.records import FORMATS, cut_records, read_rows
 from stretto.store.corpus import Corpus
 from stretto.store.index import Store
-from stretto.store.like import Like
+from stretto.store.schema import Schema
 from stretto.store.sequences import Channels, Classes, Origin, Sequences, Tokens
-from stretto.train.subject import Subject, check_same
+from stretto.train.data_spec import DataSpec, check_same_spec
 
 
 def is_raw(location: Path | str) -> bool:
@@ -24,30 +24,32 @@ def is_raw(location: Path | str) -> bool:
     return not is_remote(location) and Path(location).is_file()
 
 
-def open_source(location: Path | str, subject: Subject) -> Corpus | Sequences:
+def open_source(location: Path | str, data_spec: DataSpec) -> Corpus | Sequences:
     """Open prepared data that fits a model of `subject`; it may be without labels."""
     if not is_remote(location) and not Path(location).exists():
         raise DataError(f"{location} is not there; give a prepared folder, its URL, or a file")
     store = Store.open(location)
-    source = Corpus.of(store) if store.kind == "tokens" else Sequences.of(store)
-    check_same(subject, _found(source, subject), str(location), "the run")
+    source = Corpus.from_store(store) if store.kind == "tokens" else Sequences.from_store(store)
+    check_same_spec(data_spec, _data_spec(source, data_spec), str(location), "the run")
     return source
 
 
 @contextmanager
-def prepared(location: Path | str, subject: Subject, fields: "Fields | None" = None) -> Iterator[Path | str]:
+def ensure_prepared(
+    location: Path | str, data_spec: DataSpec, fields: "FieldNames | None" = None
+) -> Iterator[Path | str]:
     """Give the location of prepared data; a file is prepared for as long as the context lasts."""
     if not is_raw(location):
         yield location
         return
-    with make_scratch() as scratch:
+    with make_scratch_folder() as scratch:
         folder = Path(scratch) / "data"
-        prepare_source(location, folder, subject, fields)
+        prepare_source(location, folder, data_spec, fields)
         yield folder
 
 
 @dataclass(frozen=True)
-class Fields:
+class FieldNames:
     """Which fields of a file to read, where they are called otherwise than those of the run's own files."""
 
     sequence: str | None = None
@@ -55,14 +57,14 @@ class Fields:
     by: str | None = None
 
 
-def prepare_source(file: Path | str, folder: Path, subject: Subject, fields: Fields | None = None) -> None:
+def prepare_source(file: Path | str, folder: Path, data_spec: DataSpec, fields: FieldNames | None = None) -> None:
     """Prepare a file as the run's own data was: with its vocabulary, or its channels and their scale."""
-    task, origin, fields = subject.task, subject.origin or Origin(), fields or Fields()
-    values = Tokens(num_tokens=task.num_inputs) if subject.channels is None else subject.channels
-    labels = Classes(names=subject.labels) if subject.labels else None
-    like = Like("the run", values, labels, subject.vocabulary)
-    if task.inputs == "channels" and task.asks == "values":
-        names = _names(file)
+    task, origin, fields = data_spec.task, data_spec.origin or Origin(), fields or FieldNames()
+    values = Tokens(num_tokens=task.num_inputs) if data_spec.channels is None else data_spec.channels
+    labels = Classes(names=data_spec.labels) if data_spec.labels else None
+    like = Schema("the run", values, labels, data_spec.vocabulary)
+    if task.inputs == "channels" and task.targets == "values":
+        names = _field_names(file)
         assert isinstance(values, Channels)
         for name in values.names:
             if name not in names:
@@ -73,29 +75,29 @@ def prepare_source(file: Path | str, folder: Path, subject: Subject, fields: Fie
         time = origin.time if origin.time in names else None
         prepare_series(file, folder, by=by, time=time, like=like, nan="missing")
     elif Path(file).suffix.lower() in FORMATS:
-        names = _names(file)
+        names = _field_names(file)
         # The truth, where the file has it, but nobody has to know it.
         label = fields.label or (origin.label if labels is not None and origin.label in names else None)
         sequence = fields.sequence or (origin.sequence if origin.sequence in names else None)
         prepare_sequences(file, folder, like=like, sequence=sequence, label=label)
-    elif subject.vocabulary is not None and task.asks == "tokens":
-        prepare_text(file, folder, subject.vocabulary.level, vocabulary=subject.vocabulary)
+    elif data_spec.vocabulary is not None and task.targets == "tokens":
+        prepare_text(file, folder, data_spec.vocabulary.level, vocabulary=data_spec.vocabulary)
     else:
         raise DataError(f"{file} is not a file of records ({', '.join(FORMATS)}); give one, or a prepared folder")
 
 
-def _names(file: Path | str) -> set[str]:
+def _field_names(file: Path | str) -> set[str]:
     """The fields of a file's first record."""
     row = next(iter(read_rows(cut_records(file, None)[0])), None)
     return set() if row is None or row.problem else set(row.record)
 
 
-def _found(source: Corpus | Sequences, subject: Subject) -> Subject:
+def _data_spec(source: Corpus | Sequences, data_spec: DataSpec) -> DataSpec:
     """What the data is about, where it is silent (a label that is asked for) as the model has it."""
     if isinstance(source, Corpus):
-        return Subject(replace(subject.task, inputs="tokens", num_inputs=len(source.vocabulary)), source.vocabulary)
+        return DataSpec(replace(data_spec.task, inputs="tokens", num_inputs=len(source.vocabulary)), source.vocabulary)
     values, labels = source.fields.values, source.fields.labels
-    names = subject.labels if labels is None or subject.task.asks != "labels" else labels.names
+    names = data_spec.labels if labels is None or data_spec.task.targets != "labels" else labels.names
     if isinstance(values, Channels):
-        return Subject(replace(subject.task, inputs="channels"), None, names, values)
-    return Subject(replace(subject.task, inputs="tokens", num_inputs=values.num_tokens), source.vocabulary, names)
+        return DataSpec(replace(data_spec.task, inputs="channels"), None, names, values)
+    return DataSpec(replace(data_spec.task, inputs="tokens", num_inputs=values.num_tokens), source.vocabulary, names)

@@ -10,9 +10,9 @@ from pathlib import Path
 from stretto.base.errors import DataError
 from stretto.store.pages import PAGE
 
-LEAST_BYTES = 8 * PAGE
+MIN_BYTES = 8 * PAGE
 # When there is no more room, so much of it is made at once: looking through the folder is the dear part.
-_KEPT_SHARE = 0.9
+_KEPT_FRACTION = 0.9
 
 
 @dataclass(frozen=True)
@@ -21,13 +21,13 @@ class Cache:
 
     folder: Path = Path("~/.cache/stretto")
     num_bytes: int = 1 << 30
-    patience: float = 300.0  # seconds that a server may be away
+    retry_seconds: float = 300.0  # seconds that a server may be away
 
     def __post_init__(self) -> None:
-        if self.num_bytes < LEAST_BYTES:
-            raise DataError(f"data.cache_bytes={self.num_bytes:,} is too small; give it {LEAST_BYTES:,} or more")
-        if not self.patience >= 0:
-            raise DataError(f"data.patience={self.patience} is no number of seconds; give it 0 or more")
+        if self.num_bytes < MIN_BYTES:
+            raise DataError(f"data.cache_bytes={self.num_bytes:,} is too small; give it {MIN_BYTES:,} or more")
+        if not self.retry_seconds >= 0:
+            raise DataError(f"data.retry_seconds={self.retry_seconds} is no number of seconds; give it 0 or more")
 
     def create(self) -> None:
         """Make the folder, if it isn't there."""
@@ -53,8 +53,8 @@ class Cache:
         path = self._path(key)
         # Another thread or process may read or write the same page: none may ever see a part of one.
         unfinished = path.with_name(f"{key}.{os.getpid()}.{os.urandom(4).hex()}.page")
-        with self._tally() as tally:
-            tally.make_room(len(content))
+        with self._locked_size() as tally:
+            tally.reserve(len(content))
             try:
                 unfinished.write_bytes(content)
                 unfinished.replace(path)
@@ -69,30 +69,30 @@ class Cache:
         return self._pages / f"{key}.page"
 
     @contextmanager
-    def _tally(self) -> Iterator["_Tally"]:
+    def _locked_size(self) -> Iterator["_SizeCounter"]:
         """Hold the count of the folder's bytes, which one process at a time may do."""
-        descriptor = os.open(self._pages / "tally", os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = os.open(self._pages / "size", os.O_RDWR | os.O_CREAT, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield _Tally(self._pages, self.num_bytes, descriptor)
+            yield _SizeCounter(self._pages, self.num_bytes, descriptor)
         finally:
             os.close(descriptor)
 
 
 @dataclass(frozen=True)
-class _Tally:
+class _SizeCounter:
     """How many bytes of pages there are at most, in a locked file; counted anew when the room is used up."""
 
     pages: Path
     num_bytes: int
     descriptor: int
 
-    def make_room(self, num_bytes: int) -> None:
+    def reserve(self, num_bytes: int) -> None:
         """Count some bytes that are about to be written, and drop the pages not used for longest if need be."""
         written = os.pread(self.descriptor, 32, 0)
         count = int(written) if written.isdigit() else self.num_bytes
         if count + num_bytes > self.num_bytes:
-            count = self._drop(int(self.num_bytes * _KEPT_SHARE) - num_bytes)
+            count = self._drop(int(self.num_bytes * _KEPT_FRACTION) - num_bytes)
         os.ftruncate(self.descriptor, 0)
         os.pwrite(self.descriptor, str(count + num_bytes).encode(), 0)
 

@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from stretto.base.errors import DataError
 from stretto.store.cache import Cache
-from stretto.store.index import Store, damaged, parse_index
-from stretto.store.pages import Span
+from stretto.store.index import Store, damaged_index, parse_index
+from stretto.store.pages import ByteRange
 from stretto.store.vocabulary import FILE as VOCABULARY
 from stretto.store.vocabulary import Vocabulary, parse_vocabulary, token_dtype
 
@@ -41,10 +41,10 @@ class Corpus:
     @classmethod
     def open(cls, location: Path | str, cache: Cache | None = None) -> "Corpus":
         """Open what `stretto prepare text` wrote."""
-        return cls.of(Store.open(location, cache))
+        return cls.from_store(Store.open(location, cache))
 
     @classmethod
-    def of(cls, store: Store) -> "Corpus":
+    def from_store(cls, store: Store) -> "Corpus":
         """Return the corpus of a store; check what its index says of it."""
         if store.kind != KIND:
             raise DataError(f"{store.location} holds {store.kind}, not a corpus of {KIND}; give another folder")
@@ -54,7 +54,7 @@ class Corpus:
         for number, num_tokens in enumerate(fields.shards):
             name, size = shard_name(number), num_tokens * token_dtype(len(vocabulary)).itemsize
             if sizes.get(name) != size:
-                raise damaged(store.location, f"{name} has {sizes.get(name)} bytes, not {size}")
+                raise damaged_index(store.location, f"{name} has {sizes.get(name)} bytes, not {size}")
         return cls(store, fields, vocabulary)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -106,10 +106,10 @@ class Corpus:
         contents = self.store.pages.read(self._spans(starts, length))
         tokens = np.concatenate(contents).view(self.dtype).reshape(len(starts), length)
         if len(self.vocabulary) <= np.iinfo(self.dtype).max and tokens.max() >= len(self.vocabulary):
-            raise self._beyond(starts, tokens)
+            raise self._unknown_token(starts, tokens)
         return tokens.astype(np.int64)
 
-    def _spans(self, starts: NDArray[np.int64], length: int) -> list[Span]:
+    def _spans(self, starts: NDArray[np.int64], length: int) -> list[ByteRange]:
         size, edges = self.dtype.itemsize, self._edges
         shards = (np.searchsorted(self._edges, starts, side="right") - 1).tolist()
         spans = []
@@ -117,11 +117,11 @@ class Corpus:
             stop = start + length
             while start < stop:
                 last, offset = min(stop, int(edges[shard + 1])), int(edges[shard])
-                spans.append(Span(shard_name(shard), (start - offset) * size, (last - offset) * size))
+                spans.append(ByteRange(shard_name(shard), (start - offset) * size, (last - offset) * size))
                 start, shard = last, shard + 1
         return spans
 
-    def _beyond(self, starts: NDArray[np.int64], tokens: NDArray[Any]) -> DataError:
+    def _unknown_token(self, starts: NDArray[np.int64], tokens: NDArray[Any]) -> DataError:
         row, step = np.argwhere(tokens >= len(self.vocabulary))[0]
         place = int(starts[row] + step)
         shard = int(np.searchsorted(self._edges, place, side="right")) - 1

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from stretto.base.checksummed_json import add_checksum, verify_checksum
 from stretto.base.errors import DataError
 from stretto.base.remote import is_remote
-from stretto.base.sealed import seal, unseal
 from stretto.store.cache import Cache
-from stretto.store.pages import PAGE, LocalPages, PagedFile, Pages, Span
+from stretto.store.pages import PAGE, ByteRange, LocalPages, PagedFile, Pages
 from stretto.store.remote import RemotePages, fetch
 
 INDEX = "index.json"
@@ -23,7 +23,7 @@ FORMAT = "stretto"
 VERSION = 2
 
 
-class _Entry(BaseModel):
+class _FileEntry(BaseModel):
     """A file of a store, as the index names it."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -53,17 +53,17 @@ class Store:
         try:
             return _open(location, tree, cache)
         except (KeyError, TypeError, ValueError) as error:
-            raise damaged(location, repr(error)) from None
+            raise damaged_index(location, repr(error)) from None
 
     def read_file(self, name: str) -> bytes:
         """Return the whole of a small file."""
         file = next((file for file in self.files if file.name == name), None)
         if file is None:
-            raise damaged(self.location, f"no file {name!r}")
-        return self.pages.read([Span(name, 0, file.num_bytes)])[0].tobytes()
+            raise damaged_index(self.location, f"no file {name!r}")
+        return self.pages.read([ByteRange(name, 0, file.num_bytes)])[0].tobytes()
 
 
-def index_tree(kind: str, fields: dict[str, Any], files: Sequence[PagedFile], checksums: bytes) -> dict[str, Any]:
+def make_index(kind: str, fields: dict[str, Any], files: Sequence[PagedFile], checksums: bytes) -> dict[str, Any]:
     """Return an index as it is written, with a digest of itself."""
     tree = {
         "format": FORMAT,
@@ -73,10 +73,10 @@ def index_tree(kind: str, fields: dict[str, Any], files: Sequence[PagedFile], ch
         "files": [{"name": file.name, "num_bytes": file.num_bytes} for file in files],
         "checksums": zlib.crc32(checksums),
     }
-    return seal(tree)
+    return add_checksum(tree)
 
 
-def damaged(location: str, reason: str) -> DataError:
+def damaged_index(location: str, reason: str) -> DataError:
     """Return the error for an index that says what it can't mean."""
     return DataError(f"{location}: {INDEX} is damaged ({reason}); copy it again or prepare the data again")
 
@@ -87,7 +87,7 @@ def parse_index(model: type[Parsed], tree: object, location: str) -> Parsed:
         return model.model_validate(tree)
     except ValidationError as error:
         first = error.errors()[0]
-        raise damaged(location, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise damaged_index(location, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
 def _read_index(location: str, cache: Cache | None) -> dict[str, Any]:
@@ -102,15 +102,15 @@ def _read_index(location: str, cache: Cache | None) -> dict[str, Any]:
     if not isinstance(tree, dict) or tree.get("format") != FORMAT or tree.get("version") != VERSION:
         raise DataError(f"{location}: {INDEX} is not of format {FORMAT} {VERSION}; prepare the data again")
     try:
-        return unseal(tree)
+        return verify_checksum(tree)
     except ValueError as error:
-        raise damaged(location, str(error)) from None
+        raise damaged_index(location, str(error)) from None
 
 
 def _open(location: str, tree: dict[str, Any], cache: Cache | None) -> Store:
-    entries = [parse_index(_Entry, entry, location) for entry in tree["files"]]
+    entries = [parse_index(_FileEntry, entry, location) for entry in tree["files"]]
     if len({entry.name for entry in entries}) < len(entries):
-        raise damaged(location, "it names a file twice")
+        raise damaged_index(location, "it names a file twice")
     content = _read_small(location, CHECKSUMS, cache)
     sizes = [-(-entry.num_bytes // PAGE) for entry in entries]
     if zlib.crc32(content) != tree["checksums"] or len(content) != 4 * sum(sizes):
@@ -124,12 +124,14 @@ def _open(location: str, tree: dict[str, Any], cache: Cache | None) -> Store:
         files.append(PagedFile(name, entry.num_bytes, checksums))
     is_local = not is_remote(location)
     pages = LocalPages(Path(location), files) if is_local else RemotePages(location, files, cache or Cache())
-    return Store(location, str(tree["kind"]), dict(tree["fields"]), tuple(files), pages, str(seal(tree)["sha256"]))
+    return Store(
+        location, str(tree["kind"]), dict(tree["fields"]), tuple(files), pages, str(add_checksum(tree)["sha256"])
+    )
 
 
 def _read_small(location: str, name: str, cache: Cache | None) -> bytes:
     if is_remote(location):
-        return fetch(location, name, (cache or Cache()).patience)
+        return fetch(location, name, (cache or Cache()).retry_seconds)
     try:
         return (Path(location) / name).read_bytes()
     except NotADirectoryError:

@@ -12,16 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.base.errors import DataError
-from stretto.store.recent import Recent
+from stretto.store.lru_cache import LruCache
 
 PAGE = 1 << 20
 # Files that are open at a time, of the thousands that there may be.
-MAX_OPEN = 64
+MAX_OPEN_FILES = 64
 
 Bytes = NDArray[np.uint8]
 
 
-class Span(NamedTuple):
+class ByteRange(NamedTuple):
     """Some bytes of one file of a store."""
 
     file: str
@@ -54,7 +54,7 @@ class PagedFile:
 class Pages(Protocol):
     """Where a store's bytes come from: a folder, or object storage with a cache before it."""
 
-    def read(self, spans: Sequence[Span]) -> list[Bytes]:
+    def read(self, spans: Sequence[ByteRange]) -> list[Bytes]:
         """Return the bytes of each span; what has changed since it was written is refused."""
         ...
 
@@ -68,7 +68,7 @@ class LocalPages:
     def __init__(self, folder: Path, files: Iterable[PagedFile]) -> None:
         self._folder = folder
         self._files = {file.name: file for file in files}
-        self._open = Recent[_Descriptor](MAX_OPEN)
+        self._open = LruCache[_Descriptor](MAX_OPEN_FILES)
         self._is_checked = {name: np.zeros(len(file.checksums), bool) for name, file in self._files.items()}
         for file in self._files.values():
             path = folder / file.name
@@ -77,7 +77,7 @@ class LocalPages:
                 found = "is missing" if size is None else f"has {size:,} bytes"
                 raise DataError(f"{path} {found}, not {file.num_bytes:,} bytes; prepare the data again")
 
-    def read(self, spans: Sequence[Span]) -> list[Bytes]:
+    def read(self, spans: Sequence[ByteRange]) -> list[Bytes]:
         """Return the bytes of each span."""
         return [self._read(*span) for span in spans]
 

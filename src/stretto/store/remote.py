@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stretto.base.errors import DataError
-from stretto.base.remote import Patience, Remote, join
+from stretto.base.remote import RemoteFolder, RetryBudget, join
 from stretto.store.cache import Cache
-from stretto.store.pages import PAGE, Bytes, PagedFile, Span
+from stretto.store.pages import PAGE, ByteRange, Bytes, PagedFile
 
 # Pages asked for at once; as many may be in memory at a time.
 MAX_RANGES = 32
 # Pages that stay in memory: at least some, as rows that follow one another often share one; never more than these.
-_LEAST_KEPT = 8
-_MOST_KEPT = 128
+_MIN_PAGES_IN_MEMORY = 8
+_MAX_PAGES_IN_MEMORY = 128
 
 _log = logging.getLogger(__name__)
 
@@ -37,10 +37,10 @@ class RemotePages:
         self._files = {file.name: file for file in files}
         self._cache = cache
         self._memory: dict[Page, bytes] = {}
-        self._num_kept = _LEAST_KEPT
+        self._max_in_memory = _MIN_PAGES_IN_MEMORY
         self._has_warned = False
         # By process: what was opened before a fork is of no use after it, but to let go of it would be to close it.
-        self._remotes: dict[int, Remote] = {}
+        self._remotes: dict[int, RemoteFolder] = {}
         cache.create()
         self._remote()
 
@@ -48,7 +48,7 @@ class RemotePages:
         """Leave out what is open and what can be read again."""
         return {**self.__dict__, "_memory": {}, "_remotes": {}}
 
-    def read(self, spans: Sequence[Span]) -> list[Bytes]:
+    def read(self, spans: Sequence[ByteRange]) -> list[Bytes]:
         """Return the bytes of each span; pages that aren't here are fetched, many at a time."""
         found = [np.empty(span.stop - span.start, np.uint8) for span in spans]
         wanted: dict[Page, list[int]] = {}
@@ -56,7 +56,7 @@ class RemotePages:
             for number in self._files[span.file].pages(span.start, span.stop):
                 wanted.setdefault(Page(span.file, number), []).append(index)
         # The next window of as many lanes will ask for the same pages again.
-        self._num_kept = min(max(_LEAST_KEPT, len(wanted)), _MOST_KEPT)
+        self._max_in_memory = min(max(_MIN_PAGES_IN_MEMORY, len(wanted)), _MAX_PAGES_IN_MEMORY)
         for page, content in self._get(wanted):
             first = page.number * PAGE
             for index in wanted[page]:
@@ -74,11 +74,11 @@ class RemotePages:
             if content is None:
                 missing.append(page)
             else:
-                yield page, self._remember(page, content)
+                yield page, self._keep_in_memory(page, content)
         for start in range(0, len(missing), MAX_RANGES):
             for page, content in self._fetch(missing[start : start + MAX_RANGES]):
-                self._keep(page, content)
-                yield page, self._remember(page, content)
+                self._save_to_cache(page, content)
+                yield page, self._keep_in_memory(page, content)
 
     def _find(self, page: Page) -> bytes | None:
         content = self._memory.get(page)
@@ -91,14 +91,14 @@ class RemotePages:
 
     def _fetch(self, pages: Sequence[Page]) -> Iterator[tuple[Page, bytes]]:
         """Yield pages as they come from the server, checked; ask again for those that didn't come, or not whole."""
-        patience = Patience(self._location, self._cache.patience)
+        retries = RetryBudget(self._location, self._cache.retry_seconds)
         damaged: set[Page] = set()
         while pages:
             again = []
             reason: Exception | None = None
-            for page, answer in zip(pages, self._ask(pages), strict=True):
+            for page, answer in zip(pages, self._request(pages), strict=True):
                 if isinstance(answer, Exception):
-                    self._refuse_missing(page, answer)
+                    self._raise_if_missing(page, answer)
                     reason = answer
                     again.append(page)
                 elif self._is_intact(page, answer):
@@ -109,18 +109,18 @@ class RemotePages:
                     damaged.add(page)
                     again.append(page)
             if reason is not None:
-                patience.wait(reason)
+                retries.wait(reason)
             pages = again
 
-    def _ask(self, pages: Sequence[Page]) -> list[bytes | Exception]:
-        extents = [self._files[page.file].extent(page.number) for page in pages]
+    def _request(self, pages: Sequence[Page]) -> list[bytes | Exception]:
+        byte_ranges = [self._files[page.file].extent(page.number) for page in pages]
         remote = self._remote()
         try:
-            return remote.cat_ranges([page.file for page in pages], extents)
-        except Exception as error:  # noqa: BLE001 - each filesystem has errors of its own; patience sorts them
+            return remote.cat_ranges([page.file for page in pages], byte_ranges)
+        except Exception as error:  # noqa: BLE001 - each filesystem has errors of its own; RetryBudget sorts them
             return [error] * len(pages)
 
-    def _keep(self, page: Page, content: bytes) -> None:
+    def _save_to_cache(self, page: Page, content: bytes) -> None:
         try:
             self._cache.put(self._key(page), content)
         except OSError as error:
@@ -129,18 +129,18 @@ class RemotePages:
                 _log.warning("pages are not kept in data.cache=%s (%s)", self._cache.folder, error)
             self._has_warned = True
 
-    def _remember(self, page: Page, content: bytes) -> bytes:
+    def _keep_in_memory(self, page: Page, content: bytes) -> bytes:
         # Taken out and put in again, it is the last to go. No step of this minds another thread.
         self._memory.pop(page, None)
         self._memory[page] = content
-        while len(self._memory) > self._num_kept:
+        while len(self._memory) > self._max_in_memory:
             self._memory.pop(next(iter(list(self._memory))), None)
         return content
 
-    def _remote(self) -> Remote:
+    def _remote(self) -> RemoteFolder:
         process = os.getpid()
         if process not in self._remotes:
-            self._remotes[process] = Remote.open(self._location)
+            self._remotes[process] = RemoteFolder.open(self._location)
         return self._remotes[process]
 
     def _key(self, page: Page) -> str:
@@ -155,7 +155,7 @@ class RemotePages:
         start, stop = file.extent(page.number)
         return len(content) == stop - start and file.is_intact(page.number, content)
 
-    def _refuse_missing(self, page: Page, error: Exception) -> None:
+    def _raise_if_missing(self, page: Page, error: Exception) -> None:
         if isinstance(error, FileNotFoundError):
             raise DataError(
                 f"{join(self._location, page.file)} is missing, though the index names it; copy it again"
@@ -177,10 +177,10 @@ class RemotePages:
         )
 
 
-def fetch(location: str, name: str, patience: float = 300.0) -> bytes:
+def fetch(location: str, name: str, retry_seconds: float = 300.0) -> bytes:
     """Return the whole of a small file; FileNotFoundError if the server says that there is none."""
-    remote = Remote.open(location)
-    waiting = Patience(location, patience)
+    remote = RemoteFolder.open(location)
+    waiting = RetryBudget(location, retry_seconds)
     while True:
         try:
             return remote.cat(name)
@@ -188,5 +188,5 @@ def fetch(location: str, name: str, patience: float = 300.0) -> bytes:
             if type(error.__cause__).__name__ == "NoSuchBucket":
                 raise DataError(f"{location}: there is no such bucket; check the URL and the endpoint") from error
             raise
-        except Exception as error:  # noqa: BLE001 - each filesystem has errors of its own; patience sorts them
+        except Exception as error:  # noqa: BLE001 - each filesystem has errors of its own; RetryBudget sorts them
             waiting.wait(error)

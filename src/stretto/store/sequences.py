@@ -18,25 +18,25 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 from stretto.base.errors import DataError
 from stretto.store.cache import Cache
-from stretto.store.index import Store, damaged, parse_index
-from stretto.store.pages import Bytes, Span
+from stretto.store.index import Store, damaged_index, parse_index
+from stretto.store.pages import ByteRange, Bytes
 from stretto.store.vocabulary import FILE as VOCABULARY
 from stretto.store.vocabulary import Vocabulary, parse_vocabulary, token_dtype
 
-Ints = NDArray[np.int64]
+IntArray = NDArray[np.int64]
 KIND = "sequences"
 ENDS = np.dtype("<u8")
 VALUES = np.dtype("<f4")
 CLASSES = np.dtype("<i8")
 
 
-class _Part(BaseModel):
+class _StrictModel(BaseModel):
     """A part of a store's index: strict, and it refuses what it doesn't know."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class Tokens(_Part):
+class Tokens(_StrictModel):
     """Each step is a token."""
 
     type: Literal["tokens"] = "tokens"
@@ -51,7 +51,7 @@ class Tokens(_Part):
         return ()
 
 
-class Channels(_Part):
+class Channels(_StrictModel):
     """Each step has a number for each channel, NaN where it is missing; mean and spread are those of training data."""
 
     type: Literal["channels"] = "channels"
@@ -74,7 +74,7 @@ class Channels(_Part):
         return (len(self.names),)
 
 
-class Classes(_Part):
+class Classes(_StrictModel):
     """Each sequence has one of these labels."""
 
     type: Literal["classes"] = "classes"
@@ -85,7 +85,7 @@ class Classes(_Part):
         return CLASSES
 
 
-class Shard(_Part):
+class Shard(_StrictModel):
     """One shard, in numbers."""
 
     num_sequences: int = Field(ge=1)
@@ -93,7 +93,7 @@ class Shard(_Part):
     longest: int = Field(ge=1)
 
 
-class Origin(_Part):
+class Origin(_StrictModel):
     """Which fields of its files a store was prepared from: how others like them are read."""
 
     sequence: str | None = None  # none of series, whose columns are the channels
@@ -102,7 +102,7 @@ class Origin(_Part):
     time: str | None = None
 
 
-class SequencesFields(_Part):
+class SequencesFields(_StrictModel):
     """What the index says of sequences."""
 
     values: Tokens | Channels = Field(discriminator="type")
@@ -112,7 +112,7 @@ class SequencesFields(_Part):
     shards: tuple[Shard, ...] = Field(min_length=1, strict=False)
 
 
-class Place(NamedTuple):
+class StepRange(NamedTuple):
     """Some steps of a shard."""
 
     shard: int
@@ -131,10 +131,10 @@ class Sequences:
     @classmethod
     def open(cls, location: Path | str, cache: Cache | None = None) -> "Sequences":
         """Open what `stretto prepare sequences` or `series` wrote."""
-        return cls.of(Store.open(location, cache))
+        return cls.from_store(Store.open(location, cache))
 
     @classmethod
-    def of(cls, store: Store) -> "Sequences":
+    def from_store(cls, store: Store) -> "Sequences":
         """Return the sequences of a store; check what its index says of them."""
         if store.kind != KIND:
             raise DataError(f"{store.location} holds {store.kind}, not {KIND}; give another folder")
@@ -143,11 +143,11 @@ class Sequences:
         for number, shard in enumerate(fields.shards):
             for name, size in _sizes(fields, shard, number).items():
                 if sizes.get(name) != size:
-                    raise damaged(store.location, f"{name} has {sizes.get(name)} bytes, not {size}")
+                    raise damaged_index(store.location, f"{name} has {sizes.get(name)} bytes, not {size}")
         has_vocabulary = VOCABULARY in sizes
         vocabulary = parse_vocabulary(store.read_file(VOCABULARY), store.location) if has_vocabulary else None
         if vocabulary is not None and (fields.values.type != "tokens" or len(vocabulary) != fields.values.num_tokens):
-            raise damaged(store.location, "its vocabulary has another size")
+            raise damaged_index(store.location, "its vocabulary has another size")
         return cls(store, fields, vocabulary)
 
     @property
@@ -184,63 +184,65 @@ class Sequences:
     def bytes_per_token(self) -> float | None:
         return None if self.fields.num_bytes is None else self.fields.num_bytes / self.num_steps
 
-    def ends(self, shard: int, start: int, stop: int) -> Ints:
+    def ends(self, shard: int, start: int, stop: int) -> IntArray:
         """Return where the sequences from `start` up to `stop` end, and before them where the first begins."""
         first = max(start - 1, 0)
-        content = self._read([Span(shard_file("ends", shard), first * ENDS.itemsize, stop * ENDS.itemsize)])[0]
+        content = self._read([ByteRange(shard_file("ends", shard), first * ENDS.itemsize, stop * ENDS.itemsize)])[0]
         ends = content.view(ENDS).astype(np.int64)
         ends = ends if start else np.concatenate([[0], ends])
         numbers, lengths = self.fields.shards[shard], np.diff(ends)
         if lengths.min(initial=1) < 1 or lengths.max(initial=1) > numbers.longest or ends[-1] > numbers.num_steps:
-            raise self._wrong(shard_file("ends", shard), "sequences end where they can't")
+            raise self._corrupt(shard_file("ends", shard), "sequences end where they can't")
         return ends
 
-    def places(self, rows: Sequence[tuple[int, int]]) -> list[Place]:
+    def find_ranges(self, rows: Sequence[tuple[int, int]]) -> list[StepRange]:
         """Return where each of some sequences lies, given by shard and number in it."""
         for shard, number in rows:
             if not (0 <= shard < len(self.shard_sizes) and 0 <= number < self.shard_sizes[shard]):
                 raise DataError(f"{self.location} has no sequence {number:,} in shard {shard}; count from 0")
         spans = [
-            Span(shard_file("ends", shard), max(number - 1, 0) * ENDS.itemsize, (number + 1) * ENDS.itemsize)
+            ByteRange(shard_file("ends", shard), max(number - 1, 0) * ENDS.itemsize, (number + 1) * ENDS.itemsize)
             for shard, number in rows
         ]
         places = []
         for (shard, number), content in zip(rows, self._read(spans), strict=True):
             ends = content.view(ENDS)
-            place = Place(shard, int(ends[0]) if number else 0, int(ends[-1]))
+            place = StepRange(shard, int(ends[0]) if number else 0, int(ends[-1]))
             if not place.start < place.stop <= self.fields.shards[shard].num_steps:
-                raise self._wrong(shard_file("ends", shard), f"sequence {number} ends where it can't")
+                raise self._corrupt(shard_file("ends", shard), f"sequence {number} ends where it can't")
             places.append(place)
         return places
 
-    def read(self, places: Sequence[Place]) -> list[NDArray[Any]]:
+    def read(self, places: Sequence[StepRange]) -> list[NDArray[Any]]:
         """Return the steps of each place, `[steps]` of tokens or `[steps, channels]` of numbers."""
         values = self.fields.values
         size = _step_bytes(values)
-        spans = [Span(shard_file("values", place.shard), place.start * size, place.stop * size) for place in places]
+        spans = [
+            ByteRange(shard_file("values", place.shard), place.start * size, place.stop * size) for place in places
+        ]
         found = [content.view(values.dtype).reshape(-1, *values.shape) for content in self._read(spans)]
         if isinstance(values, Tokens) and values.num_tokens <= np.iinfo(values.dtype).max:
             for span, tokens in zip(spans, found, strict=True):
                 if tokens.max(initial=0) >= values.num_tokens:
-                    raise self._wrong(span.file, f"token {tokens.max()} is beyond the {values.num_tokens} there are")
+                    raise self._corrupt(span.file, f"token {tokens.max()} is beyond the {values.num_tokens} there are")
         return found
 
-    def read_labels(self, rows: Sequence[tuple[int, int]]) -> Ints:
+    def read_labels(self, rows: Sequence[tuple[int, int]]) -> IntArray:
         """Return the class of each of some sequences, given by shard and number in it."""
         size = CLASSES.itemsize
-        spans = [Span(shard_file("labels", shard), number * size, (number + 1) * size) for shard, number in rows]
+        spans = [ByteRange(shard_file("labels", shard), number * size, (number + 1) * size) for shard, number in rows]
         labels = np.array([int(content.view(CLASSES)[0]) for content in self._read(spans)], np.int64)
         names = () if self.fields.labels is None else self.fields.labels.names
         for span, label in zip(spans, labels.tolist(), strict=True):
             if not 0 <= label < len(names):
-                raise self._wrong(span.file, f"label {label} is none of the {len(names)} there are")
+                raise self._corrupt(span.file, f"label {label} is none of the {len(names)} there are")
         return labels
 
-    def _wrong(self, file: str, reason: str) -> DataError:
+    def _corrupt(self, file: str, reason: str) -> DataError:
         """The error for files that are whole but don't mean anything: no preparation of ours wrote them."""
         return DataError(f"{self.location}: {file} is wrong ({reason}); don't trust it, and prepare the data again")
 
-    def _read(self, spans: Sequence[Span]) -> list[Bytes]:
+    def _read(self, spans: Sequence[ByteRange]) -> list[Bytes]:
         return self.store.pages.read(spans)
 
 
@@ -259,6 +261,6 @@ def _step_bytes(values: Tokens | Channels) -> int:
     return values.dtype.itemsize * math.prod(values.shape)
 
 
-def shard_file(what: str, number: int) -> str:
+def shard_file(prefix: str, number: int) -> str:
     """Return the name of a shard's file of values, ends or labels."""
-    return f"{what}-{number:05}.bin"
+    return f"{prefix}-{number:05}.bin"

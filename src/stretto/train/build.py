@@ -25,26 +25,26 @@ def fit_to_ranks(config: RunConfig, num_ranks: int) -> RunConfig:
     # Rows of one rank: whatever is held out or packed, lanes are the only ones that can be too few.
     alone = config.model_copy(update={"layout": config.layout.model_copy(update={"replicas": 1, "stages": 1})})
     train, _ = open_feeds(alone)
-    model = build_model(config, train.subject.task)
-    num_rows = train.windows.lanes or num_ranks * config.layout.slices
+    model = build_model(config, train.data_spec.task)
+    num_rows = train.windows.lanes or num_ranks * config.layout.micro_batches
     return config.model_copy(update={"layout": fit_layout(config.layout, num_ranks, len(model), num_rows)})
 
 
-def check_fits(config: RunConfig) -> tuple[Stack, Feed, Feed | None]:
+def validate_config(config: RunConfig) -> tuple[Stack, Feed, Feed | None]:
     """Check all that can be checked without a device; return the model on the meta device and the data of all ranks.
 
     What is wrong is found here on every rank alike, or, by a command that is about to start ranks, just once.
     """
     train, valid = open_feeds(config)
-    model = build_model(config, train.subject.task)
+    model = build_model(config, train.data_spec.task)
     stage_parts(model, config.layout)
-    build_loss(config, train.subject.task)
-    if not model.causal and train.windows.is_carried:
+    build_loss(config, train.data_spec.task)
+    if not model.causal and train.windows.is_stateful:
         raise ConfigError(
             "the model has a block that looks ahead in time (causal=False), but lanes go on from window to window; "
             "use causal blocks"
         )
-    if train.windows.is_carried and config.layout.chunks > config.data.window:
+    if train.windows.is_stateful and config.layout.chunks > config.data.window:
         raise ConfigError(f"layout.chunks={config.layout.chunks} exceeds data.window={config.data.window}; use fewer")
     return model, train, valid
 
@@ -67,11 +67,11 @@ def build_model(config: RunConfig, task: Task) -> Stack:
         raise ConfigError(
             f"model.factory={config.model.factory!r} gave a {type(model).__name__}; return a stretto.Stack"
         )
-    _check_ends(model, config, task)
+    _check_input_and_output_sizes(model, config, task)
     return model
 
 
-def _check_ends(model: Stack, config: RunConfig, task: Task) -> None:
+def _check_input_and_output_sizes(model: Stack, config: RunConfig, task: Task) -> None:
     """Refuse a model of the user's that has no room for all tokens or labels: a loss would fail in words of its own."""
     spec, first, last = f"model.factory={config.model.factory!r}", model[0], model[len(model) - 1]
     if isinstance(first, Embedding) and task.inputs == "tokens" and first.num_tokens < task.num_inputs:
@@ -79,7 +79,7 @@ def _check_ends(model: Stack, config: RunConfig, task: Task) -> None:
             f"{spec} begins with an Embedding of {first.num_tokens} tokens, but the data has {task.num_inputs}; make "
             "it task.num_inputs wide"
         )
-    if not isinstance(last, Linear) or config.model.loss is not None or task.asks == "values":
+    if not isinstance(last, Linear) or config.model.loss is not None or task.targets == "values":
         return
     if last.num_outputs < task.num_outputs:
         raise ConfigError(
@@ -92,7 +92,7 @@ def build_loss(config: RunConfig, task: Task) -> Loss:
     """Return the loss that a config names: the user's own, or else that of what the data asks."""
     if config.model.loss is None:
         usual: dict[str, Loss] = {"tokens": TokenLoss(), "labels": SequenceLoss(), "values": SquaredError()}
-        return usual[task.asks]
+        return usual[task.targets]
     loss = load_object("model.loss", config.model.loss)
     if not callable(loss):
         raise ConfigError(f"model.loss={config.model.loss!r} can't be called; name a function of (outputs, targets)")

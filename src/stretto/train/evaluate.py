@@ -8,7 +8,7 @@ from stretto.base.errors import DataError
 from stretto.base.position import Position
 from stretto.base.state import State
 from stretto.engine.engine import Engine
-from stretto.windows.loader import Windows, read_ahead
+from stretto.windows.loader import WindowSource, read_ahead
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Evaluation:
     tokens: int  # how much was asked
     bytes_per_token: float | None = None  # of the text, where there is one
     asks: str = "tokens"
-    right: int | None = None  # how many answers were right, if the loss can say so
+    num_correct: int | None = None  # how many answers were num_correct, if the loss can say so
 
     def __str__(self) -> str:
         scores = "".join(f"  {name.replace('_', ' ')} {value:,.4f}" for name, value in self.scores.items())
@@ -47,7 +47,7 @@ class Evaluation:
     @property
     def accuracy(self) -> float | None:
         """Which part of the answers was right."""
-        return None if self.right is None else self.right / self.tokens
+        return None if self.num_correct is None else self.num_correct / self.tokens
 
     @property
     def bits_per_byte(self) -> float | None:
@@ -55,20 +55,20 @@ class Evaluation:
         return None if self.bytes_per_token is None else self.loss / math.log(2) / self.bytes_per_token
 
 
-# Windows between two looks at whether to give up: each is a sum over all ranks.
+# WindowSource between two looks at whether to give up: each is a sum over all ranks.
 _CHECK_EVERY = 16
 
 OnWindow = Callable[[float], None]
 """Told after each window which part of them all is done."""
 
 
-class GivenUpError(Exception):
+class EvaluationInterruptedError(Exception):
     """An evaluation was given up, on all ranks alike."""
 
 
 def evaluate(
     engine: Engine,
-    data: Windows,
+    data: WindowSource,
     *,
     workers: int = 0,
     on_window: OnWindow = lambda part: None,
@@ -79,23 +79,29 @@ def evaluate(
     With `is_interrupted`, all ranks give it up together soon after it has become true on any of them.
     """
     state: State | None = None
-    total = count = right = judged = 0.0
+    total = count = num_correct = judged = 0.0
     windows = read_ahead(data, Position(), inputs=engine.needs_inputs, targets=engine.needs_targets, workers=workers)
     for number, (window, position) in enumerate(windows):
-        if is_interrupted is not None and number % _CHECK_EVERY == 0 and any(engine.add_up([float(is_interrupted())])):
-            raise GivenUpError
-        outcome = engine.score(window, state, key=0)
+        if (
+            is_interrupted is not None
+            and number % _CHECK_EVERY == 0
+            and any(engine.all_reduce([float(is_interrupted())]))
+        ):
+            raise EvaluationInterruptedError
+        outcome = engine.eval_step(window, state, key=0)
         state = outcome.state
         total += float(outcome.total)
         count += float(outcome.count)
-        if outcome.right is not None:
-            right += float(outcome.right)
+        if outcome.num_correct is not None:
+            num_correct += float(outcome.num_correct)
             judged += float(outcome.count)
         on_window(1.0 if position.epoch else data.fraction(position))
         if position.epoch:
             break
-    total, count, right, judged = engine.add_up([total, count, right, judged])
+    total, count, num_correct, judged = engine.all_reduce([total, count, num_correct, judged])
     if not count:
         raise DataError("the data asks for nothing, so there is nothing to evaluate; give other data")
     is_judged = judged == count
-    return Evaluation(total, int(count), data.bytes_per_token, data.task.asks, int(right) if is_judged else None)
+    return Evaluation(
+        total, int(count), data.bytes_per_token, data.task.targets, int(num_correct) if is_judged else None
+    )

@@ -11,31 +11,31 @@ from stretto.store.cache import Cache
 from stretto.store.corpus import Corpus
 from stretto.store.index import Store
 from stretto.store.sequences import Channels, Sequences
-from stretto.train.subject import Subject, check_same
+from stretto.train.data_spec import DataSpec, check_same_spec
 from stretto.windows.batches import Batches
 from stretto.windows.documents import DocumentLanes
 from stretto.windows.forecast import Forecast
-from stretto.windows.items import Continued, Items, Labelled, Stretches
+from stretto.windows.items import Items, LabelledItems, NextTokenItems, SlidingWindows
 from stretto.windows.lanes import Lanes
-from stretto.windows.loader import Windows
+from stretto.windows.loader import WindowSource
 
 # Which fields mean something to which feed; those that are not named here always do.
-_MEANING = {
+_FEEDS_BY_FIELD = {
     **dict.fromkeys(("lanes", "window"), ("lanes",)),
-    **dict.fromkeys(("budget", "rows", "multiple"), ("batches", "forecast")),
+    **dict.fromkeys(("budget", "rows", "row_multiple"), ("batches", "forecast")),
     **dict.fromkeys(("context", "stride", "every_step"), ("forecast",)),
     **dict.fromkeys(("horizon", "season", "targets"), ("lanes", "forecast")),
     "masks": ("lanes", "batches", "forecast"),
 }
-_OF_CHANNELS = {"horizon", "season", "targets", "masks"}
+_CHANNEL_FIELDS = {"horizon", "season", "targets", "masks"}
 
 
 @dataclass(frozen=True)
 class Feed:
-    """Windows, and what they are about."""
+    """WindowSource, and what they are about."""
 
-    windows: Windows
-    subject: Subject
+    windows: WindowSource
+    data_spec: DataSpec
     digest: str = ""  # of the data's index
 
 
@@ -45,22 +45,22 @@ def open_feeds(config: RunConfig) -> tuple[Feed, Feed | None]:
     train = open_feed(config, data.train, "data.train")
     if data.valid is None:
         return train, None
-    valid = open_feed(config, data.valid, "data.valid", is_held_out=True)
-    check_same(train.subject, valid.subject, f"data.valid={data.valid}", f"data.train={data.train}")
+    valid = open_feed(config, data.valid, "data.valid", is_validation=True)
+    check_same_spec(train.data_spec, valid.data_spec, f"data.valid={data.valid}", f"data.train={data.train}")
     return train, valid
 
 
-def open_feed(config: RunConfig, location: str | Path, field: str, *, is_held_out: bool = False) -> Feed:
+def open_feed(config: RunConfig, location: str | Path, field: str, *, is_validation: bool = False) -> Feed:
     """Return the windows of the data at a location. Held-out data may be less than a window of each lane."""
     data = config.data
-    cache = Cache(data.cache, data.cache_bytes, data.patience)
+    cache = Cache(data.cache, data.cache_bytes, data.retry_seconds)
     try:
         store = Store.open(location, cache)
         if store.kind == "tokens":
-            feed = _feed_corpus(Corpus.of(store), config, is_held_out)
+            feed = _feed_corpus(Corpus.from_store(store), config, is_validation)
         else:
-            feed = _feed_sequences(Sequences.of(store), config, is_held_out)
-        _check_parts(feed.windows, config.layout, is_held_out)
+            feed = _feed_sequences(Sequences.from_store(store), config, is_validation)
+        _check_num_rows(feed.windows, config.layout, is_validation)
         return replace(feed, digest=store.digest)
     except DataError as error:
         is_relative = not is_remote(location) and not Path(location).is_absolute()
@@ -68,19 +68,19 @@ def open_feed(config: RunConfig, location: str | Path, field: str, *, is_held_ou
         raise DataError(f"{field}={location}{where}: {error}") from None
 
 
-def _check_parts(windows: Windows, layout: Layout, is_held_out: bool) -> None:
+def _check_num_rows(windows: WindowSource, layout: Layout, is_validation: bool) -> None:
     """Refuse a layout that has more parts than there are rows; held-out rows may be few, and others blank."""
-    windows.share(0, layout.replicas, layout.slices)
-    if isinstance(windows, Batches) and not is_held_out and layout.num_parts > windows.num_rows:
+    windows.share(0, layout.replicas, layout.micro_batches)
+    if isinstance(windows, Batches) and not is_validation and layout.num_global_micro_batches > windows.num_rows:
         raise DataError(
-            f"layout.replicas={layout.replicas} x layout.slices={layout.slices} exceeds the {windows.num_rows:,} rows "
+            f"layout.replicas={layout.replicas} x layout.micro_batches={layout.micro_batches} exceeds the {windows.num_rows:,} rows "
             "there are; use fewer, or more data"
         )
 
 
-def _check_meaning(data: DataConfig, kind: str, has_channels: bool) -> None:
+def _check_unused_fields(data: DataConfig, kind: str, has_channels: bool) -> None:
     """Refuse a field that was set but would change nothing."""
-    for name, kinds in _MEANING.items():
+    for name, kinds in _FEEDS_BY_FIELD.items():
         value = getattr(data, name)
         if value == DataConfig.model_fields[name].default:
             continue
@@ -88,67 +88,67 @@ def _check_meaning(data: DataConfig, kind: str, has_channels: bool) -> None:
             raise ConfigError(
                 f"data.{name}={value!r} needs data.context, the steps that a forecast may look at; set it"
             )
-        if kind not in kinds or (name in _OF_CHANNELS and not has_channels):
+        if kind not in kinds or (name in _CHANNEL_FIELDS and not has_channels):
             what = f"data.feed={kind!r}" if kind not in kinds else "data without channels"
             raise ConfigError(f"data.{name}={value!r} has no meaning for {what}; leave it out")
 
 
-def _feed_corpus(corpus: Corpus, config: RunConfig, is_held_out: bool) -> Feed:
+def _feed_corpus(corpus: Corpus, config: RunConfig, is_validation: bool) -> Feed:
     data = config.data
     if data.feed not in (None, "lanes"):
         raise ConfigError(f"data.feed={data.feed!r} needs sequences, and a corpus is one long text; use lanes")
-    if is_held_out:
-        windows = Lanes.fitting(corpus, data.lanes, data.window, config.layout.num_parts)
+    if is_validation:
+        windows = Lanes.fitting(corpus, data.lanes, data.window, config.layout.num_global_micro_batches)
     else:
-        _check_meaning(data, "lanes", has_channels=False)
+        _check_unused_fields(data, "lanes", has_channels=False)
         windows = Lanes(corpus, data.lanes, data.window)
-    return Feed(windows, Subject(windows.task, corpus.vocabulary))
+    return Feed(windows, DataSpec(windows.task, corpus.vocabulary))
 
 
-def _feed_sequences(sequences: Sequences, config: RunConfig, is_held_out: bool) -> Feed:
+def _feed_sequences(sequences: Sequences, config: RunConfig, is_validation: bool) -> Feed:
     data, seed = config.data, config.run.seed
     values, labels = sequences.fields.values, sequences.fields.labels
-    kind = data.feed or _usual_feed(sequences, data)
-    if not is_held_out:
-        _check_meaning(data, kind, isinstance(values, Channels))
-    windows: Windows
+    kind = data.feed or _default_feed(sequences, data)
+    if not is_validation:
+        _check_unused_fields(data, kind, isinstance(values, Channels))
+    windows: WindowSource
     if kind == "lanes":
         forecast = _forecast(sequences, data) if isinstance(values, Channels) else None
-        if is_held_out:
-            least = config.layout.num_parts
+        if is_validation:
+            least = config.layout.num_global_micro_batches
             windows = DocumentLanes.fitting(sequences, data.lanes, data.window, forecast, seed, least)
         else:
             windows = DocumentLanes(sequences, data.lanes, data.window, forecast, seed)
     else:
-        items = _items(sequences, data, kind, is_held_out)
-        windows = Batches(items, data.budget, data.rows, data.multiple, seed)
+        items = _items(sequences, data, kind, is_validation)
+        windows = Batches(items, data.budget, data.rows, data.row_multiple, seed)
     return Feed(
         windows,
-        Subject(
+        DataSpec(
             windows.task,
             sequences.vocabulary,
-            labels.names if labels and windows.task.asks == "labels" else (),
+            labels.names if labels and windows.task.targets == "labels" else (),
             values if isinstance(values, Channels) else None,
             sequences.fields.origin,
         ),
     )
 
 
-def _usual_feed(sequences: Sequences, data: DataConfig) -> str:
+def _default_feed(sequences: Sequences, data: DataConfig) -> str:
     if isinstance(sequences.fields.values, Channels) and sequences.fields.labels is None:
         return "lanes" if data.context is None else "forecast"
     return "batches"
 
 
-def _items(sequences: Sequences, data: DataConfig, kind: str, is_held_out: bool) -> Items:
+def _items(sequences: Sequences, data: DataConfig, kind: str, is_validation: bool) -> Items:
     if kind == "forecast":
         if data.context is None:
             raise ConfigError("data.context is not set; a forecast needs to know how many steps it may look at")
         # Held-out data is asked once a stretch, where a forecast would be made.
-        every_step = data.every_step and not is_held_out
-        return Stretches(sequences, _forecast(sequences, data), data.context, data.stride, every_step)
-    return Continued(sequences) if sequences.fields.labels is None else Labelled(sequences, data.masks)
+        every_step = data.every_step and not is_validation
+        return SlidingWindows(sequences, _forecast(sequences, data), data.context, data.stride, every_step)
+    return NextTokenItems(sequences) if sequences.fields.labels is None else LabelledItems(sequences, data.masks)
 
 
 def _forecast(sequences: Sequences, data: DataConfig) -> Forecast:
-    return Forecast.of(sequences, data.horizon, season=data.season, targets=data.targets, masks=data.masks)
+    return Forecast.from_sequences(sequences, data.horizon, season=data.season, targets=data.targets, masks=data.masks)

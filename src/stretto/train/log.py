@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from stretto.train.sinks.sink import Line
+from stretto.train.sinks.sink import LogLine
 from stretto.train.sinks.sinks import Sinks
 
 _log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ def write_line(log: Log | None, kind: str, values: Mapping[str, Any]) -> None:
         log.sinks.write(kind, plain)
 
 
-def read_lines(path: Path, num_bytes: int) -> Iterator[Line]:
+def read_lines(path: Path, num_bytes: int) -> Iterator[LogLine]:
     """Give the lines of a log, as far as it went when it had so many bytes."""
     with path.open("rb") as log:
         for text in log:

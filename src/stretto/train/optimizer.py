@@ -65,7 +65,7 @@ def learning_rate(config: TrainConfig, step: int, progress: float) -> float:
     rate = config.lr
     if config.schedule == "cosine":
         cosine = (1 + math.cos(math.pi * min(1.0, progress))) / 2
-        rate *= config.final_lr + (1 - config.final_lr) * cosine
+        rate *= config.final_lr_ratio + (1 - config.final_lr_ratio) * cosine
     return rate * min(1.0, (step + 1) / config.warmup) if config.warmup else rate
 
 

@@ -9,42 +9,42 @@ from typing import TextIO
 from safetensors.torch import save_file
 from torch import Tensor
 
-from stretto.base.disk import write_whole
+from stretto.base.disk import write_atomic
 from stretto.base.errors import ConfigError, DivergedError, StrettoError
 from stretto.blocks.stack import Stack
-from stretto.checkpoint.checkpoints import Checkpoints, SaveReport
+from stretto.checkpoint.checkpoint import CHECKPOINTS, Checkpoint, find_checkpoint, find_resume_checkpoint
 from stretto.checkpoint.lock import FolderLock
-from stretto.checkpoint.manifest import About
-from stretto.checkpoint.saved import CHECKPOINTS, Saved, find_saved, find_start
+from stretto.checkpoint.manager import CheckpointManager, SaveReport
+from stretto.checkpoint.manifest import RunInfo
 from stretto.checkpoint.storage import Storage, open_storage
 from stretto.config.run import RunConfig
 from stretto.config.toml import dump_config, load_config
 from stretto.mesh.device import find_device
 from stretto.mesh.world import World
-from stretto.train.build import build_engine, check_fits
-from stretto.train.changes import Change, find_changes, refuse_changes, refuse_other_start
-from stretto.train.evaluate import Evaluation, GivenUpError, OnWindow, evaluate
+from stretto.train.build import build_engine, validate_config
+from stretto.train.config_changes import ConfigChange, find_changes, reject_incompatible_changes, reject_initial_weights
+from stretto.train.data_spec import data_spec_files
+from stretto.train.evaluate import Evaluation, EvaluationInterruptedError, OnWindow, evaluate
 from stretto.train.feed import Feed
+from stretto.train.initial_weights import check_initial_weights, load_initial_weights
 from stretto.train.log import Log, has_evaluation, open_log, read_lines, write_line
 from stretto.train.optimizer import averaged_weights
-from stretto.train.planned import PlanCheck, PlanReport, predicted_seconds
-from stretto.train.ranks import RanksReport, RanksWatch
-from stretto.train.signals import when_asked_to_leave
+from stretto.train.plan_check import PlanCheck, PlanReport, predicted_seconds
+from stretto.train.rank_monitor import RankMonitor, RankReport
+from stretto.train.signals import on_preemption_signal
 from stretto.train.sinks.sinks import Sinks, check_sinks, flatten, open_sinks
-from stretto.train.start import begin_with, check_start
-from stretto.train.subject import subject_files
 from stretto.train.trace import gather_trace, save_trace
-from stretto.train.trained import CONFIG, WEIGHTS, check_weights, read_weights
-from stretto.train.trainer import StepReport, Trainer, Wish
+from stretto.train.trained_model import CONFIG, WEIGHTS, check_weights, read_weights
+from stretto.train.trainer import Request, StepReport, Trainer
 from stretto.train.weights import save_weights
 
 LOG = "log.jsonl"
 NONFINITE = "nonfinite"
 # Of the steps after a start, the one that is traced: by then all is warm.
-_TRACED = 10
+_TRACED_STEP = 10
 
 
-class LeftError(StrettoError):
+class PreemptedError(StrettoError):
     """The run was asked to leave; it has saved its last step, and goes on from there when it is started again."""
 
     exit_code = 75
@@ -58,7 +58,7 @@ class EvaluationReport:
     evaluation: Evaluation
 
 
-Event = StepReport | RanksReport | EvaluationReport | SaveReport | PlanReport
+Event = StepReport | RankReport | EvaluationReport | SaveReport | PlanReport
 
 
 class Run:
@@ -74,9 +74,9 @@ class Run:
         self.world = world or World(0, 1, find_device(config.run.device))
         self.folder = config.run.folder
         self.model, train, valid = prepare_run(config, resume)
-        self.subject = train.subject
-        self.engine = build_engine(self.model, config, train.subject.task, self.world)
-        share = (self.engine.mesh.replica, config.layout.replicas, config.layout.slices)
+        self.data_spec = train.data_spec
+        self.engine = build_engine(self.model, config, train.data_spec.task, self.world)
+        share = (self.engine.mesh.replica, config.layout.replicas, config.layout.micro_batches)
         self.valid = None if valid is None else valid.windows.share(*share)
         self.trainer = Trainer(
             self.engine,
@@ -85,39 +85,41 @@ class Run:
             seed=config.run.seed,
             workers=config.data.workers,
         )
-        self._files = subject_files(self.subject)
-        self._about = About(config=config.model_dump(mode="json"), layout=str(config.layout), data=train.digest)
+        self._files = data_spec_files(self.data_spec)
+        self._run_info = RunInfo(config=config.model_dump(mode="json"), layout=str(config.layout), data=train.digest)
         save = config.save
-        self.checkpoints = Checkpoints(
+        self.checkpoints = CheckpointManager(
             _location(config),
             self.world,
             keep=save.keep,
             keep_every=save.keep_every,
             keep_best=save.keep_best,
-            patience=config.data.patience,
+            retry_seconds=config.data.retry_seconds,
         )
         self._lock: FolderLock | None = None
-        if self.world.is_first:
+        if self.world.is_rank_zero:
             self._create_folder()
-        self.changes: list[Change] = []
+        self.changes: list[ConfigChange] = []
         try:
             self.resumed = self.checkpoints.start(resume)
             if self.resumed is not None:
-                self._go_on_from(self.resumed)
+                self._resume_from(self.resumed)
             elif config.model.weights is not None:
-                begin_with(self.engine.stack, self.model, config.model.weights)
+                load_initial_weights(self.engine.stack, self.model, config.model.weights)
             # The first rank has the folder; all do what it finds left to do there.
-            found = [float(self.world.is_first and what) for what in (self._owes_weights(), self._owes_evaluation())]
-            self._is_weights_due, self._is_evaluation_owed = (bool(sum) for sum in self.engine.add_up(found))
+            found = [
+                float(self.world.is_rank_zero and what) for what in (self._lacks_weights(), self._lacks_evaluation())
+            ]
+            self._is_weights_pending, self._is_evaluation_pending = (bool(sum) for sum in self.engine.all_reduce(found))
         except BaseException:
             self.close()
             raise
-        self._saved_time = time.monotonic()
+        self._last_save_time = time.monotonic()
 
     @property
     def is_finished(self) -> bool:
         """Has an earlier start of this run done all there is to do?"""
-        return self.trainer.is_done and not self._is_weights_due and not self._is_evaluation_owed
+        return self.trainer.is_done and not self._is_weights_pending and not self._is_evaluation_pending
 
     def close(self) -> None:
         """Let go of the run's folder; `events` does so at its end."""
@@ -128,8 +130,8 @@ class Run:
     def events(self, on_window: OnWindow = lambda part: None) -> Iterator[Event]:
         """Train to the end; `on_window` is told how far an evaluation is."""
         try:
-            with self.checkpoints, when_asked_to_leave(lambda: self.trainer.wish(Wish.LEAVE)):
-                if not self.world.is_first:
+            with self.checkpoints, on_preemption_signal(lambda: self.trainer.request(Request.STOP)):
+                if not self.world.is_rank_zero:
                     yield from self._events(None, on_window)
                     return
                 with closing(self._open_folder()) as file, self._open_sinks() as sinks:
@@ -141,24 +143,24 @@ class Run:
 
     def _events(self, log: Log | None, on_window: OnWindow) -> Iterator[Event]:
         # What an earlier start has left, if it was cut off right after a save.
-        if self.trainer.is_done and self._is_weights_due:
+        if self.trainer.is_done and self._is_weights_pending:
             self._save_weights()
-        if self._is_evaluation_owed:
+        if self._is_evaluation_pending:
             yield from self._evaluate(self.trainer.step, log, on_window)
-        plan = PlanCheck(predicted_seconds(self.folder, self.config.layout) if self.world.is_first else None)
-        first, ranks = self.trainer.step + 1, RanksWatch(self.engine)
+        plan = PlanCheck(predicted_seconds(self.folder, self.config.layout) if self.world.is_rank_zero else None)
+        first, ranks = self.trainer.step + 1, RankMonitor(self.engine)
         self.trainer.is_recording = True
         for report in self._steps():
             write_line(log, "step", asdict(report))
             yield report
-            is_asked_to_leave = Wish.LEAVE in self.trainer.granted
+            is_asked_to_leave = Request.STOP in self.trainer.agreed
             is_last = self.trainer.is_done or is_asked_to_leave
             ranks.add(report)
             if is_last or report.step % self.config.run.log_every == 0:
-                yield from self._ranks(ranks, log)
-            if self.trainer.is_recording and (is_last or report.step - first + 1 == _TRACED):
+                yield from self._rank_reports(ranks, log)
+            if self.trainer.is_recording and (is_last or report.step - first + 1 == _TRACED_STEP):
                 self._trace()
-            compared = plan.watch(report.step, report.seconds, is_last=self.trainer.is_done)
+            compared = plan.add_step(report.step, report.seconds, is_last=self.trainer.is_done)
             if compared is not None:
                 write_line(log, "plan", asdict(compared))
                 yield compared
@@ -167,27 +169,29 @@ class Run:
                 self._save(wait=is_last)
             if self.trainer.is_done:
                 self._save_weights()
-            yield from self._saves(log)
+            yield from self._save_reports(log)
             if is_asked_to_leave and not self.trainer.is_done:
-                self._part()
-                raise LeftError(f"left after step {report.step}, as asked: it is saved, and the run goes on from there")
+                self._barrier()
+                raise PreemptedError(
+                    f"left after step {report.step}, as asked: it is saved, and the run goes on from there"
+                )
             if self._is_evaluation_due(report.step):
                 yield from self._evaluate(report.step, log, on_window)
-            self._wish_for_a_save()
-        self._part()
-        yield from self._saves(log)
+            self._request_save_if_due()
+        self._barrier()
+        yield from self._save_reports(log)
 
-    def _part(self) -> None:
+    def _barrier(self) -> None:
         """All are done before one goes: the first rank may keep the store that the others still read."""
-        self.engine.add_up([0.0])
+        self.engine.mesh.barrier()
 
     def _steps(self) -> Iterator[StepReport]:
         try:
             yield from self.trainer
         except DivergedError as error:
-            raise DivergedError(f"{error}; {self._keep_batch()}") from None
+            raise DivergedError(f"{error}; {self._save_nonfinite_batch()}") from None
 
-    def _ranks(self, ranks: RanksWatch, log: Log | None) -> Iterator[RanksReport]:
+    def _rank_reports(self, ranks: RankMonitor, log: Log | None) -> Iterator[RankReport]:
         """What all ranks say of their last steps, on the first of them."""
         found = ranks.gather()
         if found is not None:
@@ -211,42 +215,42 @@ class Run:
                     self.valid,
                     workers=self.config.data.workers,
                     on_window=on_window,
-                    is_interrupted=lambda: self.trainer.is_wished(Wish.LEAVE),
+                    is_interrupted=lambda: self.trainer.is_requested(Request.STOP),
                 )
-        except GivenUpError:
+        except EvaluationInterruptedError:
             return
         figures = {"loss": evaluation.loss, "tokens": evaluation.tokens, **evaluation.scores}
         write_line(log, "evaluation", {"step": step, **figures})
-        self.checkpoints.judge(step, evaluation.loss)
+        self.checkpoints.record_loss(step, evaluation.loss)
         yield EvaluationReport(step, evaluation)
 
-    def _go_on_from(self, saved: Saved) -> None:
-        about = saved.manifest.about
-        self.changes = [] if about.config is None else find_changes(about.config, self.config)
+    def _resume_from(self, saved: Checkpoint) -> None:
+        run_info = saved.manifest.run_info
+        self.changes = [] if run_info.config is None else find_changes(run_info.config, self.config)
         self.trainer.restore(saved)
 
     def _save(self, *, wait: bool) -> None:
         snapshot = self.trainer.snapshot()
-        self.checkpoints.save(replace(snapshot, about=self._about, files=self._files), wait=wait)
-        self._saved_time = time.monotonic()
+        self.checkpoints.save(replace(snapshot, run_info=self._run_info, files=self._files), wait=wait)
+        self._last_save_time = time.monotonic()
 
-    def _saves(self, log: Log | None) -> Iterator[SaveReport]:
+    def _save_reports(self, log: Log | None) -> Iterator[SaveReport]:
         """What has become of saves since this was asked last."""
         while (report := self.checkpoints.poll()) is not None:
             write_line(log, "save", asdict(report))
             yield report
 
-    def _wish_for_a_save(self) -> None:
+    def _request_save_if_due(self) -> None:
         """The clock of the first rank decides for all, which learn of it after the next step."""
         minutes = self.config.save.minutes
-        if minutes and self.world.is_first and time.monotonic() - self._saved_time > 60 * minutes:
-            self.trainer.wish(Wish.SAVE)
+        if minutes and self.world.is_rank_zero and time.monotonic() - self._last_save_time > 60 * minutes:
+            self.trainer.request(Request.SAVE)
 
     def _is_save_due(self, step: int) -> bool:
         save = self.config.save
         is_due = save.every is not None and step % save.every == 0
         is_for_best = save.keep_best and self._is_evaluation_due(step)
-        return is_due or is_for_best or Wish.SAVE in self.trainer.granted
+        return is_due or is_for_best or Request.SAVE in self.trainer.agreed
 
     def _is_evaluation_due(self, step: int) -> bool:
         every = self.config.run.eval_every
@@ -256,12 +260,12 @@ class Run:
 
     def _save_weights(self) -> None:
         """Put the weights of all stages into one file, from the checkpoint that was just saved."""
-        if self.world.is_first:
+        if self.world.is_rank_zero:
             self.checkpoints.check_fence()
-            saved = find_saved(self.checkpoints.location, self.config.data.patience)
+            saved = find_checkpoint(self.checkpoints.location, self.config.data.retry_seconds)
             save_weights(read_weights(self.model, saved), self.folder / WEIGHTS)
 
-    def _keep_batch(self) -> str:
+    def _save_nonfinite_batch(self) -> str:
         """Save this rank's share of the window that went wrong, and the states it started from; say where."""
         trainer = self.trainer
         assert trainer.window is not None
@@ -280,16 +284,16 @@ class Run:
         return {
             "step": self.trainer.step,
             "generation": self.checkpoints.generation,
-            "from": None if self.resumed is None else self.resumed.where,
+            "resumed_from": None if self.resumed is None else self.resumed.location,
             "ranks": self.world.size,
             "layout": str(self.config.layout),
             "changes": [str(change) for change in self.changes],
         }
 
-    def _owes_weights(self) -> bool:
+    def _lacks_weights(self) -> bool:
         return not (self.folder / WEIGHTS).is_file()
 
-    def _owes_evaluation(self) -> bool:
+    def _lacks_evaluation(self) -> bool:
         """Was the run cut off between the save of this step and its evaluation?"""
         step = self.trainer.step
         return step > 0 and self._is_evaluation_due(step) and not has_evaluation(self.folder / LOG, step)
@@ -310,18 +314,18 @@ class Run:
                 (self.folder / WEIGHTS).unlink(missing_ok=True)
             files = {CONFIG: dump_config(self.config).encode(), **self._files}
             for name, content in files.items():
-                write_whole(self.folder / name, content)
+                write_atomic(self.folder / name, content)
             return open_log(self.folder / LOG, self.trainer.step)
 
     def _open_sinks(self) -> Sinks:
-        about = flatten(self.config.model_dump(mode="json", exclude_none=True))
+        hyperparameters = flatten(self.config.model_dump(mode="json", exclude_none=True))
         path = self.folder / LOG
         num_bytes = path.stat().st_size
         return open_sinks(
             self.config.watch,
             self.folder,
             step=self.trainer.step,
-            about=about,
+            hyperparameters=hyperparameters,
             history=lambda: read_lines(path, num_bytes),
         )
 
@@ -334,32 +338,32 @@ class Run:
 
 
 def prepare_run(config: RunConfig, resume: str = "auto") -> tuple[Stack, Feed, Feed | None]:
-    """Check that a run can start, as `check_fits` does, and that what it goes on from is of the same run."""
+    """Check that a run can start, as `validate_config` does, and that what it goes on from is of the same run."""
     folder = config.run.folder
     if resume == "never" and (folder / CONFIG).exists():
         raise ConfigError(f"run.folder={folder} holds a run already; choose another --run.folder, or delete it")
-    _check_place(config)
+    _check_checkpoint_location(config)
     check_sinks(config.watch)
-    fitting = check_fits(config)
-    saved = find_start(_storage(config), resume, config.data.patience)
+    fitting = validate_config(config)
+    saved = find_resume_checkpoint(_storage(config), resume, config.data.retry_seconds)
     if saved is not None:
-        about = saved.manifest.about
-        if about.config is not None:
-            changes = find_changes(about.config, config)
-            refuse_changes(changes, saved.where)
-            refuse_other_start(changes, saved.where)
-        if about.data not in (None, fitting[1].digest):
+        run_info = saved.manifest.run_info
+        if run_info.config is not None:
+            changes = find_changes(run_info.config, config)
+            reject_incompatible_changes(changes, saved.location)
+            reject_initial_weights(changes, saved.location)
+        if run_info.data not in (None, fitting[1].digest):
             raise ConfigError(
-                f"data.train={config.data.train} is not the data that {saved.where} was trained on, so its place in it "
+                f"data.train={config.data.train} is not the data that {saved.location} was trained on, so its place in it "
                 "means nothing; give the same data, or choose another --run.folder"
             )
         check_weights(fitting[0], saved)
     elif config.model.weights is not None:
-        check_start(fitting[0], config.model.weights)
+        check_initial_weights(fitting[0], config.model.weights)
     return fitting
 
 
-def _check_place(config: RunConfig) -> None:
+def _check_checkpoint_location(config: RunConfig) -> None:
     """Refuse a run whose checkpoints are elsewhere than they were: it would begin again without a word."""
     path = config.run.folder / CONFIG
     before = load_config(path).save.to if path.is_file() else config.save.to
@@ -375,7 +379,7 @@ def _check_place(config: RunConfig) -> None:
 def newest_checkpoint(config: RunConfig) -> str | None:
     """Return the name of the newest checkpoint of a run; none if there is none, or it can't be found out now."""
     try:
-        saved = find_start(_storage(config), "auto", config.data.patience)
+        saved = find_resume_checkpoint(_storage(config), "auto", config.data.retry_seconds)
     except (StrettoError, OSError):
         return None
     return None if saved is None else saved.name
@@ -386,4 +390,4 @@ def _location(config: RunConfig) -> str:
 
 
 def _storage(config: RunConfig) -> Storage:
-    return open_storage(_location(config), config.data.patience)
+    return open_storage(_location(config), config.data.retry_seconds)

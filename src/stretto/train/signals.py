@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from types import FrameType
 
 # Kubernetes, spot machines and Slurm at its end; Slurm ahead of its end, with --signal=USR1@120.
-_LEAVE = (signal.SIGTERM, signal.SIGUSR1)
+_PREEMPTION_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 @contextmanager
-def when_asked_to_leave(call: Callable[[], None]) -> Iterator[None]:
+def on_preemption_signal(call: Callable[[], None]) -> Iterator[None]:
     """Call a function when the process is asked to leave, as long as the context lasts; it must do very little."""
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -21,7 +21,7 @@ def when_asked_to_leave(call: Callable[[], None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, handle) for number in _LEAVE}
+    before = {number: signal.signal(number, handle) for number in _PREEMPTION_SIGNALS}
     try:
         yield
     finally:

@@ -7,16 +7,16 @@ import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from stretto.base.disk import write_whole
+from stretto.base.disk import write_atomic
 from stretto.plan.actions import Action
-from stretto.plan.trace import CATEGORIES, KINDS, Row, Trace, Work
+from stretto.plan.trace import ACTION_KINDS, CATEGORIES, RankTrace, Trace, TraceEvent
 from stretto.train.trainer import Trainer
 
 TRACE = "trace.json"
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
-_SIZE = 5  # numbers that tell of one work
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_NUMBERS_PER_EVENT = 5  # numbers that tell of one work
 # Replicas do the same; of thousands of ranks a trace would be larger than anyone can look at, or a viewer open.
-_MOST_RANKS = 64
+_MAX_RANKS = 64
 
 _log = logging.getLogger(__name__)
 
@@ -27,11 +27,11 @@ def gather_trace(trainer: Trainer) -> Trace | None:
     Set `trainer.is_recording` before a step to record it. Of more than 64 ranks only as many whole replicas tell of it
     as have so many, and at least one.
     """
-    engine, works = trainer.engine, trainer.recorded
+    engine, events = trainer.engine, trainer.recorded_events
     # All leave a sum at about the same moment, which is what clocks of different machines are set by.
-    (num_stages,) = engine.add_up([float(engine.replica == 0)])
-    told = [time.perf_counter(), _clock(), engine.replica, engine.stage, *_pack(works)]
-    is_telling = engine.replica < max(1, _MOST_RANKS // int(num_stages))
+    (num_stages,) = engine.all_reduce([float(engine.replica == 0)])
+    told = [time.perf_counter(), _clock(), engine.replica, engine.stage, *_pack(events)]
+    is_telling = engine.replica < max(1, _MAX_RANKS // int(num_stages))
     found = engine.gather([float(value) for value in told] if is_telling else [])
     return None if found is None else Trace.of(trainer.step, _align(found))
 
@@ -40,13 +40,13 @@ def save_trace(trace: Trace, folder: Path) -> None:
     """Write a trace into a run's folder."""
     path = folder / TRACE
     try:
-        write_whole(path, trace.to_json().encode())
+        write_atomic(path, trace.to_json().encode())
     except OSError as error:
         # A picture less is no reason to end a run.
         _log.warning("%s can't be written (%s); the run goes on", path, error.strerror)
 
 
-def _align(told: Sequence[Sequence[float]]) -> list[Row]:
+def _align(told: Sequence[Sequence[float]]) -> list[RankTrace]:
     """Return what ranks have told, each on the clock of the first rank's machine; some tell nothing."""
     met: dict[float, float] = {}
     there = {rank: of_rank for rank, of_rank in enumerate(told) if of_rank}
@@ -55,29 +55,29 @@ def _align(told: Sequence[Sequence[float]]) -> list[Row]:
         met[clock] = min(moment, met.get(clock, moment))
     first = met[told[0][1]]
     return [
-        Row(rank, int(replica), int(stage), tuple(work.moved(first - met[clock]) for work in _unpack(numbers)))
+        RankTrace(rank, int(replica), int(stage), tuple(work.shifted(first - met[clock]) for work in _unpack(numbers)))
         for rank, (_, clock, replica, stage, *numbers) in there.items()
     ]
 
 
-def _pack(works: Sequence[Work]) -> Iterator[float]:
-    for work in works:
-        part = (0, 0) if work.action is None else (work.action.slice, work.action.chunk)
+def _pack(events: Sequence[TraceEvent]) -> Iterator[float]:
+    for work in events:
+        part = (0, 0) if work.action is None else (work.action.micro_batch, work.action.chunk)
         yield from (CATEGORIES.index(work.category), *part, work.start, work.stop)
 
 
-def _unpack(numbers: Sequence[float]) -> Iterator[Work]:
-    for index in range(0, len(numbers), _SIZE):
-        category, slice_, chunk, start, stop = numbers[index : index + _SIZE]
+def _unpack(numbers: Sequence[float]) -> Iterator[TraceEvent]:
+    for index in range(0, len(numbers), _NUMBERS_PER_EVENT):
+        category, micro_batch, chunk, start, stop = numbers[index : index + _NUMBERS_PER_EVENT]
         name = CATEGORIES[int(category)]
-        kind = KINDS.get(name)
-        yield Work(name, start, stop, None if kind is None else Action(kind, int(slice_), int(chunk)))
+        kind = ACTION_KINDS.get(name)
+        yield TraceEvent(name, start, stop, None if kind is None else Action(kind, int(micro_batch), int(chunk)))
 
 
 def _clock() -> float:
     """A number for the clock of this machine: the same for all processes that share it, and hardly for others."""
     try:
-        name = _BOOT.read_text(encoding="ascii")
+        name = _BOOT_ID.read_text(encoding="ascii")
     except OSError:
         name = platform.node()
     return float(zlib.crc32(name.encode()))

@@ -11,39 +11,39 @@ import torch
 
 from stretto.base.denormals import flush_denormals
 from stretto.base.errors import ConfigError, DataError, DivergedError
-from stretto.base.keys import derive
+from stretto.base.keys import derive_key
 from stretto.base.position import Position
 from stretto.base.state import State
 from stretto.base.window import Window
-from stretto.checkpoint.manifest import Facts
-from stretto.checkpoint.pieces import Piece
-from stretto.checkpoint.saved import Saved
+from stretto.checkpoint.checkpoint import Checkpoint
+from stretto.checkpoint.manifest import TrainingState
+from stretto.checkpoint.shards import TensorShard
 from stretto.checkpoint.snapshot import Snapshot
 from stretto.config.train import TrainConfig
 from stretto.engine.engine import Engine
-from stretto.plan.timeline import Span
-from stretto.plan.trace import Work
-from stretto.train.memory import (
-    blank_lanes,
-    blank_optimizer,
-    lane_pieces,
-    optimizer_pieces,
-    own_part,
-    set_optimizer,
-    weight_pieces,
-)
+from stretto.plan.timeline import TimedAction
+from stretto.plan.trace import TraceEvent
 from stretto.train.optimizer import learning_rate, make_optimizer, scale_gradients, set_learning_rate
-from stretto.windows.loader import Windows, read_ahead
+from stretto.train.trainer_state import (
+    empty_lane_state,
+    empty_optimizer_state,
+    lane_shards,
+    optimizer_shards,
+    set_optimizer_state,
+    shards_to_write,
+    weight_shards,
+)
+from stretto.windows.loader import WindowSource, read_ahead
 
 # So many steps in a row whose numbers are not finite are no accident.
-_MOST_SKIPPED = 100
+_MAX_CONSECUTIVE_SKIPS = 100
 
 
-class Wish(enum.Enum):
+class Request(enum.Enum):
     """What any rank may ask for; all learn of it after the same step."""
 
     SAVE = "save"
-    LEAVE = "leave"
+    STOP = "stop"
 
 
 @dataclass(frozen=True)
@@ -82,14 +82,14 @@ class Trainer:
     def __init__(
         self,
         engine: Engine,
-        data: Windows,
+        data: WindowSource,
         config: TrainConfig,
         *,
         seed: int = 1,
         start: Position | None = None,
         workers: int = 0,
     ) -> None:
-        if data.is_carried and not engine.is_causal:
+        if data.is_stateful and not engine.is_causal:
             raise ConfigError(
                 "the model has a block that looks ahead in time (causal=False), but the data's lanes go on from window "
                 "to window; use data whose rows all start fresh, or causal blocks"
@@ -110,16 +110,16 @@ class Trainer:
         self.position = start or Position()  # of the next window
         self.window: Window | None = None  # the last one that was read
         self.skipped = 0  # steps whose numbers were not finite
-        self.granted: frozenset[Wish] = frozenset()  # what some rank had wished for before the last step
-        self._wishes: set[Wish] = set()
-        self._skipped_in_a_row = 0
+        self.agreed: frozenset[Request] = frozenset()  # what some rank had wished for before the last step
+        self._requests: set[Request] = set()
+        self._consecutive_skips = 0
         self._workers = workers
         self._windows: Iterator[tuple[Window, Position]] | None = None
         self.state: State | None = None
         self.is_recording = False  # should the next steps be recorded?
-        self.recorded: tuple[Work, ...] = ()  # what this rank did in the last step that was
+        self.recorded_events: tuple[TraceEvent, ...] = ()  # what this rank did in the last step that was
         # How much this epoch has asked so far; none if it was entered in the middle.
-        self._asked = 0.0 if self.position == Position(self.position.epoch) else None
+        self._num_epoch_targets = 0.0 if self.position == Position(self.position.epoch) else None
 
     def __iter__(self) -> Self:
         return self
@@ -150,87 +150,91 @@ class Trainer:
             return self.step >= self.config.steps
         return self.position.epoch >= self.config.epochs
 
-    def wish(self, wish: Wish) -> None:
-        """Ask for something on behalf of all ranks; after the next step it is among `granted`, everywhere."""
-        self._wishes.add(wish)
+    def request(self, request: Request) -> None:
+        """Ask for something on behalf of all ranks; after the next step it is among `agreed`, everywhere."""
+        self._requests.add(request)
 
-    def is_wished(self, wish: Wish) -> bool:
-        """Has this rank asked for something that is not granted yet?"""
-        return wish in self._wishes
+    def is_requested(self, request: Request) -> bool:
+        """Has this rank asked for something that is not agreed yet?"""
+        return request in self._requests
 
     def snapshot(self) -> Snapshot:
         """Return what has to be saved of this rank after the last step; all else can be found again."""
         engine, data, place = self.engine, self.data, self.position
-        held = [*weight_pieces(engine.stack), *optimizer_pieces(engine.stack, self.optimizer)]
-        pieces = own_part(held, engine.replica, engine.num_replicas)
-        if data.is_carried and self.state is not None:
-            pieces += lane_pieces(engine.stack, self.state, data.numbers, data.lanes)
-        facts = Facts(
+        held = [*weight_shards(engine.stack), *optimizer_shards(engine.stack, self.optimizer)]
+        shards = shards_to_write(held, engine.replica, engine.num_replicas)
+        if data.is_stateful and self.state is not None:
+            shards += lane_shards(engine.stack, self.state, data.numbers, data.lanes)
+        training_state = TrainingState(
             step=self.step,
             seed=self.seed,
             optimizer=self.config.optimizer,
             epoch=place.epoch,
             pool=place.pool,
             index=place.index,
-            asked=self._asked,
+            num_targets=self._num_epoch_targets,
             skipped=self.skipped,
-            skipped_in_a_row=self._skipped_in_a_row,
+            consecutive_skips=self._consecutive_skips,
             progress=self.progress,
             is_done=self.is_done,
         )
-        return Snapshot(facts, pieces)
+        return Snapshot(training_state, shards)
 
-    def restore(self, saved: Saved) -> None:
+    def restore(self, saved: Checkpoint) -> None:
         """Go on from a checkpoint, whatever layout wrote it: as if this trainer had taken its steps."""
-        engine, facts, stack = self.engine, saved.manifest.facts, self.engine.stack
+        engine, training_state, stack = self.engine, saved.manifest.training_state, self.engine.stack
         for name, own, other in (
-            ("seed", self.seed, facts.seed),
-            ("optimizer", self.config.optimizer, facts.optimizer),
+            ("seed", self.seed, training_state.seed),
+            ("optimizer", self.config.optimizer, training_state.optimizer),
         ):
             if own != other:
-                raise ConfigError(f"{saved.where} is of a run with {name} {other!r}, not {own!r}; use the same")
+                raise ConfigError(f"{saved.location} is of a run with {name} {other!r}, not {own!r}; use the same")
         state = None
-        pieces = weight_pieces(stack)
-        states = blank_optimizer(stack, saved)
+        shards = weight_shards(stack)
+        states = empty_optimizer_state(stack, saved)
         for name, values in states.items():
-            pieces += [Piece(f"optimizer.{name}.{key}", value) for key, value in values.items()]
-        if self.data.is_carried and any(name.startswith("lanes.") for name in saved.manifest.tensors()):
-            state = blank_lanes(stack, len(self.data.numbers), engine.device)
-            pieces += lane_pieces(stack, state, self.data.numbers, self.data.lanes)
-        saved.read(pieces)
-        set_optimizer(stack, self.optimizer, states)
-        self.state, self.step, self.position = state, facts.step, facts.position
-        self.skipped, self._skipped_in_a_row, self._asked = facts.skipped, facts.skipped_in_a_row, facts.asked
+            shards += [TensorShard(f"optimizer.{name}.{key}", value) for key, value in values.items()]
+        if self.data.is_stateful and any(name.startswith("lanes.") for name in saved.manifest.tensors()):
+            state = empty_lane_state(stack, len(self.data.numbers), engine.device)
+            shards += lane_shards(stack, state, self.data.numbers, self.data.lanes)
+        saved.read(shards)
+        set_optimizer_state(stack, self.optimizer, states)
+        self.state, self.step, self.position = state, training_state.step, training_state.position
+        self.skipped, self._consecutive_skips, self._num_epoch_targets = (
+            training_state.skipped,
+            training_state.consecutive_skips,
+            training_state.num_targets,
+        )
         self._windows = None
 
     def advance(self) -> StepReport:
         """Take one optimizer step and say what it did."""
-        waited, spans = self.engine.waited, list[Span]()
+        waited, spans = self.engine.wait_seconds, list[TimedAction]()
         if self.is_recording:
-            self.engine.spans = spans
+            self.engine.recorded_actions = spans
         started = time.perf_counter()
         rate = learning_rate(self.config, self.step, self.progress)
         window, after = next(self._read_ahead())
         self.window = window
         data_read = time.perf_counter()
 
-        outcome = self.engine.step(window, self.state, derive(self.seed, "step", self.step))
+        outcome = self.engine.step(window, self.state, derive_key(self.seed, "step", self.step))
         # The only numbers that all ranks must agree on: one small sum, and so the same verdict everywhere.
-        here = [float(outcome.total), float(outcome.count), self.engine.square_norm()]
+        here = [float(outcome.total), float(outcome.count), self.engine.squared_grad_norm()]
         size = [float(window.num_valid), float(window.num_steps * window.num_rows)]
-        wishes = [float(wish in self._wishes) for wish in Wish]
-        total, count, square_norm, num_valid, num_all, *votes = self.engine.add_up([*here, *size, *wishes])
-        self.granted = frozenset(wish for wish, vote in zip(Wish, votes, strict=True) if vote)
-        self._wishes -= self.granted
-        norm = math.sqrt(square_norm)
+        requests = [float(request in self._requests) for request in Request]
+        total, count, squared_grad_norm, num_valid, num_all, *votes = self.engine.all_reduce([*here, *size, *requests])
+        self.agreed = frozenset(request for request, vote in zip(Request, votes, strict=True) if vote)
+        self._requests -= self.agreed
+        norm = math.sqrt(squared_grad_norm)
         computed = time.perf_counter()
-        waiting = self.engine.waited - waited
+        waiting = self.engine.wait_seconds - waited
 
         state: State | None = outcome.state
         if math.isfinite(total) and math.isfinite(norm):
             # Where nothing is asked (rows of one token, a channel that is missing for long) no weight moves.
-            mean_norm = self._move(count, norm, rate) if count else 0.0
-            self._skipped_in_a_row = 0
+            mean_norm = self._update_weights(count, norm, rate) if count else 0.0
+            self._consecutive_skips = 0
         else:
             state = self._skip(total, norm, outcome.state)
             mean_norm = norm
@@ -259,11 +263,15 @@ class Trainer:
             waiting_seconds=waiting,
         )
 
-    def _record(self, spans: list[Span], data: tuple[float, float], optimizer: tuple[float, float]) -> None:
-        self.engine.spans = None
-        self.recorded = (Work("data", *data), *map(Work.of, spans), Work("optimizer", *optimizer))
+    def _record(self, spans: list[TimedAction], data: tuple[float, float], optimizer: tuple[float, float]) -> None:
+        self.engine.recorded_actions = None
+        self.recorded_events = (
+            TraceEvent("data", *data),
+            *map(TraceEvent.of, spans),
+            TraceEvent("optimizer", *optimizer),
+        )
 
-    def _move(self, count: float, norm: float, rate: float) -> float:
+    def _update_weights(self, count: float, norm: float, rate: float) -> float:
         """Move the weights; return the norm of the mean's gradient before it was clipped."""
         mean_norm = scale_gradients(self.engine.stack.parameters(), count, norm, self.config.clip)
         if self.optimizer is not None:
@@ -287,25 +295,25 @@ class Trainer:
 
     def _check_epoch(self, count: float, after: Position) -> None:
         """Refuse data of which a whole epoch asked for nothing."""
-        if self._asked is not None:
-            self._asked += count
+        if self._num_epoch_targets is not None:
+            self._num_epoch_targets += count
         if after.epoch > self.position.epoch:
-            if self._asked == 0:
+            if self._num_epoch_targets == 0:
                 raise DataError("a whole epoch asks for nothing, so there is nothing to learn; give other data")
-            self._asked = 0.0
+            self._num_epoch_targets = 0.0
 
     def _skip(self, total: float, norm: float, after: State) -> State | None:
         """Leave the weights as they are, if that is what was asked for; return the state that the lanes go on from."""
         self.skipped += 1
-        self._skipped_in_a_row += 1
-        if self.config.nonfinite == "stop" or self._skipped_in_a_row >= _MOST_SKIPPED:
-            last = self.step + 1 - self._skipped_in_a_row
-            many = "" if self.config.nonfinite == "stop" else f", as {self._skipped_in_a_row} steps in a row"
+        self._consecutive_skips += 1
+        if self.config.nonfinite == "stop" or self._consecutive_skips >= _MAX_CONSECUTIVE_SKIPS:
+            last = self.step + 1 - self._consecutive_skips
+            many = "" if self.config.nonfinite == "stop" else f", as {self._consecutive_skips} steps in a row"
             raise DivergedError(
                 f"step {self.step + 1} has loss {total} and gradient norm {norm}{many}; the weights are still those of "
                 f"step {last}: lower train.lr={self.config.lr}, or raise train.warmup={self.config.warmup}"
             )
         # The lanes go on, unless this window has spoiled the state of any of them: then all do from the one before.
         is_spoiled = any(not torch.isfinite(tensor).all() for tensor in after if tensor.is_floating_point())
-        (spoiled,) = self.engine.add_up([float(is_spoiled)])
+        (spoiled,) = self.engine.all_reduce([float(is_spoiled)])
         return self.state if spoiled else after

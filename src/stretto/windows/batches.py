@@ -11,17 +11,17 @@ from torch import Tensor
 from stretto.base.errors import DataError
 from stretto.base.position import Position
 from stretto.base.task import Task
-from stretto.base.window import IGNORE, Window
+from stretto.base.window import IGNORE_INDEX, Window
 from stretto.store.sequences import Sequences
+from stretto.windows.batch_order import BatchLimits, BatchOrder, assign_rows
 from stretto.windows.items import Items, Payload
-from stretto.windows.order import Limits, Order, deal
-from stretto.windows.pools import Entries, Pools
+from stretto.windows.shuffle_pools import RowTable, ShufflePools
 
 # A pool is worth about so many batches: lengths in a batch are then within some percent of each other.
-_BATCHES_A_POOL = 64
+_BATCHES_PER_POOL = 64
 # Large batches are alike in length with fewer of them; a pool is planned at once, so it must not grow with the world.
-_ROWS_A_POOL = 1 << 18
-_FEWEST_BATCHES = 4
+_ROWS_PER_POOL = 1 << 18
+_MIN_BATCHES_PER_POOL = 4
 
 
 @dataclass(frozen=True)
@@ -31,43 +31,45 @@ class Batches:
     The global batch, and so the gradient, is a function of seed, epoch and position: never of the number of replicas.
     """
 
-    is_carried = False  # every row starts fresh
+    is_stateful = False  # every row starts fresh
     lanes = 0
     numbers = range(0)
 
     items: Items
     budget: int  # steps of a global batch, when its rows are padded to its longest
     rows: int = 1 << 20  # of a global batch, at most
-    multiple: int = 8
+    row_multiple: int = 8
     seed: int = 1
     index: int = 0
     count: int = 1
-    least: int = 1  # rows that a share has at least, blank ones if need be
+    min_rows: int = 1  # rows that a share has at least, blank ones if need be
 
     def __post_init__(self) -> None:
         if isinstance(self.items, Sequences):
-            raise DataError("batches are made of items; wrap the sequences in Labelled, Continued or Stretches")
+            raise DataError(
+                "batches are made of items; wrap the sequences in LabelledItems, NextTokenItems or SlidingWindows"
+            )
         if self.items.longest > self.limits.budget:
             raise DataError(
                 f"{self._find_longest()} has {self.items.longest:,} steps, more than data.budget={self.budget:,}; "
                 "raise the budget, or cut long sequences before you prepare them"
             )
 
-    def share(self, index: int, count: int, least: int = 1) -> Self:
-        """Return part `index` of `count` of each batch, with at least `least` rows in each share."""
+    def share(self, index: int, count: int, min_rows: int = 1) -> Self:
+        """Return part `index` of `count` of each batch, with at least `min_rows` rows in each share."""
         if not 0 <= index < count:
             raise DataError(f"share {index} of {count} is not there; count from 0")
-        return replace(self, index=index, count=count, least=least)
+        return replace(self, index=index, count=count, min_rows=min_rows)
 
     @cached_property
-    def limits(self) -> Limits:
-        return Limits(self.budget, self.rows, self.multiple)
+    def limits(self) -> BatchLimits:
+        return BatchLimits(self.budget, self.rows, self.row_multiple)
 
     @cached_property
-    def order(self) -> Order:
+    def order(self) -> BatchOrder:
         num_rows = int(min(self.budget / max(self.items.mean_length, 1), self.rows)) + 1
-        pool_rows = min(_BATCHES_A_POOL * num_rows, max(_ROWS_A_POOL, _FEWEST_BATCHES * num_rows))
-        return Order(Pools(self.items, self.seed, pool_rows), self.limits)
+        pool_rows = min(_BATCHES_PER_POOL * num_rows, max(_ROWS_PER_POOL, _MIN_BATCHES_PER_POOL * num_rows))
+        return BatchOrder(ShufflePools(self.items, self.seed, pool_rows), self.limits)
 
     def __str__(self) -> str:
         return f"{self.num_rows:,} rows in batches of at most {self.budget:,} steps"
@@ -90,9 +92,9 @@ class Batches:
     def bytes_per_token(self) -> float | None:
         return self.items.sequences.bytes_per_token
 
-    def after(self, position: Position) -> Position:
+    def next_position(self, position: Position) -> Position:
         """Return the position that follows."""
-        return self.order.after(position)
+        return self.order.next_position(position)
 
     def fraction(self, position: Position) -> float:
         """Return how much of its epoch lies before a position, about."""
@@ -104,14 +106,14 @@ class Batches:
         Inputs or targets can be left out where they are not used; who is in the window is always there.
         """
         batch = self.order.batch(position)
-        dealt = deal(len(batch.lengths), self.index, self.count)
-        rows = batch.pick(dealt)
-        num_blank = max(self.least - len(dealt), 0)
+        dealt = assign_rows(len(batch.lengths), self.index, self.count)
+        rows = batch.take(dealt)
+        num_blank = max(self.min_rows - len(dealt), 0)
         lengths = np.concatenate([rows.lengths, np.zeros(num_blank, np.int64)])
         # Of the whole batch, not of this share: every share sees windows of the same shape.
         num_steps = max(1, int(batch.lengths[0]))
         # Blank rows have places of their own, after all others.
-        blanks = len(batch.lengths) + self.index * self.least + np.arange(num_blank)
+        blanks = len(batch.lengths) + self.index * self.min_rows + np.arange(num_blank)
         x, asked = self._payload(rows, num_blank, num_steps, inputs, targets, batch)
         return Window(
             num_steps=num_steps,
@@ -123,19 +125,19 @@ class Batches:
         )
 
     def _payload(
-        self, rows: Entries, num_blank: int, num_steps: int, inputs: bool, targets: bool, batch: Entries
+        self, rows: RowTable, num_blank: int, num_steps: int, inputs: bool, targets: bool, batch: RowTable
     ) -> Payload:
         if not (inputs or targets):
             return None, None
         x, asked = None, None
         if len(rows.lengths):
-            x, asked = self.items.read(rows.addresses(), num_steps, inputs=inputs, targets=targets)
+            x, asked = self.items.read(rows.row_ids(), num_steps, inputs=inputs, targets=targets)
         if num_blank:
             # Another row of the batch tells the shape of one that is not there.
-            first = batch.pick(slice(1)).addresses()
+            first = batch.take(slice(1)).row_ids()
             other = self.items.read(first, num_steps, inputs=inputs, targets=targets)
-            x = _add_blank(x, other[0], num_blank, num_steps, nothing=0)
-            asked = _add_blank(asked, other[1], num_blank, num_steps, nothing=None)
+            x = _add_blank(x, other[0], num_blank, num_steps, fill=0)
+            asked = _add_blank(asked, other[1], num_blank, num_steps, fill=None)
         return x, asked
 
     def _find_longest(self) -> str:
@@ -151,12 +153,12 @@ class Batches:
 
 
 def _add_blank(
-    tensor: Tensor | None, like: Tensor | None, num_blank: int, num_steps: int, nothing: int | None
+    tensor: Tensor | None, like: Tensor | None, num_blank: int, num_steps: int, fill: int | None
 ) -> Tensor | None:
-    """Add rows that hold `nothing`; in targets, what says that nothing is asked."""
+    """Add rows that hold `fill`; in targets, what says that nothing is asked."""
     if like is None:
         return None
-    not_asked = torch.nan if like.is_floating_point() else IGNORE
-    filling = not_asked if nothing is None else nothing
+    not_asked = torch.nan if like.is_floating_point() else IGNORE_INDEX
+    filling = not_asked if fill is None else fill
     blank = like.new_full((num_steps, num_blank, *like.shape[2:]), filling)
     return blank if tensor is None else torch.cat([tensor, blank], dim=1)

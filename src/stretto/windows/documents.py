@@ -18,20 +18,20 @@ import torch
 from numpy.typing import NDArray
 
 from stretto.base.errors import DataError
-from stretto.base.keys import derive
+from stretto.base.keys import derive_key
 from stretto.base.position import Position
 from stretto.base.task import Task
-from stretto.base.window import IGNORE, Window
-from stretto.store.recent import Recent
-from stretto.store.sequences import Ints, Place, Sequences, Tokens
+from stretto.base.window import IGNORE_INDEX, Window
+from stretto.store.lru_cache import LruCache
+from stretto.store.sequences import IntArray, Sequences, StepRange, Tokens
 from stretto.windows.forecast import Forecast
 from stretto.windows.items import Payload, pad
 from stretto.windows.lanes import check_share, fit_lanes
-from stretto.windows.pools import Entries, Pools
 from stretto.windows.shuffle import permutation
+from stretto.windows.shuffle_pools import RowTable, ShufflePools
 
 # A lane goes through about so many windows of a pool: an edge that cuts a document is that rare.
-_WINDOWS_A_POOL = 256
+_WINDOWS_PER_POOL = 256
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class DocumentLanes:
     asked exactly once an epoch. Lanes know nothing of ranks: `share` hands out a part, and lane numbers stay global.
     """
 
-    is_carried = True  # rows go on from window to window
+    is_stateful = True  # rows go on from window to window
 
     sequences: Sequences
     lanes: int
@@ -69,19 +69,19 @@ class DocumentLanes:
             )
 
     @cached_property
-    def _laid(self) -> Recent[tuple[Entries, Ints]]:
-        return Recent(2)
+    def _arranged(self) -> LruCache[tuple[RowTable, IntArray]]:
+        return LruCache(2)
 
     @classmethod
     def fitting(
-        cls, sequences: Sequences, lanes: int, window: int, forecast: Forecast | None, seed: int, least: int = 1
+        cls, sequences: Sequences, lanes: int, window: int, forecast: Forecast | None, seed: int, min_rows: int = 1
     ) -> Self:
-        """Return at most that many lanes, but at least `least`, of at most that window: as many as the steps fill."""
-        return cls(sequences, *fit_lanes(sequences.num_steps, lanes, window, least), forecast, seed)
+        """Return at most that many lanes, but at least `min_rows`, of at most that window: as many as the steps fill."""
+        return cls(sequences, *fit_lanes(sequences.num_steps, lanes, window, min_rows), forecast, seed)
 
-    def share(self, index: int, count: int, least: int = 1) -> Self:
-        """Return part `index` of `count` of the lanes, each of at least `least`; they differ by at most one lane."""
-        check_share(self.lanes, index, count, least)
+    def share(self, index: int, count: int, min_rows: int = 1) -> Self:
+        """Return part `index` of `count` of the lanes, each of at least `min_rows`; they differ by at most one lane."""
+        check_share(self.lanes, index, count, min_rows)
         return replace(self, first=self.lanes * index // count, stop=self.lanes * (index + 1) // count)
 
     @property
@@ -113,18 +113,18 @@ class DocumentLanes:
     def shard_sizes(self) -> tuple[int, ...]:
         return self.sequences.shard_sizes
 
-    def lengths(self, shard: int, start: int, stop: int) -> Ints:
+    def lengths(self, shard: int, start: int, stop: int) -> IntArray:
         """Return how many steps of each document are followed by another."""
         return np.diff(self.sequences.ends(shard, start, stop)) - 1
 
     @cached_property
-    def pools(self) -> Pools:
-        num_rows = _WINDOWS_A_POOL * self.lanes * self.window / self.sequences.mean_length
-        return Pools(self, self.seed, int(num_rows) + 1)
+    def pools(self) -> ShufflePools:
+        num_rows = _WINDOWS_PER_POOL * self.lanes * self.window / self.sequences.mean_length
+        return ShufflePools(self, self.seed, int(num_rows) + 1)
 
-    def after(self, position: Position) -> Position:
+    def next_position(self, position: Position) -> Position:
         """Return the position that follows."""
-        return self.pools.after(position, self._num_windows(position))
+        return self.pools.next_position(position, self._num_windows(position))
 
     def fraction(self, position: Position) -> float:
         """Return how much of its epoch lies before a position, about."""
@@ -136,7 +136,7 @@ class DocumentLanes:
 
         Inputs or targets can be left out where they are not used; who is in the window is always there.
         """
-        documents, before = self._lay(position.epoch, position.pool)
+        documents, before = self._arrange(position.epoch, position.pool)
         if not 0 <= position.index < self._num_windows(position):
             raise DataError(f"{position} is not there: that pool has {self._num_windows(position)} windows")
         numbers, total = np.array(self.numbers), int(before[-1])
@@ -149,7 +149,7 @@ class DocumentLanes:
         lengths = np.where(is_there, np.minimum(documents.lengths[which] - offsets, self.window), 0)
         x, asked = None, None
         if inputs or targets:
-            x, asked = self._payload(documents.pick(which), offsets, lengths, inputs, targets)
+            x, asked = self._payload(documents.take(which), offsets, lengths, inputs, targets)
         return Window(
             num_steps=self.window,
             lanes=torch.from_numpy(numbers),
@@ -159,19 +159,19 @@ class DocumentLanes:
             targets=asked,
         )
 
-    def _payload(self, rows: Entries, offsets: Ints, lengths: Ints, inputs: bool, targets: bool) -> Payload:
-        places = self.sequences.places(rows.addresses())
+    def _payload(self, rows: RowTable, offsets: IntArray, lengths: IntArray, inputs: bool, targets: bool) -> Payload:
+        places = self.sequences.find_ranges(rows.row_ids())
         back = self.forecast.season if self.forecast else 0
         ahead = self.forecast.horizon if self.forecast else 1
         spans, starts = [], []
         for place, offset, length in zip(places, offsets.tolist(), lengths.tolist(), strict=True):
             start = max(0, offset - back)
             stop = min(offset + length + ahead, place.stop - place.start)
-            spans.append(Place(place.shard, place.start + start, place.start + stop))
+            spans.append(StepRange(place.shard, place.start + start, place.start + stop))
             starts.append(offset - start)
         read = list(zip(self.sequences.read(spans), starts, lengths.tolist(), strict=True))
         x = pad([self._inputs(*row) for row in read], self.window, 0) if inputs else None
-        nothing = IGNORE if self.forecast is None else np.nan
+        nothing = IGNORE_INDEX if self.forecast is None else np.nan
         return x, pad([self._targets(*row) for row in read], self.window, nothing) if targets else None
 
     def _inputs(self, values: NDArray[Any], start: int, length: int) -> NDArray[Any]:
@@ -185,14 +185,14 @@ class DocumentLanes:
 
     def _num_windows(self, position: Position) -> int:
         """How many windows a pool has: those of its longest lane."""
-        _, before = self._lay(position.epoch, position.pool)
+        _, before = self._arrange(position.epoch, position.pool)
         return max(1, -(-int(before[-1]) // self.lanes))
 
-    def _lay(self, epoch: int, pool: int) -> tuple[Entries, Ints]:
+    def _arrange(self, epoch: int, pool: int) -> tuple[RowTable, IntArray]:
         """A pool's documents in random order, and how many windows lie before each."""
-        return self._laid.get((epoch, pool), lambda: self._lay_pool(epoch, pool))
+        return self._arranged.get((epoch, pool), lambda: self._arrange_pool(epoch, pool))
 
-    def _lay_pool(self, epoch: int, pool: int) -> tuple[Entries, Ints]:
+    def _arrange_pool(self, epoch: int, pool: int) -> tuple[RowTable, IntArray]:
         rows = self.pools.rows(epoch, pool)
-        rows = rows.pick(permutation(derive(self.seed, "epoch", epoch, "pool", pool), len(rows.lengths)))
+        rows = rows.take(permutation(derive_key(self.seed, "epoch", epoch, "pool", pool), len(rows.lengths)))
         return rows, np.concatenate([[0], (-(-rows.lengths // self.window)).cumsum()])

@@ -40,7 +40,7 @@ class Forecast:
             )
 
     @classmethod
-    def of(
+    def from_sequences(
         cls,
         sequences: Sequences,
         horizon: int = 1,
@@ -87,7 +87,7 @@ class Forecast:
             future = future - _ahead(scaled, start + 1 - self.season, stop - start, self.horizon)
         return np.array(future.transpose(0, 2, 1)).reshape(stop - start, self.task.num_outputs)
 
-    def answer(self, outputs: NDArray[Any], values: NDArray[Any]) -> Values:
+    def to_predictions(self, outputs: NDArray[Any], values: NDArray[Any]) -> Values:
         """Return what a network said at the last step of `values`, in real units: `[horizon, channels]`.
 
         The way back from `targets`. It is NaN where it adds to a season of which the value is missing.
@@ -97,9 +97,9 @@ class Forecast:
             # The last season is all that is needed, however long the series is; it may have begun within it.
             last = self._scale(values[-self.season :])[:, list(self.channels)]
             scaled = scaled + _ahead(last, len(last) - self.season, 1, self.horizon)[0].T
-        return self.real(scaled)
+        return self.unscale(scaled)
 
-    def real(self, scaled: Values) -> Values:
+    def unscale(self, scaled: Values) -> Values:
         """Return scaled values `[..., channels]` of the channels that are asked for, in real units."""
         mean, std = np.array(self.mean, np.float32), np.array(self.std, np.float32)
         return scaled * std[list(self.channels)] + mean[list(self.channels)]

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from stretto.base.errors import DataError
 from stretto.base.task import Task
-from stretto.base.window import IGNORE
-from stretto.store.sequences import Channels, Ints, Place, Sequences, Tokens
+from stretto.base.window import IGNORE_INDEX
+from stretto.store.sequences import Channels, IntArray, Sequences, StepRange, Tokens
 from stretto.windows.forecast import Forecast
 
-Row = tuple[int, int]
+RowId = tuple[int, int]
 """A row of a batch by its shard and its number there."""
 
 
@@ -34,8 +34,8 @@ class Items(Protocol):
     def longest(self) -> int: ...
     @property
     def mean_length(self) -> float: ...
-    def lengths(self, shard: int, start: int, stop: int) -> Ints: ...
-    def read(self, rows: Sequence[Row], num_steps: int, *, inputs: bool, targets: bool) -> "Payload":
+    def lengths(self, shard: int, start: int, stop: int) -> IntArray: ...
+    def read(self, rows: Sequence[RowId], num_steps: int, *, inputs: bool, targets: bool) -> "Payload":
         """Return inputs and targets of some rows, time-major, padded to `num_steps`; those not asked for are none."""
         ...
 
@@ -44,7 +44,7 @@ Payload = tuple[Tensor | None, Tensor | None]
 
 
 @dataclass(frozen=True)
-class Unlabelled:
+class UnlabelledItems:
     """Each sequence is a row, and what is asked of it is not in the data."""
 
     sequences: Sequences
@@ -54,16 +54,16 @@ class Unlabelled:
     def scale(self) -> Forecast | None:
         """How channels become inputs; tokens are inputs as they are."""
         is_scaled = isinstance(self.sequences.fields.values, Channels)
-        return Forecast.of(self.sequences, masks=self.masks) if is_scaled else None
+        return Forecast.from_sequences(self.sequences, masks=self.masks) if is_scaled else None
 
-    def inputs(self, places: Sequence[Place], num_steps: int) -> Tensor:
+    def inputs(self, places: Sequence[StepRange], num_steps: int) -> Tensor:
         """Return the sequences, time-major, padded to `num_steps`."""
         read, scale = self.sequences.read(places), self.scale
         return pad(read if scale is None else [scale.inputs(steps) for steps in read], num_steps, 0)
 
 
 @dataclass(frozen=True)
-class Labelled:
+class LabelledItems:
     """Each sequence is a row, asked for its label at its last step."""
 
     sequences: Sequences
@@ -82,11 +82,11 @@ class Labelled:
             return Task("tokens", values.num_tokens, "labels", num_outputs)
         scale = self._unlabelled.scale
         assert scale is not None
-        return replace(scale.task, asks="labels", num_outputs=num_outputs)
+        return replace(scale.task, targets="labels", num_outputs=num_outputs)
 
     @cached_property
-    def _unlabelled(self) -> Unlabelled:
-        return Unlabelled(self.sequences, self.masks)
+    def _unlabelled(self) -> UnlabelledItems:
+        return UnlabelledItems(self.sequences, self.masks)
 
     @property
     def shard_sizes(self) -> Sequence[int]:
@@ -100,23 +100,23 @@ class Labelled:
     def mean_length(self) -> float:
         return self.sequences.mean_length
 
-    def lengths(self, shard: int, start: int, stop: int) -> Ints:
+    def lengths(self, shard: int, start: int, stop: int) -> IntArray:
         return np.diff(self.sequences.ends(shard, start, stop))
 
-    def read(self, rows: Sequence[Row], num_steps: int, *, inputs: bool, targets: bool) -> Payload:
+    def read(self, rows: Sequence[RowId], num_steps: int, *, inputs: bool, targets: bool) -> Payload:
         """Return the sequences, and their labels where each of them ends."""
-        places = self.sequences.places(rows)
+        places = self.sequences.find_ranges(rows)
         x = self._unlabelled.inputs(places, num_steps) if inputs else None
         if not targets:
             return x, None
-        asked = torch.full((num_steps, len(rows)), IGNORE)
+        asked = torch.full((num_steps, len(rows)), IGNORE_INDEX)
         lasts = torch.tensor([place.stop - place.start - 1 for place in places], dtype=torch.int64)
         asked[lasts, torch.arange(len(rows))] = torch.from_numpy(self.sequences.read_labels(rows))
         return x, asked
 
 
 @dataclass(frozen=True)
-class Continued:
+class NextTokenItems:
     """Each sequence of tokens is a row, asked at each step for the token that comes next."""
 
     sequences: Sequences
@@ -147,19 +147,19 @@ class Continued:
     def mean_length(self) -> float:
         return self.sequences.mean_length
 
-    def lengths(self, shard: int, start: int, stop: int) -> Ints:
+    def lengths(self, shard: int, start: int, stop: int) -> IntArray:
         return np.diff(self.sequences.ends(shard, start, stop)) - 1
 
-    def read(self, rows: Sequence[Row], num_steps: int, *, inputs: bool, targets: bool) -> Payload:
+    def read(self, rows: Sequence[RowId], num_steps: int, *, inputs: bool, targets: bool) -> Payload:
         """Return the sequences without their last token, and without their first."""
-        places = self.sequences.places(rows)
+        places = self.sequences.find_ranges(rows)
         read = self.sequences.read(places)
         x = pad([tokens[:-1] for tokens in read], num_steps, 0) if inputs else None
-        return x, pad([tokens[1:] for tokens in read], num_steps, IGNORE) if targets else None
+        return x, pad([tokens[1:] for tokens in read], num_steps, IGNORE_INDEX) if targets else None
 
 
 @dataclass(frozen=True)
-class Stretches:
+class SlidingWindows:
     """Each row is a stretch of a series, `context` steps long and one every `stride` steps, asked for what follows.
 
     Only the last step of the context is asked, or every step where `every_step` is set.
@@ -190,7 +190,7 @@ class Stretches:
         return self.forecast.task
 
     @cached_property
-    def _starts(self) -> list[tuple[Ints, Ints]]:
+    def _starts(self) -> list[tuple[IntArray, IntArray]]:
         """Of each shard: where its series start, and how many stretches lie before each."""
         found = []
         for shard, size in enumerate(self.sequences.shard_sizes):
@@ -212,13 +212,13 @@ class Stretches:
     def mean_length(self) -> float:
         return self.context
 
-    def lengths(self, shard: int, start: int, stop: int) -> Ints:
+    def lengths(self, shard: int, start: int, stop: int) -> IntArray:
         return np.full(stop - start, self.context)
 
-    def read(self, rows: Sequence[Row], num_steps: int, *, inputs: bool, targets: bool) -> Payload:
+    def read(self, rows: Sequence[RowId], num_steps: int, *, inputs: bool, targets: bool) -> Payload:
         """Return the stretches, and what follows them."""
         # Nothing before the stretch: a difference to what the network has not seen could only be guessed.
-        read = self.sequences.read([self._place(*row) for row in rows])
+        read = self.sequences.read([self._range(*row) for row in rows])
         x = stack([self.forecast.inputs(values[: self.context]) for values in read]) if inputs else None
         if not targets:
             return x, None
@@ -228,20 +228,20 @@ class Stretches:
                 steps[:-1] = np.nan
         return x, stack(asked)
 
-    def stretches(self, rows: Sequence[Row]) -> list[tuple[int, int, NDArray[Any]]]:
+    def read_windows(self, rows: Sequence[RowId]) -> list[tuple[int, int, NDArray[Any]]]:
         """Return of each stretch its series, the last step of its context there, and its values with what follows."""
         before = [0, *accumulate(self.sequences.shard_sizes)]
         found = []
-        read = self.sequences.read([self._place(*row) for row in rows])
+        read = self.sequences.read([self._range(*row) for row in rows])
         for (shard, number), values in zip(rows, read, strict=True):
             series, start = self._find(shard, number)
             step = start - int(self._starts[shard][0][series]) + self.context - 1
             found.append((before[shard] + series, step, values))
         return found
 
-    def _place(self, shard: int, number: int) -> Place:
+    def _range(self, shard: int, number: int) -> StepRange:
         _, start = self._find(shard, number)
-        return Place(shard, start, start + self.context + self.forecast.horizon)
+        return StepRange(shard, start, start + self.context + self.forecast.horizon)
 
     def _find(self, shard: int, number: int) -> tuple[int, int]:
         """The series of a stretch, by its number in the shard, and where the stretch starts there."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from stretto.base.errors import DataError
 from stretto.base.position import Position
 from stretto.base.task import Task
-from stretto.base.window import IGNORE, Window
+from stretto.base.window import IGNORE_INDEX, Window
 from stretto.store.corpus import Corpus
 
 
@@ -27,7 +27,7 @@ class Lanes:
     out a contiguous part of them, and lane numbers stay global.
     """
 
-    is_carried = True  # rows go on from window to window
+    is_stateful = True  # rows go on from window to window
 
     corpus: Corpus
     lanes: int
@@ -38,7 +38,7 @@ class Lanes:
     def __post_init__(self) -> None:
         if self.lanes < 1 or self.window < 1:
             raise DataError(f"lanes={self.lanes} and window={self.window} must both be at least 1")
-        asked, there = self.lanes * self.window, self.num_predicted
+        asked, there = self.lanes * self.window, self.num_targets
         if asked > there:
             raise DataError(
                 f"lanes={self.lanes:,} x window={self.window:,} asks for {asked:,} tokens a step, but "
@@ -47,13 +47,13 @@ class Lanes:
             )
 
     @classmethod
-    def fitting(cls, corpus: Corpus, lanes: int, window: int, least: int = 1) -> Self:
-        """Return at most that many lanes, but at least `least`, of at most that window: as many as the corpus fills."""
-        return cls(corpus, *fit_lanes(corpus.num_tokens - 1, lanes, window, least))
+    def fitting(cls, corpus: Corpus, lanes: int, window: int, min_rows: int = 1) -> Self:
+        """Return at most that many lanes, but at least `min_rows`, of at most that window: as many as the corpus fills."""
+        return cls(corpus, *fit_lanes(corpus.num_tokens - 1, lanes, window, min_rows))
 
-    def share(self, index: int, count: int, least: int = 1) -> Self:
-        """Return part `index` of `count` of the lanes, each of at least `least`; they differ by at most one lane."""
-        check_share(self.lanes, index, count, least)
+    def share(self, index: int, count: int, min_rows: int = 1) -> Self:
+        """Return part `index` of `count` of the lanes, each of at least `min_rows`; they differ by at most one lane."""
+        check_share(self.lanes, index, count, min_rows)
         return replace(self, first=self.lanes * index // count, stop=self.lanes * (index + 1) // count)
 
     def __str__(self) -> str:
@@ -64,7 +64,7 @@ class Lanes:
         return Task.language(len(self.corpus.vocabulary))
 
     @property
-    def num_predicted(self) -> int:
+    def num_targets(self) -> int:
         """How many tokens an epoch asks for."""
         return self.corpus.num_tokens - 1
 
@@ -80,7 +80,7 @@ class Lanes:
     @property
     def _longest(self) -> int:
         """Steps of the longest lane; all others are at most one shorter."""
-        return -(-self.num_predicted // self.lanes)
+        return -(-self.num_targets // self.lanes)
 
     @property
     def num_windows(self) -> int:
@@ -91,7 +91,7 @@ class Lanes:
         """Return the position of a window, counted from the first of the first epoch."""
         return Position(number // self.num_windows, 0, number % self.num_windows)
 
-    def after(self, position: Position) -> Position:
+    def next_position(self, position: Position) -> Position:
         """Return the position that follows."""
         is_last = position.index + 1 >= self.num_windows
         return Position(position.epoch + 1) if is_last else replace(position, index=position.index + 1)
@@ -113,8 +113,8 @@ class Lanes:
         # Of the whole batch, not of this share: every share sees windows of the same shape.
         num_steps = min(self.window, self._longest - index * self.window)
         numbers = np.array(self.numbers)
-        starts = self.num_predicted * numbers // self.lanes + index * self.window
-        lengths = (self.num_predicted * (numbers + 1) // self.lanes - starts).clip(0, num_steps)
+        starts = self.num_targets * numbers // self.lanes + index * self.window
+        lengths = (self.num_targets * (numbers + 1) // self.lanes - starts).clip(0, num_steps)
         tokens = self._tokens(starts, lengths, num_steps) if inputs or targets else None
         return Window(
             num_steps=num_steps,
@@ -122,7 +122,7 @@ class Lanes:
             lengths=torch.from_numpy(lengths),
             fresh=torch.full((len(numbers),), index == 0),
             inputs=tokens[:-1] if tokens is not None and inputs else None,
-            targets=_ask(tokens[1:], lengths) if tokens is not None and targets else None,
+            targets=_mask_ended(tokens[1:], lengths) if tokens is not None and targets else None,
         )
 
     def _tokens(self, starts: NDArray[np.int64], lengths: NDArray[np.int64], num_steps: int) -> torch.Tensor:
@@ -135,27 +135,27 @@ class Lanes:
         return torch.from_numpy(tokens.T.copy())
 
 
-def _ask(targets: torch.Tensor, lengths: NDArray[np.int64]) -> torch.Tensor:
+def _mask_ended(targets: torch.Tensor, lengths: NDArray[np.int64]) -> torch.Tensor:
     """Ask for nothing where a lane has ended."""
     num_steps = len(targets)
     if lengths.min() == num_steps:
         return targets
     ended = torch.arange(num_steps).unsqueeze(1) >= torch.from_numpy(lengths)
-    return targets.masked_fill(ended, IGNORE)
+    return targets.masked_fill(ended, IGNORE_INDEX)
 
 
-def fit_lanes(num_steps: int, lanes: int, window: int, least: int) -> tuple[int, int]:
+def fit_lanes(num_steps: int, lanes: int, window: int, min_rows: int) -> tuple[int, int]:
     """Return how many lanes some steps fill, and of which window; a shorter one if there would be too few lanes."""
-    window = max(1, min(window, num_steps // least))
+    window = max(1, min(window, num_steps // min_rows))
     return max(1, min(lanes, num_steps // window)), window
 
 
-def check_share(lanes: int, index: int, count: int, least: int) -> None:
+def check_share(lanes: int, index: int, count: int, min_rows: int) -> None:
     """Refuse a share of lanes that isn't there, or that is smaller than it must be."""
     if not 0 <= index < count:
         raise DataError(f"share {index} of {count} is not there; count from 0")
-    if count * least > lanes:
+    if count * min_rows > lanes:
         raise DataError(
-            f"layout.replicas={count} x layout.slices={least} exceeds data.lanes={lanes}; use at most as many as there "
+            f"layout.replicas={count} x layout.micro_batches={min_rows} exceeds data.lanes={lanes}; use at most as many as there "
             "are lanes"
         )

@@ -11,15 +11,15 @@ from stretto.base.position import Position
 from stretto.base.task import Task
 from stretto.base.window import Window
 
-# Windows that each worker has ready or under way.
-_AHEAD = 2
+# WindowSource that each worker has ready or under way.
+_PREFETCH_FACTOR = 2
 
 
-class Windows(Protocol):
+class WindowSource(Protocol):
     """Data as a trainer needs it: the window at any position is a pure function of that position."""
 
     @property
-    def is_carried(self) -> bool:
+    def is_stateful(self) -> bool:
         """Do rows go on from window to window?"""
         ...
 
@@ -48,11 +48,11 @@ class Windows(Protocol):
         """What goes in and what is asked."""
         ...
 
-    def share(self, index: int, count: int, least: int = 1) -> Self:
-        """Return the part of replica `index` of `count`, with at least `least` rows."""
+    def share(self, index: int, count: int, min_rows: int = 1) -> Self:
+        """Return the part of replica `index` of `count`, with at least `min_rows` rows."""
         ...
 
-    def after(self, position: Position) -> Position:
+    def next_position(self, position: Position) -> Position:
         """Return the position that follows."""
         ...
 
@@ -66,7 +66,7 @@ class Windows(Protocol):
 
 
 def read_ahead(
-    data: Windows,
+    data: WindowSource,
     start: Position,
     *,
     inputs: bool = True,
@@ -82,40 +82,40 @@ def read_ahead(
     if workers < 0:
         raise DataError(f"workers={workers} must be at least 0")
     loader = DataLoader(
-        _Reader(data, inputs, targets),
+        _WindowDataset(data, inputs, targets),
         batch_size=None,
-        sampler=_Walk(data, start),
+        sampler=_PositionSampler(data, start),
         num_workers=workers,
-        prefetch_factor=_AHEAD if workers else None,
+        prefetch_factor=_PREFETCH_FACTOR if workers else None,
         pin_memory=pin,
     )
     position = start
     for found in loader:
         if isinstance(found, StrettoError):
             raise found
-        position = data.after(position)
+        position = data.next_position(position)
         yield found, position
 
 
 @dataclass(frozen=True)
-class _Walk:
+class _PositionSampler:
     """The positions, one after the other."""
 
-    data: Windows
+    data: WindowSource
     start: Position
 
     def __iter__(self) -> Iterator[Position]:
         position = self.start
         while True:
             yield position
-            position = self.data.after(position)
+            position = self.data.next_position(position)
 
 
 @dataclass(frozen=True)
-class _Reader(Dataset[Window | StrettoError]):
+class _WindowDataset(Dataset[Window | StrettoError]):
     """What a worker does."""
 
-    data: Windows
+    data: WindowSource
     inputs: bool
     targets: bool
 

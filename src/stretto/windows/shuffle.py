@@ -8,7 +8,7 @@ _MIX_A = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_B = np.uint64(0x94D049BB133111EB)
 
 
-def scramble(key: int, size: int) -> NDArray[np.uint64]:
+def splitmix64(key: int, size: int) -> NDArray[np.uint64]:
     """Return `size` numbers that look random, the outputs of splitmix64 from `key`; no two of them are equal."""
     words = np.arange(1, size + 1, dtype=np.uint64)
     words *= _GOLDEN
@@ -23,4 +23,4 @@ def scramble(key: int, size: int) -> NDArray[np.uint64]:
 
 def permutation(key: int, size: int) -> NDArray[np.int64]:
     """Return the numbers below `size` in an order that `key` alone decides."""
-    return scramble(key, size).argsort()
+    return splitmix64(key, size).argsort()

@@ -20,7 +20,7 @@ _thread = 0
 def _trace(frame: FrameType, event: str, argument: Any) -> Callable[..., Any] | None:  # noqa: ANN401
     global _saves, _thread
     code = frame.f_code
-    is_save = code.co_name == "_work" and code.co_filename.endswith("checkpoint/checkpoints.py")
+    is_save = code.co_name == "_write_and_commit" and code.co_filename.endswith("checkpoint/manager.py")
     if is_save:
         _saves += 1
         _thread = threading.get_ident() if _saves == _save else 0

@@ -7,12 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stretto.base.disk import write_whole
+from stretto.base.disk import write_atomic
 from stretto.base.errors import ConfigError, StrettoError
 from stretto.cli.parser import Parser
 from stretto.cli.views.console import make_console
 from stretto.config.toml import load_config
-from stretto.mesh.place import Place, find_place
+from stretto.mesh.launch_info import LaunchInfo, find_launch_info
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,12 +34,12 @@ def run(arguments: list[str]) -> None:
         raise ConfigError(f"--ranks={options.ranks} should be 1 or more; 1 starts none")
     config = None if options.run is None else load_config(options.run)
     if options.links is not None:
-        _measure(options, arguments)
+        _measure_links(options, arguments)
         return
     console = make_console(is_wrapped=True)
-    place = find_place(os.environ)
-    if place is not None:
-        _run_on_ranks(console, options, config, place)
+    launch_info = find_launch_info(os.environ)
+    if launch_info is not None:
+        _run_on_ranks(console, options, config, launch_info)
         return
     from stretto.launch.doctor import diagnose
 
@@ -50,73 +50,75 @@ def run(arguments: list[str]) -> None:
             device=options.device,
             on_check=lambda what: status.update(f"looking at {what} ..."),
         )
-    _say(console, findings, options.json)
+    _print_findings(console, findings, options.json)
 
 
-def _run_on_ranks(console: "Console", options: argparse.Namespace, config: "RunConfig | None", place: Place) -> None:
+def _run_on_ranks(
+    console: "Console", options: argparse.Namespace, config: "RunConfig | None", launch_info: LaunchInfo
+) -> None:
     """Each machine looks at itself, by its first rank; then all look at each other, and one says it."""
-    from stretto.launch.doctor import look_at_machine, time_to_meet
+    from stretto.launch.doctor import check_machine, rendezvous_timeout
     from stretto.launch.finding import problem
-    from stretto.launch.peers import gather_findings, link_findings, measure_links
+    from stretto.launch.links import gather_findings, link_findings, measure_links
     from stretto.mesh.world import world
 
-    findings = look_at_machine(config) if place.local_rank == 0 else []
+    findings = check_machine(config) if launch_info.local_rank == 0 else []
     try:
-        with world(device=options.device, timeout=time_to_meet(config)) as joined:
-            is_first = joined.is_first
-            findings = gather_findings(joined, place.local_rank, findings)
-            findings += link_findings(measure_links(joined, place.local_size))
+        with world(device=options.device, timeout=rendezvous_timeout(config)) as joined:
+            is_rank_zero = joined.is_rank_zero
+            findings = gather_findings(joined, launch_info.local_rank, findings)
+            findings += link_findings(measure_links(joined, launch_info.local_size))
     except (StrettoError, RuntimeError) as error:
         # Nobody can be told: each machine says what it has found.
-        is_first = place.local_rank == 0
+        is_rank_zero = launch_info.local_rank == 0
         reason = str(error).splitlines()[0]
         findings.append(problem("ranks", f"did not meet: {reason}", "see that all were started and reach each other"))
-    if is_first:
-        _say(console, findings, options.json)
+    if is_rank_zero:
+        _print_findings(console, findings, options.json)
 
 
-def _measure(options: argparse.Namespace, arguments: list[str]) -> None:
+def _measure_links(options: argparse.Namespace, arguments: list[str]) -> None:
     """What `diagnose` starts: ranks that measure the links between them, and write what they found."""
-    from stretto.launch.doctor import MEETING
+    from stretto.launch.doctor import RENDEZVOUS_TIMEOUT
+    from stretto.launch.links import measure_links
     from stretto.launch.local import launch_local
-    from stretto.launch.orphans import leave_with_launcher
-    from stretto.launch.peers import measure_links
+    from stretto.launch.parent_exit import exit_with_launcher
     from stretto.mesh.world import world
 
-    if find_place(os.environ) is None:
+    if find_launch_info(os.environ) is None:
         launch_local(options.ranks or 2, ["doctor", *arguments])
         return
-    leave_with_launcher()
-    with world(device=options.device, timeout=MEETING) as joined:
+    exit_with_launcher()
+    with world(device=options.device, timeout=RENDEZVOUS_TIMEOUT) as joined:
         links = measure_links(joined, joined.local_size)
-        if joined.is_first:
-            write_whole(options.links, json.dumps(links).encode())
+        if joined.is_rank_zero:
+            write_atomic(options.links, json.dumps(links).encode())
 
 
-def _say(console: "Console", findings: "list[Finding]", path: Path | None) -> None:
+def _print_findings(console: "Console", findings: "list[Finding]", path: Path | None) -> None:
     if path is not None:
         content = json.dumps([asdict(finding) for finding in findings], indent=1)
         try:
-            write_whole(path, content.encode())
+            write_atomic(path, content.encode())
         except OSError as error:
             raise ConfigError(f"--json={path} can't be written ({error.strerror}); choose another") from None
     from rich.table import Table
 
     has_hosts = any(finding.host for finding in findings)
     table = Table("", "what", "found", *(["host"] if has_hosts else []))
-    styles = {"ok": "green", "note": "yellow", "problem": "bold red"}
+    styles = {"ok": "green", "warning": "yellow", "problem": "bold red"}
     # Of many machines, what is ok on the first is shown, and what isn't on all of them.
     first = next((finding.host for finding in findings), "")
     for finding in findings:
         if finding.level == "ok" and finding.host not in ("", first):
             continue
-        row = [finding.level, finding.what, finding.seen, *([finding.host] if has_hosts else [])]
+        row = [finding.level, finding.name, finding.detail, *([finding.host] if has_hosts else [])]
         table.add_row(*row, style=None if finding.level == "ok" else styles[finding.level])
     console.print(table)
     for finding in findings:
         if finding.level != "ok":
             where = f" ({finding.host})" if finding.host else ""
-            console.print(f"{finding.level}: {finding.what}{where}: {finding.remedy}")
+            console.print(f"{finding.level}: {finding.name}{where}: {finding.remedy}")
     counts = {level: sum(finding.level == level for finding in findings) for level in styles}
     console.print(f"{counts['ok']} ok, {counts['note']} to note, {counts['problem']} problems")
     if counts["problem"]:

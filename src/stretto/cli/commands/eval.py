@@ -1,14 +1,14 @@
 """`stretto eval`: the loss of a run's model on some data."""
 
 from stretto.base.errors import ConfigError
-from stretto.cli.parser import Parser, add_model
+from stretto.cli.parser import Parser, add_model_arguments
 
 
 def run(arguments: list[str]) -> None:
     """Parse and evaluate."""
     options = _parser().parse_all(arguments)
-    from stretto.cli.views.screen import show_evaluation
-    from stretto.train.trained import load
+    from stretto.cli.views.result_views import show_evaluation
+    from stretto.train.trained_model import load
 
     trained = load(options.run, options.device, trust=options.trust)
     data = options.data or trained.config.data.valid
@@ -23,7 +23,7 @@ def _parser() -> Parser:
         description="Evaluate the model of a run: loss, perplexity, bits per byte, accuracy.",
         epilog="example:\n  stretto eval runs/first --data data/other",
     )
-    add_model(parser)
+    add_model_arguments(parser)
     parser.add_argument(
         "--data", metavar="FOLDER", help="the data's folder or URL; the run's own data.valid if not given"
     )

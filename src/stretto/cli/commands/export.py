@@ -7,7 +7,7 @@ from stretto.base.errors import ConfigError
 from stretto.cli.parser import Parser, refuse_existing
 
 if TYPE_CHECKING:
-    from stretto.exchange.onnx_export import Exported
+    from stretto.exchange.onnx_export import OnnxExport
 
 
 def run(arguments: list[str]) -> None:
@@ -21,7 +21,7 @@ def run(arguments: list[str]) -> None:
         if path is not None:
             refuse_existing(option, path)
     from stretto.cli.views.console import make_console
-    from stretto.train.trained import load
+    from stretto.train.trained_model import load
 
     trained = load(options.run, "cpu", trust=options.trust)
     console = make_console()
@@ -43,12 +43,12 @@ def run(arguments: list[str]) -> None:
         console.print(f"weights by these names are in {options.torch}")
 
 
-def _onnx_lines(exported: "Exported") -> list[str]:
+def _onnx_lines(exported: "OnnxExport") -> list[str]:
     states = [name for name in exported.inputs if name != "x"]
-    if exported.difference is None:
+    if exported.max_difference is None:
         verdict = "not checked: there is no onnxruntime; pip install 'stretto[onnx]'"
     else:
-        verdict = f"checked with onnxruntime: equal to torch to {exported.difference:.1e}"
+        verdict = f"checked with onnxruntime: equal to torch to {exported.max_difference:.1e}"
     return [
         f"in    x{''.join(f', {name}' for name in states)}",
         f"out   y{''.join(f', {name}.after' for name in states)}",

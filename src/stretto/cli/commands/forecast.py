@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from stretto.cli.parser import Parser, add_model, refuse_existing
+from stretto.cli.parser import Parser, add_model_arguments, refuse_existing
 
 
 def run(arguments: list[str]) -> None:
@@ -10,8 +10,8 @@ def run(arguments: list[str]) -> None:
     options = _parser().parse_all(arguments)
     if options.out is not None:
         refuse_existing("--out", options.out)
-    from stretto.cli.views.answers import show_forecast
-    from stretto.train.trained import load
+    from stretto.cli.views.prediction_view import show_forecast
+    from stretto.train.trained_model import load
 
     trained = load(options.run, options.device, trust=options.trust)
     data = options.data or trained.config.data.valid or trained.config.data.train
@@ -25,7 +25,7 @@ def _parser() -> Parser:
         "all of them in a CSV file.",
         epilog="example:\n  stretto forecast runs/load --data load.csv --out tomorrow.csv",
     )
-    add_model(parser)
+    add_model_arguments(parser)
     parser.add_argument(
         "--data",
         metavar="DATA",

@@ -2,14 +2,14 @@
 
 import sys
 
-from stretto.cli.parser import Parser, add_model
+from stretto.cli.parser import Parser, add_model_arguments
 
 
 def run(arguments: list[str]) -> None:
     """Parse and write."""
     options = _parser().parse_all(arguments)
     from stretto.serve.generate import Sampling, generate
-    from stretto.train.trained import load
+    from stretto.train.trained_model import load
 
     sampling = Sampling(options.temperature, options.top_k, options.top_p, options.seed)
     trained = load(options.run, options.device, trust=options.trust)
@@ -32,7 +32,7 @@ def _parser() -> Parser:
         description="Write text with a run's model: go on from a prompt, a token at a time.",
         epilog='example:\n  stretto generate runs/book --prompt "Once upon a time" --length 300 --temperature 0.8',
     )
-    add_model(parser)
+    add_model_arguments(parser)
     parser.add_argument("--prompt", default="", metavar="TEXT", help="what to go on from (default: a new line)")
     parser.add_argument("--length", type=int, default=200, metavar="N", help="how many tokens to write (default: 200)")
     parser.add_argument(

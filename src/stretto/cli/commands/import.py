@@ -27,18 +27,18 @@ def run(arguments: list[str]) -> None:
         raise ConfigError(f"--out={options.out} can't be written ({error.strerror}); choose another file") from None
     console = make_console()
     for index, block in enumerate(stack):
-        kind, sizes = _described(block)
+        kind, sizes = _describe_block(block)
         console.print(f"block {index:<3} {kind:<18} {sizes}".rstrip())
     console.print(f"weights are in {options.out}; a run begins with them if model.weights names the file")
 
 
-def _described(block: "nn.Module") -> tuple[str, str]:
+def _describe_block(block: "nn.Module") -> tuple[str, str]:
     """What a block is, and its sizes as torch says them."""
     inner = next(block.children(), None)
     if inner is None:
         return type(block).__name__, block.extra_repr()
     is_wrapper = type(block).__name__ in ("Residual", "Pointwise")
-    kind, sizes = _described(inner)
+    kind, sizes = _describe_block(inner)
     return f"{type(block).__name__}({kind})" if is_wrapper else type(block).__name__, sizes
 
 

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from stretto.base.disk import write_whole
+from stretto.base.disk import write_atomic
 from stretto.base.errors import ConfigError
 from stretto.cli.parser import Parser
 from stretto.cli.views.console import make_console
 
 if TYPE_CHECKING:
-    from stretto.prepare.inspect import Found
-    from stretto.prepare.prepare_found import Prepared
-    from stretto.prepare.rows import Skipped
-    from stretto.train.starter import Suggestion
+    from stretto.prepare.inspection import Inspection
+    from stretto.prepare.prepare_data import PreparedData
+    from stretto.prepare.record_parser import SkippedRows
+    from stretto.train.suggest import Suggestion
 
 _FORECAST = ("horizon", "season", "context")
 # What an option is for; sequences may hold text, tokens or channels.
-_FOR: dict[str, tuple[str, ...]] = {
+_OPTION_KINDS: dict[str, tuple[str, ...]] = {
     "level": ("text", "sequences of text"),
     "max_symbols": ("text", "sequences of text"),
     "sequence": ("sequences",),
@@ -46,22 +46,22 @@ def run(arguments: list[str]) -> None:
     console = make_console()
     answers = {name: getattr(options, name) for name in ("kind", "format", "level", "sequence", "label", "time", "by")}
     answers |= {"is_labelled": not options.no_label, "valid": options.valid or ()}
-    asker = _Asker(console, is_asked=sys.stdin.isatty() and sys.stdout.isatty() and not options.yes)
-    found = asker.look(options.paths, answers)
+    asker = _Prompter(console, is_interactive=sys.stdin.isatty() and sys.stdout.isatty() and not options.yes)
+    found = asker.inspect(options.paths, answers)
     _check_options(options, found)
-    _say_found(console, found)
-    found = asker.offer(options.paths, answers, found)
-    console.print(f"task    {_task(found)}")
-    forecast, targets = asker.decide(found, options)
-    name = options.name or _usual_name(options.paths[0])
+    _print_inspection(console, found)
+    found = asker.confirm(options.paths, answers, found)
+    console.print(f"task    {_describe_task(found)}")
+    forecast, targets = asker.choose_targets(found, options)
+    name = options.name or _default_name(options.paths[0])
     folder = Path("data") / name
     prepared = _prepare(console, found, folder, options)
-    _say_prepared(console, prepared)
-    from stretto.train.starter import suggest
+    _print_stores(console, prepared)
+    from stretto.train.suggest import suggest
 
     suggestion = suggest(found, prepared, folder=Path("runs") / name, path=options.out, targets=targets, **forecast)
-    write_whole(options.out, suggestion.text.encode())
-    _say_next(console, found, suggestion, options.out)
+    write_atomic(options.out, suggestion.text.encode())
+    _print_next_steps(console, found, suggestion, options.out)
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -80,54 +80,56 @@ def _check(options: argparse.Namespace) -> None:
             raise ConfigError(f"--{name}={given} should be {least} or more; leave it out")
 
 
-def _check_options(options: argparse.Namespace, found: "Found") -> None:
+def _check_options(options: argparse.Namespace, found: "Inspection") -> None:
     """Refuse an option that has no meaning for what was found."""
-    kind = found.kind if found.kind != "sequences" else f"sequences of {found.holds}"
-    for name, kinds in _FOR.items():
+    kind = found.kind if found.kind != "sequences" else f"sequences of {found.sequence_type}"
+    for name, kinds in _OPTION_KINDS.items():
         if getattr(options, name) not in (None, False) and not kind.startswith(kinds):
             option = name.replace("_", "-")
             raise ConfigError(f"--{option} is for {' and '.join(kinds)}, and this is {kind}; leave it out")
 
 
-class _Asker:
+class _Prompter:
     """Asks in a terminal; elsewhere takes what is usual."""
 
-    def __init__(self, console: Console, *, is_asked: bool) -> None:
+    def __init__(self, console: Console, *, is_interactive: bool) -> None:
         self._console = console
-        self._is_asked = is_asked
+        self._is_interactive = is_interactive
 
-    def look(self, paths: list[Path], answers: dict[str, Any]) -> "Found":
+    def inspect(self, paths: list[Path], answers: dict[str, Any]) -> "Inspection":
         """Look until nothing is unclear; keep what was asked in the answers."""
-        from stretto.prepare.inspect import inspect_data
-        from stretto.prepare.listing import UnclearError
+        from stretto.prepare.file_listing import AmbiguousInputError
+        from stretto.prepare.inspection import inspect_data
 
         while True:
             try:
                 return inspect_data(paths, **answers)
-            except UnclearError as unclear:
-                if not self._is_asked:
+            except AmbiguousInputError as unclear:
+                if not self._is_interactive:
                     raise
-                choice = self._choose(unclear.asks, unclear.choices, None)
+                choice = self._ask_choice(unclear.question, unclear.choices, None)
                 is_none = unclear.option == "label" and choice == "none"
                 answers |= {"is_labelled": False} if is_none else {unclear.option: choice}
 
-    def offer(self, paths: list[Path], answers: dict[str, Any], found: "Found") -> "Found":
+    def confirm(self, paths: list[Path], answers: dict[str, Any], found: "Inspection") -> "Inspection":
         """Ask what could be otherwise, if nobody has said it yet."""
-        from stretto.prepare.inspect import inspect_data
+        from stretto.prepare.inspection import inspect_data
 
         again = dict(answers)
-        if self._is_asked and found.label is not None and answers["label"] is None:
-            choice = self._choose(
+        if self._is_interactive and found.label is not None and answers["label"] is None:
+            choice = self._ask_choice(
                 "Which field is the label? (none: go on with the sequence)",
                 (found.label, *found.labels, "none"),
                 found.label,
             )
             again |= {"is_labelled": False} if choice == "none" else {"label": choice}
-        if self._is_asked and found.level is not None and found.is_utf8 and answers["level"] is None:
-            again["level"] = self._choose("What is a token of the text?", ("byte", "char", "word"), found.level)
+        if self._is_interactive and found.level is not None and found.is_utf8 and answers["level"] is None:
+            again["level"] = self._ask_choice("What is a token of the text?", ("byte", "char", "word"), found.level)
         return found if again == answers else inspect_data(paths, **again)
 
-    def decide(self, found: "Found", options: argparse.Namespace) -> tuple[dict[str, int | None], list[str]]:
+    def choose_targets(
+        self, found: "Inspection", options: argparse.Namespace
+    ) -> tuple[dict[str, int | None], list[str]]:
         """What a forecast is asked for."""
         forecast = {name: getattr(options, name) for name in _FORECAST}
         targets = [] if options.targets is None else [name.strip() for name in options.targets.split(",")]
@@ -139,20 +141,20 @@ class _Asker:
         for name in targets:
             if name not in found.columns:
                 raise ConfigError(f"--targets={name} is not a column of numbers; there are {', '.join(found.columns)}")
-        if self._is_asked and not targets and len(found.columns) > 1:
-            choice = self._choose("Which column is to be forecast?", ("all", *found.columns), "all")
+        if self._is_interactive and not targets and len(found.columns) > 1:
+            choice = self._ask_choice("Which column is to be forecast?", ("all", *found.columns), "all")
             targets = [] if choice == "all" else [choice]
-        if self._is_asked and forecast["horizon"] is None:
-            forecast["horizon"] = self._number("How many steps ahead?", found.period or 8)
+        if self._is_interactive and forecast["horizon"] is None:
+            forecast["horizon"] = self._ask_number("How many steps ahead?", found.period or 8)
         return forecast, targets
 
-    def _choose(self, asks: str, choices: tuple[str, ...], default: str | None) -> str:
+    def _ask_choice(self, question: str, choices: tuple[str, ...], default: str | None) -> str:
         """Ask until the answer is one of the choices, by name or by number."""
-        self._console.print(asks)
+        self._console.print(question)
         for number, choice in enumerate(choices, 1):
             self._console.print(f"  {number}. {choice}")
         while True:
-            said = self._read("" if default is None else default)
+            said = self._read_answer("" if default is None else default)
             if not said and default is not None:
                 return default
             if said in choices:
@@ -161,34 +163,34 @@ class _Asker:
                 return choices[int(said) - 1]
             self._console.print(f"Give one of these, or its number: {', '.join(choices)}")
 
-    def _number(self, asks: str, default: int) -> int:
-        self._console.print(asks)
+    def _ask_number(self, question: str, default: int) -> int:
+        self._console.print(question)
         while True:
-            said = self._read(str(default))
+            said = self._read_answer(str(default))
             if not said:
                 return default
             if said.isdecimal() and int(said):
                 return int(said)
             self._console.print("Give a number, 1 or more.")
 
-    def _read(self, default: str) -> str:
+    def _read_answer(self, default: str) -> str:
         try:
             return input(f"[{default}] > " if default else "> ").strip()
         except EOFError:
             raise KeyboardInterrupt(": nothing was written") from None
 
 
-def _prepare(console: Console, found: "Found", folder: Path, options: argparse.Namespace) -> "Prepared":
-    from stretto.cli.views.screen import PrepareView
-    from stretto.prepare.prepare_found import prepare_found
+def _prepare(console: Console, found: "Inspection", folder: Path, options: argparse.Namespace) -> "PreparedData":
+    from stretto.cli.views.result_views import PrepareView
+    from stretto.prepare.prepare_data import prepare_data
 
-    skipped: list[Skipped] = []
+    skipped: list[SkippedRows] = []
     try:
         with PrepareView(console) as view:
-            prepared = prepare_found(
+            prepared = prepare_data(
                 found,
                 folder,
-                hold_out=options.hold_out,
+                validation_fraction=options.validation_fraction,
                 max_symbols=options.max_symbols,
                 bad_rows=options.bad_rows or "refuse",
                 nan=options.nan,
@@ -198,31 +200,31 @@ def _prepare(console: Console, found: "Found", folder: Path, options: argparse.N
     except KeyboardInterrupt:
         raise KeyboardInterrupt(": what is finished is kept; run the same command again to go on") from None
     for rows in skipped:
-        console.print(f"left out {rows.counted}; the first: {rows.first}")
+        console.print(f"left out {rows.summary}; the first: {rows.first}")
     return prepared
 
 
-def _say_found(console: Console, found: "Found") -> None:
+def _print_inspection(console: Console, found: "Inspection") -> None:
     console.print(f"found   {_describe(found)}")
     for note in found.notes:
         console.print(f"        {note}")
 
 
-def _describe(found: "Found") -> str:
+def _describe(found: "Inspection") -> str:
     files = str(found.paths[0]) if len(found.paths) == 1 else f"{len(found.paths):,} files, the first {found.paths[0]}"
     if found.kind == "text":
         return f"text: {files}, {found.num_bytes:,} bytes"
     rows = f"about {found.num_rows:,} rows of {found.format}"
     if found.kind == "sequences":
         label = "" if found.label is None else f", label {found.label!r}"
-        return f"sequences: {files}, {rows}, {found.holds} in {found.sequence!r}{label}"
+        return f"sequences: {files}, {rows}, {found.sequence_type} in {found.sequence!r}{label}"
     by = "" if found.by is None else f", a series for each {found.by!r}"
     names = ", ".join(found.columns[:8]) + (", ..." if len(found.columns) > 8 else "")
     return f"series: {files}, {rows}{by}, numbers in {names}"
 
 
-def _task(found: "Found") -> str:
-    from stretto.plan.units import span
+def _describe_task(found: "Inspection") -> str:
+    from stretto.plan.units import format_duration
 
     if found.kind == "text":
         return f"which {found.level} comes next? State is carried through the text, in lanes"
@@ -231,12 +233,12 @@ def _task(found: "Found") -> str:
         if found.label is not None:
             return f"which {found.label!r} does a sequence have?{tokens}"
         return f"what comes next in a sequence?{tokens}"
-    apart = "" if found.seconds is None else f" (rows are {span(found.seconds)} apart"
+    apart = "" if found.seconds is None else f" (rows are {format_duration(found.seconds)} apart"
     apart += "" if not apart else ")" if not found.period else f", and repeat themselves after {found.period})"
     return f"what are the next values?{apart}"
 
 
-def _say_prepared(console: Console, prepared: "Prepared") -> None:
+def _print_stores(console: Console, prepared: "PreparedData") -> None:
     from stretto.cli.commands.prepare import describe_store
 
     for store in (prepared.train, prepared.valid):
@@ -246,7 +248,7 @@ def _say_prepared(console: Console, prepared: "Prepared") -> None:
         console.print("        made before from the same files, and used again")
 
 
-def _say_next(console: Console, found: "Found", suggestion: "Suggestion", out: Path) -> None:
+def _print_next_steps(console: Console, found: "Inspection", suggestion: "Suggestion", out: Path) -> None:
     config = suggestion.config
     folder = str(config.run.folder)
     length = (
@@ -271,7 +273,7 @@ def _say_next(console: Console, found: "Found", suggestion: "Suggestion", out: P
         console.print(f"  stretto {command} {shlex.quote(path)}  # {what}")
 
 
-def _usual_name(path: Path) -> str:
+def _default_name(path: Path) -> str:
     found = path.resolve()
     name = re.sub(r"[^\w.+-]+", "-", found.name if found.is_dir() else found.stem).strip("-.")
     return name or "data"
@@ -292,14 +294,17 @@ def _parser() -> Parser:
     parser.add_argument("--yes", action="store_true", help="ask nothing: take what is usual")
     parser.add_argument("--force", action="store_true", help="write over a file that is there")
     parser.add_argument(
-        "--as", dest="kind", choices=["text", "sequences", "series"], help="what it is, where that is unclear"
+        "--kind", dest="kind", choices=["text", "sequences", "series"], help="what it is, where that is unclear"
     )
     parser.add_argument(
         "--format", choices=["text", "jsonl", "csv", "parquet", "datasets"], help="which files of a folder are meant"
     )
     parser.add_argument("--valid", type=Path, nargs="+", metavar="FILE", help="held-out files")
     parser.add_argument(
-        "--hold-out", type=float, metavar="PART", help="else, the part to hold out (default: 0.1, of series 0.2)"
+        "--validation-fraction",
+        type=float,
+        metavar="PART",
+        help="else, the part to hold out (default: 0.1, of series 0.2)",
     )
     parser.add_argument("--level", choices=["byte", "char", "word"], help="text: what a token is")
     parser.add_argument("--max-symbols", type=int, metavar="N", help="text: keep only the N most frequent symbols")

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stretto.base.errors import ConfigError
-from stretto.cli.options import add_config_options, config_overrides
+from stretto.cli.config_options import add_config_options, config_overrides
 from stretto.cli.parser import Parser
 from stretto.config.toml import load_config
 
@@ -23,27 +23,27 @@ def run(arguments: list[str]) -> None:
     config = load_config(options.config, config_overrides(options))
     from stretto.cli.quantities import parse_bytes
     from stretto.cli.views.console import make_console
-    from stretto.cli.views.tables import show_plan
+    from stretto.cli.views.plan_tables import show_plan
     from stretto.plan.cluster import Cluster
-    from stretto.plan.costs import Costs
+    from stretto.plan.cost_model import CostModel
     from stretto.plan.predict import predict_timeline
     from stretto.plan.search import find_plan
-    from stretto.plan.show import plan_values
+    from stretto.plan.serialize import plan_to_dict
     from stretto.planning.plan_input import PlanInput
-    from stretto.planning.profiles import local_devices
+    from stretto.planning.profiles import num_local_devices
     from stretto.report.plan_page import plan_page
 
     memory = None if options.memory is None else parse_bytes("--memory", options.memory)
-    for path in (options.json, options.page):
+    for path in (options.json, options.html):
         if path is not None and not path.parent.is_dir():
             # Said before minutes are spent on measuring.
             raise ConfigError(f"{path} can't be written (there is no folder {path.parent}); choose another path")
     plan_input = PlanInput.of_config(config)
-    devices = local_devices(plan_input.device) if options.devices is None else options.devices
+    devices = num_local_devices(plan_input.device) if options.devices is None else options.devices
     cluster = Cluster(devices, options.nodes, memory)
-    profile, load = _profile(options, config, plan_input), plan_input.find_load()
-    plan = find_plan(profile, load, cluster)
-    timeline = predict_timeline(Costs(profile), load, plan.chosen.layout, cluster)
+    profile, workload = _profile(options, config, plan_input), plan_input.find_workload()
+    plan = find_plan(profile, workload, cluster)
+    timeline = predict_timeline(CostModel(profile), workload, plan.chosen.layout, cluster)
     console = make_console(is_wrapped=True)
     if profile.key not in ("", plan_input.key):
         console.print(
@@ -51,9 +51,9 @@ def run(arguments: list[str]) -> None:
         )
     show_plan(console, plan, profile, timeline)
     if options.json:
-        _write(options.json, json.dumps(plan_values(plan, profile, timeline), indent=1) + "\n")
-    if options.page:
-        _write(options.page, plan_page(plan, profile, load, timeline, str(options.config)))
+        _write(options.json, json.dumps(plan_to_dict(plan, profile, timeline), indent=1) + "\n")
+    if options.html:
+        _write(options.html, plan_page(plan, profile, workload, timeline, str(options.config)))
 
 
 def _profile(options: "argparse.Namespace", config: "RunConfig", plan_input: "PlanInput") -> "Profile":
@@ -62,11 +62,13 @@ def _profile(options: "argparse.Namespace", config: "RunConfig", plan_input: "Pl
 
     if options.hardware is not None:
         if options.profile is not None:
-            raise ConfigError(f"--as={options.hardware} and --profile={options.profile} are two profiles; give one")
+            raise ConfigError(
+                f"--hardware={options.hardware} and --profile={options.profile} are two profiles; give one"
+            )
         profile = plan_input.derive(options.hardware)
     else:
         if options.profile is not None and not options.profile.is_file():
-            raise ConfigError(f"--profile={options.profile} is no file; make it with `stretto profile --to`")
+            raise ConfigError(f"--profile={options.profile} is no file; make it with `stretto profile --out`")
         profile = find_profile(config, plan_input, options.profile)
     links = {
         field: parse_link(f"--{field}", text)
@@ -74,7 +76,7 @@ def _profile(options: "argparse.Namespace", config: "RunConfig", plan_input: "Pl
         if text is not None
     }
     # Sums that were measured over another link say nothing of this one.
-    return profile.model_copy(update={**links, **({"sums": ()} if "node" in links else {})})
+    return profile.model_copy(update={**links, **({"all_reduces": ()} if "node" in links else {})})
 
 
 def _write(path: Path, text: str) -> None:
@@ -87,12 +89,12 @@ def _write(path: Path, text: str) -> None:
 def _parser() -> Parser:
     parser = Parser(
         prog="stretto plan",
-        usage="stretto plan RUN.toml [--devices N] [--nodes N] [--memory 24GB] [--profile FILE | --as A100|H100] "
+        usage="stretto plan RUN.toml [--devices N] [--nodes N] [--memory 24GB] [--profile FILE | --hardware A100|H100] "
         "[--section.field VALUE ...]",
         description="Say which layout of a run is fastest on some devices, by how much, and why. The model is\n"
         "measured on this machine first, unless that was done before or a profile is given.",
         epilog="example:\n  stretto plan run.toml --devices 8\n"
-        "  stretto plan run.toml --devices 4096 --nodes 512 --as H100 --page plan.html",
+        "  stretto plan run.toml --devices 4096 --nodes 512 --hardware H100 --html plan.html",
     )
     parser.add_argument("config", type=Path, metavar="RUN.toml", help="the run's TOML file")
     parser.add_argument(
@@ -101,10 +103,10 @@ def _parser() -> Parser:
     parser.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes they are on (default: 1)")
     parser.add_argument("--memory", metavar="BYTES", help="memory of a device, like 24GB (default: the profile's)")
     parser.add_argument("--profile", type=Path, metavar="FILE", help="a profile made by `stretto profile`, or by hand")
-    parser.add_argument("--as", dest="hardware", metavar="NAME", help="a device that is not here: A100 or H100")
+    parser.add_argument("--hardware", dest="hardware", metavar="NAME", help="a device that is not here: A100 or H100")
     parser.add_argument("--node", metavar="LINK", help="link between devices of a node, like 3us,300GB")
     parser.add_argument("--network", metavar="LINK", help="link of each device to other nodes, like 5us,25GB")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the plan as JSON")
-    parser.add_argument("--page", type=Path, metavar="FILE", help="write the plan as an HTML page")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the plan as an HTML page")
     add_config_options(parser)
     return parser

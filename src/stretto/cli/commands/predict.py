@@ -5,9 +5,9 @@ from pathlib import Path
 
 from stretto.base.errors import ConfigError
 from stretto.base.remote import is_remote
-from stretto.cli.parser import Parser, add_model, refuse_existing
+from stretto.cli.parser import Parser, add_model_arguments, refuse_existing
 
-_AS_IN = "if it is not called as in the run's own files"
+_NAME_DIFFERS = "if it is not called as in the run's own files"
 
 
 def run(arguments: list[str]) -> None:
@@ -15,34 +15,34 @@ def run(arguments: list[str]) -> None:
     options = _parser().parse_all(arguments)
     if options.ranks < 1:
         raise ConfigError(f"--ranks={options.ranks} is not a number from 1 on; use at least 1")
-    from stretto.cli.ranks import on_ranks
-    from stretto.cli.views.answers import show_predictions
+    from stretto.cli.run_on_ranks import run_on_ranks
+    from stretto.cli.views.prediction_view import show_predictions
     from stretto.config.layout import Layout
-    from stretto.mesh.place import find_place
+    from stretto.mesh.launch_info import find_launch_info
     from stretto.mesh.world import World
     from stretto.serve.predict import parts_folder
-    from stretto.serve.source import Fields
-    from stretto.train.trained import load, read_config
+    from stretto.serve.source import FieldNames
+    from stretto.train.trained_model import load, read_config
 
     config = read_config(options.run)
     data = options.data or config.data.valid
     if data is None:
         raise ConfigError(f"{options.run} was trained without data.valid; name the data with --data")
-    out = _out(options.run, options.out)
+    out = _output_path(options.run, options.out)
     # Whoever has started several has said how many.
-    place = find_place(os.environ)
-    num_ranks = options.ranks if place is None else place.size
+    launch_info = find_launch_info(os.environ)
+    num_ranks = options.ranks if launch_info is None else launch_info.size
 
-    def work(world: World, _: object) -> None:
+    def predict_on_rank(world: World, _: object) -> None:
         trained = load(options.run, str(world.device), trust=options.trust)
-        show_predictions(trained, data, out, world, Fields(options.sequence, options.label, options.by))
+        show_predictions(trained, data, out, world, FieldNames(options.sequence, options.label, options.by))
 
     def check(_: object) -> None:
         if not parts_folder(out).exists():
             refuse_existing("--out", out)
 
     check(config)
-    on_ranks(
+    run_on_ranks(
         config.model_copy(
             update={
                 "layout": Layout(replicas=num_ranks),
@@ -50,14 +50,14 @@ def run(arguments: list[str]) -> None:
             }
         ),
         ["predict", *arguments],
-        work,
+        predict_on_rank,
         check,
         restarts=None if num_ranks > 1 else 0,
         progress=lambda: len(list(parts_folder(out).glob("*.jsonl"))),
     )
 
 
-def _out(run: str, out: Path | None) -> Path:
+def _output_path(run: str, out: Path | None) -> Path:
     if out is not None:
         return out
     if is_remote(run) or not Path(run).is_dir():
@@ -73,7 +73,7 @@ def _parser() -> Parser:
         "cut off, the same command goes on.",
         epilog="example:\n  stretto predict runs/reviews --data new.jsonl --out new.predictions.jsonl --ranks 2",
     )
-    add_model(parser)
+    add_model_arguments(parser)
     parser.add_argument(
         "--data",
         metavar="DATA",
@@ -84,9 +84,9 @@ def _parser() -> Parser:
         "--out", type=Path, metavar="FILE", help="where the predictions go (default: RUN/predictions.jsonl)"
     )
     parser.add_argument(
-        "--sequence", metavar="FIELD", help="the field of a file's records with the sequence, " + _AS_IN
+        "--sequence", metavar="FIELD", help="the field of a file's records with the sequence, " + _NAME_DIFFERS
     )
-    parser.add_argument("--label", metavar="FIELD", help="the field with the true class, " + _AS_IN)
-    parser.add_argument("--by", metavar="COLUMN", help="the column of a table that names a series, " + _AS_IN)
+    parser.add_argument("--label", metavar="FIELD", help="the field with the true class, " + _NAME_DIFFERS)
+    parser.add_argument("--by", metavar="COLUMN", help="the column of a table that names a series, " + _NAME_DIFFERS)
     parser.add_argument("--ranks", type=int, default=1, metavar="N", help="how many ranks share the work (default: 1)")
     return parser

@@ -9,10 +9,10 @@ from rich.console import Console
 
 from stretto.cli.parser import Parser
 from stretto.cli.views.console import make_console
-from stretto.cli.views.screen import PrepareView
+from stretto.cli.views.result_views import PrepareView
 
 if TYPE_CHECKING:
-    from stretto.prepare.rows import Skipped
+    from stretto.prepare.record_parser import SkippedRows
     from stretto.store.corpus import Corpus
     from stretto.store.sequences import Sequences
     from stretto.store.vocabulary import Vocabulary
@@ -24,7 +24,7 @@ KINDS = {
 }
 
 # Beyond this many sequences, their lengths are not read once more only to say which is in the middle.
-_MOST_LENGTHS = 10**7
+_MAX_LENGTHS = 10**7
 
 
 def run(arguments: list[str]) -> None:
@@ -41,7 +41,7 @@ def run(arguments: list[str]) -> None:
 
 
 def _run_text(options: argparse.Namespace, console: Console) -> None:
-    from stretto.prepare.prepare import prepare_text
+    from stretto.prepare.prepare_text import prepare_text
 
     with PrepareView(console) as view:
         corpora = prepare_text(
@@ -50,7 +50,7 @@ def _run_text(options: argparse.Namespace, console: Console) -> None:
             options.level,
             vocabulary=_open_vocabulary(options.vocabulary),
             max_symbols=options.max_symbols,
-            hold_out=options.hold_out,
+            validation_fraction=options.validation_fraction,
             shard_bytes=options.shard_bytes,
             workers=options.workers,
             on_progress=view.show,
@@ -62,7 +62,7 @@ def _run_text(options: argparse.Namespace, console: Console) -> None:
 def _run_sequences(options: argparse.Namespace, console: Console) -> None:
     from stretto.prepare.prepare_sequences import prepare_sequences
 
-    skipped: list[Skipped] = []
+    skipped: list[SkippedRows] = []
     with PrepareView(console) as view:
         stores = prepare_sequences(
             options.files,
@@ -75,7 +75,7 @@ def _run_sequences(options: argparse.Namespace, console: Console) -> None:
             max_symbols=options.max_symbols,
             num_tokens=options.num_tokens,
             like=options.like,
-            hold_out=options.hold_out,
+            validation_fraction=options.validation_fraction,
             seed=options.seed,
             bad_rows=options.bad_rows,
             nan=options.nan,
@@ -84,13 +84,13 @@ def _run_sequences(options: argparse.Namespace, console: Console) -> None:
             on_progress=view.show,
             on_skipped=skipped.append,
         )
-    _say_sequences(console, stores, skipped)
+    _print_sequences(console, stores, skipped)
 
 
 def _run_series(options: argparse.Namespace, console: Console) -> None:
     from stretto.prepare.prepare_series import prepare_series
 
-    skipped: list[Skipped] = []
+    skipped: list[SkippedRows] = []
     with PrepareView(console) as view:
         stores = prepare_series(
             options.files,
@@ -99,14 +99,14 @@ def _run_series(options: argparse.Namespace, console: Console) -> None:
             by=options.by,
             time=options.time,
             like=options.like,
-            hold_out=options.hold_out,
+            validation_fraction=options.validation_fraction,
             bad_rows=options.bad_rows,
             nan=options.nan,
             workers=options.workers,
             on_progress=view.show,
             on_skipped=skipped.append,
         )
-    _say_sequences(console, stores, skipped)
+    _print_sequences(console, stores, skipped)
 
 
 RUNS: dict[str, Callable[[argparse.Namespace, Console], None]] = {
@@ -141,11 +141,11 @@ def _describe_corpus(corpus: "Corpus") -> str:
     )
 
 
-def _say_sequences(console: Console, stores: "list[Sequences]", skipped: "list[Skipped]") -> None:
+def _print_sequences(console: Console, stores: "list[Sequences]", skipped: "list[SkippedRows]") -> None:
     for store in stores:
         console.print(_describe_sequences(store))
     for rows in skipped:
-        console.print(f"left out {rows.counted}; the first: {rows.first}")
+        console.print(f"left out {rows.summary}; the first: {rows.first}")
 
 
 def _describe_sequences(store: "Sequences") -> str:
@@ -161,7 +161,7 @@ def _describe_sequences(store: "Sequences") -> str:
         what = f"{values.num_tokens:,} different tokens"
     classes = "" if labels is None else f", {len(labels.names):,} classes"
     return (
-        f"{store.location}: {_count(store.num_sequences, 'sequence')} of {_lengths(store)} steps, "
+        f"{store.location}: {_count(store.num_sequences, 'sequence')} of {_describe_lengths(store)} steps, "
         f"{store.num_steps:,} in all, {what}{classes}"
     )
 
@@ -170,10 +170,10 @@ def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def _lengths(store: "Sequences") -> str:
+def _describe_lengths(store: "Sequences") -> str:
     import numpy as np
 
-    if store.num_sequences > _MOST_LENGTHS:
+    if store.num_sequences > _MAX_LENGTHS:
         return f"up to {store.longest:,}"
     lengths = np.concatenate([np.diff(store.ends(shard, 0, size)) for shard, size in enumerate(store.shard_sizes)])
     return f"{lengths.min():,} to {lengths.max():,} (median {int(np.median(lengths)):,})"
@@ -186,7 +186,7 @@ def _kinds_parser() -> Parser:
         description="Turn files into data to train on: shards with checksums and a small index.",
         usage="stretto prepare KIND FILE... --out FOLDER [options]",
         epilog=f"kinds:\n{listing}\n\n`stretto prepare KIND --help` tells more.\n\n"
-        "example:\n  stretto prepare text book.txt --out data/book --level word --hold-out 0.1",
+        "example:\n  stretto prepare text book.txt --out data/book --level word --validation-fraction 0.1",
     )
     parser.add_argument("kind", metavar="KIND", choices=KINDS, help="what the files hold, one of the kinds below")
     rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -198,7 +198,7 @@ def _text_parser() -> Parser:
     parser = Parser(
         prog="stretto prepare text",
         description="Turn text files into a corpus: one long run of tokens.",
-        epilog="example:\n  stretto prepare text book.txt --out data/book --level word --hold-out 0.1",
+        epilog="example:\n  stretto prepare text book.txt --out data/book --level word --validation-fraction 0.1",
     )
     _add_common(parser, "the files, in order, UTF-8", "hold out the last part of the text")
     _add_vocabulary(parser)
@@ -210,7 +210,7 @@ def _sequences_parser() -> Parser:
         prog="stretto prepare sequences",
         description="Turn records into sequences of text, tokens or numbers: one record, one sequence.",
         epilog="example:\n  stretto prepare sequences reviews.jsonl --out data/reviews --label stars --level word "
-        "--hold-out 0.1",
+        "--validation-fraction 0.1",
     )
     _add_common(
         parser,
@@ -238,7 +238,7 @@ def _series_parser() -> Parser:
     parser = Parser(
         prog="stretto prepare series",
         description="Turn tables into series of numbers: one row, one step of time.",
-        epilog="example:\n  stretto prepare series load.csv --out data/load --time when --by meter --hold-out 0.1",
+        epilog="example:\n  stretto prepare series load.csv --out data/load --time when --by meter --validation-fraction 0.1",
     )
     _add_common(parser, "CSV, Parquet or JSONL files", "hold out the last part of each series")
     parser.add_argument("--columns", metavar="A,B,...", help="the channels (default: all columns of numbers)")
@@ -255,13 +255,13 @@ PARSERS: dict[str, Callable[[], Parser]] = {
 }
 
 
-def _add_common(parser: Parser, files: str, held_out: str) -> None:
+def _add_common(parser: Parser, files: str, validation_help: str) -> None:
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help=files)
     # As text: a path would make a local folder of a URL, which is to be refused.
     parser.add_argument("--out", required=True, metavar="FOLDER", help="where the data goes; must be new")
     parser.add_argument(
-        "--hold-out", type=float, default=0.0, metavar="PART",
-        help=f"{held_out}, such as 0.1: writes FOLDER/train and FOLDER/valid",
+        "--validation-fraction", type=float, default=0.0, metavar="PART",
+        help=f"{validation_help}, such as 0.1: writes FOLDER/train and FOLDER/valid",
     )  # fmt: skip
     parser.add_argument(
         "--workers", type=int, metavar="N", help="how many processes work on it (default: as many as it is worth)"
@@ -282,8 +282,8 @@ def _add_vocabulary(parser: Parser) -> None:
     )  # fmt: skip
 
 
-def _add_rows(parser: Parser, taken: str) -> None:
-    parser.add_argument("--like", metavar="FOLDER", help=f"take {taken} from this prepared data")
+def _add_rows(parser: Parser, schema_parts: str) -> None:
+    parser.add_argument("--like", metavar="FOLDER", help=f"take {schema_parts} from this prepared data")
     parser.add_argument(
         "--bad-rows", choices=["refuse", "skip"], default="refuse",
         help="what to do with a row that can't be read (default: refuse)",

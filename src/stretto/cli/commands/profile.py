@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stretto.base.errors import ConfigError
-from stretto.cli.options import add_config_options, config_overrides
+from stretto.cli.config_options import add_config_options, config_overrides
 from stretto.cli.parser import Parser
 from stretto.config.layout import Layout
 from stretto.config.toml import load_config
@@ -22,39 +22,39 @@ def run(arguments: list[str]) -> None:
     for name in ("ranks", "threads"):
         if (getattr(options, name) or 0) < 0:
             raise ConfigError(f"--{name}={getattr(options, name)} should be 0 or more; leave it out")
-    from stretto.cli.ranks import on_ranks
+    from stretto.cli.run_on_ranks import run_on_ranks
     from stretto.cli.views.console import make_console
-    from stretto.mesh.place import find_place
+    from stretto.mesh.launch_info import find_launch_info
     from stretto.plan.profile import save_profile
     from stretto.planning.plan_input import PlanInput
-    from stretto.planning.profiles import launch_profile, ranks_to_measure
+    from stretto.planning.profiles import launch_profile, num_ranks_to_measure
 
     alone = config.model_copy(update={"layout": Layout()})
     plan_input = PlanInput.of_config(config, options.threads)
-    path = options.to or plan_input.profile_path
+    path = options.out or plan_input.profile_path
     if options.hardware is not None:
         save_profile(plan_input.derive(options.hardware), path)
         make_console().print(f"profile of {options.hardware}, simulated, is in {path}")
-    elif (place := find_place(os.environ)) is None:
+    elif (launch_info := find_launch_info(os.environ)) is None:
         # One rank is measured among others, so that links and shared cores are known too.
-        launch_profile(alone, path, options.ranks or ranks_to_measure(plan_input.device), plan_input.threads)
+        launch_profile(alone, path, options.ranks or num_ranks_to_measure(plan_input.device), plan_input.threads)
     else:
-        on_ranks(
-            config.model_copy(update={"layout": Layout(replicas=place.size)}),
+        run_on_ranks(
+            config.model_copy(update={"layout": Layout(replicas=launch_info.size)}),
             ["profile", *arguments],
             lambda world, _: _measure(plan_input, world, path),
         )
 
 
 def _measure(plan_input: "PlanInput", world: "World", path: Path) -> None:
-    from stretto.cli.views.bars import show_progress
     from stretto.cli.views.console import make_console
+    from stretto.cli.views.progress import show_progress
     from stretto.plan.profile import save_profile
 
-    console = make_console(is_quiet=not world.is_first)
+    console = make_console(is_quiet=not world.is_rank_zero)
     with show_progress(console) as progress:
         profile = plan_input.measure(world, progress)
-    if world.is_first:
+    if world.is_rank_zero:
         save_profile(profile, path)
         console.print(f"profile of {profile.device} is in {path}")
 
@@ -62,15 +62,15 @@ def _measure(plan_input: "PlanInput", world: "World", path: Path) -> None:
 def _parser() -> Parser:
     parser = Parser(
         prog="stretto profile",
-        usage="stretto profile RUN.toml [--to FILE] [--ranks N] [--as A100|H100] [--section.field VALUE ...]",
+        usage="stretto profile RUN.toml [--out FILE] [--ranks N] [--hardware A100|H100] [--section.field VALUE ...]",
         description="Measure what each block of a run's model costs on this machine's devices, and the links between\n"
-        "them, for `stretto plan`. With --as nothing is measured: the profile is worked out from a data sheet.",
-        epilog="example:\n  stretto profile run.toml --to here.json\n"
-        "  stretto profile run.toml --as H100 --to h100.json\n"
-        "  torchrun --nnodes 2 --nproc-per-node 8 ... -m stretto profile run.toml --to cluster.json",
+        "them, for `stretto plan`. With --hardware nothing is measured: the profile is worked out from a data sheet.",
+        epilog="example:\n  stretto profile run.toml --out here.json\n"
+        "  stretto profile run.toml --hardware H100 --out h100.json\n"
+        "  torchrun --nnodes 2 --nproc-per-node 8 ... -m stretto profile run.toml --out cluster.json",
     )
     parser.add_argument("config", type=Path, metavar="RUN.toml", help="the run's TOML file")
-    parser.add_argument("--to", type=Path, metavar="FILE", help="where to write it (default: in data.cache)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where to write it (default: in data.cache)")
     parser.add_argument("--ranks", type=int, default=0, metavar="N", help="how many ranks to measure (default: all)")
     parser.add_argument(
         "--threads",
@@ -78,6 +78,6 @@ def _parser() -> Parser:
         metavar="N",
         help="threads of a rank on a CPU; 0 is a share of the cores (default: OMP_NUM_THREADS, or 0)",
     )
-    parser.add_argument("--as", dest="hardware", metavar="NAME", help="a device that is not here: A100 or H100")
+    parser.add_argument("--hardware", dest="hardware", metavar="NAME", help="a device that is not here: A100 or H100")
     add_config_options(parser)
     return parser

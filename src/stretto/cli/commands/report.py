@@ -7,30 +7,30 @@ from pathlib import Path
 from stretto.base.errors import ConfigError
 from stretto.cli.parser import Parser
 
-_START = b"<!doctype html>"
+_DOCTYPE = b"<!doctype html>"
 
 
 def run(arguments: list[str]) -> None:
     """Parse, read, write, and say where the page is."""
     options = _parser().parse_all(arguments)
     out = options.out or options.run / ("compare.html" if options.compare else "report.html")
-    with _writing(out):
+    with _write_errors(out):
         _check(options.run, out)
-    from stretto.base.disk import write_whole
+    from stretto.base.disk import write_atomic
     from stretto.cli.views.console import make_console
-    from stretto.plan.units import size
+    from stretto.plan.units import format_bytes
     from stretto.report.compare_page import compare_page
     from stretto.report.run_page import run_page
 
-    with _progress() as on_part:
+    with _progress() as on_progress:
         if options.compare:
-            page = compare_page([options.run, *options.compare], on_part)
+            page = compare_page([options.run, *options.compare], on_progress)
         else:
-            page = run_page(options.run, on_part)
+            page = run_page(options.run, on_progress)
     content = page.encode("utf-8", "backslashreplace")
-    with _writing(out):
-        write_whole(out, content)
-    make_console().print(f"the page is {out} ({size(len(content))}); open it in a browser")
+    with _write_errors(out):
+        write_atomic(out, content)
+    make_console().print(f"the page is {out} ({format_bytes(len(content))}); open it in a browser")
 
 
 def _check(folder: Path, out: Path) -> None:
@@ -48,11 +48,11 @@ def _check(folder: Path, out: Path) -> None:
 
 def _is_page(path: Path) -> bool:
     with path.open("rb") as file:
-        return file.read(len(_START)) == _START
+        return file.read(len(_DOCTYPE)) == _DOCTYPE
 
 
 @contextmanager
-def _writing(out: Path) -> Iterator[None]:
+def _write_errors(out: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -62,10 +62,10 @@ def _writing(out: Path) -> Iterator[None]:
 @contextmanager
 def _progress() -> Iterator[Callable[[float], None]]:
     """A bar in a terminal; a log is read in silence elsewhere, where nobody waits."""
-    from stretto.cli.views.bars import make_bars
     from stretto.cli.views.console import make_console
+    from stretto.cli.views.progress import make_progress
 
-    with make_bars(make_console(), is_kept=False) as bars:
+    with make_progress(make_console(), stays=False) as bars:
         task = bars.add_task("reading the log", total=1.0)
         yield lambda part: bars.update(task, completed=part)
 

@@ -6,9 +6,9 @@ from stretto.cli.parser import Parser
 def run(arguments: list[str]) -> None:
     """Parse and show."""
     options = _parser().parse_all(arguments)
-    from stretto.cli.views.inside import show_path
+    from stretto.cli.views.checkpoint_tables import show_checkpoint
 
-    show_path(options.path, is_quick=options.quick)
+    show_checkpoint(options.path, is_quick=options.quick)
 
 
 def _parser() -> Parser:

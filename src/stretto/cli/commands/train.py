@@ -5,7 +5,7 @@ from pathlib import Path
 
 from stretto.base.errors import ConfigError
 from stretto.base.remote import is_remote
-from stretto.cli.options import add_config_options, config_overrides
+from stretto.cli.config_options import add_config_options, config_overrides
 from stretto.cli.parser import Parser
 from stretto.config.toml import load_config
 
@@ -15,8 +15,8 @@ def run(arguments: list[str]) -> None:
     options = _parser().parse_all(arguments)
     config = load_config(options.config, config_overrides(options))
     # Only now is torch needed: help and a bad config answer at once.
-    from stretto.cli.ranks import on_ranks
-    from stretto.cli.views.training import show_run
+    from stretto.cli.run_on_ranks import run_on_ranks
+    from stretto.cli.views.training_view import show_run
     from stretto.train.run import Run, prepare_run
 
     resume = options.resume
@@ -25,13 +25,13 @@ def run(arguments: list[str]) -> None:
     if resume == "never" and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
         # Asked of the run, not of ranks that are started again in the middle of it.
         resume = "auto"
-    on_ranks(
+    run_on_ranks(
         config,
         ["train", *arguments],
         lambda world, fitted: show_run(Run(fitted, world, resume)),
         lambda config: prepare_run(config, resume),
         restarts=config.run.restarts,
-        keeps_plan=True,
+        saves_plan=True,
     )
 
 

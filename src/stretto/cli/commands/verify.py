@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stretto.base.errors import StrettoError
-from stretto.cli.options import add_config_options, config_overrides
+from stretto.cli.config_options import add_config_options, config_overrides
 from stretto.cli.parser import Parser
 from stretto.config.run import RunConfig
 from stretto.config.toml import load_config
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from stretto.mesh.world import World
 
 
-class NotEqualError(StrettoError):
+class LayoutMismatchError(StrettoError):
     """The layout does not compute what one rank computes."""
 
     exit_code = 1
@@ -23,24 +23,24 @@ def run(arguments: list[str]) -> None:
     """Parse, compare, and say what was found."""
     options = _parser().parse_all(arguments)
     config = load_config(options.config, config_overrides(options))
-    from stretto.cli.ranks import on_ranks
+    from stretto.cli.run_on_ranks import run_on_ranks
 
     # The run's folder is not written, so one that holds a run is no trouble.
-    on_ranks(
+    run_on_ranks(
         config, ["verify", *arguments], lambda world, fitted: _verify(fitted, world, options.steps, options.double)
     )
 
 
 def _verify(config: RunConfig, world: "World", num_steps: int, is_double: bool) -> None:
     from stretto.cli.views.console import make_console
-    from stretto.cli.views.screen import verification_table
+    from stretto.cli.views.result_views import verification_table
     from stretto.measure.verify import verify
-    from stretto.train.build import build_loss, check_fits
+    from stretto.train.build import build_loss, validate_config
 
-    model, feed, _ = check_fits(config)
+    model, feed, _ = validate_config(config)
     found = verify(
         model.double() if is_double else model,
-        build_loss(config, feed.subject.task),
+        build_loss(config, feed.data_spec.task),
         feed.windows,
         config.layout,
         world,
@@ -48,13 +48,13 @@ def _verify(config: RunConfig, world: "World", num_steps: int, is_double: bool) 
         num_steps=num_steps,
         precision=config.run.precision,
     )
-    console = make_console(is_quiet=not world.is_first, is_wrapped=True)
+    console = make_console(is_quiet=not world.is_rank_zero, is_wrapped=True)
     console.print(verification_table(found))
     if found.is_equal:
         console.print(f"{config.layout}: {found.verdict}", soft_wrap=True)
     else:
         # One rank says it; the others end with the same code and no word.
-        raise NotEqualError(found.verdict if world.is_first else "")
+        raise LayoutMismatchError(found.verdict if world.is_rank_zero else "")
 
 
 def _parser() -> Parser:

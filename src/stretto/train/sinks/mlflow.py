@@ -5,12 +5,12 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from stretto.train.sinks.notes import Notes
-from stretto.train.sinks.sink import Ending, figures, step_of
+from stretto.train.sinks.sink import RunStatus, iter_scalars, step_of
+from stretto.train.sinks.state import SinkState
 
 # As many as MLflow takes at once.
-_MOST_METRICS, _MOST_PARAMETERS = 1000, 100
-_STATUS: dict[Ending, str] = {"finished": "FINISHED", "failed": "FAILED", "left": "KILLED"}
+_MAX_METRICS, _MAX_PARAMETERS = 1000, 100
+_STATUS: dict[RunStatus, str] = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 
 
 class MlflowSink:
@@ -21,7 +21,7 @@ class MlflowSink:
 
     needs_history = True
 
-    def __init__(self, experiment: str, folder: Path, about: Mapping[str, object]) -> None:
+    def __init__(self, experiment: str, folder: Path, hyperparameters: Mapping[str, object]) -> None:
         # Else MLflow reports on itself to its makers.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         server = os.environ.get("MLFLOW_TRACKING_URI")
@@ -31,7 +31,7 @@ class MlflowSink:
         from mlflow import MlflowClient
 
         self._client = MlflowClient(server or (folder.resolve() / "mlflow").as_uri())
-        self._run_id = self._go_on(experiment, folder) or self._begin(experiment, folder, about)
+        self._run_id = self._resume_run(experiment, folder) or self._create_run(experiment, folder, hyperparameters)
         metrics = self._client.get_run(self._run_id).data.metrics
         self._last = {name.removesuffix("/step"): step for name, step in metrics.items() if name.endswith("/step")}
 
@@ -42,22 +42,22 @@ class MlflowSink:
         if step <= self._last.get(kind, -1):
             return
         now = int(1000 * time.time())
-        metrics = [Metric(figure.tag, figure.value, now, step) for figure in figures(kind, values)]
-        for first in range(0, len(metrics), _MOST_METRICS):
-            self._client.log_batch(self._run_id, metrics[first : first + _MOST_METRICS])
+        metrics = [Metric(scalar.tag, scalar.value, now, step) for scalar in iter_scalars(kind, values)]
+        for first in range(0, len(metrics), _MAX_METRICS):
+            self._client.log_batch(self._run_id, metrics[first : first + _MAX_METRICS])
 
     def end_history(self) -> None:
         """It knows which steps it has."""
 
-    def close(self, ending: Ending) -> None:
-        self._client.set_terminated(self._run_id, _STATUS[ending])
+    def close(self, status: RunStatus) -> None:
+        self._client.set_terminated(self._run_id, _STATUS[status])
 
-    def _go_on(self, experiment: str, folder: Path) -> str | None:
+    def _resume_run(self, experiment: str, folder: Path) -> str | None:
         """Return the run that an earlier start has begun, if it is there."""
         from mlflow.exceptions import MlflowException
         from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
 
-        run_id = Notes(folder).read(f"mlflow {experiment}")
+        run_id = SinkState(folder).read(f"mlflow {experiment}")
         if run_id is None:
             return None
         try:
@@ -69,14 +69,14 @@ class MlflowSink:
             raise
         return run_id
 
-    def _begin(self, experiment: str, folder: Path, about: Mapping[str, object]) -> str:
+    def _create_run(self, experiment: str, folder: Path, hyperparameters: Mapping[str, object]) -> str:
         from mlflow.entities import Param
 
         found = self._client.get_experiment_by_name(experiment)
         experiment_id = self._client.create_experiment(experiment) if found is None else found.experiment_id
         run_id: str = self._client.create_run(experiment_id, run_name=folder.resolve().name).info.run_id
-        parameters = [Param(name, str(value)) for name, value in about.items()]
-        for first in range(0, len(parameters), _MOST_PARAMETERS):
-            self._client.log_batch(run_id, params=parameters[first : first + _MOST_PARAMETERS])
-        Notes(folder).write(f"mlflow {experiment}", run_id)
+        parameters = [Param(name, str(value)) for name, value in hyperparameters.items()]
+        for first in range(0, len(parameters), _MAX_PARAMETERS):
+            self._client.log_batch(run_id, params=parameters[first : first + _MAX_PARAMETERS])
+        SinkState(folder).write(f"mlflow {experiment}", run_id)
         return run_id

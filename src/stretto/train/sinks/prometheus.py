@@ -11,12 +11,12 @@ from wsgiref.simple_server import WSGIServer
 from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
 from stretto.base.errors import ConfigError
-from stretto.train.sinks.notes import Notes
-from stretto.train.sinks.sink import Ending, Figure, figures
+from stretto.train.sinks.sink import RunStatus, Scalar, iter_scalars
+from stretto.train.sinks.state import SinkState
 
 # Seconds in which an earlier start of this run, that was killed, lets go of its port: processes that read ahead for it
 # see only then that it is gone.
-_PATIENCE = 15.0
+_PORT_TIMEOUT = 15.0
 
 
 class PrometheusSink:
@@ -25,36 +25,38 @@ class PrometheusSink:
     needs_history = False
 
     def __init__(self, port: int, folder: Path) -> None:
-        notes = Notes(folder)
-        was_ours = notes.read("prometheus") == str(port)
+        state = SinkState(folder)
+        was_ours = state.read("prometheus") == str(port)
         self._registry = CollectorRegistry()
         self._gauges: dict[str, Gauge] = {}
-        self._server, self._thread = _listen(port, self._registry, time.monotonic() + (_PATIENCE if was_ours else 0.0))
+        self._server, self._thread = _listen(
+            port, self._registry, time.monotonic() + (_PORT_TIMEOUT if was_ours else 0.0)
+        )
         try:
-            notes.write("prometheus", str(port))
+            state.write("prometheus", str(port))
         except OSError:
             self.close("failed")
             raise
 
     def write(self, kind: str, values: Mapping[str, object]) -> None:
-        for figure in figures(kind, values):
-            gauge = self._gauge(figure)
-            (gauge if figure.rank is None else gauge.labels(figure.rank)).set(figure.value)
+        for scalar in iter_scalars(kind, values):
+            gauge = self._gauge(scalar)
+            (gauge if scalar.rank is None else gauge.labels(scalar.rank)).set(scalar.value)
 
     def end_history(self) -> None:
         """It has no past."""
 
-    def close(self, ending: Ending) -> None:
+    def close(self, status: RunStatus) -> None:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
 
-    def _gauge(self, figure: Figure) -> Gauge:
-        of_what = "" if figure.kind == "step" else f"_{figure.kind}"
-        name = re.sub(r"\W", "_", f"stretto{of_what}_{figure.name}", flags=re.ASCII)
+    def _gauge(self, scalar: Scalar) -> Gauge:
+        of_what = "" if scalar.kind == "step" else f"_{scalar.kind}"
+        name = re.sub(r"\W", "_", f"stretto{of_what}_{scalar.name}", flags=re.ASCII)
         if name not in self._gauges:
-            text = f"{figure.name} of the newest {figure.kind} line of the log"
-            labels = () if figure.rank is None else ("rank",)
+            text = f"{scalar.name} of the newest {scalar.kind} line of the log"
+            labels = () if scalar.rank is None else ("rank",)
             self._gauges[name] = Gauge(name, text, labels, registry=self._registry)
         return self._gauges[name]
 

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol, TypeGuard
 
 # Of more ranks than these, only the least, the mean and the largest figure are worth a curve.
-_MOST_RANKS = 64
+_MAX_RANKS = 64
 
 
-Ending = Literal["finished", "failed", "left"]
+RunStatus = Literal["finished", "failed", "interrupted"]
 """How a run has ended: with all its steps; in an error; or before its end, to go on when it is started again."""
 
 
@@ -24,14 +24,14 @@ class Sink(Protocol):
     def end_history(self) -> None:
         """Know that all lines from before it was opened have been written."""
 
-    def close(self, ending: Ending) -> None:
+    def close(self, status: RunStatus) -> None:
         """Finish, and say how the run ended; nothing is written after this."""
 
 
-Line = tuple[str, Mapping[str, object]]  # kind, and fields
+LogLine = tuple[str, Mapping[str, object]]  # kind, and fields
 
 
-class Figure(NamedTuple):
+class Scalar(NamedTuple):
     """One number of a line."""
 
     kind: str
@@ -51,15 +51,15 @@ def step_of(values: Mapping[str, object]) -> int:
     return step if isinstance(step, int) else 0
 
 
-def figures(kind: str, values: Mapping[str, object]) -> Iterator[Figure]:
+def iter_scalars(kind: str, values: Mapping[str, object]) -> Iterator[Scalar]:
     """Give all numbers of a line that are finite; of a list, one for each rank."""
     for name, value in {**values, **_speed(kind, values)}.items():
         if _is_number(value):
-            yield Figure(kind, name, None, float(value))
+            yield Scalar(kind, name, None, float(value))
         elif isinstance(value, list | tuple):
             numbers = [float(one) for one in value if _is_number(one)]
             if len(numbers) == len(value):
-                yield from (Figure(kind, name, rank, one) for rank, one in _by_rank(numbers))
+                yield from (Scalar(kind, name, rank, one) for rank, one in _by_rank(numbers))
 
 
 def _is_number(value: object) -> TypeGuard[float]:
@@ -67,7 +67,7 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 
 def _by_rank(values: Sequence[float]) -> list[tuple[str, float]]:
-    if len(values) <= _MOST_RANKS:
+    if len(values) <= _MAX_RANKS:
         return [(str(rank), value) for rank, value in enumerate(values)]
     return [("min", min(values)), ("mean", sum(values) / len(values)), ("max", max(values))]
 

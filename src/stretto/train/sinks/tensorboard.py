@@ -12,8 +12,8 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from stretto.train.sinks.notes import Notes
-from stretto.train.sinks.sink import Ending, figures, step_of
+from stretto.train.sinks.sink import RunStatus, iter_scalars, step_of
+from stretto.train.sinks.state import SinkState
 
 _HISTORY = "history"
 _numbers = itertools.count()
@@ -29,8 +29,8 @@ class TensorBoardSink:
     def __init__(self, folder: Path, step: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         # Else the files of earlier starts have it; whole, if none of them was killed while it was still at it.
-        self._notes = Notes(folder)
-        is_there = any(folder.glob("events.out.tfevents.*")) and self._notes.read(_HISTORY) is not None
+        self._state = SinkState(folder)
+        is_there = any(folder.glob("events.out.tfevents.*")) and self._state.read(_HISTORY) is not None
         self.needs_history = not is_there
         # The name that its readers look for; sorted by time, which is the order they read in.
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_numbers)}"
@@ -43,18 +43,18 @@ class TensorBoardSink:
 
     def write(self, kind: str, values: Mapping[str, object]) -> None:
         scalars = [
-            Summary.Value(tag=figure.tag, simple_value=figure.value)
-            for figure in figures(kind, values)
-            if figure.name != "step"
+            Summary.Value(tag=scalar.tag, simple_value=scalar.value)
+            for scalar in iter_scalars(kind, values)
+            if scalar.name != "step"
         ]
         if scalars:
             self._append(Event(step=step_of(values), summary=Summary(value=scalars)))
 
     def end_history(self) -> None:
         if self.needs_history:
-            self._notes.write(_HISTORY, "whole")
+            self._state.write(_HISTORY, "whole")
 
-    def close(self, ending: Ending) -> None:
+    def close(self, status: RunStatus) -> None:
         """Each line is in the file already."""
 
     def _append(self, *events: Event) -> None:

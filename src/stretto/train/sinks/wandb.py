@@ -5,8 +5,8 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
-from stretto.train.sinks.notes import Notes
-from stretto.train.sinks.sink import Ending, figures, step_of
+from stretto.train.sinks.sink import RunStatus, iter_scalars, step_of
+from stretto.train.sinks.state import SinkState
 
 # Seconds after which a line is in the file; what came later is lost if the process is killed.
 _FLUSH_EVERY = 1.0
@@ -21,15 +21,15 @@ class WandbSink:
 
     needs_history = True
 
-    def __init__(self, project: str, folder: Path, about: Mapping[str, object]) -> None:
+    def __init__(self, project: str, folder: Path, hyperparameters: Mapping[str, object]) -> None:
         # Else W&B reports on itself to its makers, even if the run is offline.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
         mode = os.environ.get("WANDB_MODE", "offline")
-        notes = Notes(folder)
+        state = SinkState(folder)
         name = f"wandb {project}"
-        run_id = notes.read(name) or uuid.uuid4().hex[:16]
+        run_id = state.read(name) or uuid.uuid4().hex[:16]
         settings = wandb.Settings(
             mode=mode,
             silent=True,
@@ -49,7 +49,7 @@ class WandbSink:
             id=run_id,
             name=folder.resolve().name,
             dir=folder,
-            config=dict(about),
+            config=dict(hyperparameters),
             # There is nobody to ask offline.
             resume=None if mode in ("offline", "dryrun") else "allow",
             settings=settings,
@@ -57,18 +57,18 @@ class WandbSink:
         # Where a server has the run already, up to here.
         self._first = self._run.step
         self._step = 0
-        notes.write(name, run_id)
+        state.write(name, run_id)
 
     def write(self, kind: str, values: Mapping[str, object]) -> None:
         if step_of(values) < self._first:
             return
         # W&B takes no row for a step that is past, and a save is told of when the run has gone on.
         self._step = max(self._step, step_of(values))
-        found = {figure.tag: figure.value for figure in figures(kind, values) if figure.name != "step"}
+        found = {scalar.tag: scalar.value for scalar in iter_scalars(kind, values) if scalar.name != "step"}
         self._run.log(found, step=self._step)
 
     def end_history(self) -> None:
         """Each start writes it anew."""
 
-    def close(self, ending: Ending) -> None:
-        self._run.finish(exit_code=0 if ending == "finished" else 1)
+    def close(self, status: RunStatus) -> None:
+        self._run.finish(exit_code=0 if status == "finished" else 1)

@@ -1,0 +1,176 @@
+"""Saved: a complete checkpoint, opened to be read, in whatever parts."""
+
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stretto.base.checksummed_json import load_with_checksum
+from stretto.base.errors import DataError
+from stretto.base.remote import is_remote
+from stretto.base.scratch import make_scratch_folder
+from stretto.checkpoint.lineage import CheckpointName, Claim, lineage
+from stretto.checkpoint.manifest import MANIFEST, CheckpointFile, Manifest, damaged_error
+from stretto.checkpoint.shards import TensorShard, files_containing, load_shards
+from stretto.checkpoint.storage import OnBytes, Storage, open_storage
+
+CHECKPOINTS = "checkpoints"
+GENERATIONS = "generations"
+
+
+class NoCheckpointError(DataError):
+    """Where a checkpoint was looked for there is none, nor the beginning of one that matters."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One checkpoint: where it lies and what it says of itself. Its files are checked when they are read."""
+
+    storage: Storage
+    name: str
+    manifest: Manifest
+
+    @classmethod
+    def open(cls, storage: Storage, name: str) -> "Checkpoint":
+        """Open a checkpoint; refuse one that was never finished, or whose manifest is damaged."""
+        where = f"{storage.location}/{name}"
+        try:
+            content = storage.read(f"{name}/{MANIFEST}")
+        except (FileNotFoundError, NotADirectoryError):
+            raise DataError(
+                f"{where} holds no checkpoint ({MANIFEST} is missing: it was never finished); give another"
+            ) from None
+        except OSError as error:
+            raise damaged_error(f"{where}/{MANIFEST}", f"it can't be read: {error.strerror}") from None
+        return cls(storage, name, Manifest.load(content, where))
+
+    @property
+    def location(self) -> str:
+        return f"{self.storage.location.rstrip('/')}/{self.name}"
+
+    def name_relative_to(self, storage: Storage) -> str:
+        """Return what a claim in some storage calls this checkpoint: its name there, or where it lies elsewhere."""
+        return self.name if _is_same_location(self.storage.location, storage.location) else self.location
+
+    def read(self, shards: Sequence[TensorShard]) -> None:
+        """Fill tensors with what was saved, whoever saved it; only the files that are needed are read, and checked."""
+        files = files_containing(self.manifest.files, shards)
+        with make_scratch_folder() as folder:
+            paths = {self.storage.fetch(self.name, file, Path(folder)): file for file in files}
+            load_shards(paths, shards, self.location)
+
+    def read_file(self, name: str) -> bytes | None:
+        """Return a small file of the checkpoint; none if it has no such file."""
+        file = next((file for file in self.manifest.files if file.name == name), None)
+        if file is None:
+            return None
+        with make_scratch_folder() as folder:
+            return self.storage.fetch(self.name, file, Path(folder)).read_bytes()
+
+    def check(self, file: CheckpointFile, on_bytes: OnBytes = lambda count: None) -> str | None:
+        """Return what is wrong with one of its files; none if it is as it was written."""
+        try:
+            with make_scratch_folder() as folder:
+                self.storage.fetch(self.name, file, Path(folder), on_bytes)
+        except DataError as error:
+            return str(error)
+        return None
+
+
+def find_checkpoint(location: Path | str, retry_seconds: float = 300.0) -> Checkpoint:
+    """Open the checkpoint at a path or URL: one checkpoint, or the newest of a folder of them, or of a run."""
+    storage = find_storage(location, retry_seconds)
+    if storage is None:
+        folder, _, name = str(location).rstrip("/").rpartition("/")
+        return Checkpoint.open(
+            open_storage(folder or ("/" if str(location).startswith("/") else "."), retry_seconds), name
+        )
+    names = lineage(read_claims(storage), complete_checkpoint_names(storage))
+    if not names:
+        raise NoCheckpointError(f"{location} holds no checkpoint; give the folder of a run that has saved one")
+    return Checkpoint.open(storage, str(names[0]))
+
+
+def find_resume_checkpoint(storage: Storage, resume: Path | str, retry_seconds: float = 300.0) -> Checkpoint | None:
+    """Return what the next start of a run goes on from; none if from the beginning.
+
+    A path that is given again, as a scheduler does that repeats a command, is not gone back to once the run has saved
+    something since. A start that was killed before its first save is taken up where it wanted to go on from.
+    """
+    if resume == "never":
+        return None
+    claims = read_claims(storage)
+    names = lineage(claims, complete_checkpoint_names(storage))
+    newest = claims[max(claims)] if claims else None
+    if resume != "auto":
+        wanted = find_checkpoint(resume, retry_seconds)
+        is_repeated = newest is not None and newest.requested == wanted.name_relative_to(storage)
+        if not (is_repeated and names):
+            return wanted
+    if names:
+        return Checkpoint.open(storage, str(names[0]))
+    if newest is None or newest.resumed_from is None:
+        return None
+    is_own = CheckpointName.parse(newest.resumed_from) is not None
+    return (
+        Checkpoint.open(storage, newest.resumed_from) if is_own else find_checkpoint(newest.resumed_from, retry_seconds)
+    )
+
+
+def find_storage(location: Path | str, retry_seconds: float = 300.0) -> Storage | None:
+    """Return where the checkpoints of a run's folder lie, or those of a folder of them; none if it is a single one."""
+    text = str(location).rstrip("/")
+    if not is_remote(text) and not Path(text).is_dir():
+        what = "is a file" if Path(text).exists() else "is not there"
+        raise NoCheckpointError(f"{text or 'an empty path'} {what}; give the folder of a run or of a checkpoint")
+    storage = open_storage(text, retry_seconds)
+    there = storage.names()
+    if CheckpointName.parse(text.rpartition("/")[2]) is not None or MANIFEST in there:
+        return None
+    if CHECKPOINTS in there:
+        return open_storage(f"{text}/{CHECKPOINTS}", retry_seconds)
+    elsewhere = (
+        _configured_location(Path(text) / "config.toml") if "config.toml" in there and not is_remote(text) else None
+    )
+    return storage if elsewhere is None else open_storage(elsewhere, retry_seconds)
+
+
+def _configured_location(config: Path) -> str | None:
+    """Where a run that says so in its config keeps its checkpoints."""
+    try:
+        place = tomllib.loads(config.read_text(encoding="utf-8")).get("save", {}).get("to")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return place if isinstance(place, str) else None
+
+
+def complete_checkpoint_names(storage: Storage) -> list[CheckpointName]:
+    """Return the checkpoints that were finished."""
+    return [name for name in all_checkpoint_names(storage) if MANIFEST in storage.names(str(name))]
+
+
+def all_checkpoint_names(storage: Storage) -> Iterable[CheckpointName]:
+    """Return the folders of checkpoints, finished or not."""
+    return [name for name in map(CheckpointName.parse, storage.names()) if name is not None]
+
+
+def read_claims(storage: Storage) -> dict[int, Claim]:
+    """Return what each start of the run has said, by its generation."""
+    found: dict[int, Claim] = {}
+    for file in storage.names(GENERATIONS):
+        number = file.removesuffix(".json")
+        if not number.isdecimal() or not file.endswith(".json"):
+            continue
+        where = f"{GENERATIONS}/{file}"
+        try:
+            found[int(number)] = Claim.model_validate(load_with_checksum(storage.read(where)))
+        except ValueError as error:
+            reason = str(error).splitlines()[0]
+            raise damaged_error(f"{storage.location}/{where}", reason) from None
+    return found
+
+
+def _is_same_location(one: str, other: str) -> bool:
+    if is_remote(one) or is_remote(other):
+        return one.rstrip("/") == other.rstrip("/")
+    return Path(one).resolve() == Path(other).resolve()

@@ -1,0 +1,320 @@
+"""Checkpoints: a run's own, one folder a step, written by all ranks in the background and committed by the first.
+
+every rank   copies its shards (the run waits for this alone) > writes and hashes its file > says so on the board
+first rank   ... has heard of all > is still the newest generation? > manifest.json, create-only: now it is one
+"""
+
+import importlib.metadata
+import json
+import os
+import platform
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from stretto.base.errors import ConfigError, DataError, DivergedError, FencedError, LostPeerError, StrettoError
+from stretto.checkpoint.checkpoint import Checkpoint
+from stretto.checkpoint.history import History, Retention
+from stretto.checkpoint.lineage import CheckpointName
+from stretto.checkpoint.manifest import CheckpointFile, Manifest
+from stretto.checkpoint.shards import describe_file, save_shards
+from stretto.checkpoint.snapshot import Snapshot, StagingBuffers, check_finite
+from stretto.checkpoint.storage import open_storage
+from stretto.mesh.mailbox import wait_for_message
+from stretto.mesh.world import World
+
+# The errors of a save that end the run; after any other it goes on, and the last checkpoint stands.
+_FATAL: dict[str, type[StrettoError]] = {"FencedError": FencedError, "DivergedError": DivergedError}
+
+
+@dataclass(frozen=True)
+class SaveReport:
+    """What became of a save."""
+
+    step: int
+    location: str
+    num_bytes: int  # of all ranks
+    blocked_seconds: float  # that the run waited on this rank
+    seconds: float  # until it was safe
+    error: str | None = None  # why there is none
+
+
+class CheckpointManager:
+    """The checkpoints of one run. All ranks have one of these and call the same in the same order.
+
+    `start` says where the run goes on from, `save` returns as soon as this rank's part is copied. The last few are
+    kept, and if asked for every n-th step and the one with the least held-out loss.
+    """
+
+    def __init__(
+        self,
+        location: Path | str,
+        world: World | None = None,
+        *,
+        keep: int = 2,
+        keep_every: int | None = None,
+        keep_best: bool = False,
+        retry_seconds: float = 300.0,
+    ) -> None:
+        self.world = world or World(0, 1, torch.device("cpu"))
+        self.location = str(location)
+        self.generation = 0
+        self._retention = Retention(keep, keep_every, keep_best)
+        self._retry_seconds = retry_seconds
+        self._storage = open_storage(location, retry_seconds)
+        self._history: History | None = None  # on the first rank
+        self._buffers = StagingBuffers()
+        self._prefix = f"checkpoints/{self.world.mailbox.next_number()}"
+        self._numbers = count(1)
+        self._steps: set[int] = set()  # of all saves of this start
+        self._pending: _PendingSave | None = None
+        self._last: _PendingSave | None = None
+        self._reports: deque[SaveReport] = deque()
+        self._is_closed = threading.Event()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(wait=kind is None)
+
+    def start(self, resume: Path | str = "auto") -> Checkpoint | None:
+        """Begin or go on: claim the next generation and return the checkpoint to go on from, if there is one.
+
+        `auto` is the newest one of this run, `never` is the beginning, and a path or URL is the one that lies there.
+        """
+        key = f"{self._prefix}/start"
+        if self.world.is_rank_zero:
+            saved = self._claim_generation(resume)
+            place = None if saved is None else (saved.storage.location, saved.name)
+            self.world.mailbox.post(key, json.dumps([self.generation, place]))
+            return saved
+        self.generation, place = json.loads(self._await(key, 0, self.world.raise_peer_error))
+        return None if place is None else Checkpoint.open(open_storage(place[0], self._retry_seconds), place[1])
+
+    def save(self, snapshot: Snapshot, *, wait: bool = False) -> None:
+        """Save a step: wait until the one before is safe, copy this rank's part, and write it while the run goes on.
+
+        With `wait`, return when the whole of it is safe; if it can't be, raise that on all ranks. A step that is safe
+        already is not saved again.
+        """
+        if not self.generation:
+            raise ConfigError("nothing can be saved before start() has said where the run goes on from; call it first")
+        self._wait_for_save()
+        name = CheckpointName(self.generation, snapshot.training_state.step)
+        if self._last is not None and self._last.name == name and self._error_of(self._last) is None:
+            # This step is safe already, and its files are not to be ready_signal.
+            return
+        if name.step in self._steps and (self._last is None or self._last.name != name):
+            raise ConfigError(f"step {name.step} was saved by this start before, so not again; call start() to go back")
+        self._steps.add(name.step)
+        started = time.perf_counter()
+        staged = self._buffers.copy(snapshot)
+        save = _PendingSave(name, next(self._numbers), staged, started, time.perf_counter() - started)
+        save.thread = threading.Thread(target=self._write_and_commit, args=(save,), daemon=True)
+        self._pending = self._last = save
+        save.thread.start()
+        if wait:
+            self._wait_for_save()
+            error = self._error_of(save)
+            if error is not None:
+                raise DataError(error)
+
+    def poll(self) -> SaveReport | None:
+        """Return what became of a save, each once and on the first rank; none if it isn't known yet."""
+        if self._pending is not None and not self._pending.thread.is_alive():
+            self._wait_for_save()
+        return self._reports.popleft() if self._reports else None
+
+    def record_loss(self, step: int, loss: float) -> None:
+        """Say what the held-out loss of a step was, so that the best can be kept."""
+        if self._history is not None:
+            self._wait_for_save()
+            self._history.record_loss(CheckpointName(self.generation, step), loss)
+
+    def close(self, *, wait: bool = True) -> None:
+        """Let go of the folder; with `wait`, once the last save is safe."""
+        try:
+            if wait:
+                self._wait_for_save()
+        finally:
+            self._is_closed.set()
+            if self._history is not None:
+                self._history.release()
+
+    def check_fence(self) -> None:
+        """Raise, on the first rank, if another start of this run has gone on since."""
+        if self._history is not None:
+            self._history.check_fence()
+
+    @property
+    def last_step(self) -> int | None:
+        """The step from which the run would go on now, as the first rank knows; none if nothing is saved."""
+        return self._history.lineage[0].step if self._history is not None and self._history.lineage else None
+
+    def _claim_generation(self, resume: Path | str) -> Checkpoint | None:
+        try:
+            self._history = History(self._storage, self._retention)
+            saved = self._history.claim(resume, self.world.size, self._retry_seconds)
+        except BaseException as error:
+            self.close(wait=False)
+            if isinstance(error, OSError):
+                raise _unwritable(self.location, error) from None
+            raise
+        self.generation = self._history.generation
+        return saved
+
+    def _error_of(self, save: "_PendingSave") -> str | None:
+        """Wait until it is known what became of a save; return the error, none if it is safe. The same on all ranks."""
+        if self.world.is_rank_zero:
+            assert save.report is not None
+            return save.report.error
+        return self._await(self._key(save, "outcome"), 0, self.world.raise_peer_error) or None
+
+    def _wait_for_save(self) -> None:
+        """Wait until the save that is under way has come to its end."""
+        save = self._pending
+        if save is None:
+            return
+        self.world.set_status("waiting for a save")
+        while save.thread.is_alive():
+            save.thread.join(0.1)
+        self._pending = None
+        if save.report is not None:
+            self._reports.append(save.report)
+        if save.fatal is not None:
+            raise save.fatal
+
+    def _write_and_commit(self, save: "_PendingSave") -> None:
+        try:
+            message: dict[str, list[Any]] = {"files": [file.model_dump(mode="json") for file in self._write(save)]}
+        except Exception as error:  # noqa: BLE001 - whatever it is, the first rank has to know
+            message = {"error": [type(error).__name__, _error_message(f"{self.location}/{save.name}", error)]}
+        try:
+            self.world.mailbox.post(self._key(save, self.world.rank), json.dumps(message))
+            if self._history is not None:
+                self._commit(save, self._history)
+        except RuntimeError:
+            # Its keeper has died, and the ranks will end too: none of them can know what the others have written.
+            save.fatal = LostPeerError(f"step {save.name.step} was not saved: the ranks' store is gone")
+
+    def _write(self, save: "_PendingSave") -> list[CheckpointFile]:
+        check_finite(save.snapshot)
+        folder = self._storage.open_folder(str(save.name))
+        files = save_shards(folder, self.world.rank, save.snapshot.shards)
+        if self.world.is_rank_zero:
+            for name, content in save.snapshot.files.items():
+                (folder / name).write_bytes(content)
+                with (folder / name).open("rb") as file:
+                    os.fsync(file.fileno())
+                files.append(describe_file(folder / name))
+        self._storage.store(str(save.name), [folder / file.name for file in files])
+        return files
+
+    def _commit(self, save: "_PendingSave", history: History) -> None:
+        """Commit, if all ranks have written their part; and tell them, and whoever polls, what became of it."""
+        error: Exception | None = None
+        files: list[CheckpointFile] = []
+        try:
+            files = self._collect(save)
+            history.check_files(save.name, files)
+            history.commit(save.name, self._manifest(save, files))
+        except Exception as caught:  # noqa: BLE001 - it is told where the run can do something about it
+            error = caught
+        if isinstance(error, FencedError | DivergedError | LostPeerError):
+            save.fatal = error
+        if error is not None and save.name not in history.lineage:
+            history.discard(save.name)
+        save.report = SaveReport(
+            save.name.step,
+            f"{self.location}/{save.name}",
+            sum(file.num_bytes for file in files),
+            save.blocked_seconds,
+            time.perf_counter() - save.started,
+            None if error is None else _error_message(f"{self.location}/{save.name}", error),
+        )
+        for rank in range(self.world.size):
+            self.world.mailbox.remove(self._key(save, rank))
+        # By now all ranks have begun this save, so none asks for the outcome of the one before it.
+        self.world.mailbox.remove(f"{self._prefix}/{save.number - 1}/outcome")
+        self.world.mailbox.post(self._key(save, "outcome"), save.report.error or "")
+
+    def _collect(self, save: "_PendingSave") -> list[CheckpointFile]:
+        files: list[CheckpointFile] = []
+        for rank in range(self.world.size):
+            message = json.loads(self._await(self._key(save, rank), rank, self._check_open))
+            if "error" in message:
+                kind, sentence = message["error"]
+                raise _FATAL.get(kind, DataError)(sentence)
+            files += [CheckpointFile.model_validate(file) for file in message["files"]]
+        return files
+
+    def _manifest(self, save: "_PendingSave", files: Sequence[CheckpointFile]) -> Manifest:
+        return Manifest(
+            generation=self.generation,
+            num_ranks=self.world.size,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            versions=_versions(),
+            training_state=save.snapshot.training_state,
+            run_info=save.snapshot.run_info,
+            files=tuple(files),
+        )
+
+    def _await(self, key: str, rank: int, check: Callable[[], None]) -> str:
+        # Storage may be slow, or away for as long as retry_seconds allows; ranks may not.
+        timeout = self.world.timeout + timedelta(seconds=self._retry_seconds)
+        return wait_for_message(self.world.mailbox, key, rank, timeout, check)
+
+    def _check_open(self) -> None:
+        if self._is_closed.is_set():
+            raise DataError("the run ended before all ranks had written")
+
+    def _key(self, save: "_PendingSave", what: int | str) -> str:
+        return f"{self._prefix}/{save.number}/{what}"
+
+
+@dataclass
+class _PendingSave:
+    """A save under way."""
+
+    name: CheckpointName
+    number: int  # of all saves of this start
+    snapshot: Snapshot
+    started: float
+    blocked_seconds: float
+    thread: threading.Thread = field(default_factory=threading.Thread)
+    report: SaveReport | None = None
+    fatal: StrettoError | None = None
+
+
+def _error_message(where: str, error: Exception) -> str:
+    """Say what went wrong with a save: ours as they are, the system's with the path."""
+    if isinstance(error, StrettoError):
+        return str(error)
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
+    place = getattr(error, "filename", None) or where
+    return f"{place} can't be written ({reason.splitlines()[0]}); the checkpoints before it are whole"
+
+
+def _unwritable(location: str, error: OSError) -> ConfigError:
+    reason = error.strerror or str(error)
+    return ConfigError(f"{error.filename or location} can't be written ({reason}); choose another folder for the run")
+
+
+def _versions() -> dict[str, str]:
+    try:
+        own = importlib.metadata.version("stretto")
+    except importlib.metadata.PackageNotFoundError:
+        own = "unknown"
+    return {"stretto": own, "torch": torch.__version__, "python": platform.python_version()}

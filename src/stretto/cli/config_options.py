@@ -1,0 +1,46 @@
+"""Options from a config: one `--section.field` for each field, its text taken from the field itself."""
+
+import argparse
+from types import UnionType
+from typing import Literal, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from stretto.config.run import RunConfig
+from stretto.config.toml import section_model
+
+
+def add_config_options(parser: argparse.ArgumentParser) -> None:
+    """Add an option for each field of a run's config."""
+    for section in RunConfig.model_fields:
+        model = section_model(section)
+        group = parser.add_argument_group(f"{section} ({' '.join((model.__doc__ or '').split())})")
+        for name, field in model.model_fields.items():
+            group.add_argument(
+                f"--{section}.{name}", metavar=metavar(field), default=argparse.SUPPRESS, help=_help(field)
+            )
+
+
+def config_overrides(options: argparse.Namespace) -> dict[str, str]:
+    """Return the dotted options that were given; they are checked where the file is."""
+    return {name: value for name, value in vars(options).items() if "." in name}
+
+
+def metavar(field: FieldInfo) -> str:
+    """Return what a field takes, in a word."""
+    if get_origin(field.annotation) is tuple:
+        return "A,B,..."
+    found = get_args(field.annotation) if get_origin(field.annotation) in (Union, UnionType) else (field.annotation,)
+    words: list[str] = []
+    for kind in found:
+        if get_origin(kind) is Literal:
+            words += map(str, get_args(kind))
+        elif kind is not type(None):
+            # A path is annotated text; what it is stands first.
+            words.append(getattr(getattr(kind, "__origin__", kind), "__name__", str(kind)).upper())
+    return "|".join(words)
+
+
+def _help(field: FieldInfo) -> str:
+    text = (field.description or "").replace("%", "%%")
+    return text if field.is_required() or field.default is None else f"{text} (default: {field.default})"

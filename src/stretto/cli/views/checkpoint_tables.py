@@ -1,0 +1,124 @@
+"""Inside: the tables of `stretto show`."""
+
+from collections import defaultdict
+
+from rich.console import Console, Group
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+from rich.table import Table
+
+from stretto.base.errors import DataError
+from stretto.checkpoint.checkpoint import (
+    GENERATIONS,
+    Checkpoint,
+    complete_checkpoint_names,
+    find_checkpoint,
+    find_storage,
+    read_claims,
+)
+from stretto.checkpoint.history import read_loss
+from stretto.checkpoint.lineage import lineage
+from stretto.checkpoint.manifest import Manifest
+from stretto.checkpoint.storage import Storage
+from stretto.cli.views.console import make_console
+
+
+def show_checkpoint(path: str, *, is_quick: bool) -> None:
+    """Print what is at a path; damage is an error once all was shown."""
+    console = make_console()
+    storage = find_storage(path)
+    if storage is not None and (storage.names(GENERATIONS) or complete_checkpoint_names(storage)):
+        console.print(_history(storage))
+    checkpoint = find_checkpoint(path)
+    console.print(_summary(checkpoint))
+    console.print(_tensor_table(checkpoint.manifest))
+    wrong = None if is_quick else _verify_checksums(console, checkpoint)
+    if wrong is not None:
+        raise DataError(wrong)
+    if is_quick:
+        console.print(f"{len(checkpoint.manifest.files)} files, not read: leave out --quick to check them")
+    else:
+        console.print(f"{len(checkpoint.manifest.files)} files, all as they were written")
+
+
+def _history(storage: Storage) -> Group:
+    """All checkpoints of a run, and all its starts."""
+    claims, names = (
+        read_claims(storage),
+        sorted(complete_checkpoint_names(storage), key=lambda name: (name.step, name.generation)),
+    )
+    on_line = lineage(claims, names)
+    table = Table("checkpoint", "step", "saved", "MB", "held out", "", title=storage.location)
+    for name in names:
+        try:
+            manifest = Checkpoint.open(storage, str(name)).manifest
+            saved_at, size = _format_time(manifest.created), f"{manifest.num_bytes / 1e6:,.1f}"
+        except DataError:
+            saved_at, size = "?", "damaged"
+        mark = "newest" if name == on_line[0] else "" if name in on_line else "left behind"
+        loss = read_loss(storage, name)
+        judged = "" if loss is None else f"{loss:.4f}"
+        table.add_row(str(name), f"{name.step:,}", saved_at, size, judged, mark)
+    starts = Table("start", "goes on from", "ranks", "host", "when", title="starts")
+    for generation, claim in sorted(claims.items()):
+        starts.add_row(
+            str(generation),
+            claim.resumed_from or "the beginning",
+            str(claim.num_ranks),
+            claim.host,
+            _format_time(claim.time),
+        )
+    return Group(table, starts)
+
+
+def _format_time(time: str) -> str:
+    return time[:16].replace("T", " ") + " UTC"
+
+
+def _summary(checkpoint: Checkpoint) -> Table:
+    manifest, training_state = checkpoint.manifest, checkpoint.manifest.training_state
+    table = Table.grid("", "", padding=(0, 2))
+    done = "finished" if training_state.is_done else f"{training_state.progress:.1%} of the run"
+    table.add_row("checkpoint", checkpoint.location)
+    table.add_row("step", f"{training_state.step:,} ({done})")
+    table.add_row(
+        "position",
+        f"epoch {training_state.epoch + 1}, pool {training_state.pool}, window {training_state.index} is next",
+    )
+    table.add_row("saved", f"{_format_time(manifest.created)} by generation {manifest.generation}")
+    table.add_row("layout", f"{manifest.run_info.layout or 'of the caller'}, {manifest.num_ranks} ranks")
+    table.add_row(
+        "optimizer", f"{training_state.optimizer}, seed {training_state.seed}, {training_state.skipped} steps skipped"
+    )
+    table.add_row("versions", ", ".join(f"{name} {version}" for name, version in manifest.versions.items()))
+    table.add_row("size", f"{manifest.num_bytes / 1e6:,.2f} MB in {len(manifest.files)} files")
+    return table
+
+
+def _tensor_table(manifest: Manifest) -> Table:
+    """Sizes by block: weights, what the optimizer keeps of them, states of the lanes."""
+    kinds = ("weights", "optimizer", "lanes")
+    sizes: dict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(kinds, 0))
+    shapes: dict[str, list[str]] = defaultdict(list)
+    for file in manifest.files:
+        for part in file.shards:
+            kind, _, rest = part.name.partition(".")
+            block = rest.removeprefix("blocks.").split(".")[0]
+            sizes[block][kind] = sizes[block].get(kind, 0) + part.num_bytes
+    for name, part in sorted(manifest.tensors().items()):
+        kind, _, rest = name.partition(".")
+        if kind == "weights":
+            block, _, short = rest.removeprefix("blocks.").partition(".")
+            shapes[block].append(f"{short} {'x'.join(map(str, part.full_shape))}")
+    table = Table("block", "weights", *(f"{kind} MB" for kind in kinds))
+    for block, held in sorted(sizes.items(), key=lambda item: (not item[0].isdigit(), item[0].zfill(9))):
+        table.add_row(block, ", ".join(shapes[block]), *(f"{held[kind] / 1e6:,.3f}" for kind in kinds))
+    return table
+
+
+def _verify_checksums(console: Console, checkpoint: Checkpoint) -> str | None:
+    """Read every file; return the first thing that is wrong with one."""
+    columns = (TextColumn("reading"), BarColumn(bar_width=20), DownloadColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bars:
+        task = bars.add_task("reading", total=checkpoint.manifest.num_bytes)
+        found = [checkpoint.check(file, lambda count: bars.advance(task, count)) for file in checkpoint.manifest.files]
+    return next((wrong for wrong in found if wrong is not None), None)

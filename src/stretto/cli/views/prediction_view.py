@@ -1,0 +1,108 @@
+"""What a person sees of predictions and forecasts: progress, where they are, and what they come to."""
+
+import csv
+import math
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TextIO
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from stretto.base.errors import ConfigError
+from stretto.cli.views.console import make_console
+from stretto.cli.views.progress import make_progress, percentage_column
+from stretto.mesh.world import World
+from stretto.serve.forecast import SeriesForecast, forecast
+from stretto.serve.metrics import compute_metrics
+from stretto.serve.predict import write_predictions
+from stretto.serve.source import FieldNames
+from stretto.train.trained_model import TrainedModel
+
+# Steps and channels of a forecast that a terminal shows; the file has all.
+_MAX_STEPS, _MAX_CHANNELS = 12, 8
+
+
+def show_predictions(
+    trained: TrainedModel, data: Path | str, out: Path, world: World, fields: FieldNames | None = None
+) -> None:
+    """Write predictions with progress, and say what they come to."""
+    console = make_console(is_quiet=not world.is_rank_zero)
+    if not console.is_terminal:
+        console.print(f"predicting {data} ...")
+    with make_progress(console, percentage_column()) as bars:
+        task = bars.add_task("predicting", total=1.0)
+        num_lines = write_predictions(
+            trained,
+            data,
+            out,
+            world,
+            fields=fields,
+            on_progress=lambda done, count: bars.update(task, completed=done / count),
+        )
+    if world.is_rank_zero:
+        console.print(f"{out}: {num_lines:,} lines")
+        for name, value in compute_metrics(out).items():
+            console.print(f"  {name} {value:,.4f}")
+
+
+def show_forecast(
+    trained: TrainedModel, data: Path | str, steps: int | None, out: Path | None, by: str | None = None
+) -> None:
+    """Print the forecast of the first series, and write those of all."""
+    console = make_console()
+    num_series = 0
+    with ExitStack() as files:
+        writer = None
+        for series_forecast in forecast(trained, data, steps, by=by):
+            if out is not None and writer is None:
+                writer = csv.writer(files.enter_context(_open_csv(out)))
+                writer.writerow(["series", "step", *series_forecast.channels])
+            if writer is not None:
+                for index, values in enumerate(series_forecast.values.tolist()):
+                    writer.writerow([series_forecast.series, series_forecast.start + index, *map(_csv_cell, values)])
+            if not num_series:
+                _show_first(console, series_forecast)
+            num_series += 1
+    if out is not None:
+        console.print(f"{out}: {num_series:,} series")
+    elif num_series > 1:
+        console.print(f"{num_series - 1:,} more series; --out FILE.csv writes them all")
+
+
+def _show_first(console: Console, series_forecast: SeriesForecast) -> None:
+    table = Table(
+        title=f"series {series_forecast.series}, after its {series_forecast.start:,} steps", box=box.SIMPLE_HEAD
+    )
+    table.add_column("step", justify="right")
+    for name in series_forecast.channels[:_MAX_CHANNELS]:
+        table.add_column(name, justify="right")
+    for index, values in enumerate(series_forecast.values[:_MAX_STEPS, :_MAX_CHANNELS].tolist()):
+        table.add_row(str(series_forecast.start + index), *(_format_value(value) for value in values))
+    console.print(table)
+    left = [
+        f"{more:,} more {what}"
+        for more, what in (
+            (len(series_forecast.values) - _MAX_STEPS, "steps"),
+            (len(series_forecast.channels) - _MAX_CHANNELS, "channels"),
+        )
+        if more > 0
+    ]
+    if left:
+        console.print(f"and {', '.join(left)}")
+
+
+def _open_csv(path: Path) -> TextIO:
+    try:
+        return path.open("x", newline="", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--out={path} can't be written ({error.strerror}); give another") from None
+
+
+def _format_value(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.4g}"
+
+
+def _csv_cell(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.7g}"

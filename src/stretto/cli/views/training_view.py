@@ -1,0 +1,173 @@
+"""Training: a run shown from its first step to its last, live in a terminal, in plain lines elsewhere."""
+
+from collections import deque
+
+from rich.console import Console
+from rich.live import Live
+
+from stretto.checkpoint.manager import SaveReport
+from stretto.cli.views.console import make_console
+from stretto.cli.views.live_view import LiveView
+from stretto.engine.build import stage_parts
+from stretto.plan.units import format_loss as say_loss
+from stretto.train.plan_check import PlanReport
+from stretto.train.rank_monitor import RankReport
+from stretto.train.run import EvaluationReport, Event, Run
+from stretto.train.trainer import StepReport
+
+# Often enough to look alive; each time costs the run a millisecond or two.
+_REFRESH_PER_SECOND = 4
+
+
+def show_run(run: Run) -> None:
+    """Train to the end, with progress."""
+    console = make_console(is_quiet=not run.world.is_rank_zero)
+    _print_run_summary(console, run)
+    if run.is_finished:
+        console.print(f"done already, at step {run.trainer.step:,}: {_output_locations(run)}")
+        return
+    try:
+        _show_events(console, run)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f" at step {run.trainer.step}: {_resume_hint(run)}") from None
+    if run.trainer.skipped:
+        console.print(f"skipped {run.trainer.skipped:,} steps whose numbers were not finite")
+    console.print(f"done: {_output_locations(run)}")
+
+
+def _output_locations(run: Run) -> str:
+    if run.config.save.to is None:
+        return f"config, log, checkpoints and weights are in {run.folder}"
+    return f"config, log and weights are in {run.folder}, checkpoints in {run.config.save.to}"
+
+
+def _resume_hint(run: Run) -> str:
+    """What becomes of a run that was interrupted."""
+    step = run.checkpoints.last_step
+    if step is None:
+        return "no step was saved; it starts from the beginning when it is started again"
+    return f"it goes on from step {step} when it is started again"
+
+
+def _show_events(console: Console, run: Run) -> None:
+    if not run.world.is_rank_zero:
+        deque(run.events(), maxlen=0)
+    elif console.is_terminal:
+        _show_live(console, run)
+    else:
+        _show_lines(console, run)
+
+
+def _show_lines(console: Console, run: Run) -> None:
+    recent: list[StepReport] = []
+    for event in run.events():
+        _print_event(console, run, event)
+        if isinstance(event, StepReport):
+            recent.append(event)
+        elif isinstance(event, RankReport):
+            # It comes every run.log_every steps, and after the last.
+            part = f" ({run.trainer.progress:.0%})" if run.trainer.num_steps is None else ""
+            figures = _figures(recent, event, run.data_spec.task.targets)
+            console.print(f"step {event.step}{_step_total(run)}{part}  {figures}")
+            recent.clear()
+
+
+def _show_live(console: Console, run: Run) -> None:
+    trainer = run.trainer
+    view = LiveView(
+        trainer.num_steps,
+        run.data_spec.task.targets,
+        step=trainer.step,
+        progress=trainer.progress,
+        restarts=run.checkpoints.generation - 1,
+    )
+    with Live(view, console=console, refresh_per_second=_REFRESH_PER_SECOND, vertical_overflow="crop"):
+        try:
+            for event in run.events(view.update_evaluation_progress):
+                match event:
+                    case StepReport():
+                        view.update_step(event, trainer.progress)
+                    case RankReport():
+                        view.update_ranks(event)
+                    case EvaluationReport():
+                        view.update_evaluation(event.step, event.evaluation)
+                    case SaveReport():
+                        view.update_save(event)
+                    case PlanReport():
+                        view.update_plan(event)
+                _print_event(console, run, event)
+        finally:
+            view.end()
+
+
+def _print_event(console: Console, run: Run, event: Event) -> None:
+    """Print what is worth a line of its own, wherever it is printed."""
+    if isinstance(event, SaveReport):
+        _print_line(console, _describe_save(event))
+    elif isinstance(event, PlanReport):
+        _print_line(console, f"plan    {_compare_with_plan(event)}")
+    elif isinstance(event, EvaluationReport):
+        _print_line(console, f"step {event.step}{_step_total(run)}  held out: {event.evaluation}")
+
+
+def _print_line(console: Console, line: str) -> None:
+    """Print a line; a terminal that is too narrow for it gets it cut between words."""
+    console.print(line, soft_wrap=not console.is_terminal)
+
+
+def _step_total(run: Run) -> str:
+    return "" if run.trainer.num_steps is None else f"/{run.trainer.num_steps}"
+
+
+def _compare_with_plan(report: PlanReport) -> str:
+    """How a plan and what came of it compare."""
+    found = f"predicted {report.predicted:.3g} s a step, measured {report.measured:.3g} s"
+    if abs(report.ratio - 1) <= 0.15:
+        return f"{found}: as planned"
+    much = (
+        f"{report.ratio:.2f} times as long as planned" if report.ratio > 1 else f"{1 / report.ratio:.2f} times as fast"
+    )
+    other = "something else may be using the machine, or " if report.ratio > 2 else ""
+    return f"{found}: {much}; {other}measure again with `stretto profile RUN.toml`"
+
+
+def _describe_save(report: SaveReport) -> str:
+    if report.error is None:
+        return f"saved step {report.step}: {report.num_bytes / 1e6:,.1f} MB in {report.seconds:.1f} s"
+    return f"warning: step {report.step} was not saved: {report.error}; the run goes on"
+
+
+def _print_run_summary(console: Console, run: Run) -> None:
+    config = run.config
+    num_weights = sum(parameter.numel() for parameter in run.model.parameters())
+    names = " > ".join(type(block).__name__ for block in run.model)
+    console.print(f"model   {num_weights:,} weights: {names}")
+    console.print(f"data    {config.data.train}, {run.trainer.data}")
+    if config.layout.num_ranks > 1:
+        stages = " | ".join(f"{part.start}-{part.stop - 1}" for part in stage_parts(run.model, config.layout))
+        console.print(f"layout  {config.layout}, blocks {stages}")
+    where = f"{run.world.device}, {config.run.precision}"
+    steps = run.trainer.num_steps
+    length = f"{config.train.epochs} epoch{'s' * (config.train.epochs > 1)}" if steps is None else f"{steps:,} steps"
+    console.print(f"run     {length} on {where}, in {run.folder}")
+    if run.resumed is not None:
+        manifest = run.resumed.manifest
+        console.print(f"resume  after step {manifest.training_state.step:,}, from {run.resumed.location}")
+        console.print(f"        saved by {manifest.run_info.layout or f'{manifest.num_ranks} ranks'}")
+        for change in run.changes:
+            console.print(f"changed {change}")
+
+
+def _figures(recent: list[StepReport], ranks: RankReport, asks: str) -> str:
+    last = recent[-1]
+    speed = sum(report.tokens for report in recent) / sum(report.seconds for report in recent)
+    padding = sum(report.padding for report in recent) / len(recent)
+    parts = [f"loss {say_loss(last.loss) if last.tokens else '-'}", f"{speed:,.0f} {asks}/s"]
+    if last.skipped:
+        parts.append(f"{last.skipped} skipped")
+    parts += [f"norm {last.gradient_norm:.2f}", f"lr {last.learning_rate:.2e}"]
+    if padding >= 0.005:
+        parts.append(f"padding {padding:.0%}")
+    if len(ranks.busy) > 1:
+        parts.append(f"bubble {ranks.bubble:.0%}")
+    return "  ".join(parts)

@@ -1,0 +1,74 @@
+"""InputSpec: what goes into a stack, found from its first block, from a task or from an example."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from stretto.base.errors import ConfigError
+from stretto.base.task import Task
+from stretto.blocks.bidirectional import BidirectionalLSTM
+from stretto.blocks.block import Block
+from stretto.blocks.dropout import Dropout, LockedDropout
+from stretto.blocks.pointwise import Pointwise
+from stretto.blocks.recurrent import GRU, LSTM
+from stretto.blocks.residual import Residual
+from stretto.blocks.stack import Stack
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """Whole numbers below `num_tokens`, or real numbers, of some shape at each step of each row."""
+
+    shape: tuple[int, ...] = ()
+    num_tokens: int | None = None
+
+    def random_input(self, num_steps: int, num_rows: int, generator: torch.Generator) -> Tensor:
+        """Return something that may go in."""
+        shape = (num_steps, num_rows, *self.shape)
+        if self.num_tokens is None:
+            return torch.randn(shape, generator=generator)
+        return torch.randint(self.num_tokens, shape, generator=generator)
+
+
+def input_spec_from_task(task: Task) -> InputSpec:
+    """Return what data gives to a model."""
+    return InputSpec(num_tokens=task.num_inputs) if task.inputs == "tokens" else InputSpec((task.num_inputs,))
+
+
+def input_spec_from_example(example: Tensor) -> InputSpec:
+    """Return what is like an example, `[time, rows, ...]`."""
+    shape = tuple(example.shape[2:])
+    return InputSpec(shape) if example.is_floating_point() else InputSpec(shape, int(example.max()) + 1)
+
+
+def input_spec_from_stack(stack: Stack) -> InputSpec:
+    """Return what a stack's first block takes, if it is one that says so."""
+    for index, block in enumerate(stack, stack.first):
+        if isinstance(block, Dropout | LockedDropout):
+            continue
+        found = _from_block(block)
+        if found is None:
+            raise ConfigError(
+                f"block {index} ({type(block).__name__}) doesn't say what goes into it; give an example, a tensor of "
+                "[time, rows, ...]"
+            )
+        return found
+    raise ConfigError("a stack of dropout alone has nothing to compute; give it other blocks too")
+
+
+def _from_block(block: Block) -> InputSpec | None:
+    if isinstance(block, Stack):
+        return input_spec_from_stack(block)
+    if isinstance(block, Residual):
+        return _from_block(block.block)
+    if isinstance(block, LSTM | GRU | BidirectionalLSTM):
+        return InputSpec((block.cell.input_size,))
+    module = block.module if isinstance(block, Pointwise) else None
+    if isinstance(module, nn.Embedding):
+        return InputSpec(num_tokens=module.num_embeddings)
+    if isinstance(module, nn.Linear):
+        return InputSpec((module.in_features,))
+    if isinstance(module, nn.LayerNorm):
+        return InputSpec(tuple(module.normalized_shape))
+    return None

@@ -1,0 +1,84 @@
+"""A block of the user's own in an ONNX graph: what torch's exporter makes of it."""
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from stretto.base.errors import ConfigError
+from stretto.base.extras import import_optional_dependency
+from stretto.base.state import State
+from stretto.blocks.block import Block
+from stretto.exchange.onnx_graph import OPSET, Graph
+
+
+class _FlatOutputs(nn.Module):
+    """A block whose results stand side by side, as an exporter wants them."""
+
+    def __init__(self, block: Block) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, ...]:
+        y, after = self.block(x, state)
+        return y, *after
+
+
+def add_custom_block(
+    graph: Graph, block: Block, label: str, inputs: tuple[str, ...], example: tuple[Tensor, ...]
+) -> tuple[str, list[str]]:
+    """Add any block; return the names of what comes out and of the state after. `example` is what may go in."""
+    onnx = import_optional_dependency("onnx", "onnx", "an export to ONNX")
+    import_optional_dependency(
+        "onnxscript", "onnx", f"block {label} ({type(block).__name__}), which is not one of stretto's,"
+    )
+    import_optional_dependency("onnx.compose", "onnx", "an export to ONNX")
+    import_optional_dependency("onnx.inliner", "onnx", "an export to ONNX")
+    dynamic = torch.export.Dim.DYNAMIC
+    try:
+        with _quiet():
+            program = torch.onnx.export(
+                _FlatOutputs(block).eval(),
+                (example[0], example[1:]),
+                dynamo=True,
+                verbose=False,
+                opset_version=OPSET,
+                dynamic_shapes=({0: dynamic, 1: dynamic}, tuple({0: dynamic} for _ in example[1:])),
+            )
+        assert program is not None
+        model = onnx.inliner.inline_local_functions(program.model_proto)
+    except Exception as error:  # noqa: BLE001 - whatever the user's code or the exporter raises
+        cause = error.__cause__ or error
+        reason = f"{type(cause).__name__}: {cause}".splitlines()[0]
+        raise ConfigError(
+            f"block {label} ({type(block).__name__}) can't be exported to ONNX ({reason}); its forward has to be of "
+            "torch's operators alone, for any number of steps and rows"
+        ) from None
+    part = onnx.compose.add_prefix(model, f"blocks.{label}.").graph
+    for own, given in zip(part.input, inputs, strict=True):
+        graph.nodes.append(onnx.helper.make_node("Identity", [given], [own.name]))
+    graph.nodes += part.node
+    graph.weights += part.initializer
+    y, *after = (own.name for own in part.output)
+    return y, after
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporter's advice is for whoever writes exporters; what matters here is whether the result is equal."""
+    disabled = logging.root.manager.disable
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
+        warnings.simplefilter("ignore")
+        logging.disable(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            logging.disable(disabled)

@@ -1,0 +1,102 @@
+"""A plan as plain values, for JSON, and its layout as TOML: what programs read, and what a run compares itself with."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from stretto.config.layout import Layout
+from stretto.plan.actions import Action, ActionKind
+from stretto.plan.advice import advise
+from stretto.plan.predict import Prediction
+from stretto.plan.profile import Profile
+from stretto.plan.search import Plan
+from stretto.plan.timeline import TimedAction, Timeline
+
+# A step of more actions than this is left out: the file would be mostly that.
+_MAX_ACTIONS = 10_000
+
+
+def plan_to_dict(plan: Plan, profile: Profile, timeline: Timeline) -> dict[str, Any]:
+    """Return all of a plan as what JSON knows; the timeline is that of a step of the chosen layout."""
+    return {
+        "advice": advise(plan),
+        "device": profile.device,
+        "is_simulated": profile.is_simulated,
+        "devices": plan.cluster.devices,
+        "nodes": plan.cluster.nodes,
+        "memory": plan.cluster.memory or profile.memory,
+        "layouts": plan.num_layouts,
+        "simulated": plan.num_simulated,
+        "one_device": {**prediction_to_dict(plan, plan.single_device), "fits": plan.fits_single_device},
+        "best": [prediction_to_dict(plan, found) for found in plan.best],
+        "timeline": timeline_to_dict(plan.chosen.layout, timeline),
+        "rejected": [{"layouts": found.layouts, "reason": found.reason} for found in plan.rejected],
+    }
+
+
+def prediction_to_dict(plan: Plan, prediction: Prediction) -> dict[str, Any]:
+    """Return one layout's prediction as plain values."""
+    layout = prediction.layout
+    return {
+        "layout": _layout_to_dict(layout),
+        "toml": layout_toml(prediction),
+        "seconds": prediction.seconds,
+        "tokens_per_second": prediction.tokens_per_second,
+        "speed_up": plan.speed_up(prediction),
+        "bubble": prediction.bubble,
+        "memory": prediction.memory,
+        "traffic": prediction.traffic,
+        "parts": {
+            "pipeline": prediction.pipeline,
+            "all_reduce": prediction.all_reduce,
+            "optimizer": prediction.optimizer,
+            "other": prediction.other,
+        },
+        "stages": [
+            {"blocks": list(stage.blocks), "busy": stage.busy, "memory": stage.memory.total}
+            for stage in prediction.stages
+        ],
+    }
+
+
+def timeline_to_dict(layout: Layout, timeline: Timeline) -> dict[str, Any]:
+    """Return when each action of a step runs, a line each: `stage kind micro-batch chunk start stop`."""
+    spans = timeline.timed_actions if len(timeline.timed_actions) <= _MAX_ACTIONS else ()
+    actions = [
+        f"{stage} {action.kind.value} {action.micro_batch} {action.chunk} {start:.9g} {stop:.9g}"
+        for stage, action, start, stop in spans
+    ]
+    return {"layout": _layout_to_dict(layout), "actions": actions}
+
+
+def timeline_from_dict(plan: Mapping[str, Any], layout: Layout) -> Timeline | None:
+    """Return the timeline of a plan that was read from JSON; none if it has none of this layout."""
+    try:
+        found = plan["timeline"]
+        if found["layout"] != _layout_to_dict(layout):
+            return None
+        spans = tuple(map(_parse_action, found["actions"]))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+    if not spans or any(not 0 <= span.stage < layout.stages for span in spans):
+        return None
+    return Timeline(layout.stages, spans)
+
+
+def _parse_action(line: str) -> TimedAction:
+    stage, kind, micro_batch, chunk, start, stop = line.split(" ")
+    return TimedAction(int(stage), Action(ActionKind(kind), int(micro_batch), int(chunk)), float(start), float(stop))
+
+
+def _layout_to_dict(layout: Layout) -> dict[str, Any]:
+    return layout.model_dump(mode="json", exclude={"auto", "elastic"})
+
+
+def layout_toml(prediction: Prediction) -> str:
+    """The section of a run's TOML file that asks for a layout."""
+    layout, usual = prediction.layout, Layout().model_dump(mode="json")
+    if layout.stages == 1:
+        layout = layout.model_copy(update={"blocks": ()})
+    # What JSON writes for numbers, text, lists and truth, TOML reads.
+    chosen = {name: value for name, value in layout.model_dump(mode="json").items() if value != usual[name]}
+    return "\n".join(["[layout]", *(f"{name} = {json.dumps(value)}" for name, value in chosen.items())])

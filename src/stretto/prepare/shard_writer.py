@@ -1,0 +1,216 @@
+"""Shards: sequences into the files of a part, and the parts into a store."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.base.errors import DataError
+from stretto.prepare.prepare_job import Job, PartResult, file_record, move_into_store, part_path
+from stretto.prepare.record_parser import BadRows, SkippedRows
+from stretto.store.file_writer import FileWriter, write_file, write_index
+from stretto.store.pages import PagedFile
+from stretto.store.sequences import (
+    CLASSES,
+    ENDS,
+    KIND,
+    Channels,
+    Classes,
+    Origin,
+    SequencesFields,
+    Shard,
+    Tokens,
+    shard_file,
+)
+from stretto.store.vocabulary import FILE as VOCABULARY
+from stretto.store.vocabulary import Vocabulary, vocabulary_bytes
+
+_BUFFER = 1 << 20
+# The part of a channel's spread that 32-bit floats may lie apart.
+_MAX_ROUNDING = 0.01
+
+
+class ShardWriter:
+    """The sequences of one part and one split, as they come."""
+
+    def __init__(self, folder: Path, split: str, number: int, dtype: np.dtype[Any], has_labels: bool) -> None:
+        names = ("values", "ends", "labels") if has_labels else ("values", "ends")
+        self._files = {name: FileWriter(part_path(folder, split, number, name)) for name in names}
+        self._split, self._dtype = split, dtype
+        self._buffered: list[NDArray[Any]] = []
+        self._num_buffered = 0
+        self._ends: list[int] = []
+        self._labels: list[int] = []
+        self._num_sequences = self._num_steps = self._num_bytes = self._longest = 0
+        self._moments = no_moments(0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the files, finished or not."""
+        for file in self._files.values():
+            file.__exit__()
+
+    def append(self, steps: NDArray[Any], label: int | None = None, num_bytes: int = 0) -> None:
+        """Add a sequence; `num_bytes` are those of its text."""
+        self._num_sequences += 1
+        self._num_steps += len(steps)
+        self._longest = max(self._longest, len(steps))
+        self._num_bytes += num_bytes
+        self._ends.append(self._num_steps)
+        if label is not None:
+            self._labels.append(label)
+        self._buffered.append(steps)
+        self._num_buffered += steps.size
+        if self._num_buffered >= _BUFFER:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._buffered:
+            values = np.concatenate(self._buffered)
+            if values.ndim == 2:
+                self._moments = join_moments(self._moments, moments(values))
+            self._files["values"].append(values.astype(self._dtype))
+        self._files["ends"].append(np.array(self._ends, ENDS))
+        if "labels" in self._files:
+            self._files["labels"].append(np.array(self._labels, CLASSES))
+        self._buffered, self._num_buffered, self._ends, self._labels = [], 0, [], []
+
+    def finish(self) -> PartResult:
+        """Return what is to be known of the shard."""
+        self._flush()
+        return {
+            "files": [file_record(file.finish(), self._split) for file in self._files.values()],
+            "num_sequences": self._num_sequences,
+            "num_steps": self._num_steps,
+            "longest": self._longest,
+            "num_bytes": self._num_bytes,
+            "moments": self._moments.tolist(),
+        }
+
+
+@contextmanager
+def open_shards(
+    folder: Path, splits: Sequence[str], number: int, dtype: np.dtype[Any], has_labels: bool = False
+) -> Iterator[dict[str, ShardWriter]]:
+    """Open a shard for each split of a part."""
+    with ExitStack() as stack:
+        yield {split: stack.enter_context(ShardWriter(folder, split, number, dtype, has_labels)) for split in splits}
+
+
+def finish_part(writers: Mapping[str, ShardWriter], bad: BadRows) -> PartResult:
+    """Return the record of a part whose rows have all been seen."""
+    splits = {split: writer.finish() for split, writer in writers.items()}
+    files = [file for shard in splits.values() for file in shard["files"]]
+    return {"files": files, "splits": splits, "num_bad": bad.num_rows, "bad": bad.first}
+
+
+def sum_skipped_rows(records: Sequence[PartResult]) -> SkippedRows:
+    """Return the rows that all parts left out."""
+    return SkippedRows(
+        sum(record["num_bad"] for record in records), next((record["bad"] for record in records if record["bad"]), "")
+    )
+
+
+def check_splits(job: Job, records: Sequence[PartResult], splits: Sequence[str], validation_fraction: float) -> None:
+    """Refuse to write a store with nothing in it."""
+    num_sequences = {split: sum(record["splits"][split]["num_sequences"] for record in records) for split in splits}
+    skipped = sum_skipped_rows(records)
+    if not any(num_sequences.values()):
+        bad = f" (of {skipped.summary} the first is {skipped.first})" if skipped.num_rows else ""
+        raise DataError(f"no sequence is left for {job.target}{bad}; give other files")
+    for split, number in num_sequences.items():
+        if not number:
+            raise DataError(
+                f"--validation-fraction={validation_fraction} leaves nothing for {job.target / split}; use another part, 0, or more data"
+            )
+
+
+def write_store(
+    job: Job,
+    split: str,
+    records: Sequence[PartResult],
+    values: Tokens | Channels,
+    labels: Classes | None = None,
+    vocabulary: Vocabulary | None = None,
+    origin: Origin | None = None,
+) -> None:
+    """Make a store of the shards of all parts; those without a sequence leave no trace."""
+    folder = job.folder / split
+    files: list[PagedFile] = []
+    shards: list[Shard] = []
+    for record in records:
+        if record["num_sequences"]:
+            for file in record["files"]:
+                what = file["path"].rpartition(".")[2]
+                files.append(move_into_store(file, job.folder, shard_file(what, len(shards))))
+            numbers = {name: record[name] for name in ("num_sequences", "num_steps", "longest")}
+            shards.append(Shard(**numbers))
+    num_bytes = None
+    if vocabulary is not None:
+        num_bytes = sum(record["num_bytes"] for record in records)
+        files.append(write_file(folder / VOCABULARY, vocabulary_bytes(vocabulary)))
+    fields = SequencesFields(values=values, labels=labels, num_bytes=num_bytes, origin=origin, shards=tuple(shards))
+    write_index(folder, KIND, fields.model_dump(mode="json"), files)
+
+
+# Of each channel: how many values, their mean, the sum of squares around it, the least and the greatest.
+Moments = NDArray[np.float64]
+
+
+def no_moments(num_channels: int) -> Moments:
+    """Return the moments of nothing."""
+    return moments(np.zeros((0, num_channels)))
+
+
+def moments(values: NDArray[np.float64]) -> Moments:
+    """Return the moments of some steps [steps, channels]; what is missing doesn't count."""
+    is_there = ~np.isnan(values)
+    count = is_there.sum(0)
+    mean = np.where(is_there, values, 0).sum(0) / np.maximum(count, 1)
+    squares = (np.where(is_there, values - mean, 0) ** 2).sum(0)
+    least = np.where(is_there, values, np.inf).min(0, initial=np.inf)
+    greatest = np.where(is_there, values, -np.inf).max(0, initial=-np.inf)
+    return np.stack([count, mean, squares, least, greatest])
+
+
+def join_moments(one: Moments, other: Moments) -> Moments:
+    """Return the moments of both together."""
+    if not one.shape[1] or not other.shape[1]:
+        return one if one.shape[1] else other
+    count = one[0] + other[0]
+    share = other[0] / np.maximum(count, 1)
+    apart = other[1] - one[1]
+    squares = one[2] + other[2] + apart**2 * one[0] * share
+    return np.stack(
+        [count, one[1] + apart * share, squares, np.minimum(one[3], other[3]), np.maximum(one[4], other[4])]
+    )
+
+
+def make_channels(names: Sequence[str], records: Sequence[PartResult], like: Channels | None = None) -> Channels:
+    """Return the channels with their statistics, or with those of `like`; refuse one that 32-bit floats would flatten.
+
+    A channel that never changes has a spread of 1, to divide by.
+    """
+    total = no_moments(len(names))
+    for record in records:
+        total = join_moments(total, np.array(record["moments"]).reshape(len(total), -1))
+    count, mean, squares, least, greatest = total
+    std = np.where(least < greatest, np.sqrt(squares / np.maximum(count, 1)), 1.0)
+    channels = like or Channels(names=tuple(names), mean=tuple(mean.tolist()), std=tuple(std.tolist()))
+    for channel, name in enumerate(names):
+        if least[channel] >= greatest[channel]:
+            continue
+        reach = np.float32(max(-least[channel], greatest[channel]))
+        # Looked at from below: beyond the largest float there is no next.
+        apart = np.spacing(np.nextafter(reach, np.float32(0)))
+        if apart > _MAX_ROUNDING * channels.std[channel]:
+            raise DataError(
+                f"{name!r} reaches {reach:.3g}, where 32-bit floats are {apart:.3g} apart: too coarse for "
+                f"its spread of {channels.std[channel]:.3g}; subtract an offset from it, or scale it"
+            )
+    return channels

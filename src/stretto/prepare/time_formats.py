@@ -1,0 +1,31 @@
+"""Times: text that says when something was, whether or not it is written such that it can be read."""
+
+import re
+from datetime import datetime
+
+_MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?"
+_DAY = "|".join(
+    (
+        r"\d{1,4}([-/.])\d{1,2}(?:\1\d{1,4})?",  # 1949-01, 01/03/2012, 01.01.2009
+        r"\d{4}[- ]?[qwm]\d{1,2}",  # 1960Q1
+        r"q\d[- /]?\d{4}",
+        rf"\d{{1,2}}[-. /]*{_MONTH}[-., /]*\d{{2,4}}",  # 3 Jan 2012
+        rf"{_MONTH}[-., /]*(?:\d{{1,2}},?[- /])?\d{{2,4}}",  # Jan-62, January 3, 2012
+        rf"\d{{4}}[- ]?{_MONTH}",
+    )
+)
+_CLOCK = r"\d{1,2}[:.]\d{2}(?:[:.]\d{2}(?:[.,]\d+)?)? ?(?:[ap]\.?m\.?)? ?(?:z|utc|gmt|[-+]\d{2}:?\d{2})?"
+_TIME = re.compile(rf"(?:{_DAY})(?:[t, ]+{_CLOCK})?|{_CLOCK}", re.IGNORECASE)
+
+
+def parse_time(text: str) -> datetime | None:
+    """Return the time that a text is, if it is written as 2025-01-31T12:00:00 is."""
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return None
+
+
+def looks_like_time(text: str) -> bool:
+    """Is it a date or a time of day, in any of the usual ways to write one?"""
+    return parse_time(text) is not None or _TIME.fullmatch(text.strip()) is not None

@@ -1,0 +1,78 @@
+"""BackgroundSink: feeds a sink in the background, so that the run waits for no tool, and ends for none."""
+
+import logging
+import queue
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from textwrap import shorten
+
+from stretto.train.sinks.sink import LogLine, RunStatus, Sink
+
+# Lines that may wait for a sink that is slow, and seconds in which it may finish at the end.
+_MAX_QUEUED = 100_000
+_CLOSE_TIMEOUT = 30.0
+
+_log = logging.getLogger(__name__)
+
+
+class BackgroundSink:
+    """A sink with a thread of its own; what goes wrong with it is said once."""
+
+    def __init__(self, name: str, sink: Sink, history: Iterable[LogLine] = ()) -> None:
+        self._name, self._sink = name, sink
+        self._history = history if sink.needs_history else ()
+        self._lines: queue.Queue[LogLine | None] = queue.Queue()
+        self._status: RunStatus = "interrupted"
+        self._has_warned = False
+        self._thread = threading.Thread(target=self._feed, name=f"stretto-{name}", daemon=True)
+        self._thread.start()
+
+    def write(self, kind: str, values: Mapping[str, object]) -> None:
+        """Hand over a line, without waiting."""
+        if self._lines.qsize() < _MAX_QUEUED:
+            self._lines.put((kind, dict(values)))
+        else:
+            self._warn("it is slower than the run")
+
+    def close(self, status: RunStatus) -> None:
+        """Wait until all lines have arrived, but not for ever."""
+        self._status = status
+        self._lines.put(None)
+        self._thread.join(_CLOSE_TIMEOUT)
+        if self._thread.is_alive():
+            self._warn(f"it has not finished within {_CLOSE_TIMEOUT:.0f} s")
+
+    def _feed(self) -> None:
+        with self._catch_errors():
+            for line in self._history:
+                self._write(line)
+            if not self._has_warned:
+                self._sink.end_history()
+        while (line_or_end := self._lines.get()) is not None:
+            self._write(line_or_end)
+        with self._catch_errors():
+            self._sink.close(self._status)
+
+    def _write(self, line: LogLine) -> None:
+        with self._catch_errors():
+            self._sink.write(*line)
+
+    @contextmanager
+    def _catch_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - whatever the tool raises, the run is not to end for it
+            self._warn(describe_error(error))
+
+    def _warn(self, reason: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning("watch.%s misses lines of the log (%s); the run goes on", self._name, reason)
+
+
+def describe_error(error: Exception) -> str:
+    """Return why a tool failed, in a line."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+    return shorten(f"{type(error).__name__}: {error}".rstrip(": "), 300)

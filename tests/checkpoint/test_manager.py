@@ -1,0 +1,350 @@
+"""A run's checkpoints: which one it goes on from, which are kept, and who may write."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers.rank_pool import RankPools, RanksFailedError
+from stretto import (
+    Checkpoint,
+    CheckpointManager,
+    ConfigError,
+    DataError,
+    DivergedError,
+    FencedError,
+    SaveReport,
+    Snapshot,
+    World,
+    find_checkpoint,
+)
+from stretto.checkpoint.checkpoint import complete_checkpoint_names, read_claims
+from stretto.checkpoint.lineage import CheckpointName, Claim, lineage, to_remove
+from stretto.checkpoint.manifest import TrainingState
+from stretto.checkpoint.shards import TensorShard
+from stretto.checkpoint.storage import LocalStorage
+
+WEIGHTS = "weights.w"
+
+
+def snapshot(step: int, world: World | None = None, value: float | None = None) -> Snapshot:
+    rank, size = (0, 1) if world is None else (world.rank, world.size)
+    training_state = TrainingState(step=step, seed=1, optimizer="sgd", epoch=0, pool=0, index=step, progress=0.5)
+    rows = torch.full((3, 2), float(step) if value is None else value)
+    return Snapshot(training_state, [TensorShard(WEIGHTS, rows, 3 * rank, 3 * size)])
+
+
+def steps(folder: Path) -> list[int]:
+    return sorted(name.step for name in complete_checkpoint_names(LocalStorage(folder)))
+
+
+def test_the_last_ones_every_nth_and_the_best_are_kept(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path, keep=2, keep_every=10, keep_best=True) as checkpoints:
+        checkpoints.start()
+        for step in range(1, 26):
+            checkpoints.save(snapshot(step), wait=True)
+            checkpoints.record_loss(step, abs(step - 7) + 1.0)
+    assert steps(tmp_path) == [7, 10, 20, 24, 25]
+    # The best is known after a restart.
+    with CheckpointManager(tmp_path, keep=1, keep_best=True) as checkpoints:
+        checkpoints.start()
+        checkpoints.save(snapshot(26), wait=True)
+    assert steps(tmp_path) == [7, 26]
+
+
+def test_a_save_goes_on_while_the_tensors_change(tmp_path: Path) -> None:
+    weights = torch.zeros(1 << 20)
+    with CheckpointManager(tmp_path) as checkpoints:
+        checkpoints.start()
+        training_state = snapshot(1).training_state
+        checkpoints.save(Snapshot(training_state, [TensorShard(WEIGHTS, weights)]))
+        weights += 1
+        reports: list[SaveReport] = []
+        while not reports:
+            report = checkpoints.poll()
+            reports += [] if report is None else [report]
+        assert checkpoints.poll() is None
+    assert reports[0].step == 1 and reports[0].error is None and reports[0].num_bytes > 4 << 20
+    read = torch.ones(1 << 20)
+    find_checkpoint(tmp_path).read([TensorShard(WEIGHTS, read)])
+    assert not read.any()
+
+
+def test_a_step_is_saved_once(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path) as checkpoints:
+        checkpoints.start()
+        checkpoints.save(snapshot(1))
+        checkpoints.save(snapshot(1, value=5.0), wait=True)
+    saved = find_checkpoint(tmp_path)
+    assert [saved.check(file) for file in saved.manifest.files] == [None]
+    read = torch.zeros(3, 2)
+    saved.read([TensorShard(WEIGHTS, read)])
+    assert read.eq(1).all()
+
+
+def test_a_step_whose_save_failed_is_saved_again(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path) as checkpoints:
+        checkpoints.start()
+        (tmp_path / "step-000000001-g1").write_text("in the way")
+        with pytest.raises(DataError, match="step-000000001-g1 can't be written"):
+            checkpoints.save(snapshot(1), wait=True)
+        (tmp_path / "step-000000001-g1").unlink()
+        checkpoints.save(snapshot(1), wait=True)
+    assert steps(tmp_path) == [1]
+
+
+def test_nothing_is_saved_before_the_start(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"before start\(\) has said"):
+        CheckpointManager(tmp_path).save(snapshot(1))
+
+
+def test_numbers_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path) as checkpoints:
+        checkpoints.start()
+        checkpoints.save(snapshot(1), wait=True)
+        # Large ones are.
+        checkpoints.save(snapshot(2, value=3e38), wait=True)
+        with pytest.raises(DivergedError, match=r"weights\.w holds numbers that are not finite after step 3"):
+            checkpoints.save(snapshot(3, value=float("nan")), wait=True)
+    assert steps(tmp_path) == [1, 2]
+    assert not list(tmp_path.glob("step-000000003*"))
+
+
+def test_a_run_that_was_cut_off_ends_and_leaves_the_other_alone(tmp_path: Path) -> None:
+    old = CheckpointManager(tmp_path)
+    old.start()
+    old.save(snapshot(1), wait=True)
+    # On another machine, where locks don't reach.
+    assert old._history is not None
+    old._history.release()
+    new = CheckpointManager(tmp_path)
+    saved = new.start()
+    assert saved is not None and saved.manifest.training_state.step == 1
+    with pytest.raises(FencedError, match="generation 2 of this run has gone on, so this one, number 1, was cut off"):
+        old.save(snapshot(2), wait=True)
+    new.save(snapshot(2), wait=True)
+    assert [str(name) for name in complete_checkpoint_names(LocalStorage(tmp_path))] == [
+        "step-000000001-g1",
+        "step-000000002-g2",
+    ]
+    new.close()
+
+
+def test_a_checkpoint_that_comes_too_late_is_on_nobodys_line(tmp_path: Path) -> None:
+    old = CheckpointManager(tmp_path)
+    old.start()
+    old.save(snapshot(1), wait=True)
+    assert old._history is not None
+    old._history.release()
+    with CheckpointManager(tmp_path) as new:
+        new.start()
+        # It was asleep between its last look at the generations and its commit.
+        assert old._history is not None
+        old._history.check_fence = lambda: None  # type: ignore[method-assign]
+        old.save(snapshot(9), wait=True)
+        new.save(snapshot(2), wait=True)
+    assert find_checkpoint(tmp_path).manifest.training_state.step == 2
+    with CheckpointManager(tmp_path) as third:
+        saved = third.start()
+        assert saved is not None and saved.manifest.training_state.step == 2
+
+
+def test_a_folder_in_use_is_refused_and_free_again_when_its_process_is_gone(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path) as checkpoints:
+        checkpoints.start()
+        with pytest.raises(ConfigError, match=r"is in use by process \d+, which is this one"):
+            CheckpointManager(tmp_path).start()
+    code = (
+        "import sys, time; from stretto import CheckpointManager; c = CheckpointManager(sys.argv[1]); c.start(); "
+        "print('there', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"there\n"
+        started = time.monotonic()
+        with pytest.raises(ConfigError, match=f"{tmp_path} is in use by process {other.pid} on "):
+            CheckpointManager(tmp_path).start()
+        assert time.monotonic() - started < 15
+        threading.Timer(1, other.kill).start()
+        # A rank that was killed may take a moment to go.
+        with CheckpointManager(tmp_path) as checkpoints:
+            checkpoints.start()
+
+
+def test_a_path_that_is_given_again_is_not_gone_back_to(tmp_path: Path) -> None:
+    """As a launcher or a scheduler does that repeats a command."""
+    with CheckpointManager(tmp_path) as checkpoints:
+        checkpoints.start()
+        for step in (1, 2, 3):
+            checkpoints.save(snapshot(step), wait=True)
+    path = tmp_path / "step-000000002-g1"
+    for expected, then in ((2, None), (2, 5), (5, 6), (6, None)):
+        with CheckpointManager(tmp_path, keep=100) as checkpoints:
+            saved = checkpoints.start(path)
+            assert saved is not None and saved.manifest.training_state.step == expected
+            if then is not None:
+                checkpoints.save(snapshot(then), wait=True)
+
+
+def test_a_start_that_was_killed_before_its_first_save_is_taken_up(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path / "other") as checkpoints:
+        checkpoints.start()
+        checkpoints.save(snapshot(9), wait=True)
+    with CheckpointManager(tmp_path / "own") as checkpoints:
+        checkpoints.start()
+        checkpoints.save(snapshot(3), wait=True)
+    with CheckpointManager(tmp_path / "own") as checkpoints:
+        checkpoints.start(tmp_path / "other")
+    # It would have gone on from there, and so does the next.
+    with CheckpointManager(tmp_path / "own") as checkpoints:
+        saved = checkpoints.start()
+        assert saved is not None and saved.manifest.training_state.step == 9
+
+
+def test_an_older_step_is_not_saved_over(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path) as checkpoints:
+        checkpoints.start()
+        for step in (1, 2):
+            checkpoints.save(snapshot(step), wait=True)
+        with pytest.raises(ConfigError, match="step 1 was saved by this start before"):
+            checkpoints.save(snapshot(1), wait=True)
+    for name in complete_checkpoint_names(LocalStorage(tmp_path)):
+        saved = Checkpoint.open(LocalStorage(tmp_path), str(name))
+        assert [saved.check(file) for file in saved.manifest.files] == [None]
+
+
+def test_a_held_out_loss_that_is_not_finite_is_the_best_of_none(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path, keep=1, keep_best=True) as checkpoints:
+        checkpoints.start()
+        for step, loss in ((1, float("nan")), (2, float("inf")), (3, 2.0), (4, float("nan"))):
+            checkpoints.save(snapshot(step), wait=True)
+            checkpoints.record_loss(step, loss)
+    assert steps(tmp_path) == [3, 4]
+
+
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "lock").symlink_to(tmp_path / "victim")
+    with pytest.raises(ConfigError, match="lock can't be written"):
+        CheckpointManager(tmp_path / "run").start()
+    assert (tmp_path / "victim").read_text() == "precious"
+
+
+def test_what_was_not_finished_is_tidied_up_at_the_next_start(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path) as checkpoints:
+        checkpoints.start()
+        checkpoints.save(snapshot(1), wait=True)
+    (tmp_path / "step-000000002-g1").mkdir()
+    (tmp_path / "step-000000002-g1" / "shard").write_text("half")
+    (tmp_path / "step-by-step.txt").write_text("not ours")
+    with CheckpointManager(tmp_path) as checkpoints:
+        checkpoints.start()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "generations", "lock", "step-000000001-g1", "step-by-step.txt",
+    ]  # fmt: skip
+
+
+def test_a_run_may_go_on_from_a_checkpoint_of_another(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path / "one") as checkpoints:
+        checkpoints.start()
+        checkpoints.save(snapshot(5), wait=True)
+    for place in ("one", "one/step-000000005-g1"):
+        with CheckpointManager(tmp_path / "two") as checkpoints:
+            saved = checkpoints.start(tmp_path / place)
+            assert saved is not None and saved.manifest.training_state.step == 5
+    claims = read_claims(LocalStorage(tmp_path / "two"))
+    assert claims[2].resumed_from == str(tmp_path / "one" / "step-000000005-g1")
+
+
+def save_with(world: World, folder: Path, bad_rank: int) -> int | None:
+    """All ranks save; one of them can't write."""
+    with CheckpointManager(folder, world) as checkpoints:
+        checkpoints.start()
+        checkpoints.save(snapshot(1, world), wait=True)
+        if world.rank == bad_rank:
+            # A folder where its file should be.
+            (folder / "step-000000002-g1" / f"shard-{bad_rank + 1:05}-model-00001-of-00001.safetensors").mkdir(
+                parents=True
+            )
+        checkpoints.save(snapshot(2, world))
+        errors: dict[int, str | None] = {}
+        until = time.monotonic() + 20
+        while world.is_rank_zero and 2 not in errors and time.monotonic() < until:
+            report = checkpoints.poll()
+            errors |= {} if report is None else {report.step: report.error}
+        checkpoints.save(snapshot(3, world), wait=True)
+        if world.is_rank_zero:
+            assert errors[1] is None
+            assert "step-000000002-g1" in str(errors[2]) and "can't be written (Is a directory)" in str(errors[2])
+    return checkpoints.last_step
+
+
+def test_a_save_that_one_rank_can_not_write_is_none_and_the_run_goes_on(pools: RankPools, tmp_path: Path) -> None:
+    assert pools[3].run(save_with, tmp_path, 2)[0] == 3
+    assert steps(tmp_path) == [1, 3]
+
+
+def start_in(world: World, folder: Path) -> None:
+    CheckpointManager(folder, world).start()
+
+
+def test_a_start_that_is_refused_is_refused_on_all_ranks(pools: RankPools, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RanksFailedError) as caught:
+        pools[3].run(start_in, tmp_path / "file" / "run")
+    assert any("can't be written (Not a directory)" in errors for errors in caught.value.errors.values())
+    assert len(caught.value.errors) == 3
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.booleans()), max_size=8), st.integers(0, 10**6))
+def test_a_line_goes_through_what_each_start_went_on_from(starts: list[tuple[int, bool]], seed: int) -> None:
+    """Starts that save some steps each, and go on from any checkpoint of the line before."""
+    claims: dict[int, Claim] = {}
+    names: set[CheckpointName] = set()
+    expected: list[CheckpointName] = []
+    for generation, (count, is_decreasing_anywhere) in enumerate(starts, 1):
+        if is_decreasing_anywhere and expected:
+            expected = expected[seed % len(expected) :]
+        resumed_from = str(expected[0]) if expected else None
+        claims[generation] = Claim(generation=generation, resumed_from=resumed_from)
+        first = expected[0].step if expected else 0
+        own = [CheckpointName(generation, first + step + 1) for step in range(count % 5)]
+        names |= set(own)
+        expected = [*reversed(own), *expected]
+        # What is written too late, by all that were cut off.
+        names |= {CheckpointName(older, 10**6 + generation) for older in range(1, generation)}
+        assert lineage(claims, names) == expected
+
+
+@given(st.sets(st.integers(1, 60), max_size=20), st.integers(1, 5), st.none() | st.integers(1, 7), st.integers(0, 60))
+def test_what_is_removed_is_neither_last_nor_nth_nor_best(
+    found: set[int], last: int, every: int | None, best: int
+) -> None:
+    names = [CheckpointName(1, step) for step in sorted(found, reverse=True)]
+    removed = to_remove(names, last, every, CheckpointName(1, best))
+    kept = [name for name in names if name not in removed]
+    assert kept[:last] == names[:last]
+    for name in kept[last:]:
+        assert name.step == best or (every is not None and name.step % every == 0)
+    for name in removed:
+        assert name.step != best and not (every is not None and name.step % every == 0)
+
+
+def test_the_files_are_as_public_as_their_folder(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    before = os.umask(0o022)
+    try:
+        with CheckpointManager(tmp_path / "run") as checkpoints:
+            checkpoints.start()
+            checkpoints.save(snapshot(1), wait=True)
+    finally:
+        os.umask(before)
+    for path in (tmp_path / "run").rglob("*"):
+        assert path.stat().st_mode & 0o044 == 0o044, path

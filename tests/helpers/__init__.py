@@ -1,0 +1,1 @@
+"""What tests share, each module named after what it gives."""

@@ -1,0 +1,1194 @@
+"""The mistakes that docs/errors.md lists: what is said, what it means, what to do, and how each is made."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+from torch import nn
+from torch._C._distributed_c10d import HashStore
+
+from helpers import error_triggers as mishaps
+from stretto import (
+    LSTM,
+    BidirectionalLSTM,
+    ConfigError,
+    DataError,
+    Dropout,
+    LawError,
+    LostPeerError,
+    MeshError,
+    Pointwise,
+    PreemptedError,
+    QuantileLoss,
+    Residual,
+    SquaredError,
+    Stack,
+    StrettoError,
+    initialize,
+    testing,
+)
+from stretto.base.errors import DivergedError, FencedError, PlanError
+from stretto.cli.commands.verify import LayoutMismatchError
+from stretto.mesh.mailbox import LocalMailbox, wait_for_message
+from stretto.mesh.rendezvous import rendezvous
+
+
+@dataclass(frozen=True)
+class ErrorCase:
+    """One error: `<...>` in what is said stands for what differs; `by` is a command line, or code, that makes it."""
+
+    message: str
+    meaning: str
+    remedy: str
+    trigger: str | Callable[[], object]
+    error: type[StrettoError] = ConfigError
+
+
+@dataclass(frozen=True)
+class ErrorSection:
+    """What someone was about to do, and what can be wrong with it."""
+
+    title: str
+    about: str
+    cases: tuple[ErrorCase, ...]
+
+
+ERROR_SECTIONS = (
+    ErrorSection(
+        "The command line and the config",
+        "Found before torch is imported, so the answer is there at once. Fields are listed in [config](config.md), "
+        "commands in [commands](commands.md).",
+        (
+            ErrorCase(
+                "the following arguments are required: COMMAND; see `stretto --help`",
+                "`stretto` alone does nothing.",
+                "Name one of the commands that `stretto --help` lists.",
+                "stretto",
+            ),
+            ErrorCase(
+                "<word> is not a command; did you mean <command>?",
+                "There is no such command.",
+                "Look at the spelling; `stretto --help` lists all commands.",
+                "stretto trian run.toml",
+            ),
+            ErrorCase(
+                "<option> is not an option of `stretto train`; did you mean <option>?",
+                "The option is not known, and one that is known is spelt almost like it, or is the same field with its "
+                "section in front.",
+                "Take the one that is named, or see `stretto train --help`.",
+                "stretto train run.toml --lr 0.001",
+            ),
+            ErrorCase(
+                "<option> is not an option of `stretto train`; it is a section: <options>",
+                "A section of the config was given where one of its fields belongs.",
+                "Give a field of it, such as `--layout.stages 2`.",
+                "stretto train run.toml --layout 2",
+            ),
+            ErrorCase(
+                "<file> does not exist; give the path of a run's TOML file",
+                "The first argument of `train`, `plan`, `profile` and `verify` is the file that describes the run.",
+                "Check the path, and the folder that you are in.",
+                "stretto train nowhere.toml",
+            ),
+            ErrorCase(
+                "<file> is not TOML: <what and where>; mend it there",
+                "The file can't be parsed; line and column are in the sentence.",
+                "Text needs quotes, a section square brackets: `[data]`.",
+                mishaps.no_toml,
+            ),
+            ErrorCase(
+                "<file>: data.train is missing; it has no default, so set it",
+                "It is the only field that every run must set.",
+                'Write `train = "FOLDER"` under `[data]`; `stretto prepare` makes that folder.',
+                mishaps.no_data,
+            ),
+            ErrorCase(
+                "<file>: [data] is missing; write that section, with train in it, the folder of the data",
+                "Every run needs data.",
+                'Write `[data]` and below it `train = "FOLDER"`.',
+                mishaps.no_data_section,
+            ),
+            ErrorCase(
+                "<file>: <field> is not a known field; it belongs into [<section>]",
+                "The field stands outside its section.",
+                "Move it under the section that is named.",
+                mishaps.no_section,
+            ),
+            ErrorCase(
+                "--<field>=<value> should be greater than 0",
+                "The value is outside what the field allows; other fields say their own bounds in the same form.",
+                "See the field in [config](config.md).",
+                "stretto train run.toml --train.lr -1",
+            ),
+            ErrorCase(
+                "--<field>=<value> should be a valid number",
+                "The text is not of the field's type.",
+                "Write numbers plainly, as `0.001` or `1e-3`; booleans as `true` and `false`.",
+                "stretto train run.toml --train.lr fast",
+            ),
+            ErrorCase(
+                "<file>: data='data/train' should be a section; write it as [data]",
+                "A section was written as one value.",
+                "Put `[data]` on a line of its own and its fields below it.",
+                mishaps.section_as_value,
+            ),
+            ErrorCase(
+                "<file>: layout: auto chooses <fields> itself; leave them out, or set auto to false",
+                'With `layout = "auto"` the planner chooses replicas, stages, micro-batches and chunks.',
+                "Leave the other fields of the section out; [the planner](planner.md) says what it measures.",
+                mishaps.two_configs,
+            ),
+            ErrorCase(
+                "<file>: layout: blocks=[<numbers>] must say for each of stages=<n> how many blocks it holds, 1 at "
+                "least",
+                "There is not one number for each stage.",
+                "Give as many numbers as stages, or leave `layout.blocks` out: the stages are balanced then.",
+                "stretto train run.toml --layout.stages 2 --layout.blocks 3",
+            ),
+            ErrorCase(
+                "<file>: model: projection=<n> needs cell='lstm', a GRU has none; leave it out",
+                "Torch's GRU has no projection.",
+                'Leave `model.projection` out, or use `cell = "lstm"`.',
+                "stretto train run.toml --model.cell gru --model.projection 4",
+            ),
+            ErrorCase(
+                "<file>: train: momentum=<x> needs optimizer='sgd', not '<optimizer>'; leave it out",
+                "adamw has its betas instead.",
+                "Leave it out, or train with `--train.optimizer sgd`.",
+                "stretto train run.toml --train.momentum 0.9",
+            ),
+            ErrorCase(
+                "<file>: train: warmup=<n> exceeds steps=<n>; shorten it",
+                "The run would end before the learning rate has risen to its peak.",
+                "Lower `train.warmup`, or raise `train.steps`.",
+                "stretto train run.toml --train.warmup 9",
+            ),
+            ErrorCase(
+                "--<field>=<value> should be a valid boolean",
+                "A switch was given something else than true or false.",
+                "Write `true` or `false`.",
+                "stretto train run.toml --layout.elastic maybe",
+            ),
+            ErrorCase(
+                "--layout.blocks: <value> is not a list of numbers; write it like 5,1",
+                "One whole number for each stage is expected.",
+                "Write numbers with commas between them.",
+                "stretto train run.toml --layout.blocks a,b",
+            ),
+            ErrorCase(
+                "<file>: model: projection=<n> must be less than hidden=<n>; make it smaller",
+                "A projection makes the outputs narrower than the cell.",
+                "Lower `model.projection`, or leave it out.",
+                "stretto train run.toml --model.projection 9",
+            ),
+            ErrorCase(
+                "<file>: train: average_from=<n> needs optimizer='asgd', not '<optimizer>'; leave it out",
+                "Only averaged SGD averages the weights.",
+                "Leave it out, or train with `--train.optimizer asgd`.",
+                "stretto train run.toml --train.average_from 3",
+            ),
+        ),
+    ),
+    ErrorSection(
+        "From a file to a run",
+        "`stretto init` looks at the beginning of your files, and asks or says what it can't tell ([start](start.md)).",
+        (
+            ErrorCase(
+                "<path> is not there; give the path of a file or a folder",
+                "There is nothing at that path.",
+                "Check the path; it is seen from where you are.",
+                "stretto init nowhere.txt --out new.toml",
+                DataError,
+            ),
+            ErrorCase(
+                "<file> is empty; give another file",
+                "There is nothing in it to learn from.",
+                "Give the file that was meant.",
+                "stretto init empty.txt --out new.toml",
+                DataError,
+            ),
+            ErrorCase(
+                "<file> is there already; name another with --out, or write over it with --force",
+                "A run's file that you may have changed is never lost.",
+                "Name another file, or say `--force`.",
+                "stretto init book.txt",
+            ),
+            ErrorCase(
+                "--out=<file>: the folder <folder> is not there; make it first",
+                "The run's file would go into a folder that isn't there.",
+                "Make it, or name another file.",
+                "stretto init book.txt --out nowhere/run.toml",
+            ),
+            ErrorCase(
+                "--name=<name> can't name a folder; use letters, digits, - and _",
+                "The name becomes part of `data/NAME` and `runs/NAME`.",
+                "Leave `--name` out, or use a plain one.",
+                "stretto init book.txt --out new.toml --name a/b",
+            ),
+            ErrorCase(
+                "--label=<field> is not in <file>; its fields are <names>",
+                "The records have no such field.",
+                "Take one of those that are named.",
+                "stretto init songs.jsonl --out new.toml --label kind",
+                DataError,
+            ),
+            ErrorCase(
+                "--label=<field> and --no-label contradict each other; leave one of them out",
+                "Either a field holds the classes, or there are none.",
+                "Leave one of them out.",
+                "stretto init songs.jsonl --out new.toml --label mood --no-label",
+            ),
+            ErrorCase(
+                "--targets=<column> is not a column of numbers; there are <columns>",
+                "Only numbers can be forecast.",
+                "Take one of those that are named.",
+                "stretto init meters.csv --out new.toml --targets hours",
+            ),
+            ErrorCase(
+                "--horizon is for series and sequences of channels, and this is <kind>; leave it out",
+                "A text or a sequence has no horizon.",
+                "Leave it out; or say `--kind series` where the file is a table.",
+                "stretto init book.txt --out new.toml --horizon 3",
+            ),
+        ),
+    ),
+    ErrorSection(
+        "Preparing data",
+        "`stretto prepare` and the functions `prepare_text`, `prepare_sequences` and `prepare_series`; see "
+        "[stores](stores.md).",
+        (
+            ErrorCase(
+                "<path> is not a file; give the paths of text files",
+                "There is nothing at that path, or it is a folder.",
+                "Check the path; a pattern such as `*.txt` must match something.",
+                "stretto prepare text nowhere.txt --out new",
+                DataError,
+            ),
+            ErrorCase(
+                "<path> is empty; leave it out",
+                "A file without a byte is more often a mistake than meant.",
+                "Leave it out, or look at why it is empty.",
+                "stretto prepare text empty.txt --out new",
+                DataError,
+            ),
+            ErrorCase(
+                "<path>: byte <n> is not UTF-8; convert the file, or use --level byte",
+                "Characters and words are those of UTF-8 text; bytes can be anything.",
+                "`iconv -f LATIN1 -t UTF-8 FILE`, or read it as bytes.",
+                "stretto prepare text latin.txt --out new --level char",
+                DataError,
+            ),
+            ErrorCase(
+                "<folder> holds prepared data already; choose another folder, or delete it first",
+                "Prepared data is never overwritten.",
+                "Choose another `--out`.",
+                "stretto prepare text book.txt --out data",
+                DataError,
+            ),
+            ErrorCase(
+                "--validation-fraction=<x> is not in [0, 1); use a part such as 0.1",
+                "It is the part of the data that is kept for validation.",
+                "Give a part, not a percentage.",
+                "stretto prepare text book.txt --out new --validation-fraction 10",
+                DataError,
+            ),
+            ErrorCase(
+                "--level=<level> is not that of the given vocabulary, <level>; leave one of them out",
+                "`--vocabulary` takes the symbols of other data, and with them their level.",
+                "Leave `--level` out.",
+                "stretto prepare text book.txt --out new --vocabulary words --level char",
+                DataError,
+            ),
+            ErrorCase(
+                "--max-symbols=<n> has no meaning for bytes; leave it out",
+                "Bytes are always 256 symbols.",
+                "Leave it out, or use `--level word`.",
+                "stretto prepare text book.txt --out new --max-symbols 100",
+                DataError,
+            ),
+            ErrorCase(
+                "<path> ends in <suffix>, which is none of <suffixes>; convert or rename it",
+                "How a file of records is read is told from its name.",
+                "Convert it to one of the formats that are named.",
+                "stretto prepare sequences book.txt --out new",
+                DataError,
+            ),
+            ErrorCase(
+                "<path>, row <n>: it has no <field>, only <fields>; mend it, or leave such rows out with --bad-rows "
+                "skip",
+                "A record lacks the field that the first one had.",
+                "Mend the row, name another field with `--sequence`, or skip such rows; skipped rows are counted and "
+                "said.",
+                "stretto prepare sequences short.jsonl --out new",
+                DataError,
+            ),
+            ErrorCase(
+                "<path>, row <n>: it has no <field>, only <fields>; name the field with --sequence, or leave such rows "
+                "out "
+                "with --bad-rows skip",
+                "No record has the field that was asked for.",
+                "Give the name of a field that is in the sentence.",
+                "stretto prepare sequences songs.jsonl --out new --sequence lyrics",
+                DataError,
+            ),
+            ErrorCase(
+                "<path>, row <n>: <column> has <value>, not a number; mend it, or leave such rows out with --bad-rows "
+                "skip",
+                "A channel of a series holds text; an empty cell would be a missing value.",
+                "Mend the cell, or name the channels with `--columns`.",
+                "stretto prepare series broken.csv --out new --columns load",
+                DataError,
+            ),
+            ErrorCase(
+                "--columns names <name> twice, or it is --by or --time; name each column once",
+                "A channel can't also be what tells series apart or orders them.",
+                "Take it out of `--columns`.",
+                "stretto prepare series meters.csv --out new --columns load --time load",
+                DataError,
+            ),
+            ErrorCase(
+                "--like=<folder> has tokens, not channels; give another",
+                "`--like` takes channels and statistics from other prepared series.",
+                "Name a folder that `stretto prepare series` made.",
+                "stretto prepare series meters.csv --out new --like plain",
+                DataError,
+            ),
+            ErrorCase(
+                "--workers=<n> must be at least 1",
+                "So many processes read the files.",
+                "Leave `--workers` out: it is the number of cores then.",
+                "stretto prepare text book.txt --out new --workers 0",
+                DataError,
+            ),
+            ErrorCase(
+                "--validation-fraction=<x> leaves nothing for <folder>; use another part, --validation-fraction 0, or --valid FILE",
+                "Text is held out by whole lines where they are short, else by whole words, and there are too few.",
+                "Give more text, or prepare held-out text from a file of its own: `stretto init --valid`, or "
+                "`stretto prepare --vocabulary`.",
+                "stretto prepare text line.txt --out new --validation-fraction 0.001",
+                DataError,
+            ),
+            ErrorCase(
+                "--max-symbols=<n> leaves nothing but <unk>, which it counts too; use at least 2",
+                "One symbol is kept for what is unknown.",
+                "Raise it.",
+                "stretto prepare text book.txt --out new --level word --max-symbols 1",
+                DataError,
+            ),
+            ErrorCase(
+                "<folder> exists already and is no prepared data; choose another folder",
+                "Nothing that is there is written over.",
+                "Choose another `--out`.",
+                "stretto prepare text book.txt --out stuff",
+                DataError,
+            ),
+            ErrorCase(
+                "<url> is a URL; prepare into a local folder and copy that",
+                "Data is prepared on a disk, and copied to object storage when it is whole.",
+                "Prepare into a folder, then copy it, as with `aws s3 cp --recursive`.",
+                "stretto prepare text book.txt --out s3://bucket/data",
+                DataError,
+            ),
+            ErrorCase(
+                "<folder> is a folder, and not one that datasets' save_to_disk wrote; give its files",
+                "A folder of files is not looked through.",
+                "Give the files, as in `FOLDER/*.jsonl`.",
+                "stretto prepare sequences stuff --out new",
+                DataError,
+            ),
+            ErrorCase(
+                "<path>, row <n>: the line is not JSON (<reason>); mend it, or leave such rows out with --bad-rows "
+                "skip",
+                "A line of a JSONL file is not one JSON object.",
+                "Mend the line, or skip such rows.",
+                "stretto prepare sequences torn.jsonl --out new",
+                DataError,
+            ),
+            ErrorCase(
+                "no row can be read as a sequence (the first is <row>); give other files or options",
+                "With `--bad-rows skip`, all rows were skipped.",
+                "Look at the first, which is in the sentence.",
+                "stretto prepare sequences torn.jsonl --out new --bad-rows skip",
+                DataError,
+            ),
+            ErrorCase(
+                "<path>, row <n>: <field> has a step of <n> numbers where others have <n>; mend it, or leave such "
+                "rows out with --bad-rows skip",
+                "Each step of a sequence has one number for each channel.",
+                "Write null where a number is missing.",
+                "stretto prepare sequences ragged.jsonl --out new",
+                DataError,
+            ),
+            ErrorCase(
+                "<path>, row <n>: <field> has token <n>, which is negative; mend it, or leave such rows out with "
+                "--bad-rows skip",
+                "Tokens are whole numbers from 0.",
+                "Count from 0.",
+                "stretto prepare sequences negative.jsonl --out new",
+                DataError,
+            ),
+            ErrorCase(
+                "--num-tokens=<n> has no meaning for sequences of text; leave it out",
+                "It is the number of tokens where the files hold numbers; text has a vocabulary.",
+                "Leave it out, or use `--max-symbols`.",
+                "stretto prepare sequences songs.jsonl --out new --num-tokens 5",
+                DataError,
+            ),
+            ErrorCase(
+                "--like=<folder> has no labels; leave --label <field> out",
+                "`--like` takes the names of labels from other data, which has none.",
+                "Leave `--label` out, or name other data.",
+                "stretto prepare sequences songs.jsonl --out new --like plain --label mood",
+                DataError,
+            ),
+            ErrorCase(
+                "<path>: its header line names a column <name>; give each column a name of its own",
+                "A name stands twice in the first line of a CSV file, or is empty.",
+                "Rename a column.",
+                "stretto prepare series twice.csv --out new",
+                DataError,
+            ),
+            ErrorCase(
+                "<path> has a header and no rows; leave it out",
+                "There is nothing in the file but names.",
+                "Leave it out.",
+                "stretto prepare series header.csv --out new",
+                DataError,
+            ),
+            ErrorCase(
+                "<path>, row <n>: a quote opens there that is never closed; mend the file",
+                "The rest of the file would be one cell.",
+                "Close the quote, or double it inside a cell.",
+                "stretto prepare series quote.csv --out new",
+                DataError,
+            ),
+            ErrorCase(
+                "<path>, row <n>: <column> has a NaN or an infinity; mend it, take it for a missing value with "
+                "--nan missing, or leave such rows out with --bad-rows skip",
+                "Such a value would spoil the mean and the spread of the channel.",
+                "`--nan missing` takes it for a missing value.",
+                "stretto prepare series infinite.csv --out new",
+                DataError,
+            ),
+            ErrorCase(
+                "<path>, row <n>: <column> is <value>, whose series ended above; sort the rows by <column> first",
+                "Rows of one series must follow each other.",
+                "Sort the file by that column, then by time.",
+                "stretto prepare series mixed.csv --out new --by meter",
+                DataError,
+            ),
+            ErrorCase(
+                "<path>, row <n>: <column> is <value>, which is before the <value> of the row above; sort the rows by "
+                "time, or leave such rows out with --bad-rows skip",
+                "Time goes back within a series.",
+                "Sort the rows by time.",
+                "stretto prepare series back.csv --out new --time hour",
+                DataError,
+            ),
+            ErrorCase(
+                "<path> has no column of numbers, only <columns>; name the channels with --columns",
+                "No column's first value is a number.",
+                "Name the channels with `--columns`, or look at the separator: it is a comma.",
+                "stretto prepare series names.csv --out new",
+                DataError,
+            ),
+            ErrorCase(
+                "<column> reaches <x>, where 32-bit floats are <x> apart: too coarse for its spread of <x>; subtract "
+                "an offset from it, or scale it",
+                "The values are large and close to each other, as times in seconds are; as 32-bit floats they would "
+                "be equal.",
+                "Subtract the first value, or use differences.",
+                "stretto prepare series far.csv --out new",
+                DataError,
+            ),
+        ),
+    ),
+    ErrorSection(
+        "Reading data",
+        "What a run finds when it opens its data. Most of these begin with the field that named the data.",
+        (
+            ErrorCase(
+                "data.train=<folder>: <folder> holds no prepared data (index.json is missing); <what to do>",
+                "The folder is not one that `stretto prepare` made; with `--validation-fraction` it made `train` and `valid` "
+                "inside it.",
+                "Name the prepared folder, not the file that it was made from.",
+                "stretto train run.toml --data.train nowhere",
+                DataError,
+            ),
+            ErrorCase(
+                "<file> is damaged between bytes <n> and <n> (its checksum is another than when it was written); copy "
+                "it again "
+                "or prepare the data again",
+                "Each page of a store is checked when it is read; this one has changed since.",
+                "Copy the file from where it is whole. If it comes back, look at the disk or the memory.",
+                mishaps.spoil_shard,
+                DataError,
+            ),
+            ErrorCase(
+                "data.train=<folder>: lanes=<n> x window=<n> asks for <n> tokens a step, but <folder> has <n> to "
+                "predict; use "
+                "fewer lanes, a shorter window or more text",
+                "The text is cut into as many equal lanes as there are rows; here they are shorter than a window.",
+                "Lower `data.lanes` or `data.window`.",
+                "stretto train run.toml --data.lanes 1000",
+                DataError,
+            ),
+            ErrorCase(
+                "data.train=<folder>: layout.replicas=<n> x layout.micro_batches=<n> exceeds data.lanes=<n>; use at most as "
+                "many as there are lanes",
+                "Each replica, and each micro-batch of its rows, needs a lane.",
+                "Raise `data.lanes`, or use fewer replicas or micro-batches.",
+                "stretto train run.toml --layout.micro_batches 9",
+                DataError,
+            ),
+            ErrorCase(
+                "data.valid=<folder> has another vocabulary than data.train=<folder>; prepare it with --like, or text "
+                "with "
+                "--vocabulary, set to that data",
+                "The same number would stand for another symbol.",
+                "Prepare the held-out text with `--vocabulary FOLDER`, or let `--validation-fraction` cut it off.",
+                "stretto train run.toml --data.valid words",
+                DataError,
+            ),
+            ErrorCase(
+                "data.valid=<folder> holds <kind> and asks for <kind>, but data.train=<folder> holds <kind> and asks "
+                "for <kind>; "
+                "give data of the same kind",
+                "A model for one of them can't be judged on the other.",
+                "Name data that was prepared in the same way.",
+                "stretto train run.toml --data.valid songs",
+                DataError,
+            ),
+            ErrorCase(
+                "data.feed='batches' needs sequences, and a corpus is one long text; use lanes",
+                "`stretto prepare text` makes one stream; batches are made of sequences.",
+                "Leave `data.feed` out, or prepare the text with `stretto prepare sequences`.",
+                "stretto train run.toml --data.feed batches",
+            ),
+            ErrorCase(
+                "data.<field>=<value> has no meaning for <what>; leave it out",
+                "The field is for another kind of data, and would be ignored without a word.",
+                "Leave it out.",
+                "stretto train run.toml --data.horizon 3",
+            ),
+            ErrorCase(
+                "data.train=<folder>: <sequence> has <n> steps, more than data.budget=<n>; raise the budget, or cut "
+                "long "
+                "sequences before you prepare them",
+                "A batch holds at most `data.budget` steps, and one sequence alone is longer.",
+                "Raise `data.budget` to the longest, if memory allows; see [unequal lengths](lengths.md).",
+                "stretto train songs.toml --data.budget 5",
+                DataError,
+            ),
+            ErrorCase(
+                "data.train=<folder>: no series has the <n> + <n> steps of context and horizon (the longest has <n>); "
+                "shorten "
+                "them",
+                "A forecast needs `data.context` steps to look at and `data.horizon` to be asked for.",
+                "Lower `data.context` or `data.horizon`, or give longer series.",
+                "stretto train meters.toml --data.context 400",
+                DataError,
+            ),
+            ErrorCase(
+                "data.train=<folder>: season=<n> is shorter than horizon=<n>, so the value one season before is not "
+                "known yet; "
+                "use a multiple of the season, at least the horizon",
+                "The forecast is asked for the difference to the value one season before, which must lie in the past.",
+                "Set `data.season` to a multiple that is at least `data.horizon`, or to 0.",
+                "stretto train meters.toml --data.season 4 --data.horizon 9",
+                DataError,
+            ),
+            ErrorCase(
+                "data.train=<folder>: target <name> is not a channel of <folder>; known are <names>",
+                "`data.targets` names the channels that are asked for.",
+                "Take a name from the sentence.",
+                "stretto train meters.toml --data.targets heat",
+                DataError,
+            ),
+            ErrorCase(
+                "data.train=<url>: <url> needs a package that isn't here (<package>); <what to do>",
+                "Object storage is read through fsspec, which needs a package for each kind.",
+                "Install the extra: `pip install 'stretto[s3]'`.",
+                "stretto train run.toml --data.train gs://bucket/data",
+                DataError,
+            ),
+            ErrorCase(
+                "data.train=<url>: <url> is no URL that can be read (<reason>); give a folder or another URL",
+                "The protocol in front of `://` is not known.",
+                "Check the spelling, as in `s3://bucket/folder`.",
+                "stretto train run.toml --data.train nowhere://bucket/data",
+                DataError,
+            ),
+            ErrorCase(
+                "data.context is not set; a forecast needs to know how many steps it may look at",
+                "`data.feed` is forecast, which looks at so many steps.",
+                "Set `data.context`.",
+                "stretto train songs.toml --data.feed forecast",
+            ),
+            ErrorCase(
+                "data.train=<folder>: season=<n> exceeds context=<n>; a stretch must hold a whole season, so that the "
+                "network has seen what it is compared with",
+                "The value one season before lies outside of what the forecast may look at.",
+                "Raise `data.context`, or lower `data.season`.",
+                "stretto train meters.toml --data.season 96",
+                DataError,
+            ),
+            ErrorCase(
+                "--data.cache_bytes=<n> should be greater than or equal to 8388608",
+                "The cache of remote pages holds at least 8 MiB.",
+                "Give it more, or leave it out.",
+                "stretto train run.toml --data.cache_bytes 5",
+            ),
+        ),
+    ),
+    ErrorSection(
+        "The model, the layout and the device",
+        "What a network, a layout or the machine can't do. See [blocks](blocks.md) and [the wavefront](wavefront.md).",
+        (
+            ErrorCase(
+                "layout.stages=<n> exceeds the model's <n> blocks; use at most <n>",
+                "A stage holds at least one block.",
+                "Use fewer stages; or `model.layers_per_block = 1`, so that each layer is a block.",
+                "stretto train run.toml --layout.stages 9",
+                PlanError,
+            ),
+            ErrorCase(
+                "layout.blocks=[<numbers>] are <n> blocks, but the model has <n>; make them add up to that",
+                "Every block belongs to one stage.",
+                "`stretto train` prints the blocks of the model when it starts.",
+                "stretto train run.toml --layout.stages 2 --layout.blocks 1,1",
+                PlanError,
+            ),
+            ErrorCase(
+                "layout.chunks=<n> exceeds data.window=<n>; use fewer",
+                "A chunk has at least one step of time.",
+                "Use fewer chunks; [the planner](planner.md) finds how many are best.",
+                "stretto train run.toml --layout.chunks 99",
+            ),
+            ErrorCase(
+                "run.device=<name> is not a device of this machine; use auto or cpu",
+                "Torch knows no such device here.",
+                '`python -c "import torch; print(torch.cuda.is_available())"` says whether torch sees a GPU.',
+                "stretto train run.toml --run.device cuda",
+            ),
+            ErrorCase(
+                "model.factory=<spec> names no object; write it as file.py:name or package.module:name",
+                "Your own model is named by a file or module and, after a colon, a function in it.",
+                "Add the part that is missing.",
+                "stretto train run.toml --model.factory models.py",
+            ),
+            ErrorCase(
+                "model.factory=<spec> can't be imported (<reason>); give a file or module that is there",
+                "The file is not there, or importing it failed.",
+                "Paths are relative to where the command runs; try `python FILE` by itself.",
+                "stretto train run.toml --model.factory nowhere.py:model",
+            ),
+            ErrorCase(
+                "model.factory=<spec>: <file> has no <name>; name something that it defines",
+                "The file was imported, but defines no such name.",
+                "Check the name after the colon.",
+                "stretto train run.toml --model.factory models.py:nothing",
+            ),
+            ErrorCase(
+                "model.factory=<spec> gave a <type>; return a stretto.Stack",
+                "A model that can be cut into stages is a `Stack` of blocks.",
+                "Wrap the parts as [blocks](blocks.md): `Pointwise` for a module that treats each step by itself.",
+                "stretto train run.toml --model.factory models.py:not_a_stack",
+            ),
+            ErrorCase(
+                "model.factory=<spec> can't be built (<reason>); it is called with a stretto.Task",
+                "Your function raised; its own words are in the brackets.",
+                "Call it in Python with `stretto.Task.language(256)` to see where.",
+                "stretto train run.toml --model.factory models.py:fails",
+            ),
+            ErrorCase(
+                "model.loss=<spec> gave no stretto.LossSum; return LossSum(total, count)",
+                "A mean can't be added up over ranks, micro-batches and chunks; a sum and a count can.",
+                "Return `LossSum(total, count)`; see [losses](losses.md).",
+                "stretto train run.toml --model.loss models.py:mean",
+            ),
+            ErrorCase(
+                "the model has a block that looks ahead in time (causal=False), but lanes go on from window to "
+                "window; use causal "
+                "blocks",
+                "A bidirectional block needs the whole sequence, and a lane has no end.",
+                "Use causal blocks, or data of whole sequences (`stretto prepare sequences`).",
+                "stretto train run.toml --model.factory models.py:two_sided",
+            ),
+            ErrorCase(
+                "<name> (<type>) has weights but no reset_parameters(), so they can't be drawn by seed and name; give "
+                "it that "
+                "method",
+                "Weights are drawn by seed and name, so that every layout begins with the same ones.",
+                "Write `reset_parameters(self)`, which fills the module's own parameters.",
+                lambda: initialize(Stack([Pointwise(mishaps.WithoutReset())]), seed=1),
+            ),
+            ErrorCase(
+                "<name> and <name> are one parameter; tied weights can't be drawn by name, so untie them",
+                "Two blocks share a weight; they may be on two ranks, and each would have its own copy.",
+                "Give each its own weight; tied weights are [a limit](limits.md).",
+                mishaps.tied,
+            ),
+            ErrorCase(
+                "a Stack of 0 blocks has nothing to run; give it at least one block",
+                "The list of blocks is empty.",
+                "Look at the code that makes the list.",
+                lambda: Stack([]),
+            ),
+            ErrorCase(
+                "block <n> is a <type>, not a stretto.Block; wrap a module that treats each step by itself in "
+                "stretto.Pointwise, or "
+                "subclass stretto.Block",
+                "Blocks take `(x, state)` and return `(y, state)`; a plain module takes `x` alone.",
+                "`Pointwise(nn.ReLU())`, or a block of your own.",
+                lambda: Stack([nn.ReLU()]),  # type: ignore[list-item]
+            ),
+            ErrorCase(
+                "Dropout probability=<x> is not in [0, 1); use a value such as 0.2",
+                "It is the part of the features that is zeroed.",
+                "Give a part, not a percentage.",
+                lambda: Dropout(20),
+            ),
+            ErrorCase(
+                "Residual adds what goes in to what comes out, but <type> turns <n> features into <n>; make them equal",
+                "Tensors of two widths can't be added.",
+                "Give the block equal widths, or put a `Linear` in front.",
+                lambda: Residual(LSTM(3, 4))(torch.zeros(2, 1, 3), (torch.zeros(1, 1, 4), torch.zeros(1, 1, 4))),
+            ),
+            ErrorCase(
+                "quantile <x> is not between 0 and 1; use values such as 0.1, 0.5, 0.9",
+                "A quantile is a part, not a percentage.",
+                "Divide by 100.",
+                lambda: QuantileLoss((10, 50, 90)),
+            ),
+            ErrorCase(
+                "outputs [<shape>] and targets [<shape>] differ in shape; make them equal",
+                "The head's width is not that of what is asked.",
+                "Make the last block's outputs as wide as the targets.",
+                lambda: SquaredError()(torch.zeros(2, 3, 1), torch.zeros(2, 3, 2)),
+            ),
+            ErrorCase(
+                "<block> breaks the chunk law: <how it was run>, <what> differs by <x>; <what to do>",
+                "`check_chunk_law` ran the block in parts and got other numbers than from the whole.",
+                "Do what the sentence ends with; [laws](laws.md) has the three laws.",
+                lambda: testing.check_chunk_law(mishaps.HiddenStateBlock(), torch.randn(6, 2, 3)),
+                LawError,
+            ),
+            ErrorCase(
+                "model.factory=<spec> begins with an Embedding of <n> tokens, but the data has <n>; make it "
+                "task.num_inputs wide",
+                "A token of the data would have no vector.",
+                "Make it from the `stretto.Task` that the function is called with.",
+                "stretto train run.toml --model.factory models.py:few",
+            ),
+            ErrorCase(
+                "model.factory=<spec> ends with a Linear of <n> features, but the data asks for <n>; make it "
+                "task.num_outputs wide",
+                "A token or label of the data would have no output.",
+                "Make it from the `stretto.Task` that the function is called with.",
+                "stretto train run.toml --model.factory models.py:narrow",
+            ),
+            ErrorCase(
+                "model.loss=<spec> can't be called; name a function of (outputs, targets)",
+                "The name stands for something else than a function.",
+                "Name a function that returns a `LossSum`; see [losses](losses.md).",
+                "stretto train run.toml --model.loss models.py:number",
+            ),
+            ErrorCase(
+                "<block> is not a stretto.Block; subclass it, so that it has a state to begin from",
+                "`check_chunk_law` was given a plain module.",
+                "Subclass `stretto.Block`; see [blocks](blocks.md#your-own-block).",
+                lambda: testing.check_chunk_law(nn.ReLU(), torch.zeros(2, 2, 2)),  # type: ignore[arg-type]
+                LawError,
+            ),
+            ErrorCase(
+                "<block> declares causal=False: it looks ahead in time and is never cut there; check another block",
+                "A block that looks ahead has no chunk law to keep.",
+                "Nothing, if it means to look ahead.",
+                lambda: testing.check_chunk_law(BidirectionalLSTM(2, 2), torch.zeros(2, 2, 2)),
+                LawError,
+            ),
+            ErrorCase(
+                "the loss does not add up over <what>: parts give <x> over <n>, the whole <x> over <n>; return a sum "
+                "and a count, never a mean",
+                "`check_loss` cut a batch in two, and the parts gave another sum.",
+                "Return `LossSum(total, count)`; see [losses](losses.md).",
+                lambda: testing.check_loss(mishaps.mean_loss, torch.ones(4, 4), torch.ones(4, 4)),
+                LawError,
+            ),
+        ),
+    ),
+    ErrorSection(
+        "Plans",
+        '`stretto plan`, `stretto profile` and `layout = "auto"`; see [the planner](planner.md).',
+        (
+            ErrorCase(
+                "devices=<n> can't be spread evenly over nodes=<n>; give the devices of all nodes",
+                "`--devices` counts those of all nodes together.",
+                "Give a multiple of `--nodes`.",
+                "stretto plan run.toml --hardware a100 --devices 3 --nodes 2",
+                PlanError,
+            ),
+            ErrorCase(
+                "--hardware=<name> is not known; known are <names>, or write a profile by hand",
+                "There is no description of such a device.",
+                "Take one that is named, or measure your own with `stretto profile`.",
+                "stretto plan run.toml --hardware a1",
+                PlanError,
+            ),
+            ErrorCase(
+                "--profile=<file> is no file; make it with `stretto profile --out`",
+                "A plan can be made from a profile that was measured elsewhere.",
+                "`stretto profile run.toml --out profile.json` on the machine that will train.",
+                "stretto plan run.toml --profile nowhere.json",
+            ),
+            ErrorCase(
+                "--memory=<text> is not a number of bytes; write it like 24GB",
+                "It is the memory of one device.",
+                "Write a number and KB, MB, GB or TB.",
+                "stretto plan run.toml --hardware a100 --memory much",
+            ),
+            ErrorCase(
+                "no layout for <n> devices fits (<reasons>); <what to do>",
+                "In every layout some rank would need more memory than a device has.",
+                "Do what the sentence ends with: more devices, a smaller batch or window, a smaller model.",
+                "stretto plan run.toml --hardware a100 --devices 1 --memory 1KB",
+                PlanError,
+            ),
+            ErrorCase(
+                "<file> can't be written (there is no folder <folder>); choose another path",
+                "Said before minutes are spent on measuring.",
+                "Make the folder first.",
+                "stretto plan run.toml --hardware a100 --json nowhere/plan.json",
+            ),
+            ErrorCase(
+                "--network=<text> is not a latency and a bandwidth; write it like 5us,25GB",
+                "Links are given by hand where they can't be measured.",
+                "Write the latency, a comma, and the bytes a second.",
+                "stretto plan run.toml --hardware H100 --devices 16 --nodes 2 --network slow",
+            ),
+            ErrorCase(
+                "--hardware=<name> and --profile=<file> are two profiles; give one",
+                "One says what to derive, the other what was measured.",
+                "Leave one out.",
+                "stretto plan run.toml --hardware H100 --profile profile.json",
+            ),
+            ErrorCase(
+                "<file> is not a profile: <reason>; make it with `stretto profile`",
+                "The file is not JSON, or not what `stretto profile` writes.",
+                "Measure again: `stretto profile run.toml --out FILE`.",
+                "stretto plan run.toml --profile book.txt",
+                PlanError,
+            ),
+        ),
+    ),
+    ErrorSection(
+        "Starting ranks, and losing them",
+        "What ranks say of each other. Exit code 75 means that nothing is wrong with the run itself; see "
+        "[faults](faults.md).",
+        (
+            ErrorCase(
+                "the layout needs <n> ranks, but <n> was started; start <n> (torchrun --nproc-per-node <n>), change "
+                "the layout, or "
+                "let layout.elastic fit it",
+                "Under torchrun, or in a script of your own, the number of ranks must be replicas x stages.",
+                "Start as many as the sentence says; `stretto train` by itself starts them all on this machine.",
+                lambda: mishaps.start_world(2),
+                MeshError,
+            ),
+            ErrorCase(
+                "the environment has RANK but no <variable>; start the ranks with torchrun, which sets all",
+                "Half of torchrun's variables are set, often left over from another shell.",
+                "`unset RANK`, or start with torchrun.",
+                mishaps.environment,
+                MeshError,
+            ),
+            ErrorCase(
+                "rank <n> did not join in time; look at that rank's own output for the reason",
+                "Not all ranks found each other within `run.timeout`.",
+                "Look whether the rank was started, and whether its host can reach the first.",
+                lambda: rendezvous(HashStore(), 0, 2, timedelta(seconds=0.1)),
+                LostPeerError,
+            ),
+            ErrorCase(
+                "rank <n> said nothing for <n> s; look at that rank's own output, or raise run.timeout",
+                "A rank lives, but has not come to where the others wait for its word.",
+                "If its work takes so long, raise `run.timeout`; else see what it does.",
+                lambda: wait_for_message(LocalMailbox(), "key", 1, timedelta(seconds=0.1), lambda: None),
+                LostPeerError,
+            ),
+            ErrorCase(
+                "rank <n> lost rank <n> (replica <n>, stage <n><last seen>) while <doing>; look at that rank's own "
+                "output for the "
+                "reason",
+                "The other rank's connection broke: it was killed, or it failed first.",
+                "Read what that rank printed. `stretto train` starts all ranks again by itself, from the newest "
+                "checkpoint.",
+                mishaps.lost_peer,
+                LostPeerError,
+            ),
+            ErrorCase(
+                "rank <n> was killed by <signal>, so the others were ended too; if nobody did that, the machine may "
+                "have run out of "
+                "memory",
+                "The system, or someone, ended a rank, and no restart was left.",
+                "See `dmesg` for the out-of-memory killer; use more stages, micro-batches or `layout.recompute`; raise "
+                "`run.restarts`.",
+                mishaps.killed,
+                LostPeerError,
+            ),
+            ErrorCase(
+                "all <n> replicas would train on the same <n> lanes; give each its share: data.share(engine.replica, "
+                "engine.num_replicas)",
+                "In a script of your own, each replica was given all the data.",
+                "Pass the share, as the sentence has it.",
+                mishaps.unshared_data,
+            ),
+        ),
+    ),
+    ErrorSection(
+        "Training, saving and going on",
+        "What a run meets between its first step and its last; see [training](training.md) and "
+        "[checkpoints](checkpoints.md).",
+        (
+            ErrorCase(
+                "run.folder=<folder> holds a run already; choose another --run.folder, or delete it",
+                "`--resume never` was given, and the folder is not empty.",
+                "Leave `--resume` out to go on with that run, or choose another folder.",
+                "stretto train run.toml --run.folder runs/done --resume never",
+            ),
+            ErrorCase(
+                "--resume=<text> is not auto, never, or a path that is there; give one of these",
+                "There is no such checkpoint.",
+                "`stretto show RUN` lists the checkpoints of a run.",
+                "stretto train run.toml --resume nowhere",
+            ),
+            ErrorCase(
+                "<field> was <value> when <checkpoint> was saved and is <value> now, so its numbers would mean "
+                "something else; set "
+                "it back, or choose another --run.folder",
+                "The folder holds a run with another model or other data cuts; layout and learning rate may change, "
+                "this may not.",
+                "Set the field back, or start a new run in another folder.",
+                "stretto train run.toml --run.folder runs/done --model.hidden 16",
+            ),
+            ErrorCase(
+                "data.train=<folder> is not the data that <checkpoint> was trained on, so its place in it means "
+                "nothing; give the "
+                "same data, or choose another --run.folder",
+                "The data has another digest than when the checkpoint was saved.",
+                "Give the same data; to train on other data from these weights, see [the cookbook](cookbook.md).",
+                "stretto train run.toml --run.folder runs/done --data.train data/valid --data.lanes 4",
+            ),
+            ErrorCase(
+                "run.folder=<folder> can't be written (<reason>); choose another",
+                "The folder can't be made, or is read-only, or the disk is full.",
+                "Choose a folder that you may write to.",
+                "stretto train run.toml --run.folder run.toml/run",
+            ),
+            ErrorCase(
+                "<folder> is in use by <who>; wait for that run to end, or choose another folder",
+                "Two runs would write into one folder.",
+                "The process is named; wait for it, or end it.",
+                mishaps.lock,
+            ),
+            ErrorCase(
+                "<folder>: generation <n> of this run has gone on, so this one, number <n>, was cut off and ends; "
+                "nothing of the "
+                "other was ready_signal",
+                "The run was started once more elsewhere while this start was cut off; exit code 76.",
+                "Nothing: the newer start goes on.",
+                mishaps.fence,
+                FencedError,
+            ),
+            ErrorCase(
+                "left after step <n>, as asked: it is saved, and the run goes on from there",
+                "SIGTERM or SIGUSR1 came; exit code 75.",
+                "Start the same command again.",
+                mishaps.preempt,
+                PreemptedError,
+            ),
+            ErrorCase(
+                "step <n> has loss <x> and gradient norm <x>; the weights are still those of step <n>: lower "
+                "train.lr=<x>, or raise "
+                "train.warmup=<n>; the batch is in <file>",
+                "A loss or a gradient is not finite. The weights were not ready_signal.",
+                'Do what the sentence says; `train.nonfinite = "skip"` passes over single bad batches.',
+                "stretto train run.toml --train.optimizer sgd --train.lr 1e38 --train.clip 0",
+                DivergedError,
+            ),
+            ErrorCase(
+                "<tensor> holds numbers that are not finite after step <n>, so no checkpoint was made of it; lower "
+                "train.lr, and "
+                "start again: the run goes on from the checkpoint before",
+                "A checkpoint that is spoiled is never written.",
+                "Start again with a lower `train.lr`.",
+                mishaps.save_nan,
+                DivergedError,
+            ),
+            ErrorCase(
+                "nothing can be saved before start() has said where the run goes on from; call it first",
+                "In a script of your own, `Checkpoints.start` was not called.",
+                "Call `checkpoints.start()` once, before the first step.",
+                mishaps.save_first,
+            ),
+            ErrorCase(
+                "<file> is damaged (<reason>); resume from another checkpoint with --resume PATH, or copy it again",
+                "A file of the checkpoint is not as it was written. Another one is never taken without a word.",
+                "`stretto show RUN` lists the others; resume from one of them.",
+                mishaps.spoil_checkpoint,
+                DataError,
+            ),
+            ErrorCase(
+                "run.folder=<folder> holds a run with its checkpoints in its own folder, not in <folder>; leave "
+                "save.to out, or choose another --run.folder",
+                "The run would begin again, without a word of what it had.",
+                "Give `save.to` as it was at the first start.",
+                "stretto train run.toml --run.folder runs/done --save.to elsewhere",
+            ),
+        ),
+    ),
+    ErrorSection(
+        "Using a run",
+        "`stretto eval`, `stretto show`, `stretto verify` and `stretto.load`.",
+        (
+            ErrorCase(
+                "<path> is not there; give the folder of a run or of a checkpoint",
+                "There is nothing at that path.",
+                "Check the path; a run's folder is its `run.folder`.",
+                "stretto eval nowhere",
+                DataError,
+            ),
+            ErrorCase(
+                "<path> holds no checkpoint; give the folder of a run that has saved one",
+                "The folder is there, but no run has saved anything in it.",
+                "Wait for the first save (`save.every`, `save.minutes`), or name another folder.",
+                "stretto show data",
+                DataError,
+            ),
+            ErrorCase(
+                "<folder> runs code of its own (model.factory=<spec>); if you trust it, pass trust=True, or --trust",
+                "Loading this run would execute the file that its config names.",
+                "If you wrote it, or trust who did: `stretto eval RUN --trust`.",
+                mishaps.load_untrusted,
+            ),
+            ErrorCase(
+                "<file> does not hold this model's weights (<reason>); train again",
+                "The file is not safetensors, or of another model.",
+                "Copy it again, or load a checkpoint of the run.",
+                mishaps.spoil_weights,
+                DataError,
+            ),
+            ErrorCase(
+                "<folder> has another vocabulary than the run; prepare it with --like, or text with --vocabulary, set "
+                "to that data",
+                "The model's numbers stand for other symbols than the data's.",
+                "Prepare the text with `--vocabulary` set to the data that the run was trained on.",
+                "stretto eval runs/done --data words",
+                DataError,
+            ),
+            ErrorCase(
+                "steps=<n> compares nothing; use at least 1",
+                "`stretto verify` compares so many steps.",
+                "Leave `--steps` out.",
+                "stretto verify run.toml --steps 0",
+            ),
+            ErrorCase(
+                "block <n>: <type> breaks the chunk law: <how>; <what to do>",
+                "`stretto verify` found that the layout computes something else, and which block is why; exit code 1.",
+                "Mend the block, as the sentence says.",
+                "stretto verify run.toml --model.factory models.py:hides --layout.chunks 2",
+                LayoutMismatchError,
+            ),
+        ),
+    ),
+    ErrorSection(
+        "Predictions, text, forecasts, pages and exports",
+        "`stretto predict`, `generate`, `forecast` ([using](using.md)), `report` ([report](report.md)), `export` and "
+        "`import` ([export](export.md)).",
+        (
+            ErrorCase(
+                "<run> was trained without data.valid; name the data with --data",
+                "Without `--data`, a run is asked about its held-out data, and it has none.",
+                "Give `--data` a prepared folder or a file.",
+                "stretto predict runs/alone",
+            ),
+            ErrorCase(
+                "--out=<file> exists already; give another, or delete it",
+                "What was written before is never lost.",
+                "Give another file, or delete it.",
+                "stretto predict runs/done --out book.txt",
+            ),
+            ErrorCase(
+                "<folder> holds predictions of another model or other data; delete it, or give another --out",
+                "Predictions that were cut off are gone on with only if they would be the same.",
+                "Delete the folder of parts, or give another `--out`.",
+                mishaps.predict_beside_another,
+            ),
+            ErrorCase(
+                "--ranks=<n> is not a number from 1 on; use at least 1",
+                "Somebody has to do the work.",
+                "Leave it out, or give how many ranks share it.",
+                "stretto predict runs/done --ranks 0",
+            ),
+            ErrorCase(
+                "<data> holds channels and asks for tokens, but the run holds tokens and asks for tokens; give data of "
+                "the same kind",
+                "The model was trained on another kind of data.",
+                "Give data as the run's own was.",
+                "stretto predict runs/done --data meters --out new.jsonl",
+                DataError,
+            ),
+            ErrorCase(
+                "temperature=<number> is not a number from 0 on; use a value such as 0.8",
+                "A temperature below 0 means nothing.",
+                "Use 0 for the likeliest token, 1 for what the model thinks.",
+                "stretto generate runs/done --temperature -1",
+            ),
+            ErrorCase(
+                "top_p=<number> is not above 0 and up to 1; use a value such as 0.9",
+                "It is a probability.",
+                "Leave it out, or use a value such as 0.9.",
+                "stretto generate runs/done --top-p 2",
+            ),
+            ErrorCase(
+                "length=<n> asks for no token; use at least 1",
+                "Nothing would be written.",
+                "Use at least 1.",
+                "stretto generate runs/done --length 0",
+            ),
+            ErrorCase(
+                "the run's model was asked for tokens, not for values; give a run on series",
+                "Only a run on series has something to forecast.",
+                "Use `stretto generate` for text, `stretto predict` for labels.",
+                "stretto forecast runs/done",
+            ),
+            ErrorCase(
+                "<path> holds no run (config.toml and log.jsonl are missing); give the folder of a run, which "
+                "run.folder has named",
+                "A page is made of the files of a run.",
+                "Give the folder that `stretto train` has named.",
+                "stretto report data",
+            ),
+            ErrorCase(
+                "--out=<file> is there already and is no page; choose another file",
+                "A page is written over a page only, so that no log is lost to a slip of the hand.",
+                "Choose another file.",
+                "stretto report runs/done --out runs/done/log.jsonl",
+            ),
+            ErrorCase(
+                "nothing to export to; give --onnx FILE, --torch FILE or both",
+                "`stretto export` doesn't guess a format.",
+                "Say which.",
+                "stretto export runs/done",
+            ),
+            ErrorCase(
+                "--onnx=<file> exists already; give another, or delete it",
+                "What was written before is never lost. It is so with `--torch`, and with `stretto import`, too.",
+                "Give another file, or delete it.",
+                "stretto export runs/done --onnx book.txt",
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,360 @@
+"""Mistakes, made for real in a furnished folder: what docs/errors.md lists that no command line makes."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from helpers.rank_pool import RankPool, RanksFailedError
+from stretto import (
+    CheckpointManager,
+    ConfigError,
+    Corpus,
+    Lanes,
+    Layout,
+    Linear,
+    LossSum,
+    LostPeerError,
+    Request,
+    Run,
+    Snapshot,
+    SquaredError,
+    Stack,
+    State,
+    TrainConfig,
+    Trainer,
+    World,
+    initialize,
+    load,
+    load_config,
+    make_engine,
+    prepare_sequences,
+    prepare_series,
+    prepare_text,
+    world,
+    write_predictions,
+)
+from stretto.blocks.block import Block
+from stretto.checkpoint.manifest import TrainingState
+from stretto.checkpoint.shards import TensorShard
+
+# Files that can't be read as what their names say.
+MALFORMED_FILES = {
+    "line.txt": "one line\n",
+    "torn.jsonl": '{"text": "la"\n',
+    "ragged.jsonl": '{"values": [[1, 2], [3]]}\n',
+    "negative.jsonl": '{"tokens": [1, -2]}\n',
+    "twice.csv": "load,load\n1,2\n",
+    "header.csv": "hour,load\n",
+    "quote.csv": 'hour,load\n0,"1\n',
+    "infinite.csv": "hour,load\n0,1\n1,inf\n",
+    "mixed.csv": "meter,load\na,1\nb,2\na,3\n",
+    "back.csv": "hour,load\n2,1\n1,1\n",
+    "names.csv": "name\nx\ny\n",
+    "far.csv": "load\n1000000000000\n1000000000001\n",
+}
+
+
+def make_workspace(folder: Path) -> None:
+    """Fill a folder with what the mistakes are made on: files, prepared data, a run that has finished."""
+    here = Path.cwd()
+    os.chdir(folder)
+    try:
+        Path("book.txt").write_text("the theme enters before the answer has ended\n" * 60)
+        rows = [{"text": "la " * (1 + row % 7), "mood": "calm" if row % 2 else "bright"} for row in range(60)]
+        Path("songs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        Path("meters.csv").write_text("hour,load\n" + "".join(f"{hour},{hour % 24}\n" for hour in range(300)))
+        Path("empty.txt").write_text("")
+        Path("latin.txt").write_bytes("Gr\xfc\xdfe\n".encode("latin-1"))
+        Path("broken.csv").write_text("hour,load\n0,1\n1,high\n")
+        Path("short.jsonl").write_text('{"text": "la"}\n{"words": "la"}\n')
+        Path("models.py").write_text(_MODELS)
+        for name, text in MALFORMED_FILES.items():
+            Path(name).write_text(text)
+        Path("stuff").mkdir()
+        Path("stuff", "songs.txt").write_text("la")
+        prepare_text("book.txt", "data", validation_fraction=0.2)
+        prepare_text("book.txt", "words", "word")
+        prepare_sequences("songs.jsonl", "songs", label="mood")
+        prepare_sequences("songs.jsonl", "plain")
+        prepare_series("meters.csv", "meters", columns=["load"])
+        Path("run.toml").write_text(_RUN)
+        Path("songs.toml").write_text('[data]\ntrain = "songs"\n')
+        Path("meters.toml").write_text('[data]\ntrain = "meters"\ncontext = 48\n')
+        for _ in Run(load_config("run.toml", {"run.folder": "runs/done"})).events():
+            pass
+        Path("alone.toml").write_text(_RUN.replace('valid = "data/valid"\n', ""))
+        for _ in Run(load_config("alone.toml", {"run.folder": "runs/alone"})).events():
+            pass
+    finally:
+        os.chdir(here)
+
+
+_MODELS = """
+import os, torch, stretto
+
+def two_sided(task):
+    return stretto.Stack([stretto.Embedding(256, 4), stretto.BidirectionalLSTM(4, 4), stretto.Linear(8, 256)])
+
+def not_a_stack(task):
+    return torch.nn.Linear(4, 4)
+
+def fails(task):
+    return task.nothing
+
+def mean(y, targets):
+    return y.mean()
+
+def kills(y, targets):
+    os.kill(os.getpid(), 9)
+
+class Hides(stretto.Block):
+    def __init__(self):
+        super().__init__()
+        self.last = 0
+
+    def forward(self, x, state):
+        y = x + self.last
+        self.last = x[-1].detach().mean()
+        return y, state
+
+def hides(task):
+    return stretto.Stack([stretto.Embedding(256, 4), Hides(), stretto.Linear(4, 256)])
+
+def narrow(task):
+    return stretto.Stack([stretto.Embedding(256, 4), stretto.Linear(4, 25)])
+
+def few(task):
+    return stretto.Stack([stretto.Embedding(25, 4), stretto.Linear(4, 256)])
+
+number = 3
+
+def own(task):
+    return stretto.Stack([stretto.Embedding(256, 4), stretto.Linear(4, 256)])
+"""
+_RUN = """
+[data]
+train = "data/train"
+valid = "data/valid"
+lanes = 4
+window = 10
+[model]
+hidden = 8
+[train]
+steps = 3
+[run]
+folder = "runs/one"
+"""
+
+
+class HiddenStateBlock(Block):
+    """Keeps what should be a state in the module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = torch.zeros(())
+
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        y = x + self.last
+        self.last = x[-1].mean().detach()
+        return y, state
+
+
+class WithoutReset(nn.Module):
+    """Weights, and no way to draw them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+def write(path: str, text: str) -> None:
+    Path(path).write_text(text)
+
+
+def train(**overrides: str) -> list[object]:
+    config = load_config("run.toml", {name.replace("__", "."): value for name, value in overrides.items()})
+    return list(Run(config).events())
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def newest() -> Path:
+    return max(Path("runs/done/checkpoints").glob("step-*"))
+
+
+def spoil_shard() -> None:
+    flip(next(Path("data/train").glob("*.bin")))
+    train()
+
+
+def spoil_checkpoint() -> None:
+    flip(next(newest().glob("*.safetensors")))
+    train(run__folder="runs/done", train__steps="5", train__schedule="constant")
+
+
+def two_configs() -> None:
+    write("run.toml", _RUN + "[layout]\nauto = true\nchunks = 2\n")
+    load_config("run.toml")
+
+
+def no_toml() -> None:
+    write("run.toml", "[data\n")
+    load_config("run.toml")
+
+
+def no_data() -> None:
+    write("run.toml", "[data]\nlanes = 3\n")
+    load_config("run.toml")
+
+
+def no_data_section() -> None:
+    write("run.toml", "[train]\nsteps = 3\n")
+    load_config("run.toml")
+
+
+def no_section() -> None:
+    write("run.toml", "lanes = 8\n" + _RUN)
+    load_config("run.toml")
+
+
+def section_as_value() -> None:
+    write("run.toml", 'data = "data/train"\n')
+    load_config("run.toml")
+
+
+def lock() -> None:
+    with ExitStack() as stack:
+        for _ in range(2):
+            stack.enter_context(CheckpointManager(Path("runs/two"))).start()
+
+
+def fence() -> None:
+    checkpoints = CheckpointManager(Path("runs/two"))
+    with checkpoints:
+        checkpoints.start()
+        claim = next(Path("runs/two/generations").glob("*.json"))
+        shutil.copy(claim, claim.with_name("000000002.json"))
+        checkpoints.check_fence()
+
+
+def save_nan() -> None:
+    with CheckpointManager(Path("runs/two")) as checkpoints:
+        checkpoints.start()
+        training_state = TrainingState(step=1, seed=1, optimizer="sgd", epoch=0, pool=0, index=1, progress=0.5)
+        checkpoints.save(Snapshot(training_state, [TensorShard("weights.w", torch.full((2,), torch.nan))]), wait=True)
+
+
+def save_first() -> None:
+    with CheckpointManager(Path("runs/two")) as checkpoints:
+        checkpoints.save(
+            Snapshot(TrainingState(step=1, seed=1, optimizer="sgd", epoch=0, pool=0, index=1, progress=0.5), [])
+        )
+
+
+def preempt() -> None:
+    run = Run(load_config("run.toml"))
+    for _ in run.events():
+        run.trainer.request(Request.STOP)
+
+
+def load_untrusted() -> None:
+    train(run__folder="runs/own", model__factory="models.py:own")
+    load("runs/own")
+
+
+def spoil_weights() -> None:
+    Path("runs/done/weights.safetensors").write_bytes(b"no tensors")
+    load("runs/done")
+
+
+def environment() -> None:
+    os.environ["RANK"] = "0"
+    try:
+        with world():
+            pass
+    finally:
+        del os.environ["RANK"]
+
+
+def start_world(size: int, device: str = "auto") -> None:
+    with world(size, device=device):
+        pass
+
+
+def killed() -> None:
+    """Let one of two ranks be killed, as the system does to one that asks for too much memory."""
+    options = ["--layout.stages", "2", "--run.restarts", "0", "--model.loss", "models.py:kills"]
+    command = [sys.executable, "-m", "stretto", "train", "run.toml", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == LostPeerError.exit_code
+    raise LostPeerError(done.stderr.strip().splitlines()[-1].removeprefix("stretto: error: "))
+
+
+def mean_loss(y: Tensor, targets: Tensor) -> LossSum:
+    """Says a mean where a sum is asked for."""
+    return LossSum((y - targets).mean() + 1, torch.tensor(1))
+
+
+def tied() -> None:
+    first, second = Linear(3, 3), Linear(3, 3)
+    second.module.weight = first.module.weight
+    initialize(Stack([first, second]), seed=1)
+
+
+def forget_shares(world: World) -> str:
+    engine = make_engine(Stack([Linear(2, 2)]), SquaredError(), Layout(replicas=2), world, seed=1)
+    try:
+        Trainer(engine, Lanes(Corpus.open("data/train"), 4, 10), TrainConfig(steps=1))
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def die_or_wait(world: World) -> None:
+    engine = make_engine(Stack([Linear(2, 2)]), SquaredError(), Layout(replicas=2), world, seed=1)
+    if world.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    engine.all_reduce([1.0])
+
+
+@cache
+def errors_of_two_ranks() -> tuple[str, str]:
+    """What the first of two ranks says when both forget their shares, and then when the other is killed."""
+    ranks = RankPool(2)
+    forgot = ranks.run(forget_shares, seconds=60)[0]
+    try:
+        ranks.run(die_or_wait, seconds=60)
+    except RanksFailedError as failed:
+        return forgot, failed.errors[0]
+    raise AssertionError("the other rank was not missed")
+
+
+def unshared_data() -> None:
+    raise ConfigError(errors_of_two_ranks()[0])
+
+
+def lost_peer() -> None:
+    raise LostPeerError(errors_of_two_ranks()[1])
+
+
+def predict_beside_another() -> None:
+    trained = load("runs/done")
+    Path("new.jsonl.parts").mkdir()
+    Path("new.jsonl.parts", "about.json").write_text("{}")
+    write_predictions(trained, "data/valid", "new.jsonl")

@@ -1,0 +1,240 @@
+"""Models, windows and steps that tests run on several ranks and on one, to compare."""
+
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from stretto import (
+    GRU,
+    LSTM,
+    BidirectionalLSTM,
+    Block,
+    Dropout,
+    Embedding,
+    Engine,
+    LayerNorm,
+    Layout,
+    Linear,
+    LocalEngine,
+    LockedDropout,
+    Pointwise,
+    Residual,
+    Rows,
+    Stack,
+    State,
+    TokenLoss,
+    TrainConfig,
+    Trainer,
+    Window,
+    World,
+    initialize,
+    make_engine,
+)
+from stretto.base.position import Position
+from stretto.base.task import Task
+from stretto.engine.engine import Precision
+
+NUM_TOKENS, WIDTH = 29, 8
+
+
+def lstm_model() -> list[Block]:
+    """Everything causal: fused and projected LSTMs, GRU, residual, norm, both dropouts."""
+    return [
+        Embedding(NUM_TOKENS, WIDTH),
+        LockedDropout(0.2),
+        LSTM(WIDTH, 12, projection_size=WIDTH),
+        Dropout(0.2),
+        Residual(LSTM(WIDTH, WIDTH, 2)),
+        LayerNorm(WIDTH),
+        GRU(WIDTH, WIDTH),
+        Linear(WIDTH, NUM_TOKENS),
+    ]
+
+
+def noncausal_model() -> list[Block]:
+    """With a block in the middle that looks ahead."""
+    return [
+        Embedding(NUM_TOKENS, WIDTH),
+        LSTM(WIDTH, WIDTH),
+        BidirectionalLSTM(WIDTH, 4),
+        Dropout(0.2),
+        GRU(WIDTH, WIDTH),
+        Linear(WIDTH, NUM_TOKENS),
+    ]
+
+
+class OneHot(nn.Module):
+    def forward(self, tokens: Tensor) -> Tensor:
+        return nn.functional.one_hot(tokens, NUM_TOKENS).to(torch.float64)
+
+
+def weightless_model() -> list[Block]:
+    """Its first and its middle stages are without weights."""
+    return [Pointwise(OneHot()), Dropout(0.2), GRU(NUM_TOKENS, WIDTH), Dropout(0.2), Linear(WIDTH, NUM_TOKENS)]
+
+
+class UnusedWeights(Block):
+    """Has weights that no loss depends on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        return self.used(x), state
+
+
+class LearnedInitialState(Block):
+    """A GRU whose initial state is learned, so its gradient goes through the start of each fresh row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru, self.start = GRU(WIDTH, WIDTH), nn.Linear(1, WIDTH)
+
+    def initial_state(self, rows: Rows) -> State:
+        start: Tensor = self.start(torch.ones(len(rows), 1, 1, dtype=self.start.weight.dtype))
+        return (start,)
+
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        return self.gru(x, state)
+
+
+def custom_block_model() -> list[Block]:
+    """What users may bring: idle weights, and a learned initial state."""
+    return [
+        Embedding(NUM_TOKENS, WIDTH),
+        UnusedWeights(),
+        LearnedInitialState(),
+        LSTM(WIDTH, WIDTH),
+        Linear(WIDTH, NUM_TOKENS),
+    ]
+
+
+MODELS = {"odd": custom_block_model, "lstm": lstm_model, "barrier": noncausal_model, "bare": weightless_model}
+
+
+LANGUAGE = Task.language(NUM_TOKENS)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is computed; a layout says how."""
+
+    model: str = "lstm"
+    num_rows: int = 8
+    window: int = 11
+    is_ragged: bool = True
+    dtype: torch.dtype = torch.float64
+    precision: Precision = "fp32"
+    seed: int = 0
+    num_steps: int = 3
+    lr: float = 0.5
+    clip: float = 0.1
+
+
+@dataclass(frozen=True)
+class RandomWindows:
+    """Windows of random tokens whose time and lengths differ from step to step; rows that ended start fresh."""
+
+    case: Case
+    part: tuple[int, int] = (0, 1)
+    num_windows: int = 100
+    task: Task = LANGUAGE
+    bytes_per_token: float | None = None
+    is_stateful: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_stateful", self.case.model != "barrier")
+
+    @property
+    def lanes(self) -> int:
+        return self.case.num_rows
+
+    @property
+    def numbers(self) -> range:
+        index, count = self.part
+        return range(self.case.num_rows * index // count, self.case.num_rows * (index + 1) // count)
+
+    def share(self, index: int, count: int, min_rows: int = 1) -> Self:
+        return replace(self, part=(index, count))
+
+    def next_position(self, position: Position) -> Position:
+        return replace(position, index=position.index + 1)
+
+    def fraction(self, position: Position) -> float:
+        return position.index / self.num_windows
+
+    def read(self, position: Position, *, inputs: bool = True, targets: bool = True) -> Window:
+        return self._read(position.index, inputs, targets)
+
+    def _read(self, position: int, inputs: bool, targets: bool) -> Window:
+        before, now = self._lengths(position - 1), self._lengths(position)
+        num_steps, lengths = now
+        tokens = torch.randint(NUM_TOKENS, (num_steps + 1, self.case.num_rows), generator=self._generator(position, 1))
+        asked = tokens[1:].clone()
+        asked[torch.arange(num_steps).unsqueeze(1) >= lengths] = -100
+        has_ended = before[1] < before[0]
+        fresh = torch.ones_like(has_ended) if position == 0 or not self.is_stateful else has_ended
+        rows = slice(self.numbers.start, self.numbers.stop)
+        numbers = torch.arange(self.case.num_rows)
+        window = Window(num_steps, numbers, lengths, fresh, tokens[:-1] if inputs else None, asked if targets else None)
+        return window[rows]
+
+    def _lengths(self, position: int) -> tuple[int, Tensor]:
+        generator = self._generator(position, 0)
+        num_steps = int(torch.randint(2, self.case.window + 1, (), generator=generator))
+        if not self.case.is_ragged:
+            return num_steps, torch.full((self.case.num_rows,), num_steps)
+        lengths = torch.randint(0, 2 * num_steps, (self.case.num_rows,), generator=generator).clamp(max=num_steps)
+        lengths[0] = num_steps
+        return num_steps, lengths
+
+    def _generator(self, position: int, part: int) -> torch.Generator:
+        return torch.Generator().manual_seed(self.case.seed * 1009 + (position + 1) * 2 + part)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the steps of a case gave on one rank."""
+
+    replica: int
+    stage: int
+    losses: list[float]
+    norms: list[float]
+    gradients: dict[str, Tensor]
+    weights: dict[str, Tensor]
+    state: State
+
+
+def run_case(world: World, case: Case, layout: Layout) -> Result:
+    """Take the steps of a case on this rank of a layout."""
+    model = Stack(MODELS[case.model]()).to(case.dtype)
+    engine = make_engine(model, TokenLoss(), layout, world, seed=3, precision=case.precision)
+    mesh = engine.mesh
+    return _train(engine, RandomWindows(case, (mesh.replica, layout.replicas)), case, mesh.replica, mesh.stage)
+
+
+def run_single_device(case: Case) -> Result:
+    """Take the same steps on one device, uncut: what every layout must equal."""
+    model = initialize(Stack(MODELS[case.model]()).to(case.dtype), seed=3)
+    engine = LocalEngine(model, TokenLoss(), precision=case.precision)
+    return _train(engine, RandomWindows(case), case, 0, 0)
+
+
+def _train(engine: Engine, data: RandomWindows, case: Case, replica: int, stage: int) -> Result:
+    config = TrainConfig(steps=case.num_steps, lr=case.lr, optimizer="sgd", schedule="constant", clip=case.clip)
+    trainer = Trainer(engine, data, config, seed=case.seed)
+    reports = list(trainer)
+    parameters = dict(engine.stack.named_parameters())
+    assert trainer.state is not None
+    return Result(
+        replica,
+        stage,
+        [report.loss for report in reports],
+        [report.gradient_norm for report in reports],
+        {name: parameter.grad.clone() for name, parameter in parameters.items() if parameter.grad is not None},
+        {name: parameter.detach().clone() for name, parameter in parameters.items()},
+        trainer.state,
+    )

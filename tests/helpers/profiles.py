@@ -1,0 +1,70 @@
+"""Profiles for tests: small ones, drawn or written by hand."""
+
+from hypothesis import strategies as st
+
+from stretto.plan.profile import AllReduceCost, BlockKind, CostPoint, Link, Profile, RankSpeed
+
+
+def kind(
+    forward: float = 1e-3, backward: float = 2e-3, *, start: float = 0.0, weight_bytes: int = 1000,
+    saved: float = 100.0, output_bytes: float = 8.0, accumulate: float = 0.0, optimizer: float = 0.0,
+) -> BlockKind:  # fmt: skip
+    """A block that costs `start` a chunk and then in proportion to rows and steps; measured at 8 rows, 16 steps."""
+    points = [
+        CostPoint(
+            rows=rows,
+            steps=steps,
+            forward=start + forward * rows * steps / 128,
+            backward=start + backward * rows * steps / 128,
+            saved=saved * rows * steps / 128,
+        )
+        for rows in (1, 8)
+        for steps in (1, 16)
+    ]
+    return BlockKind(
+        weight_bytes=weight_bytes, output_bytes=output_bytes, state_bytes=16, accumulate=accumulate,
+        optimizer=optimizer, points=tuple(points),
+    )  # fmt: skip
+
+
+def profile(
+    kinds: list[BlockKind], *, node: Link | None = None, network: Link | None = None, memory: float = 1e9,
+    speeds: tuple[RankSpeed, ...] = (), all_reduces: tuple[AllReduceCost, ...] = (), overlap: float = 0.0, action_overhead: float = 0.0,
+) -> Profile:  # fmt: skip
+    return Profile(
+        device="test", memory=memory, kinds={str(index): found for index, found in enumerate(kinds)},
+        blocks=tuple(str(index) for index in range(len(kinds))),
+        loss=BlockKind(points=(CostPoint(rows=8, steps=16, forward=0, backward=0, saved=0),)),
+        node=node or Link(latency=1e-6, bandwidth=1e10), network=network or Link(latency=1e-5, bandwidth=1e9),
+        speeds=speeds, all_reduces=all_reduces, overlap=overlap, action_overhead=action_overhead,
+    )  # fmt: skip
+
+
+@st.composite
+def profiles(draw: st.DrawFn) -> Profile:
+    """Any small profile, sometimes of ranks that share their cores."""
+    seconds = st.floats(1e-6, 1e-2)
+    kinds = [
+        kind(
+            draw(seconds), draw(seconds), start=draw(st.sampled_from([0.0, 1e-4])),
+            weight_bytes=draw(st.integers(0, 10**7)), saved=draw(st.floats(0, 1e6)),
+            output_bytes=draw(st.floats(0, 1e4)), accumulate=draw(st.floats(0, 1e-3)), optimizer=draw(seconds),
+        )
+        for _ in range(draw(st.integers(1, 5)))
+    ]  # fmt: skip
+    speeds = draw(
+        st.sampled_from(
+            [
+                (),
+                (
+                    RankSpeed(ranks=1, contended=1, solo=1),
+                    RankSpeed(ranks=2, contended=0.9, solo=1),
+                    RankSpeed(ranks=4, contended=0.4, solo=1),
+                ),
+            ]
+        )
+    )
+    return profile(
+        kinds, speeds=speeds, overlap=draw(st.sampled_from([0.0, 0.9])), action_overhead=draw(st.sampled_from([0.0, 1e-5])),
+        memory=draw(st.sampled_from([1e9, 2e7])),
+    )  # fmt: skip

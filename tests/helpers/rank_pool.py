@@ -1,0 +1,126 @@
+"""Ranks for tests: real processes on gloo, one thread each, kept between calls, with a hard time limit."""
+
+import os
+import pickle
+import socket
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from stretto.base.errors import StrettoError
+from stretto.mesh.world import World, world
+
+
+class RanksFailedError(AssertionError):
+    """What the ranks said that did not end well, by rank."""
+
+    def __init__(self, errors: dict[int, str]) -> None:
+        super().__init__("\n".join(f"rank {rank}: {text}" for rank, text in errors.items()))
+        self.errors = errors
+
+
+class RankPool:
+    """A world of processes that call functions `(world, *arguments)` as often as they are told to."""
+
+    def __init__(self, size: int) -> None:
+        # Ranks that are ended by their parent see the store go; torch would fill the screen with that.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        context = get_context("spawn")
+        port = free_port()
+        self.pipes: list[Connection] = []
+        self.processes = []
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, size, port, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self.pipes.append(ours)
+            self.processes.append(process)
+
+    def run(self, function: Callable[..., Any], *arguments: Any, seconds: float = 120) -> list[Any]:  # noqa: ANN401
+        """Call a function on every rank; return what each returned, or raise what they said, and end them."""
+        for pipe in self.pipes:
+            pipe.send_bytes(pickle.dumps((function, arguments)))
+        until = time.monotonic() + seconds
+        done: dict[int, Any] = {}
+        failed: dict[int, str] = {}
+        for rank, pipe in enumerate(self.pipes):
+            try:
+                if not pipe.poll(max(0.0, until - time.monotonic())):
+                    failed[rank] = f"no answer within {seconds} s"
+                    continue
+                is_done, value = pickle.loads(pipe.recv_bytes())  # noqa: S301 - our own process
+                (done if is_done else failed)[rank] = value
+            except (EOFError, ConnectionError):
+                self.processes[rank].join(5)
+                failed[rank] = f"ended with code {self.processes[rank].exitcode}"
+            if failed:
+                # The others may wait for this one; let them say so, but not for long.
+                until = min(until, time.monotonic() + 10)
+        if failed:
+            self.close()
+            raise RanksFailedError(failed)
+        return [done[rank] for rank in range(len(self.pipes))]
+
+    @property
+    def are_alive(self) -> bool:
+        return all(process.is_alive() for process in self.processes)
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.join()
+
+
+class RankPools:
+    """Worlds of any size, started when they are first needed, kept, and started again when one was ended."""
+
+    def __init__(self) -> None:
+        self._started: dict[int, RankPool] = {}
+
+    def __getitem__(self, size: int) -> RankPool:
+        if size not in self._started or not self._started[size].are_alive:
+            self._started[size] = RankPool(size)
+        return self._started[size]
+
+    def close(self) -> None:
+        for ranks in self._started.values():
+            ranks.close()
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def _serve(rank: int, size: int, port: int, pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    if size > 1:
+        os.environ |= {
+            "RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size),
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo",
+        }  # fmt: skip
+    with world(size, device="cpu") as joined:
+        while True:
+            function, arguments = pickle.loads(pipe.recv_bytes())  # noqa: S301 - our own parent
+            # By value: torch's own way of sending tensors shares memory that the sender may not outlive.
+            is_done, value = _answer(function, joined, arguments)
+            pipe.send_bytes(pickle.dumps((is_done, value)))
+            if not is_done:
+                # As the command does: who fails leaves, so that those who wait for it see its connections close.
+                os._exit(1)
+
+
+def _answer(function: Callable[..., Any], joined: World, arguments: tuple[Any, ...]) -> tuple[bool, Any]:
+    try:
+        return True, function(joined, *arguments)
+    except StrettoError as error:
+        return False, str(error)
+    except Exception:  # noqa: BLE001
+        return False, traceback.format_exc()

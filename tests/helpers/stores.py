@@ -1,0 +1,60 @@
+"""Stores for tests, written straight with the writer: what `stretto prepare` would write, without its files."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto import Sequences
+from stretto.store.file_writer import write_file, write_index
+from stretto.store.sequences import CLASSES, ENDS, KIND, VALUES
+from stretto.store.vocabulary import token_dtype
+
+
+def write_tokens(
+    folder: Path, shards: Sequence[Sequence[Sequence[int]]], num_tokens: int, labels: Sequence[Sequence[int]] = ()
+) -> Sequences:
+    """Write sequences of tokens, shard by shard, with labels if there are any."""
+    dtype = token_dtype(num_tokens)
+    arrays = [[np.array(row, dtype) for row in shard] for shard in shards]
+    names = [str(label) for label in range(1 + max((max(shard) for shard in labels), default=0))]
+    fields = {
+        "values": {"type": "tokens", "num_tokens": num_tokens},
+        "labels": {"type": "classes", "names": names} if labels else None,
+    }
+    return _write(folder, arrays, fields, labels)
+
+
+def write_series(folder: Path, shards: Sequence[Sequence[NDArray[np.float32]]]) -> Sequences:
+    """Write series `[steps, channels]`, shard by shard, scaled by their own mean and spread."""
+    values = np.concatenate([series for shard in shards for series in shard]).astype(np.float64)
+    fields = {
+        "values": {
+            "type": "channels",
+            "names": [f"c{channel}" for channel in range(values.shape[1])],
+            "mean": np.nanmean(values, axis=0).tolist(),
+            "std": np.nanstd(values, axis=0).tolist(),
+        }
+    }
+    return _write(folder, [[series.astype(VALUES) for series in shard] for shard in shards], fields, ())
+
+
+def _write(
+    folder: Path,
+    shards: Sequence[Sequence[NDArray[np.generic]]],
+    fields: Mapping[str, object],
+    labels: Sequence[Sequence[int]],
+) -> Sequences:
+    folder.mkdir(parents=True)
+    files, numbers = [], []
+    for index, shard in enumerate(shards):
+        ends = np.cumsum([len(row) for row in shard])
+        files.append(write_file(folder / f"values-{index:05}.bin", np.concatenate(shard).tobytes()))
+        files.append(write_file(folder / f"ends-{index:05}.bin", ends.astype(ENDS).tobytes()))
+        if labels:
+            files.append(write_file(folder / f"labels-{index:05}.bin", np.array(labels[index], CLASSES).tobytes()))
+        longest = max(len(row) for row in shard)
+        numbers.append({"num_sequences": len(shard), "num_steps": int(ends[-1]), "longest": longest})
+    write_index(folder, KIND, {**fields, "shards": numbers}, files)
+    return Sequences.open(folder)

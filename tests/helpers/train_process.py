@@ -1,0 +1,153 @@
+"""Runs to be disturbed: a small one of `stretto train` in processes of its own, and what is left of it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from safetensors.torch import load_file
+
+from stretto.checkpoint.checkpoint import Checkpoint, find_checkpoint
+
+STEPS = 60
+SAVE_EVERY = 7
+
+
+@dataclass
+class TrainProcess:
+    """One run: started, disturbed, waited for."""
+
+    folder: Path
+    data: Path
+    grid: tuple[int, int] = (1, 1)  # replicas, stages
+    options: dict[str, object] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    process: subprocess.Popen[str] | None = None
+
+    def command(self) -> list[str]:
+        replicas, stages = self.grid
+        fields: dict[str, object] = {
+            "run.folder": self.folder,
+            "layout.replicas": replicas,
+            "layout.stages": stages,
+            "layout.chunks": 2 if stages > 1 else 1,
+            "run.restarts": 3,
+            **self.options,
+        }
+        listed = [text for name, value in fields.items() for text in (f"--{name}", str(value))]
+        return [sys.executable, "-m", "stretto", "train", str(self.config()), *listed]
+
+    def config(self) -> Path:
+        path = self.data.parent / "run.toml"
+        if not path.exists():
+            path.write_text(
+                f'[data]\ntrain = "{self.data}"\nlanes = 6\nwindow = 24\n'
+                "[model]\nhidden = 24\nlayers = 2\ndropout = 0.1\n"
+                f"[train]\nsteps = {STEPS}\nwarmup = 5\nweight_decay = 0.01\n"
+                f"[save]\nevery = {SAVE_EVERY}\nminutes = 0\n[run]\nlog_every = 20\ntimeout = 60\n"
+            )
+        return path
+
+    def start(self) -> "TrainProcess":
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", **self.environment}
+        self.process = subprocess.Popen(
+            self.command(), env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        return self
+
+    def finish(self, seconds: float = 180) -> tuple[int, str]:
+        """Wait for the run to end by itself; return its exit code and what it said."""
+        assert self.process is not None
+        try:
+            said, _ = self.process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            for pid in [self.process.pid, *self.ranks()]:
+                os.kill(pid, signal.SIGKILL)
+            raise
+        return self.process.returncode, said
+
+    def ranks(self) -> list[int]:
+        """The processes of the ranks, in order, as far as they have been started."""
+        assert self.process is not None
+        found = children(self.process.pid)
+        return [pid for pid in found if b"\0train\0" in _read(f"/proc/{pid}/cmdline")]
+
+    def kill(self, rank: int, number: signal.Signals = signal.SIGKILL) -> bool:
+        """Send a signal to a rank; false if it isn't there."""
+        there = self.ranks()
+        if rank >= len(there):
+            return False
+        try:
+            os.kill(there[rank], number)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def await_step(self, step: int, seconds: float = 90) -> None:
+        """Wait until the log has a step."""
+        until = time.monotonic() + seconds
+        needle = f'"kind": "step", "step": {step},'
+        while time.monotonic() < until:
+            log = self.folder / "log.jsonl"
+            if log.exists() and needle in log.read_text():
+                return
+            assert self.process is not None and self.process.poll() is None, "the run has ended before"
+            time.sleep(0.02)
+        raise AssertionError(f"step {step} was not reached")
+
+    def final_state(self) -> "FinalState":
+        """What the run has left."""
+        return FinalState.of(find_checkpoint(self.folder))
+
+
+@dataclass(frozen=True)
+class FinalState:
+    """The end of a run: the bytes of all its tensors (weights, optimizer, lanes), by file, and where it stood."""
+
+    training_state: object
+    tensors: dict[str, dict[str, bytes]]
+
+    @classmethod
+    def of(cls, saved: Checkpoint) -> "FinalState":
+        manifest = saved.manifest
+        for file in manifest.files:
+            assert saved.check(file) is None
+        # Not the digests of the files: safetensors writes its header in any order.
+        folder = Path(saved.location)
+        shards = {file.name: load_file(folder / file.name) for file in manifest.files if file.shards}
+        plain = {name: {key: value.numpy().tobytes() for key, value in held.items()} for name, held in shards.items()}
+        return cls(manifest.training_state, plain)
+
+
+class ReferenceRuns:
+    """What runs leave that nobody disturbs, by layout; each is run when it is first asked for."""
+
+    def __init__(self, data: Path) -> None:
+        self._data = data
+        self._found: dict[tuple[int, int], FinalState] = {}
+
+    def __getitem__(self, grid: tuple[int, int]) -> FinalState:
+        if grid not in self._found:
+            run = TrainProcess(self._data.parent / f"undisturbed-{grid[0]}x{grid[1]}", self._data, grid)
+            code, said = run.start().finish()
+            assert code == 0 and f"step {STEPS}/{STEPS}" in said, said
+            self._found[grid] = run.final_state()
+        return self._found[grid]
+
+
+def children(pid: int) -> list[int]:
+    """The children of a process."""
+    found: list[int] = []
+    for thread in Path(f"/proc/{pid}/task").glob("*/children"):
+        found += map(int, _read(str(thread)).split())
+    return sorted(found)
+
+
+def _read(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError:
+        return b""

@@ -1,0 +1,72 @@
+"""A rank that is killed: the others end soon, and say which one it was."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from helpers.layout_cases import Case, run_case
+from helpers.rank_pool import RankPool, RanksFailedError
+from stretto import Corpus, Layout
+
+
+@pytest.mark.parametrize(
+    ("layout", "victim"),
+    [
+        (Layout(stages=3, chunks=4), 1),
+        (Layout(stages=2, chunks=4), 0),
+        (Layout(replicas=2, stages=2, chunks=4), 3),
+        (Layout(replicas=3), 2),
+    ],
+    ids=str,
+)
+def test_survivors_of_a_sigkill_end_and_name_the_lost_rank(layout: Layout, victim: int) -> None:
+    ranks = RankPool(layout.num_ranks)
+    ranks.run(run_case, Case(num_rows=9), layout)
+    threading.Timer(2.0, lambda: ranks.processes[victim].kill()).start()
+    started = time.monotonic()
+    with pytest.raises(RanksFailedError) as caught:
+        ranks.run(run_case, Case(num_rows=9, num_steps=1_000_000), layout, seconds=60)
+    assert time.monotonic() - started < 30
+    said = caught.value.errors
+    assert said.pop(victim) == "ended with code -9"
+    place = rf"\(replica {victim // layout.stages}, stage {victim % layout.stages}(, last seen [^)]+)?\)"
+    assert len(said) == layout.num_ranks - 1
+    for rank, sentence in said.items():
+        assert re.match(f"rank {rank} lost rank {victim} {place} while ", sentence), sentence
+        assert "\n" not in sentence
+    # Who keeps the store takes with it what it knows.
+    assert victim == 0 or any("last seen" in sentence for sentence in said.values())
+
+
+def test_a_killed_rank_of_a_run_is_named_once_and_nothing_is_left_behind(byte_corpus: Corpus, tmp_path: Path) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text(
+        f'[data]\ntrain = "{byte_corpus.location}"\nlanes = 8\nwindow = 20\n[model]\nhidden = 16\n'
+        f'[train]\nsteps = 1000000\n[run]\nrestarts = 0\nfolder = "{tmp_path / "run"}"\n[layout]\nstages = 2\n'
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stretto", "train", str(config)],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    until = time.monotonic() + 60
+    log = tmp_path / "run" / "log.jsonl"
+    while time.monotonic() < until and not (log.exists() and log.stat().st_size):
+        time.sleep(0.1)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    victims = [int(pid) for pid in children if b"\0train\0" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert len(victims) == 2
+    os.kill(victims[1], signal.SIGKILL)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 75
+    # Rank 0 may have had the time to say whom it lost.
+    *before, last = said.splitlines()
+    assert "rank 1 was killed by SIGKILL, so the others were ended too" in last
+    assert all("rank 0 lost rank 1" in sentence for sentence in before) and len(before) <= 1
+    assert not Path(f"/proc/{victims[0]}").exists()

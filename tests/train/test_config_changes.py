@@ -1,0 +1,108 @@
+"""What may change between two starts of a run, and what may not."""
+
+import json
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from stretto import ConfigError, Corpus, Run
+from stretto.config.run import RunConfig
+from stretto.config.toml import parse_config
+from stretto.train.config_changes import find_changes
+from stretto.train.log import Log, has_evaluation, open_log, write_line
+
+
+def config_for(corpus: Corpus, folder: Path, changes: dict[str, object] | None = None) -> RunConfig:
+    tree: dict[str, dict[str, object]] = {
+        "data": {"train": corpus.location, "lanes": 8, "window": 20},
+        "model": {"hidden": 12},
+        "train": {"steps": 4},
+        "run": {"folder": folder},
+    }
+    for name, value in (changes or {}).items():
+        section, field = name.split(".")
+        tree.setdefault(section, {})[field] = value
+    return parse_config(tree)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "before"),
+    [
+        ("model.hidden", 16, "12"),
+        ("model.cell", "gru", "lstm"),
+        ("data.lanes", 4, "8"),
+        ("data.window", 10, "20"),
+        ("train.optimizer", "sgd", "adamw"),
+        ("run.seed", 2, "1"),
+    ],
+)
+def test_a_change_of_meaning_is_refused(
+    field: str, value: object, before: str, byte_corpus: Corpus, tmp_path: Path
+) -> None:
+    list(Run(config_for(byte_corpus, tmp_path)).events())
+    with pytest.raises(ConfigError, match=f"{field} was {before} when .* was saved and is {value} now"):
+        Run(config_for(byte_corpus, tmp_path, {field: value, "train.steps": 8}))
+
+
+def test_other_data_at_the_same_place_is_refused_and_a_moved_copy_is_not(
+    byte_corpus: Corpus, word_corpus: Corpus, tmp_path: Path
+) -> None:
+    list(Run(config_for(byte_corpus, tmp_path / "run")).events())
+    with pytest.raises(ConfigError, match=r"is not the data that .* was trained on"):
+        Run(config_for(word_corpus, tmp_path / "run"))
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    for path in Path(byte_corpus.location).iterdir():
+        (moved / path.name).write_bytes(path.read_bytes())
+    run = Run(config_for(byte_corpus, tmp_path / "run", {"data.train": str(moved), "train.steps": 5}))
+    assert [str(change) for change in run.changes] == [
+        f"data.train {byte_corpus.location} -> {moved}",
+        "train.steps 4 -> 5",
+    ]
+
+
+def test_what_is_shown_is_what_changed(byte_corpus: Corpus, tmp_path: Path) -> None:
+    before = config_for(byte_corpus, tmp_path).model_dump(mode="json")
+    now = config_for(byte_corpus, tmp_path / "elsewhere", {"train.lr": 0.5, "layout.stages": 2, "save.every": 3})
+    assert [str(change) for change in find_changes(before, now)] == [
+        "train.lr 0.001 -> 0.5",
+        "layout.stages 1 -> 2",
+        "save.every none -> 3",
+    ]
+    # A field that a later version has added was at its default.
+    del before["save"], before["train"]["nonfinite"]
+    assert len(find_changes(before, now)) == 3
+
+
+def test_a_log_goes_on_after_the_step_that_was_saved(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    with open_log(path, 0) as log:
+        for step in range(1, 8):
+            write_line(Log(log), "step", {"step": step, "loss": float("nan")})
+        # One that was cut off still writes, and nobody reads it.
+        with open_log(path, 4) as other:
+            write_line(Log(log), "step", {"step": 8})
+            write_line(Log(other), "step", {"step": 5})
+    with path.open("a") as torn:
+        torn.write('{"kind": "step", "st')
+    with open_log(path, 5):
+        pass
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3, 4, 5]
+
+
+def test_a_long_log_is_gone_through_line_by_line(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    with path.open("w") as log:
+        for step in range(30_000):
+            log.write(json.dumps({"kind": "step", "step": step, "note": "x" * 200}) + "\n")
+        log.write('{"kind": "evaluation", "step": 29999, "loss": 1.0}\n{"kind": "step", "st')
+    tracemalloc.start()
+    try:
+        assert has_evaluation(path, 29_999) and not has_evaluation(path, 29_998)
+        with open_log(path, 29_999):
+            pass
+        assert tracemalloc.get_traced_memory()[1] < 1e6 < path.stat().st_size / 5
+    finally:
+        tracemalloc.stop()
+    assert path.read_bytes().count(b"\n") == 30_001

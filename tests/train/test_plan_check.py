@@ -1,0 +1,35 @@
+import json
+from pathlib import Path
+
+from stretto import Layout
+from stretto.train.plan_check import PLAN, PlanCheck, predicted_seconds, save_plan
+
+
+def test_a_plan_is_compared_once_when_enough_steps_are_known() -> None:
+    check = PlanCheck(0.1)
+    reports = [check.add_step(step, 5.0 if step <= 3 else 0.12, is_last=False) for step in range(1, 60)]
+    (report,) = [found for found in reports if found is not None]
+    assert report.step == 23 and report.measured == 0.12 and round(report.ratio, 3) == 1.2
+
+
+def test_a_short_run_is_compared_at_its_end_and_a_run_without_a_plan_never() -> None:
+    check = PlanCheck(0.1)
+    assert check.add_step(4, 0.2, is_last=False) is None
+    for step in range(5, 15):
+        assert check.add_step(step, 0.2, is_last=False) is None
+    report = check.add_step(15, 0.2, is_last=True)
+    assert report is not None and report.measured == 0.2
+    assert PlanCheck(0.1).add_step(1, 0.2, is_last=True) is None, "few steps tell nothing"
+    assert all(PlanCheck(None).add_step(step, 0.1, is_last=True) is None for step in range(40))
+
+
+def test_what_was_predicted_is_found_by_layout(tmp_path: Path) -> None:
+    layout = Layout(stages=2, chunks=4, blocks=(3, 1))
+    assert predicted_seconds(tmp_path, layout) is None
+    values = layout.model_dump(mode="json", exclude={"auto", "elastic"})
+    save_plan(tmp_path, json.dumps({"best": [{"layout": values, "seconds": 0.25}]}))
+    assert predicted_seconds(tmp_path, layout) == 0.25
+    assert predicted_seconds(tmp_path, layout.model_copy(update={"chunks": 8})) is None
+    for broken in ("", "[]", '{"best": [{}]}'):
+        (tmp_path / PLAN).write_text(broken)
+        assert predicted_seconds(tmp_path, layout) is None
