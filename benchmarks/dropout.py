@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from stretto import LSTM, Block, Dropout, LockedDropout, Pointwise, Rows, Stack, initialize
+from stretto.nn import LSTM, Block, Dropout, LockedDropout, Pointwise, Rows, Stack, initialize
 from timing import parse_quick, show, take_turns
 
 STEPS, ROWS, HIDDEN, PROBABILITY = 64, 32, 512, 0.2

@@ -20,22 +20,9 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 
-from stretto import (
-    LSTM,
-    Batches,
-    Embedding,
-    LabelledItems,
-    Layout,
-    Linear,
-    Position,
-    SequenceLoss,
-    Sequences,
-    Stack,
-    Window,
-    World,
-    make_engine,
-    read_ahead,
-)
+from stretto import Layout, World, make_engine
+from stretto.data import Batches, LabelledItems, Position, Sequences, Window, read_ahead
+from stretto.nn import LSTM, Embedding, Linear, SequenceLoss, Stack
 from timing import parse_quick, show
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))

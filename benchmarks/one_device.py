@@ -11,20 +11,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from stretto import (
-    LSTM,
-    Corpus,
-    Embedding,
-    Lanes,
-    Linear,
-    Stack,
-    TokenLoss,
-    TrainConfig,
-    Trainer,
-    initialize,
-    make_engine,
-    prepare_text,
-)
+from stretto import TrainConfig, Trainer, make_engine
+from stretto.data import Corpus, Lanes, prepare_text
+from stretto.nn import LSTM, Embedding, Linear, Stack, TokenLoss, initialize
 from stretto.store.vocabulary import Level
 from timing import WIKITEXT, parse_quick, show, take_turns
 

@@ -17,7 +17,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from stretto import Position
+from stretto.data import Position
 from stretto.store.file_writer import FileWriter
 from stretto.store.pages import ByteRange, LocalPages, PagedFile
 from stretto.store.sequences import IntArray

@@ -20,23 +20,11 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.progress import track
 
-from stretto import (
-    LSTM,
-    Corpus,
-    Embedding,
-    Lanes,
-    Layout,
-    Linear,
-    Stack,
-    TokenLoss,
-    TrainConfig,
-    Trainer,
-    World,
-    make_engine,
-    prepare_text,
-)
+from stretto import Layout, TrainConfig, Trainer, World, make_engine
+from stretto.data import Corpus, Lanes, prepare_text
 from stretto.measure.profile import measure_profile
 from stretto.measure.workload import find_workload
+from stretto.nn import LSTM, Embedding, Linear, Stack, TokenLoss
 from stretto.plan.cluster import Cluster
 from stretto.plan.cost_model import CostModel
 from stretto.plan.predict import predict

@@ -15,7 +15,9 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
-from stretto import LSTM, Embedding, Layout, Linear, Stack, TokenLoss, Window, World, make_engine
+from stretto import Layout, World, make_engine
+from stretto.data import Window
+from stretto.nn import LSTM, Embedding, Linear, Stack, TokenLoss
 from timing import parse_quick, show
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))

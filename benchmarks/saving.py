@@ -17,10 +17,11 @@ from rich.console import Console
 from rich.progress import track
 from safetensors.torch import save_file
 
-from stretto import LSTM, CheckpointManager, Embedding, Linear, Stack, TokenLoss, TrainConfig, Trainer, make_engine
+from stretto import CheckpointManager, TrainConfig, Trainer, make_engine
 from stretto.base.position import Position
 from stretto.base.task import Task
 from stretto.base.window import Window
+from stretto.nn import LSTM, Embedding, Linear, Stack, TokenLoss
 from timing import parse_quick, show
 
 ROWS, WINDOW, VOCABULARY = 16, 16, 256

@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from stretto import LSTM, Linear, Rows, Sessions, Stack, initialize
+from stretto.nn import LSTM, Linear, Rows, Stack, initialize
+from stretto.serve import Sessions
 
 FEATURES, HIDDEN, LAYERS = 8, 128, 2
 

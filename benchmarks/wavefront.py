@@ -23,12 +23,15 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.nn.parallel import DistributedDataParallel
 
-from stretto import LSTM, Layout, LocalEngine, LossSum, Stack, Window, World, initialize, make_engine
+from stretto import Layout, World, make_engine
+from stretto.data import Window
 from stretto.engine.pipeline import PipelineEngine
+from stretto.nn import LSTM, LossSum, Stack, initialize
 from stretto.plan.actions import Action
 from stretto.plan.draw import draw_svg, draw_text
 from stretto.plan.schedule import stage_schedule
 from stretto.plan.timeline import TimedAction, Timeline, simulate
+from stretto.testing import LocalEngine
 from timing import show
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))

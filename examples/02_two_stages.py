@@ -10,18 +10,18 @@ import stretto
 layout = stretto.Layout(stages=2, chunks=4)
 
 with stretto.world(layout.num_ranks) as world:
-    train = stretto.Lanes(stretto.Corpus.open("data/python/train"), lanes=16, window=64)
+    train = stretto.data.Lanes(stretto.data.Corpus.open("data/python/train"), lanes=16, window=64)
     with torch.device("meta"):  # described everywhere, made only where it is needed
-        model = stretto.Stack(
+        model = stretto.nn.Stack(
             [
-                stretto.Embedding(256, 128),
-                stretto.LSTM(128, 128),
-                stretto.LockedDropout(0.1),
-                stretto.LSTM(128, 128),
-                stretto.Linear(128, 256),
+                stretto.nn.Embedding(256, 128),
+                stretto.nn.LSTM(128, 128),
+                stretto.nn.LockedDropout(0.1),
+                stretto.nn.LSTM(128, 128),
+                stretto.nn.Linear(128, 256),
             ]
         )
-    engine = stretto.make_engine(model, stretto.TokenLoss(), layout, world, seed=1)
+    engine = stretto.make_engine(model, stretto.nn.TokenLoss(), layout, world, seed=1)
     share = train.share(engine.mesh.replica, layout.replicas)
 
     for report in stretto.Trainer(engine, share, stretto.TrainConfig(steps=100, lr=4e-3)):

@@ -16,25 +16,25 @@ if not Path("data/ett").exists():
     beside = Path(__file__).resolve().parents[2] / "shared" / "data" / "ett" / "ETTh1.csv"
     if not sys.argv[1:] and not beside.exists():
         sys.exit("give the path of ETTh1.csv, from the ETT datasets of zhouhaoyi/ETDataset on GitHub")
-    stretto.prepare_series(sys.argv[1:] or [beside], "data/ett", time="date", validation_fraction=0.2)
-train, valid = (stretto.Sequences.open(f"data/ett/{side}") for side in ("train", "valid"))
+    stretto.data.prepare_series(sys.argv[1:] or [beside], "data/ett", time="date", validation_fraction=0.2)
+train, valid = (stretto.data.Sequences.open(f"data/ett/{side}") for side in ("train", "valid"))
 
 # Asked is the difference to the day before: a network that says nothing repeats the last day.
-forecast = stretto.Forecast.from_sequences(train, horizon=24, season=24, targets=["OT"])
-stretches = stretto.SlidingWindows(train, forecast, context=96, every_step=True)
-held_out = stretto.SlidingWindows(valid, forecast, context=96)  # asked at the last step only
+forecast = stretto.data.Forecast.from_sequences(train, horizon=24, season=24, targets=["OT"])
+stretches = stretto.data.SlidingWindows(train, forecast, context=96, every_step=True)
+held_out = stretto.data.SlidingWindows(valid, forecast, context=96)  # asked at the last step only
 
 task = forecast.task
-model = stretto.Stack([stretto.LSTM(task.num_inputs, 64), stretto.Linear(64, task.num_outputs)])
-engine = stretto.make_engine(model, stretto.SquaredError(), seed=1)
-trainer = stretto.Trainer(engine, stretto.Batches(stretches, budget=6144), stretto.TrainConfig(steps=400, lr=2e-3))
+model = stretto.nn.Stack([stretto.nn.LSTM(task.num_inputs, 64), stretto.nn.Linear(64, task.num_outputs)])
+engine = stretto.make_engine(model, stretto.nn.SquaredError(), seed=1)
+trainer = stretto.Trainer(engine, stretto.data.Batches(stretches, budget=6144), stretto.TrainConfig(steps=400, lr=2e-3))
 
 for report in trainer:
     if report.step % 100 == 0:
         print(f"step {report.step}  loss {report.loss:.4f}  {report.seconds * 1000:.0f} ms")
 
 # Both are asked for the same held-out stretches; errors are in units of the channel's spread.
-scores = stretto.evaluate(engine, stretto.Batches(held_out, budget=6144))
+scores = stretto.evaluate(engine, stretto.data.Batches(held_out, budget=6144))
 everything = [(0, number) for number in range(held_out.shard_sizes[0])]  # of the one shard there is
 asked = held_out.read(everything, 96, inputs=False, targets=True)[1]
 assert asked is not None
@@ -69,7 +69,7 @@ quarter = len(everything) // 4
 x, asked = held_out.read(everything[quarter::quarter][:3], 96, inputs=True, targets=True)
 assert x is not None and asked is not None
 with torch.no_grad():
-    y, _ = model(x, model.begin(stretto.Rows.of(num_rows=3)))
+    y, _ = model(x, model.begin(stretto.nn.Rows.of(num_rows=3)))
 (channel,) = forecast.channels
 mean, std = forecast.mean[channel], forecast.std[channel]
 days = mean + std * x[-48:, :, channel].T  # [rows, hours]: the two days before

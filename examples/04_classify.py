@@ -25,29 +25,29 @@ def write_texts(path: Path, count: int = 8000) -> None:
             file.write(json.dumps({"text": "".join(letters), "opens": bracket}) + "\n")
 
 
-def mistakes(y: Tensor, targets: Tensor) -> stretto.LossSum:
+def mistakes(y: Tensor, targets: Tensor) -> stretto.nn.LossSum:
     """Count wrong answers. Any sum and count is a loss, so this can be evaluated."""
     asked = targets != -100
-    return stretto.LossSum((y[asked].argmax(dim=1) != targets[asked]).float().sum(), asked.sum())
+    return stretto.nn.LossSum((y[asked].argmax(dim=1) != targets[asked]).float().sum(), asked.sum())
 
 
 with stretto.world() as world:
     layout = stretto.Layout(replicas=world.size)
     with torch.device("meta"):
-        model = stretto.Stack([stretto.Embedding(256, 128), stretto.GRU(128, 128), stretto.Linear(128, 4)])
-    engine = stretto.make_engine(model, stretto.SequenceLoss(), layout, world, seed=1)
+        model = stretto.nn.Stack([stretto.nn.Embedding(256, 128), stretto.nn.GRU(128, 128), stretto.nn.Linear(128, 4)])
+    engine = stretto.make_engine(model, stretto.nn.SequenceLoss(), layout, world, seed=1)
 
     if world.is_rank_zero and not Path("data/brackets").exists():
         Path("data").mkdir(exist_ok=True)
         write_texts(Path("data/brackets.jsonl"))
-        stretto.prepare_sequences("data/brackets.jsonl", "data/brackets", label="opens", validation_fraction=0.1)
+        stretto.data.prepare_sequences("data/brackets.jsonl", "data/brackets", label="opens", validation_fraction=0.1)
     engine.mesh.barrier()  # all wait here for the first
 
     # A row is asked for its label at its own last step. The budget counts steps, padding included, of all ranks.
     train, valid = (
-        stretto.LabelledItems(stretto.Sequences.open(f"data/brackets/{side}")) for side in ("train", "valid")
+        stretto.data.LabelledItems(stretto.data.Sequences.open(f"data/brackets/{side}")) for side in ("train", "valid")
     )
-    share = stretto.Batches(train, budget=4096).share(engine.mesh.replica, layout.replicas)
+    share = stretto.data.Batches(train, budget=4096).share(engine.mesh.replica, layout.replicas)
     config = stretto.TrainConfig(epochs=3, lr=1e-2, warmup=10)
 
     for report in stretto.Trainer(engine, share, config):
@@ -55,5 +55,7 @@ with stretto.world() as world:
             print(f"step {report.step}  loss {report.loss:.4f}  {report.tokens} texts, {report.seconds * 1000:.0f} ms")
 
     if world.is_rank_zero:
-        wrong = stretto.evaluate(stretto.LocalEngine(engine.stack, mistakes), stretto.Batches(valid, budget=4096))
+        wrong = stretto.evaluate(
+            stretto.testing.LocalEngine(engine.stack, mistakes), stretto.data.Batches(valid, budget=4096)
+        )
         print(f"held out: {1 - wrong.loss:.1%} of {wrong.tokens} texts right")

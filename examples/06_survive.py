@@ -47,7 +47,7 @@ def main() -> None:
     shutil.rmtree("data/survive", ignore_errors=True)
     HERE.mkdir(parents=True)
     (HERE / "run.toml").write_text(CONFIG)
-    stretto.prepare_text([Path(os.__file__)], "data/survive")
+    stretto.data.prepare_text([Path(os.__file__)], "data/survive")
 
     assert train(HERE / "quiet").wait() == 0
 

@@ -8,17 +8,17 @@ import torch
 import stretto
 
 with stretto.world() as world:
-    train = stretto.Lanes(stretto.Corpus.open("data/python/train"), lanes=16, window=64)
+    train = stretto.data.Lanes(stretto.data.Corpus.open("data/python/train"), lanes=16, window=64)
     with torch.device("meta"):
-        model = stretto.Stack(
+        model = stretto.nn.Stack(
             [
-                stretto.Embedding(256, 128),
-                stretto.LSTM(128, 128),
-                stretto.LSTM(128, 128),
-                stretto.Linear(128, 256),
+                stretto.nn.Embedding(256, 128),
+                stretto.nn.LSTM(128, 128),
+                stretto.nn.LSTM(128, 128),
+                stretto.nn.Linear(128, 256),
             ]
         )
-    loss = stretto.TokenLoss()
+    loss = stretto.nn.TokenLoss()
     layout = stretto.choose_layout(model, loss, train, world=world, optimizer=torch.optim.AdamW)
     if world.is_rank_zero:
         print(f"chosen: {layout}")

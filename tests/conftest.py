@@ -9,7 +9,7 @@ import torch
 
 from helpers.rank_pool import RankPools
 from helpers.train_process import ReferenceRuns
-from stretto import Corpus, prepare_text
+from stretto.data import Corpus, prepare_text
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 

@@ -1,4 +1,4 @@
-"""docs/reference.md, made from docstrings: `python tests/reference_page.py > docs/reference.md`."""
+"""The pages of docs/reference/, made from docstrings: `python tests/reference_page.py docs/reference`."""
 
 import ast
 import dataclasses
@@ -8,51 +8,44 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
 
 from pydantic import BaseModel
 
-import stretto
-
-HEAD = """# Python reference
-
-Everything that `import stretto` promises, made from the docstrings. A name is imported when it is first used. What a
-[config](config.md) may hold has a page of its own, and so do the [errors](errors.md).
-"""
-# The room that a name lives in says what it is for; rooms not named here come last, under their own names.
-ROOMS = {
-    "blocks": "Blocks and losses",
-    "data": "Data",
-    "engine": "Engines and layouts",
-    "config": "Engines and layouts",
-    "mesh": "Engines and layouts",
-    "train": "Training and runs",
-    "checkpoint": "CheckpointManager",
-    "serve": "Using a trained model",
-    "plan": "Plans and profiles",
-    "measure": "Plans and profiles",
-    "testing": "Checks for your own tests",
-    "base": "Values that all share",
+# One page for each public namespace, with its title.
+PAGES = {
+    "stretto": "stretto",
+    "stretto.nn": "Blocks and losses",
+    "stretto.data": "Data",
+    "stretto.plan": "Plans and profiles",
+    "stretto.train": "Training",
+    "stretto.checkpoint": "Checkpoints",
+    "stretto.serve": "Using a trained model",
+    "stretto.exchange": "Import and export",
+    "stretto.report": "Reports",
+    "stretto.launch": "Checking a machine",
+    "stretto.testing": "Checks for your own tests",
 }
 
 
-def reference_page() -> str:
-    """Return the page."""
-    chapters: dict[str, list[str]] = {title: [] for title in ROOMS.values()}
-    names = [(name, getattr(stretto, name)) for name in sorted(stretto.__all__)]
-    names += [(f"testing.{name}", getattr(stretto.testing, name)) for name in sorted(stretto.testing.__all__)]
-    homes = vars(stretto)["_HOME_OF"]
-    for name, value in names:
-        room = "testing" if name.startswith("testing.") else homes[name].split(".")[1]
-        chapters.setdefault(ROOMS.get(room, room.capitalize()), []).extend(_entry(name, value))
-    lines = [HEAD]
-    for title, entries in chapters.items():
-        if entries:
-            lines += [f"## {title}", "", *entries]
+def reference_pages() -> dict[str, str]:
+    """Return the pages by file name; errors have a page of their own."""
+    return {f"{module.removeprefix('stretto.')}.md": _page(module, title) for module, title in PAGES.items()}
+
+
+def _page(module: str, title: str) -> str:
+    namespace = import_module(module)
+    lines = [f"# {title}", "", f"`{module}`: {_text(namespace)}", ""]
+    for name in namespace.__all__:
+        value = getattr(namespace, name)
+        if not inspect.ismodule(value):
+            lines += _entry(name, value)
     return "\n".join(lines).rstrip() + "\n"
 
 
 def _entry(name: str, value: object) -> Iterator[str]:
-    yield f"### {name}"
+    yield f"## {name}"
     yield ""
     if not (inspect.isclass(value) or inspect.isfunction(value)):
         yield from _alias(name, value)
@@ -62,7 +55,7 @@ def _entry(name: str, value: object) -> Iterator[str]:
         yield ""
     else:
         if not _is_plain(value):
-            yield from _fenced(name.removeprefix("testing."), _arguments(value), _returned(value))
+            yield from _fenced(name, _arguments(value), _returned(value))
         yield _text(value)
         yield ""
         if inspect.isclass(value):
@@ -71,8 +64,9 @@ def _entry(name: str, value: object) -> Iterator[str]:
 
 def _alias(name: str, value: object) -> Iterator[str]:
     """A name for a type, with the comment above it."""
-    home = sys.modules[vars(stretto)["_HOME_OF"][name]]
-    lines = inspect.getsource(home).splitlines()
+    sources = (inspect.getsource(module) for key, module in [*sys.modules.items()] if key.startswith("stretto."))
+    pattern = re.compile(rf"^{name}\b[^=\n]*=", re.MULTILINE)
+    lines = next(source for source in sources if pattern.search(source)).splitlines()
     place = next(number for number, line in enumerate(lines) if re.match(rf"{name}\b.*=", line))
     comment: list[str] = []
     while place and lines[place - 1].startswith("# "):
@@ -228,4 +222,7 @@ def _methods(kind: type) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    print(reference_page(), end="")
+    folder = Path(sys.argv[1])
+    folder.mkdir(exist_ok=True)
+    for name, content in reference_pages().items():
+        (folder / name).write_text(content)

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from config_page import config_page
-from reference_page import reference_page
+from reference_page import reference_pages
 from stretto import load_config
 from stretto.base.errors import ConfigError
 from stretto.cli.commands.prepare import KINDS
@@ -20,7 +20,7 @@ from stretto.cli.main import COMMANDS, main
 from stretto.cli.parser import Parser
 
 ROOT = Path(__file__).parents[1]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / ".github").rglob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / ".github").rglob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def snippets(page: Path, language: str = "python") -> list[str]:
@@ -34,7 +34,7 @@ def steps(page: Path) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if page.parent == ROOT / "docs" and snippets(page)], ids=lambda p: p.name
+    "page", [page for page in PAGES if ROOT / "docs" in page.parents and snippets(page)], ids=lambda p: p.name
 )
 def test_the_snippets_of_a_page_run_one_after_the_other(
     page: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -168,7 +168,7 @@ def assert_understood(arguments: list[str], is_whole: bool = True) -> None:
     """Assert that a command takes these arguments; if they are not the whole, something is put where it is missing."""
     try:
         with pytest.raises(ParsedError):
-            import_module(f"stretto.cli.{arguments[0]}").run(arguments[1:])
+            import_module(f"stretto.cli.commands.{arguments[0]}").run(arguments[1:])
     except ConfigError as error:
         missing = re.search("arguments are required: (.*);", str(error))
         if is_whole or missing is None:
@@ -202,8 +202,10 @@ def test_the_config_page_is_made_from_the_config() -> None:
 
 
 def test_the_reference_is_made_from_the_docstrings() -> None:
-    page = (ROOT / "docs" / "reference.md").read_text()
-    assert page == reference_page(), "run: python tests/reference_page.py > docs/reference.md"
+    folder = ROOT / "docs" / "reference"
+    assert {page.name: page.read_text() for page in folder.glob("*.md")} == reference_pages(), (
+        "run: python tests/reference_page.py docs/reference"
+    )
 
 
 def test_every_command_is_documented() -> None:
@@ -213,7 +215,8 @@ def test_every_command_is_documented() -> None:
 
 def test_every_page_is_in_the_navigation() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text()
-    assert all(f": {page.name}\n" in navigation for page in (ROOT / "docs").glob("*.md"))
+    docs = ROOT / "docs"
+    assert all(f": {page.relative_to(docs)}\n" in navigation for page in docs.rglob("*.md"))
 
 
 @pytest.mark.parametrize(

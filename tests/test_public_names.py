@@ -1,29 +1,40 @@
-"""The names that `import stretto` promises."""
+"""The names that stretto promises: few at the top, the rest by namespace, each importable and lazy."""
 
-import ast
-from pathlib import Path
+from importlib import import_module
 
 import pytest
 
 import stretto
 
-
-def test_the_stub_for_type_checkers_lists_the_same_names_from_the_same_homes() -> None:
-    stub = ast.parse(Path(stretto.__file__).with_suffix(".pyi").read_text())
-    seen = {
-        a.name: n.module for n in stub.body if isinstance(n, ast.ImportFrom) for a in n.names if a.name != "testing"
-    }
-    assert seen == vars(stretto)["_HOME_OF"]
+NAMESPACES = ["stretto", *(f"stretto.{name}" for name in stretto.__all__ if name.islower() and "_" not in name)]
+NAMESPACES = [name for name in NAMESPACES if name not in ("stretto.evaluate", "stretto.world")]
 
 
-@pytest.mark.parametrize("name", stretto.__all__)
-def test_every_public_name_is_there_and_says_what_it_is(name: str) -> None:
-    assert getattr(stretto, name) is not None
-    assert name in dir(stretto)
+def test_there_are_at_most_32_names_at_the_top_level() -> None:
+    assert len(stretto.__all__) <= 32
 
 
-def test_the_checks_for_test_suites_are_there_without_an_import_of_their_own() -> None:
-    assert callable(stretto.testing.check_chunk_law)
+@pytest.mark.parametrize("namespace", NAMESPACES)
+def test_every_public_name_can_be_imported_and_is_listed(namespace: str) -> None:
+    module = import_module(namespace)
+    assert module.__all__
+    for name in module.__all__:
+        assert getattr(module, name) is not None
+        assert name in dir(module)
+
+
+def test_a_name_is_public_in_one_namespace_only() -> None:
+    # StrettoError is at the top too, so that `except stretto.StrettoError` needs no second import.
+    names = [name for namespace in NAMESPACES for name in import_module(namespace).__all__]
+    assert {name for name in names if names.count(name) > 1} == {"StrettoError"}
+
+
+def test_a_name_imported_from_a_namespace_is_not_shadowed_by_a_module_of_its_package() -> None:
+    for namespace in NAMESPACES[1:]:
+        module = import_module(namespace)
+        for name in module.__all__:
+            with pytest.raises(ModuleNotFoundError):
+                import_module(f"{namespace}.{name}")
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -38,19 +38,21 @@ with stretto.world() as world:
     before = gradient(model)
 
     # stretto, with the weights of that model, on the same texts.
-    stack = stretto.Stack(
-        [stretto.Embedding(256, 64), stretto.LSTM(64, 64), stretto.LSTM(64, 64), stretto.Linear(64, 256)]
+    stack = stretto.nn.Stack(
+        [stretto.nn.Embedding(256, 64), stretto.nn.LSTM(64, 64), stretto.nn.LSTM(64, 64), stretto.nn.Linear(64, 256)]
     )
     for target, source in zip(stack.parameters(), model.parameters(), strict=True):
         target.data.copy_(source.data)
     with tempfile.TemporaryDirectory() as folder:
         lines = [json.dumps({"text": bytes(text.tolist()).decode()}) for text in texts]
         Path(folder, "texts.jsonl").write_text("\n".join(lines) + "\n")
-        (store,) = stretto.prepare_sequences(f"{folder}/texts.jsonl", f"{folder}/texts")
+        (store,) = stretto.data.prepare_sequences(f"{folder}/texts.jsonl", f"{folder}/texts")
         layout = stretto.Layout(replicas=world.size, micro_batches=2)
-        engine = stretto.make_engine(stack, stretto.TokenLoss(), layout, world)
-        batches = stretto.Batches(stretto.NextTokenItems(store), budget=10**6).share(engine.replica, layout.replicas, 2)
-        outcome = engine.step(batches.read(stretto.Position()), None, key=0)
+        engine = stretto.make_engine(stack, stretto.nn.TokenLoss(), layout, world)
+        batches = stretto.data.Batches(stretto.data.NextTokenItems(store), budget=10**6).share(
+            engine.replica, layout.replicas, 2
+        )
+        outcome = engine.step(batches.read(stretto.data.Position()), None, key=0)
     # The engine leaves the gradient of the sum; the trainer divides it by the count over all ranks, once.
     after = gradient(stack) / engine.all_reduce([float(outcome.count)])[0]
 

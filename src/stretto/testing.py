@@ -1,6 +1,5 @@
-"""What users call in their own test suites."""
+"""Checks for your own test suite: the chunk law of a block, the layout law of a model."""
 
-from stretto.measure.laws import ChunkReport, check_chunk_law, check_loss
-from stretto.measure.verify import Verification, verify
+from stretto.base.lazy import lazy_exports
 
-__all__ = ["ChunkReport", "Verification", "check_chunk_law", "check_loss", "verify"]
+__all__, __getattr__, __dir__ = lazy_exports(__name__, __file__)

@@ -2,8 +2,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stretto import Window
 from stretto.base.state import cat_rows, slice_rows, where_rows
+from stretto.data import Window
 
 
 def window_of(num_rows: int, num_steps: int = 4) -> Window:

@@ -3,7 +3,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from stretto import BidirectionalLSTM, LawError, Rows
+from stretto.errors import LawError
+from stretto.nn import BidirectionalLSTM, Rows
 
 
 def test_each_row_is_read_from_its_true_end() -> None:

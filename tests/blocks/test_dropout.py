@@ -3,8 +3,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stretto import ConfigError, Dropout, LockedDropout, Rows
 from stretto.base.state import slice_rows
+from stretto.errors import ConfigError
+from stretto.nn import Dropout, LockedDropout, Rows
 
 KINDS = [Dropout, LockedDropout]
 

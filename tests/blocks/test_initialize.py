@@ -2,11 +2,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stretto import (
+from stretto.errors import ConfigError
+from stretto.nn import (
     GRU,
     LSTM,
     Block,
-    ConfigError,
     Embedding,
     LayerNorm,
     Linear,

@@ -5,16 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stretto import (
-    AbsoluteError,
-    ConfigError,
-    Loss,
-    QuantileLoss,
-    SequenceLoss,
-    SquaredError,
-    TokenLoss,
-    last_step_targets,
-)
+from stretto.errors import ConfigError
+from stretto.nn import AbsoluteError, Loss, QuantileLoss, SequenceLoss, SquaredError, TokenLoss, last_step_targets
 
 STEPS, ROWS = 6, 4
 

@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 
 from helpers import reference_cells
-from stretto import GRU, LSTM, Rows, State
+from stretto.nn import GRU, LSTM, Rows, State
 
 STEPS, BATCH, IN, HIDDEN = 7, 3, 5, 6
 

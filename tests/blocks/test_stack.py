@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from stretto import LSTM, ConfigError, Dropout, Embedding, Linear, Residual, Rows, Stack
+from stretto.errors import ConfigError
+from stretto.nn import LSTM, Dropout, Embedding, Linear, Residual, Rows, Stack
 
 
 def model() -> Stack:

@@ -10,22 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from stretto import (
-    Checkpoint,
-    CheckpointManager,
-    ConfigError,
-    Corpus,
-    DataError,
-    Run,
-    Snapshot,
-    StrettoError,
-    find_checkpoint,
-    load,
-)
+from stretto import Checkpoint, CheckpointManager, Run, StrettoError, load_model
 from stretto.base.checksummed_json import dump_with_checksum, load_with_checksum
+from stretto.checkpoint import Snapshot, find_checkpoint
 from stretto.checkpoint.manifest import MANIFEST, TrainingState
 from stretto.checkpoint.shards import TensorShard
 from stretto.config.toml import parse_config
+from stretto.data import Corpus
+from stretto.errors import ConfigError, DataError
 
 SHARD = "shard-00001-model-00001-of-00001.safetensors"
 
@@ -132,7 +124,7 @@ def test_a_pickle_is_never_unpickled(name: str, tmp_path: Path) -> None:
             with pytest.raises(DataError):
                 read_all(find_checkpoint(tmp_path / "run"))
         with pytest.raises(StrettoError):
-            load(tmp_path / "run")
+            load_model(tmp_path / "run")
         assert not marker.exists()
     # The bomb is a real one.
     pickle.loads(pickle.dumps(Bomb(marker)))  # noqa: S301
@@ -301,7 +293,7 @@ def test_code_that_a_checkpoint_names_is_not_run(byte_corpus: Corpus, tmp_path: 
 
     _forge(folder, name_code)
     with pytest.raises(ConfigError, match="runs code of its own"):
-        load(tmp_path / "run")
+        load_model(tmp_path / "run")
     assert not marker.exists()
 
     def widen(tree: dict[str, object]) -> None:
@@ -311,7 +303,7 @@ def test_code_that_a_checkpoint_names_is_not_run(byte_corpus: Corpus, tmp_path: 
 
     _forge(folder, widen)
     with pytest.raises(ConfigError, match=r"of \[256, 2000000\], but .* has it as \[256, 8\]"):
-        load(tmp_path / "run")
+        load_model(tmp_path / "run")
 
 
 def test_a_pipe_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:

@@ -13,23 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.rank_pool import RankPools, RanksFailedError
-from stretto import (
-    Checkpoint,
-    CheckpointManager,
-    ConfigError,
-    DataError,
-    DivergedError,
-    FencedError,
-    SaveReport,
-    Snapshot,
-    World,
-    find_checkpoint,
-)
+from stretto import Checkpoint, CheckpointManager, World
+from stretto.checkpoint import SaveReport, Snapshot, find_checkpoint
 from stretto.checkpoint.checkpoint import complete_checkpoint_names, read_claims
 from stretto.checkpoint.lineage import CheckpointName, Claim, lineage, to_remove
 from stretto.checkpoint.manifest import TrainingState
 from stretto.checkpoint.shards import TensorShard
 from stretto.checkpoint.storage import LocalStorage
+from stretto.errors import ConfigError, DataError, DivergedError, FencedError
 
 WEIGHTS = "weights.w"
 

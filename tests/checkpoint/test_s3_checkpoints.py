@@ -10,12 +10,15 @@ import torch
 from s3fs import S3FileSystem
 
 from helpers.s3_server import S3Server, s3_server
-from stretto import CheckpointManager, Corpus, DataError, FencedError, Run, Snapshot, StepReport, find_checkpoint, load
+from stretto import CheckpointManager, Run, StepReport, load_model
+from stretto.checkpoint import Snapshot, find_checkpoint
 from stretto.checkpoint.checkpoint import complete_checkpoint_names
 from stretto.checkpoint.manifest import TrainingState
 from stretto.checkpoint.shards import TensorShard
 from stretto.checkpoint.storage import RemoteStorage
 from stretto.config.toml import parse_config
+from stretto.data import Corpus
+from stretto.errors import DataError, FencedError
 from stretto.train.run import EvaluationReport
 
 pytestmark = [pytest.mark.s3, pytest.mark.timeout(120)]
@@ -127,4 +130,4 @@ def test_a_run_goes_on_from_object_storage_in_an_empty_folder(
     whole = run("a", 8)
     # Another machine, with nothing but the URL.
     assert run("b1", 4)[:-1] + run("b2", 8) == whole
-    assert load("s3://bucket/run-b").evaluate(byte_corpus.location).loss == whole[-1]
+    assert load_model("s3://bucket/run-b").evaluate(byte_corpus.location).loss == whole[-1]

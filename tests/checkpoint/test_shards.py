@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stretto import DataError
 from stretto.checkpoint.manifest import CheckpointFile
 from stretto.checkpoint.shards import TensorShard, files_containing, load_shards, save_shards
+from stretto.errors import DataError
 
 
 def load(folder: Path, files: list[CheckpointFile], shards: list[TensorShard]) -> None:

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from helpers.random_stacks import run_stack
-from stretto import from_torch, load
+from stretto import load_model
 from stretto.cli.main import main
+from stretto.exchange import from_torch
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def test_weights_go_out_as_plain_torch_and_come_back_to_begin_a_run(
     plain, weights = trained / "plain.safetensors", trained / "weights.safetensors"
     assert main(["export", str(trained / "run"), "--torch", str(plain)]) == 0
     assert "nn.LSTM(input_size=8, hidden_size=8, num_layers=2)" in capsys.readouterr().out
-    model = load(trained / "run").stack
+    model = load_model(trained / "run").stack
     x = torch.randint(5, (6, 2))
     assert torch.equal(run_stack(from_torch(plain), x), run_stack(model, x))
     assert main(["import", str(plain), "--out", str(weights)]) == 0

@@ -16,10 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from stretto import Evaluation, PlanReport, RankReport, SaveReport, StepReport
+from stretto import Evaluation, StepReport
+from stretto.checkpoint import SaveReport
 from stretto.cli.main import main
 from stretto.cli.views.live_view import LiveView
 from stretto.cli.views.training_view import _figures
+from stretto.train import PlanReport, RankReport
 
 
 def full_view(num_ranks: int = 2, num_steps: int | None = 2000, loss: float = 2.5, skipped: int = 3) -> LiveView:

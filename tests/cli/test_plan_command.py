@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from helpers.profiles import kind, profile
-from stretto import Cluster, ConfigError, Layout, Run, load_config, save_profile
+from stretto import Layout, Run, load_config
 from stretto.cli.main import main
+from stretto.errors import ConfigError
+from stretto.plan import Cluster, save_profile
 from stretto.plan.cost_model import CostModel
 from stretto.plan.predict import predict
 from stretto.plan.serialize import layout_toml

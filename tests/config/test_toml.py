@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stretto import ConfigError, RunConfig, load_config
+from stretto import RunConfig, load_config
 from stretto.config.toml import dump_config, parse_config
+from stretto.errors import ConfigError
 
 MINIMAL = '[data]\ntrain = "corpus"\n'
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from helpers.layout_cases import Case, Result, run_case, run_single_device
 from helpers.rank_pool import RankPools
-from stretto import Layout, Linear, Stack, TokenLoss, World, make_engine
+from stretto import Layout, World, make_engine
+from stretto.nn import Linear, Stack, TokenLoss
 
 
 def run(pools: RankPools, layout: Layout, case: Case) -> list[Result]:

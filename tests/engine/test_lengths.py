@@ -11,31 +11,22 @@ from torch import Tensor
 
 from helpers.rank_pool import RankPools
 from helpers.stores import write_series, write_tokens
-from stretto import (
+from stretto import Layout, World, make_engine
+from stretto.data import Batches, Forecast, LabelledItems, NextTokenItems, Position, Sequences, SlidingWindows, Window
+from stretto.nn import (
     GRU,
     LSTM,
-    Batches,
     BidirectionalLSTM,
     Block,
     Embedding,
-    Forecast,
-    LabelledItems,
-    Layout,
     Linear,
     Loss,
-    NextTokenItems,
-    Position,
     Rows,
     SequenceLoss,
-    Sequences,
-    SlidingWindows,
     SquaredError,
     Stack,
     TokenLoss,
-    Window,
-    World,
     initialize,
-    make_engine,
 )
 
 NUM_TOKENS, NUM_CLASSES = 11, 30

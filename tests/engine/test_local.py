@@ -4,28 +4,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from stretto import (
+from stretto.base.state import State
+from stretto.data import Corpus, Lanes, Position, Window
+from stretto.errors import ConfigError, DataError
+from stretto.nn import (
     GRU,
     LSTM,
     BidirectionalLSTM,
-    ConfigError,
-    Corpus,
-    DataError,
     Dropout,
     Embedding,
-    Lanes,
     Linear,
-    LocalEngine,
     LockedDropout,
-    Position,
     SequenceLoss,
     Stack,
     TokenLoss,
-    Window,
     initialize,
     last_step_targets,
 )
-from stretto.base.state import State
+from stretto.testing import LocalEngine
 
 
 def model(num_tokens: int = 256) -> Stack:

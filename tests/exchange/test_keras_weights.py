@@ -17,7 +17,9 @@ import torch
 from torch import nn
 
 from helpers.random_stacks import run_stack
-from stretto import ConfigError, DataError, Pointwise, Stack, from_keras
+from stretto.errors import ConfigError, DataError
+from stretto.exchange import from_keras
+from stretto.nn import Pointwise, Stack
 
 RECORDED = Path(__file__).with_name("keras.json")
 MODELS: dict[str, Any] = json.loads(RECORDED.read_text())["models"]

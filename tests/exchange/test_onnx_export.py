@@ -13,12 +13,15 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from helpers.random_stacks import causal_stacks, draw_inputs, run_stack
-from stretto import (
+from stretto.base.state import State
+from stretto.data import Task
+from stretto.errors import ConfigError
+from stretto.exchange import export_onnx, onnx_export
+from stretto.nn import (
     GRU,
     LSTM,
     BidirectionalLSTM,
     Block,
-    ConfigError,
     Dropout,
     Embedding,
     LayerNorm,
@@ -27,11 +30,7 @@ from stretto import (
     Pointwise,
     Rows,
     Stack,
-    Task,
-    export_onnx,
 )
-from stretto.base.state import State
-from stretto.exchange import onnx_export
 
 
 def stream(path: Path, chunks: list[Tensor]) -> Tensor:

@@ -10,26 +10,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from helpers.random_stacks import causal_stacks, draw_inputs, run_stack
-from stretto import (
-    GRU,
-    LSTM,
-    BidirectionalLSTM,
-    ConfigError,
-    DataError,
-    Dropout,
-    Embedding,
-    LayerNorm,
-    Linear,
-    Pointwise,
-    Residual,
-    Stack,
-    export_torch,
-    from_torch,
-    save_weights,
-)
 from stretto.base.state import State
 from stretto.blocks.block import Block
 from stretto.blocks.initialize import initialize
+from stretto.errors import ConfigError, DataError
+from stretto.exchange import export_torch, from_torch, save_weights
+from stretto.nn import GRU, LSTM, BidirectionalLSTM, Dropout, Embedding, LayerNorm, Linear, Pointwise, Residual, Stack
 
 
 @settings(max_examples=30, deadline=None)

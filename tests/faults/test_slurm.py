@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from helpers.slurm_cluster import Slurm, slurm
-from stretto import Corpus
 from stretto.checkpoint.checkpoint import find_checkpoint
+from stretto.data import Corpus
 from stretto.mesh.launch_info import first_host
 
 pytestmark = pytest.mark.slurm

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from helpers.network_hosts import ADDRESSES, HostPair, two_hosts
-from stretto import Corpus
 from stretto.cli.main import main
+from stretto.data import Corpus
 
 pytestmark = [pytest.mark.faults, pytest.mark.short]
 PORT = 29512

@@ -9,29 +9,23 @@ from torch import nn
 from torch._C._distributed_c10d import HashStore
 
 from helpers import error_triggers as mishaps
-from stretto import (
+from stretto import StrettoError, testing
+from stretto.base.errors import DivergedError, FencedError, PlanError
+from stretto.cli.commands.verify import LayoutMismatchError
+from stretto.errors import ConfigError, DataError, LawError, LostPeerError, MeshError, PreemptedError
+from stretto.mesh.mailbox import LocalMailbox, wait_for_message
+from stretto.mesh.rendezvous import rendezvous
+from stretto.nn import (
     LSTM,
     BidirectionalLSTM,
-    ConfigError,
-    DataError,
     Dropout,
-    LawError,
-    LostPeerError,
-    MeshError,
     Pointwise,
-    PreemptedError,
     QuantileLoss,
     Residual,
     SquaredError,
     Stack,
-    StrettoError,
     initialize,
-    testing,
 )
-from stretto.base.errors import DivergedError, FencedError, PlanError
-from stretto.cli.commands.verify import LayoutMismatchError
-from stretto.mesh.mailbox import LocalMailbox, wait_for_message
-from stretto.mesh.rendezvous import rendezvous
 
 
 @dataclass(frozen=True)
@@ -691,19 +685,19 @@ ERROR_SECTIONS = (
                 "stretto train run.toml --model.factory models.py:nothing",
             ),
             ErrorCase(
-                "model.factory=<spec> gave a <type>; return a stretto.Stack",
+                "model.factory=<spec> gave a <type>; return a stretto.nn.Stack",
                 "A model that can be cut into stages is a `Stack` of blocks.",
                 "Wrap the parts as [blocks](blocks.md): `Pointwise` for a module that treats each step by itself.",
                 "stretto train run.toml --model.factory models.py:not_a_stack",
             ),
             ErrorCase(
-                "model.factory=<spec> can't be built (<reason>); it is called with a stretto.Task",
+                "model.factory=<spec> can't be built (<reason>); it is called with a stretto.data.Task",
                 "Your function raised; its own words are in the brackets.",
-                "Call it in Python with `stretto.Task.language(256)` to see where.",
+                "Call it in Python with `stretto.data.Task.language(256)` to see where.",
                 "stretto train run.toml --model.factory models.py:fails",
             ),
             ErrorCase(
-                "model.loss=<spec> gave no stretto.LossSum; return LossSum(total, count)",
+                "model.loss=<spec> gave no stretto.nn.LossSum; return LossSum(total, count)",
                 "A mean can't be added up over ranks, micro-batches and chunks; a sum and a count can.",
                 "Return `LossSum(total, count)`; see [losses](losses.md).",
                 "stretto train run.toml --model.loss models.py:mean",
@@ -737,9 +731,9 @@ ERROR_SECTIONS = (
                 lambda: Stack([]),
             ),
             ErrorCase(
-                "block <n> is a <type>, not a stretto.Block; wrap a module that treats each step by itself in "
-                "stretto.Pointwise, or "
-                "subclass stretto.Block",
+                "block <n> is a <type>, not a stretto.nn.Block; wrap a module that treats each step by itself in "
+                "stretto.nn.Pointwise, or "
+                "subclass stretto.nn.Block",
                 "Blocks take `(x, state)` and return `(y, state)`; a plain module takes `x` alone.",
                 "`Pointwise(nn.ReLU())`, or a block of your own.",
                 lambda: Stack([nn.ReLU()]),  # type: ignore[list-item]
@@ -779,14 +773,14 @@ ERROR_SECTIONS = (
                 "model.factory=<spec> begins with an Embedding of <n> tokens, but the data has <n>; make it "
                 "task.num_inputs wide",
                 "A token of the data would have no vector.",
-                "Make it from the `stretto.Task` that the function is called with.",
+                "Make it from the `stretto.data.Task` that the function is called with.",
                 "stretto train run.toml --model.factory models.py:few",
             ),
             ErrorCase(
                 "model.factory=<spec> ends with a Linear of <n> features, but the data asks for <n>; make it "
                 "task.num_outputs wide",
                 "A token or label of the data would have no output.",
-                "Make it from the `stretto.Task` that the function is called with.",
+                "Make it from the `stretto.data.Task` that the function is called with.",
                 "stretto train run.toml --model.factory models.py:narrow",
             ),
             ErrorCase(
@@ -796,9 +790,9 @@ ERROR_SECTIONS = (
                 "stretto train run.toml --model.loss models.py:number",
             ),
             ErrorCase(
-                "<block> is not a stretto.Block; subclass it, so that it has a state to begin from",
+                "<block> is not a stretto.nn.Block; subclass it, so that it has a state to begin from",
                 "`check_chunk_law` was given a plain module.",
-                "Subclass `stretto.Block`; see [blocks](blocks.md#your-own-block).",
+                "Subclass `stretto.nn.Block`; see [blocks](blocks.md#your-own-block).",
                 lambda: testing.check_chunk_law(nn.ReLU(), torch.zeros(2, 2, 2)),  # type: ignore[arg-type]
                 LawError,
             ),
@@ -1051,7 +1045,7 @@ ERROR_SECTIONS = (
     ),
     ErrorSection(
         "Using a run",
-        "`stretto eval`, `stretto show`, `stretto verify` and `stretto.load`.",
+        "`stretto eval`, `stretto show`, `stretto verify` and `stretto.load_model`.",
         (
             ErrorCase(
                 "<path> is not there; give the folder of a run or of a checkpoint",

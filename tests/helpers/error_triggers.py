@@ -16,35 +16,25 @@ from torch import Tensor, nn
 from helpers.rank_pool import RankPool, RanksFailedError
 from stretto import (
     CheckpointManager,
-    ConfigError,
-    Corpus,
-    Lanes,
     Layout,
-    Linear,
-    LossSum,
-    LostPeerError,
-    Request,
     Run,
-    Snapshot,
-    SquaredError,
-    Stack,
-    State,
     TrainConfig,
     Trainer,
     World,
-    initialize,
-    load,
     load_config,
+    load_model,
     make_engine,
-    prepare_sequences,
-    prepare_series,
-    prepare_text,
     world,
-    write_predictions,
 )
 from stretto.blocks.block import Block
+from stretto.checkpoint import Snapshot
 from stretto.checkpoint.manifest import TrainingState
 from stretto.checkpoint.shards import TensorShard
+from stretto.data import Corpus, Lanes, prepare_sequences, prepare_series, prepare_text
+from stretto.errors import ConfigError, LostPeerError
+from stretto.nn import Linear, LossSum, SquaredError, Stack, State, initialize
+from stretto.serve import write_predictions
+from stretto.train import Request
 
 # Files that can't be read as what their names say.
 MALFORMED_FILES = {
@@ -102,7 +92,7 @@ _MODELS = """
 import os, torch, stretto
 
 def two_sided(task):
-    return stretto.Stack([stretto.Embedding(256, 4), stretto.BidirectionalLSTM(4, 4), stretto.Linear(8, 256)])
+    return stretto.nn.Stack([stretto.nn.Embedding(256, 4), stretto.nn.BidirectionalLSTM(4, 4), stretto.nn.Linear(8, 256)])
 
 def not_a_stack(task):
     return torch.nn.Linear(4, 4)
@@ -116,7 +106,7 @@ def mean(y, targets):
 def kills(y, targets):
     os.kill(os.getpid(), 9)
 
-class Hides(stretto.Block):
+class Hides(stretto.nn.Block):
     def __init__(self):
         super().__init__()
         self.last = 0
@@ -127,18 +117,18 @@ class Hides(stretto.Block):
         return y, state
 
 def hides(task):
-    return stretto.Stack([stretto.Embedding(256, 4), Hides(), stretto.Linear(4, 256)])
+    return stretto.nn.Stack([stretto.nn.Embedding(256, 4), Hides(), stretto.nn.Linear(4, 256)])
 
 def narrow(task):
-    return stretto.Stack([stretto.Embedding(256, 4), stretto.Linear(4, 25)])
+    return stretto.nn.Stack([stretto.nn.Embedding(256, 4), stretto.nn.Linear(4, 25)])
 
 def few(task):
-    return stretto.Stack([stretto.Embedding(25, 4), stretto.Linear(4, 256)])
+    return stretto.nn.Stack([stretto.nn.Embedding(25, 4), stretto.nn.Linear(4, 256)])
 
 number = 3
 
 def own(task):
-    return stretto.Stack([stretto.Embedding(256, 4), stretto.Linear(4, 256)])
+    return stretto.nn.Stack([stretto.nn.Embedding(256, 4), stretto.nn.Linear(4, 256)])
 """
 _RUN = """
 [data]
@@ -275,12 +265,12 @@ def preempt() -> None:
 
 def load_untrusted() -> None:
     train(run__folder="runs/own", model__factory="models.py:own")
-    load("runs/own")
+    load_model("runs/own")
 
 
 def spoil_weights() -> None:
     Path("runs/done/weights.safetensors").write_bytes(b"no tensors")
-    load("runs/done")
+    load_model("runs/done")
 
 
 def environment() -> None:
@@ -354,7 +344,7 @@ def lost_peer() -> None:
 
 
 def predict_beside_another() -> None:
-    trained = load("runs/done")
+    trained = load_model("runs/done")
     Path("new.jsonl.parts").mkdir()
     Path("new.jsonl.parts", "about.json").write_text("{}")
     write_predictions(trained, "data/valid", "new.jsonl")

@@ -6,18 +6,20 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from stretto import (
+from stretto import Engine, Layout, TrainConfig, Trainer, World, make_engine
+from stretto.base.position import Position
+from stretto.base.task import Task
+from stretto.data import Window
+from stretto.engine.engine import Precision
+from stretto.nn import (
     GRU,
     LSTM,
     BidirectionalLSTM,
     Block,
     Dropout,
     Embedding,
-    Engine,
     LayerNorm,
-    Layout,
     Linear,
-    LocalEngine,
     LockedDropout,
     Pointwise,
     Residual,
@@ -25,16 +27,9 @@ from stretto import (
     Stack,
     State,
     TokenLoss,
-    TrainConfig,
-    Trainer,
-    Window,
-    World,
     initialize,
-    make_engine,
 )
-from stretto.base.position import Position
-from stretto.base.task import Task
-from stretto.engine.engine import Precision
+from stretto.testing import LocalEngine
 
 NUM_TOKENS, WIDTH = 29, 8
 

@@ -4,8 +4,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stretto import GRU, LSTM, Block, Dropout, Embedding, LayerNorm, Linear, LockedDropout, Residual, Rows, Stack
 from stretto.base.state import State
+from stretto.nn import GRU, LSTM, Block, Dropout, Embedding, LayerNorm, Linear, LockedDropout, Residual, Rows, Stack
 
 
 @st.composite

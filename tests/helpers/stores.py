@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto import Sequences
+from stretto.data import Sequences
 from stretto.store.file_writer import write_file, write_index
 from stretto.store.sequences import CLASSES, ENDS, KIND, VALUES
 from stretto.store.vocabulary import token_dtype

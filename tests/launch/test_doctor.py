@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from helpers.rank_pool import RankPools, free_port
-from stretto import Finding, World
+from stretto import World
 from stretto.cli.main import main
-from stretto.launch import doctor, links, machine
+from stretto.launch import Finding, doctor, links, machine
 from stretto.launch.doctor import check_machine
 from stretto.launch.finding import ok, run_check
 from stretto.launch.folders import check_folder

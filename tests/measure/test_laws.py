@@ -6,14 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from stretto import (
+from stretto.errors import LawError
+from stretto.nn import (
     GRU,
     LSTM,
     BidirectionalLSTM,
     Block,
     Dropout,
     Embedding,
-    LawError,
     LayerNorm,
     Linear,
     LockedDropout,

@@ -8,26 +8,15 @@ from torch import Tensor
 
 import stretto.measure.profile
 from helpers.rank_pool import RankPools
-from stretto import (
-    LSTM,
-    Corpus,
-    Embedding,
-    Lanes,
-    Layout,
-    Linear,
-    PlanError,
-    Stack,
-    TokenLoss,
-    TrainConfig,
-    World,
-    initialize,
-    make_engine,
-)
+from stretto import Layout, TrainConfig, World, make_engine
 from stretto.base.position import Position
+from stretto.data import Corpus, Lanes
+from stretto.errors import PlanError
 from stretto.measure.block_kinds import name_kinds
 from stretto.measure.profile import measure_profile, profile_key
 from stretto.measure.shapes import block_shapes
 from stretto.measure.workload import find_workload
+from stretto.nn import LSTM, Embedding, Linear, Stack, TokenLoss, initialize
 from stretto.plan.cluster import Cluster
 from stretto.plan.cost_model import CostModel
 from stretto.plan.hardware import KNOWN_HARDWARE, derive_profile

@@ -9,29 +9,24 @@ from torch import Tensor, nn
 
 from helpers.rank_pool import RankPool
 from helpers.stores import write_tokens
-from stretto import (
+from stretto import Layout, World
+from stretto.cli.main import main
+from stretto.data import Batches, Corpus, LabelledItems, Lanes, Sequences
+from stretto.errors import LawError
+from stretto.nn import (
     GRU,
     LSTM,
-    Batches,
     Block,
-    Corpus,
     Dropout,
     Embedding,
-    LabelledItems,
-    Lanes,
-    LawError,
-    Layout,
     Linear,
     LossSum,
     SequenceLoss,
-    Sequences,
     SquaredError,
     Stack,
     State,
     TokenLoss,
-    World,
 )
-from stretto.cli.main import main
 from stretto.testing import Verification, check_loss, verify
 
 LAYOUTS = [Layout(replicas=2, micro_batches=2), Layout(stages=2, chunks=4)]
@@ -139,9 +134,9 @@ def test_the_command_says_what_it_found(
     assert "equal to one rank, to 1e-09" in capfd.readouterr().out
     Path("mine.py").write_text(
         "import torch, stretto\n"
-        "class Mean(stretto.Block):\n    def forward(self, x, state):\n        return x - x.mean(0), state\n"
+        "class Mean(stretto.nn.Block):\n    def forward(self, x, state):\n        return x - x.mean(0), state\n"
         "def build(task):\n    n = task.num_inputs\n"
-        "    return stretto.Stack([stretto.Embedding(n, 4), Mean(), stretto.Linear(4, n)])\n"
+        "    return stretto.nn.Stack([stretto.nn.Embedding(n, 4), Mean(), stretto.nn.Linear(4, n)])\n"
     )
     assert main(["verify", "run.toml", "--layout.replicas", "2", "--model.factory", "mine.py:build"]) == 1
     said = capfd.readouterr().err

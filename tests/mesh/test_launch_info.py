@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stretto import MeshError
+from stretto.errors import MeshError
 from stretto.mesh.launch_info import LaunchInfo, expand_counts, find_launch_info, first_host
 
 TORCHRUN = {

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from helpers.rank_pool import free_port
-from stretto import Corpus, MeshError
 from stretto.cli.main import main
+from stretto.data import Corpus
+from stretto.errors import MeshError
 from stretto.mesh.launch_info import LaunchInfo
 from stretto.mesh.store import listen_at, open_store
 

@@ -13,7 +13,8 @@ import pytest
 
 from helpers.layout_cases import Case, run_case
 from helpers.rank_pool import RankPool, RanksFailedError
-from stretto import Corpus, Layout
+from stretto import Layout
+from stretto.data import Corpus
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,10 @@ import pytest
 
 from helpers.rank_pool import RankPool, RanksFailedError
 from helpers.stores import write_tokens
-from stretto import DataError, Layout, Linear, Stack, World, make_engine
+from stretto import Layout, World, make_engine
 from stretto.blocks.losses import SquaredError
+from stretto.errors import DataError
+from stretto.nn import Linear, Stack
 
 
 def fail_alone(world: World, layout: Layout, guilty: int) -> None:

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 from torch._C._distributed_c10d import HashStore, TCPStore
 
-from stretto import LostPeerError
+from stretto.errors import LostPeerError
 from stretto.mesh.rendezvous import leave, rendezvous
 
 SOON = timedelta(seconds=10)

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stretto import PlanError
+from stretto.errors import PlanError
 from stretto.mesh.topology import Topology
 
 

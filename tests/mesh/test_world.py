@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from stretto import ConfigError, MeshError, world
+from stretto import world
+from stretto.errors import ConfigError, MeshError
 from stretto.mesh.device import peak_memory
 
 WHOLE = {

@@ -1,7 +1,9 @@
 import pytest
 
-from stretto import Cluster, Layout, PlanError
+from stretto import Layout
+from stretto.errors import PlanError
 from stretto.mesh.topology import Topology
+from stretto.plan import Cluster
 
 
 @pytest.mark.parametrize("adjacent", ["stages", "replicas"])

@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stretto import Layout, PlanError
+from stretto import Layout
+from stretto.errors import PlanError
 from stretto.plan.fit import fit_layout
 
 

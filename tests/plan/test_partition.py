@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stretto import PlanError
+from stretto.errors import PlanError
 from stretto.plan.partition import partition, partition_by_cost, partition_from_counts
 
 

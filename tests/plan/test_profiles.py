@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from helpers.profiles import kind, profile
-from stretto import PlanError, load_profile
+from stretto.errors import PlanError
+from stretto.plan import load_profile
 
 
 def change(values: dict[str, Any], path: str, value: object) -> None:

@@ -5,7 +5,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from helpers.profiles import kind, profile, profiles
-from stretto import Layout, PlanError
+from stretto import Layout
+from stretto.errors import PlanError
 from stretto.plan.advice import advise
 from stretto.plan.cluster import Cluster
 from stretto.plan.cost_model import CostModel

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stretto import DataError
+from stretto.errors import DataError
 from stretto.plan.schedule import stage_schedule
 from stretto.plan.timeline import simulate
 from stretto.plan.trace import RankTrace, Trace, TraceEvent

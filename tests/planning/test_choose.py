@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from helpers.rank_pool import RankPools
-from stretto import LSTM, Corpus, Embedding, Lanes, Linear, Stack, TokenLoss, World, choose_layout, make_engine
+from stretto import World, choose_layout, make_engine
 from stretto.base.position import Position
+from stretto.data import Corpus, Lanes
+from stretto.nn import LSTM, Embedding, Linear, Stack, TokenLoss
 from stretto.planning.plan_input import PlanInput
 
 

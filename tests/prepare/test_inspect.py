@@ -14,7 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stretto import AmbiguousInputError, DataError, Inspection, Sequences, inspect_data, prepare_data
+from stretto.data import Inspection, Sequences, inspect_data, prepare_data
+from stretto.errors import AmbiguousInputError, DataError
 from stretto.prepare.time_formats import looks_like_time
 
 WORDS = ["the", "theme", "enters", "before", "it", "has", "ended", "and", "then", "another", "voice"]

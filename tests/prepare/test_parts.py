@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stretto import DataError, prepare_sequences
+from stretto.data import prepare_sequences
+from stretto.errors import DataError
 from stretto.prepare import prepare_job
 from stretto.prepare.prepare_job import Job, LostWorkerError, OnProgress, PartResult, Progress, open_job
 from stretto.prepare.prepare_text import prepare_text
@@ -185,7 +186,7 @@ def test_killed_halfway_and_run_again_it_is_the_same_store_and_only_missing_part
     script = tmp_path / "prepare.py"
     script.write_text(
         "import stretto\nif __name__ == '__main__':\n"
-        f"    stretto.prepare_sequences({str(source)!r}, {str(tmp_path / 'out')!r}, {options.format(2)})\n"
+        f"    stretto.data.prepare_sequences({str(source)!r}, {str(tmp_path / 'out')!r}, {options.format(2)})\n"
     )
     process = subprocess.Popen([sys.executable, str(script)])
     records = tmp_path / "out.partial" / "parts"

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stretto import Corpus, DataError, prepare_text
+from stretto.data import Corpus, prepare_text
+from stretto.errors import DataError
 from stretto.prepare import text_files as text_module
 from stretto.prepare.prepare_job import Progress
 from stretto.prepare.text_files import TextFiles

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stretto import DataError, Sequences, prepare_sequences, prepare_text
+from stretto.data import Sequences, prepare_sequences, prepare_text
+from stretto.errors import DataError
 from stretto.prepare.prepare_job import Progress
 from stretto.prepare.record_parser import SkippedRows
 from stretto.store.sequences import Channels, Tokens

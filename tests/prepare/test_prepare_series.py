@@ -8,7 +8,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from stretto import DataError, Sequences, prepare_sequences, prepare_series
+from stretto.data import Sequences, prepare_sequences, prepare_series
+from stretto.errors import DataError
 from stretto.prepare.record_parser import SkippedRows
 from stretto.store.sequences import Channels
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stretto import DataError
+from stretto.errors import DataError
 from stretto.prepare.records import cut_records, read_rows
 
 RECORDS = [{"text": f"wörd {number}", "label": number % 3} for number in range(50)]

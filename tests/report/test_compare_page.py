@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from helpers.html_page import ParsedPage, assert_self_contained
-from stretto import ConfigError, compare_page
+from stretto.errors import ConfigError
+from stretto.report import render_comparison
 
 
 def write_run(folder: Path, lr: float, num_steps: int = 30) -> Path:
@@ -25,7 +26,7 @@ def write_run(folder: Path, lr: float, num_steps: int = 30) -> Path:
 
 def test_curves_lie_over_each_other_and_differences_are_listed(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / "one", 0.1), write_run(tmp_path / "two", 0.2, num_steps=50)]
-    text = compare_page(runs)
+    text = render_comparison(runs)
     assert_self_contained(text)
     page = ParsedPage(text)
     assert page.sections == ["curves", "results", "config"]
@@ -33,12 +34,12 @@ def test_curves_lie_over_each_other_and_differences_are_listed(tmp_path: Path) -
     assert "one: from" in label and "two: from" in label
     assert "train.lr" in page.text and "0.2" in page.words
     assert "model.hidden" not in page.text and "run.folder" not in page.text
-    assert text == compare_page(runs)
+    assert text == render_comparison(runs)
 
 
 def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / place / "<b>run", 0.1) for place in ("here", "there")]
-    page = ParsedPage(compare_page(runs))
+    page = ParsedPage(render_comparison(runs))
     assert "here/<b>run" in page.words and "there/<b>run" in page.words
     assert "their configs are the same but for the folder" in page.text
 
@@ -47,4 +48,4 @@ def test_one_run_or_too_many_are_refused(tmp_path: Path) -> None:
     run = write_run(tmp_path / "one", 0.1)
     for number in (1, 9):
         with pytest.raises(ConfigError, match="give 2 to 8"):
-            compare_page([run] * number)
+            render_comparison([run] * number)

@@ -11,13 +11,16 @@ import pytest
 
 from helpers.html_page import ParsedPage, assert_self_contained
 from helpers.stores import write_tokens
-from stretto import ConfigError, Corpus, DivergedError, Run, Sequences, run_page
+from stretto import Run
 from stretto.config.run import RunConfig
 from stretto.config.toml import parse_config
+from stretto.data import Corpus, Sequences
+from stretto.errors import ConfigError, DivergedError
 from stretto.plan.schedule import stage_schedule
 from stretto.plan.serialize import timeline_to_dict
 from stretto.plan.timeline import simulate
 from stretto.plan.trace import RankTrace, Trace, TraceEvent
+from stretto.report import render_run
 from stretto.report.record import read_record
 from stretto.report.sequence_lengths import read_lengths
 
@@ -68,7 +71,7 @@ def ranks(**more: object) -> dict[str, Any]:
 
 
 def test_a_finished_run_has_every_part(finished: Path) -> None:
-    text = run_page(finished)
+    text = render_run(finished)
     assert_self_contained(text)
     page = ParsedPage(text)
     assert page.sections == ALWAYS
@@ -83,7 +86,7 @@ def test_a_finished_run_has_every_part(finished: Path) -> None:
 
 
 def test_the_same_files_give_the_same_page(finished: Path) -> None:
-    assert run_page(finished) == run_page(str(finished))
+    assert render_run(finished) == render_run(str(finished))
 
 
 def test_rows_of_unequal_length_have_a_histogram_and_padding(tmp_path: Path) -> None:
@@ -94,7 +97,7 @@ def test_rows_of_unequal_length_have_a_histogram_and_padding(tmp_path: Path) -> 
         "train": {"steps": 12},
     }
     config = parse_config({**options, "model": {"hidden": 8, "layers": 1}, "run": {"folder": tmp_path / "run"}})
-    page = ParsedPage(run_page(train(config)))
+    page = ParsedPage(render_run(train(config)))
     assert "200 sequences" in page.text and "the longest 42" in page.text and "were padding" in page.text
     assert any(label.startswith("Lengths of the training data: 200 sequences") for label in page.labels())
     assert any(label.startswith("Padding of each batch") for label in page.labels())
@@ -111,12 +114,12 @@ def test_lengths_of_a_large_store_are_sampled_evenly(tmp_path: Path) -> None:
 
 def test_data_that_has_gone_or_changed_is_said_to_have(tmp_path: Path, byte_corpus: Corpus) -> None:
     gone = write_log(tmp_path / "gone", [step(1)])
-    assert "gone, is not there any more" in ParsedPage(run_page(gone)).text
+    assert "gone, is not there any more" in ParsedPage(render_run(gone)).text
     folder = train(config_of(tmp_path / "run", byte_corpus.location, train={"steps": 2}))
     other = write_tokens(tmp_path / "other", [[[0, 1]]], 2)
     text = (folder / "config.toml").read_text().replace(byte_corpus.location, other.location)
     (folder / "config.toml").write_text(text)
-    assert "is not the data that the run was trained on" in ParsedPage(run_page(folder)).text
+    assert "is not the data that the run was trained on" in ParsedPage(render_run(folder)).text
     assert isinstance(other, Sequences)
 
 
@@ -128,10 +131,10 @@ def test_a_run_that_was_killed_and_went_on_says_from_where(byte_corpus: Corpus, 
     run.close()
     with (tmp_path / "run" / "log.jsonl").open("a") as log:
         log.write('{"kind": "step", "step": 15, "lo')
-    half = ParsedPage(run_page(tmp_path / "run"))
+    half = ParsedPage(render_run(tmp_path / "run"))
     assert "not finished" in half.text and "1 line in its log that can't be read" in half.text
     folder = train(config_of(tmp_path / "run", byte_corpus.location, train={"steps": 25, "lr": 5e-4}))
-    page = ParsedPage(run_page(folder))
+    page = ParsedPage(render_run(folder))
     assert "was started 2 times" in page.text
     assert "step-000000010-g1" in page.text and "train.lr 0.001 -> 0.0005" in page.text
     assert any("started again after step 10" in words for words in page.words), "and the curve is marked there"
@@ -141,7 +144,7 @@ def test_a_run_that_diverged_says_so_and_where_the_batch_is(byte_corpus: Corpus,
     wild = {"steps": 20, "lr": 1e38, "optimizer": "sgd", "clip": 0.0}
     with pytest.raises(DivergedError):
         train(config_of(tmp_path / "run", byte_corpus.location, train=wild))
-    text = run_page(tmp_path / "run")
+    text = render_run(tmp_path / "run")
     assert_self_contained(text)
     page = ParsedPage(text)
     assert "stopped: not finite" in page.text and "rank-0.safetensors" in page.text
@@ -171,7 +174,7 @@ def test_a_run_that_diverged_says_so_and_where_the_batch_is(byte_corpus: Corpus,
     ],
 )
 def test_a_log_of_any_kind_becomes_a_page(tmp_path: Path, lines: list[dict[str, Any]], words: str) -> None:
-    text = run_page(write_log(tmp_path / "run", lines, "[1, 2]\n\x00\n"))
+    text = render_run(write_log(tmp_path / "run", lines, "[1, 2]\n\x00\n"))
     assert_self_contained(text)
     page = ParsedPage(text)
     assert words in page.text and page.sections == ALWAYS
@@ -179,7 +182,7 @@ def test_a_log_of_any_kind_becomes_a_page(tmp_path: Path, lines: list[dict[str, 
 
 
 def test_the_balance_of_two_ranks_is_told_in_words_and_rows(tmp_path: Path) -> None:
-    page = ParsedPage(run_page(write_log(tmp_path / "run", [step(1), ranks()])))
+    page = ParsedPage(render_run(write_log(tmp_path / "run", [step(1), ranks()])))
     assert "50% of all ranks' time was waiting" in page.text and "Rank 0 was busiest with 1.5 s" in page.text
     assert any(label == "Most memory in use: rank 0 1 GB; rank 1 3 GB" for label in page.labels())
 
@@ -211,7 +214,7 @@ def test_a_planned_step_stands_beside_the_measured_one(tmp_path: Path) -> None:
     }  # fmt: skip
     (folder / "plan.json").write_text(json.dumps({"advice": "use <2> stages", "best": [best]}))
     traced(folder, 1, 2, 4)
-    page = ParsedPage(run_page(folder))
+    page = ParsedPage(render_run(folder))
     assert "plan" in page.sections
     for words in ("use <2> stages", "100 ms", "150 ms", "1.50", "F3", "B0"):
         assert words in page.text
@@ -220,7 +223,7 @@ def test_a_planned_step_stands_beside_the_measured_one(tmp_path: Path) -> None:
     timeline = simulate([stage_schedule(stage, 2, 1, 4) for stage in range(2)], lambda stage, action: 0.01)
     plan = {"advice": "", "best": [best], "timeline": timeline_to_dict(layout, timeline)}
     (folder / "plan.json").write_text(json.dumps(plan))
-    assert "the plan's own simulation" in ParsedPage(run_page(folder)).text
+    assert "the plan's own simulation" in ParsedPage(render_run(folder)).text
 
 
 def test_512_ranks_and_their_trace_stay_readable_and_small(tmp_path: Path) -> None:
@@ -229,7 +232,7 @@ def test_512_ranks_and_their_trace_stay_readable_and_small(tmp_path: Path) -> No
     lines.append(ranks(busy=busy, waiting=[0.5] * 512, memory=[1] * 512))
     folder = write_log(tmp_path / "run", lines)
     traced(folder, 64, 8, 16)
-    text = run_page(folder)
+    text = render_run(folder)
     page = ParsedPage(text)
     assert "The first 32 of 512 ranks are shown" in page.text and "A mean step of 512 ranks" in page.text
     assert len(text) < 2_000_000 and page.count("rect") < 6000
@@ -242,7 +245,7 @@ def test_a_log_of_200_000_steps_makes_a_small_page_in_bounded_time(tmp_path: Pat
         log.writelines(line % (number, 1 + 5 / number) + "\n" for number in range(1, 200_001))
     parts: list[float] = []
     started = time.process_time()
-    text = run_page(folder, parts.append)
+    text = render_run(folder, parts.append)
     assert time.process_time() - started < 30
     assert len(text) < 1_000_000 and "200,000" in text
     assert parts == sorted(parts) and 50 < len(parts) <= 101 and parts[-1] <= 1
@@ -264,7 +267,7 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
     (folder / "trace.json").write_text(hostile)
     (folder / "nonfinite").mkdir()
     (folder / "nonfinite" / "step-2-<b>.safetensors").touch()
-    text = run_page(folder)
+    text = render_run(folder)
     assert_self_contained(text)
     assert text.count("<script>") == 1 and "<img" not in text and "<b>." not in text
 
@@ -272,19 +275,19 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
 def test_a_config_without_a_log_or_a_log_without_a_config_is_enough(tmp_path: Path) -> None:
     folder = write_log(tmp_path / "run", [step(1), step(2)])
     (folder / "log.jsonl").rename(tmp_path / "log.jsonl")
-    assert "The log has no step yet" in ParsedPage(run_page(folder)).text
+    assert "The log has no step yet" in ParsedPage(render_run(folder)).text
     (folder / "config.toml").write_text("not = [toml")
     (tmp_path / "log.jsonl").rename(folder / "log.jsonl")
-    page = ParsedPage(run_page(folder))
+    page = ParsedPage(render_run(folder))
     assert "what follows is from the log alone" in page.text and "2.5000" in page.text
     assert page.sections == ALWAYS
 
 
 def test_what_is_no_run_is_refused_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not there; give the folder of a run"):
-        run_page(tmp_path / "missing")
+        render_run(tmp_path / "missing")
     with pytest.raises(ConfigError, match=r"holds no run \(config.toml and log.jsonl are missing\)"):
-        run_page(tmp_path)
+        render_run(tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="is a file"):
-        run_page(tmp_path / "file")
+        render_run(tmp_path / "file")

@@ -6,8 +6,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stretto import ConfigError, Corpus, Rows, Sampling, TrainedModel, generate, generate_tokens, initialize
+from stretto import TrainedModel
 from stretto.config.toml import parse_config
+from stretto.data import Corpus
+from stretto.errors import ConfigError
+from stretto.nn import Rows, initialize
+from stretto.serve import Sampling, generate, generate_tokens
 from stretto.train.build import build_model
 from stretto.train.feed import open_feed
 

@@ -13,28 +13,14 @@ import torch
 
 from helpers.rank_pool import RankPools
 from helpers.stores import write_series, write_tokens
-from stretto import (
-    ConfigError,
-    Corpus,
-    DataError,
-    Forecast,
-    Linear,
-    Rows,
-    Sequences,
-    Stack,
-    TrainedModel,
-    World,
-    forecast,
-    initialize,
-    predict,
-    prepare_sequences,
-    prepare_series,
-    write_predictions,
-)
+from stretto import TrainedModel, World
 from stretto.config.toml import parse_config
+from stretto.data import Corpus, Forecast, Sequences, prepare_sequences, prepare_series
+from stretto.errors import ConfigError, DataError
 from stretto.mesh.mesh import Mesh
 from stretto.mesh.topology import Topology
-from stretto.serve import predict as predicting
+from stretto.nn import Linear, Rows, Stack, initialize
+from stretto.serve import forecast, predict, prediction, write_predictions
 from stretto.serve.source import open_source, prepare_source
 from stretto.train.build import build_model
 from stretto.train.feed import open_feed
@@ -148,14 +134,14 @@ class Counting(Mesh):
 def slow_first(world: World) -> tuple[float, int]:
     mesh = Counting(world, Topology(world.size, 1), create_groups=False)
     started, met = time.monotonic(), mesh.meetings
-    predicting._run_on_first_rank(mesh, lambda: time.sleep(3 * predicting._POLL_SECONDS))
+    prediction._run_on_first_rank(mesh, lambda: time.sleep(3 * prediction._POLL_SECONDS))
     return time.monotonic() - started, mesh.meetings - met
 
 
 def test_ranks_that_wait_for_the_first_hear_from_it_again_and_again(pools: RankPools) -> None:
     for seconds, meetings in pools[2].run(slow_first):
         # All go on together, and nobody has waited for as long as the work took without a word.
-        assert seconds > 2.9 * predicting._POLL_SECONDS and meetings >= 4
+        assert seconds > 2.9 * prediction._POLL_SECONDS and meetings >= 4
 
 
 def test_parts_of_another_model_and_a_file_that_is_there_are_refused(tmp_path: Path) -> None:

@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from helpers.layout_cases import NUM_TOKENS, custom_block_model, lstm_model, noncausal_model
-from stretto import Block, ConfigError, LawError, Rows, Sessions, Stack, State, initialize
+from stretto.errors import ConfigError, LawError
+from stretto.nn import Block, Rows, Stack, State, initialize
+from stretto.serve import Sessions
 
 
 def stack(model: str = "lstm") -> Stack:

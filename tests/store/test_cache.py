@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stretto import DataError
+from stretto.errors import DataError
 from stretto.store.cache import MIN_BYTES, Cache
 from stretto.store.pages import PAGE
 

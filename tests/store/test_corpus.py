@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stretto import Corpus, DataError, Sequences, prepare_text
+from stretto.data import Corpus, Sequences, prepare_text
+from stretto.errors import DataError
 from stretto.store.file_writer import write_file, write_index
 from stretto.store.index import Store
 from stretto.store.pages import ByteRange, Bytes

@@ -9,7 +9,7 @@ import pytest
 
 from helpers.paged_store import byte_ranges_of, bytes_of, flip_bit, write_store
 from helpers.stores import write_series
-from stretto import DataError
+from stretto.errors import DataError
 from stretto.store.file_writer import write_file
 from stretto.store.index import Store
 from stretto.store.pages import MAX_OPEN_FILES, PAGE, ByteRange, LocalPages, PagedFile

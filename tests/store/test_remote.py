@@ -17,7 +17,7 @@ from fsspec.registry import _registry
 from torch.utils.data import DataLoader
 
 from helpers.paged_store import ByteRangeDataset, byte_ranges_of, bytes_of, flip_bit, read, write_store
-from stretto import DataError
+from stretto.errors import DataError
 from stretto.store import remote
 from stretto.store.cache import Cache
 from stretto.store.index import Store

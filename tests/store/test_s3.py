@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader
 
 from helpers.paged_store import ByteRangeDataset, byte_ranges_of, bytes_of, flip_bit, read, write_store
 from helpers.s3_server import S3Server, s3_server
-from stretto import Batches, DataError, NextTokenItems, Position, Sequences, read_ahead
+from stretto.data import Batches, NextTokenItems, Position, Sequences, read_ahead
+from stretto.errors import DataError
 from stretto.store.cache import Cache
 from stretto.store.index import Store
 from stretto.store.pages import PAGE, ByteRange

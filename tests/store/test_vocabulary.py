@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from stretto import DataError
+from stretto.errors import DataError
 from stretto.store.vocabulary import ByteVocabulary, SymbolVocabulary, read_vocabulary, token_dtype, write_vocabulary
 
 WORDS = SymbolVocabulary("word", ("<unk>", "<eos>", "the", "fugue"))

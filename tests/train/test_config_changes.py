@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from stretto import ConfigError, Corpus, Run
+from stretto import Run
 from stretto.config.run import RunConfig
 from stretto.config.toml import parse_config
+from stretto.data import Corpus
+from stretto.errors import ConfigError
 from stretto.train.config_changes import find_changes
 from stretto.train.log import Log, has_evaluation, open_log, write_line
 

@@ -5,22 +5,9 @@ from pathlib import Path
 import pytest
 
 from helpers.rank_pool import RankPool
-from stretto import (
-    LSTM,
-    Corpus,
-    Dropout,
-    Embedding,
-    Lanes,
-    Layout,
-    Linear,
-    Stack,
-    TokenLoss,
-    TrainConfig,
-    Trainer,
-    World,
-    make_engine,
-    prepare_text,
-)
+from stretto import Layout, TrainConfig, Trainer, World, make_engine
+from stretto.data import Corpus, Lanes, prepare_text
+from stretto.nn import LSTM, Dropout, Embedding, Linear, Stack, TokenLoss
 
 
 def curve(world: World, folder: Path, layout: Layout) -> list[float]:

@@ -6,28 +6,10 @@ import pytest
 from torch import Tensor
 
 from helpers.rank_pool import RankPools
-from stretto import (
-    LSTM,
-    Batches,
-    Corpus,
-    Embedding,
-    Evaluation,
-    LabelledItems,
-    Lanes,
-    Layout,
-    Linear,
-    LocalEngine,
-    LossSum,
-    SequenceLoss,
-    Sequences,
-    Stack,
-    TokenLoss,
-    World,
-    evaluate,
-    initialize,
-    make_engine,
-    prepare_sequences,
-)
+from stretto import Evaluation, Layout, World, evaluate, make_engine
+from stretto.data import Batches, Corpus, LabelledItems, Lanes, Sequences, prepare_sequences
+from stretto.nn import LSTM, Embedding, Linear, LossSum, SequenceLoss, Stack, TokenLoss, initialize
+from stretto.testing import LocalEngine
 
 
 def test_evaluation_covers_every_token_once_however_it_is_cut(byte_corpus: Corpus) -> None:

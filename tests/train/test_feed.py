@@ -11,29 +11,12 @@ import pytest
 import torch
 
 from helpers.stores import write_series, write_tokens
-from stretto import (
-    LSTM,
-    ConfigError,
-    Corpus,
-    DataError,
-    DocumentLanes,
-    EvaluationReport,
-    Forecast,
-    Linear,
-    Position,
-    Run,
-    SquaredError,
-    Stack,
-    StepReport,
-    StrettoError,
-    TrainConfig,
-    Trainer,
-    initialize,
-    load,
-    make_engine,
-    prepare_text,
-)
+from stretto import Run, StepReport, StrettoError, TrainConfig, Trainer, load_model, make_engine
 from stretto.config.toml import parse_config
+from stretto.data import Corpus, DocumentLanes, Forecast, Position, prepare_text
+from stretto.errors import ConfigError, DataError
+from stretto.nn import LSTM, Linear, SquaredError, Stack, initialize
+from stretto.train import EvaluationReport
 
 
 @pytest.fixture
@@ -85,7 +68,7 @@ def test_a_run_trains_and_its_model_scores_the_same_when_loaded(
     assert says in str(run.trainer.data)
     *_, last = run.events()
     assert isinstance(last, EvaluationReport)
-    trained = load(tmp_path / "run")
+    trained = load_model(tmp_path / "run")
     assert trained.data_spec == run.data_spec and trained.data_spec.task.targets == asks
     again = trained.evaluate(tmp_path / "valid")
     assert again.loss == pytest.approx(last.evaluation.loss, rel=1e-6) and again.tokens == last.evaluation.tokens
@@ -218,7 +201,7 @@ def test_what_was_learned_is_saved_before_the_last_evaluation_may_fail(rows: lis
     (tmp_path / "valid" / "labels-00000.bin").write_bytes(damaged)
     with pytest.raises(DataError, match="is damaged between bytes"):
         list(Run(config(tmp_path, {"budget": 60})).events())
-    assert load(tmp_path / "run").evaluate(tmp_path / "train").tokens == 60
+    assert load_model(tmp_path / "run").evaluate(tmp_path / "train").tokens == 60
 
 
 @pytest.mark.parametrize(

@@ -5,21 +5,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from helpers.rank_pool import RankPools
-from stretto import (
-    ConfigError,
-    Corpus,
-    DataError,
-    PreemptedError,
-    Request,
-    Run,
-    StepReport,
-    World,
-    from_torch,
-    load,
-    save_weights,
-)
+from stretto import Run, StepReport, World, load_model
 from stretto.config.run import RunConfig
 from stretto.config.toml import parse_config
+from stretto.data import Corpus
+from stretto.errors import ConfigError, DataError, PreemptedError
+from stretto.exchange import from_torch, save_weights
+from stretto.train import Request
 
 
 def config_for(corpus: Corpus, folder: Path, **sections: dict[str, object]) -> RunConfig:
@@ -67,7 +59,7 @@ def test_the_weights_of_one_run_are_where_another_begins(byte_corpus: Corpus, tm
     losses(Run(config_for(byte_corpus, tmp_path / "one")))
     weights = tmp_path / "one" / "weights.safetensors"
     run = Run(config_for(byte_corpus, tmp_path / "two", model={"weights": str(weights)}))
-    for name, tensor in load(tmp_path / "one").stack.state_dict().items():
+    for name, tensor in load_model(tmp_path / "one").stack.state_dict().items():
         assert torch.equal(run.engine.stack.state_dict()[name], tensor)
     run.close()
 

@@ -11,27 +11,12 @@ from torch import Tensor, nn
 
 from helpers.layout_cases import NUM_TOKENS, WIDTH, Case, RandomWindows
 from helpers.rank_pool import RankPools
-from stretto import (
-    GRU,
-    CheckpointManager,
-    Corpus,
-    DivergedError,
-    Layout,
-    Linear,
-    LockedDropout,
-    Pointwise,
-    Position,
-    Run,
-    Stack,
-    TokenLoss,
-    TrainConfig,
-    Trainer,
-    Window,
-    World,
-    find_checkpoint,
-    make_engine,
-)
+from stretto import CheckpointManager, Layout, Run, TrainConfig, Trainer, World, make_engine
+from stretto.checkpoint import find_checkpoint
 from stretto.config.toml import parse_config
+from stretto.data import Corpus, Position, Window
+from stretto.errors import DivergedError
+from stretto.nn import GRU, Linear, LockedDropout, Pointwise, Stack, TokenLoss
 
 BAD = 2  # the window that spoils what it touches
 

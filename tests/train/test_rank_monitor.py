@@ -13,40 +13,22 @@ from torch import Tensor
 
 from helpers.layout_cases import NUM_TOKENS, Case, RandomWindows, lstm_model
 from helpers.rank_pool import RankPools
-from stretto import (
-    Block,
-    Corpus,
-    Embedding,
-    Layout,
-    Linear,
-    LocalEngine,
-    PreemptedError,
-    RankMonitor,
-    RankReport,
-    Request,
-    Run,
-    Stack,
-    State,
-    StepReport,
-    TokenLoss,
-    Trace,
-    TrainConfig,
-    Trainer,
-    World,
-    gather_trace,
-    initialize,
-    make_engine,
-)
+from stretto import Layout, Run, StepReport, TrainConfig, Trainer, World, make_engine
 from stretto.config.run import RunConfig
 from stretto.config.toml import parse_config
+from stretto.data import Corpus
+from stretto.errors import PreemptedError
 from stretto.mesh.device import peak_memory
 from stretto.mesh.mesh import Mesh
 from stretto.mesh.topology import Topology
 from stretto.mesh.wait_timer import WaitTimer
+from stretto.nn import Block, Embedding, Linear, Stack, State, TokenLoss, initialize
+from stretto.plan import Trace
 from stretto.plan.actions import dependencies
 from stretto.plan.schedule import stage_schedule
 from stretto.plan.trace import TraceEvent
-from stretto.train import trace
+from stretto.testing import LocalEngine
+from stretto.train import RankMonitor, RankReport, Request, gather_trace, trace
 from stretto.train.trace import _align, _pack
 
 PAUSE = 0.05
@@ -138,11 +120,11 @@ def test_a_trace_has_every_action_once_and_in_a_legal_order(pools: RankPools) ->
     layout = Layout(replicas=2, stages=2, micro_batches=2, chunks=3)
     _, _, trace = pools[4].run(train_and_monitor, layout, replace(CASE, is_ragged=False, window=12))[0]
     assert trace is not None and trace.step == 6
-    assert [str(row) for row in trace.rows] == [
+    assert [str(row) for row in trace.ranks] == [
         f"rank {rank} (replica {rank // 2}, stage {rank % 2})" for rank in range(4)
     ]
     for replica in (0, 1):
-        rows = [row for row in trace.rows if row.replica == replica]
+        rows = [row for row in trace.ranks if row.replica == replica]
         seen = {(row.stage, span.action): span for row in rows for span in row.timed_actions}
         for row in rows:
             taken = [span.action for span in row.timed_actions]

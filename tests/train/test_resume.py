@@ -9,21 +9,10 @@ from torch import Tensor
 
 from helpers.layout_cases import MODELS, NUM_TOKENS, Case, RandomWindows, run_single_device
 from helpers.rank_pool import RankPools
-from stretto import (
-    LSTM,
-    CheckpointManager,
-    ConfigError,
-    Embedding,
-    Layout,
-    Linear,
-    Stack,
-    TokenLoss,
-    TrainConfig,
-    Trainer,
-    World,
-    make_engine,
-)
+from stretto import CheckpointManager, Layout, TrainConfig, Trainer, World, make_engine
 from stretto.base.position import Position
+from stretto.errors import ConfigError
+from stretto.nn import LSTM, Embedding, Linear, Stack, TokenLoss
 
 TO_ONE_DEVICE = [(2, 2), (1, 4), (4, 1), (1, 1)]  # replicas, stages
 TO_ANY_NUMBER = [(2, 2), (2, 1), (1, 3), (1, 1)]

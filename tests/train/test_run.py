@@ -6,22 +6,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from stretto import (
-    ConfigError,
-    Corpus,
-    DataError,
-    RankReport,
-    Run,
-    SaveReport,
-    StepReport,
-    load,
-    load_config,
-    prepare_text,
-)
+from stretto import Run, StepReport, load_config, load_model
+from stretto.checkpoint import SaveReport
 from stretto.config.run import RunConfig
 from stretto.config.toml import parse_config
+from stretto.data import Corpus, prepare_text
 from stretto.engine.pipeline import PipelineEngine
+from stretto.errors import ConfigError, DataError
 from stretto.mesh.device import find_device
+from stretto.train import RankReport
 from stretto.train.run import EvaluationReport
 
 
@@ -52,7 +45,7 @@ def test_a_run_leaves_config_log_vocabulary_and_weights(word_corpus: Corpus, tmp
     assert isinstance(scored, EvaluationReport)
     assert lines[-1]["loss"] == scored.evaluation.loss
 
-    trained = load(tmp_path / "run")
+    trained = load_model(tmp_path / "run")
     assert trained.data_spec.vocabulary == word_corpus.vocabulary
     for name, tensor in run.trainer.engine.stack.state_dict().items():
         assert torch.equal(tensor, trained.stack.state_dict()[name])
@@ -121,24 +114,24 @@ def test_a_folder_that_can_not_be_written_is_named(byte_corpus: Corpus) -> None:
 
 def test_a_run_that_can_not_be_loaded_says_why(byte_corpus: Corpus, text_file: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds no checkpoint"):
-        load(tmp_path)
+        load_model(tmp_path)
     run = Run(config_for(byte_corpus, tmp_path / "run"))
     events = run.events()
     next(events)
     with pytest.raises(DataError, match="holds no checkpoint"):
-        load(tmp_path / "run")
+        load_model(tmp_path / "run")
     list(events)
     (other,) = prepare_text([text_file], tmp_path / "chars", "char")
     with pytest.raises(DataError, match="another vocabulary than the run"):
-        load(tmp_path / "run").evaluate(other.location)
+        load_model(tmp_path / "run").evaluate(other.location)
     weights = tmp_path / "run" / "weights.safetensors"
     tensors = load_file(weights)
     save_file({name: tensor[:1].contiguous() for name, tensor in tensors.items()}, weights)
     with pytest.raises(DataError, match="does not hold this model's weights"):
-        load(tmp_path / "run")
+        load_model(tmp_path / "run")
     weights.write_bytes(b"\x80\x04junk")
     with pytest.raises(DataError, match="does not hold this model's weights"):
-        load(tmp_path / "run")
+        load_model(tmp_path / "run")
 
 
 def test_a_device_is_found_by_name() -> None:
@@ -161,8 +154,8 @@ def test_a_model_and_a_loss_of_the_users_own_are_trained(byte_corpus: Corpus, tm
     code.write_text(
         "import stretto\n"
         "def build(task):\n"
-        "    return stretto.Stack([stretto.Embedding(task.num_inputs, 4), stretto.Linear(4, task.num_outputs)])\n"
-        "def loss(y, targets):\n    return stretto.TokenLoss()(y, targets)\n"
+        "    return stretto.nn.Stack([stretto.nn.Embedding(task.num_inputs, 4), stretto.nn.Linear(4, task.num_outputs)])\n"
+        "def loss(y, targets):\n    return stretto.nn.TokenLoss()(y, targets)\n"
         "def mean(y, targets):\n    return y.mean()\n"
         "number = 3\n"
     )
@@ -171,15 +164,15 @@ def test_a_model_and_a_loss_of_the_users_own_are_trained(byte_corpus: Corpus, tm
     assert isinstance(events[-1], EvaluationReport)
     for place in ("run", "run/checkpoints"):
         with pytest.raises(ConfigError, match=r"runs code of its own \(model\.factory=.*pass trust=True"):
-            load(tmp_path / place)
-        loaded = load(tmp_path / place, trust=True)
+            load_model(tmp_path / place)
+        loaded = load_model(tmp_path / place, trust=True)
         assert loaded.evaluate(byte_corpus.location).loss == pytest.approx(events[-1].evaluation.loss)
     for model, reason in (
         ({"factory": "mine"}, "names no object; write it as file.py:name"),
         ({"factory": f"{tmp_path}/gone.py:build"}, "gone.py does not exist"),
         ({"factory": "no_such_module:build"}, "can't be imported"),
         ({"factory": f"{code}:gone"}, "has no gone"),
-        ({"factory": f"{code}:number"}, "gave a int; return a stretto.Stack"),
+        ({"factory": f"{code}:number"}, "gave a int; return a stretto.nn.Stack"),
         ({"loss": f"{code}:number"}, "can't be called"),
     ):
         with pytest.raises(ConfigError, match=re.escape(reason)):

@@ -21,8 +21,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from helpers.rank_pool import RankPools, free_port
 from helpers.train_process import TrainProcess
-from stretto import ConfigError, Corpus, DivergedError, PreemptedError, Run, WatchConfig, World, load_config, open_sinks
+from stretto import Run, World, load_config
 from stretto.cli.main import main
+from stretto.data import Corpus
+from stretto.errors import ConfigError, DivergedError, PreemptedError
+from stretto.train import WatchConfig, open_sinks
 from stretto.train.sinks.sink import iter_scalars
 from stretto.train.sinks.state import SinkState
 from stretto.train.sinks.tensorboard import TensorBoardSink

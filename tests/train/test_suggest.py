@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from stretto import DataError, EvaluationReport, Run, Suggestion, inspect_data, prepare_data, suggest
+from stretto import Run
 from stretto.config.toml import parse_config
+from stretto.data import Suggestion, inspect_data, prepare_data, suggest
+from stretto.errors import DataError
+from stretto.train import EvaluationReport
 
 
 def start(path: Path, folder: Path) -> Suggestion:

@@ -9,30 +9,12 @@ import pytest
 import torch
 
 from helpers import reference_loop
-from stretto import (
-    LSTM,
-    BidirectionalLSTM,
-    ConfigError,
-    Corpus,
-    DataError,
-    DivergedError,
-    Embedding,
-    Lanes,
-    Linear,
-    LocalEngine,
-    Pointwise,
-    Stack,
-    State,
-    StepResult,
-    TokenLoss,
-    TrainConfig,
-    Trainer,
-    Window,
-    evaluate,
-    initialize,
-    prepare_text,
-)
+from stretto import StepResult, TrainConfig, Trainer, evaluate
+from stretto.data import Corpus, Lanes, Window, prepare_text
 from stretto.engine.engine import BeforeLastBackward, no_op, window_tensor
+from stretto.errors import ConfigError, DataError, DivergedError
+from stretto.nn import LSTM, BidirectionalLSTM, Embedding, Linear, Pointwise, Stack, State, TokenLoss, initialize
+from stretto.testing import LocalEngine
 from stretto.train.optimizer import averaged_weights
 
 

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.stores import write_tokens
-from stretto import Batches, DataError, LabelledItems, NextTokenItems, Position, Window, read_ahead
+from stretto.data import Batches, LabelledItems, NextTokenItems, Position, Window, read_ahead
+from stretto.errors import DataError
 
 EXAMPLES = settings(max_examples=60, deadline=None)
 

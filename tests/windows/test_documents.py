@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.stores import write_series, write_tokens
-from stretto import DataError, DocumentLanes, Forecast, Position
+from stretto.data import DocumentLanes, Forecast, Position
+from stretto.errors import DataError
 from stretto.windows.documents import _WINDOWS_PER_POOL
 
 EXAMPLES = settings(max_examples=60, deadline=None)

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.stores import write_series
-from stretto import Batches, DataError, Forecast, Position, SlidingWindows
+from stretto.data import Batches, Forecast, Position, SlidingWindows
+from stretto.errors import DataError
 
 EXAMPLES = settings(max_examples=60, deadline=None)
 

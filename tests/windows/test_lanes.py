@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stretto import Corpus, DataError, Lanes, Position, prepare_text
+from stretto.data import Corpus, Lanes, Position, prepare_text
+from stretto.errors import DataError
 
 EXAMPLES = settings(max_examples=60, deadline=None)
 

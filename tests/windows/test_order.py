@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stretto import DataError, Position
+from stretto.data import Position
+from stretto.errors import DataError
 from stretto.store.sequences import IntArray
 from stretto.windows.batch_order import BatchLimits, BatchOrder, assign_rows, pack
 from stretto.windows.shuffle import permutation

@@ -1,6 +1,8 @@
-"""Disk: what it takes for a name in a folder to outlive a power cut."""
+"""Disk: files that are written completely or not at all, and names that survive a power cut."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -13,8 +15,19 @@ def fsync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def write_atomic(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all, as far as other processes see it."""
+@contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Yield a path beside `path` to write to; it replaces `path` at the end, and is removed after an error."""
     partial = path.with_name(f"{path.name}.partial")
-    partial.write_bytes(content)
-    partial.replace(path)
+    try:
+        yield partial
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """Write a file so that other processes see all of it or none."""
+    with atomic_path(path) as partial:
+        partial.write_bytes(content)

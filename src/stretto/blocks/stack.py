@@ -28,8 +28,8 @@ class Stack(Block):
         for index, block in enumerate(listed, first):
             if not isinstance(block, Block):
                 raise ConfigError(
-                    f"block {index} is a {type(block).__name__}, not a stretto.Block; "
-                    "wrap a module that treats each step by itself in stretto.Pointwise, or subclass stretto.Block"
+                    f"block {index} is a {type(block).__name__}, not a stretto.nn.Block; "
+                    "wrap a module that treats each step by itself in stretto.nn.Pointwise, or subclass stretto.nn.Block"
                 )
         self.first = first
         self.blocks = nn.ModuleDict({str(index): block for index, block in enumerate(listed, first)})

@@ -12,7 +12,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from stretto.base.strict_model import StrictModel
 
 _NAME = re.compile(r"step-(\d{9,18})-g(\d{1,18})")
 
@@ -34,10 +36,9 @@ class CheckpointName:
         return None if found is None else cls(int(found[2]), int(found[1]))
 
 
-class Claim(BaseModel):
+class Claim(StrictModel):
     """One start of a run: its number, what it goes on from, and who it is."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
     generation: int = Field(ge=1, lt=2**63)
     resumed_from: str | None = (
         None  # the name of a checkpoint here, the place of one elsewhere, or none: from the beginning

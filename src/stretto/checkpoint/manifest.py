@@ -4,11 +4,12 @@ import math
 from pathlib import PurePosixPath
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from stretto.base.checksummed_json import dump_with_checksum, load_with_checksum
 from stretto.base.errors import DataError
 from stretto.base.position import Position
+from stretto.base.strict_model import StrictModel, first_error
 
 MANIFEST = "manifest.json"
 # Sizes in bytes of what safetensors holds, by torch's own names.
@@ -21,13 +22,7 @@ _DTYPE_BYTES = {
 _MAX_INT = 2**63
 
 
-class _ManifestModel(BaseModel):
-    """A frozen part of a manifest, which refuses what it doesn't know."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class ShardMetadata(_ManifestModel):
+class ShardMetadata(StrictModel):
     """Some rows of a tensor that lie in a file."""
 
     name: str
@@ -54,7 +49,7 @@ class ShardMetadata(_ManifestModel):
         return _DTYPE_BYTES[self.dtype] * math.prod(self.shape)
 
 
-class CheckpointFile(_ManifestModel):
+class CheckpointFile(StrictModel):
     """A file of a checkpoint, and the tensors in it."""
 
     name: str
@@ -76,7 +71,7 @@ class CheckpointFile(_ManifestModel):
         return self
 
 
-class TrainingState(_ManifestModel):
+class TrainingState(StrictModel):
     """Where a run stood, but for its tensors."""
 
     step: int = Field(ge=0, lt=_MAX_INT)
@@ -96,7 +91,7 @@ class TrainingState(_ManifestModel):
         return Position(self.epoch, self.pool, self.index)
 
 
-class RunInfo(_ManifestModel):
+class RunInfo(StrictModel):
     """What else a reader may want to know of the run; of no use to the trainer."""
 
     config: dict[str, Any] | None = None  # resolved, section by section
@@ -104,7 +99,7 @@ class RunInfo(_ManifestModel):
     data: str | None = None  # a digest of the training data's index
 
 
-class Manifest(_ManifestModel):
+class Manifest(StrictModel):
     """All that a checkpoint says of itself."""
 
     format: Literal["stretto checkpoint"] = "stretto checkpoint"
@@ -141,10 +136,7 @@ class Manifest(_ManifestModel):
         try:
             return cls.model_validate(load_with_checksum(content))
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            place = ".".join(map(str, first["loc"]))
-            reason = f"{place}: {first['msg'].removeprefix('Value error, ')}" if place else first["msg"]
-            raise damaged_error(f"{where}/{MANIFEST}", reason) from None
+            raise damaged_error(f"{where}/{MANIFEST}", first_error(error)) from None
         except ValueError as error:
             raise damaged_error(f"{where}/{MANIFEST}", str(error)) from None
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from stretto.config.section import Section
+from stretto.base.strict_model import StrictModel
 
 
 def _split(value: object) -> object:
@@ -20,7 +20,7 @@ def _split(value: object) -> object:
 Counts = Annotated[tuple[int, ...], Field(strict=False), BeforeValidator(_split)]
 
 
-class Layout(Section):
+class Layout(StrictModel):
     """How a step is cut over ranks, rows and time; never what it computes."""
 
     replicas: int = Field(1, ge=1)

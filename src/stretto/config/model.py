@@ -4,18 +4,18 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from stretto.config.section import Section
+from stretto.base.strict_model import StrictModel
 
 
-class ModelConfig(Section):
+class ModelConfig(StrictModel):
     """A recurrent network: an embedding for tokens, recurrent layers, a head for what the data asks."""
 
     factory: str | None = None
-    """Your own model instead of this one: `file.py:function`, called with a `stretto.Task`, returns a Stack."""
+    """Your own model instead of this one: `file.py:function`, called with a `stretto.data.Task`, returns a Stack."""
     loss: str | None = None
     """Your own loss: `file.py:function`, called with outputs and targets, returns a LossSum."""
     weights: str | None = None
-    """Weights to begin with instead of drawing them by seed: a file of `stretto.save_weights`, or of another run; they
+    """Weights to begin with instead of drawing them by seed: a file of `stretto.exchange.save_weights`, or of another run; they
     are given to the blocks that have weights, in order, and are not read again when the run goes on."""
     cell: Literal["lstm", "gru"] = "lstm"
     """The recurrent cell."""

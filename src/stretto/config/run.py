@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
+from stretto.base.strict_model import StrictModel
 from stretto.config.layout import Layout
 from stretto.config.model import ModelConfig
-from stretto.config.section import Section
 from stretto.config.train import TrainConfig
 from stretto.config.watch import WatchConfig
 
@@ -31,7 +31,7 @@ def _split(value: object) -> object:
 Names = Annotated[tuple[str, ...], Field(strict=False), BeforeValidator(_split)]
 
 
-class DataConfig(Section):
+class DataConfig(StrictModel):
     """Which data, and how it is cut into windows."""
 
     train: Location
@@ -75,7 +75,7 @@ class DataConfig(Section):
     """Seconds for which a remote server may be away before the run gives up."""
 
 
-class RunSettings(Section):
+class RunSettings(StrictModel):
     """Where a run happens, and what its log says."""
 
     folder: Path = _Path("runs/default")
@@ -98,7 +98,7 @@ class RunSettings(Section):
     ranks are started here, while one rank alone is watched only if this is given."""
 
 
-class SaveConfig(Section):
+class SaveConfig(StrictModel):
     """When a run saves a checkpoint, where, and which are kept."""
 
     every: int | None = Field(None, ge=1)
@@ -115,7 +115,7 @@ class SaveConfig(Section):
     """Keep the one with the least held-out loss too; each evaluation then saves one."""
 
 
-class RunConfig(Section):
+class RunConfig(StrictModel):
     """A run of `stretto train`."""
 
     data: DataConfig

@@ -4,10 +4,10 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from stretto.config.section import Section
+from stretto.base.strict_model import StrictModel
 
 
-class TrainConfig(Section):
+class TrainConfig(StrictModel):
     """Optimizer, learning rate and length of a run."""
 
     steps: int | None = Field(None, ge=1)

@@ -4,12 +4,12 @@ from typing import Annotated
 
 from pydantic import Field
 
-from stretto.config.section import Section
+from stretto.base.strict_model import StrictModel
 
 Name = Annotated[str, Field(min_length=1)]
 
 
-class WatchConfig(Section):
+class WatchConfig(StrictModel):
     """What else is fed the lines of the log; each is an extra to install, and may change whenever the run goes on."""
 
     tensorboard: bool = False

@@ -36,7 +36,7 @@ def make_engine(
     layout = layout or Layout()
     if layout.auto:
         raise ConfigError(
-            "layout.auto has not been planned yet; use `stretto train`, or the layout of stretto.find_plan"
+            "layout.auto has not been planned yet; use `stretto train`, or the layout of stretto.plan.find_plan"
         )
     world = world or World(0, 1, _device_of(model))
     mesh = Mesh(world, Topology(layout.replicas, layout.stages, layout.adjacent))

@@ -43,7 +43,7 @@ class LocalEngine:
         self.recorded_actions: list[TimedAction] | None = None
         self._device = stack.device
         if self._device.type == "meta":
-            raise ConfigError("the stack's weights are on the meta device; draw them with stretto.initialize first")
+            raise ConfigError("the stack's weights are on the meta device; draw them with stretto.nn.initialize first")
 
     @property
     def stack(self) -> Stack:

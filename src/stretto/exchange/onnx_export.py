@@ -32,7 +32,7 @@ class _HasTask(Protocol):
 
 
 class ExportableModel(Protocol):
-    """A stack that knows what its numbers mean, such as what `stretto.load` returns."""
+    """A stack that knows what its numbers mean, such as what `stretto.load_model` returns."""
 
     @property
     def stack(self) -> Stack: ...

@@ -58,7 +58,7 @@ def torch_weights(stack: Stack) -> tuple[dict[str, Tensor], dict[str, dict[str, 
     if not has_forward_of(stack, Stack):
         raise ConfigError(
             f"the stack is a {type(stack).__name__} that runs its blocks in its own way, which weights alone don't "
-            "tell; stretto.save_weights writes any stack by its own names"
+            "tell; stretto.exchange.save_weights writes any stack by its own names"
         )
     layers = _merge_layers(_layers(stack, ""))
     counts = Counter(layer.prefix for layer in layers)
@@ -109,7 +109,7 @@ def _block_layers(block: Block, label: str) -> list[TorchLayer]:
             return [TorchLayer((known or type(module)).__name__, dict(module.state_dict()), _module_options(module))]
     raise ConfigError(
         f"block {label} ({type(block).__name__}) is not a module of torch's own, so its weights have no names there; "
-        "stretto.save_weights writes any stack by its own names"
+        "stretto.exchange.save_weights writes any stack by its own names"
     )
 
 

@@ -1,1 +1,5 @@
 """Starting ranks: this machine, torchrun, Slurm, TF_CONFIG."""
+
+from stretto.base.lazy import lazy_exports
+
+__all__, __getattr__, __dir__ = lazy_exports(__name__, __file__)

@@ -62,7 +62,7 @@ def check_chunk_law(
     """
     if not isinstance(block, Block):
         raise LawError(
-            f"{type(block).__name__} is not a stretto.Block; subclass it, so that it has a state to begin from"
+            f"{type(block).__name__} is not a stretto.nn.Block; subclass it, so that it has a state to begin from"
         )
     name = type(block).__name__
     if not block.causal:

@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from stretto.base.disk import write_atomic
 from stretto.base.errors import PlanError
-from stretto.config.section import Section
+from stretto.base.strict_model import StrictModel, first_error
 
 VERSION = 1
 
@@ -23,7 +23,7 @@ Rate = Annotated[float, Field(ge=1e-6, le=1e6, allow_inf_nan=False)]
 Bandwidth = Annotated[float, Field(ge=1, le=1e18, allow_inf_nan=False)]
 
 
-class CostPoint(Section):
+class CostPoint(StrictModel):
     """One chunk of so many rows and steps through a block."""
 
     rows: Count
@@ -34,7 +34,7 @@ class CostPoint(Section):
     """Bytes that the forward keeps for the backward."""
 
 
-class BlockKind(Section):
+class BlockKind(StrictModel):
     """A kind of block: blocks of the same make and shapes are measured once."""
 
     weight_bytes: int = Field(0, ge=0, le=10**18)
@@ -67,7 +67,7 @@ class BlockKind(Section):
         return tuple(sorted({point.steps for point in self.points}))
 
 
-class Link(Section):
+class Link(StrictModel):
     """How fast a message gets from one device to another."""
 
     latency: Seconds
@@ -78,7 +78,7 @@ class Link(Section):
         return self.latency + num_bytes / self.bandwidth
 
 
-class AllReduceCost(Section):
+class AllReduceCost(StrictModel):
     """Adding up gradients over so many ranks of one node, as measured."""
 
     ranks: int = Field(ge=2, le=10**9)
@@ -87,7 +87,7 @@ class AllReduceCost(Section):
     """Bytes of gradients added up per second."""
 
 
-class RankSpeed(Section):
+class RankSpeed(StrictModel):
     """How fast ranks compute when a node holds so many, against the one that the blocks were measured on."""
 
     ranks: Count
@@ -97,7 +97,7 @@ class RankSpeed(Section):
     """When one computes and the others wait."""
 
 
-class Profile(Section):
+class Profile(StrictModel):
     """Everything that a plan is made from."""
 
     version: int = VERSION
@@ -160,12 +160,7 @@ def load_profile(path: Path) -> Profile:
     except OSError as error:
         raise PlanError(f"{path} can't be read ({error.strerror}); make it with `stretto profile`") from None
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        message = first["msg"].removeprefix("Value error, ")
-        raise PlanError(
-            f"{path} is not a profile: {where}{': ' * bool(where)}{message}; make it with `stretto profile`"
-        ) from None
+        raise PlanError(f"{path} is not a profile: {first_error(error)}; make it with `stretto profile`") from None
     except UnicodeDecodeError:
         raise PlanError(f"{path} is not a profile: it is not text; make it with `stretto profile`") from None
 

@@ -14,7 +14,7 @@ from stretto.report.summary import final_metrics, flatten_config
 MOST_RUNS = 8
 
 
-def compare_page(folders: Sequence[Path | str], on_progress: ProgressCallback = lambda part: None) -> str:
+def render_comparison(folders: Sequence[Path | str], on_progress: ProgressCallback = lambda part: None) -> str:
     """Return a page that compares the runs in some folders; it needs nothing but a browser."""
     if not 2 <= len(folders) <= MOST_RUNS:
         raise ConfigError(f"{len(folders)} runs can't be compared on one page; give 2 to {MOST_RUNS}")

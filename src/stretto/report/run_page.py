@@ -27,7 +27,7 @@ _LINKS = {
 }
 
 
-def run_page(folder: Path | str, on_progress: ProgressCallback = lambda part: None) -> str:
+def render_run(folder: Path | str, on_progress: ProgressCallback = lambda part: None) -> str:
     """Return the page of the run in a folder; it needs nothing but a browser.
 
     It reads the run's files only, whether the run has ended, still goes on, or was cut off. `on_progress` is told now and

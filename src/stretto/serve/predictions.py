@@ -263,7 +263,7 @@ def check_outputs(y: Tensor, task: Task) -> Tensor:
     if y.dim() != 3 or y.shape[-1] != task.num_outputs:
         raise ConfigError(
             f"the model gives {list(y.shape[2:])} numbers a step, not {task.num_outputs}; its own loss knows what they "
-            "mean, so use the stack of stretto.load yourself"
+            "mean, so use the stack of stretto.load_model yourself"
         )
     return y
 

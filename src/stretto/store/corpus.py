@@ -8,9 +8,10 @@ from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from stretto.base.errors import DataError
+from stretto.base.strict_model import StrictModel
 from stretto.store.cache import Cache
 from stretto.store.index import Store, damaged_index, parse_index
 from stretto.store.pages import ByteRange
@@ -20,10 +21,8 @@ from stretto.store.vocabulary import Vocabulary, parse_vocabulary, token_dtype
 KIND = "tokens"
 
 
-class CorpusFields(BaseModel):
+class CorpusFields(StrictModel):
     """What the index says of a corpus."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     num_bytes: int = Field(ge=0)  # of the text the tokens came from
     num_unknown: int = Field(ge=0)  # tokens that stand for a symbol which the vocabulary doesn't have

@@ -8,11 +8,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from stretto.base.checksummed_json import add_checksum, verify_checksum
 from stretto.base.errors import DataError
 from stretto.base.remote import is_remote
+from stretto.base.strict_model import StrictModel, first_error
 from stretto.store.cache import Cache
 from stretto.store.pages import PAGE, ByteRange, LocalPages, PagedFile, Pages
 from stretto.store.remote import RemotePages, fetch
@@ -23,10 +24,9 @@ FORMAT = "stretto"
 VERSION = 2
 
 
-class _FileEntry(BaseModel):
+class _FileEntry(StrictModel):
     """A file of a store, as the index names it."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     name: str
     num_bytes: int = Field(ge=0, lt=2**63)
 
@@ -86,8 +86,7 @@ def parse_index(model: type[Parsed], tree: object, location: str) -> Parsed:
     try:
         return model.model_validate(tree)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise damaged_index(location, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise damaged_index(location, first_error(error)) from None
 
 
 def _read_index(location: str, cache: Cache | None) -> dict[str, Any]:

@@ -14,9 +14,10 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+from pydantic import Field, FiniteFloat, model_validator
 
 from stretto.base.errors import DataError
+from stretto.base.strict_model import StrictModel
 from stretto.store.cache import Cache
 from stretto.store.index import Store, damaged_index, parse_index
 from stretto.store.pages import ByteRange, Bytes
@@ -30,13 +31,7 @@ VALUES = np.dtype("<f4")
 CLASSES = np.dtype("<i8")
 
 
-class _StrictModel(BaseModel):
-    """A part of a store's index: strict, and it refuses what it doesn't know."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class Tokens(_StrictModel):
+class Tokens(StrictModel):
     """Each step is a token."""
 
     type: Literal["tokens"] = "tokens"
@@ -51,7 +46,7 @@ class Tokens(_StrictModel):
         return ()
 
 
-class Channels(_StrictModel):
+class Channels(StrictModel):
     """Each step has a number for each channel, NaN where it is missing; mean and spread are those of training data."""
 
     type: Literal["channels"] = "channels"
@@ -74,7 +69,7 @@ class Channels(_StrictModel):
         return (len(self.names),)
 
 
-class Classes(_StrictModel):
+class Classes(StrictModel):
     """Each sequence has one of these labels."""
 
     type: Literal["classes"] = "classes"
@@ -85,7 +80,7 @@ class Classes(_StrictModel):
         return CLASSES
 
 
-class Shard(_StrictModel):
+class Shard(StrictModel):
     """One shard, in numbers."""
 
     num_sequences: int = Field(ge=1)
@@ -93,7 +88,7 @@ class Shard(_StrictModel):
     longest: int = Field(ge=1)
 
 
-class Origin(_StrictModel):
+class Origin(StrictModel):
     """Which fields of its files a store was prepared from: how others like them are read."""
 
     sequence: str | None = None  # none of series, whose columns are the channels
@@ -102,7 +97,7 @@ class Origin(_StrictModel):
     time: str | None = None
 
 
-class SequencesFields(_StrictModel):
+class SequencesFields(StrictModel):
     """What the index says of sequences."""
 
     values: Tokens | Channels = Field(discriminator="type")

@@ -1,1 +1,5 @@
 """The run: optimizer, the loop as an iterator of reports, evaluation, the run's folder."""
+
+from stretto.base.lazy import lazy_exports
+
+__all__, __getattr__, __dir__ = lazy_exports(__name__, __file__)

@@ -62,10 +62,10 @@ def build_model(config: RunConfig, task: Task) -> Stack:
     except Exception as error:  # noqa: BLE001 - whatever the user's code raises
         what = "the model" if config.model.factory is None else f"model.factory={config.model.factory!r}"
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ConfigError(f"{what} can't be built ({reason}); it is called with a stretto.Task") from None
+        raise ConfigError(f"{what} can't be built ({reason}); it is called with a stretto.data.Task") from None
     if not isinstance(model, Stack):
         raise ConfigError(
-            f"model.factory={config.model.factory!r} gave a {type(model).__name__}; return a stretto.Stack"
+            f"model.factory={config.model.factory!r} gave a {type(model).__name__}; return a stretto.nn.Stack"
         )
     _check_input_and_output_sizes(model, config, task)
     return model
@@ -100,7 +100,9 @@ def build_loss(config: RunConfig, task: Task) -> Loss:
     def checked(y: torch.Tensor, targets: torch.Tensor) -> LossSum:
         found = loss(y, targets)
         if not isinstance(found, LossSum):
-            raise ConfigError(f"model.loss={config.model.loss!r} gave no stretto.LossSum; return LossSum(total, count)")
+            raise ConfigError(
+                f"model.loss={config.model.loss!r} gave no stretto.nn.LossSum; return LossSum(total, count)"
+            )
         return found
 
     return checked

@@ -54,7 +54,7 @@ def load_initial_weights(stage: Stack, model: Stack, path: str) -> None:
 @contextmanager
 def _opened(path: str) -> Iterator[Any]:
     if not Path(path).is_file():
-        raise DataError(f"model.weights={path} does not exist; give a file that stretto.save_weights wrote")
+        raise DataError(f"model.weights={path} does not exist; give a file that stretto.exchange.save_weights wrote")
     try:
         with safe_open(path, "pt") as opened:
             yield opened
@@ -71,7 +71,7 @@ def _indices(names: Iterable[str], path: str) -> list[int]:
         if blocks != "blocks" or not index.isdecimal():
             raise DataError(
                 f"model.weights={path} has a weight {name}, which is no name of a stack's; read it with "
-                "stretto.from_torch and write that with stretto.save_weights"
+                "stretto.exchange.from_torch and write that with stretto.exchange.save_weights"
             )
         found.add(int(index))
     return sorted(found)

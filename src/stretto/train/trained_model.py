@@ -61,7 +61,7 @@ class TrainedModel:
         return evaluate(engine, feed.windows.share(0, 1, micro_batches), on_window=on_window)
 
 
-def load(path: Path | str, device: str | None = None, *, trust: bool = False) -> TrainedModel:
+def load_model(path: Path | str, device: str | None = None, *, trust: bool = False) -> TrainedModel:
     """Load a model whole onto one device: of a run's folder, or of a checkpoint, whichever layout wrote it.
 
     Of a run that has finished these are its final weights, else those of its newest checkpoint. A run with a

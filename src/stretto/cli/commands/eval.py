@@ -8,9 +8,9 @@ def run(arguments: list[str]) -> None:
     """Parse and evaluate."""
     options = _parser().parse_all(arguments)
     from stretto.cli.views.result_views import show_evaluation
-    from stretto.train.trained_model import load
+    from stretto.train.trained_model import load_model
 
-    trained = load(options.run, options.device, trust=options.trust)
+    trained = load_model(options.run, options.device, trust=options.trust)
     data = options.data or trained.config.data.valid
     if data is None:
         raise ConfigError(f"{options.run} was trained without data.valid; name other data with --data FOLDER")

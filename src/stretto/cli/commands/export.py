@@ -21,9 +21,9 @@ def run(arguments: list[str]) -> None:
         if path is not None:
             refuse_existing(option, path)
     from stretto.cli.views.console import make_console
-    from stretto.train.trained_model import load
+    from stretto.train.trained_model import load_model
 
-    trained = load(options.run, "cpu", trust=options.trust)
+    trained = load_model(options.run, "cpu", trust=options.trust)
     console = make_console()
     if options.onnx is not None:
         from stretto.exchange.onnx_export import export_onnx

@@ -11,9 +11,9 @@ def run(arguments: list[str]) -> None:
     if options.out is not None:
         refuse_existing("--out", options.out)
     from stretto.cli.views.prediction_view import show_forecast
-    from stretto.train.trained_model import load
+    from stretto.train.trained_model import load_model
 
-    trained = load(options.run, options.device, trust=options.trust)
+    trained = load_model(options.run, options.device, trust=options.trust)
     data = options.data or trained.config.data.valid or trained.config.data.train
     show_forecast(trained, data, options.steps, options.out, options.by)
 

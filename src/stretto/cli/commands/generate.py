@@ -8,11 +8,11 @@ from stretto.cli.parser import Parser, add_model_arguments
 def run(arguments: list[str]) -> None:
     """Parse and write."""
     options = _parser().parse_all(arguments)
-    from stretto.serve.generate import Sampling, generate
-    from stretto.train.trained_model import load
+    from stretto.serve.generation import Sampling, generate
+    from stretto.train.trained_model import load_model
 
     sampling = Sampling(options.temperature, options.top_k, options.top_p, options.seed)
-    trained = load(options.run, options.device, trust=options.trust)
+    trained = load_model(options.run, options.device, trust=options.trust)
     if options.count == 1:
         # As it comes: the first words are there before the last are drawn.
         sys.stdout.write(options.prompt)

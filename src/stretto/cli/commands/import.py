@@ -15,8 +15,8 @@ def run(arguments: list[str]) -> None:
     options = _parser().parse_all(arguments)
     refuse_existing("--out", options.out)
     from stretto.cli.views.console import make_console
-    from stretto.exchange.from_keras import from_keras
-    from stretto.exchange.from_torch import from_torch
+    from stretto.exchange.keras_import import from_keras
+    from stretto.exchange.torch_import import from_torch
     from stretto.train.weights import save_weights
 
     is_keras = options.file.suffix in (".keras", ".h5")

@@ -20,9 +20,9 @@ def run(arguments: list[str]) -> None:
     from stretto.config.layout import Layout
     from stretto.mesh.launch_info import find_launch_info
     from stretto.mesh.world import World
-    from stretto.serve.predict import parts_folder
+    from stretto.serve.prediction import parts_folder
     from stretto.serve.source import FieldNames
-    from stretto.train.trained_model import load, read_config
+    from stretto.train.trained_model import load_model, read_config
 
     config = read_config(options.run)
     data = options.data or config.data.valid
@@ -34,7 +34,7 @@ def run(arguments: list[str]) -> None:
     num_ranks = options.ranks if launch_info is None else launch_info.size
 
     def predict_on_rank(world: World, _: object) -> None:
-        trained = load(options.run, str(world.device), trust=options.trust)
+        trained = load_model(options.run, str(world.device), trust=options.trust)
         show_predictions(trained, data, out, world, FieldNames(options.sequence, options.label, options.by))
 
     def check(_: object) -> None:

@@ -19,14 +19,14 @@ def run(arguments: list[str]) -> None:
     from stretto.base.disk import write_atomic
     from stretto.cli.views.console import make_console
     from stretto.plan.units import format_bytes
-    from stretto.report.compare_page import compare_page
-    from stretto.report.run_page import run_page
+    from stretto.report.compare_page import render_comparison
+    from stretto.report.run_page import render_run
 
     with _progress() as on_progress:
         if options.compare:
-            page = compare_page([options.run, *options.compare], on_progress)
+            page = render_comparison([options.run, *options.compare], on_progress)
         else:
-            page = run_page(options.run, on_progress)
+            page = render_run(options.run, on_progress)
     content = page.encode("utf-8", "backslashreplace")
     with _write_errors(out):
         write_atomic(out, content)

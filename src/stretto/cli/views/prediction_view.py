@@ -14,9 +14,9 @@ from stretto.base.errors import ConfigError
 from stretto.cli.views.console import make_console
 from stretto.cli.views.progress import make_progress, percentage_column
 from stretto.mesh.world import World
-from stretto.serve.forecast import SeriesForecast, forecast
+from stretto.serve.forecasting import SeriesForecast, forecast
 from stretto.serve.metrics import compute_metrics
-from stretto.serve.predict import write_predictions
+from stretto.serve.prediction import write_predictions
 from stretto.serve.source import FieldNames
 from stretto.train.trained_model import TrainedModel
 

@@ -188,7 +188,7 @@ def _from_safetensors(path: Path) -> Stack:
     if weights and all(name.startswith("blocks.") for name in weights):
         raise ConfigError(
             f"{path} has the names of a stretto stack already; give it as model.weights, or read it into a stack of "
-            "the same blocks with stretto.load_weights"
+            "the same blocks with stretto.exchange.load_weights"
         )
     if LAYERS not in metadata:
         # A file has its names in alphabetical order, so the order of layers is lost.

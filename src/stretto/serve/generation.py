@@ -142,7 +142,7 @@ def _vocabulary(trained: TrainedModel) -> Vocabulary:
     if targets != "tokens":
         raise ConfigError(f"the run's model predicts {targets}, so it can't write text; give a run on text")
     if vocabulary is None:
-        raise ConfigError("the run's tokens came without a vocabulary; use stretto.generate_tokens with tokens")
+        raise ConfigError("the run's tokens came without a vocabulary; use stretto.serve.generate_tokens with tokens")
     return vocabulary
 
 

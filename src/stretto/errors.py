@@ -1,0 +1,5 @@
+"""The errors that stretto raises for a user's mistake or a lost rank."""
+
+from stretto.base.lazy import lazy_exports
+
+__all__, __getattr__, __dir__ = lazy_exports(__name__, __file__)

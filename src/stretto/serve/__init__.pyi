@@ -1,0 +1,10 @@
+from stretto.serve.forecasting import SeriesForecast as SeriesForecast
+from stretto.serve.forecasting import forecast as forecast
+from stretto.serve.generation import Sampling as Sampling
+from stretto.serve.generation import generate as generate
+from stretto.serve.generation import generate_tokens as generate_tokens
+from stretto.serve.prediction import predict as predict
+from stretto.serve.prediction import write_predictions as write_predictions
+from stretto.serve.sessions import Sessions as Sessions
+
+__all__: list[str]
