@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import track
 
 from stretto import Layout, World, make_engine
-from stretto.data import Batches, LabelledItems, Position, Sequences, Window, read_ahead
+from stretto.data import Batches, LabeledItems, Position, Sequences, Window, read_ahead
 from stretto.nn import LSTM, Embedding, Linear, SequenceLoss, Stack
 from timing import parse_quick, show
 
@@ -59,7 +59,7 @@ class Balance:
 
 def balance(sequences: Sequences, replicas: int) -> Balance:
     """Count what each replica computes: its rows, padded to its longest."""
-    data = Batches(LabelledItems(sequences), replicas * BUDGET)
+    data = Batches(LabeledItems(sequences), replicas * BUDGET)
     shares = [data.share(index, replicas) for index in range(replicas)]
     position, real, computed = Position(), 0, 0
     above = []
@@ -101,7 +101,7 @@ def sorted_batches(lengths: dict[tuple[int, int], int], rows: int, rank: int) ->
 
 
 def padded_windows(
-    items: LabelledItems, batches: Iterator[Batch], lengths: dict[tuple[int, int], int]
+    items: LabeledItems, batches: Iterator[Batch], lengths: dict[tuple[int, int], int]
 ) -> Iterator[Window]:
     """Batches padded to their longest row."""
     for batch in batches:
@@ -116,7 +116,7 @@ def padded_windows(
 def set_up(world: World, folder: Path, num_steps: int) -> None:
     """Make the three sides on this rank: the same model, engine and loss, other batches."""
     sequences = Sequences.open(folder)
-    items = LabelledItems(sequences)
+    items = LabeledItems(sequences)
     lengths = {
         (shard, number): int(length)
         for shard, size in enumerate(sequences.shard_sizes)

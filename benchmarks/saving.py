@@ -35,7 +35,7 @@ class Tokens:
     bytes_per_token = None
     task = Task.language(VOCABULARY)
     lanes = ROWS
-    numbers = range(ROWS)
+    lane_indices = range(ROWS)
 
     def share(self, index: int, count: int, least: int = 1) -> "Tokens":
         return self

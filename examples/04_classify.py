@@ -45,7 +45,7 @@ with stretto.world() as world:
 
     # A row is asked for its label at its own last step. The budget counts steps, padding included, of all ranks.
     train, valid = (
-        stretto.data.LabelledItems(stretto.data.Sequences.open(f"data/brackets/{side}")) for side in ("train", "valid")
+        stretto.data.LabeledItems(stretto.data.Sequences.open(f"data/brackets/{side}")) for side in ("train", "valid")
     )
     share = stretto.data.Batches(train, budget=4096).share(engine.mesh.replica, layout.replicas)
     config = stretto.TrainConfig(epochs=3, lr=1e-2, warmup=10)

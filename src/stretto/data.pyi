@@ -16,7 +16,7 @@ from stretto.train.suggest import suggest as suggest
 from stretto.windows.batches import Batches as Batches
 from stretto.windows.documents import DocumentLanes as DocumentLanes
 from stretto.windows.forecast import Forecast as Forecast
-from stretto.windows.items import LabelledItems as LabelledItems
+from stretto.windows.items import LabeledItems as LabeledItems
 from stretto.windows.items import NextTokenItems as NextTokenItems
 from stretto.windows.items import SlidingWindows as SlidingWindows
 from stretto.windows.lanes import Lanes as Lanes

@@ -15,7 +15,7 @@ from stretto.cli.main import main
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three small runs: on text, on labelled records, on a table."""
+    """Three small runs: on text, on labeled records, on a table."""
     folder = tmp_path_factory.mktemp("use")
     (folder / "book.txt").write_text("the stretto enters before the theme has ended\n" * 60)
     moods = ("good", "bad", "fine")

@@ -12,7 +12,7 @@ from torch import Tensor
 from helpers.rank_pool import RankPools
 from helpers.stores import write_series, write_tokens
 from stretto import Layout, World, make_engine
-from stretto.data import Batches, Forecast, LabelledItems, NextTokenItems, Position, Sequences, SlidingWindows, Window
+from stretto.data import Batches, Forecast, LabeledItems, NextTokenItems, Position, Sequences, SlidingWindows, Window
 from stretto.nn import (
     GRU,
     LSTM,
@@ -66,13 +66,11 @@ def make(kind: str, folders: tuple[Path, Path]) -> tuple[Batches, Stack, Loss]:
         items = SlidingWindows(sequences, Forecast.from_sequences(sequences, 3, season=4), 7, stride=3, every_step=True)
         blocks: list[Block] = [LSTM(2, 6), GRU(6, 5), Linear(5, 6)]
         return Batches(items, 60, seed=2), Stack(blocks).double(), SquaredError()
-    labelled: Callable[[Sequences], LabelledItems | NextTokenItems] = (
-        NextTokenItems if kind == "tokens" else LabelledItems
-    )
+    labeled: Callable[[Sequences], LabeledItems | NextTokenItems] = NextTokenItems if kind == "tokens" else LabeledItems
     middle: list[Block] = [BidirectionalLSTM(6, 3)] if kind == "both ways" else [LSTM(6, 6), GRU(6, 6)]
     num_outputs = NUM_TOKENS if kind == "tokens" else NUM_CLASSES
     stack = Stack([Embedding(NUM_TOKENS, 6), *middle, Linear(6, num_outputs)]).double()
-    return Batches(labelled(sequences), 150, seed=2), stack, TokenLoss() if kind == "tokens" else SequenceLoss()
+    return Batches(labeled(sequences), 150, seed=2), stack, TokenLoss() if kind == "tokens" else SequenceLoss()
 
 
 def gradients_in_layout(

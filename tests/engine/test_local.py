@@ -47,7 +47,7 @@ def test_micro_batches_change_neither_loss_nor_gradient_nor_state(micro_batches:
     for engine in (LocalEngine(model(), TokenLoss()), LocalEngine(model(), TokenLoss(), micro_batches=micro_batches)):
         state: State | None = None
         for position in range(3):
-            outcome = engine.step(data.read(data.at(position)), state, key=position)
+            outcome = engine.step(data.read(data.position(position)), state, key=position)
             state = outcome.state
         results.append((outcome, gradients(engine.stack), engine.squared_grad_norm()))
     (whole, expected, norm), (sliced, found, norm_sliced) = results
@@ -61,11 +61,11 @@ def test_micro_batches_change_neither_loss_nor_gradient_nor_state(micro_batches:
 def test_two_windows_carried_score_as_one_long_window(byte_corpus: Corpus) -> None:
     engine = LocalEngine(model(), TokenLoss())
     long, short = Lanes(byte_corpus, 5, 24), Lanes(byte_corpus, 5, 12)
-    first = engine.eval_step(short.read(short.at(0)), None, key=0)
-    second = engine.eval_step(short.read(short.at(1)), first.state, key=0)
-    whole = engine.eval_step(long.read(long.at(0)), None, key=0)
+    first = engine.eval_step(short.read(short.position(0)), None, key=0)
+    second = engine.eval_step(short.read(short.position(1)), first.state, key=0)
+    whole = engine.eval_step(long.read(long.position(0)), None, key=0)
     torch.testing.assert_close(first.total + second.total, whole.total, rtol=1e-12, atol=0)
-    forgotten = engine.eval_step(short.read(short.at(1)), None, key=0)
+    forgotten = engine.eval_step(short.read(short.position(1)), None, key=0)
     assert abs(float(forgotten.total - second.total)) > 1e-3, "without the carried state the loss is another"
 
 

@@ -148,7 +148,7 @@ class RandomWindows:
         return self.case.num_rows
 
     @property
-    def numbers(self) -> range:
+    def lane_indices(self) -> range:
         index, count = self.part
         return range(self.case.num_rows * index // count, self.case.num_rows * (index + 1) // count)
 
@@ -172,7 +172,7 @@ class RandomWindows:
         asked[torch.arange(num_steps).unsqueeze(1) >= lengths] = -100
         has_ended = before[1] < before[0]
         fresh = torch.ones_like(has_ended) if position == 0 or not self.is_stateful else has_ended
-        rows = slice(self.numbers.start, self.numbers.stop)
+        rows = slice(self.lane_indices.start, self.lane_indices.stop)
         numbers = torch.arange(self.case.num_rows)
         window = Window(num_steps, numbers, lengths, fresh, tokens[:-1] if inputs else None, asked if targets else None)
         return window[rows]

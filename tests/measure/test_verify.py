@@ -11,7 +11,7 @@ from helpers.rank_pool import RankPool
 from helpers.stores import write_tokens
 from stretto import Layout, World
 from stretto.cli.main import main
-from stretto.data import Batches, Corpus, LabelledItems, Lanes, Sequences
+from stretto.data import Batches, Corpus, LabeledItems, Lanes, Sequences
 from stretto.errors import LawError
 from stretto.nn import (
     GRU,
@@ -99,7 +99,7 @@ def mean_of_labels(y: Tensor, targets: Tensor) -> LossSum:
 def test_a_mean_of_labels_is_found_out_though_they_are_asked_at_the_end(tmp_path: Path) -> None:
     rows = [[token % 7 for token in range(20)] for _ in range(24)]
     write_tokens(tmp_path / "data", [rows], 7, [[row % 3 for row in range(24)]])
-    data = Batches(LabelledItems(Sequences.open(tmp_path / "data")), 200)
+    data = Batches(LabeledItems(Sequences.open(tmp_path / "data")), 200)
     stack = Stack([Embedding(7, 6), LSTM(6, 5), Linear(5, 3)])
     found = verify(stack, mean_of_labels, data, Layout())
     assert not found.is_equal and "the loss does not add up" in found.verdict
@@ -108,7 +108,7 @@ def test_a_mean_of_labels_is_found_out_though_they_are_asked_at_the_end(tmp_path
 def on_rank_of(world: World, folder: Path, layout: Layout) -> Verification:
     sequences = Sequences.open(folder)
     stack = Stack([Embedding(7, 6), LSTM(6, 6), Dropout(0.2), LSTM(6, 5), Linear(5, 3)]).double()
-    return verify(stack, SequenceLoss(), Batches(LabelledItems(sequences), 40), layout, world, num_steps=4)
+    return verify(stack, SequenceLoss(), Batches(LabeledItems(sequences), 40), layout, world, num_steps=4)
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ def test_records_are_sequences_with_the_only_label_there_is(tmp_path: Path) -> N
     found = inspect_data(path)
     assert (found.kind, found.sequence, found.label, found.level) == ("sequences", "text", "stars", "word")
     assert found.num_rows == 50 and "--no-label" in found.notes[0]
-    free = inspect_data(path, is_labelled=False)
+    free = inspect_data(path, is_labeled=False)
     assert (free.label, free.level) == (None, "byte")
 
 
@@ -165,7 +165,7 @@ def test_a_label_that_seems_to_be_the_same_everywhere_is_asked_about(tmp_path: P
         inspect_data(path)
     assert (e.value.option, e.value.choices) == ("label", ("label", "none"))
     assert inspect_data(path, label="label").label == "label"
-    assert inspect_data(path, is_labelled=False).label is None
+    assert inspect_data(path, is_labeled=False).label is None
 
 
 def test_several_texts_are_asked_about_unless_one_has_the_name(tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ def test_missing_values_are_seen(written: str, tmp_path: Path) -> None:
     assert found.notes == ("NA or NaN in load: taken for missing values (--nan refuse refuses them)",)
     train = prepare_data(found, tmp_path / "data").train
     assert isinstance(train, Sequences)
-    assert np.isnan(train.read(train.find_ranges([(0, 0)]))[0]).sum() == 8
+    assert np.isnan(train.read(train.step_ranges([(0, 0)]))[0]).sum() == 8
     assert not inspect_data(table(tmp_path / "b.csv", "date,load", rows[1:5])).has_missing
 
 

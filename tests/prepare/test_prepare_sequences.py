@@ -28,7 +28,7 @@ def jsonl(path: Path, records: list[Any]) -> Path:
 def rows_of(store: Sequences) -> list[Any]:
     """All sequences of a store, as lists."""
     rows = [(shard, number) for shard, size in enumerate(store.shard_sizes) for number in range(size)]
-    return [steps.tolist() for steps in store.read(store.find_ranges(rows))]
+    return [steps.tolist() for steps in store.read(store.step_ranges(rows))]
 
 
 def labels_of(store: Sequences) -> list[str]:

@@ -17,7 +17,7 @@ from stretto.store.sequences import Channels
 def steps_of(store: Sequences) -> list[Any]:
     """All series of a store, as lists."""
     rows = [(shard, number) for shard, size in enumerate(store.shard_sizes) for number in range(size)]
-    return [steps.tolist() for steps in store.read(store.find_ranges(rows))]
+    return [steps.tolist() for steps in store.read(store.step_ranges(rows))]
 
 
 def names_of(store: Sequences) -> tuple[str, ...]:

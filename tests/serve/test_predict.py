@@ -42,7 +42,7 @@ def outputs(trained: TrainedModel, inputs: torch.Tensor) -> torch.Tensor:
     return y[:, 0]
 
 
-def labelled(folder: Path, num_rows: int, longest: int = 99) -> Sequences:
+def labeled(folder: Path, num_rows: int, longest: int = 99) -> Sequences:
     dice = np.random.default_rng(1)
     rows = [dice.integers(0, 20, dice.integers(1, longest + 1)).tolist() for _ in range(num_rows)]
     labels = [index % 3 for index in range(num_rows)]
@@ -51,12 +51,12 @@ def labelled(folder: Path, num_rows: int, longest: int = 99) -> Sequences:
 
 
 def test_each_sequence_gets_the_label_that_it_would_get_alone(tmp_path: Path) -> None:
-    sequences = labelled(tmp_path / "data", 40)
+    sequences = labeled(tmp_path / "data", 40)
     trained = untrained(tmp_path / "data")
     found = list(predict(trained, tmp_path / "data"))
     assert [answer["sequence"] for answer in found] == list(range(40))
     rows = [(shard, number) for shard, size in enumerate(sequences.shard_sizes) for number in range(size)]
-    for answer, tokens in zip(found, sequences.read(sequences.find_ranges(rows)), strict=True):
+    for answer, tokens in zip(found, sequences.read(sequences.step_ranges(rows)), strict=True):
         likely = outputs(trained, torch.from_numpy(tokens.astype(np.int64)))[-1].softmax(0)
         assert answer["label"] == str(int(likely.argmax()))
         assert answer["probability"] == pytest.approx(float(likely.max()), rel=1e-4)
@@ -71,7 +71,7 @@ def write_on_ranks(world: World, location: Path, out: Path) -> int:
 def test_predictions_on_several_ranks_equal_those_of_one_in_order(
     pools: RankPools, tmp_path: Path, num_ranks: int
 ) -> None:
-    labelled(tmp_path / "data", 2011)
+    labeled(tmp_path / "data", 2011)
     alone = tmp_path / "alone.jsonl"
     assert write_predictions(untrained(tmp_path / "data"), tmp_path / "data", alone) == 2011
     assert pools[num_ranks].run(write_on_ranks, tmp_path / "data", tmp_path / "ranks.jsonl") == [2011] * num_ranks
@@ -81,7 +81,7 @@ def test_predictions_on_several_ranks_equal_those_of_one_in_order(
 
 
 def test_what_was_written_before_it_was_cut_off_is_not_asked_again(tmp_path: Path) -> None:
-    labelled(tmp_path / "data", 2011)
+    labeled(tmp_path / "data", 2011)
     trained = untrained(tmp_path / "data")
     out = tmp_path / "out.jsonl"
 
@@ -107,7 +107,7 @@ def test_what_was_written_before_it_was_cut_off_is_not_asked_again(tmp_path: Pat
 
 
 def test_a_file_that_was_whole_when_it_was_cut_off_is_taken_as_it_is(tmp_path: Path) -> None:
-    labelled(tmp_path / "data", 5)
+    labeled(tmp_path / "data", 5)
     trained, out = untrained(tmp_path / "data"), tmp_path / "out.jsonl"
 
     def cut_off(done: int, count: int) -> None:
@@ -145,7 +145,7 @@ def test_ranks_that_wait_for_the_first_hear_from_it_again_and_again(pools: RankP
 
 
 def test_parts_of_another_model_and_a_file_that_is_there_are_refused(tmp_path: Path) -> None:
-    labelled(tmp_path / "data", 5)
+    labeled(tmp_path / "data", 5)
     out = tmp_path / "out.jsonl"
     trained = untrained(tmp_path / "data")
     write_predictions(trained, tmp_path / "data", out)
@@ -202,7 +202,7 @@ def series(folder: Path, lengths: list[int]) -> Sequences:
 def test_a_forecast_in_real_units_is_the_way_back_from_what_is_asked(tmp_path: Path, season: int) -> None:
     sequences = series(tmp_path / "data", [30, 9])
     asked = Forecast.from_sequences(sequences, 3, season=season, targets=["c1"])
-    (values,) = sequences.read(sequences.find_ranges([(0, 0)]))
+    (values,) = sequences.read(sequences.step_ranges([(0, 0)]))
     for step in (5, 11, 26):
         scaled = asked.targets(values, step, step + 1)[0]
         np.testing.assert_allclose(
@@ -220,7 +220,7 @@ def test_series_are_forecast_once_a_horizon_with_what_came(tmp_path: Path, conte
     asked = Forecast.from_sequences(sequences, 3, season=4)
     for answer in found:
         shard, number = (0, 0) if answer["series"] == 0 else (1, answer["series"] - 1)
-        (values,) = sequences.read(sequences.find_ranges([(shard, number)]))
+        (values,) = sequences.read(sequences.step_ranges([(shard, number)]))
         seen = values[: answer["step"] + 1]
         inputs = torch.from_numpy(asked.inputs(seen if context is None else seen[-context:]))
         expected = asked.to_predictions(outputs(trained, inputs)[-1].numpy(), seen)
@@ -239,7 +239,7 @@ def test_a_future_in_another_order_of_channels_is_the_same(tmp_path: Path) -> No
     asked = Forecast.from_sequences(sequences, 2, targets=["c1", "c0"])
     future = next(forecast(trained, tmp_path / "data", steps=4))
     assert future.channels == ("c1", "c0")
-    (values,) = sequences.read(sequences.find_ranges([(0, 0)]))
+    (values,) = sequences.read(sequences.step_ranges([(0, 0)]))
     for start in (0, 2):
         ahead = asked.to_predictions(outputs(trained, torch.from_numpy(asked.inputs(values)))[-1].numpy(), values)
         np.testing.assert_allclose(future.values[start : start + 2], ahead, rtol=1e-4)
@@ -286,7 +286,7 @@ def test_the_future_is_what_is_forecast_at_the_end_and_goes_on_from_itself(tmp_p
     first, second = forecast(trained, tmp_path / "data", steps=7)
     assert (first.series, first.start, second.start, first.values.shape) == (0, 30, 20, (7, 2))
     asked = Forecast.from_sequences(sequences, 3)
-    (values,) = sequences.read(sequences.find_ranges([(0, 0)]))
+    (values,) = sequences.read(sequences.step_ranges([(0, 0)]))
     for start in (0, 3, 6):
         seen = values if context is None else values[-context:]
         ahead = asked.to_predictions(outputs(trained, torch.from_numpy(asked.inputs(seen)))[-1].numpy(), values)
@@ -334,7 +334,7 @@ def test_series_of_a_file_are_scaled_as_the_runs_own(tmp_path: Path) -> None:
 
 
 def test_data_of_another_kind_is_refused(tmp_path: Path, byte_corpus: Corpus) -> None:
-    labelled(tmp_path / "data", 5)
+    labeled(tmp_path / "data", 5)
     trained = untrained(tmp_path / "data")
     with pytest.raises(DataError, match="another vocabulary"):
         list(predict(trained, byte_corpus.location))

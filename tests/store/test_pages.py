@@ -33,7 +33,7 @@ def test_sequences_are_cut_where_they_end(tmp_path: Path) -> None:
     sequences = Sequences.open(folder)
     values = np.fromfile(folder / "values-00001.bin", "<u2")
     ends = np.fromfile(folder / "ends-00001.bin", "<u8")
-    first, third = sequences.read(sequences.find_ranges([(1, 0), (1, 2)]))
+    first, third = sequences.read(sequences.step_ranges([(1, 0), (1, 2)]))
     assert np.array_equal(first, values[: ends[0]])
     assert np.array_equal(third, values[ends[1] : ends[2]])
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from helpers.rank_pool import RankPools
 from stretto import Evaluation, Layout, World, evaluate, make_engine
-from stretto.data import Batches, Corpus, LabelledItems, Lanes, Sequences, prepare_sequences
+from stretto.data import Batches, Corpus, LabeledItems, Lanes, Sequences, prepare_sequences
 from stretto.nn import LSTM, Embedding, Linear, LossSum, SequenceLoss, Stack, TokenLoss, initialize
 from stretto.testing import LocalEngine
 
@@ -46,8 +46,8 @@ def test_progress_is_told(byte_corpus: Corpus) -> None:
 
 
 @pytest.fixture(scope="module")
-def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("labelled")
+def labeled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("labeled")
     lines = ({"text": "abcde"[row % 5 :] * (row % 7 + 1), "kind": row % 3} for row in range(101))
     (folder / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
     prepare_sequences(folder / "a.jsonl", folder / "data", label="kind")
@@ -59,7 +59,7 @@ def classifier() -> Stack:
 
 
 def batches(data: Path) -> Batches:
-    return Batches(LabelledItems(Sequences.open(data)), budget=200)
+    return Batches(LabeledItems(Sequences.open(data)), budget=200)
 
 
 def mistakes(y: Tensor, targets: Tensor) -> LossSum:
@@ -67,10 +67,10 @@ def mistakes(y: Tensor, targets: Tensor) -> LossSum:
     return LossSum((y[asked].argmax(dim=1) != targets[asked]).double().sum(), asked.sum())
 
 
-def test_accuracy_counts_the_labels_that_were_right(labelled: Path) -> None:
+def test_accuracy_counts_the_labels_that_were_right(labeled: Path) -> None:
     stack = initialize(classifier(), 1)
-    scores = evaluate(LocalEngine(stack, SequenceLoss()), batches(labelled))
-    wrong = evaluate(LocalEngine(stack, mistakes), batches(labelled))
+    scores = evaluate(LocalEngine(stack, SequenceLoss()), batches(labeled))
+    wrong = evaluate(LocalEngine(stack, mistakes), batches(labeled))
     assert scores.num_correct == 101 - wrong.total and 0 < scores.num_correct < 101
     assert scores.scores == {"accuracy": scores.num_correct / 101}
     assert f"accuracy {scores.num_correct / 101:.4f}  (101 labels)" in str(scores)
@@ -83,6 +83,6 @@ def _count_right(world: World, data: Path, layout: Layout) -> int | None:
 
 
 @pytest.mark.parametrize("layout", [Layout(stages=2, chunks=3), Layout(replicas=2, micro_batches=2)], ids=str)
-def test_accuracy_is_that_of_one_rank_in_every_layout(layout: Layout, labelled: Path, pools: RankPools) -> None:
-    alone = evaluate(LocalEngine(initialize(classifier(), 1), SequenceLoss()), batches(labelled))
-    assert pools[2].run(_count_right, labelled, layout) == [alone.num_correct] * 2
+def test_accuracy_is_that_of_one_rank_in_every_layout(layout: Layout, labeled: Path, pools: RankPools) -> None:
+    alone = evaluate(LocalEngine(initialize(classifier(), 1), SequenceLoss()), batches(labeled))
+    assert pools[2].run(_count_right, labeled, layout) == [alone.num_correct] * 2

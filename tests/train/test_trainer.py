@@ -34,7 +34,7 @@ def test_200_steps_on_wikitext_equal_the_hand_written_loop(
     stack = make(train, hidden)
     by_hand = reference_loop.ReferenceModel(len(train.vocabulary), hidden, num_layers=2)
     by_hand.load_weights(stack.state_dict())
-    windows = (data.read(data.at(position)) for position in range(200))
+    windows = (data.read(data.position(position)) for position in range(200))
     expected = reference_loop.train(
         by_hand, ((window_tensor(w, "inputs"), window_tensor(w, "targets")) for w in windows), lr=2e-3, clip=0.5
     )

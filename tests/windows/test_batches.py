@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.stores import write_tokens
-from stretto.data import Batches, LabelledItems, NextTokenItems, Position, Window, read_ahead
+from stretto.data import Batches, LabeledItems, NextTokenItems, Position, Window, read_ahead
 from stretto.errors import DataError
 
 EXAMPLES = settings(max_examples=60, deadline=None)
@@ -24,14 +24,14 @@ shards = st.lists(st.lists(rows, min_size=1, max_size=25), min_size=1, max_size=
 
 @contextmanager
 def batches(
-    shards: list[list[list[int]]], budget: int, seed: int, limit: int = 1000, is_labelled: bool = True
+    shards: list[list[list[int]]], budget: int, seed: int, limit: int = 1000, is_labeled: bool = True
 ) -> Iterator[Batches]:
     """Batches of sequences that are numbered by their labels."""
     first = [sum(map(len, shards[:index])) for index in range(len(shards))]
     labels = [list(range(start, start + len(shard))) for start, shard in zip(first, shards, strict=True)]
     with tempfile.TemporaryDirectory() as folder:
         sequences = write_tokens(Path(folder) / "store", shards, 10, labels)
-        yield Batches((LabelledItems if is_labelled else NextTokenItems)(sequences), budget, limit, 4, seed)
+        yield Batches((LabeledItems if is_labeled else NextTokenItems)(sequences), budget, limit, 4, seed)
 
 
 def asked(window: Window) -> dict[int, list[int]]:
@@ -130,7 +130,7 @@ def test_who_is_in_a_batch_is_known_without_its_payload(shards: list[list[list[i
 
 
 def test_a_sequence_to_continue_is_asked_for_each_next_token() -> None:
-    with batches([[[1, 2, 3], [4, 5], [6]]], 50, 1, is_labelled=False) as data:
+    with batches([[[1, 2, 3], [4, 5], [6]]], 50, 1, is_labeled=False) as data:
         window = data.read(Position())
         assert window.inputs is not None and window.targets is not None
         assert window.lengths.tolist() == [2, 1, 0]

@@ -24,7 +24,7 @@ def test_each_token_is_predicted_once_an_epoch_whatever_the_shares(
     for index in range(min(shares, lanes)):
         part = data.share(index, min(shares, lanes))
         for position in range(part.num_windows):
-            read, whole = part.read(data.at(position)), data.read(data.at(position))
+            read, whole = part.read(data.position(position)), data.read(data.position(position))
             assert read.inputs is not None and read.targets is not None and whole.inputs is not None
             assert read.num_steps == whole.num_steps, "every share sees windows of one shape"
             first = int(read.lanes[0])
@@ -41,7 +41,7 @@ def test_each_token_is_predicted_once_an_epoch_whatever_the_shares(
 @EXAMPLES
 def test_a_window_goes_on_where_the_one_before_it_ended(lanes: int, window: int, byte_corpus: Corpus) -> None:
     data = Lanes(byte_corpus, lanes, window)
-    before, after = data.read(data.at(0)), data.read(data.at(1))
+    before, after = data.read(data.position(0)), data.read(data.position(1))
     assert before.targets is not None and after.inputs is not None
     assert torch.equal(after.inputs[0], before.targets[-1])
     assert before.fresh.all() and not after.fresh.any()
@@ -49,17 +49,20 @@ def test_a_window_goes_on_where_the_one_before_it_ended(lanes: int, window: int,
 
 def test_every_epoch_starts_fresh_and_reads_the_same(byte_corpus: Corpus) -> None:
     data = Lanes(byte_corpus, 7, 50)
-    again, first = data.read(data.at(data.num_windows + 1)), data.read(data.at(1))
+    again, first = data.read(data.position(data.num_windows + 1)), data.read(data.position(1))
     assert again.inputs is not None and first.inputs is not None
     assert torch.equal(again.inputs, first.inputs)
-    assert data.read(data.at(data.num_windows)).fresh.all()
+    assert data.read(data.position(data.num_windows)).fresh.all()
     assert not again.fresh.any()
 
 
 def test_who_is_in_a_window_is_known_without_its_payload(byte_corpus: Corpus) -> None:
     data = Lanes(byte_corpus, 7, 50)
     for position in (0, 3, data.num_windows - 1):
-        whole, bare = data.read(data.at(position)), data.read(data.at(position), inputs=False, targets=False)
+        whole, bare = (
+            data.read(data.position(position)),
+            data.read(data.position(position), inputs=False, targets=False),
+        )
         assert bare.inputs is None and bare.targets is None
         assert bare.num_steps == whole.num_steps and torch.equal(bare.lengths, whole.lengths)
         assert torch.equal(bare.lanes, whole.lanes) and torch.equal(bare.fresh, whole.fresh)
@@ -75,7 +78,7 @@ def test_shards_change_no_window(
     with tempfile.TemporaryDirectory() as folder:
         (sharded,) = prepare_text(text_file, Path(folder) / "out", "word", shard_bytes=shard, workers=1)
         cut = [Lanes(corpus, lanes, window) for corpus in (word_corpus, sharded)]
-        one, many = (data.read(data.at(position)) for data in cut)
+        one, many = (data.read(data.position(position)) for data in cut)
     assert one.inputs is not None and one.targets is not None and many.inputs is not None and many.targets is not None
     assert torch.equal(one.inputs, many.inputs) and torch.equal(one.targets, many.targets)
 

@@ -54,7 +54,7 @@ def epoch(order: BatchOrder, number: int) -> list[RowTable]:
 
 
 def rows(batches: list[RowTable]) -> list[tuple[int, int]]:
-    return [row for batch in batches for row in zip(batch.shards.tolist(), batch.numbers.tolist(), strict=True)]
+    return [row for batch in batches for row in zip(batch.shards.tolist(), batch.indices.tolist(), strict=True)]
 
 
 @given(order=orders, number=st.integers(0, 1000))
@@ -105,7 +105,7 @@ def test_a_pool_mixes_sequences_from_many_places() -> None:
     first = pools.rows(0, 0)
     assert set(first.shards.tolist()) == {0, 1, 2, 3}
     # As contiguous runs, so that what lies together is read together.
-    runs = 1 + np.count_nonzero((np.diff(first.numbers) != 1) | (np.diff(first.shards) != 0))
+    runs = 1 + np.count_nonzero((np.diff(first.indices) != 1) | (np.diff(first.shards) != 0))
     assert 32 <= runs <= 80
 
 

@@ -69,7 +69,7 @@ class Window:
     """One stretch of time for some rows; time-major, so that a chunk of it is a contiguous view.
 
     Who is in it is known everywhere; the payload may be left out where it isn't used. Where nothing is asked (padding,
-    or an unlabelled step) the target says so: the ignore index for whole numbers, NaN for real ones.
+    or an unlabeled step) the target says so: the ignore index for whole numbers, NaN for real ones.
     """
 
     num_steps: int

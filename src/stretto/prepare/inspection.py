@@ -92,13 +92,13 @@ def inspect_data(
     level: Level | None = None,
     sequence: str | None = None,
     label: str | None = None,
-    is_labelled: bool = True,
+    is_labeled: bool = True,
     time: str | None = None,
     by: str | None = None,
 ) -> Inspection:
     """Return what files or folders hold; only the beginning and the end of a file is looked at.
 
-    What is said here is not guessed. `valid` are files to hold out, whatever others are called. `is_labelled=False`
+    What is said here is not guessed. `valid` are files to hold out, whatever others are called. `is_labeled=False`
     leaves labels alone. Where it can't be told, an AmbiguousInputError says what to ask.
     """
     listing = list_files([Path(path) for path in ([paths] if isinstance(paths, Path | str) else paths)], format)
@@ -126,7 +126,7 @@ def inspect_data(
             raise DataError(f"--{option}={name} is not in {listing.paths[0]}; its fields are {names}")
     if (kind or _infer_kind(shown, sequence or label, time or by)) == "series":
         return _add_notes(_find_series(shown, head, records, time, by), listing)
-    return _add_notes(_find_sequences(shown, records, sequence, label, is_labelled, level), listing)
+    return _add_notes(_find_sequences(shown, records, sequence, label, is_labeled, level), listing)
 
 
 def _infer_fields(head: FilePreview, records: Sequence[Mapping[str, Any]]) -> tuple[FieldSummary, ...]:
@@ -210,13 +210,13 @@ def _find_sequences(
     records: Sequence[Mapping[str, Any]],
     sequence: str | None,
     label: str | None,
-    is_labelled: bool,
+    is_labeled: bool,
     level: Level | None,
 ) -> Inspection:
     sequence = sequence or _choose_sequence(found)
     classes = [field.name for field in found.fields if field.is_categorical and field.name != sequence]
     notes = []
-    if label is None and is_labelled:
+    if label is None and is_labeled:
         label = _choose_label(found, sequence, classes)
         if label is not None:
             notes.append(f"{label!r} is taken for the label; another with --label, none with --no-label")

@@ -104,4 +104,4 @@ def _run_stack(trained: TrainedModel, inputs: NDArray[np.float32], state: State 
 def _read_series(source: Sequences) -> Iterator[NDArray[Any]]:
     for shard, size in enumerate(source.shard_sizes):
         for number in range(size):
-            yield source.read(source.find_ranges([(shard, number)]))[0]
+            yield source.read(source.step_ranges([(shard, number)]))[0]

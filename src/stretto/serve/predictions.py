@@ -22,7 +22,7 @@ from stretto.store.corpus import Corpus
 from stretto.store.sequences import Sequences
 from stretto.train.data_spec import DataSpec
 from stretto.windows.forecast import Forecast
-from stretto.windows.items import Items, NextTokenItems, RowId, SlidingWindows, UnlabelledItems, pad
+from stretto.windows.items import Items, NextTokenItems, RowId, SlidingWindows, UnlabeledItems, pad
 
 PredictionRow = dict[str, Any]
 """One answer, ready to be written as JSON."""
@@ -55,7 +55,7 @@ def make_prediction_dataset(source: Corpus | Sequences, data_spec: DataSpec, dat
     if targets == "tokens":
         return TokenRows(NextTokenItems(source))
     if targets == "labels":
-        return LabelRows(UnlabelledItems(source, data.masks), data_spec.labels)
+        return LabelRows(UnlabeledItems(source, data.masks), data_spec.labels)
     forecast = Forecast.from_sequences(source, data.horizon, season=data.season, targets=data.targets, masks=data.masks)
     names = tuple(data_spec.channels.names[channel] for channel in forecast.channels) if data_spec.channels else ()
     if data.context is None:
@@ -90,7 +90,7 @@ class _ShardedRows(ABC):
 class LabelRows(_ShardedRows):
     """Each sequence is asked for its label."""
 
-    items: UnlabelledItems
+    items: UnlabeledItems
     labels: tuple[str, ...]
 
     @property
@@ -102,10 +102,10 @@ class LabelRows(_ShardedRows):
         return self.items.sequences.mean_length
 
     def lengths(self, indices: Sequence[int]) -> list[int]:
-        return [place.stop - place.start for place in self.items.sequences.find_ranges(self.rows(indices))]
+        return [place.stop - place.start for place in self.items.sequences.step_ranges(self.rows(indices))]
 
     def inputs(self, indices: Sequence[int], num_steps: int) -> Tensor:
-        return self.items.inputs(self.items.sequences.find_ranges(self.rows(indices)), num_steps)
+        return self.items.inputs(self.items.sequences.step_ranges(self.rows(indices)), num_steps)
 
     def decode(self, indices: Sequence[int], lengths: Tensor, outputs: Outputs) -> list[list[PredictionRow]]:
         likely = F.softmax(_last_outputs(outputs, lengths).double(), dim=1)
@@ -152,7 +152,7 @@ class TokenRows(_ItemRows):
     items: NextTokenItems
 
     def lengths(self, indices: Sequence[int]) -> list[int]:
-        return [place.stop - place.start - 1 for place in self.items.sequences.find_ranges(self.rows(indices))]
+        return [place.stop - place.start - 1 for place in self.items.sequences.step_ranges(self.rows(indices))]
 
     def decode(self, indices: Sequence[int], lengths: Tensor, outputs: Outputs) -> list[list[PredictionRow]]:
         _, targets = self.items.read(self.rows(indices), max(1, int(lengths.max())), inputs=False, targets=True)
@@ -234,7 +234,7 @@ class SeriesRows(_ShardedRows):
         return self.sequences.mean_length
 
     def lengths(self, indices: Sequence[int]) -> list[int]:
-        return [place.stop - place.start for place in self.sequences.find_ranges(self.rows(indices))]
+        return [place.stop - place.start for place in self.sequences.step_ranges(self.rows(indices))]
 
     def inputs(self, indices: Sequence[int], num_steps: int) -> Tensor:
         return pad([self.forecast.inputs(values) for values in self._values(indices)], num_steps, 0)
@@ -255,7 +255,7 @@ class SeriesRows(_ShardedRows):
         return answers
 
     def _values(self, indices: Sequence[int]) -> list[NDArray[Any]]:
-        return self.sequences.read(self.sequences.find_ranges(self.rows(indices)))
+        return self.sequences.read(self.sequences.step_ranges(self.rows(indices)))
 
 
 def check_outputs(y: Tensor, task: Task) -> Tensor:

@@ -190,7 +190,7 @@ class Sequences:
             raise self._corrupt(shard_file("ends", shard), "sequences end where they can't")
         return ends
 
-    def find_ranges(self, rows: Sequence[tuple[int, int]]) -> list[StepRange]:
+    def step_ranges(self, rows: Sequence[tuple[int, int]]) -> list[StepRange]:
         """Return where each of some sequences lies, given by shard and number in it."""
         for shard, number in rows:
             if not (0 <= shard < len(self.shard_sizes) and 0 <= number < self.shard_sizes[shard]):

@@ -15,7 +15,7 @@ from stretto.train.data_spec import DataSpec, check_same_spec
 from stretto.windows.batches import Batches
 from stretto.windows.documents import DocumentLanes
 from stretto.windows.forecast import Forecast
-from stretto.windows.items import Items, LabelledItems, NextTokenItems, SlidingWindows
+from stretto.windows.items import Items, LabeledItems, NextTokenItems, SlidingWindows
 from stretto.windows.lanes import Lanes
 from stretto.windows.loader import WindowSource
 
@@ -147,7 +147,7 @@ def _items(sequences: Sequences, data: DataConfig, kind: str, is_validation: boo
         # Held-out data is asked once a stretch, where a forecast would be made.
         every_step = data.every_step and not is_validation
         return SlidingWindows(sequences, _forecast(sequences, data), data.context, data.stride, every_step)
-    return NextTokenItems(sequences) if sequences.fields.labels is None else LabelledItems(sequences, data.masks)
+    return NextTokenItems(sequences) if sequences.fields.labels is None else LabeledItems(sequences, data.masks)
 
 
 def _forecast(sequences: Sequences, data: DataConfig) -> Forecast:

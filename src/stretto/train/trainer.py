@@ -94,7 +94,7 @@ class Trainer:
                 "the model has a block that looks ahead in time (causal=False), but the data's lanes go on from window "
                 "to window; use data whose rows all start fresh, or causal blocks"
             )
-        if engine.num_replicas > 1 and data.lanes and len(data.numbers) == data.lanes:
+        if engine.num_replicas > 1 and data.lanes and len(data.lane_indices) == data.lanes:
             raise ConfigError(
                 f"all {engine.num_replicas} replicas would train on the same {data.lanes} lanes; give each its share: "
                 "data.share(engine.replica, engine.num_replicas)"
@@ -164,7 +164,7 @@ class Trainer:
         held = [*weight_shards(engine.stack), *optimizer_shards(engine.stack, self.optimizer)]
         shards = shards_to_write(held, engine.replica, engine.num_replicas)
         if data.is_stateful and self.state is not None:
-            shards += lane_shards(engine.stack, self.state, data.numbers, data.lanes)
+            shards += lane_shards(engine.stack, self.state, data.lane_indices, data.lanes)
         training_state = TrainingState(
             step=self.step,
             seed=self.seed,
@@ -195,8 +195,8 @@ class Trainer:
         for name, values in states.items():
             shards += [TensorShard(f"optimizer.{name}.{key}", value) for key, value in values.items()]
         if self.data.is_stateful and any(name.startswith("lanes.") for name in saved.manifest.tensors()):
-            state = empty_lane_state(stack, len(self.data.numbers), engine.device)
-            shards += lane_shards(stack, state, self.data.numbers, self.data.lanes)
+            state = empty_lane_state(stack, len(self.data.lane_indices), engine.device)
+            shards += lane_shards(stack, state, self.data.lane_indices, self.data.lanes)
         saved.read(shards)
         set_optimizer_state(stack, self.optimizer, states)
         self.state, self.step, self.position = state, training_state.step, training_state.position

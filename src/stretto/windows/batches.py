@@ -33,7 +33,7 @@ class Batches:
 
     is_stateful = False  # every row starts fresh
     lanes = 0
-    numbers = range(0)
+    lane_indices = range(0)
 
     items: Items
     budget: int  # steps of a global batch, when its rows are padded to its longest
@@ -47,7 +47,7 @@ class Batches:
     def __post_init__(self) -> None:
         if isinstance(self.items, Sequences):
             raise DataError(
-                "batches are made of items; wrap the sequences in LabelledItems, NextTokenItems or SlidingWindows"
+                "batches are made of items; wrap the sequences in LabeledItems, NextTokenItems or SlidingWindows"
             )
         if self.items.longest > self.limits.budget:
             raise DataError(

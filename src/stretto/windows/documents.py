@@ -85,7 +85,7 @@ class DocumentLanes:
         return replace(self, first=self.lanes * index // count, stop=self.lanes * (index + 1) // count)
 
     @property
-    def numbers(self) -> range:
+    def lane_indices(self) -> range:
         """The global numbers of the lanes of this share."""
         return range(self.first, self.lanes if self.stop is None else self.stop)
 
@@ -139,7 +139,7 @@ class DocumentLanes:
         documents, before = self._arrange(position.epoch, position.pool)
         if not 0 <= position.index < self._num_windows(position):
             raise DataError(f"{position} is not there: that pool has {self._num_windows(position)} windows")
-        numbers, total = np.array(self.numbers), int(before[-1])
+        numbers, total = np.array(self.lane_indices), int(before[-1])
         windows = total * numbers // self.lanes + position.index
         is_there = windows < total * (numbers + 1) // self.lanes
         # A lane that has come to its end stays, with nothing in it.
@@ -160,7 +160,7 @@ class DocumentLanes:
         )
 
     def _payload(self, rows: RowTable, offsets: IntArray, lengths: IntArray, inputs: bool, targets: bool) -> Payload:
-        places = self.sequences.find_ranges(rows.row_ids())
+        places = self.sequences.step_ranges(rows.row_ids())
         back = self.forecast.season if self.forecast else 0
         ahead = self.forecast.horizon if self.forecast else 1
         spans, starts = [], []

@@ -1,4 +1,4 @@
-"""Items: what a row of a batch is made from: a labelled sequence, a sequence to continue, or a stretch of a series."""
+"""Items: what a row of a batch is made from: a labeled sequence, a sequence to continue, or a stretch of a series."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -44,7 +44,7 @@ Payload = tuple[Tensor | None, Tensor | None]
 
 
 @dataclass(frozen=True)
-class UnlabelledItems:
+class UnlabeledItems:
     """Each sequence is a row, and what is asked of it is not in the data."""
 
     sequences: Sequences
@@ -63,7 +63,7 @@ class UnlabelledItems:
 
 
 @dataclass(frozen=True)
-class LabelledItems:
+class LabeledItems:
     """Each sequence is a row, asked for its label at its last step."""
 
     sequences: Sequences
@@ -80,13 +80,13 @@ class LabelledItems:
         num_outputs = len(labels.names)
         if isinstance(values, Tokens):
             return Task("tokens", values.num_tokens, "labels", num_outputs)
-        scale = self._unlabelled.scale
+        scale = self._unlabeled.scale
         assert scale is not None
         return replace(scale.task, targets="labels", num_outputs=num_outputs)
 
     @cached_property
-    def _unlabelled(self) -> UnlabelledItems:
-        return UnlabelledItems(self.sequences, self.masks)
+    def _unlabeled(self) -> UnlabeledItems:
+        return UnlabeledItems(self.sequences, self.masks)
 
     @property
     def shard_sizes(self) -> Sequence[int]:
@@ -105,8 +105,8 @@ class LabelledItems:
 
     def read(self, rows: Sequence[RowId], num_steps: int, *, inputs: bool, targets: bool) -> Payload:
         """Return the sequences, and their labels where each of them ends."""
-        places = self.sequences.find_ranges(rows)
-        x = self._unlabelled.inputs(places, num_steps) if inputs else None
+        places = self.sequences.step_ranges(rows)
+        x = self._unlabeled.inputs(places, num_steps) if inputs else None
         if not targets:
             return x, None
         asked = torch.full((num_steps, len(rows)), IGNORE_INDEX)
@@ -152,7 +152,7 @@ class NextTokenItems:
 
     def read(self, rows: Sequence[RowId], num_steps: int, *, inputs: bool, targets: bool) -> Payload:
         """Return the sequences without their last token, and without their first."""
-        places = self.sequences.find_ranges(rows)
+        places = self.sequences.step_ranges(rows)
         read = self.sequences.read(places)
         x = pad([tokens[:-1] for tokens in read], num_steps, 0) if inputs else None
         return x, pad([tokens[1:] for tokens in read], num_steps, IGNORE_INDEX) if targets else None

@@ -73,7 +73,7 @@ class Lanes:
         return self.corpus.num_bytes / self.corpus.num_tokens
 
     @property
-    def numbers(self) -> range:
+    def lane_indices(self) -> range:
         """The global numbers of the lanes of this share."""
         return range(self.first, self.lanes if self.stop is None else self.stop)
 
@@ -87,7 +87,7 @@ class Lanes:
         """How many windows an epoch has, the last of them maybe a short one."""
         return -(-self._longest // self.window)
 
-    def at(self, number: int) -> Position:
+    def position(self, number: int) -> Position:
         """Return the position of a window, counted from the first of the first epoch."""
         return Position(number // self.num_windows, 0, number % self.num_windows)
 
@@ -112,7 +112,7 @@ class Lanes:
             )
         # Of the whole batch, not of this share: every share sees windows of the same shape.
         num_steps = min(self.window, self._longest - index * self.window)
-        numbers = np.array(self.numbers)
+        numbers = np.array(self.lane_indices)
         starts = self.num_targets * numbers // self.lanes + index * self.window
         lengths = (self.num_targets * (numbers + 1) // self.lanes - starts).clip(0, num_steps)
         tokens = self._tokens(starts, lengths, num_steps) if inputs or targets else None

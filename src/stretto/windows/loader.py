@@ -29,7 +29,7 @@ class WindowSource(Protocol):
         ...
 
     @property
-    def numbers(self) -> range:
+    def lane_indices(self) -> range:
         """Which of them are in this share."""
         ...
 

@@ -43,15 +43,15 @@ class RowTable(NamedTuple):
     """Some sequences: of each its shard, its number there, and its length."""
 
     shards: IntArray
-    numbers: IntArray
+    indices: IntArray
     lengths: IntArray
 
     def take(self, chosen: IntArray | slice) -> "RowTable":
-        return RowTable(self.shards[chosen], self.numbers[chosen], self.lengths[chosen])
+        return RowTable(self.shards[chosen], self.indices[chosen], self.lengths[chosen])
 
     def row_ids(self) -> list[tuple[int, int]]:
         """Return the shard and the number there of each."""
-        return list(zip(self.shards.tolist(), self.numbers.tolist(), strict=True))
+        return list(zip(self.shards.tolist(), self.indices.tolist(), strict=True))
 
 
 @dataclass(frozen=True)

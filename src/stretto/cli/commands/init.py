@@ -45,7 +45,7 @@ def run(arguments: list[str]) -> None:
     _check(options)
     console = make_console()
     answers = {name: getattr(options, name) for name in ("kind", "format", "level", "sequence", "label", "time", "by")}
-    answers |= {"is_labelled": not options.no_label, "valid": options.valid or ()}
+    answers |= {"is_labeled": not options.no_label, "valid": options.valid or ()}
     asker = _Prompter(console, is_interactive=sys.stdin.isatty() and sys.stdout.isatty() and not options.yes)
     found = asker.inspect(options.paths, answers)
     _check_options(options, found)
@@ -109,7 +109,7 @@ class _Prompter:
                     raise
                 choice = self._ask_choice(unclear.question, unclear.choices, None)
                 is_none = unclear.option == "label" and choice == "none"
-                answers |= {"is_labelled": False} if is_none else {unclear.option: choice}
+                answers |= {"is_labeled": False} if is_none else {unclear.option: choice}
 
     def confirm(self, paths: list[Path], answers: dict[str, Any], found: "Inspection") -> "Inspection":
         """Ask what could be otherwise, if nobody has said it yet."""
@@ -122,7 +122,7 @@ class _Prompter:
                 (found.label, *found.labels, "none"),
                 found.label,
             )
-            again |= {"is_labelled": False} if choice == "none" else {"label": choice}
+            again |= {"is_labeled": False} if choice == "none" else {"label": choice}
         if self._is_interactive and found.level is not None and found.is_utf8 and answers["level"] is None:
             again["level"] = self._ask_choice("What is a token of the text?", ("byte", "char", "word"), found.level)
         return found if again == answers else inspect_data(paths, **again)
