@@ -28,9 +28,11 @@ from stretto.data import Window
 from stretto.engine.pipeline import PipelineEngine
 from stretto.nn import LSTM, LossSum, Stack, initialize
 from stretto.plan.actions import Action
-from stretto.plan.draw import draw_svg, draw_text
+from stretto.plan.draw import draw_text
 from stretto.plan.schedule import stage_schedule
 from stretto.plan.timeline import TimedAction, Timeline, simulate
+from stretto.report.gantt import bars_from_timeline, gantt, stage_names
+from stretto.report.page import standalone_svg
 from stretto.testing import LocalEngine
 from timing import show
 
@@ -299,7 +301,9 @@ def main() -> None:
     timeline, ratio = simulated(turns[best], best_chunks, link)
     print(draw_text(timeline))
     if options.svg:
-        options.svg.write_text(draw_svg(timeline, f"{best}: measured chunks, {timeline.seconds:.2f} s a step"))
+        title = f"{best}: measured chunks, {timeline.seconds:.2f} s per step"
+        picture = gantt(title, stage_names(timeline), bars_from_timeline(timeline), width=1000)
+        options.svg.write_text(standalone_svg(picture))
     one = seconds["one device"]
     show(
         f"{shape.layers} LSTM layers, H={shape.hidden}, {shape.rows} rows, window {shape.window}, fp32, gloo",

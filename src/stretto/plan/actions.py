@@ -1,6 +1,6 @@
-"""Actions: the forward or backward of one chunk of one micro-batch on one stage, and what each has to wait for."""
+"""Actions: the forward or backward of one chunk of one micro-batch on one stage, and what each waits for."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -11,13 +11,13 @@ class ActionKind(Enum):
     FORWARD = "F"
     BACKWARD = "B"
 
-    # There is one of each, so who it is will do; an enum's own hash is most of what simulating costs.
+    # Members are singletons, so identity is enough. Enum's default hash would dominate the time of a simulation.
     __hash__ = object.__hash__
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One stage's work on one chunk of one micro-batch. The stage is where the action's list belongs."""
+    """One stage's work on one chunk of one micro-batch. Schedules are per stage, so the stage is not part of it."""
 
     kind: ActionKind
     micro_batch: int
@@ -27,11 +27,19 @@ class Action:
         return f"{self.kind.value}{self.micro_batch}.{self.chunk}"
 
 
-def dependencies(action: Action, stage: int, num_stages: int, num_chunks: int) -> Iterator[tuple[int, Action]]:
-    """Return the (stage, action) pairs that must be done before `action` can run on `stage`.
+def action_labels(actions: Iterable[Action]) -> Callable[[Action], str]:
+    """Return a function that labels actions: `F1.2` for micro-batch 1, chunk 2; `F2` if there is only one micro-batch."""
+    if any(action.micro_batch for action in actions):
+        return str
+    return lambda action: f"{action.kind.value}{action.chunk}"
 
-    F(s,m,k) needs F(s-1,m,k), which sends it activations, and F(s,m,k-1), which leaves it a state.
-    B(s,m,k) needs B(s+1,m,k), which sends it a gradient, B(s,m,k+1), which leaves it its state's, and F(s,m,k).
+
+def dependencies(action: Action, stage: int, num_stages: int, num_chunks: int) -> Iterator[tuple[int, Action]]:
+    """Return the (stage, action) pairs that must finish before `action` can run on `stage`.
+
+    F(s,m,k) needs F(s-1,m,k), which sends its activations, and F(s,m,k-1), which produces the state it starts from.
+    B(s,m,k) needs B(s+1,m,k), which sends the gradient of its outputs, B(s,m,k+1), which produces the gradient of
+    its final state, and F(s,m,k).
     """
     kind, micro_batch, chunk = action.kind, action.micro_batch, action.chunk
     if kind is ActionKind.FORWARD:
@@ -48,12 +56,12 @@ def dependencies(action: Action, stage: int, num_stages: int, num_chunks: int) -
 
 
 def receives_from(action: Action, stage: int, num_stages: int) -> int | None:
-    """Return the stage whose message an action waits for, if any."""
+    """Return the stage that sends `action` its input, or None if there is none."""
     source = stage - 1 if action.kind is ActionKind.FORWARD else stage + 1
     return source if 0 <= source < num_stages else None
 
 
 def sends_to(action: Action, stage: int, num_stages: int) -> int | None:
-    """Return the stage that waits for an action's message, if any."""
+    """Return the stage that waits for the output of `action`, or None if there is none."""
     target = stage + 1 if action.kind is ActionKind.FORWARD else stage - 1
     return target if 0 <= target < num_stages else None

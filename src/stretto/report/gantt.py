@@ -1,8 +1,9 @@
-"""Gantt: what each rank or stage did within one step, a row each, time from left to right."""
+"""Gantt charts: what each rank or stage does within one step, one row each, time from left to right."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from stretto.plan.actions import ActionKind, action_labels
 from stretto.plan.timeline import Timeline
 from stretto.plan.units import format_seconds
 from stretto.report.chart import CHAR_WIDTH, Frame, legend_rows, rect, svg, swatches, text
@@ -23,7 +24,7 @@ _ROW_HEIGHT = 26
 
 
 class Bar(NamedTuple):
-    """Something that a row did, from when to when in seconds."""
+    """One activity of a row, with its start and stop in seconds."""
 
     row: int
     kind: str
@@ -33,22 +34,31 @@ class Bar(NamedTuple):
 
 
 def bars_from_timeline(timeline: Timeline) -> list[Bar]:
-    """Return what the stages of a simulated step do."""
-    has_micro_batches = any(span.action.micro_batch for span in timeline.timed_actions)
+    """Return one bar per action; each stage is a row."""
+    label_of = action_labels(timed.action for timed in timeline.timed_actions)
     return [
         Bar(
-            span.stage,
-            "forward" if span.action.kind.value == "F" else "backward",
-            str(span.action) if has_micro_batches else f"{span.action.kind.value}{span.action.chunk}",
-            span.start,
-            span.stop,
+            timed.stage,
+            "forward" if timed.action.kind is ActionKind.FORWARD else "backward",
+            label_of(timed.action),
+            timed.start,
+            timed.stop,
         )
-        for span in timeline.timed_actions
+        for timed in timeline.timed_actions
     ]
 
 
+def stage_names(timeline: Timeline) -> list[str]:
+    """Return the row names of a timeline."""
+    return [f"stage {stage}" for stage in range(timeline.num_stages)]
+
+
 def gantt(title: str, names: Sequence[str], bars: Sequence[Bar], width: int, max_seconds: float | None = None) -> Html:
-    """Return a row for each name; `until` is where the time axis ends, so that two pictures can be compared."""
+    """Return a chart with one row per name.
+
+    `max_seconds` is the end of the time axis; charts that share it can be compared by eye. By default the axis ends
+    with the last bar.
+    """
     end = max_seconds or max((bar.stop for bar in bars), default=0.0) or 1.0
     size, unit = step_time_unit(end)
     x = linear(0.0, end * size, 4 if width < 600 else 10, is_tight=True)
@@ -71,31 +81,31 @@ def gantt(title: str, names: Sequence[str], bars: Sequence[Bar], width: int, max
         parts.append(tag("line", x1=at, x2=at, y1=bottom, y2=bottom + 4, class_="rule"))
         parts.append(text(at, bottom + 17, tick_formatter(x)(tick), "middle", "tick"))
     parts.append(text((left + frame.right) / 2, bottom + 34, unit, "middle", "axis"))
-    label = f"{title}: {len(names)} rows, {format_seconds(end)} in all; {', '.join(kinds)}"
+    label = f"{title}: {len(names)} rows, {format_seconds(end)} in total; {', '.join(kinds)}"
     return svg(width, bottom + 42, label, *parts)
 
 
 def _draw_bar(bar: Bar, left: float, top: float, scale: float, name: str) -> list[Html]:
     x, y, width = left + bar.start * scale, top + _ROW_HEIGHT * bar.row + 2, (bar.stop - bar.start) * scale
-    said = f"{name}: {bar.label}, {format_seconds(bar.stop - bar.start)} from {format_seconds(bar.start)}"
-    found = [rect(x, y, max(width - 0.6, 0.4), _ROW_HEIGHT - 4, _CLASSES.get(bar.kind, "fill rest"), said)]
+    tooltip = f"{name}: {bar.label}, {format_seconds(bar.stop - bar.start)} from {format_seconds(bar.start)}"
+    shapes = [rect(x, y, max(width - 0.6, 0.4), _ROW_HEIGHT - 4, _CLASSES.get(bar.kind, "fill rest"), tooltip)]
     if bar.kind != "waiting" and width > 5 + CHAR_WIDTH * len(bar.label):
-        found.append(text(x + width / 2, y + 15, bar.label, "middle", "on"))
-    return found
+        shapes.append(text(x + width / 2, y + 15, bar.label, "middle", "on"))
+    return shapes
 
 
-def _merge_thin_bars(bars: Sequence[Bar], min_width: float) -> list[Bar]:
-    """Pieces that would be thinner than a hair become one with the one before, where it is of the same kind."""
-    found: list[Bar] = []
-    last: dict[int, int] = {}
+def _merge_thin_bars(bars: Sequence[Bar], min_seconds: float) -> list[Bar]:
+    """Merge bars too thin to be seen into the bar before them, if both have the same kind."""
+    merged: list[Bar] = []
+    last_index: dict[int, int] = {}  # by row
     for bar in sorted(bars, key=lambda bar: (bar.row, bar.start)):
-        at = last.get(bar.row)
-        if at is not None and bar.stop - bar.start < min_width:
-            before = found[at]
-            if bar.kind == before.kind and bar.start - before.stop < min_width:
+        index = last_index.get(bar.row)
+        if index is not None and bar.stop - bar.start < min_seconds:
+            before = merged[index]
+            if bar.kind == before.kind and bar.start - before.stop < min_seconds:
                 label = before.label if before.label.endswith(" ...") else f"{before.label} ..."
-                found[at] = before._replace(stop=bar.stop, label=label)
+                merged[index] = before._replace(stop=bar.stop, label=label)
                 continue
-        last[bar.row] = len(found)
-        found.append(bar)
-    return found
+        last_index[bar.row] = len(merged)
+        merged.append(bar)
+    return merged

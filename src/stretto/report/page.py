@@ -70,6 +70,14 @@ def responsive(draw: Callable[[int], Html]) -> Html:
     return join(*(tag("div", draw(width), class_=f"for-{name}") for name, width in sizes))
 
 
+def standalone_svg(picture: Html) -> str:
+    """Return a chart as the content of an SVG file, with the page's style inside."""
+    # Attributes are escaped, so the first ">" ends the svg tag.
+    start, _, rest = picture.partition(">")
+    attributes = 'xmlns="http://www.w3.org/2000/svg" style="background: var(--card)"'
+    return f"{start} {attributes}>{tag('style', Html(_read_asset('page.css')))}{rest}\n"
+
+
 def _read_asset(name: str) -> str:
     return Path(__file__).with_name(name).read_text(encoding="utf-8")
 

@@ -12,7 +12,7 @@ from stretto.plan.units import format_bytes, format_seconds
 from stretto.plan.workload import Workload
 from stretto.report.chart import NARROW, stacked_bar_chart
 from stretto.report.formatting import step_time_unit
-from stretto.report.gantt import bars_from_timeline, gantt
+from stretto.report.gantt import bars_from_timeline, gantt, stage_names
 from stretto.report.markup import Html, tag
 from stretto.report.page import figure, note, page, responsive, section, table
 
@@ -45,8 +45,7 @@ def plan_page(plan: Plan, profile: Profile, workload: Workload, timeline: Timeli
         section("toml", "To paste into the run's file", tag("pre", layout_toml(plan.chosen))),
     ]
     if plan.chosen.layout.stages > 1:
-        stages = [f"stage {stage}" for stage in range(timeline.num_stages)]
-        bars = bars_from_timeline(timeline)
+        stages, bars = stage_names(timeline), bars_from_timeline(timeline)
         chart = _full_width(lambda width: _balance_chart(plan.chosen, profile, width))
         drawn = _full_width(lambda width: gantt(layout_name(plan.chosen), stages, bars, width))
         parts += [section("balance", "Balance of the stages", chart), section("step", "One step of one replica", drawn)]

@@ -5,7 +5,7 @@ from typing import Any
 
 from stretto.base.errors import DataError
 from stretto.config.layout import Layout
-from stretto.plan.actions import Action, ActionKind
+from stretto.plan.actions import Action, ActionKind, action_labels
 from stretto.plan.schedule import stage_schedule
 from stretto.plan.serialize import timeline_from_dict
 from stretto.plan.timeline import Timeline, simulate
@@ -13,7 +13,7 @@ from stretto.plan.trace import Trace
 from stretto.plan.units import format_seconds
 from stretto.report.chart import stacked_bar_chart
 from stretto.report.formatting import format_percent, step_time_unit
-from stretto.report.gantt import Bar, bars_from_timeline, gantt
+from stretto.report.gantt import Bar, bars_from_timeline, gantt, stage_names
 from stretto.report.markup import Html
 from stretto.report.page import figure, note, responsive, section
 from stretto.report.plan_comparison import find_planned_layout
@@ -44,7 +44,7 @@ def step_section(record: Record) -> Html:
             _gantt_figure(f"Step {trace.step:,} as it was measured", names, bars, max_seconds),
         ]
     if simulated is not None:
-        names = [f"stage {stage}" for stage in range(min(simulated.num_stages, _MAX_ROWS))]
+        names = stage_names(simulated)[:_MAX_ROWS]
         parts += [
             _gantt_figure("A step of one replica as it was planned", names, bars_from_timeline(simulated), max_seconds),
             note(how),
@@ -77,18 +77,14 @@ def _explain(trace: Trace) -> str:
 
 
 def _bars_from_trace(trace: Trace) -> tuple[list[str], list[Bar]]:
-    events = [work for row in trace.ranks for work in row.events if work.action is not None]
-    has_micro_batches = any(work.action is not None and work.action.micro_batch for work in events)
+    label_of = action_labels(event.action for row in trace.ranks for event in row.events if event.action is not None)
     names, bars = [], []
     has_places = len({row.stage for row in trace.ranks}) > 1 and len({row.replica for row in trace.ranks}) > 1
     for number, row in enumerate(trace.ranks[:_MAX_ROWS]):
         names.append(f"rank {row.rank} ({row.replica}.{row.stage})" if has_places else f"rank {row.rank}")
-        for work in row.events:
-            action = work.action
-            label: str = work.category
-            if action is not None:
-                label = str(action) if has_micro_batches else f"{action.kind.value}{action.chunk}"
-            bars.append(Bar(number, work.category, label, work.start, work.stop))
+        for event in row.events:
+            label = event.category if event.action is None else label_of(event.action)
+            bars.append(Bar(number, event.category, label, event.start, event.stop))
     return names, bars
 
 
