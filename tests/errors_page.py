@@ -1,4 +1,4 @@
-"""docs/errors.md, made from the mistakes that tests make: `python tests/errors_page.py > docs/errors.md`."""
+"""docs/reference/errors.md, made from the mistakes that tests make: `python tests/errors_page.py > docs/reference/errors.md`."""
 
 from helpers.error_catalog import ERROR_SECTIONS, ErrorCase
 

@@ -14,7 +14,7 @@ from helpers.rank_pool import free_port
 
 ROOT = Path(__file__).parents[1]
 FILES = ROOT / "examples" / "coming_from"
-GUIDES = sorted((ROOT / "docs").glob("from-*.md"))
+GUIDES = sorted((ROOT / "docs" / "coming-from").glob("*.md"))
 SECONDS = 200
 
 
@@ -96,7 +96,7 @@ def test_the_gradient_of_a_hand_written_ddp_step_is_off_and_ours_is_not(data: Pa
     assert off["before"] > 0.05 and off["stretto"] < 1e-5
     # The figures that the guide shows.
     norms = re.findall(r"norm ([\d.]+),", printed)
-    page = (ROOT / "docs" / "from-ddp.md").read_text()
+    page = (ROOT / "docs" / "coming-from" / "ddp.md").read_text()
     assert all(norm[:6] in page for norm in norms), norms
 
 

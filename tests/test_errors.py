@@ -1,4 +1,4 @@
-"""Every error in docs/errors.md is made here, for real: it says what the page says that it says."""
+"""Every error in docs/reference/errors.md is made here, for real: it says what the page says that it says."""
 
 import re
 import shlex
@@ -54,5 +54,5 @@ def test_no_two_mistakes_are_answered_alike() -> None:
 
 
 def test_the_errors_page_is_made_from_the_mistakes() -> None:
-    page = Path(__file__).parents[1] / "docs" / "errors.md"
-    assert page.read_text() == errors_page(), "run: python tests/errors_page.py > docs/errors.md"
+    page = Path(__file__).parents[1] / "docs" / "reference" / "errors.md"
+    assert page.read_text() == errors_page(), "run: python tests/errors_page.py > docs/reference/errors.md"

@@ -22,7 +22,7 @@ RUN = "stretto train run.toml --layout.replicas 16"
 
 
 def script_of_the_page(command: list[str]) -> str:
-    """The batch script that docs/clusters.md shows, with another command."""
+    """The batch script that docs/how-to/run-on-a-cluster.md shows, with another command."""
     (script,) = re.findall(r"^```text\n(#!/bin/bash\n.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     assert ASKED in script and f"srun --kill-on-bad-exit {RUN}" in script
     return str(script).replace(ASKED, "--nodes=2 --ntasks=2").replace(RUN, " ".join(command))

@@ -1,4 +1,4 @@
-"""The mistakes that docs/errors.md lists: what is said, what it means, what to do, and how each is made."""
+"""The mistakes that docs/reference/errors.md lists: what is said, what it means, what to do, and how each is made."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -130,7 +130,7 @@ ERROR_SECTIONS = (
             ErrorCase(
                 "<file>: layout: auto chooses <fields> itself; leave them out, or set auto to false",
                 'With `layout = "auto"` the planner chooses replicas, stages, micro-batches and chunks.',
-                "Leave the other fields of the section out; [the planner](planner.md) says what it measures.",
+                "Leave the other fields of the section out; [the planner](../concepts/planner.md) says what it measures.",
                 mishaps.two_configs,
             ),
             ErrorCase(
@@ -186,7 +186,7 @@ ERROR_SECTIONS = (
     ),
     ErrorSection(
         "From a file to a run",
-        "`stretto init` looks at the beginning of your files, and asks or says what it can't tell ([start](start.md)).",
+        "`stretto init` looks at the beginning of your files, and asks or says what it can't tell ([start](../how-to/start-from-a-file.md)).",
         (
             ErrorCase(
                 "<path> is not there; give the path of a file or a folder",
@@ -250,7 +250,7 @@ ERROR_SECTIONS = (
     ErrorSection(
         "Preparing data",
         "`stretto prepare` and the functions `prepare_text`, `prepare_sequences` and `prepare_series`; see "
-        "[stores](stores.md).",
+        "[stores](../concepts/stores.md).",
         (
             ErrorCase(
                 "<path> is not a file; give the paths of text files",
@@ -571,7 +571,7 @@ ERROR_SECTIONS = (
                 "long "
                 "sequences before you prepare them",
                 "A batch holds at most `data.budget` steps, and one sequence alone is longer.",
-                "Raise `data.budget` to the longest, if memory allows; see [unequal lengths](lengths.md).",
+                "Raise `data.budget` to the longest, if memory allows; see [unequal lengths](../how-to/batch-sequences-of-different-lengths.md).",
                 "stretto train songs.toml --data.budget 5",
                 DataError,
             ),
@@ -638,7 +638,7 @@ ERROR_SECTIONS = (
     ),
     ErrorSection(
         "The model, the layout and the device",
-        "What a network, a layout or the machine can't do. See [blocks](blocks.md) and [the wavefront](wavefront.md).",
+        "What a network, a layout or the machine can't do. See [blocks](../how-to/write-a-block.md) and [the wavefront](../concepts/wavefront.md).",
         (
             ErrorCase(
                 "layout.stages=<n> exceeds the model's <n> blocks; use at most <n>",
@@ -657,7 +657,7 @@ ERROR_SECTIONS = (
             ErrorCase(
                 "layout.chunks=<n> exceeds data.window=<n>; use fewer",
                 "A chunk has at least one step of time.",
-                "Use fewer chunks; [the planner](planner.md) finds how many are best.",
+                "Use fewer chunks; [the planner](../concepts/planner.md) finds how many are best.",
                 "stretto train run.toml --layout.chunks 99",
             ),
             ErrorCase(
@@ -687,7 +687,7 @@ ERROR_SECTIONS = (
             ErrorCase(
                 "model.factory=<spec> gave a <type>; return a stretto.nn.Stack",
                 "A model that can be cut into stages is a `Stack` of blocks.",
-                "Wrap the parts as [blocks](blocks.md): `Pointwise` for a module that treats each step by itself.",
+                "Wrap the parts as [blocks](../how-to/write-a-block.md): `Pointwise` for a module that treats each step by itself.",
                 "stretto train run.toml --model.factory models.py:not_a_stack",
             ),
             ErrorCase(
@@ -699,7 +699,7 @@ ERROR_SECTIONS = (
             ErrorCase(
                 "model.loss=<spec> gave no stretto.nn.LossSum; return LossSum(total, count)",
                 "A mean can't be added up over ranks, micro-batches and chunks; a sum and a count can.",
-                "Return `LossSum(total, count)`; see [losses](losses.md).",
+                "Return `LossSum(total, count)`; see [losses](../how-to/use-a-custom-loss.md).",
                 "stretto train run.toml --model.loss models.py:mean",
             ),
             ErrorCase(
@@ -721,7 +721,7 @@ ERROR_SECTIONS = (
             ErrorCase(
                 "<name> and <name> are one parameter; tied weights can't be drawn by name, so untie them",
                 "Two blocks share a weight; they may be on two ranks, and each would have its own copy.",
-                "Give each its own weight; tied weights are [a limit](limits.md).",
+                "Give each its own weight; tied weights are [a limit](../project/limitations.md).",
                 mishaps.tied,
             ),
             ErrorCase(
@@ -765,7 +765,7 @@ ERROR_SECTIONS = (
             ErrorCase(
                 "<block> breaks the chunk law: <how it was run>, <what> differs by <x>; <what to do>",
                 "`check_chunk_law` ran the block in parts and got other numbers than from the whole.",
-                "Do what the sentence ends with; [laws](laws.md) has the three laws.",
+                "Do what the sentence ends with; [laws](../concepts/laws.md) has the three laws.",
                 lambda: testing.check_chunk_law(mishaps.HiddenStateBlock(), torch.randn(6, 2, 3)),
                 LawError,
             ),
@@ -786,13 +786,13 @@ ERROR_SECTIONS = (
             ErrorCase(
                 "model.loss=<spec> can't be called; name a function of (outputs, targets)",
                 "The name stands for something else than a function.",
-                "Name a function that returns a `LossSum`; see [losses](losses.md).",
+                "Name a function that returns a `LossSum`; see [losses](../how-to/use-a-custom-loss.md).",
                 "stretto train run.toml --model.loss models.py:number",
             ),
             ErrorCase(
                 "<block> is not a stretto.nn.Block; subclass it, so that it has a state to begin from",
                 "`check_chunk_law` was given a plain module.",
-                "Subclass `stretto.nn.Block`; see [blocks](blocks.md#your-own-block).",
+                "Subclass `stretto.nn.Block`; see [blocks](../how-to/write-a-block.md#your-own-block).",
                 lambda: testing.check_chunk_law(nn.ReLU(), torch.zeros(2, 2, 2)),  # type: ignore[arg-type]
                 LawError,
             ),
@@ -807,7 +807,7 @@ ERROR_SECTIONS = (
                 "the loss does not add up over <what>: parts give <x> over <n>, the whole <x> over <n>; return a sum "
                 "and a count, never a mean",
                 "`check_loss` cut a batch in two, and the parts gave another sum.",
-                "Return `LossSum(total, count)`; see [losses](losses.md).",
+                "Return `LossSum(total, count)`; see [losses](../how-to/use-a-custom-loss.md).",
                 lambda: testing.check_loss(mishaps.mean_loss, torch.ones(4, 4), torch.ones(4, 4)),
                 LawError,
             ),
@@ -815,7 +815,7 @@ ERROR_SECTIONS = (
     ),
     ErrorSection(
         "Plans",
-        '`stretto plan`, `stretto profile` and `layout = "auto"`; see [the planner](planner.md).',
+        '`stretto plan`, `stretto profile` and `layout = "auto"`; see [the planner](../concepts/planner.md).',
         (
             ErrorCase(
                 "devices=<n> can't be spread evenly over nodes=<n>; give the devices of all nodes",
@@ -880,7 +880,7 @@ ERROR_SECTIONS = (
     ErrorSection(
         "Starting ranks, and losing them",
         "What ranks say of each other. Exit code 75 means that nothing is wrong with the run itself; see "
-        "[faults](faults.md).",
+        "[faults](../how-to/survive-failures.md).",
         (
             ErrorCase(
                 "the layout needs <n> ranks, but <n> was started; start <n> (torchrun --nproc-per-node <n>), change "
@@ -943,8 +943,8 @@ ERROR_SECTIONS = (
     ),
     ErrorSection(
         "Training, saving and going on",
-        "What a run meets between its first step and its last; see [training](training.md) and "
-        "[checkpoints](checkpoints.md).",
+        "What a run meets between its first step and its last; see [training](../how-to/train-in-a-script.md) and "
+        "[checkpoints](../how-to/save-and-resume.md).",
         (
             ErrorCase(
                 "run.folder=<folder> holds a run already; choose another --run.folder, or delete it",
@@ -972,7 +972,7 @@ ERROR_SECTIONS = (
                 "nothing; give the "
                 "same data, or choose another --run.folder",
                 "The data has another digest than when the checkpoint was saved.",
-                "Give the same data; to train on other data from these weights, see [the cookbook](cookbook.md).",
+                "Give the same data; to train on other data from these weights, see [the cookbook](../tutorials/cookbook.md).",
                 "stretto train run.toml --run.folder runs/done --data.train data/valid --data.lanes 4",
             ),
             ErrorCase(
@@ -1099,8 +1099,8 @@ ERROR_SECTIONS = (
     ),
     ErrorSection(
         "Predictions, text, forecasts, pages and exports",
-        "`stretto predict`, `generate`, `forecast` ([using](using.md)), `report` ([report](report.md)), `export` and "
-        "`import` ([export](export.md)).",
+        "`stretto predict`, `generate`, `forecast` ([using](../how-to/predict-generate-forecast.md)), `report` ([report](../how-to/read-the-report.md)), `export` and "
+        "`import` ([export](../how-to/export-to-onnx.md)).",
         (
             ErrorCase(
                 "<run> was trained without data.valid; name the data with --data",

@@ -1,4 +1,4 @@
-"""Mistakes, made for real in a furnished folder: what docs/errors.md lists that no command line makes."""
+"""Mistakes, made for real in a furnished folder: what docs/reference/errors.md lists that no command line makes."""
 
 import json
 import os

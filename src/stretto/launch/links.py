@@ -44,7 +44,7 @@ def check_links(num_ranks: int, device: str, time_limit: float) -> list[Finding]
             return [problem(what, f"did not meet within {time_limit:.0f} s", "see that nothing filters 127.0.0.1")]
         if done.returncode or not path.is_file():
             said = (done.stderr.strip().splitlines() or [f"code {done.returncode}"])[-1]
-            return [problem(what, f"failed: {said}", "see the other findings, and docs/faults.md")]
+            return [problem(what, f"failed: {said}", "see the other findings, and docs/how-to/survive-failures.md")]
         return link_findings(json.loads(path.read_text()))
 
 
