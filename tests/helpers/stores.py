@@ -1,4 +1,4 @@
-"""Stores for tests, written straight with the writer: what `stretto prepare` would write, without its files."""
+"""Stores of sequences for tests, written from arrays without `stretto prepare`."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,7 +27,7 @@ def write_tokens(
 
 
 def write_series(folder: Path, shards: Sequence[Sequence[NDArray[np.float32]]]) -> Sequences:
-    """Write series `[steps, channels]`, shard by shard, scaled by their own mean and spread."""
+    """Write series `[steps, channels]`, shard by shard, with their own mean and standard deviation."""
     values = np.concatenate([series for shard in shards for series in shard]).astype(np.float64)
     fields = {
         "values": {
@@ -47,7 +47,7 @@ def _write(
     labels: Sequence[Sequence[int]],
 ) -> Sequences:
     folder.mkdir(parents=True)
-    files, numbers = [], []
+    files, sizes = [], []
     for index, shard in enumerate(shards):
         ends = np.cumsum([len(row) for row in shard])
         files.append(write_file(folder / f"values-{index:05}.bin", np.concatenate(shard).tobytes()))
@@ -55,6 +55,6 @@ def _write(
         if labels:
             files.append(write_file(folder / f"labels-{index:05}.bin", np.array(labels[index], CLASSES).tobytes()))
         longest = max(len(row) for row in shard)
-        numbers.append({"num_sequences": len(shard), "num_steps": int(ends[-1]), "longest": longest})
-    write_index(folder, KIND, {**fields, "shards": numbers}, files)
+        sizes.append({"num_sequences": len(shard), "num_steps": int(ends[-1]), "longest": longest})
+    write_index(folder, KIND, {**fields, "shards": sizes}, files)
     return Sequences.open(folder)

@@ -152,10 +152,10 @@ def test_a_corpus_is_never_written_over(text_file: Path, tmp_path: Path) -> None
         prepare_text([text_file], "s3://bucket/out")
 
 
-def test_only_tokens_that_are_there_can_be_read(text_file: Path, tmp_path: Path) -> None:
+def test_only_tokens_of_the_corpus_can_be_read(text_file: Path, tmp_path: Path) -> None:
     (corpus,) = prepare_text(text_file, tmp_path / "out")
     for start, stop in ((-1, 5), (5, 4), (0, corpus.num_tokens + 1)):
-        with pytest.raises(DataError, match="are not within the"):
+        with pytest.raises(DataError, match="requested tokens are outside of the"):
             corpus.read(start, stop)
 
 

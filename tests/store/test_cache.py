@@ -34,7 +34,7 @@ def size(folder: Path) -> int:
 
 @contextmanager
 def full_disk() -> Iterator[None]:
-    """Let no file of this process grow beyond a few bytes, as the kernel's own limit."""
+    """Limit the size of all files that this process writes to 1,000 bytes, through the kernel."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, hard))
     try:
@@ -43,13 +43,13 @@ def full_disk() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_kept_page_is_there_for_whoever_opens_the_folder_later(tmp_path: Path) -> None:
+def test_a_cached_page_is_found_when_the_folder_is_opened_again(tmp_path: Path) -> None:
     opened(tmp_path).put(key(1), page(1))
     assert opened(tmp_path).get(key(1)) == page(1)
     assert opened(tmp_path).get(key(2)) is None
 
 
-def test_there_are_never_more_bytes_than_there_is_room(tmp_path: Path) -> None:
+def test_a_cache_never_exceeds_its_size_limit(tmp_path: Path) -> None:
     cache = opened(tmp_path, 10 * PAGE)
     for number in range(35):
         cache.put(key(number), page(number))
@@ -59,7 +59,7 @@ def test_there_are_never_more_bytes_than_there_is_room(tmp_path: Path) -> None:
     assert cache.get(key(0)) is None
 
 
-def test_a_page_in_use_outlives_those_that_are_not(tmp_path: Path) -> None:
+def test_the_least_recently_used_pages_are_evicted_first(tmp_path: Path) -> None:
     cache = opened(tmp_path)
     cache.put(key(0), page(0))
     for number in range(1, 30):
@@ -69,16 +69,16 @@ def test_a_page_in_use_outlives_those_that_are_not(tmp_path: Path) -> None:
 
 
 def fill(folder: Path, first: int) -> None:
-    """Keep pages and look at them again, while others do the same."""
+    """Put and get pages while other processes do the same."""
     cache = opened(folder, 16 * PAGE)
     for number in range(first, first + 40):
         cache.put(key(number), page(number))
         assert cache.get(key(number)) in (None, page(number))
-        assert size_of_living(folder) <= 16 * PAGE
+        assert current_size(folder) <= 16 * PAGE
 
 
-def size_of_living(folder: Path) -> int:
-    """Count bytes while others delete files."""
+def current_size(folder: Path) -> int:
+    """Count bytes while other processes delete files."""
     count = 0
     for path in folder.rglob("*.page"):
         try:
@@ -88,9 +88,9 @@ def size_of_living(folder: Path) -> int:
     return count
 
 
-def test_processes_share_a_folder_and_its_room(tmp_path: Path) -> None:
+def test_processes_share_a_folder_and_its_size_limit(tmp_path: Path) -> None:
     context = get_context("spawn")
-    # The second shares half of its pages with the first: both write the same names.
+    # The second process writes half of the first one's pages too, under the same names.
     workers = [context.Process(target=fill, args=(tmp_path, first)) for first in (0, 20, 100)]
     for worker in workers:
         worker.start()
@@ -100,7 +100,7 @@ def test_processes_share_a_folder_and_its_room(tmp_path: Path) -> None:
     assert 8 * PAGE <= size(tmp_path) <= 16 * PAGE
 
 
-def test_nobody_sees_a_part_of_a_page(tmp_path: Path) -> None:
+def test_a_reader_never_sees_a_part_of_a_page(tmp_path: Path) -> None:
     cache = opened(tmp_path)
     cache.put(key(1), page(1))
 
@@ -115,13 +115,13 @@ def test_nobody_sees_a_part_of_a_page(tmp_path: Path) -> None:
         content = cache.get(key(1))
         seen.add(None if content is None else len(content))
     thread.join()
-    # Not there, where room was being made for it; but never some of it.
+    # It may be evicted at times, but there is never a part of it.
     assert PAGE in seen and seen <= {None, PAGE}
 
 
-def test_what_a_killed_process_left_behind_goes_first(tmp_path: Path) -> None:
+def test_a_partial_page_of_a_killed_process_is_evicted(tmp_path: Path) -> None:
     cache = opened(tmp_path)
-    left = tmp_path / "pages" / f"{key(0)}.1234.abcd.page"
+    left = tmp_path / "pages" / f"{key(100)}.page.partial"
     left.write_bytes(page(0)[:1000])
     os.utime(left, (0, 0))
     for number in range(20):
@@ -141,30 +141,32 @@ def test_only_pages_are_ever_deleted(tmp_path: Path) -> None:
     assert all(other.exists() for other in others)
 
 
-def test_a_count_that_makes_no_sense_is_made_again(tmp_path: Path) -> None:
+def test_an_invalid_size_file_is_counted_again(tmp_path: Path) -> None:
     cache = opened(tmp_path)
+    cache.put(key(0), page(0))
+    assert (tmp_path / "pages" / "size").read_bytes() == b"%d" % PAGE
     for number in range(20):
-        (tmp_path / "pages" / "tally").write_bytes(b"\xff nonsense")
+        (tmp_path / "pages" / "size").write_bytes(b"\xff nonsense")
         cache.put(key(number), page(number))
     assert size(tmp_path) <= MIN_BYTES
 
 
-def test_a_full_disk_keeps_no_part_of_a_page(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_no_part_of_a_page(tmp_path: Path) -> None:
     cache = opened(tmp_path)
     with full_disk(), pytest.raises(OSError, match="File too large"):
         cache.put(key(1), page(1))
     assert cache.get(key(1)) is None
-    assert list(tmp_path.rglob("*.page")) == []
+    assert list(tmp_path.rglob("*.page*")) == []
 
 
-def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
+def test_a_folder_that_can_not_be_created_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(DataError, match=r"data\.cache=.*file/cache can't be made .*; give another folder"):
+    with pytest.raises(DataError, match=r"data\.cache=.*file/cache can't be created .*; choose a different folder"):
         opened(tmp_path / "file" / "cache")
 
 
-def test_too_little_room_is_refused_with_the_least_there_may_be(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"data\.cache_bytes=8,388,607 is too small; give it 8,388,608 or more"):
+def test_a_size_limit_that_is_too_small_is_refused_with_the_minimum(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"data\.cache_bytes=8,388,607 is too small; use at least 8,388,608"):
         Cache(tmp_path, MIN_BYTES - 1)
-    with pytest.raises(DataError, match=r"data\.retry_seconds=-1"):
+    with pytest.raises(DataError, match=r"data\.retry_seconds=-1 is not a number of seconds; use at least 0"):
         Cache(tmp_path, retry_seconds=-1)

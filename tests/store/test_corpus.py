@@ -21,9 +21,9 @@ def test_a_gather_is_one_request_for_all_its_rows(text_file: Path, tmp_path: Pat
     pages = corpus.store.pages
 
     class Counted:
-        def read(self, spans: Sequence[ByteRange]) -> list[Bytes]:
-            requests.append(len(spans))
-            return pages.read(spans)
+        def read(self, byte_ranges: Sequence[ByteRange]) -> list[Bytes]:
+            requests.append(len(byte_ranges))
+            return pages.read(byte_ranges)
 
     store = Store(corpus.location, corpus.store.kind, corpus.store.fields, corpus.store.files, Counted(), "")
     starts = np.array([900, 0, 333, corpus.num_tokens - 500])
@@ -32,19 +32,19 @@ def test_a_gather_is_one_request_for_all_its_rows(text_file: Path, tmp_path: Pat
     assert np.array_equal(gathered, np.stack([tokens[start : start + 500] for start in starts]))
 
 
-def test_nothing_asked_for_is_nothing(byte_corpus: Corpus) -> None:
+def test_a_gather_of_no_rows_or_no_steps_is_empty(byte_corpus: Corpus) -> None:
     assert byte_corpus.gather(np.array([3, 5]), 0).shape == (2, 0)
     assert byte_corpus.gather(np.array([], np.int64), 7).shape == (0, 7)
 
 
-def test_what_was_read_is_not_pickled(byte_corpus: Corpus) -> None:
+def test_a_corpus_is_pickled_without_its_tokens(byte_corpus: Corpus) -> None:
     byte_corpus.read(0, byte_corpus.num_tokens)
     again = pickle.loads(pickle.dumps(byte_corpus))  # noqa: S301 - our own
     assert len(pickle.dumps(byte_corpus)) < 3000 < byte_corpus.num_tokens
     assert (again.read(0, 50) == byte_corpus.read(0, 50)).all()
 
 
-def test_a_token_beyond_the_vocabulary_is_refused_with_file_and_place(tmp_path: Path) -> None:
+def test_a_token_beyond_the_vocabulary_is_refused_with_file_and_position(tmp_path: Path) -> None:
     vocabulary = SymbolVocabulary("word", ("<unk>", "a", "b"))
     shards = [
         write_file(tmp_path / "tokens-00000.bin", bytes([0, 1])),
@@ -54,7 +54,7 @@ def test_a_token_beyond_the_vocabulary_is_refused_with_file_and_place(tmp_path: 
     write_index(tmp_path, "tokens", {"num_bytes": 8, "num_unknown": 0, "shards": [2, 2]}, files)
     corpus = Corpus.open(tmp_path)
     assert corpus.read(0, 3).tolist() == [0, 1, 2]
-    with pytest.raises(DataError, match=r"tokens-00001\.bin has token 3 at place 1, but the vocabulary only has 3"):
+    with pytest.raises(DataError, match=r"tokens-00001\.bin has token 3 at position 1, but the vocabulary only has 3"):
         corpus.read(1, 4)
 
 
@@ -68,7 +68,7 @@ def test_a_token_beyond_the_vocabulary_is_refused_with_file_and_place(tmp_path: 
         ({"num_bytes": 4, "num_unknown": 0, "shards": [4], "dtype": "O"}, "dtype: Extra inputs are not permitted"),
     ],
 )
-def test_an_index_that_says_what_can_not_be_is_refused(fields: dict[str, object], reason: str, tmp_path: Path) -> None:
+def test_an_index_with_invalid_fields_is_refused(fields: dict[str, object], reason: str, tmp_path: Path) -> None:
     vocabulary = write_file(tmp_path / "vocabulary.json", b'{"level": "byte", "symbols": []}')
     write_index(tmp_path, "tokens", fields, [write_file(tmp_path / "tokens-00000.bin", b"text"), vocabulary])
     with pytest.raises(DataError, match=rf"index\.json is damaged \({reason}"):

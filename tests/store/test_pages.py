@@ -17,15 +17,15 @@ from stretto.store.sequences import Sequences
 
 
 def num_open(folder: Path) -> int:
-    """How many files of a folder this process has open, as the kernel sees it."""
+    """Count the files of a folder that this process has open, as the kernel sees it."""
     return sum(path.readlink().is_relative_to(folder) for path in Path("/proc/self/fd").iterdir() if path.is_symlink())
 
 
 def test_a_folder_gives_the_bytes_that_were_written(tmp_path: Path) -> None:
     folder = write_store(tmp_path / "store", num_shards=2)
     store = Store.open(folder)
-    spans = byte_ranges_of(store)
-    assert [content.tobytes() for content in store.pages.read(spans)] == bytes_of(folder, spans)
+    byte_ranges = byte_ranges_of(store)
+    assert [content.tobytes() for content in store.pages.read(byte_ranges)] == bytes_of(folder, byte_ranges)
 
 
 def test_sequences_are_cut_where_they_end(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_sequences_are_cut_where_they_end(tmp_path: Path) -> None:
     assert np.array_equal(third, values[ends[1] : ends[2]])
 
 
-def test_thousands_of_shards_keep_few_files_open(tmp_path: Path) -> None:
+def test_many_shards_keep_few_files_open(tmp_path: Path) -> None:
     files = [write_file(tmp_path / f"shard-{number}.bin", bytes([number % 251]) * 100) for number in range(500)]
     pages = LocalPages(tmp_path, files)
     held = pages.read([ByteRange(files[0].name, 10, 20)])[0]
@@ -51,7 +51,7 @@ def test_thousands_of_shards_keep_few_files_open(tmp_path: Path) -> None:
     assert held.tolist() == [0] * 10
 
 
-def test_a_flipped_bit_is_found_when_its_page_is_first_touched(tmp_path: Path) -> None:
+def test_a_flipped_bit_is_detected_when_its_page_is_first_read(tmp_path: Path) -> None:
     folder = write_store(tmp_path / "store", num_shards=1)
     flip_bit(folder / "values-00000.bin", PAGE + 5)
     pages = Store.open(folder).pages
@@ -60,7 +60,7 @@ def test_a_flipped_bit_is_found_when_its_page_is_first_touched(tmp_path: Path) -
         pages.read([ByteRange("values-00000.bin", PAGE - 1, PAGE + 1)])
 
 
-def test_a_file_that_was_cut_short_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_truncated_file_is_refused_when_the_store_is_opened(tmp_path: Path) -> None:
     folder = write_store(tmp_path / "store", num_shards=1)
     with (folder / "ends-00000.bin").open("r+b") as file:
         file.truncate(7_999)
@@ -68,7 +68,7 @@ def test_a_file_that_was_cut_short_is_refused_at_once(tmp_path: Path) -> None:
         Store.open(folder)
 
 
-def test_pages_are_sent_to_workers_without_their_bytes(tmp_path: Path) -> None:
+def test_pages_are_pickled_without_their_bytes(tmp_path: Path) -> None:
     file = write_file(tmp_path / "shard.bin", bytes(5 * PAGE))
     pages = LocalPages(tmp_path, [file])
     pages.read([ByteRange("shard.bin", 0, 5 * PAGE)])
@@ -81,17 +81,17 @@ def test_an_empty_file_has_no_pages(tmp_path: Path) -> None:
     assert LocalPages(tmp_path, [file]).read([ByteRange("empty.bin", 0, 0)])[0].size == 0
 
 
-def test_a_file_that_is_cut_short_while_it_is_read_is_one_sentence(tmp_path: Path) -> None:
+def test_a_file_that_is_truncated_while_it_is_read_is_one_sentence(tmp_path: Path) -> None:
     folder = write_store(tmp_path / "store", num_shards=1)
     pages = Store.open(folder).pages
     pages.read([ByteRange("values-00000.bin", 0, 3 * 2**19)])
     os.truncate(folder / "values-00000.bin", 100)
-    with pytest.raises(DataError, match=r"values-00000\.bin was cut short while it was read; copy it again"):
+    with pytest.raises(DataError, match=r"values-00000\.bin was truncated while it was read; copy it again"):
         pages.read([ByteRange("values-00000.bin", 50, 150)])
 
 
 @pytest.mark.parametrize("damage", ['"num_bytes": Infinity', '"num_bytes": -1', '"num_bytes": 1.5', "[" * 100_000])
-def test_an_index_that_can_not_be_meant_is_one_sentence(damage: str, tmp_path: Path) -> None:
+def test_an_index_with_an_impossible_size_is_one_sentence(damage: str, tmp_path: Path) -> None:
     folder = write_store(tmp_path / "store", num_shards=1)
     index = json.loads((folder / "index.json").read_text())
     del index["sha256"]
@@ -109,7 +109,7 @@ def test_an_index_that_can_not_be_meant_is_one_sentence(damage: str, tmp_path: P
 @pytest.mark.parametrize(
     "change", [{"std": [0.0, 1.0]}, {"std": [float("nan"), 1.0]}, {"mean": [0.5]}, {"names": ["c0", "c0"]}]
 )
-def test_a_scale_that_can_not_be_meant_is_refused(change: dict[str, object], tmp_path: Path) -> None:
+def test_an_impossible_scale_is_refused(change: dict[str, object], tmp_path: Path) -> None:
     write_series(tmp_path / "store", [[np.random.default_rng(1).normal(size=(9, 2)).astype(np.float32)]])
     index = json.loads((tmp_path / "store" / "index.json").read_text())
     del index["sha256"]
@@ -118,3 +118,39 @@ def test_a_scale_that_can_not_be_meant_is_refused(change: dict[str, object], tmp
     (tmp_path / "store" / "index.json").write_text(json.dumps(index))
     with pytest.raises(DataError, match=r"index\.json is damaged \(values"):
         Sequences.open(tmp_path / "store")
+
+
+@pytest.mark.parametrize("name", ["index.json", "checksums.bin", "values-00000.bin"])
+def test_a_link_out_of_the_store_is_refused(name: str, tmp_path: Path) -> None:
+    folder = write_store(tmp_path / "store", num_shards=1)
+    (folder / name).rename(tmp_path / "outside")
+    (folder / name).symlink_to(Path("..") / "outside")
+    with pytest.raises(DataError, match=rf"{name} is a link to a file outside the store; copy the file itself"):
+        Store.open(folder)
+
+
+def test_a_link_within_the_store_is_followed(tmp_path: Path) -> None:
+    folder = write_store(tmp_path / "store", num_shards=1)
+    byte_ranges = byte_ranges_of(Store.open(folder))
+    expected = bytes_of(folder, byte_ranges)
+    (folder / "ends-00000.bin").rename(folder / "moved.bin")
+    (folder / "ends-00000.bin").symlink_to("moved.bin")
+    assert [content.tobytes() for content in Store.open(folder).pages.read(byte_ranges)] == expected
+
+
+def test_a_store_in_a_linked_folder_opens(tmp_path: Path) -> None:
+    folder = write_store(tmp_path / "disk" / "store", num_shards=1)
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    (tmp_path / "other").symlink_to(folder)
+    for linked in (tmp_path / "link" / "store", tmp_path / "other"):
+        store = Store.open(linked)
+        byte_ranges = byte_ranges_of(store)
+        assert [content.tobytes() for content in store.pages.read(byte_ranges)] == bytes_of(folder, byte_ranges)
+
+
+def test_a_link_that_leads_to_itself_is_one_sentence(tmp_path: Path) -> None:
+    folder = write_store(tmp_path / "store", num_shards=1)
+    (folder / "ends-00000.bin").unlink()
+    (folder / "ends-00000.bin").symlink_to("ends-00000.bin")
+    with pytest.raises(DataError, match=r"ends-00000\.bin is missing, not 8,000 bytes"):
+        Store.open(folder)

@@ -44,16 +44,16 @@ def bucket(folder: Path) -> Iterator[MemoryFileSystem]:
 
 
 class Calls:
-    """What is asked of a filesystem: how many ranges in each call; a call may be given another answer."""
+    """Counts the ranges of each request to a filesystem; `change` may replace the answers."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sizes: list[int] = []
         self.change: Callable[[int, list[Any]], list[Any]] = lambda call, answers: answers
-        ask = MemoryFileSystem.cat_ranges
+        original = MemoryFileSystem.cat_ranges
 
         def cat_ranges(filesystem: MemoryFileSystem, paths: list[str], *arguments: Any, **options: Any) -> list[Any]:  # noqa: ANN401
             self.sizes.append(len(paths))
-            return self.change(len(self.sizes) - 1, ask(filesystem, paths, *arguments, **options))
+            return self.change(len(self.sizes) - 1, original(filesystem, paths, *arguments, **options))
 
         monkeypatch.setattr(MemoryFileSystem, "cat_ranges", cat_ranges)
 
@@ -67,133 +67,133 @@ def calls(bucket: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch) -> Calls:
 def test_a_url_gives_the_same_bytes_as_the_folder(
     protocol: str, folder: Path, bucket: MemoryFileSystem, tmp_path: Path
 ) -> None:
-    # The cache has less room than the store needs, and the second time some of its pages are gone.
+    # The cache is smaller than the store, so the second time some of its pages are gone.
     cache = Cache(tmp_path, 8 * PAGE)
     store = Store.open(URL if protocol == "memory" else f"file://{folder}", cache)
     assert sum(file.num_bytes for file in store.files) > cache.num_bytes
-    spans = byte_ranges_of(store)
+    byte_ranges = byte_ranges_of(store)
     for _ in range(2):
-        assert read(store, spans) == bytes_of(folder, spans)
+        assert read(store, byte_ranges) == bytes_of(folder, byte_ranges)
     assert sum(path.stat().st_size for path in tmp_path.rglob("*.page")) <= cache.num_bytes
 
 
-def test_spans_come_back_in_the_order_they_were_asked_for(
+def test_byte_ranges_are_returned_in_the_order_of_the_request(
     folder: Path, bucket: MemoryFileSystem, tmp_path: Path
 ) -> None:
     store = Store.open(URL, Cache(tmp_path))
-    spans = [
+    byte_ranges = [
         ByteRange("values-00003.bin", 2 * PAGE - 3, 2 * PAGE + 4),
         ByteRange(VALUES, 5, 5),
         ByteRange(VALUES, 0, 2 * PAGE + 1),
         ByteRange("ends-00001.bin", 8, 24),
         ByteRange(VALUES, 3, 9),
     ]
-    assert read(store, spans) == bytes_of(folder, spans)
+    assert read(store, byte_ranges) == bytes_of(folder, byte_ranges)
 
 
-def test_the_pages_of_all_spans_are_fetched_in_one_call(calls: Calls, tmp_path: Path) -> None:
+def test_the_pages_of_all_byte_ranges_are_fetched_in_one_call(calls: Calls, tmp_path: Path) -> None:
     store = Store.open(URL, Cache(tmp_path))
     store.pages.read(byte_ranges_of(store))
     assert calls.sizes == [16]
 
 
-def test_no_call_asks_for_more_than_its_share(
+def test_a_call_requests_at_most_max_ranges_pages(
     calls: Calls, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "MAX_RANGES", 5)
     store = Store.open(URL, Cache(tmp_path))
-    spans = byte_ranges_of(store)
-    assert read(store, spans) == bytes_of(folder, spans)
+    byte_ranges = byte_ranges_of(store)
+    assert read(store, byte_ranges) == bytes_of(folder, byte_ranges)
     assert calls.sizes == [5, 5, 5, 1]
 
 
 def test_a_page_is_fetched_once_for_all_processes_of_a_machine(calls: Calls, folder: Path, tmp_path: Path) -> None:
     first, second = (Store.open(URL, Cache(tmp_path)) for _ in range(2))
-    spans = byte_ranges_of(first)
-    first.pages.read(spans)
-    assert read(second, spans) == bytes_of(folder, spans)
+    byte_ranges = byte_ranges_of(first)
+    first.pages.read(byte_ranges)
+    assert read(second, byte_ranges) == bytes_of(folder, byte_ranges)
     assert calls.sizes == [16]
 
 
 def test_few_pages_stay_in_memory(calls: Calls, tmp_path: Path) -> None:
     store = Store.open(URL, Cache(tmp_path))
-    spans = [span for span in byte_ranges_of(store, PAGE) if span.file.startswith("values")]
-    for span in spans:
-        store.pages.read([span])
+    byte_ranges = [byte_range for byte_range in byte_ranges_of(store, PAGE) if byte_range.file.startswith("values")]
+    for byte_range in byte_ranges:
+        store.pages.read([byte_range])
     for path in tmp_path.rglob("*.page"):
         path.unlink()
     calls.sizes.clear()
-    store.pages.read(spans)
-    # Twelve pages were read, and the last eight of them are still at hand.
+    store.pages.read(byte_ranges)
+    # Twelve pages were read, and the last eight of them are still in memory.
     assert calls.sizes == [4]
 
 
-def test_data_prepared_again_at_the_same_place_has_pages_of_its_own(
+def test_data_prepared_again_at_the_same_url_has_its_own_pages(
     calls: Calls, bucket: MemoryFileSystem, folder: Path, tmp_path: Path
 ) -> None:
     old = Store.open(URL, Cache(tmp_path / "cache"))
-    spans = byte_ranges_of(old)
-    old.pages.read(spans)
+    byte_ranges = byte_ranges_of(old)
+    old.pages.read(byte_ranges)
     other = write_store(tmp_path / "other", num_sequences=10)
     bucket.put(f"{other}/", "/bucket/store/", recursive=True)
     new = Store.open(URL, Cache(tmp_path / "cache"))
     assert read(new, byte_ranges_of(new)) == bytes_of(other, byte_ranges_of(new))
-    # The new ones didn't take the place of the old: who has those open still finds them.
+    # The new pages did not replace the old ones, which an open store still reads.
     num_calls = len(calls.sizes)
-    assert read(old, spans) == bytes_of(folder, spans)
+    assert read(old, byte_ranges) == bytes_of(folder, byte_ranges)
     assert len(calls.sizes) == num_calls
 
 
 def test_a_cached_page_that_was_damaged_is_fetched_again(calls: Calls, folder: Path, tmp_path: Path) -> None:
-    spans = byte_ranges_of(Store.open(URL, Cache(tmp_path)))
-    Store.open(URL, Cache(tmp_path)).pages.read(spans)
+    byte_ranges = byte_ranges_of(Store.open(URL, Cache(tmp_path)))
+    Store.open(URL, Cache(tmp_path)).pages.read(byte_ranges)
     pages = sorted(tmp_path.rglob("*.page"))
     flip_bit(pages[0], 100)
     pages[1].write_bytes(b"")
     pages[2].unlink()
-    assert read(Store.open(URL, Cache(tmp_path)), spans) == bytes_of(folder, spans)
+    assert read(Store.open(URL, Cache(tmp_path)), byte_ranges) == bytes_of(folder, byte_ranges)
     assert calls.sizes == [16, 3]
-    assert read(Store.open(URL, Cache(tmp_path)), spans) == bytes_of(folder, spans)
+    assert read(Store.open(URL, Cache(tmp_path)), byte_ranges) == bytes_of(folder, byte_ranges)
     assert calls.sizes == [16, 3]
 
 
 def test_a_page_that_arrives_damaged_is_fetched_once_more(calls: Calls, folder: Path, tmp_path: Path) -> None:
     calls.change = lambda call, answers: [bytes(PAGE), *answers[1:]] if call == 0 else answers
     store = Store.open(URL, Cache(tmp_path))
-    spans = byte_ranges_of(store)
-    assert read(store, spans) == bytes_of(folder, spans)
+    byte_ranges = byte_ranges_of(store)
+    assert read(store, byte_ranges) == bytes_of(folder, byte_ranges)
     assert calls.sizes == [16, 1]
 
 
-def test_a_page_that_arrives_damaged_twice_is_one_sentence_and_not_kept(
+def test_a_page_that_arrives_damaged_twice_is_one_sentence_and_not_cached(
     calls: Calls, bucket: MemoryFileSystem, tmp_path: Path
 ) -> None:
     content = bytearray(bucket.cat_file(f"/bucket/store/{VALUES}"))
     content[PAGE + 7] ^= 1
     bucket.pipe_file(f"/bucket/store/{VALUES}", bytes(content))
     store = Store.open(URL, Cache(tmp_path))
-    where = rf"memory://bucket/store/{VALUES} is damaged between bytes 1,048,576 and 2,097,152 \(its checksum"
+    where = rf"memory://bucket/store/{VALUES} is damaged between bytes 1,048,576 and 2,097,152 \(checksum mismatch"
     with pytest.raises(DataError, match=where):
         store.pages.read([ByteRange(VALUES, PAGE, PAGE + 1)])
     assert calls.sizes == [1, 1]
     assert list(tmp_path.rglob("*.page")) == []
 
 
-def test_an_object_that_was_cut_short_is_one_sentence(bucket: MemoryFileSystem, tmp_path: Path) -> None:
+def test_a_truncated_object_is_one_sentence(bucket: MemoryFileSystem, tmp_path: Path) -> None:
     bucket.pipe_file(f"/bucket/store/{VALUES}", bucket.cat_file(f"/bucket/store/{VALUES}")[: PAGE + 9])
     store = Store.open(URL, Cache(tmp_path))
-    with pytest.raises(DataError, match=rf"{VALUES} is damaged between bytes 1,048,576 and 2,097,152 \(9 bytes came"):
+    with pytest.raises(DataError, match=rf"{VALUES} is damaged between bytes 1,048,576 and .* \(received 9 bytes"):
         store.pages.read([ByteRange(VALUES, PAGE, PAGE + 1)])
 
 
 def test_an_object_that_is_gone_is_one_sentence(bucket: MemoryFileSystem, tmp_path: Path) -> None:
     store = Store.open(URL, Cache(tmp_path))
     bucket.rm_file(f"/bucket/store/{VALUES}")
-    with pytest.raises(DataError, match=rf"memory://bucket/store/{VALUES} is missing, though the index names it"):
+    with pytest.raises(DataError, match=rf"memory://bucket/store/{VALUES} is missing, though the index lists it"):
         store.pages.read([ByteRange(VALUES, 0, 9)])
 
 
-def test_only_what_did_not_come_is_asked_for_again(calls: Calls, folder: Path, tmp_path: Path) -> None:
+def test_only_failed_pages_are_requested_again(calls: Calls, folder: Path, tmp_path: Path) -> None:
     def change(call: int, answers: list[Any]) -> list[Any]:
         if call == 0:
             return [ConnectionResetError("gone") if index % 2 else answer for index, answer in enumerate(answers)]
@@ -203,28 +203,28 @@ def test_only_what_did_not_come_is_asked_for_again(calls: Calls, folder: Path, t
 
     calls.change = change
     store = Store.open(URL, Cache(tmp_path))
-    spans = byte_ranges_of(store)
+    byte_ranges = byte_ranges_of(store)
     start = time.monotonic()
-    assert read(store, spans) == bytes_of(folder, spans)
+    assert read(store, byte_ranges) == bytes_of(folder, byte_ranges)
     assert calls.sizes == [16, 8, 8]
     assert time.monotonic() - start >= 0.2 + 0.4
 
 
-def test_patience_ends_in_one_sentence(calls: Calls, tmp_path: Path) -> None:
+def test_the_end_of_the_retries_is_one_sentence(calls: Calls, tmp_path: Path) -> None:
     calls.change = lambda call, answers: [ConnectionError("nobody\nhome")] * len(answers)
     store = Store.open(URL, Cache(tmp_path, retry_seconds=1.0))
     start = time.monotonic()
-    said = (
+    message = (
         r"^memory://bucket/store can't be read, after 1 s of trying \(ConnectionError: nobody home\); .*retry_seconds$"
     )
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         store.pages.read([ByteRange(VALUES, 0, 9)])
     assert 0.5 < time.monotonic() - start < 1.5
     assert len(calls.sizes) == 3
 
 
 class StatusError(Exception):
-    """As aiohttp's: the number of the answer is an attribute."""
+    """Like aiohttp's: the status code is an attribute."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"status {status}")
@@ -232,11 +232,11 @@ class StatusError(Exception):
 
 
 class NoCredentialsError(Exception):
-    """As botocore's."""
+    """Like botocore's."""
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
         (PermissionError("wrong key"), r"access is refused \(PermissionError: wrong key\); check the credentials"),
         (OSError(errno.EINVAL, "range"), r"can't be read \(OSError: .*range\); check the URL and the credentials"),
@@ -244,29 +244,29 @@ class NoCredentialsError(Exception):
         (NoCredentialsError("no key"), "can't be read"),
     ],
 )
-def test_a_refusal_is_not_tried_again(calls: Calls, error: Exception, said: str, tmp_path: Path) -> None:
+def test_a_refusal_is_not_retried(calls: Calls, error: Exception, message: str, tmp_path: Path) -> None:
     calls.change = lambda call, answers: [error] * len(answers)
     store = Store.open(URL, Cache(tmp_path))
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         store.pages.read([ByteRange(VALUES, 0, 9)])
     assert calls.sizes == [1]
 
 
 @pytest.mark.parametrize("error", [StatusError(503), StatusError(429), OSError(errno.EREMOTEIO, "internal")])
-def test_a_server_in_trouble_is_tried_again(calls: Calls, error: Exception, tmp_path: Path) -> None:
+def test_a_server_error_is_retried(calls: Calls, error: Exception, tmp_path: Path) -> None:
     calls.change = lambda call, answers: answers if call else [error] * len(answers)
     store = Store.open(URL, Cache(tmp_path))
     assert len(store.pages.read([ByteRange(VALUES, 0, 9)])[0]) == 9
     assert calls.sizes == [1, 1]
 
 
-def test_a_small_file_is_fetched_whole_or_said_to_be_missing(bucket: MemoryFileSystem, folder: Path) -> None:
+def test_a_small_file_is_fetched_whole_or_reported_missing(bucket: MemoryFileSystem, folder: Path) -> None:
     assert fetch(URL, "index.json") == (folder / "index.json").read_bytes()
     with pytest.raises(FileNotFoundError):
         fetch(URL, "missing.json")
 
 
-def test_a_small_file_is_waited_for_too(bucket: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_file_is_retried_too(bucket: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
     tries = []
 
     def cat_file(*arguments: object) -> bytes:
@@ -282,16 +282,16 @@ def test_a_small_file_is_waited_for_too(bucket: MemoryFileSystem, monkeypatch: p
         fetch(URL, "index.json", retry_seconds=0.1)
 
 
-def test_a_run_goes_on_when_nothing_can_be_kept(
+def test_a_run_continues_when_nothing_can_be_cached(
     bucket: MemoryFileSystem, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = Store.open(URL, Cache(tmp_path))
-    spans = byte_ranges_of(store)
+    byte_ranges = byte_ranges_of(store)
     (tmp_path / "pages").rmdir()
     (tmp_path / "pages").write_text("in the way")
-    assert read(store, spans) == bytes_of(folder, spans)
+    assert read(store, byte_ranges) == bytes_of(folder, byte_ranges)
     assert [record.message.split(" (")[0] for record in caplog.records] == [
-        f"pages are not kept in data.cache={tmp_path}"
+        f"pages can't be cached in data.cache={tmp_path}"
     ]
 
 
@@ -310,20 +310,20 @@ def test_an_unknown_kind_of_url_is_one_sentence(tmp_path: Path) -> None:
 
 
 class WholeFiles(SimpleHTTPRequestHandler):
-    """Serves whole files only, and says nothing on the screen."""
+    """Serves whole files only, and logs nothing."""
 
     def log_message(self, *arguments: object) -> None: ...
 
 
 class Ranges(WholeFiles):
-    """Serves the bytes that are asked for."""
+    """Serves byte ranges."""
 
     def do_GET(self) -> None:
-        asked = self.headers.get("Range")
-        if asked is None:
+        requested = self.headers.get("Range")
+        if requested is None:
             super().do_GET()
             return
-        first, last = map(int, asked.removeprefix("bytes=").split("-"))
+        first, last = map(int, requested.removeprefix("bytes=").split("-"))
         content = Path(self.translate_path(self.path)).read_bytes()[first : last + 1]
         self.send_response(206)
         self.send_header("Content-Length", str(len(content)))
@@ -344,33 +344,35 @@ def http_server(folder: Path, handler: type[WholeFiles]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_workers_read_what_their_parent_has_read_from(method: str, folder: Path, tmp_path: Path) -> None:
+def test_workers_read_from_a_store_that_their_parent_has_used(method: str, folder: Path, tmp_path: Path) -> None:
     with http_server(folder, Ranges) as url:
         store = Store.open(url, Cache(tmp_path))
-        spans = byte_ranges_of(store, PAGE)
-        # The parent's loop and its connection are open when the workers begin; nothing is in the cache for them.
-        assert read(store, spans[:3]) == bytes_of(folder, spans[:3])
+        byte_ranges = byte_ranges_of(store, PAGE)
+        # The parent's event loop and connection are open when the workers start, and the cache is empty.
+        assert read(store, byte_ranges[:3]) == bytes_of(folder, byte_ranges[:3])
         for path in tmp_path.rglob("*.page"):
             path.unlink()
         loader = DataLoader(
-            ByteRangeDataset(store, spans), batch_size=None, num_workers=2, multiprocessing_context=method, timeout=60
+            ByteRangeDataset(store, byte_ranges),
+            batch_size=None,
+            num_workers=2,
+            multiprocessing_context=method,
+            timeout=60,
         )
-        assert list(loader) == bytes_of(folder, spans)
-        assert read(store, spans) == bytes_of(folder, spans)
+        assert list(loader) == bytes_of(folder, byte_ranges)
+        assert read(store, byte_ranges) == bytes_of(folder, byte_ranges)
 
 
-def test_pages_are_sent_to_workers_without_their_bytes_or_what_is_open(
-    bucket: MemoryFileSystem, tmp_path: Path
-) -> None:
+def test_remote_pages_are_pickled_without_bytes_or_connections(bucket: MemoryFileSystem, tmp_path: Path) -> None:
     store = Store.open(URL, Cache(tmp_path))
     store.pages.read(byte_ranges_of(store))
-    sent = pickle.dumps(store)
-    assert len(sent) < 10_000
-    assert b"fsspec" not in sent
+    pickled = pickle.dumps(store)
+    assert len(pickled) < 10_000
+    assert b"fsspec" not in pickled
 
 
-def test_a_server_that_knows_no_ranges_is_one_sentence(folder: Path, tmp_path: Path) -> None:
+def test_a_server_without_byte_ranges_is_one_sentence(folder: Path, tmp_path: Path) -> None:
     with http_server(folder, WholeFiles) as url:
         store = Store.open(url, Cache(tmp_path))
-        with pytest.raises(DataError, match=rf"{VALUES}: the server sends whole files, not parts of them"):
+        with pytest.raises(DataError, match=rf"{VALUES}: the server sends whole files only"):
             store.pages.read([ByteRange(VALUES, 0, 9)])

@@ -1,4 +1,4 @@
-"""Corpus: a long run of tokens in the shards of a store, read where it is asked for."""
+"""Corpus: one long text as tokens in the shards of a store, with random access."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,16 +22,16 @@ KIND = "tokens"
 
 
 class CorpusFields(StrictModel):
-    """What the index says of a corpus."""
+    """The part of the index that describes a corpus."""
 
-    num_bytes: int = Field(ge=0)  # of the text the tokens came from
-    num_unknown: int = Field(ge=0)  # tokens that stand for a symbol which the vocabulary doesn't have
-    shards: tuple[Annotated[int, Field(ge=1)], ...] = Field(min_length=1, strict=False)  # how many tokens each has
+    num_bytes: int = Field(ge=0)  # of the original text
+    num_unknown: int = Field(ge=0)  # tokens whose symbol is not in the vocabulary
+    shards: tuple[Annotated[int, Field(ge=1)], ...] = Field(min_length=1, strict=False)  # number of tokens in each
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Tokens on disk or in object storage, read where and when they are asked for."""
+    """Tokens on disk or in object storage; nothing is loaded until it is read."""
 
     store: Store
     fields: CorpusFields
@@ -44,9 +44,9 @@ class Corpus:
 
     @classmethod
     def from_store(cls, store: Store) -> "Corpus":
-        """Return the corpus of a store; check what its index says of it."""
+        """Return the corpus in a store; validate its index."""
         if store.kind != KIND:
-            raise DataError(f"{store.location} holds {store.kind}, not a corpus of {KIND}; give another folder")
+            raise DataError(f"{store.location} holds {store.kind}, not a corpus of {KIND}; choose a different folder")
         fields = parse_index(CorpusFields, store.fields, store.location)
         vocabulary = parse_vocabulary(store.read_file(VOCABULARY), store.location)
         sizes = {file.name: file.num_bytes for file in store.files}
@@ -57,77 +57,80 @@ class Corpus:
         return cls(store, fields, vocabulary)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what is only remembered."""
+        """Leave out the cached edges."""
         return {name: value for name, value in self.__dict__.items() if name != "_edges"}
 
     @property
     def location(self) -> str:
-        """The folder or URL that it was opened from."""
+        """The folder or URL that the corpus was opened from."""
         return self.store.location
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens there are."""
+        """The number of tokens."""
         return int(self._edges[-1])
 
     @property
     def num_bytes(self) -> int:
-        """How many bytes the text had."""
+        """The size of the original text in bytes."""
         return self.fields.num_bytes
 
     @property
     def num_unknown(self) -> int:
-        """How many tokens are symbols that the vocabulary does not have."""
+        """The number of tokens whose symbol is not in the vocabulary."""
         return self.fields.num_unknown
 
     @property
     def dtype(self) -> np.dtype[np.unsignedinteger[Any]]:
-        """Of the tokens on disk: it follows from the vocabulary, never from what a file says."""
+        """The dtype of the tokens on disk; it follows from the size of the vocabulary, never from a file."""
         return token_dtype(len(self.vocabulary))
 
     @cached_property
     def _edges(self) -> NDArray[np.int64]:
-        """Where each shard starts, and last where all end."""
+        """Where each shard starts, and at the end the total."""
         return np.array([0, *accumulate(self.fields.shards)], np.int64)
 
     def read(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Return the tokens from `start` up to `stop`."""
+        """Return the tokens from `start` to `stop`."""
         tokens: NDArray[np.int64] = self.gather(np.array([start]), stop - start)[0]
         return tokens
 
     def gather(self, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
-        """Return `length` tokens from each of `starts`, one row each, across shards where need be."""
+        """Return `length` tokens from each start, `[starts, length]`; a row may cross shards."""
         if length < 0 or (len(starts) and not 0 <= starts.min() <= starts.max() <= self.num_tokens - length):
-            raise DataError(f"some of the tokens asked for are not within the {self.num_tokens:,} of {self.location}")
+            raise DataError(
+                f"the requested tokens are outside of the {self.num_tokens:,} in {self.location}; "
+                f"use 0 <= start <= stop <= {self.num_tokens}"
+            )
         if not len(starts) or not length:
             return np.empty((len(starts), length), np.int64)
-        # Asked for all at once, so that a store far away can fetch them side by side.
-        contents = self.store.pages.read(self._spans(starts, length))
+        # One call for all rows, so that a remote store can fetch them in parallel.
+        contents = self.store.pages.read(self._byte_ranges(starts, length))
         tokens = np.concatenate(contents).view(self.dtype).reshape(len(starts), length)
         if len(self.vocabulary) <= np.iinfo(self.dtype).max and tokens.max() >= len(self.vocabulary):
             raise self._unknown_token(starts, tokens)
         return tokens.astype(np.int64)
 
-    def _spans(self, starts: NDArray[np.int64], length: int) -> list[ByteRange]:
+    def _byte_ranges(self, starts: NDArray[np.int64], length: int) -> list[ByteRange]:
         size, edges = self.dtype.itemsize, self._edges
-        shards = (np.searchsorted(self._edges, starts, side="right") - 1).tolist()
-        spans = []
+        shards = (np.searchsorted(edges, starts, side="right") - 1).tolist()
+        byte_ranges = []
         for start, shard in zip(starts.tolist(), shards, strict=True):
             stop = start + length
             while start < stop:
                 last, offset = min(stop, int(edges[shard + 1])), int(edges[shard])
-                spans.append(ByteRange(shard_name(shard), (start - offset) * size, (last - offset) * size))
+                byte_ranges.append(ByteRange(shard_name(shard), (start - offset) * size, (last - offset) * size))
                 start, shard = last, shard + 1
-        return spans
+        return byte_ranges
 
     def _unknown_token(self, starts: NDArray[np.int64], tokens: NDArray[Any]) -> DataError:
         row, step = np.argwhere(tokens >= len(self.vocabulary))[0]
-        place = int(starts[row] + step)
-        shard = int(np.searchsorted(self._edges, place, side="right")) - 1
+        position = int(starts[row] + step)
+        shard = int(np.searchsorted(self._edges, position, side="right")) - 1
         return DataError(
-            f"{self.location}: {shard_name(shard)} has token {tokens[row, step]:,} at place "
-            f"{place - int(self._edges[shard]):,}, but the vocabulary only has {len(self.vocabulary):,}; "
-            "don't trust it, or prepare the data again"
+            f"{self.location}: {shard_name(shard)} has token {tokens[row, step]:,} at position "
+            f"{position - int(self._edges[shard]):,}, but the vocabulary only has {len(self.vocabulary):,}; "
+            "do not trust this store, and prepare the data again"
         )
 
 

@@ -1,4 +1,4 @@
-"""Writer: the files of a store, with a checksum of each page, complete or not there at all."""
+"""FileWriter: writes the files of a store and computes the checksum of each page; the index comes last."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from stretto.store.pages import PAGE, PagedFile
 
 @dataclass
 class FileWriter:
-    """A file that is only appended to; it knows the checksum of each page."""
+    """An append-only file that computes the checksum of each of its pages."""
 
     path: Path
     num_bytes: int = 0
@@ -34,19 +34,19 @@ class FileWriter:
         self._file.close()
 
     def append(self, values: NDArray[Any] | bytes) -> None:
-        """Write some values as they lie in memory."""
+        """Append the bytes of an array."""
         content = memoryview(values if isinstance(values, bytes) else np.ascontiguousarray(values).tobytes())
         self._file.write(content)
         while len(content):
-            room = PAGE - self.num_bytes % PAGE
-            part, content = content[:room], content[room:]
-            if room == PAGE:
+            num_left = PAGE - self.num_bytes % PAGE
+            part, content = content[:num_left], content[num_left:]
+            if num_left == PAGE:
                 self._checksums.append(0)
             self._checksums[-1] = zlib.crc32(part, self._checksums[-1])
             self.num_bytes += len(part)
 
     def finish(self) -> PagedFile:
-        """Close the file when it is safe on the disk; return what the index has to know of it."""
+        """Flush the file to disk and close it; return its entry for the index."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
@@ -54,14 +54,14 @@ class FileWriter:
 
 
 def write_file(path: Path, content: bytes) -> PagedFile:
-    """Write a small file at once."""
+    """Write a small file in one call."""
     with FileWriter(path) as writer:
         writer.append(content)
         return writer.finish()
 
 
 def write_index(folder: Path, kind: str, fields: dict[str, Any], files: Iterable[PagedFile]) -> None:
-    """Write what makes some files a store: the checksums of all their pages, and last of all the index."""
+    """Turn files into a store: write the checksums of all their pages, then the index."""
     listed = list(files)
     checksums = np.concatenate([file.checksums for file in listed]).astype("<u4").tobytes()
     write_file(folder / CHECKSUMS, checksums)

@@ -1,4 +1,4 @@
-"""Index: what a store says of itself, in a small JSON file beside its shards."""
+"""Index: the small JSON file that describes a store's content; `Store` is a store that was opened by it."""
 
 import json
 import zlib
@@ -15,7 +15,7 @@ from stretto.base.errors import DataError
 from stretto.base.remote import is_remote
 from stretto.base.strict_model import StrictModel, first_error
 from stretto.store.cache import Cache
-from stretto.store.pages import PAGE, ByteRange, LocalPages, PagedFile, Pages
+from stretto.store.pages import PAGE, ByteRange, LocalPages, PagedFile, Pages, path_in_store
 from stretto.store.remote import RemotePages, fetch
 
 INDEX = "index.json"
@@ -25,7 +25,7 @@ VERSION = 2
 
 
 class _FileEntry(StrictModel):
-    """A file of a store, as the index names it."""
+    """A file of a store, as the index lists it."""
 
     name: str
     num_bytes: int = Field(ge=0, lt=2**63)
@@ -36,18 +36,18 @@ Parsed = TypeVar("Parsed", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Store:
-    """An opened store: what its index says, and where its bytes come from."""
+    """An open store: the content of its index, and where its bytes come from."""
 
-    location: str  # a folder, or a URL that fsspec knows
+    location: str  # a folder, or a URL that fsspec supports
     kind: str
     fields: dict[str, Any]
     files: tuple[PagedFile, ...]
     pages: Pages
-    digest: str  # of the index, and so of all that its checksums cover
+    digest: str  # SHA-256 of the index, and through its checksums of all files
 
     @classmethod
     def open(cls, location: Path | str, cache: Cache | None = None) -> "Store":
-        """Open what `stretto prepare` wrote, in a folder or copied to object storage; read no more than its index."""
+        """Open what `stretto prepare` wrote, in a folder or copied to object storage; this reads only the index."""
         location = str(location)
         tree = _read_index(location, cache)
         try:
@@ -56,7 +56,7 @@ class Store:
             raise damaged_index(location, repr(error)) from None
 
     def read_file(self, name: str) -> bytes:
-        """Return the whole of a small file."""
+        """Return the content of a small file."""
         file = next((file for file in self.files if file.name == name), None)
         if file is None:
             raise damaged_index(self.location, f"no file {name!r}")
@@ -64,7 +64,7 @@ class Store:
 
 
 def make_index(kind: str, fields: dict[str, Any], files: Sequence[PagedFile], checksums: bytes) -> dict[str, Any]:
-    """Return an index as it is written, with a digest of itself."""
+    """Return the content of an index file, with its own SHA-256."""
     tree = {
         "format": FORMAT,
         "version": VERSION,
@@ -77,12 +77,12 @@ def make_index(kind: str, fields: dict[str, Any], files: Sequence[PagedFile], ch
 
 
 def damaged_index(location: str, reason: str) -> DataError:
-    """Return the error for an index that says what it can't mean."""
+    """Return the error for an index whose values are invalid."""
     return DataError(f"{location}: {INDEX} is damaged ({reason}); copy it again or prepare the data again")
 
 
 def parse_index(model: type[Parsed], tree: object, location: str) -> Parsed:
-    """Return a part of an index as what it is; the first thing that can't be meant becomes one sentence."""
+    """Validate a part of an index; the first invalid value becomes one sentence."""
     try:
         return model.model_validate(tree)
     except ValidationError as error:
@@ -109,7 +109,7 @@ def _read_index(location: str, cache: Cache | None) -> dict[str, Any]:
 def _open(location: str, tree: dict[str, Any], cache: Cache | None) -> Store:
     entries = [parse_index(_FileEntry, entry, location) for entry in tree["files"]]
     if len({entry.name for entry in entries}) < len(entries):
-        raise damaged_index(location, "it names a file twice")
+        raise damaged_index(location, "it lists a file twice")
     content = _read_small(location, CHECKSUMS, cache)
     sizes = [-(-entry.num_bytes // PAGE) for entry in entries]
     if zlib.crc32(content) != tree["checksums"] or len(content) != 4 * sum(sizes):
@@ -119,19 +119,20 @@ def _open(location: str, tree: dict[str, Any], cache: Cache | None) -> Store:
     for entry, checksums in zip(entries, parts, strict=True):
         name = entry.name
         if PurePosixPath(name).name != name or name in ("", ".", "..") or "\\" in name:
-            raise DataError(f"{location}: {INDEX} names {name!r}, which is not a file of this folder; don't trust it")
+            raise DataError(f"{location}: {INDEX} lists {name!r}, which is not in this folder; do not trust this store")
         files.append(PagedFile(name, entry.num_bytes, checksums))
-    is_local = not is_remote(location)
-    pages = LocalPages(Path(location), files) if is_local else RemotePages(location, files, cache or Cache())
-    return Store(
-        location, str(tree["kind"]), dict(tree["fields"]), tuple(files), pages, str(add_checksum(tree)["sha256"])
-    )
+    if is_remote(location):
+        pages: Pages = RemotePages(location, files, cache or Cache())
+    else:
+        pages = LocalPages(Path(location), files)
+    digest = str(add_checksum(tree)["sha256"])
+    return Store(location, str(tree["kind"]), dict(tree["fields"]), tuple(files), pages, digest)
 
 
 def _read_small(location: str, name: str, cache: Cache | None) -> bytes:
     if is_remote(location):
         return fetch(location, name, (cache or Cache()).retry_seconds)
     try:
-        return (Path(location) / name).read_bytes()
+        return path_in_store(Path(location), name).read_bytes()
     except NotADirectoryError:
         raise FileNotFoundError(location) from None

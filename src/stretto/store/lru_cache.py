@@ -1,4 +1,4 @@
-"""LruCache: what was worked out last, so that it need not be worked out again; never more than a few of it."""
+"""LruCache: the last few results of a computation, in memory."""
 
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
@@ -7,7 +7,7 @@ T = TypeVar("T")
 
 
 class LruCache(Generic[T]):
-    """A few values by key; the one that was asked for longest ago goes first. Pickled, it is empty."""
+    """At most `size` values by key; the least recently used one goes first. It is pickled empty."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -17,7 +17,7 @@ class LruCache(Generic[T]):
         return type(self), (self._size,)
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return the value of a key, made now if it isn't there."""
+        """Return the value of a key; call `make` if it is not cached."""
         value = self._values.pop(key) if key in self._values else make()
         self._values[key] = value
         if len(self._values) > self._size:

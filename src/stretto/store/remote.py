@@ -1,6 +1,5 @@
-"""Remote: pages of files in object storage, through fsspec, with a bounded cache on the local disk."""
+"""RemotePages: pages of files in object storage, read through fsspec and a bounded cache on the local disk."""
 
-import hashlib
 import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,13 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stretto.base.errors import DataError
+from stretto.base.fingerprint import fingerprint
 from stretto.base.remote import RemoteFolder, RetryBudget, join
 from stretto.store.cache import Cache
 from stretto.store.pages import PAGE, ByteRange, Bytes, PagedFile
 
-# Pages asked for at once; as many may be in memory at a time.
+# Pages per request; that many may be in memory at a time.
 MAX_RANGES = 32
-# Pages that stay in memory: at least some, as rows that follow one another often share one; never more than these.
+# Pages kept in memory: at least a few, because rows that follow one another often share one.
 _MIN_PAGES_IN_MEMORY = 8
 _MAX_PAGES_IN_MEMORY = 128
 
@@ -30,7 +30,7 @@ class Page(NamedTuple):
 
 
 class RemotePages:
-    """Pages of files behind a URL; what has been fetched once is read from the cache as long as it is there."""
+    """Pages of files behind a URL; a page that was fetched once is read from the cache while it is there."""
 
     def __init__(self, location: str, files: Iterable[PagedFile], cache: Cache) -> None:
         self._location = location
@@ -39,35 +39,35 @@ class RemotePages:
         self._memory: dict[Page, bytes] = {}
         self._max_in_memory = _MIN_PAGES_IN_MEMORY
         self._has_warned = False
-        # By process: what was opened before a fork is of no use after it, but to let go of it would be to close it.
+        # By process: a connection from before a fork can't be used after it, and dropping it would close the parent's.
         self._remotes: dict[int, RemoteFolder] = {}
         cache.create()
         self._remote()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what is open and what can be read again."""
+        """Leave out open connections and pages in memory."""
         return {**self.__dict__, "_memory": {}, "_remotes": {}}
 
-    def read(self, spans: Sequence[ByteRange]) -> list[Bytes]:
-        """Return the bytes of each span; pages that aren't here are fetched, many at a time."""
-        found = [np.empty(span.stop - span.start, np.uint8) for span in spans]
-        wanted: dict[Page, list[int]] = {}
-        for index, span in enumerate(spans):
-            for number in self._files[span.file].pages(span.start, span.stop):
-                wanted.setdefault(Page(span.file, number), []).append(index)
-        # The next window of as many lanes will ask for the same pages again.
-        self._max_in_memory = min(max(_MIN_PAGES_IN_MEMORY, len(wanted)), _MAX_PAGES_IN_MEMORY)
-        for page, content in self._get(wanted):
+    def read(self, byte_ranges: Sequence[ByteRange]) -> list[Bytes]:
+        """Return the bytes of each range; pages that are not cached are fetched, many per request."""
+        outputs = [np.empty(byte_range.stop - byte_range.start, np.uint8) for byte_range in byte_ranges]
+        users: dict[Page, list[int]] = {}  # which ranges need a page
+        for index, byte_range in enumerate(byte_ranges):
+            for number in self._files[byte_range.file].pages(byte_range.start, byte_range.stop):
+                users.setdefault(Page(byte_range.file, number), []).append(index)
+        # The next window of these lanes mostly needs the same pages.
+        self._max_in_memory = min(max(_MIN_PAGES_IN_MEMORY, len(users)), _MAX_PAGES_IN_MEMORY)
+        for page, content in self._get(users):
             first = page.number * PAGE
-            for index in wanted[page]:
-                span = spans[index]
-                start, stop = max(span.start, first), min(span.stop, first + len(content))
+            for index in users[page]:
+                byte_range = byte_ranges[index]
+                start, stop = max(byte_range.start, first), min(byte_range.stop, first + len(content))
                 part = np.frombuffer(content, np.uint8, stop - start, start - first)
-                found[index][start - span.start : stop - span.start] = part
-        return found
+                outputs[index][start - byte_range.start : stop - byte_range.start] = part
+        return outputs
 
     def _get(self, pages: Iterable[Page]) -> Iterator[tuple[Page, bytes]]:
-        """Yield pages in any order, each from where it is nearest."""
+        """Yield pages in any order: from memory, from the disk, or from the server."""
         missing = []
         for page in pages:
             content = self._find(page)
@@ -84,13 +84,13 @@ class RemotePages:
         content = self._memory.get(page)
         if content is None:
             content = self._cache.get(self._key(page))
-            # The disk is no more to be trusted than the net.
+            # A disk can damage a page as a network can.
             if content is not None and not self._is_intact(page, content):
                 content = None
         return content
 
     def _fetch(self, pages: Sequence[Page]) -> Iterator[tuple[Page, bytes]]:
-        """Yield pages as they come from the server, checked; ask again for those that didn't come, or not whole."""
+        """Yield verified pages from the server; request failed and damaged ones again."""
         retries = RetryBudget(self._location, self._cache.retry_seconds)
         damaged: set[Page] = set()
         while pages:
@@ -124,13 +124,13 @@ class RemotePages:
         try:
             self._cache.put(self._key(page), content)
         except OSError as error:
-            # The page is here, so the run can go on; only it will be fetched again.
+            # The page itself is fine, so the run continues; it will be fetched again.
             if not self._has_warned:
-                _log.warning("pages are not kept in data.cache=%s (%s)", self._cache.folder, error)
+                _log.warning("pages can't be cached in data.cache=%s (%s)", self._cache.folder, error)
             self._has_warned = True
 
     def _keep_in_memory(self, page: Page, content: bytes) -> bytes:
-        # Taken out and put in again, it is the last to go. No step of this minds another thread.
+        # Popped and added again, it becomes the most recently used. Each operation is safe beside other threads.
         self._memory.pop(page, None)
         self._memory[page] = content
         while len(self._memory) > self._max_in_memory:
@@ -144,11 +144,10 @@ class RemotePages:
         return self._remotes[process]
 
     def _key(self, page: Page) -> str:
-        """Name a page for the cache: data that was prepared again at the same place has other checksums."""
+        """Return a page's key in the cache; the checksum is in it, since data may be prepared again at the same URL."""
         file = self._files[page.file]
         checksum = int(file.checksums[page.number])
-        place = f"{self._location.rstrip('/')}\n{file.name}\n{file.num_bytes}\n{page.number}\n{checksum}\n"
-        return hashlib.sha256(place.encode()).hexdigest()
+        return fingerprint([self._location.rstrip("/"), file.name, file.num_bytes, page.number, checksum])
 
     def _is_intact(self, page: Page, content: bytes) -> bool:
         file = self._files[page.file]
@@ -158,7 +157,7 @@ class RemotePages:
     def _raise_if_missing(self, page: Page, error: Exception) -> None:
         if isinstance(error, FileNotFoundError):
             raise DataError(
-                f"{join(self._location, page.file)} is missing, though the index names it; copy it again"
+                f"{join(self._location, page.file)} is missing, though the index lists it; copy it again"
             ) from error
 
     def _damaged(self, page: Page, content: bytes) -> DataError:
@@ -166,27 +165,27 @@ class RemotePages:
         start, stop = file.extent(page.number)
         url = join(self._location, file.name)
         if len(content) == stop - start:
-            how = "its checksum is another than when it was written"
+            reason = "checksum mismatch"
         elif len(content) == file.num_bytes:
-            return DataError(f"{url}: the server sends whole files, not parts of them; use one that knows byte ranges")
+            return DataError(f"{url}: the server sends whole files only; use one that supports byte ranges")
         else:
-            how = f"{len(content):,} bytes came"
+            reason = f"received {len(content):,} bytes"
         return DataError(
-            f"{url} is damaged between bytes {start:,} and {stop:,} ({how}, twice); "
+            f"{url} is damaged between bytes {start:,} and {stop:,} ({reason}, twice); "
             "copy it again or prepare the data again"
         )
 
 
 def fetch(location: str, name: str, retry_seconds: float = 300.0) -> bytes:
-    """Return the whole of a small file; FileNotFoundError if the server says that there is none."""
+    """Return the content of a small file; raise FileNotFoundError if the server has no such file."""
     remote = RemoteFolder.open(location)
-    waiting = RetryBudget(location, retry_seconds)
+    retries = RetryBudget(location, retry_seconds)
     while True:
         try:
             return remote.cat(name)
         except FileNotFoundError as error:
             if type(error.__cause__).__name__ == "NoSuchBucket":
-                raise DataError(f"{location}: there is no such bucket; check the URL and the endpoint") from error
+                raise DataError(f"{location}: the bucket does not exist; check the URL and the endpoint") from error
             raise
         except Exception as error:  # noqa: BLE001 - each filesystem has errors of its own; RetryBudget sorts them
-            waiting.wait(error)
+            retries.wait(error)

@@ -1,4 +1,4 @@
-"""Schema: what data must have in common with other data, so that one model reads both."""
+"""Schema: what two datasets must have in common so that one model can read both."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,17 +9,17 @@ from stretto.store.vocabulary import Vocabulary
 
 @dataclass(frozen=True)
 class Schema:
-    """Kind, size and names of some data, whether or not it is still there."""
+    """Types, sizes and names of a dataset; the dataset itself may be gone."""
 
-    location: str  # where it is or was, for messages
+    location: str  # where the data is or was, for messages
     values: Tokens | Channels
     labels: Classes | None = None
     vocabulary: Vocabulary | None = None
 
     @classmethod
     def from_location(cls, like: "Path | str | Schema") -> "Schema":
-        """Return what the sequences in a prepared folder are like."""
+        """Return the schema of the sequences in a prepared folder; a schema is returned as it is."""
         if isinstance(like, Schema):
             return like
-        found = Sequences.open(like)
-        return cls(found.location, found.fields.values, found.fields.labels, found.vocabulary)
+        sequences = Sequences.open(like)
+        return cls(sequences.location, sequences.fields.values, sequences.fields.labels, sequences.vocabulary)

@@ -1,8 +1,8 @@
-"""Sequences: rows of unequal length in shards, of tokens or of channels, with labels or without.
+"""Sequences: variable-length sequences of tokens or channels in the shards of a store, with or without labels.
 
-values-00000.bin   |--seq 0--|-seq 1-|-----seq 2-----|      the steps of all its sequences, end to end
-ends-00000.bin     where each of them ends, in steps
-labels-00000.bin   a label for each, where there are any
+values-00000.bin   |--seq 0--|-seq 1-|-----seq 2-----|      the steps of all sequences, concatenated
+ends-00000.bin     where each sequence ends, in steps
+labels-00000.bin   one label per sequence, if there are labels
 """
 
 import math
@@ -47,7 +47,7 @@ class Tokens(StrictModel):
 
 
 class Channels(StrictModel):
-    """Each step has a number for each channel, NaN where it is missing; mean and spread are those of training data."""
+    """Each step has one value per channel, NaN where missing; mean and std are those of the training data."""
 
     type: Literal["channels"] = "channels"
     names: tuple[str, ...] = Field(min_length=1, strict=False)
@@ -57,7 +57,7 @@ class Channels(StrictModel):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if not len(self.names) == len(set(self.names)) == len(self.mean) == len(self.std):
-            raise ValueError("names, mean and std are not one for each channel")
+            raise ValueError("names, mean and std need one entry per channel")
         return self
 
     @property
@@ -81,7 +81,7 @@ class Classes(StrictModel):
 
 
 class Shard(StrictModel):
-    """One shard, in numbers."""
+    """The size of one shard."""
 
     num_sequences: int = Field(ge=1)
     num_steps: int = Field(ge=1)
@@ -89,26 +89,26 @@ class Shard(StrictModel):
 
 
 class Origin(StrictModel):
-    """Which fields of its files a store was prepared from: how others like them are read."""
+    """Which fields of the users' files a store was prepared from, so that similar files can be read the same way."""
 
-    sequence: str | None = None  # none of series, whose columns are the channels
+    sequence: str | None = None  # None for series, whose columns are the channels
     label: str | None = None
     by: str | None = None
     time: str | None = None
 
 
 class SequencesFields(StrictModel):
-    """What the index says of sequences."""
+    """The part of the index that describes sequences."""
 
     values: Tokens | Channels = Field(discriminator="type")
     labels: Classes | None = None
-    num_bytes: int | None = None  # of the text that tokens came from
+    num_bytes: int | None = None  # of the original text
     origin: Origin | None = None
     shards: tuple[Shard, ...] = Field(min_length=1, strict=False)
 
 
 class StepRange(NamedTuple):
-    """Some steps of a shard."""
+    """Steps `start` to `stop` of a shard."""
 
     shard: int
     start: int
@@ -117,11 +117,11 @@ class StepRange(NamedTuple):
 
 @dataclass(frozen=True)
 class Sequences:
-    """Sequences on disk or in object storage, read where and when they are asked for."""
+    """Sequences on disk or in object storage; nothing is loaded until it is read."""
 
     store: Store
     fields: SequencesFields
-    vocabulary: Vocabulary | None  # of tokens that came from text
+    vocabulary: Vocabulary | None  # of tokens made from text
 
     @classmethod
     def open(cls, location: Path | str, cache: Cache | None = None) -> "Sequences":
@@ -130,9 +130,9 @@ class Sequences:
 
     @classmethod
     def from_store(cls, store: Store) -> "Sequences":
-        """Return the sequences of a store; check what its index says of them."""
+        """Return the sequences in a store; validate its index."""
         if store.kind != KIND:
-            raise DataError(f"{store.location} holds {store.kind}, not {KIND}; give another folder")
+            raise DataError(f"{store.location} holds {store.kind}, not {KIND}; choose a different folder")
         fields = parse_index(SequencesFields, store.fields, store.location)
         sizes = {file.name: file.num_bytes for file in store.files}
         for number, shard in enumerate(fields.shards):
@@ -142,37 +142,37 @@ class Sequences:
         has_vocabulary = VOCABULARY in sizes
         vocabulary = parse_vocabulary(store.read_file(VOCABULARY), store.location) if has_vocabulary else None
         if vocabulary is not None and (fields.values.type != "tokens" or len(vocabulary) != fields.values.num_tokens):
-            raise damaged_index(store.location, "its vocabulary has another size")
+            raise damaged_index(store.location, "num_tokens is not the size of the vocabulary")
         return cls(store, fields, vocabulary)
 
     @property
     def location(self) -> str:
-        """The folder or URL that it was opened from."""
+        """The folder or URL that the sequences were opened from."""
         return self.store.location
 
     @cached_property
     def shard_sizes(self) -> tuple[int, ...]:
-        """How many sequences each shard has."""
+        """The number of sequences in each shard."""
         return tuple(shard.num_sequences for shard in self.fields.shards)
 
     @property
     def num_sequences(self) -> int:
-        """How many sequences there are."""
+        """The number of sequences."""
         return sum(self.shard_sizes)
 
     @property
     def num_steps(self) -> int:
-        """How many steps all sequences have together."""
+        """The total number of steps."""
         return sum(shard.num_steps for shard in self.fields.shards)
 
     @property
     def mean_length(self) -> float:
-        """How many steps a sequence has on average."""
+        """The mean number of steps of a sequence."""
         return self.num_steps / self.num_sequences
 
     @property
     def longest(self) -> int:
-        """How many steps the longest has."""
+        """The number of steps of the longest sequence."""
         return max(shard.longest for shard in self.fields.shards)
 
     @property
@@ -180,69 +180,73 @@ class Sequences:
         return None if self.fields.num_bytes is None else self.fields.num_bytes / self.num_steps
 
     def ends(self, shard: int, start: int, stop: int) -> IntArray:
-        """Return where the sequences from `start` up to `stop` end, and before them where the first begins."""
+        """Return where sequence `start` begins, then where each sequence from `start` to `stop` ends."""
         first = max(start - 1, 0)
         content = self._read([ByteRange(shard_file("ends", shard), first * ENDS.itemsize, stop * ENDS.itemsize)])[0]
         ends = content.view(ENDS).astype(np.int64)
         ends = ends if start else np.concatenate([[0], ends])
-        numbers, lengths = self.fields.shards[shard], np.diff(ends)
-        if lengths.min(initial=1) < 1 or lengths.max(initial=1) > numbers.longest or ends[-1] > numbers.num_steps:
-            raise self._corrupt(shard_file("ends", shard), "sequences end where they can't")
+        sizes, lengths = self.fields.shards[shard], np.diff(ends)
+        if lengths.min(initial=1) < 1 or lengths.max(initial=1) > sizes.longest or ends[-1] > sizes.num_steps:
+            raise self._invalid(shard_file("ends", shard), "a sequence has an impossible end")
         return ends
 
     def step_ranges(self, rows: Sequence[tuple[int, int]]) -> list[StepRange]:
-        """Return where each of some sequences lies, given by shard and number in it."""
-        for shard, number in rows:
-            if not (0 <= shard < len(self.shard_sizes) and 0 <= number < self.shard_sizes[shard]):
-                raise DataError(f"{self.location} has no sequence {number:,} in shard {shard}; count from 0")
-        spans = [
-            ByteRange(shard_file("ends", shard), max(number - 1, 0) * ENDS.itemsize, (number + 1) * ENDS.itemsize)
-            for shard, number in rows
+        """Return where each sequence lies; a row is a shard and an index in it."""
+        for shard, index in rows:
+            if not (0 <= shard < len(self.shard_sizes) and 0 <= index < self.shard_sizes[shard]):
+                raise DataError(f"{self.location} has no sequence {index:,} in shard {shard}; count from 0")
+        byte_ranges = [
+            ByteRange(shard_file("ends", shard), max(index - 1, 0) * ENDS.itemsize, (index + 1) * ENDS.itemsize)
+            for shard, index in rows
         ]
-        places = []
-        for (shard, number), content in zip(rows, self._read(spans), strict=True):
+        step_ranges = []
+        for (shard, index), content in zip(rows, self._read(byte_ranges), strict=True):
             ends = content.view(ENDS)
-            place = StepRange(shard, int(ends[0]) if number else 0, int(ends[-1]))
-            if not place.start < place.stop <= self.fields.shards[shard].num_steps:
-                raise self._corrupt(shard_file("ends", shard), f"sequence {number} ends where it can't")
-            places.append(place)
-        return places
+            steps = StepRange(shard, int(ends[0]) if index else 0, int(ends[-1]))
+            if not steps.start < steps.stop <= self.fields.shards[shard].num_steps:
+                raise self._invalid(shard_file("ends", shard), f"sequence {index} has an impossible end")
+            step_ranges.append(steps)
+        return step_ranges
 
-    def read(self, places: Sequence[StepRange]) -> list[NDArray[Any]]:
-        """Return the steps of each place, `[steps]` of tokens or `[steps, channels]` of numbers."""
+    def read(self, step_ranges: Sequence[StepRange]) -> list[NDArray[Any]]:
+        """Return the values of each range: tokens `[steps]`, or channels `[steps, channels]`."""
         values = self.fields.values
         size = _step_bytes(values)
-        spans = [
-            ByteRange(shard_file("values", place.shard), place.start * size, place.stop * size) for place in places
+        byte_ranges = [
+            ByteRange(shard_file("values", steps.shard), steps.start * size, steps.stop * size) for steps in step_ranges
         ]
-        found = [content.view(values.dtype).reshape(-1, *values.shape) for content in self._read(spans)]
+        arrays = [content.view(values.dtype).reshape(-1, *values.shape) for content in self._read(byte_ranges)]
         if isinstance(values, Tokens) and values.num_tokens <= np.iinfo(values.dtype).max:
-            for span, tokens in zip(spans, found, strict=True):
+            for byte_range, tokens in zip(byte_ranges, arrays, strict=True):
                 if tokens.max(initial=0) >= values.num_tokens:
-                    raise self._corrupt(span.file, f"token {tokens.max()} is beyond the {values.num_tokens} there are")
-        return found
+                    raise self._invalid(byte_range.file, f"token {tokens.max()} >= num_tokens={values.num_tokens}")
+        return arrays
 
     def read_labels(self, rows: Sequence[tuple[int, int]]) -> IntArray:
-        """Return the class of each of some sequences, given by shard and number in it."""
+        """Return the class of each sequence; a row is a shard and an index in it."""
         size = CLASSES.itemsize
-        spans = [ByteRange(shard_file("labels", shard), number * size, (number + 1) * size) for shard, number in rows]
-        labels = np.array([int(content.view(CLASSES)[0]) for content in self._read(spans)], np.int64)
+        byte_ranges = [
+            ByteRange(shard_file("labels", shard), index * size, (index + 1) * size) for shard, index in rows
+        ]
+        labels = np.array([int(content.view(CLASSES)[0]) for content in self._read(byte_ranges)], np.int64)
         names = () if self.fields.labels is None else self.fields.labels.names
-        for span, label in zip(spans, labels.tolist(), strict=True):
+        for byte_range, label in zip(byte_ranges, labels.tolist(), strict=True):
             if not 0 <= label < len(names):
-                raise self._corrupt(span.file, f"label {label} is none of the {len(names)} there are")
+                raise self._invalid(byte_range.file, f"label {label} is not one of the {len(names)} classes")
         return labels
 
-    def _corrupt(self, file: str, reason: str) -> DataError:
-        """The error for files that are whole but don't mean anything: no preparation of ours wrote them."""
-        return DataError(f"{self.location}: {file} is wrong ({reason}); don't trust it, and prepare the data again")
+    def _invalid(self, file: str, reason: str) -> DataError:
+        """The error for a file with a valid checksum but impossible values: `stretto prepare` did not write it."""
+        return DataError(
+            f"{self.location}: {file} is invalid ({reason}); do not trust this store, and prepare the data again"
+        )
 
-    def _read(self, spans: Sequence[ByteRange]) -> list[Bytes]:
-        return self.store.pages.read(spans)
+    def _read(self, byte_ranges: Sequence[ByteRange]) -> list[Bytes]:
+        return self.store.pages.read(byte_ranges)
 
 
 def _sizes(fields: SequencesFields, shard: Shard, number: int) -> dict[str, int]:
-    """The files that a shard must have, with their sizes."""
+    """The files that a shard must have, and their sizes in bytes."""
     sizes = {
         shard_file("values", number): shard.num_steps * _step_bytes(fields.values),
         shard_file("ends", number): shard.num_sequences * ENDS.itemsize,
@@ -257,5 +261,5 @@ def _step_bytes(values: Tokens | Channels) -> int:
 
 
 def shard_file(prefix: str, number: int) -> str:
-    """Return the name of a shard's file of values, ends or labels."""
+    """Return the name of a shard's values, ends or labels file."""
     return f"{prefix}-{number:05}.bin"

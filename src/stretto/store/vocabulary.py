@@ -1,10 +1,9 @@
-"""Vocabularies: text to token numbers and back, by byte, character or word."""
+"""Vocabulary: text to token ids and back, by byte, character or word."""
 
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import chain
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from stretto.base.errors import DataError
 
 Level = Literal["byte", "char", "word"]
-Tokens = NDArray[np.unsignedinteger[Any]]
+TokenArray = NDArray[np.unsignedinteger[Any]]
 
 FILE = "vocabulary.json"
 UNKNOWN = "<unk>"
@@ -21,25 +20,25 @@ END_OF_LINE = "<eos>"
 
 
 class Vocabulary(Protocol):
-    """Maps UTF-8 text to token numbers and back."""
+    """Maps UTF-8 text to token ids and back."""
 
     @property
     def level(self) -> Level: ...
     def __len__(self) -> int: ...
-    def encode(self, text: bytes | str) -> Tokens: ...
+    def encode(self, text: bytes | str) -> TokenArray: ...
     def decode(self, tokens: Iterable[int]) -> str: ...
 
 
 @dataclass(frozen=True)
 class ByteVocabulary:
-    """Each byte is its own token: 256 of them, nothing unknown."""
+    """Each byte is a token: 256 of them, none unknown."""
 
     level: Level = "byte"
 
     def __len__(self) -> int:
         return 256
 
-    def encode(self, text: bytes | str) -> Tokens:
+    def encode(self, text: bytes | str) -> TokenArray:
         return np.frombuffer(text.encode() if isinstance(text, str) else text, dtype=np.uint8)
 
     def decode(self, tokens: Iterable[int]) -> str:
@@ -48,27 +47,27 @@ class ByteVocabulary:
 
 @dataclass(frozen=True)
 class SymbolVocabulary:
-    """A list of known symbols, characters or words; symbol 0 stands for all that are not in it.
+    """A list of symbols, which are characters or words; symbol 0 stands for all others.
 
-    Words are what white space separates; a line's end is a word of its own.
+    Words are separated by white space. The end of a line is a word too.
     """
 
     level: Level
     symbols: tuple[str, ...] = field(repr=False)
-    _numbers: dict[str, int] = field(init=False, repr=False, compare=False)
+    _ids: dict[str, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.symbols or self.symbols[0] != UNKNOWN:
             raise DataError(f"symbol 0 of a {self.level} vocabulary must be {UNKNOWN}; prepare the corpus again")
-        object.__setattr__(self, "_numbers", {symbol: number for number, symbol in enumerate(self.symbols)})
+        object.__setattr__(self, "_ids", {symbol: index for index, symbol in enumerate(self.symbols)})
 
     def __len__(self) -> int:
         return len(self.symbols)
 
-    def encode(self, text: bytes | str) -> Tokens:
+    def encode(self, text: bytes | str) -> TokenArray:
         symbols = split_symbols(text, self.level)
-        numbers = map(self._numbers.get, symbols, [0] * len(symbols))
-        return np.fromiter(numbers, dtype=token_dtype(len(self)), count=len(symbols))
+        ids = map(self._ids.get, symbols, [0] * len(symbols))
+        return np.fromiter(ids, dtype=token_dtype(len(self)), count=len(symbols))
 
     def decode(self, tokens: Iterable[int]) -> str:
         symbols = (self.symbols[token] for token in tokens)
@@ -79,7 +78,7 @@ class SymbolVocabulary:
 
 
 def split_symbols(text: bytes | str, level: Level) -> list[str]:
-    """Return the characters or words of a text in order; bytes are UTF-8."""
+    """Return the characters or words of a text; bytes are decoded as UTF-8."""
     decoded = text if isinstance(text, str) else text.decode("utf-8")
     if level == "char":
         return list(decoded)
@@ -89,7 +88,7 @@ def split_symbols(text: bytes | str, level: Level) -> list[str]:
 
 
 def token_dtype(num_tokens: int) -> np.dtype[np.unsignedinteger[Any]]:
-    """Return the smallest little-endian unsigned dtype that holds a vocabulary."""
+    """Return the smallest little-endian unsigned dtype for the tokens of a vocabulary."""
     for name in ("<u1", "<u2", "<u4"):
         dtype: np.dtype[np.unsignedinteger[Any]] = np.dtype(name)
         if num_tokens - 1 <= np.iinfo(dtype).max:
@@ -97,29 +96,14 @@ def token_dtype(num_tokens: int) -> np.dtype[np.unsignedinteger[Any]]:
     raise DataError(f"a vocabulary of {num_tokens:,} tokens is larger than 2^32; use fewer words")
 
 
-def write_vocabulary(folder: Path, vocabulary: Vocabulary) -> None:
-    """Write `vocabulary.json` into a folder."""
-    (folder / FILE).write_bytes(vocabulary_bytes(vocabulary))
-
-
-def read_vocabulary(folder: Path) -> Vocabulary:
-    """Read what `write_vocabulary` wrote."""
-    path = folder / FILE
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path} can't be read ({error.strerror}); prepare the data again") from None
-    return parse_vocabulary(content, str(path))
-
-
 def vocabulary_bytes(vocabulary: Vocabulary) -> bytes:
-    """Return a vocabulary as it is written."""
+    """Return the content of a vocabulary file."""
     symbols = vocabulary.symbols if isinstance(vocabulary, SymbolVocabulary) else ()
     return json.dumps({"level": vocabulary.level, "symbols": symbols}, ensure_ascii=False).encode()
 
 
 def parse_vocabulary(content: bytes, source: str) -> Vocabulary:
-    """Return the vocabulary that was written as these bytes; `source` is where they come from."""
+    """Parse the content of a vocabulary file; `source` says in messages where it comes from."""
     try:
         tree = json.loads(content)
         level, symbols = tree["level"], tree["symbols"]
