@@ -146,7 +146,7 @@ def _side(world: World, feed: Iterator[Window], num_steps: int) -> Callable[[], 
             optimizer.step()
             tokens += int(window.lengths.sum())
         # The slowest rank decides when a step is done, so all wait for it.
-        engine.mesh.barrier()
+        world.barrier()
         return tokens, time.perf_counter() - started
 
     return turn

@@ -41,7 +41,7 @@ with stretto.world() as world:
         Path("data").mkdir(exist_ok=True)
         write_texts(Path("data/brackets.jsonl"))
         stretto.data.prepare_sequences("data/brackets.jsonl", "data/brackets", label="opens", validation_fraction=0.1)
-    engine.mesh.barrier()  # all wait here for the first
+    world.barrier()  # all wait here for the first
 
     # A row is asked for its label at its own last step. The budget counts steps, padding included, of all ranks.
     train, valid = (

@@ -25,7 +25,7 @@ with stretto.world() as world:
 
     if world.is_rank_zero and not Path("data/texts").exists():
         stretto.data.prepare_sequences("texts.jsonl", "data/texts")
-    engine.mesh.barrier()  # all wait here for the first
+    world.barrier()  # all wait here for the first
 
     texts = stretto.data.NextTokenItems(stretto.data.Sequences.open("data/texts"))
     data = stretto.data.Batches(texts, budget=2048).share(engine.replica, layout.replicas)

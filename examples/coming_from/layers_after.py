@@ -24,7 +24,7 @@ with stretto.world(layout.num_ranks) as world:
 
     if world.is_rank_zero and not Path("data/book").exists():
         stretto.data.prepare_text(["book.txt"], "data/book")
-    engine.mesh.barrier()  # all wait here for the first
+    world.barrier()  # all wait here for the first
 
     data = stretto.data.Lanes(stretto.data.Corpus.open("data/book"), lanes=16, window=64)
     for report in stretto.Trainer(engine, data, stretto.TrainConfig(lr=3e-3, schedule="constant")):

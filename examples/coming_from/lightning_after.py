@@ -22,7 +22,7 @@ with stretto.world() as world:
 
     if world.is_rank_zero and not Path("data/book").exists():
         stretto.data.prepare_text(["book.txt"], "data/book")
-    engine.mesh.barrier()  # all wait here for the first
+    world.barrier()  # all wait here for the first
 
     data = stretto.data.Lanes(stretto.data.Corpus.open("data/book"), lanes=16, window=64).share(
         engine.replica, layout.replicas

@@ -15,7 +15,7 @@ with stretto.world() as world:  # reads TF_CONFIG
 
     if world.is_rank_zero and not Path("data/book").exists():
         stretto.data.prepare_text(["book.txt"], "data/book")
-    engine.mesh.barrier()  # all wait here for the first
+    world.barrier()  # all wait here for the first
 
     # Worker 0 has lanes 0 to 7, worker 1 lanes 8 to 15; each goes on where it was.
     data = stretto.data.Lanes(stretto.data.Corpus.open("data/book"), lanes=16, window=64).share(

@@ -884,8 +884,7 @@ ERROR_SECTIONS = (
         (
             ErrorCase(
                 "the layout needs <n> ranks, but <n> was started; start <n> (torchrun --nproc-per-node <n>), change "
-                "the layout, or "
-                "let layout.elastic fit it",
+                "the layout, or set layout.elastic",
                 "Under torchrun, or in a script of your own, the number of ranks must be replicas x stages.",
                 "Start as many as the sentence says; `stretto train` by itself starts them all on this machine.",
                 lambda: mishaps.start_world(2),
@@ -899,7 +898,7 @@ ERROR_SECTIONS = (
                 MeshError,
             ),
             ErrorCase(
-                "rank <n> did not join in time; look at that rank's own output for the reason",
+                "rank <n> did not join in time; check that rank's output for the cause",
                 "Not all ranks found each other within `run.timeout`.",
                 "Look whether the rank was started, and whether its host can reach the first.",
                 lambda: rendezvous(HashStore(), 0, 2, timedelta(seconds=0.1)),
@@ -913,9 +912,8 @@ ERROR_SECTIONS = (
                 LostPeerError,
             ),
             ErrorCase(
-                "rank <n> lost rank <n> (replica <n>, stage <n><last seen>) while <doing>; look at that rank's own "
-                "output for the "
-                "reason",
+                "rank <n> lost rank <n> (replica <n>, stage <n><last seen>) while <doing>; check that rank's output "
+                "for the cause",
                 "The other rank's connection broke: it was killed, or it failed first.",
                 "Read what that rank printed. `stretto train` starts all ranks again by itself, from the newest "
                 "checkpoint.",

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from stretto.base.errors import StrettoError
-from stretto.mesh.world import World, world
+from stretto.mesh.join import world
+from stretto.mesh.world import World
 
 
 class RanksFailedError(AssertionError):

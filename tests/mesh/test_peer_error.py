@@ -101,7 +101,7 @@ def test_data_that_no_rank_can_use_is_refused_once_under_torchrun(
     spoil(tmp_path / "data")
     (tmp_path / "run.toml").write_text(
         f'[data]\ntrain = "{tmp_path / "data"}"\nbudget = {budget}\n[model]\nhidden = 8\n[train]\nsteps = 3\n'
-        f'[run]\nfolder = "{tmp_path / "run"}"\n[layout]\nreplicas = 2\nslices = {micro_batches}\n'
+        f'[run]\nfolder = "{tmp_path / "run"}"\n[layout]\nreplicas = 2\nmicro_batches = {micro_batches}\n'
     )
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "stretto", "train"]
     done = subprocess.run(

@@ -1,10 +1,16 @@
+"""Joining a world of ranks, its collectives, and the device of a rank."""
+
 import json
+import os
+import re
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from stretto import world
+from helpers.rank_pool import RankPool, RankPools, RanksFailedError
+from stretto import World, world
 from stretto.errors import ConfigError, MeshError
 from stretto.mesh.device import peak_memory
 
@@ -21,7 +27,8 @@ WHOLE = {
 def test_without_torchrun_we_are_alone() -> None:
     with world() as alone:
         assert (alone.rank, alone.size, alone.is_single_rank, alone.is_rank_zero) == (0, 1, True, True)
-        assert alone.find_lost_rank([0]) is None
+        alone.barrier()
+        assert alone.all_reduce([2.0]) == [2.0] and alone.gather([1.0, 3.0]) == [[1.0, 3.0]]
 
 
 def test_another_world_than_the_layout_needs_is_refused_before_anyone_waits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,3 +61,45 @@ def test_memory_is_told_whatever_the_name_of_the_process() -> None:
 def test_a_device_that_is_not_there_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"run\.device='warp' is not a device"), world(device="warp"):
         pass
+
+
+def arrive_late(world: World) -> float:
+    """Return how long this rank waited in a barrier that the last rank reaches half a second late."""
+    if world.rank == world.size - 1:
+        time.sleep(0.5)
+    started = time.monotonic()
+    world.barrier()
+    return time.monotonic() - started
+
+
+def test_a_barrier_holds_every_rank_until_the_last_has_come(pools: RankPools) -> None:
+    *waited, last = pools[3].run(arrive_late)
+    assert all(seconds > 0.3 for seconds in waited) and last < 0.3
+
+
+def die_before_the_barrier(world: World) -> None:
+    if world.rank == 1:
+        os._exit(7)
+    world.barrier()
+
+
+def test_a_barrier_names_the_rank_that_was_lost() -> None:
+    with pytest.raises(RanksFailedError) as caught:
+        RankPool(3).run(die_before_the_barrier, seconds=30)
+    errors = caught.value.errors
+    assert errors.pop(1) == "ended with code 7"
+    assert sorted(errors) == [0, 2]
+    for rank, message in errors.items():
+        assert re.match(rf"rank {rank} lost rank 1( \(last seen [^)]+\))? while waiting in barrier; check", message)
+
+
+def collect(world: World) -> tuple[list[list[float]] | None, str, list[float]]:
+    text = world.broadcast_text("grüße" if world.is_rank_zero else "ignored")
+    values = world.broadcast(torch.full((2,), float(world.rank)), source=1).tolist()
+    return world.gather([float(world.rank)] * world.rank), text, values
+
+
+def test_collectives_give_every_rank_the_same_values_and_rank_0_all_of_them(pools: RankPools) -> None:
+    gathered, texts, values = zip(*pools[3].run(collect), strict=True)
+    assert gathered == ([[], [1.0], [2.0, 2.0]], None, None)
+    assert set(texts) == {"grüße"} and values == ([1.0, 1.0],) * 3

@@ -22,7 +22,7 @@ def choose_and_step(world: World, corpus: str, cache: str) -> tuple[str, float]:
     engine = make_engine(model, loss, layout, world, seed=1)
     share = windows.share(engine.mesh.replica, layout.replicas, layout.micro_batches)
     outcome = engine.step(share.read(Position()), None, 1)
-    return str(layout), engine.mesh.all_reduce([outcome.total.item()])[0]
+    return str(layout), engine.mesh.world.all_reduce([outcome.total.item()])[0]
 
 
 def test_all_ranks_choose_the_same_layout_and_the_engine_takes_it(

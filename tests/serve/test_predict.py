@@ -17,8 +17,6 @@ from stretto import TrainedModel, World
 from stretto.config.toml import parse_config
 from stretto.data import Corpus, Forecast, Sequences, prepare_sequences, prepare_series
 from stretto.errors import ConfigError, DataError
-from stretto.mesh.mesh import Mesh
-from stretto.mesh.topology import Topology
 from stretto.nn import Linear, Rows, Stack, initialize
 from stretto.serve import forecast, predict, prediction, write_predictions
 from stretto.serve.source import open_source, prepare_source
@@ -121,21 +119,20 @@ def test_a_file_that_was_whole_when_it_was_cut_off_is_taken_as_it_is(tmp_path: P
     assert out.stat().st_mtime_ns == written and not (tmp_path / "out.jsonl.parts").exists()
 
 
-class Counting(Mesh):
-    """Counts how often ranks have met."""
-
-    meetings = 0
-
-    def all_reduce(self, values: Sequence[float]) -> list[float]:
-        self.meetings += 1
-        return super().all_reduce(values)
-
-
 def slow_first(world: World) -> tuple[float, int]:
-    mesh = Counting(world, Topology(world.size, 1), create_groups=False)
-    started, met = time.monotonic(), mesh.meetings
-    prediction._run_on_first_rank(mesh, lambda: time.sleep(3 * prediction._POLL_SECONDS))
-    return time.monotonic() - started, mesh.meetings - met
+    """Return how long the first rank's work kept this rank, and how often the ranks met meanwhile."""
+    meetings = []
+    all_reduce = World.all_reduce
+
+    def counting(world: World, values: Sequence[float]) -> list[float]:
+        meetings.append(values)
+        return all_reduce(world, values)
+
+    started = time.monotonic()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(World, "all_reduce", counting)
+        prediction._run_on_first_rank(world, lambda: time.sleep(3 * prediction._POLL_SECONDS))
+    return time.monotonic() - started, len(meetings)
 
 
 def test_ranks_that_wait_for_the_first_hear_from_it_again_and_again(pools: RankPools) -> None:

@@ -19,8 +19,6 @@ from stretto.config.toml import parse_config
 from stretto.data import Corpus
 from stretto.errors import PreemptedError
 from stretto.mesh.device import peak_memory
-from stretto.mesh.mesh import Mesh
-from stretto.mesh.topology import Topology
 from stretto.mesh.wait_timer import WaitTimer
 from stretto.nn import Block, Embedding, Linear, Stack, State, TokenLoss, initialize
 from stretto.plan import Trace
@@ -145,9 +143,8 @@ def trace_few_ranks(world: World, layout: Layout, most: int) -> tuple[list[int] 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trace, "_MAX_RANKS", most)
         found = train_and_monitor(world, layout)[2]
-    mesh = Mesh(world, Topology(1, world.size))
     ranks = None if found is None else [row.rank for row in found.ranks if row.events]
-    return ranks, mesh.gather([float(world.rank)] * world.rank)
+    return ranks, world.gather([float(world.rank)] * world.rank)
 
 
 @pytest.mark.parametrize(("most", "ranks"), [(4, [0, 1, 2, 3]), (3, [0, 1]), (1, [0, 1])])

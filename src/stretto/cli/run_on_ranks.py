@@ -18,8 +18,9 @@ from stretto.cli.views.progress import show_progress
 from stretto.config.layout import Layout
 from stretto.config.run import RunConfig
 from stretto.launch.parent_exit import exit_with_launcher, preempted_exit_code
+from stretto.mesh.join import world
 from stretto.mesh.launch_info import find_launch_info
-from stretto.mesh.world import SHARED_ERRORS, World, world
+from stretto.mesh.world import SHARED_ERRORS, World
 from stretto.plan.advice import advise
 from stretto.plan.serialize import plan_to_dict
 from stretto.plan.units import format_seconds

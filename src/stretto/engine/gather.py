@@ -19,5 +19,5 @@ def gather_model_tensors(model: Stack, parts: list[slice], own: dict[str, Tensor
             source = mesh.topology.rank(0, stage)
             mine = own.get(name) if mesh.stage == stage else None
             tensor = torch.zeros(like.shape, dtype=like.dtype, device=mesh.world.device) if mine is None else mine
-            found[name] = mesh.broadcast(tensor.detach().clone(), source).cpu()
+            found[name] = mesh.world.broadcast(tensor.detach().clone(), source).cpu()
     return found

@@ -112,7 +112,7 @@ class PipelineEngine:
 
     @property
     def wait_seconds(self) -> float:
-        return self.mesh.wait_timer.seconds
+        return self.mesh.world.wait_timer.seconds
 
     @flush_denormals()
     def step(
@@ -122,8 +122,7 @@ class PipelineEngine:
         self.stack.train()
         self.stack.zero_grad(set_to_none=True)
         cut = self._cut(window)
-        stages = self.mesh.topology.stages
-        actions = stage_schedule(self.mesh.stage, stages, len(cut.micro_batches), cut.num_chunks)
+        actions = stage_schedule(self.mesh.stage, self.mesh.num_stages, len(cut.micro_batches), cut.num_chunks)
         return _PipelineStep(self, window, cut, carried, key, before_last_backward).run(actions)
 
     @torch.no_grad()
@@ -141,11 +140,11 @@ class PipelineEngine:
 
     def all_reduce(self, values: list[float]) -> list[float]:
         """Return the sums over all stages."""
-        return self.mesh.all_reduce(values)
+        return self.mesh.world.all_reduce(values)
 
     def gather(self, values: list[float]) -> list[list[float]] | None:
         """Return the values of all stages, on the first."""
-        return self.mesh.gather(values)
+        return self.mesh.world.gather(values)
 
     def _cut(self, window: Window) -> WindowCut:
         if self.layout.micro_batches > window.num_rows:

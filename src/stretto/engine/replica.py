@@ -37,7 +37,9 @@ class ReplicaEngine:
                 forward_sync_buffers=False,
                 gradient_as_bucket_view=True,
             )
-            self._reducer.register_comm_hook(ReduceHookState(mesh.replica_group, mesh.wait_timer), all_reduce_hook)
+            self._reducer.register_comm_hook(
+                ReduceHookState(mesh.replica_group, mesh.world.wait_timer), all_reduce_hook
+            )
             self._settle_buckets()
 
     @property
@@ -62,7 +64,7 @@ class ReplicaEngine:
 
     @property
     def num_replicas(self) -> int:
-        return self.mesh.topology.replicas
+        return self.mesh.num_replicas
 
     @property
     def replica(self) -> int:
@@ -74,7 +76,7 @@ class ReplicaEngine:
 
     @property
     def wait_seconds(self) -> float:
-        return self.mesh.wait_timer.seconds
+        return self.mesh.world.wait_timer.seconds
 
     @property
     def recorded_actions(self) -> list[TimedAction] | None:
@@ -91,12 +93,10 @@ class ReplicaEngine:
         if self._reducer is not None:
             # What DDP's own forward would do: settle the buckets once the order of gradients is known.
             self._reducer.reducer._rebuild_buckets()
-        try:
+        # Buckets are reduced inside the backward, so a lost replica shows as an error of the backward.
+        with self.mesh.world.explain_errors("reducing gradients"):
             outcome = self.inner.step(window, carried, key, self._prepare_reducer)
-        except RuntimeError as error:
-            # Buckets are reduced inside the backward, so a lost replica shows as an error of the backward.
-            raise self.mesh.explain_error(error, "adding up gradients") from error
-        self.mesh.wait_timer.end_all_reduce()
+        self.mesh.world.wait_timer.end_all_reduce()
         return outcome
 
     def eval_step(self, window: Window, carried: State | None, key: int) -> StepResult:
@@ -105,7 +105,7 @@ class ReplicaEngine:
 
     def squared_grad_norm(self) -> float:
         """Return this rank's part of the squared norm: all replicas have the same gradient."""
-        return self.inner.squared_grad_norm() / self.mesh.topology.replicas
+        return self.inner.squared_grad_norm() / self.mesh.num_replicas
 
     def all_reduce(self, values: list[float]) -> list[float]:
         """Return the sums over all ranks."""
@@ -113,7 +113,7 @@ class ReplicaEngine:
 
     def gather(self, values: list[float]) -> list[list[float]] | None:
         """Return the values of all ranks, on the first."""
-        return self.mesh.gather(values)
+        return self.mesh.world.gather(values)
 
     def _prepare_reducer(self) -> Tensor | None:
         if self._reducer is None:
@@ -133,7 +133,7 @@ class ReplicaEngine:
         ready_signal = self._prepare_reducer()
         assert ready_signal is not None and self._reducer is not None
         ready_signal.backward()  # type: ignore[no-untyped-call]
-        self.mesh.wait_timer.end_all_reduce()
+        self.mesh.world.wait_timer.end_all_reduce()
         self._reducer.reducer._rebuild_buckets()
         self.stack.zero_grad(set_to_none=True)
 

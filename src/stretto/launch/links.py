@@ -16,8 +16,6 @@ from stretto.launch.finding import Finding, ok, problem, warning, with_host
 from stretto.launch.machine import versions
 from stretto.mesh.links import time_messages
 from stretto.mesh.mailbox import wait_for_message
-from stretto.mesh.mesh import Mesh
-from stretto.mesh.topology import Topology
 from stretto.mesh.world import World
 from stretto.plan.units import format_bytes
 from stretto.plan.units import format_seconds as as_seconds
@@ -53,8 +51,7 @@ def measure_links(world: World, local_size: int) -> list[dict[str, Any]]:
 
     Machines may have unequally many ranks: the first one's `local_size` holds for all.
     """
-    mesh = Mesh(world, Topology(world.size, 1))
-    total, first_size = mesh.all_reduce([float(world.rank), float(local_size) if world.is_rank_zero else 0.0])
+    total, first_size = world.all_reduce([float(world.rank), float(local_size) if world.is_rank_zero else 0.0])
     local_size = int(first_size)
     if total != world.size * (world.size - 1) / 2:
         raise RuntimeError(f"the ranks added up to {total}, which is wrong")
@@ -62,7 +59,7 @@ def measure_links(world: World, local_size: int) -> list[dict[str, Any]]:
     targets = ([1] if local_size > 1 else []) + list(others)[:_MAX_NODES]
     found = []
     for target in targets:
-        short, long = time_messages(mesh, 0, target, _SIZES)
+        short, long = time_messages(world, 0, target, _SIZES)
         found.append(
             {
                 "target": target,
@@ -91,8 +88,7 @@ def link_findings(links: Sequence[Mapping[str, Any]]) -> list[Finding]:
 
 def gather_findings(world: World, local_rank: int, own: list[Finding]) -> list[Finding]:
     """Bring what each machine found to the first rank, with what they have to agree on; others get their own."""
-    mesh = Mesh(world, Topology(world.size, 1))
-    mesh.barrier()
+    world.barrier()
     # All read their clocks right after the same sum: as near to one moment as the network allows.
     now, host = time.time(), socket.gethostname()
     told = {
@@ -103,14 +99,14 @@ def gather_findings(world: World, local_rank: int, own: list[Finding]) -> list[F
     }
     world.mailbox.post(f"doctor/{world.rank}", json.dumps(told))
     if not world.is_rank_zero:
-        mesh.barrier()
+        world.barrier()
         return own
     timeout = timedelta(seconds=min(60.0, world.timeout.total_seconds()))
     notes = [
         json.loads(wait_for_message(world.mailbox, f"doctor/{rank}", rank, timeout, world.raise_peer_error))
         for rank in range(world.size)
     ]
-    mesh.barrier()
+    world.barrier()
     findings = []
     for said in notes:
         findings += with_host([Finding(**finding) for finding in said["findings"]], said["host"])

@@ -89,11 +89,12 @@ def measure_profile(
     cores, however many ranks there are.
     """
     world = world or World(0, 1, find_device("auto"))
-    mesh = Mesh(world, Topology(world.size, 1))
     window = data.read(Position())
     profiled = ProfiledModel(model, loss, window, world.device, seed, precision == "bf16")
     before = torch.get_num_threads()
-    run = _ProfileRun(profiled, mesh, precision, make_optimizer, data, before if threads is None else threads, progress)
+    run = _ProfileRun(
+        profiled, world, precision, make_optimizer, data, before if threads is None else threads, progress
+    )
     try:
         if world.is_rank_zero:
             return run.complete(run.measure_single_rank(key))
@@ -107,16 +108,15 @@ class _ProfileRun:
     def __init__(
         self,
         profiled: ProfiledModel,
-        mesh: Mesh,
+        world: World,
         precision: Precision,
         make_optimizer: MakeOptimizer,
         data: WindowSource,
         threads: int,
         progress: Progress,
     ) -> None:
-        self.profiled, self.mesh, self.precision = profiled, mesh, precision
+        self.profiled, self.world, self.precision = profiled, world, precision
         self.make_optimizer, self.data, self.threads, self.progress = make_optimizer, data, threads, progress
-        self.world = mesh.world
         self.is_cpu = profiled.device.type == "cpu"
         self.is_noisy = False
         self._set_threads(self.world.local_size)
@@ -161,7 +161,7 @@ class _ProfileRun:
         return {"disturbed": "the machine did other things while it was measured"} if self.is_noisy else {}
 
     def _heartbeat(self) -> None:
-        self.mesh.barrier()
+        self.world.barrier()
 
     def _memory(self) -> float:
         """What each rank has for itself."""
@@ -170,7 +170,7 @@ class _ProfileRun:
     def complete(self, profile: Profile | None) -> Profile:
         """Measure what takes several ranks, and give all of them the whole profile."""
         # Ranks that can't hold the whole model are measured without it.
-        is_whole = bool(self.mesh.all_reduce([float(profile is not None and self._fits_whole_model(profile))])[0])
+        is_whole = bool(self.world.all_reduce([float(profile is not None and self._fits_whole_model(profile))])[0])
         speeds = self._measure_speeds() if is_whole else self._guess_speeds()
         node, network = self._measure_links()
         numbers = divisors(self.world.local_size)[1:] if not self.world.is_single_rank else []
@@ -183,7 +183,7 @@ class _ProfileRun:
             measured = {"speeds": speeds, "node": node, "network": network, "all_reduces": all_reduces, "notes": notes}
             profile = profile.model_copy(update=measured)
         self.progress("measured", 1.0)
-        return broadcast_profile(self.mesh, profile)
+        return broadcast_profile(self.world, profile)
 
     def _fits_whole_model(self, profile: Profile) -> bool:
         """Has each rank room for the whole model and a step of it?"""
@@ -278,12 +278,12 @@ class _ProfileRun:
         def together(num_ranks: int) -> float:
             """The mean seconds of the ranks that run."""
             is_running = self.world.rank < num_ranks
-            self.mesh.barrier()
+            self.world.barrier()
             own = fastest_times(once)[0] if is_running else 0.0
             if is_running:
                 # Once more, so that nobody is alone while others still measure.
                 once()
-            return self.mesh.all_reduce([own])[0] / num_ranks
+            return self.world.all_reduce([own])[0] / num_ranks
 
         numbers = divisors(local)
         threads = {number: self._num_threads(number) for number in numbers}
@@ -317,16 +317,16 @@ class _ProfileRun:
             return None, None
         self.progress("measuring links", 0.9)
         local = min(world.local_size, world.size)
-        node = _fit_link(_MESSAGE_SIZES, time_messages(self.mesh, 0, 1, _MESSAGE_SIZES)) if local > 1 else None
+        node = _fit_link(_MESSAGE_SIZES, time_messages(self.world, 0, 1, _MESSAGE_SIZES)) if local > 1 else None
         network = (
-            _fit_link(_MESSAGE_SIZES, time_messages(self.mesh, 0, local, _MESSAGE_SIZES))
+            _fit_link(_MESSAGE_SIZES, time_messages(self.world, 0, local, _MESSAGE_SIZES))
             if local < world.size
             else None
         )
         return node, network
 
     def _measure_bare_all_reduce(self, num_ranks: int) -> AllReduceCost:
-        link = _fit_link(_ALL_REDUCE_SIZES, time_all_reduces(self.mesh, num_ranks, _ALL_REDUCE_SIZES))
+        link = _fit_link(_ALL_REDUCE_SIZES, time_all_reduces(self.world, num_ranks, _ALL_REDUCE_SIZES))
         return AllReduceCost(ranks=num_ranks, latency=link.latency, bandwidth=link.bandwidth)
 
     def _measure_all_reduce(self, num_ranks: int) -> AllReduceCost:
@@ -336,7 +336,7 @@ class _ProfileRun:
         """
         world, profiled = self.world, self.profiled
         mesh = Mesh(world, Topology(num_ranks, world.size // num_ranks, "replicas"))
-        (latency,) = time_all_reduces(self.mesh, num_ranks, _SMALL_SIZES)
+        (latency,) = time_all_reduces(self.world, num_ranks, _SMALL_SIZES)
         is_in = world.rank < num_ranks
         window = _crop(profiled.window, 1, 1)
         plain = self._engine(1)
@@ -344,12 +344,12 @@ class _ProfileRun:
         least = [math.inf, math.inf]
         for _ in range(_REPEATS):
             for index, engine in enumerate((plain, reduced)):
-                mesh.barrier()
+                world.barrier()
                 started = synchronized_time(profiled.device)
                 if is_in and engine is not None:
                     engine.step(window, None, 1)
                 seconds = (
-                    mesh.all_reduce([synchronized_time(profiled.device) - started if is_in else 0.0])[0] / num_ranks
+                    world.all_reduce([synchronized_time(profiled.device) - started if is_in else 0.0])[0] / num_ranks
                 )
                 least[index] = min(least[index], seconds)
         num_bytes = sum(weight.nbytes for weight in plain.stack.parameters() if weight.requires_grad)
@@ -385,9 +385,9 @@ def _scale(kind: BlockKind, factor: float) -> BlockKind:
     return kind.model_copy(update={"points": points})
 
 
-def broadcast_profile(mesh: Mesh, profile: Profile | None) -> Profile:
+def broadcast_profile(world: World, profile: Profile | None) -> Profile:
     """Give every rank what the first has."""
-    return Profile.model_validate_json(mesh.broadcast_text("" if profile is None else profile.model_dump_json()))
+    return Profile.model_validate_json(world.broadcast_text("" if profile is None else profile.model_dump_json()))
 
 
 def _crop(window: Window, rows: int, steps: int) -> Window:

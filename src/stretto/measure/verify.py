@@ -136,8 +136,8 @@ def _broadcast_result(
     mesh: Mesh, model: Stack, layout: Layout, num_steps: int, worst: Tensor, broken: list[str], precision: Precision
 ) -> Verification:
     """Give every rank the answer, which only the first has found."""
-    sizes = mesh.all_reduce(worst.flatten().tolist())
-    said = mesh.broadcast_text("\n".join(broken))
+    sizes = mesh.world.all_reduce(worst.flatten().tolist())
+    said = mesh.world.broadcast_text("\n".join(broken))
     blocks = tuple(
         BlockDifference(model.first + index, type(block).__name__, sizes[2 * index + 2], sizes[2 * index + 3])
         for index, block in enumerate(model)
@@ -155,12 +155,12 @@ def _gather_states(model: Stack, parts: list[slice], state: State, lanes: list[T
     blocks: list[State] = []
     for stage, part in enumerate(parts):
         replicas = []
-        for replica in range(mesh.topology.replicas):
+        for replica in range(mesh.num_replicas):
             rows = Rows.of(len(lanes[replica]), dtype=model.dtype)
             is_here = (mesh.replica, mesh.stage) == (replica, stage)
             tensors = state if is_here else model[part].initial_state(rows)
             source = mesh.topology.rank(replica, stage)
-            replicas.append([mesh.broadcast(tensor.to(mesh.world.device), source).cpu() for tensor in tensors])
+            replicas.append([mesh.world.broadcast(tensor.to(mesh.world.device), source).cpu() for tensor in tensors])
         joined = tuple(torch.cat(tensors) for tensors in zip(*replicas, strict=True))
         blocks += model[part].split_state(joined)
     return blocks

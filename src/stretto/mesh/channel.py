@@ -1,6 +1,7 @@
-"""Channel: the messages of one direction between two neighbouring stages.
+"""Channel: messages in one direction between neighboring stages.
 
-Receives are posted ahead, so that a message lands while the stage computes; sends are waited for late.
+Receives are posted ahead, so that a message arrives while the stage computes. Sends return at once and are waited for
+later.
 """
 
 from collections import deque
@@ -9,92 +10,83 @@ from collections.abc import Callable, Iterator
 import torch.distributed as dist
 from torch import Tensor
 
-from stretto.base.errors import StrettoError
-from stretto.mesh.wait_timer import WaitTimer
-
-WAITING = "waiting"
-"""How the note of a rank begins that does nothing but wait for another."""
+from stretto.mesh.heartbeat import WAITING
+from stretto.mesh.world import World
 
 NUM_RECEIVES_AHEAD = 2
-"""How many receives are posted ahead of the one that is being worked on."""
+"""How many receives are posted ahead of the one that the stage works on."""
 
 Endpoint = tuple[dist.ProcessGroup | None, int | None]
-"""A neighbour, and the process group that we share with it for one direction."""
+"""The process group shared with a neighbor for one direction, and the neighbor's rank; None if there is no neighbor."""
 
 
 class Channel:
-    """One direction: a source sends to us, we send to a target; either may be none, at the end of the line."""
+    """One direction through this stage: `source` sends to us, we send to `target`."""
 
-    def __init__(
-        self,
-        source: Endpoint,
-        target: Endpoint,
-        peer_lost_error: Callable[[int, str], StrettoError],
-        wait_timer: WaitTimer,
-        set_status: Callable[[object], None] = lambda activity: None,
-    ) -> None:
-        self._from_group, self._source = source
-        self._to_group, self._target = target
-        self._peer_lost_error = peer_lost_error
-        self._wait_timer = wait_timer
-        self._set_status = set_status
+    def __init__(self, world: World, source: Endpoint, target: Endpoint) -> None:
+        self._world = world
+        self._source_group, self._source = source
+        self._target_group, self._target = target
+        # The tensor is kept with each operation: torch reads or writes its memory until the operation is done.
         self._pending_receives: deque[tuple[Tensor, dist.Work]] = deque()
         self._pending_sends: deque[tuple[Tensor, dist.Work]] = deque()
         self._buffers: Iterator[Tensor] = iter(())
 
     def post_receives(self, buffers: Iterator[Tensor]) -> None:
-        """Say what will come, message by message; the first receives are posted at once."""
+        """Take the buffers of all messages to come, in order, and post the first receives."""
         self._buffers = buffers
         for _ in range(NUM_RECEIVES_AHEAD):
             self._post_next_receive()
 
     def receive(self, description: str) -> Tensor:
-        """Wait for the next message and return it; `description` says description it is, should it never come."""
+        """Wait for the next message and return it; `description` names it in errors."""
         buffer, work = self._pending_receives.popleft()
         assert self._source is not None
-        self._wait(work, self._source, f"{WAITING} for {description}")
+        activity = f"{WAITING} for {description}"
+        self._wait(work, self._source, status=activity, activity=activity)
         self._post_next_receive()
         return buffer
 
     def send(self, tensor: Tensor) -> None:
-        """Send a message and go on; it must not be changed any more."""
+        """Start to send a message, which must not change any more."""
         if self._target is None:
             return
         tensor = tensor.contiguous()
-        work = self._start(lambda: dist.isend(tensor, self._target, self._to_group), self._target, "sending")
+        work = self._start(lambda: dist.isend(tensor, self._target, self._target_group), self._target, "sending")
         self._pending_sends.append((tensor, work))
-        # Late, but not for ever: what has left need not be kept. No order waits for more than one that is under way.
-        self._drain(NUM_RECEIVES_AHEAD)
+        # Wait for old sends now and then, so that their tensors are freed during the step and not only at its end.
+        self._wait_for_sends(NUM_RECEIVES_AHEAD)
 
     def flush(self) -> None:
-        """Wait until all that was sent has left."""
-        self._drain(0)
+        """Wait until all messages have been sent."""
+        self._wait_for_sends(0)
 
-    def _drain(self, max_pending: int) -> None:
+    def _wait_for_sends(self, max_pending: int) -> None:
         while len(self._pending_sends) > max_pending:
             assert self._target is not None
-            self._wait(self._pending_sends.popleft()[1], self._target, "sending")
+            _, work = self._pending_sends.popleft()
+            self._wait(work, self._target, status=f"{WAITING} to send to rank {self._target}", activity="sending")
 
     def _post_next_receive(self) -> None:
         buffer = next(self._buffers, None)
         if buffer is not None:
             assert self._source is not None
-            work = self._start(lambda: dist.irecv(buffer, self._source, self._from_group), self._source, "receiving")
+            work = self._start(lambda: dist.irecv(buffer, self._source, self._source_group), self._source, "receiving")
             self._pending_receives.append((buffer, work))
 
     def _start(self, start: Callable[[], dist.Work | None], peer: int, activity: str) -> dist.Work:
         try:
             work = start()
         except RuntimeError as error:
-            raise self._peer_lost_error(peer, activity) from error
+            raise self._world.peer_failure(peer, activity) from error
         assert work is not None
         return work
 
-    def _wait(self, work: dist.Work, peer: int, activity: str) -> None:
-        self._set_status(activity if activity.startswith(WAITING) else f"{WAITING} while {activity} to rank {peer}")
-        started = self._wait_timer.begin()
+    def _wait(self, work: dist.Work, peer: int, *, status: str, activity: str) -> None:
+        self._world.set_status(status)
+        wait_started = self._world.wait_timer.begin()
         try:
             work.wait()
         except RuntimeError as error:
-            raise self._peer_lost_error(peer, activity) from error
-        self._wait_timer.end(started)
+            raise self._world.peer_failure(peer, activity) from error
+        self._world.wait_timer.end(wait_started)

@@ -4,6 +4,9 @@ import threading
 
 from torch._C._distributed_c10d import Store
 
+WAITING = "waiting"
+"""How the status of a rank begins that only waits for others."""
+
 # One sign in this time, and no more than this many signs a second from all ranks together.
 _SECONDS = 1.0
 _MAX_UPDATES_PER_SECOND = 200

@@ -67,5 +67,5 @@ def _rendezvous_as_follower(store: Store, rank: int, until: float) -> str:
 
 def _poll(until: float, missing: list[int]) -> None:
     if missing and time.monotonic() > until:
-        raise LostPeerError(f"rank {missing[0]} did not join in time; look at that rank's own output for the reason")
+        raise LostPeerError(f"rank {missing[0]} did not join in time; check that rank's output for the cause")
     time.sleep(_POLL_SECONDS if missing else 0)

@@ -4,9 +4,13 @@
     replica 0                  rank 0 -> rank 1 -> rank 2
     replica 1                  rank 3 -> rank 4 -> rank 5
 
-Neighbouring stages are neighbouring ranks, so they share a machine where they can; ranks of one column hold the same
-blocks and add up their gradients. With `adjacent` set to replicas it is the columns that are neighbours: rank 0 and rank 1
-are then the first stage of both replicas, and share a machine to add up their gradients.
+Neighboring stages are neighboring ranks, so they share a machine where possible; the ranks of a column hold the same
+blocks and all-reduce their gradients. With `adjacent="replicas"` the grid is numbered by columns:
+
+    replica 0                  rank 0 -> rank 2 -> rank 4
+    replica 1                  rank 1 -> rank 3 -> rank 5
+
+Rank 0 and rank 1 are then stage 0 of both replicas, and share a machine to all-reduce their gradients.
 """
 
 from dataclasses import dataclass
@@ -17,43 +21,53 @@ from stretto.base.errors import PlanError
 
 @dataclass(frozen=True)
 class GridPosition:
-    """Where one rank stands."""
+    """The replica and stage of one rank."""
 
     replica: int
     stage: int
+
+    def __str__(self) -> str:
+        return f"replica {self.replica}, stage {self.stage}"
 
 
 @dataclass(frozen=True)
 class Topology:
     """A grid of replicas and stages."""
 
-    replicas: int
-    stages: int
+    num_replicas: int
+    num_stages: int
     adjacent: Literal["stages", "replicas"] = "stages"
 
     @property
     def size(self) -> int:
-        return self.replicas * self.stages
+        """The number of ranks."""
+        return self.num_replicas * self.num_stages
 
     def rank(self, replica: int, stage: int) -> int:
-        """Return the rank of a place."""
-        return replica * self.stages + stage if self.adjacent == "stages" else stage * self.replicas + replica
+        """Return the rank at a position."""
+        return replica * self.num_stages + stage if self.adjacent == "stages" else stage * self.num_replicas + replica
 
     def position(self, rank: int) -> GridPosition:
-        """Return the place of a rank."""
+        """Return the position of a rank."""
         if not 0 <= rank < self.size:
             raise PlanError(
-                f"rank {rank} is not one of the {self.size} of {self.replicas} replicas x {self.stages} stages"
+                f"rank {rank} does not exist in {self.num_replicas} replicas x {self.num_stages} stages; "
+                f"use 0 to {self.size - 1}"
             )
         if self.adjacent == "stages":
-            return GridPosition(*divmod(rank, self.stages))
-        stage, replica = divmod(rank, self.replicas)
+            return GridPosition(*divmod(rank, self.num_stages))
+        stage, replica = divmod(rank, self.num_replicas)
         return GridPosition(replica, stage)
 
     def replica_ranks(self, replica: int) -> list[int]:
-        """Return the ranks of one replica, stage by stage."""
-        return [self.rank(replica, stage) for stage in range(self.stages)]
+        """Return the ranks of one replica, by stage."""
+        return [self.rank(replica, stage) for stage in range(self.num_stages)]
 
     def stage_ranks(self, stage: int) -> list[int]:
-        """Return the ranks that hold one stage, replica by replica."""
-        return [self.rank(replica, stage) for replica in range(self.replicas)]
+        """Return the ranks that hold one stage, by replica."""
+        return [self.rank(replica, stage) for replica in range(self.num_replicas)]
+
+    def adjacent_ranks(self, rank: int) -> list[int]:
+        """Return the ranks of a rank's row and column, itself included: those it exchanges tensors with."""
+        position = self.position(rank)
+        return sorted({*self.replica_ranks(position.replica), *self.stage_ranks(position.stage)})

@@ -1,50 +1,58 @@
-"""World: the ranks of a job, as their launcher has placed them; alone where there is none."""
+"""World: all ranks of a job as one of them sees it, the collectives over all ranks, and the errors of lost peers."""
 
-import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cached_property
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch import Tensor
 
 from stretto.base.errors import (
     ConfigError,
     DataError,
     DivergedError,
     FencedError,
-    MeshError,
+    LostPeerError,
     PlanError,
     StrettoError,
 )
-from stretto.mesh.device import find_device
-from stretto.mesh.heartbeat import Heartbeat
-from stretto.mesh.launch_info import LaunchInfo, find_launch_info
+from stretto.mesh.heartbeat import WAITING, Heartbeat
 from stretto.mesh.liveness import LivenessCheck
-from stretto.mesh.mailbox import LocalMailbox, Mailbox, StoreMailbox
-from stretto.mesh.rendezvous import leave, rendezvous
-from stretto.mesh.store import open_store
+from stretto.mesh.mailbox import LocalMailbox, Mailbox
+from stretto.mesh.topology import Topology
+from stretto.mesh.wait_timer import WaitTimer
 
 TIMEOUT = timedelta(minutes=10)
-_SINGLE_RANK = LaunchInfo(0, 1, 0, 1, "127.0.0.1", 0)
-# The errors of what was asked for, not of a rank: all ranks end with them.
+# Errors of the input, not of a rank: every rank ends with them.
 SHARED_ERRORS: tuple[type[StrettoError], ...] = (ConfigError, DataError, DivergedError, FencedError, PlanError)
 
 
 @dataclass(frozen=True)
 class World:
-    """This rank among all ranks of the job."""
+    """This rank among all ranks of the job, and the collectives over all of them. A single rank never waits.
+
+    Every rank must call the same collectives in the same order. If another rank is lost meanwhile, they raise
+    `LostPeerError`, or that rank's own error if it has published one.
+    """
 
     rank: int
     size: int
     device: torch.device
-    liveness: LivenessCheck | None = None  # none when alone
+    liveness: LivenessCheck | None = None  # None for a single rank
     mailbox: Mailbox = field(default_factory=LocalMailbox)
-    heartbeat: Heartbeat | None = None  # none when alone
+    heartbeat: Heartbeat | None = None  # None for a single rank
     timeout: timedelta = TIMEOUT
     local_size: int = 1  # ranks on this machine
+    topology: Topology | None = None  # set by `Mesh`, so that errors name the replica and stage of a rank
+
+    @cached_property
+    def wait_timer(self) -> WaitTimer:
+        """Measures how long this rank waits for others."""
+        return WaitTimer(self.device)
 
     @property
     def is_single_rank(self) -> bool:
@@ -53,98 +61,163 @@ class World:
 
     @property
     def is_rank_zero(self) -> bool:
-        """Is this rank 0, which writes what only one may write?"""
+        """Is this rank 0, which writes what only one rank may write?"""
         return self.rank == 0
 
-    def find_lost_rank(self, ranks: Sequence[int]) -> int | None:
-        """Return one of `ranks` that is gone, or another that someone found gone; none if nobody can say."""
-        return None if self.liveness is None else self.liveness.find_lost_rank(ranks)
+    def barrier(self) -> None:
+        """Wait until every rank has called this."""
+        # An all-reduce rather than torch's barrier: on accelerators that one only queues a kernel, it doesn't wait.
+        self._sum_over_ranks(torch.zeros(1, device=self.device), "barrier").tolist()
+
+    def all_reduce(self, values: Sequence[float]) -> list[float]:
+        """Return the sum of each value over all ranks."""
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        return [float(value) for value in self._sum_over_ranks(tensor, "all_reduce").tolist()]
+
+    def gather(self, values: Sequence[float]) -> list[list[float]] | None:
+        """Return the values of every rank, in order of rank, on rank 0 (None elsewhere); their number may differ.
+
+        An all-reduce in which each rank fills its own part and leaves zeros elsewhere, so rank 0 doesn't receive from
+        every rank in turn. Each rank needs memory for all values.
+
+            rank 0   [ 1. 2. | 0. | 0. 0. 0. ]
+            rank 1   [ 0. 0. | 3. | 0. 0. 0. ]   sum   [ 1. 2. | 3. | 4. 5. 6. ]
+            rank 2   [ 0. 0. | 0. | 4. 5. 6. ]
+        """
+        sizes = torch.zeros(self.size, dtype=torch.int64, device=self.device)
+        sizes[self.rank] = len(values)
+        sizes_by_rank: list[int] = self._sum_over_ranks(sizes, "gather").tolist()
+        parts = torch.zeros(sum(sizes_by_rank), dtype=torch.float64, device=self.device)
+        torch.split(parts, sizes_by_rank)[self.rank].copy_(torch.tensor(values, dtype=torch.float64))
+        self._sum_over_ranks(parts, "gather")
+        return [part.tolist() for part in torch.split(parts.cpu(), sizes_by_rank)] if self.is_rank_zero else None
+
+    def broadcast(self, tensor: Tensor, source: int) -> Tensor:
+        """Return rank `source`'s `tensor` on every rank; on the others, `tensor` gives the shape and dtype."""
+        if not self.is_single_rank:
+            tensor = tensor.contiguous()
+            with self.collective("broadcast"):
+                dist.broadcast(tensor, source)
+        return tensor
+
+    def broadcast_text(self, text: str) -> str:
+        """Return rank 0's `text` on every rank."""
+        encoded = text.encode() if self.is_rank_zero else b""
+        (size,) = self.all_reduce([float(len(encoded))])
+        letters = torch.tensor(list(encoded) if self.is_rank_zero else [0] * int(size), dtype=torch.uint8)
+        return bytes(self.broadcast(letters.to(self.device), 0).tolist()).decode() if size else ""
+
+    def _sum_over_ranks(self, tensor: Tensor, name: str) -> Tensor:
+        if not self.is_single_rank:
+            with self.collective(name):
+                dist.all_reduce(tensor)
+        return tensor
+
+    @contextmanager
+    def collective(self, name: str) -> Iterator[None]:
+        """Run a collective: count it as waiting, publish it as this rank's status, and explain its errors."""
+        self.set_status(f"{WAITING} for all ranks in {name}")
+        wait_started = self.wait_timer.begin()
+        with self.explain_errors(f"{WAITING} in {name}"):
+            yield
+        self.wait_timer.end(wait_started)
+        self.set_status(f"after {name}")
+
+    @contextmanager
+    def explain_errors(self, activity: str) -> Iterator[None]:
+        """Raise the error of a lost or slow peer in place of torch's RuntimeError, if a peer is the cause."""
+        started = time.monotonic()
+        try:
+            yield
+        except RuntimeError as error:
+            cause = self.peer_error() or self._lost_peer_error(activity)
+            # gloo reports a timeout as a plain RuntimeError; only the elapsed time tells it from other errors.
+            if cause is None and time.monotonic() - started >= self.timeout.total_seconds():
+                straggler = self._find_straggler()
+                cause = None if straggler is None else self._timeout_error(straggler, activity)
+            if cause is None:
+                raise
+            raise cause from error
+
+    def peer_failure(self, peer: int, activity: str) -> StrettoError:
+        """Return the error for a failed send to, or receive from, one peer."""
+        cause = self.peer_error() or self._lost_peer_error(activity)
+        if cause is not None:
+            return cause
+        # All peers answer, so the operation has timed out.
+        straggler = self._find_straggler()
+        return self._timeout_error(peer if straggler is None else straggler, activity)
 
     def set_status(self, status: object) -> None:
-        """Say what this rank is doing, should others ever have to ask."""
+        """Set what this rank is doing, which other ranks report if this one is lost."""
         if self.heartbeat is not None:
             self.heartbeat.status = status
 
     def last_status(self, rank: int) -> str | None:
-        """Return what a rank said last that it was doing."""
+        """Return the last published status of a rank; None if it has published none."""
         return None if self.liveness is None else self.liveness.last_status(rank)
 
-    def raise_peer_error(self) -> None:
-        """Raise the error that another rank has told of, if one has."""
-        told = self.peer_error()
-        if told is not None:
-            raise told
-
     def publish_error(self, error: StrettoError, print_error: Callable[[], None] = lambda: None) -> None:
-        """Leave word of the error that ends this rank, so that all others end with it too.
+        """Publish the error that ends this rank, so that all others end with it too.
 
-        `print_error` is called on one rank only: the first to tell. The same mistake is then said once, not on every rank.
+        `print_error` is called on one rank only, the first to publish: an error on every rank is printed once.
         """
         if self.liveness is None:
             print_error()
             return
         kind = next((kind for kind in SHARED_ERRORS if isinstance(error, kind)), StrettoError)
-        is_own = self.liveness.publish_error(f"{kind.__name__}\n{error}")
-        if is_own:
+        is_first = self.liveness.publish_error(f"{kind.__name__}\n{error}")
+        if is_first:
             print_error()
-        self.liveness.confirm_error(is_own)
+        self.liveness.confirm_error(is_first)
 
     def peer_error(self) -> StrettoError | None:
-        """Return the error that another rank has told of."""
-        word = None if self.liveness is None else self.liveness.read_error()
-        if word is None:
+        """Return the error that another rank has published."""
+        published = None if self.liveness is None else self.liveness.read_error()
+        if published is None:
             return None
-        name, sentence = word.split("\n", 1)
-        return next((kind for kind in SHARED_ERRORS if kind.__name__ == name), StrettoError)(sentence)
+        name, message = published.split("\n", 1)
+        return next((kind for kind in SHARED_ERRORS if kind.__name__ == name), StrettoError)(message)
 
+    def raise_peer_error(self) -> None:
+        """Raise the error that another rank has published, if there is one."""
+        error = self.peer_error()
+        if error is not None:
+            raise error
 
-@contextmanager
-def world(size: int | None = None, *, device: str = "auto", timeout: timedelta = TIMEOUT) -> Iterator[World]:
-    """Join the world that torchrun, srun, mpirun or what reads TF_CONFIG has started, or be alone; leave it at the end.
+    @property
+    def _adjacent_ranks(self) -> Sequence[int]:
+        """The ranks that this one communicates with directly."""
+        return range(self.size) if self.topology is None else self.topology.adjacent_ranks(self.rank)
 
-    `size` is how many ranks the layout needs: another number is an error on every rank, before any of them waits for
-    another. A rank that fails leaves at once, its connections close, and those that wait for it fail too.
-    """
-    launch_info = find_launch_info(os.environ) or _SINGLE_RANK
-    if size is not None and size != launch_info.size:
-        raise MeshError(
-            f"the layout needs {size} ranks, but {launch_info.size} {'was' if launch_info.size == 1 else 'were'} started; "
-            f"start {size} ({launch_info.launch_command.format(size)}), change the layout, or let layout.elastic fit it"
+    def _lost_peer_error(self, activity: str) -> LostPeerError | None:
+        """Return the error that names a lost rank; None if all adjacent ranks answer."""
+        lost = None if self.liveness is None else self.liveness.find_lost_rank(self._adjacent_ranks)
+        if lost is None:
+            return None
+        if lost == self.rank:
+            return LostPeerError(
+                f"the other ranks could not reach rank {lost} and gave it up while it was {activity}; "
+                "if the network was interrupted, restart this host's ranks"
+            )
+        return LostPeerError(
+            f"rank {self.rank} lost {self._describe_rank(lost)} while {activity}; check that rank's output for the cause"
         )
-    if launch_info.size == 1:
-        yield World(0, 1, find_device(device))
-        return
-    own = find_device(device, launch_info.local_rank, launch_info.local_size, is_bound=launch_info.is_bound)
-    joined, store = _join(launch_info, own, timeout)
-    assert joined.liveness is not None and joined.heartbeat is not None
-    try:
-        yield joined
-        # Only now: after an error there is no farewell, so that the others see our connections close.
-        dist.destroy_process_group()
-    except SHARED_ERRORS as error:
-        joined.publish_error(error)
-        raise
-    finally:
-        joined.heartbeat.stop()
-        joined.liveness.stop()
-    if not launch_info.has_agent_store:
-        leave(store, launch_info.rank, launch_info.size)
 
+    def _find_straggler(self) -> int | None:
+        """Return an adjacent rank that isn't waiting for another one: the cause when all live and none advances."""
+        statuses = {rank: self.last_status(rank) or "" for rank in self._adjacent_ranks if rank != self.rank}
+        return next((rank for rank, status in statuses.items() if not status.startswith(WAITING)), None)
 
-def _join(launch_info: LaunchInfo, device: torch.device, timeout: timedelta) -> tuple[World, Store]:
-    gathering = PrefixStore(f"stretto/{launch_info.run_id}", open_store(launch_info, timeout))
-    store = PrefixStore(rendezvous(gathering, launch_info.rank, launch_info.size, timeout), gathering)
-    dist.init_process_group(
-        dist.get_default_backend_for_device(device),
-        timeout=timeout,
-        world_size=launch_info.size,
-        rank=launch_info.rank,
-        store=PrefixStore("groups", store),
-        device_id=None if device.type == "cpu" else device,
-    )
-    liveness = LivenessCheck(store, launch_info.rank, launch_info.size, None if launch_info.has_agent_store else 0)
-    heartbeat = Heartbeat(store, launch_info.rank, launch_info.size)
-    mailbox = StoreMailbox(store)
-    return World(
-        launch_info.rank, launch_info.size, device, liveness, mailbox, heartbeat, timeout, launch_info.local_size
-    ), store
+    def _timeout_error(self, rank: int, activity: str) -> LostPeerError:
+        return LostPeerError(
+            f"rank {self.rank} waited {self.timeout.total_seconds():.0f} s for {self._describe_rank(rank)} while "
+            f"{activity}; that rank is alive but makes no progress: check its output, or raise run.timeout"
+        )
+
+    def _describe_rank(self, rank: int) -> str:
+        """Return a rank with its position and last status, as `rank 3 (replica 1, stage 0, last seen in F0.1)`."""
+        status = self.last_status(rank)
+        details = [] if self.topology is None else [str(self.topology.position(rank))]
+        details += [] if status is None else [f"last seen {status}"]
+        return f"rank {rank} ({', '.join(details)})" if details else f"rank {rank}"

@@ -12,8 +12,6 @@ from stretto.config.run import DataConfig, RunConfig
 from stretto.engine.engine import Precision
 from stretto.measure.block_kinds import MakeOptimizer
 from stretto.measure.profile import Progress, broadcast_profile
-from stretto.mesh.mesh import Mesh
-from stretto.mesh.topology import Topology
 from stretto.mesh.world import World
 from stretto.plan.cluster import Cluster
 from stretto.plan.cost_model import CostModel
@@ -62,11 +60,10 @@ def choose_layout(
 
 def choose_on_ranks(plan_input: PlanInput, world: World, progress: Progress) -> LayoutChoice:
     """Choose a layout that uses all ranks of `world`; every rank calls this and finds the same."""
-    mesh = Mesh(world, Topology(world.size, 1))
     cluster = Cluster(world.size, max(1, world.size // world.local_size))
     known = _find_cached_profile(plan_input, cluster) if world.is_rank_zero else None
-    if mesh.all_reduce([float(known is not None)])[0]:
-        profile = broadcast_profile(mesh, known)
+    if world.all_reduce([float(known is not None)])[0]:
+        profile = broadcast_profile(world, known)
     else:
         profile = plan_input.measure(world, progress)
         if world.is_rank_zero:

@@ -19,8 +19,6 @@ from torch import Tensor
 from stretto.base.disk import write_atomic
 from stretto.base.errors import ConfigError, StrettoError
 from stretto.base.window import Rows
-from stretto.mesh.mesh import Mesh
-from stretto.mesh.topology import Topology
 from stretto.mesh.world import World
 from stretto.serve.predictions import Outputs, PredictionDataset, PredictionRow, check_outputs, make_prediction_dataset
 from stretto.serve.source import FieldNames, ensure_prepared, is_raw, open_source, prepare_source
@@ -68,7 +66,6 @@ def write_predictions(
     """
     path = Path(path)
     world = world or World(0, 1, trained.stack.device)
-    mesh = Mesh(world, Topology(world.size, 1), create_groups=False)
     folder = parts_folder(path)
 
     def begin() -> None:
@@ -87,11 +84,11 @@ def write_predictions(
             _join_parts(path, folder)
         _remove_parts(folder)
 
-    _run_on_first_rank(mesh, begin)
-    if not any(mesh.all_reduce([float(world.is_rank_zero and path.exists())])):
-        _write_missing_parts(trained, location, folder, mesh, on_progress)
-    _run_on_first_rank(mesh, end)
-    return int(sum(mesh.all_reduce([float(_count_lines(path)) if world.is_rank_zero else 0.0])))
+    _run_on_first_rank(world, begin)
+    if not any(world.all_reduce([float(world.is_rank_zero and path.exists())])):
+        _write_missing_parts(trained, location, folder, world, on_progress)
+    _run_on_first_rank(world, end)
+    return int(sum(world.all_reduce([float(_count_lines(path)) if world.is_rank_zero else 0.0])))
 
 
 def parts_folder(path: Path) -> Path:
@@ -100,40 +97,40 @@ def parts_folder(path: Path) -> Path:
 
 
 def _write_missing_parts(
-    trained: TrainedModel, location: Path | str, folder: Path, mesh: Mesh, on_progress: ProgressCallback
+    trained: TrainedModel, location: Path | str, folder: Path, world: World, on_progress: ProgressCallback
 ) -> None:
-    world = mesh.world
     source = open_source(folder / _DATA if is_raw(location) else location, trained.data_spec)
     dataset = make_prediction_dataset(source, trained.data_spec, trained.config.data)
     parts = _PredictionParts.of(dataset)
-    missing = json.loads(mesh.broadcast_text(json.dumps(_missing_parts(folder, parts)) if world.is_rank_zero else ""))
+    missing = json.loads(world.broadcast_text(json.dumps(_missing_parts(folder, parts)) if world.is_rank_zero else ""))
     done = parts.count - len(missing)
     # All take a part, then all meet: nobody waits for another longer than a part takes.
     for start in range(0, len(missing), world.size):
         if start + world.rank < len(missing):
             number = missing[start + world.rank]
             _write_part(folder, number, _predict_part(trained, dataset, parts.rows(number)))
-        mesh.barrier()
+        world.barrier()
         done = min(done + world.size, parts.count)
         on_progress(done, parts.count)
 
 
-def _run_on_first_rank(mesh: Mesh, function: Callable[[], None]) -> None:
+def _run_on_first_rank(world: World, function: Callable[[], None]) -> None:
     """Do something on the first rank, even if it takes longer than ranks wait for each other; then all go on."""
-    if mesh.world.is_single_rank:
+    if world.is_single_rank:
         function()
         return
-    if not mesh.world.is_rank_zero:
-        while any(mesh.all_reduce([0.0])):
+    if not world.is_rank_zero:
+        while any(world.all_reduce([0.0])):
             pass
         return
     with ThreadPoolExecutor(1) as thread:
         doing = thread.submit(function)
         while not doing.done():
-            mesh.all_reduce([1.0])
+            world.all_reduce([1.0])
             wait([doing], _POLL_SECONDS)
         doing.result()
-    mesh.barrier()
+    # A sum of zero ends the loop of the other ranks.
+    world.all_reduce([0.0])
 
 
 @dataclass(frozen=True)

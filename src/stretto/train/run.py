@@ -183,7 +183,7 @@ class Run:
 
     def _barrier(self) -> None:
         """All are done before one goes: the first rank may keep the store that the others still read."""
-        self.engine.mesh.barrier()
+        self.world.barrier()
 
     def _steps(self) -> Iterator[StepReport]:
         try:

@@ -60,7 +60,7 @@ def _run_on_ranks(
     from stretto.launch.doctor import check_machine, rendezvous_timeout
     from stretto.launch.finding import problem
     from stretto.launch.links import gather_findings, link_findings, measure_links
-    from stretto.mesh.world import world
+    from stretto.mesh.join import world
 
     findings = check_machine(config) if launch_info.local_rank == 0 else []
     try:
@@ -83,7 +83,7 @@ def _measure_links(options: argparse.Namespace, arguments: list[str]) -> None:
     from stretto.launch.links import measure_links
     from stretto.launch.local import launch_local
     from stretto.launch.parent_exit import exit_with_launcher
-    from stretto.mesh.world import world
+    from stretto.mesh.join import world
 
     if find_launch_info(os.environ) is None:
         launch_local(options.ranks or 2, ["doctor", *arguments])

@@ -1,0 +1,72 @@
+"""world(): join the ranks that a launcher has started, and leave them at the end."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from stretto.base.errors import MeshError
+from stretto.mesh.device import find_device
+from stretto.mesh.heartbeat import Heartbeat
+from stretto.mesh.launch_info import LaunchInfo, find_launch_info
+from stretto.mesh.liveness import LivenessCheck
+from stretto.mesh.mailbox import StoreMailbox
+from stretto.mesh.rendezvous import leave, rendezvous
+from stretto.mesh.store import open_store
+from stretto.mesh.world import SHARED_ERRORS, TIMEOUT, World
+
+_SINGLE_RANK = LaunchInfo(0, 1, 0, 1, "127.0.0.1", 0)
+
+
+@contextmanager
+def world(size: int | None = None, *, device: str = "auto", timeout: timedelta = TIMEOUT) -> Iterator[World]:
+    """Join the ranks started by torchrun, srun, mpirun or with TF_CONFIG, or be a single rank; leave at the end.
+
+    `size` is the number of ranks the layout needs: a different number is an error on every rank, before any of them
+    waits for another. A rank that fails leaves at once, so its connections close and the ranks that wait for it fail too.
+    """
+    launch_info = find_launch_info(os.environ) or _SINGLE_RANK
+    if size is not None and size != launch_info.size:
+        raise MeshError(
+            f"the layout needs {size} ranks, but {launch_info.size} {'was' if launch_info.size == 1 else 'were'} started; "
+            f"start {size} ({launch_info.launch_command.format(size)}), change the layout, or set layout.elastic"
+        )
+    if launch_info.size == 1:
+        yield World(0, 1, find_device(device))
+        return
+    rank_device = find_device(device, launch_info.local_rank, launch_info.local_size, is_bound=launch_info.is_bound)
+    joined, store = _join(launch_info, rank_device, timeout)
+    assert joined.liveness is not None and joined.heartbeat is not None
+    try:
+        yield joined
+        # Only here, not after an error: then the other ranks must see our connections close.
+        dist.destroy_process_group()
+    except SHARED_ERRORS as error:
+        joined.publish_error(error)
+        raise
+    finally:
+        joined.heartbeat.stop()
+        joined.liveness.stop()
+    if not launch_info.has_agent_store:
+        leave(store, launch_info.rank, launch_info.size)
+
+
+def _join(launch_info: LaunchInfo, device: torch.device, timeout: timedelta) -> tuple[World, Store]:
+    rank, size = launch_info.rank, launch_info.size
+    run_store = PrefixStore(f"stretto/{launch_info.run_id}", open_store(launch_info, timeout))
+    store = PrefixStore(rendezvous(run_store, rank, size, timeout), run_store)
+    dist.init_process_group(
+        dist.get_default_backend_for_device(device),
+        timeout=timeout,
+        world_size=size,
+        rank=rank,
+        store=PrefixStore("groups", store),
+        device_id=None if device.type == "cpu" else device,
+    )
+    liveness = LivenessCheck(store, rank, size, None if launch_info.has_agent_store else 0)
+    heartbeat = Heartbeat(store, rank, size)
+    return World(rank, size, device, liveness, StoreMailbox(store), heartbeat, timeout, launch_info.local_size), store
