@@ -30,7 +30,8 @@ from stretto.nn import LSTM, LossSum, Stack, initialize
 from stretto.plan.actions import Action
 from stretto.plan.draw import draw_text
 from stretto.plan.schedule import stage_schedule
-from stretto.plan.timeline import TimedAction, Timeline, simulate
+from stretto.plan.simulator import simulate
+from stretto.plan.timeline import TimedAction, Timeline
 from stretto.report.gantt import bars_from_timeline, gantt, stage_names
 from stretto.report.page import standalone_svg
 from stretto.testing import LocalEngine

@@ -1,4 +1,4 @@
-"""Profiles by hand: what can't be meant is refused, and ends in one sentence."""
+"""Profiles written by hand: a mistake is rejected with one sentence."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ def change(values: dict[str, Any], path: str, value: object) -> None:
         ("kinds.0.points.0.forward", 1e308, "kinds.0.points.0.forward"),
         ("kinds.0.weight_bytes", 10**400, "kinds.0.weight_bytes"),
         ("kinds.0.points.0.rows", 8, "give exactly one for each pair"),
-        ("speeds", [{"ranks": 1, "each": 5e-324, "alone": 1}], "speeds.0.each"),
+        ("speeds", [{"ranks": 1, "contended": 5e-324, "solo": 1}], "speeds.0.contended"),
         ("blocks", ["0", "7"], "blocks has '7', which is not one of kinds"),
         ("blocks", [], "blocks"),
         ("memory", 0, "memory"),
@@ -36,7 +36,9 @@ def change(values: dict[str, Any], path: str, value: object) -> None:
         ("kinds.0.points", [{"rows": 1, "steps": 1, "forward": 0, "backward": 0, "saved": 0}], "takes any time"),
     ],
 )
-def test_what_can_not_be_meant_is_refused(path: str, value: object, sentence: str, tmp_path: Path) -> None:
+def test_a_value_out_of_range_is_rejected_in_one_sentence(
+    path: str, value: object, sentence: str, tmp_path: Path
+) -> None:
     values = json.loads(profile([kind()]).model_dump_json())
     change(values, path, value)
     (tmp_path / "bad.json").write_text(json.dumps(values))
@@ -46,7 +48,7 @@ def test_what_can_not_be_meant_is_refused(path: str, value: object, sentence: st
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[1]", b"null"])
-def test_what_is_no_profile_at_all_is_refused(content: bytes, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_profile_is_rejected(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_bytes(content)
     with pytest.raises(PlanError, match=r"bad\.json is not a profile"):
         load_profile(tmp_path / "bad.json")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from stretto import Layout
 from stretto.plan.schedule import stage_schedule
 from stretto.plan.serialize import timeline_from_dict, timeline_to_dict
-from stretto.plan.timeline import simulate
+from stretto.plan.simulator import simulate
 
 
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 5), st.floats(1e-6, 10))

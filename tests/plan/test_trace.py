@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from stretto.errors import DataError
 from stretto.plan.schedule import stage_schedule
-from stretto.plan.timeline import simulate
+from stretto.plan.simulator import simulate
 from stretto.plan.trace import RankTrace, Trace, TraceEvent
 
 HOUR = 3600.0

@@ -1,7 +1,7 @@
 from xml.etree import ElementTree
 
 from stretto.plan.schedule import stage_schedule
-from stretto.plan.timeline import simulate
+from stretto.plan.simulator import simulate
 from stretto.report.gantt import bars_from_timeline, gantt, stage_names
 from stretto.report.page import standalone_svg
 

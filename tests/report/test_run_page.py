@@ -18,7 +18,7 @@ from stretto.data import Corpus, Sequences
 from stretto.errors import ConfigError, DivergedError
 from stretto.plan.schedule import stage_schedule
 from stretto.plan.serialize import timeline_to_dict
-from stretto.plan.timeline import simulate
+from stretto.plan.simulator import simulate
 from stretto.plan.trace import RankTrace, Trace, TraceEvent
 from stretto.report import render_run
 from stretto.report.record import read_record

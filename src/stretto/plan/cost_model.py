@@ -115,10 +115,6 @@ class ContentionModel:
     def __init__(self, profile: Profile) -> None:
         self._known = {speed.ranks: speed for speed in profile.speeds}
 
-    @property
-    def is_contended(self) -> bool:
-        return bool(self._known)
-
     def of(self, num_ranks: int, num_busy: int) -> float:
         """Return the speed of each of `num_busy` ranks at work on a node that holds `num_ranks`.
 

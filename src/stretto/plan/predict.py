@@ -8,13 +8,13 @@ from functools import cache, cached_property, partial
 from stretto.config.layout import Layout
 from stretto.plan.actions import Action, ActionKind
 from stretto.plan.cluster import Cluster
-from stretto.plan.contention import simulate_contended
 from stretto.plan.cost_model import CostModel
 from stretto.plan.cut import MicroBatchShape
 from stretto.plan.memory import RankMemory, rank_memory
 from stretto.plan.partition import partition_from_counts
 from stretto.plan.schedule import stage_schedule
-from stretto.plan.timeline import ActionCost, Timeline, simulate
+from stretto.plan.simulator import ActionCost, simulate
+from stretto.plan.timeline import Timeline
 from stretto.plan.workload import Workload
 
 # Torch's reducer adds up gradients in buckets of so many bytes; the last one has no backward left to hide behind.
@@ -123,12 +123,11 @@ class _StepSimulation:
     def simulate(self) -> Timeline:
         speeds = self.costs.speeds
         on_node = self.cluster.ranks_on_node(self.layout)
-        cost, link = self.cost(), self.link()
-        if not speeds.is_contended:
-            return simulate(self.schedules(), cost, link)
-        # All replicas are at the same place of their step.
+        # All replicas of a node do the same at the same time.
         copies = max(1, on_node // self.layout.stages)
-        return simulate_contended(self.schedules(), cost, link, lambda busy: speeds.of(on_node, busy * copies))
+        return simulate(
+            self.schedules(), self.cost(), self.link(), speed=lambda num_busy: speeds.of(on_node, num_busy * copies)
+        )
 
     def traffic(self, stage: int) -> float:
         """Bytes of activations and gradients of activations that a stage sends."""

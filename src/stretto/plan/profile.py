@@ -13,7 +13,7 @@ from stretto.base.disk import write_atomic
 from stretto.base.errors import PlanError
 from stretto.base.strict_model import StrictModel, first_error
 
-VERSION = 1
+VERSION = 2
 
 # Whatever was measured or written by hand is within these; what is not would end in a division by nothing or infinity.
 Seconds = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]

@@ -8,7 +8,8 @@ from stretto.config.layout import Layout
 from stretto.plan.actions import Action, ActionKind, action_labels
 from stretto.plan.schedule import stage_schedule
 from stretto.plan.serialize import timeline_from_dict
-from stretto.plan.timeline import Timeline, simulate
+from stretto.plan.simulator import simulate
+from stretto.plan.timeline import Timeline
 from stretto.plan.trace import Trace
 from stretto.plan.units import format_seconds
 from stretto.report.chart import stacked_bar_chart

@@ -1,0 +1,165 @@
+"""The step simulator: runs one schedule per stage and returns when each action runs."""
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from stretto.plan.actions import Action, ActionKind, receives_from, sends_to
+from stretto.plan.timeline import TimedAction, Timeline
+
+ActionCost = Callable[[int, Action], float]
+"""Seconds that an action takes on a stage, or that its message takes to the next stage."""
+
+SpeedFunction = Callable[[int], float]
+"""The speed of each computing stage, given how many compute at once; 1 is the speed that costs are given for."""
+
+
+def simulate(
+    schedules: Sequence[Sequence[Action]],
+    cost: ActionCost,
+    link: ActionCost = lambda stage, action: 0.0,
+    *,
+    speed: SpeedFunction = lambda num_busy: 1.0,
+    blocking: bool = False,
+) -> Timeline:
+    """Run one schedule per stage and return when each action ran.
+
+    A sender does not wait for its message to arrive. With `blocking` it waits until the receiver has posted a receive
+    and the message has arrived. Each stage posts one receive ahead per direction, and the next one when it starts to
+    use the last message. `speed` models ranks that compete for the same cores.
+    """
+    return _Simulator(schedules, cost, link, speed, blocking).run()
+
+
+@dataclass(slots=True)
+class _SimulatedStage:
+    index: int
+    actions: Sequence[Action]
+    position: int = 0  # of the next action
+    is_busy: bool = False  # computes, or is in a blocking send
+    started: float = 0.0  # when the running action started
+    sending: Action | None = None  # a blocking send that waits for its receive
+    arrivals: dict[Action, float] = field(default_factory=dict)  # of messages that no action has used yet
+    open_receives: dict[ActionKind, int] = field(default_factory=lambda: dict.fromkeys(ActionKind, 1))
+
+    @property
+    def next_action(self) -> Action | None:
+        return self.actions[self.position] if self.position < len(self.actions) else None
+
+
+class _Simulator:
+    """Takes events in the order of time: an action ends, a message arrives.
+
+    How long a running action still takes depends on how many others run beside it. All running stages have the same
+    speed, so one work clock serves them all: it advances by `speed` per second, and an action that starts at work `w`
+    ends at `w + cost`, whatever the speed does in between.
+    """
+
+    def __init__(
+        self,
+        schedules: Sequence[Sequence[Action]],
+        cost: ActionCost,
+        link: ActionCost,
+        speed: SpeedFunction,
+        blocking: bool,
+    ) -> None:
+        self.cost, self.link, self.speed, self.blocking = cost, link, speed, blocking
+        self.stages = [_SimulatedStage(index, actions) for index, actions in enumerate(schedules)]
+        self.now = 0.0
+        self.ends: list[tuple[float, int]] = []  # heap of running actions: (work at the end, stage)
+        self.wake_ups: list[tuple[float, int]] = []  # heap of stages that wait for a message: (time, stage)
+        # Time and work at the last change of speed. At a constant speed of 1 both stay 0, so the work clock and the
+        # time are equal to the last bit.
+        self.base_time = self.base_work = 0.0
+        self.current_speed = 1.0
+        self.timed_actions: list[TimedAction] = []
+
+    def run(self) -> Timeline:
+        for stage in self.stages:
+            self._start_next(stage)
+        while self.ends or self.wake_ups:
+            end = self._time_at(self.ends[0][0]) if self.ends else math.inf
+            if self.wake_ups and self.wake_ups[0][0] <= end:
+                self.now, index = heapq.heappop(self.wake_ups)
+                stage = self.stages[index]
+                stage.is_busy = False
+            else:
+                self.now, (_, index) = end, heapq.heappop(self.ends)
+                stage = self.stages[index]
+                self._end(stage)
+            self._start_next(stage)
+        self.timed_actions.sort(key=lambda timed: (timed.start, timed.stage))
+        stuck = [
+            f"stage {stage.index} waits to {'send' if stage.sending else 'receive'} {action}"
+            for stage in self.stages
+            if (action := stage.sending or stage.next_action) is not None
+        ]
+        return Timeline(len(self.stages), tuple(self.timed_actions), tuple(stuck))
+
+    def _time_at(self, work: float) -> float:
+        return self.base_time + (work - self.base_work) / self.current_speed
+
+    def _work_now(self) -> float:
+        return self.base_work + (self.now - self.base_time) * self.current_speed
+
+    def _update_speed(self) -> None:
+        speed = self.speed(len(self.ends)) if self.ends else self.current_speed
+        if speed != self.current_speed:
+            self.base_time, self.base_work = self.now, self._work_now()
+            self.current_speed = speed
+
+    def _start_next(self, stage: _SimulatedStage) -> None:
+        """Start the next action of a stage that is not busy, if the action's message has arrived."""
+        action = stage.next_action
+        if stage.is_busy or action is None:
+            return
+        source = receives_from(action, stage.index, len(self.stages))
+        if source is not None:
+            arrival = stage.arrivals.get(action, math.inf)
+            if arrival > self.now:
+                if arrival < math.inf:
+                    heapq.heappush(self.wake_ups, (arrival, stage.index))
+                return
+            del stage.arrivals[action]
+        stage.is_busy, stage.started = True, self.now
+        heapq.heappush(self.ends, (self._work_now() + self.cost(stage.index, action), stage.index))
+        self._update_speed()
+        if self.blocking and source is not None:
+            stage.open_receives[action.kind] += 1
+            self._try_to_send(self.stages[source])
+
+    def _end(self, stage: _SimulatedStage) -> None:
+        """End the running action and send its message."""
+        action = stage.actions[stage.position]
+        self.timed_actions.append(TimedAction(stage.index, action, stage.started, self.now))
+        stage.position += 1
+        stage.is_busy = False
+        self._update_speed()
+        target = sends_to(action, stage.index, len(self.stages))
+        if target is None:
+            return
+        if self.blocking:
+            stage.is_busy, stage.sending = True, action
+            self._try_to_send(stage)
+        else:
+            self._deliver(action, self.stages[target], self.now + self.link(stage.index, action))
+
+    def _try_to_send(self, stage: _SimulatedStage) -> None:
+        """Send a blocked message if the receiver has posted a receive for it."""
+        action = stage.sending
+        target = None if action is None else sends_to(action, stage.index, len(self.stages))
+        if action is None or target is None or not self.stages[target].open_receives[action.kind]:
+            return
+        receiver = self.stages[target]
+        receiver.open_receives[action.kind] -= 1
+        stage.sending = None
+        arrival = self.now + self.link(stage.index, action)
+        heapq.heappush(self.wake_ups, (arrival, stage.index))
+        self._deliver(action, receiver, arrival)
+
+    def _deliver(self, action: Action, receiver: _SimulatedStage, arrival: float) -> None:
+        receiver.arrivals[action] = arrival
+        # A busy stage looks for the message when it needs it.
+        if not receiver.is_busy and receiver.next_action == action:
+            heapq.heappush(self.wake_ups, (arrival, receiver.index))
