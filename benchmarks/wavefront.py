@@ -33,7 +33,6 @@ from stretto.plan.schedule import stage_schedule
 from stretto.plan.simulator import simulate
 from stretto.plan.timeline import TimedAction, Timeline
 from stretto.report.gantt import bars_from_timeline, gantt, stage_names
-from stretto.report.page import standalone_svg
 from stretto.testing import LocalEngine
 from timing import show
 
@@ -303,8 +302,8 @@ def main() -> None:
     print(draw_text(timeline))
     if options.svg:
         title = f"{best}: measured chunks, {timeline.seconds:.2f} s per step"
-        picture = gantt(title, stage_names(timeline), bars_from_timeline(timeline), width=1000)
-        options.svg.write_text(standalone_svg(picture))
+        picture = gantt(title, stage_names(timeline), bars_from_timeline(timeline))
+        options.svg.write_text(picture.to_svg())
     one = seconds["one device"]
     show(
         f"{shape.layers} LSTM layers, H={shape.hidden}, {shape.rows} rows, window {shape.window}, fp32, gloo",

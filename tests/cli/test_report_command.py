@@ -1,4 +1,4 @@
-"""`stretto report`, as a person uses it."""
+"""`stretto report` as a user runs it."""
 
 import json
 from pathlib import Path
@@ -29,25 +29,25 @@ def test_a_page_is_written_and_the_command_says_where(runs: Path, capsys: pytest
     capsys.readouterr()
     assert main(["report", "runs/one", "--compare", "runs/two", "--out", "both.html"]) == 0
     assert "both.html" in capsys.readouterr().out
-    assert ParsedPage(Path("both.html").read_text()).sections == ["curves", "figures", "config"]
+    assert ParsedPage(Path("both.html").read_text()).sections == ["curves", "results", "configuration"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["runs/three"], "runs/three is not there; give the folder of a run"),
-        (["runs"], "runs holds no run"),
+        (["runs/three"], "runs/three does not exist; give the folder of a run"),
+        (["runs"], "runs does not contain a run"),
         (["runs/one/config.toml"], "runs/one/config.toml is a file; give the folder of a run"),
         (
             ["runs/one", "--out", "missing/page.html"],
-            "--out=missing/page.html can't be written (there is no folder missing)",
+            "--out=missing/page.html can't be written (missing does not exist)",
         ),
-        (["runs/one", "--out", "x" * 300], "can't be written (File name too long); choose another file"),
-        (["runs/one", "--out", "x" * 250], "can't be written (File name too long); choose another file"),
+        (["runs/one", "--out", "x" * 300], "can't be written (File name too long); choose a different file"),
+        (["runs/one", "--out", "x" * 250], "can't be written (File name too long); choose a different file"),
         (["runs/one", "--out", "runs"], "--out=runs is a folder"),
-        (["runs/one", "--out", "runs/one/log.jsonl"], "--out=runs/one/log.jsonl is there already and is no page"),
-        (["runs/one", "--out", "/dev/null"], "--out=/dev/null is there already and is no page"),
-        (["runs/one", "--compare", "runs/none"], "runs/none is not there"),
+        (["runs/one", "--out", "runs/one/log.jsonl"], "--out=runs/one/log.jsonl exists and is not a page"),
+        (["runs/one", "--out", "/dev/null"], "--out=/dev/null exists and is not a page"),
+        (["runs/one", "--compare", "runs/none"], "runs/none does not exist"),
         (["runs/one", "--compare", *["runs/two"] * 8], "9 runs can't be compared on one page; give 2 to 8"),
         (["runs/one", "--output", "x"], "--output is not an option of `stretto report`; did you mean --out?"),
     ],
@@ -56,5 +56,5 @@ def test_a_mistake_is_one_sentence(
     runs: Path, arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["report", *arguments]) == 2
-    said = capsys.readouterr().err
-    assert sentence in said and said.count("\n") == 1
+    error = capsys.readouterr().err
+    assert sentence in error and error.count("\n") == 1

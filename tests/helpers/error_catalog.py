@@ -1157,16 +1157,16 @@ ERROR_SECTIONS = (
                 "stretto forecast runs/done",
             ),
             ErrorCase(
-                "<path> holds no run (config.toml and log.jsonl are missing); give the folder of a run, which "
-                "run.folder has named",
-                "A page is made of the files of a run.",
-                "Give the folder that `stretto train` has named.",
+                "<path> does not contain a run (config.toml and log.jsonl are missing); give the folder of a run "
+                "(run.folder in its config)",
+                "A report is made from the files of a run.",
+                "Give the folder that `stretto train` prints, the run's `run.folder`.",
                 "stretto report data",
             ),
             ErrorCase(
-                "--out=<file> is there already and is no page; choose another file",
-                "A page is written over a page only, so that no log is lost to a slip of the hand.",
-                "Choose another file.",
+                "--out=<file> exists and is not a page; choose a different file",
+                "A report overwrites only other pages, so that a typo can't destroy a log.",
+                "Choose a different file.",
                 "stretto report runs/done --out runs/done/log.jsonl",
             ),
             ErrorCase(

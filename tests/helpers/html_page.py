@@ -1,4 +1,4 @@
-"""Pages for tests, read as a browser would: which elements there are, what they say, and what they ask for."""
+"""HTML pages parsed for tests: their elements, their text, and what they would load."""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ VOID_ELEMENTS = {"meta", "input", "br"}
 
 
 class ParsedPage(HTMLParser):
-    """A parsed page; an element that is not closed where it should be is an error."""
+    """A parsed page. An element that is not closed in the right place is an error."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -37,29 +37,30 @@ class ParsedPage(HTMLParser):
 
     @property
     def sections(self) -> list[str]:
-        """The names of its parts."""
+        """The ids of its sections."""
         return [str(attributes["id"]) for tag, attributes in self.elements if tag == "h2"]
 
     def count(self, tag: str) -> int:
-        return sum(found == tag for found, _ in self.elements)
+        return sum(element == tag for element, _ in self.elements)
 
     def labels(self) -> list[str]:
-        """What its pictures say to those who don't see them."""
-        return [str(attributes["aria-label"]) for tag, attributes in self.elements if tag == "svg"]
+        """The accessible descriptions of its charts."""
+        return [str(attributes["aria-label"]) for _, attributes in self.elements if attributes.get("role") == "img"]
 
 
 def assert_self_contained(text: str) -> None:
-    """Fail if a page would ask for anything that is not in it, or lets anything else run."""
+    """Fail if a page would load anything that is not in it, or run a script other than its own."""
     page = ParsedPage(text)
     for tag, attributes in page.elements:
         assert tag not in ("link", "img", "iframe", "object", "embed", "base", "form", "audio", "video", "image", "use")
         assert not {"src", "srcset", "style", "xlink:href", "action", "data", "poster"} & set(attributes)
         assert not any(name.startswith("on") for name in attributes), attributes
         assert str(attributes.get("href", "#")).startswith("#")
-        # What the script reads: numbers that it understands.
-        assert all(map(math.isfinite, map(float, str(attributes.get("data-plot", "0")).split())))
+        # The numbers that the script reads.
+        numbers = f"{attributes.get('data-y', '0')} {attributes.get('data-range', '0')}".split()
+        assert all(math.isfinite(float(number)) for number in numbers)
     assert page.count("script") <= 1
-    for far in ("http:", "https:", "url(", "@import", "fetch(", "XMLHttp", "WebSocket"):
-        assert far not in text
-    policy = next(str(found["content"]) for _, found in page.elements if "http-equiv" in found)
+    for remote in ("http:", "https:", "url(", "@import", "fetch(", "XMLHttp", "WebSocket"):
+        assert remote not in text
+    policy = next(str(attributes["content"]) for _, attributes in page.elements if "http-equiv" in attributes)
     assert "default-src 'none'" in policy and "unsafe" not in policy

@@ -1,4 +1,4 @@
-"""Runs side by side: told apart by name, and only by what differs."""
+"""A comparison of runs shows their curves in one chart and the differences of their configs."""
 
 import json
 from pathlib import Path
@@ -24,12 +24,12 @@ def write_run(folder: Path, lr: float, num_steps: int = 30) -> Path:
     return folder
 
 
-def test_curves_lie_over_each_other_and_differences_are_listed(tmp_path: Path) -> None:
+def test_runs_share_one_chart_and_only_differences_are_listed(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / "one", 0.1), write_run(tmp_path / "two", 0.2, num_steps=50)]
     text = render_comparison(runs)
     assert_self_contained(text)
     page = ParsedPage(text)
-    assert page.sections == ["curves", "results", "config"]
+    assert page.sections == ["curves", "results", "configuration"]
     (label,) = {label for label in page.labels() if label.startswith("Training loss")}
     assert "one: from" in label and "two: from" in label
     assert "train.lr" in page.text and "0.2" in page.words
@@ -37,14 +37,14 @@ def test_curves_lie_over_each_other_and_differences_are_listed(tmp_path: Path) -
     assert text == render_comparison(runs)
 
 
-def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+def test_runs_with_the_same_name_are_named_by_their_folders(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / place / "<b>run", 0.1) for place in ("here", "there")]
     page = ParsedPage(render_comparison(runs))
     assert "here/<b>run" in page.words and "there/<b>run" in page.words
-    assert "their configs are the same but for the folder" in page.text
+    assert "the configs are the same except for the folder" in page.text
 
 
-def test_one_run_or_too_many_are_refused(tmp_path: Path) -> None:
+def test_one_run_or_more_than_eight_are_an_error(tmp_path: Path) -> None:
     run = write_run(tmp_path / "one", 0.1)
     for number in (1, 9):
         with pytest.raises(ConfigError, match="give 2 to 8"):

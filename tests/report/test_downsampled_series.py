@@ -1,4 +1,4 @@
-"""However long a column is, its mean, least and most are kept, in few rows."""
+"""A downsampled column keeps its sum, minimum and maximum in few buckets."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -8,25 +8,26 @@ from stretto.report.downsampled_series import DownsampledSeries, exponential_mea
 
 
 @given(st.lists(st.one_of(st.floats(-1e6, 1e6), st.just(float("nan"))), max_size=300), st.integers(2, 20))
-def test_thinning_keeps_sums_and_extremes_and_the_order(values: list[float], max_buckets: int) -> None:
+def test_downsampling_keeps_sums_extremes_and_order(values: list[float], max_buckets: int) -> None:
     table = DownsampledSeries("step", "value", max_buckets=max_buckets)
     for number, value in enumerate(values):
         table.add(number, value)
-    there = [value for value in values if value == value]
+    finite = [value for value in values if value == value]
     steps, means, counts = table.mean("step"), table.mean("value"), table.count("value")
     assert table.num_rows == len(values) and len(steps) <= max_buckets
     assert (np.diff(steps) > 0).all()
-    assert counts.sum() == len(there)
-    if there:
-        assert np.isclose(np.nansum(means * counts), sum(there), rtol=1e-9, atol=1e-3)
-        assert np.nanmin(table.min("value")) == min(there) and np.nanmax(table.max("value")) == max(there)
+    assert counts.sum() == len(finite) and np.isclose(table.total("value"), sum(finite), rtol=1e-9, atol=1e-3)
+    if finite:
+        assert np.isclose(np.nansum(means * counts), sum(finite), rtol=1e-9, atol=1e-3)
+        assert np.nanmin(table.min("value")) == min(finite) and np.nanmax(table.max("value")) == max(finite)
+        assert table.highest("value") == max(0.0, *finite, 0.0)
     else:
         assert np.isnan(means).all()
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 1000), st.integers(7, 500))
-def test_reading_in_between_changes_nothing(length: int, pause: int) -> None:
+def test_reading_before_the_end_changes_nothing(length: int, pause: int) -> None:
     plain, read = DownsampledSeries("value", max_buckets=50), DownsampledSeries("value", max_buckets=50)
     for number in range(length):
         plain.add(float(number))
@@ -36,7 +37,7 @@ def test_reading_in_between_changes_nothing(length: int, pause: int) -> None:
     assert (plain.mean("value") == read.mean("value")).all() and plain.bucket_size == read.bucket_size
 
 
-def test_a_smoothed_line_neither_lags_nor_leaves_what_it_smooths() -> None:
+def test_a_smoothed_line_does_not_lag() -> None:
     values, counts = np.linspace(0.0, 100.0, 101), np.ones(101)
     assert np.isclose(smooth(values, counts, 9)[20:80], values[20:80], atol=0.3).all()
     assert (exponential_mean(values, counts, np.full(101, 9.0))[20:] < values[20:]).all()

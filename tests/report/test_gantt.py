@@ -1,15 +1,16 @@
+"""Gantt charts: one row per stage, one labelled box per action, in a page and in a file."""
+
 from xml.etree import ElementTree
 
 from stretto.plan.schedule import stage_schedule
 from stretto.plan.simulator import simulate
 from stretto.report.gantt import bars_from_timeline, gantt, stage_names
-from stretto.report.page import standalone_svg
 
 
 def test_a_timeline_becomes_an_svg_file_with_one_labelled_box_per_action() -> None:
     timeline = simulate([stage_schedule(stage, 3, 1, 4) for stage in range(3)], lambda stage, action: 1.0)
-    picture = gantt("one window <of> 4 chunks", stage_names(timeline), bars_from_timeline(timeline), width=1000)
-    svg = ElementTree.fromstring(standalone_svg(picture))
+    picture = gantt("one window <of> 4 chunks", stage_names(timeline), bars_from_timeline(timeline))
+    svg = ElementTree.fromstring(picture.to_svg())
     assert svg.tag == "{http://www.w3.org/2000/svg}svg"
     texts = ["".join(node.itertext()) for node in svg.iter() if node.tag.endswith("}text")]
     assert "one window <of> 4 chunks" in texts

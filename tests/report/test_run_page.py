@@ -1,4 +1,4 @@
-"""The page of a run tells what its files tell: whole, cut off, short, long, wide, or broken."""
+"""The report page of a run: finished, interrupted, short, long, on many ranks, or with a damaged log."""
 
 import json
 import math
@@ -21,10 +21,10 @@ from stretto.plan.serialize import timeline_to_dict
 from stretto.plan.simulator import simulate
 from stretto.plan.trace import RankTrace, Trace, TraceEvent
 from stretto.report import render_run
-from stretto.report.record import read_record
+from stretto.report.record_reader import read_record
 from stretto.report.sequence_lengths import read_lengths
 
-ALWAYS = ["curves", "run", "step", "balance", "lengths", "failures", "checkpoints", "results"]
+SECTIONS = ["curves", "configuration", "timeline", "balance", "lengths", "failures", "checkpoints", "results"]
 
 
 def config_of(folder: Path, data: str, **sections: dict[str, object]) -> RunConfig:
@@ -70,23 +70,31 @@ def ranks(**more: object) -> dict[str, Any]:
     return {"kind": "ranks", "step": 1, **usual, **more}
 
 
-def test_a_finished_run_has_every_part(finished: Path) -> None:
+def test_the_page_of_a_finished_run_has_every_section(finished: Path) -> None:
     text = render_run(finished)
     assert_self_contained(text)
     page = ParsedPage(text)
-    assert page.sections == ALWAYS
-    for words in ("finished", "2 LSTM layers of 12", "25 steps of adamw", "One start, and nothing went wrong"):
+    assert page.sections == SECTIONS
+    for words in ("finished", "2 LSTM layers of 12", "25 steps of adamw", "One start, no failures"):
         assert words in page.text
     labels = " ".join(page.labels())
-    for picture in ("Loss.", "Learning rate", "Gradient norm", "Speed", "as it was measured", "The mean step"):
-        assert picture in labels
-    record = read_record(finished)
-    assert record.last_evaluation is not None
-    assert f"{record.last_evaluation['loss']:.4f}" in page.text, "the log's own figure"
+    for chart in ("Loss.", "Learning rate", "Gradient norm", "Speed", "Step 10, measured", "Mean step of rank 0"):
+        assert chart in labels
+    last = read_record(finished).evaluations.last
+    assert last is not None
+    assert f"{last['loss']:.4f}" in page.text, "the loss in the log"
 
 
 def test_the_same_files_give_the_same_page(finished: Path) -> None:
     assert render_run(finished) == render_run(str(finished))
+
+
+def test_each_chart_is_drawn_once_with_a_view_per_x_axis(finished: Path) -> None:
+    page = ParsedPage(render_run(finished))
+    assert sum(label.startswith("Loss.") for label in page.labels()) == 1
+    assert sum("data-y" in attributes for _, attributes in page.elements) == 4, "loss, learning rate, norm and speed"
+    for name in ("by-steps", "by-seconds", "by-tokens"):
+        assert sum(tag == "g" and attributes.get("class") == name for tag, attributes in page.elements) == 4
 
 
 def test_rows_of_unequal_length_have_a_histogram_and_padding(tmp_path: Path) -> None:
@@ -98,10 +106,10 @@ def test_rows_of_unequal_length_have_a_histogram_and_padding(tmp_path: Path) -> 
     }
     config = parse_config({**options, "model": {"hidden": 8, "layers": 1}, "run": {"folder": tmp_path / "run"}})
     page = ParsedPage(render_run(train(config)))
-    assert "200 sequences" in page.text and "the longest 42" in page.text and "were padding" in page.text
+    assert "200 sequences" in page.text and "maximum 42" in page.text and "were padding" in page.text
     assert any(label.startswith("Lengths of the training data: 200 sequences") for label in page.labels())
     assert any(label.startswith("Padding of each batch") for label in page.labels())
-    assert "nothing held out" in page.text
+    assert "no validation data" in page.text
 
 
 def test_lengths_of_a_large_store_are_sampled_evenly(tmp_path: Path) -> None:
@@ -112,18 +120,18 @@ def test_lengths_of_a_large_store_are_sampled_evenly(tmp_path: Path) -> None:
     assert few.values.mean() == pytest.approx(all_of_them.values.mean(), rel=0.1)
 
 
-def test_data_that_has_gone_or_changed_is_said_to_have(tmp_path: Path, byte_corpus: Corpus) -> None:
+def test_the_page_says_if_the_data_is_missing_or_has_changed(tmp_path: Path, byte_corpus: Corpus) -> None:
     gone = write_log(tmp_path / "gone", [step(1)])
-    assert "gone, is not there any more" in ParsedPage(render_run(gone)).text
+    assert "gone, no longer exists" in ParsedPage(render_run(gone)).text
     folder = train(config_of(tmp_path / "run", byte_corpus.location, train={"steps": 2}))
     other = write_tokens(tmp_path / "other", [[[0, 1]]], 2)
     text = (folder / "config.toml").read_text().replace(byte_corpus.location, other.location)
     (folder / "config.toml").write_text(text)
-    assert "is not the data that the run was trained on" in ParsedPage(render_run(folder)).text
+    assert "has changed since the run was trained on it" in ParsedPage(render_run(folder)).text
     assert isinstance(other, Sequences)
 
 
-def test_a_run_that_was_killed_and_went_on_says_from_where(byte_corpus: Corpus, tmp_path: Path) -> None:
+def test_a_resumed_run_says_which_checkpoint_it_resumed_from(byte_corpus: Corpus, tmp_path: Path) -> None:
     run = Run(config_of(tmp_path / "run", byte_corpus.location))
     for event in run.events():
         if getattr(event, "step", 0) == 14:
@@ -132,15 +140,15 @@ def test_a_run_that_was_killed_and_went_on_says_from_where(byte_corpus: Corpus, 
     with (tmp_path / "run" / "log.jsonl").open("a") as log:
         log.write('{"kind": "step", "step": 15, "lo')
     half = ParsedPage(render_run(tmp_path / "run"))
-    assert "not finished" in half.text and "1 line in its log that can't be read" in half.text
+    assert "not finished" in half.text and "1 unreadable line in its log" in half.text
     folder = train(config_of(tmp_path / "run", byte_corpus.location, train={"steps": 25, "lr": 5e-4}))
     page = ParsedPage(render_run(folder))
     assert "was started 2 times" in page.text
     assert "step-000000010-g1" in page.text and "train.lr 0.001 -> 0.0005" in page.text
-    assert any("started again after step 10" in words for words in page.words), "and the curve is marked there"
+    assert any("restarted after step 10" in words for words in page.words), "the curve has a mark"
 
 
-def test_a_run_that_diverged_says_so_and_where_the_batch_is(byte_corpus: Corpus, tmp_path: Path) -> None:
+def test_a_diverged_run_says_so_and_names_the_saved_batch(byte_corpus: Corpus, tmp_path: Path) -> None:
     wild = {"steps": 20, "lr": 1e38, "optimizer": "sgd", "clip": 0.0}
     with pytest.raises(DivergedError):
         train(config_of(tmp_path / "run", byte_corpus.location, train=wild))
@@ -154,40 +162,40 @@ def test_a_run_that_diverged_says_so_and_where_the_batch_is(byte_corpus: Corpus,
     ("lines", "words"),
     [
         ([], "The log has no step yet"),
-        ([step(1)], "2 lines in its log"),
-        ([step(1, loss=None, gradient_norm=None)], "no finite value was logged"),
-        ([step(number, loss=None if number % 2 else 1.0) for number in range(1, 9)], "not finite in 4 steps"),
+        ([step(1)], "2 unreadable lines in its log"),
+        ([step(1, loss=None, gradient_norm=None)], "No finite value was logged"),
+        ([step(number, loss=None if number % 2 else 1.0) for number in range(1, 9)], "non-finite values in 4 steps"),
         ([step(1), step(2, skipped=1), step(3, skipped=1)], "skipped 1 step"),
         ([step(1), {"kind": "save", "step": 1, "error": "disk full", "num_bytes": 0}], "failed to save 1 time"),
         ([step(1, loss=1e308, gradient_norm=1e-320), step(2, loss=-1e308)], "Curves"),
         ([{"kind": "ranks"}, {"kind": "step"}, {"kind": 3}, {"step": 1}], "Curves"),
         ([step(1), {"kind": "evaluation", "step": 1, "loss": None, "tokens": 1, "perplexity": None}], "Curves"),
-        ([step(1), ranks(seconds=0)], "says nothing of single ranks"),
-        ([step(1), ranks(seconds=0, busy=[0], waiting=[0], memory=[1])], "says nothing of single ranks"),
+        ([step(1), ranks(seconds=0)], "no figures per rank"),
+        ([step(1), ranks(seconds=0, busy=[0], waiting=[0], memory=[1])], "no figures per rank"),
         ([step(1), ranks(busy=[0, 0])], "1.00 times the mean"),
         ([step(1), ranks(memory=[None, None])], "Rank 0 was busiest"),
-        ([step(1), ranks(busy=[1], waiting=[None], memory=[None])], "took - of memory at most"),
-        ([step(1), ranks(busy=[10**400, 1])], "says nothing of single ranks"),
+        ([step(1), ranks(busy=[1], waiting=[None], memory=[None])], "peak memory -"),
+        ([step(1), ranks(busy=[10**400, 1])], "no figures per rank"),
         ([step(1, tokens=10**400, skipped=10**400), step(10**400)], "Curves"),
         ([step(1, tokens=-1e308, compute_seconds=1e308), step(2)], "Curves"),
         ([step(1), {"kind": "save", "step": 1}], "1 checkpoint in the log"),
     ],
 )
-def test_a_log_of_any_kind_becomes_a_page(tmp_path: Path, lines: list[dict[str, Any]], words: str) -> None:
+def test_any_log_becomes_a_page(tmp_path: Path, lines: list[dict[str, Any]], words: str) -> None:
     text = render_run(write_log(tmp_path / "run", lines, "[1, 2]\n\x00\n"))
     assert_self_contained(text)
     page = ParsedPage(text)
-    assert words in page.text and page.sections == ALWAYS
+    assert words in page.text and page.sections == SECTIONS
     assert "nan" not in text.lower() and "inf" not in page.text.lower().replace("information", "")
 
 
-def test_the_balance_of_two_ranks_is_told_in_words_and_rows(tmp_path: Path) -> None:
+def test_the_balance_of_two_ranks_is_described_and_drawn(tmp_path: Path) -> None:
     page = ParsedPage(render_run(write_log(tmp_path / "run", [step(1), ranks()])))
-    assert "50% of all ranks' time was waiting" in page.text and "Rank 0 was busiest with 1.5 s" in page.text
-    assert any(label == "Most memory in use: rank 0 1 GB; rank 1 3 GB" for label in page.labels())
+    assert "50% of all ranks' time was spent waiting" in page.text and "Rank 0 was busiest with 1.5 s" in page.text
+    assert any(label == "Peak memory: rank 0 1 GB; rank 1 3 GB" for label in page.labels())
 
 
-def traced(folder: Path, replicas: int, stages: int, chunks: int) -> None:
+def write_trace(folder: Path, replicas: int, stages: int, chunks: int) -> None:
     timeline = simulate(
         [stage_schedule(stage, stages, 1, chunks) for stage in range(stages)], lambda stage, action: 0.01
     )
@@ -203,7 +211,7 @@ def traced(folder: Path, replicas: int, stages: int, chunks: int) -> None:
     (folder / "trace.json").write_text(Trace.of(10, rows).to_json())
 
 
-def test_a_planned_step_stands_beside_the_measured_one(tmp_path: Path) -> None:
+def test_the_planned_step_is_drawn_below_the_measured_one(tmp_path: Path) -> None:
     config = '[data]\ntrain = "gone"\n[layout]\nstages = 2\nchunks = 4\nblocks = [2, 2]\n'
     lines = [step(1), {"kind": "plan", "step": 23, "predicted": 0.1, "measured": 0.15}]
     folder = write_log(tmp_path / "run", lines, config=config)
@@ -213,49 +221,49 @@ def test_a_planned_step_stands_beside_the_measured_one(tmp_path: Path) -> None:
         "memory": 1e9, "stages": [{"blocks": [0, 2], "busy": 0.04}, {"blocks": [2, 4], "busy": 0.04}],
     }  # fmt: skip
     (folder / "plan.json").write_text(json.dumps({"advice": "use <2> stages", "best": [best]}))
-    traced(folder, 1, 2, 4)
+    write_trace(folder, 1, 2, 4)
     page = ParsedPage(render_run(folder))
     assert "plan" in page.sections
     for words in ("use <2> stages", "100 ms", "150 ms", "1.50", "F3", "B0"):
         assert words in page.text
-    assert any(label.startswith("A step of one replica as it was planned: 2 rows") for label in page.labels())
-    assert "a backward as twice its forward" in page.text
+    assert any(label.startswith("Step of one replica, planned: 2 rows") for label in page.labels())
+    assert "a backward twice as long as its forward" in page.text
     timeline = simulate([stage_schedule(stage, 2, 1, 4) for stage in range(2)], lambda stage, action: 0.01)
     plan = {"advice": "", "best": [best], "timeline": timeline_to_dict(layout, timeline)}
     (folder / "plan.json").write_text(json.dumps(plan))
     assert "the plan's own simulation" in ParsedPage(render_run(folder)).text
 
 
-def test_512_ranks_and_their_trace_stay_readable_and_small(tmp_path: Path) -> None:
+def test_the_page_of_512_ranks_stays_small(tmp_path: Path) -> None:
     lines: list[dict[str, Any]] = [step(number) for number in range(1, 30)]
     busy = [1 + math.sin(rank) / 4 for rank in range(512)]
     lines.append(ranks(busy=busy, waiting=[0.5] * 512, memory=[1] * 512))
     folder = write_log(tmp_path / "run", lines)
-    traced(folder, 64, 8, 16)
+    write_trace(folder, 64, 8, 16)
     text = render_run(folder)
     page = ParsedPage(text)
-    assert "The first 32 of 512 ranks are shown" in page.text and "A mean step of 512 ranks" in page.text
+    assert "The first 32 of 512 ranks are shown" in page.text and "The mean step on 512 ranks" in page.text
     assert len(text) < 2_000_000 and page.count("rect") < 6000
 
 
-def test_a_log_of_200_000_steps_makes_a_small_page_in_bounded_time(tmp_path: Path) -> None:
+def test_a_log_of_200_000_steps_gives_a_small_page_in_bounded_time(tmp_path: Path) -> None:
     line = json.dumps(step(1)).replace('"step": 1,', '"step": %d,').replace('"loss": 5.0', '"loss": %f')
     folder = write_log(tmp_path / "run", [])
     with (folder / "log.jsonl").open("w") as log:
         log.writelines(line % (number, 1 + 5 / number) + "\n" for number in range(1, 200_001))
-    parts: list[float] = []
+    fractions: list[float] = []
     started = time.process_time()
-    text = render_run(folder, parts.append)
+    text = render_run(folder, fractions.append)
     assert time.process_time() - started < 30
     assert len(text) < 1_000_000 and "200,000" in text
-    assert parts == sorted(parts) and 50 < len(parts) <= 101 and parts[-1] <= 1
+    assert fractions == sorted(fractions) and 50 < len(fractions) <= 101 and fractions[-1] <= 1
 
 
-def test_hostile_names_stay_text(tmp_path: Path) -> None:
+def test_markup_in_names_stays_text(tmp_path: Path) -> None:
     hostile = '<script>alert(1)</script><img src=x onerror="alert(2)">'
-    told = {"resumed_from": hostile, "ranks": hostile, "layout": hostile, "changes": [hostile]}
+    start = {"resumed_from": hostile, "ranks": hostile, "layout": hostile, "changes": [hostile]}
     lines = [
-        {"kind": "start", "step": 0, "generation": 1, **told},
+        {"kind": "start", "step": 0, "generation": 1, **start},
         step(1),
         {"kind": "evaluation", "step": 1, "loss": 1.0, hostile: 2.0},
         {"kind": "save", "step": 1, "error": hostile},
@@ -279,14 +287,14 @@ def test_a_config_without_a_log_or_a_log_without_a_config_is_enough(tmp_path: Pa
     (folder / "config.toml").write_text("not = [toml")
     (tmp_path / "log.jsonl").rename(folder / "log.jsonl")
     page = ParsedPage(render_run(folder))
-    assert "what follows is from the log alone" in page.text and "2.5000" in page.text
-    assert page.sections == ALWAYS
+    assert "this page shows the log only" in page.text and "2.5000" in page.text
+    assert page.sections == SECTIONS
 
 
-def test_what_is_no_run_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is not there; give the folder of a run"):
+def test_a_folder_without_a_run_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not exist; give the folder of a run"):
         render_run(tmp_path / "missing")
-    with pytest.raises(ConfigError, match=r"holds no run \(config.toml and log.jsonl are missing\)"):
+    with pytest.raises(ConfigError, match=r"does not contain a run \(config.toml and log.jsonl are missing\)"):
         render_run(tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="is a file"):

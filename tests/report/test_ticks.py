@@ -1,4 +1,4 @@
-"""Axes hold what they show, with ticks that are few, in order, and told apart."""
+"""A scale covers its values, with few ticks, in order, whose labels differ."""
 
 import math
 
@@ -13,7 +13,7 @@ values = st.floats(-1e200, 1e200)
 @given(values, values, st.booleans())
 @example(0.0, 5e-324, False)
 @example(0.0, 5e-324, True)
-def test_a_scale_holds_its_values_and_its_ticks_are_few_and_differ(one: float, other: float, from_zero: bool) -> None:
+def test_a_scale_covers_its_values_with_few_distinct_ticks(one: float, other: float, from_zero: bool) -> None:
     low, high = min(one, other), max(one, other)
     scale = choose_scale(low, high, 4, from_zero=from_zero)
     for value in (low, high):
@@ -21,22 +21,22 @@ def test_a_scale_holds_its_values_and_its_ticks_are_few_and_differ(one: float, o
     assert 1 <= len(scale.ticks) <= 8
     assert list(scale.ticks) == sorted(scale.ticks)
     if high - low > 1e-6 * max(abs(low), abs(high)):
-        said = [tick_formatter(scale)(tick) for tick in scale.ticks]
-        assert len(set(said)) == len(said), said
-        assert all(len(words) <= 12 for words in said), said
+        labels = [tick_formatter(scale)(tick) for tick in scale.ticks]
+        assert len(set(labels)) == len(labels), labels
+        assert all(len(label) <= 12 for label in labels), labels
 
 
 @given(st.integers(1, 10**12))
-def test_an_axis_that_counts_has_whole_ticks(high: int) -> None:
+def test_an_integer_axis_has_integer_ticks(high: int) -> None:
     scale = linear(0.0, float(high), 5, is_integer=True, is_tight=True)
     assert all(tick == round(tick) for tick in scale.ticks)
     assert scale.high == high
 
 
 @given(st.floats(-1e300, 1e300))
-def test_a_short_number_is_short_and_near(value: float) -> None:
-    said = format_short(value)
-    assert len(said) <= 11
+def test_a_short_number_has_few_characters_and_small_error(value: float) -> None:
+    text = format_short(value)
+    assert len(text) <= 11
     scales = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-    read = float(said.rstrip("kMGT").replace(",", "")) * scales.get(said[-1], 1.0)
+    read = float(text.rstrip("kMGT").replace(",", "")) * scales.get(text[-1], 1.0)
     assert math.isclose(read, value, rel_tol=0.006, abs_tol=1e-320)

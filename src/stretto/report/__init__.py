@@ -1,4 +1,4 @@
-"""Pictures: pages that open from disk, with no network and nothing to install."""
+"""Reports: HTML pages of runs and plans that open from disk and need no network."""
 
 from stretto.base.lazy import lazy_exports
 

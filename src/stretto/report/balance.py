@@ -1,122 +1,95 @@
-"""Balance: how long each rank computed and waited, and how much memory it took."""
+"""Load balance: how long each rank computed and waited, and how much memory it used."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
 from stretto.plan.units import format_bytes, format_seconds
-from stretto.report.chart import Axes, Line, line_chart, stacked_bar_chart, stacked_column_chart
+from stretto.report.bar_rows import stacked_bar_chart
+from stretto.report.chart import Line, line_chart, stacked_column_chart
 from stretto.report.downsampled_series import Floats
 from stretto.report.formatting import format_percent, pluralize, step_time_unit
 from stretto.report.markup import Html, tag
-from stretto.report.page import figure, note, responsive, section
-from stretto.report.record import RankPool, Record
+from stretto.report.page import figure, note, section
+from stretto.report.record import RankMeans, Record
 
-# More than these are columns, not rows; more than those share a column.
+# Up to this many ranks get a row each. More ranks get columns, and neighbors share one beyond the second bound.
 _MAX_ROWS, _MAX_COLUMNS = 24, 256
 _UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1.0, "bytes"))
 
 
 def balance_section(record: Record) -> Html:
-    """Return who was busy, who waited, and who was full."""
+    """Return how long each rank was busy and waiting, and its memory."""
     ranks = record.ranks
     if ranks is None:
-        words = "The log says nothing of single ranks: it is of a run that was too short, or of an older version."
-        return section("balance", "Balance of ranks", note(words))
-    parts: list[Html] = [note(_describe(ranks))]
+        words = "The log has no figures per rank: the run was too short, or an older version wrote it."
+        return section("balance", "Load balance", note(words))
     if ranks.num_ranks == 1:
-        return section("balance", "Balance of ranks", *parts)
-    if ranks.num_ranks <= _MAX_ROWS:
-        parts.append(figure(responsive(lambda width: _time_rows(ranks, width)), class_="whole"))
-        small = [figure(_memory_rows(ranks))]
-    else:
-        parts.append(figure(responsive(lambda width: _time_columns(ranks, width)), class_="whole"))
-        small = [figure(_memory_columns(ranks))]
-    if record.bubbles.num_rows > 1:
-        small.append(figure(_bubble_chart(record)))
-    return section("balance", "Balance of ranks", *parts, tag("div", *small, class_="grid"))
+        return section("balance", "Load balance", note(_describe_one(ranks)))
+    charts = [figure(_memory_chart(ranks))]
+    if ranks.bubbles.num_rows > 1:
+        charts.append(figure(_bubble_chart(ranks)))
+    times = figure(_time_chart(ranks), class_="full-width")
+    return section("balance", "Load balance", note(_describe(ranks)), times, tag("div", *charts, class_="grid"))
 
 
-def _describe(ranks: RankPool) -> str:
-    if ranks.num_ranks == 1:
-        return (
-            f"One rank: of a step of {format_seconds(ranks.seconds)} it spent {format_percent(float(ranks.busy[0]) / ranks.seconds)} "
-            f"on work of its own, and took {format_bytes(float(ranks.memory[0]))} of memory at most."
-        )
+def _describe_one(ranks: RankMeans) -> str:
+    return (
+        f"One rank. The mean step took {format_seconds(ranks.seconds)}, of which it computed for "
+        f"{format_percent(float(ranks.busy[0]) / ranks.seconds)}; peak memory {format_bytes(float(ranks.memory[0]))}."
+    )
+
+
+def _describe(ranks: RankMeans) -> str:
     busiest, idlest = int(ranks.busy.argmax()), int(ranks.busy.argmin())
     mean = float(ranks.busy.mean())
-    over = float(ranks.busy[busiest]) / mean if mean else 1.0
+    ratio = float(ranks.busy[busiest]) / mean if mean else 1.0
     return (
-        f"A mean step of {pluralize(ranks.num_ranks, 'rank')} took {format_seconds(ranks.seconds)}; {format_percent(ranks.bubble)} of all "
-        f"ranks' time was waiting. Rank {busiest} was busiest with {format_seconds(float(ranks.busy[busiest]))}, {over:.2f} "
-        f"times the mean, and rank {idlest} had least to do with {format_seconds(float(ranks.busy[idlest]))}."
+        f"The mean step on {pluralize(ranks.num_ranks, 'rank')} took {format_seconds(ranks.seconds)}; "
+        f"{format_percent(ranks.bubble)} of all ranks' time was spent waiting. Rank {busiest} was busiest with "
+        f"{format_seconds(float(ranks.busy[busiest]))}, {ratio:.2f} times the mean; rank {idlest} was least busy with "
+        f"{format_seconds(float(ranks.busy[idlest]))}."
     )
 
 
-def _other_seconds(ranks: RankPool) -> Floats:
-    return np.maximum(0.0, ranks.seconds - ranks.busy - _waiting(ranks))
-
-
-def _waiting(ranks: RankPool) -> Floats:
-    return np.nan_to_num(ranks.waiting)
-
-
-def _time_parts(ranks: RankPool) -> list[tuple[str, str, Sequence[float]]]:
-    factor, _ = step_time_unit(ranks.seconds)
-    rest = _other_seconds(ranks)
-    parts = [("busy", "fill c0", ranks.busy), ("waiting for others", "fill idle", _waiting(ranks))]
-    if float(rest.max()) > 0.02 * ranks.seconds:
-        parts.append(("other", "fill rest", rest))
-    return [(name, class_, _columns(values * factor)) for name, class_, values in parts]
-
-
-def _time_rows(ranks: RankPool, width: int) -> Html:
+def _time_chart(ranks: RankMeans) -> Html:
+    title = "Mean step of each rank"
     factor, unit = step_time_unit(ranks.seconds)
-    names = [f"rank {rank}" for rank in range(ranks.num_ranks)]
-    ends = [f"{format_percent(float(busy) / ranks.seconds)} busy" for busy in ranks.busy]
-    parts = _time_parts(ranks)
-    return stacked_bar_chart(
-        "A mean step, rank by rank", unit, names, parts, lambda v: format_seconds(v / factor), ends, width
-    )
+    waiting = np.nan_to_num(ranks.waiting)
+    other = np.maximum(0.0, ranks.seconds - ranks.busy - waiting)
+    parts = [("busy", "c0", ranks.busy), ("waiting for others", "idle", waiting)]
+    if float(other.max()) > 0.02 * ranks.seconds:
+        parts.append(("other", "rest", other))
+    scaled = [(name, css_class, _columns(values * factor)) for name, css_class, values in parts]
+    if ranks.num_ranks > _MAX_ROWS:
+        return stacked_column_chart(title, unit, "rank", scaled, ranks.num_ranks)
+    busy = [f"{format_percent(float(seconds) / ranks.seconds)} busy" for seconds in ranks.busy]
+    return stacked_bar_chart(title, unit, _names(ranks), scaled, lambda value: format_seconds(value / factor), busy)
 
 
-def _time_columns(ranks: RankPool, width: int) -> Html:
-    _, unit = step_time_unit(ranks.seconds)
-    axes = Axes("A mean step, rank by rank", "rank", unit)
-    return stacked_column_chart(axes, _time_parts(ranks), ranks.num_ranks, width)
-
-
-def _memory(ranks: RankPool) -> tuple[Floats, float, str]:
-    """The memory of each rank in bytes, and the unit for the most of it."""
+def _memory_chart(ranks: RankMeans) -> Html:
+    title = "Peak memory"
     memory = np.nan_to_num(ranks.memory)
-    factor, unit = next(found for found in _UNITS if float(memory.max()) >= found[0] or found[0] == 1.0)
-    return memory, factor, unit
+    factor, unit = next(pair for pair in _UNITS if float(memory.max()) >= pair[0] or pair[0] == 1.0)
+    parts = [("memory", "c2", _columns(memory / factor))]
+    if ranks.num_ranks > _MAX_ROWS:
+        return stacked_column_chart(title, unit, "rank", parts, ranks.num_ranks)
+    values = [format_bytes(float(value)) for value in memory]
+    return stacked_bar_chart(title, unit, _names(ranks), parts, lambda value: format_bytes(value * factor), values)
 
 
-def _memory_rows(ranks: RankPool) -> Html:
-    memory, factor, unit = _memory(ranks)
-    names = [f"rank {rank}" for rank in range(ranks.num_ranks)]
-    ends = [format_bytes(float(value)) for value in memory]
-    parts = [("memory", "fill c2", (memory / factor).tolist())]
-    return stacked_bar_chart("Most memory in use", unit, names, parts, lambda v: format_bytes(v * factor), ends)
+def _names(ranks: RankMeans) -> list[str]:
+    return [f"rank {rank}" for rank in range(ranks.num_ranks)]
 
 
-def _memory_columns(ranks: RankPool) -> Html:
-    memory, factor, unit = _memory(ranks)
-    axes = Axes("Most memory in use", "rank", unit)
-    return stacked_column_chart(axes, [("memory", "fill c2", _columns(memory / factor))], ranks.num_ranks)
-
-
-def _columns(values: Floats) -> list[float]:
-    """A value for each column: of a rank, or the mean of neighbours where there are too many."""
+def _columns(values: Floats) -> Sequence[float]:
+    """Return a value per column: of one rank, or the mean of neighbors if there are too many ranks."""
     if len(values) <= _MAX_COLUMNS:
         return [float(value) for value in values]
     return [float(part.mean()) for part in np.array_split(values, _MAX_COLUMNS)]
 
 
-def _bubble_chart(record: Record) -> Html:
-    table = record.bubbles
-    line = Line("", 0, table.mean("step").tolist(), (100 * table.mean("bubble")).tolist())
-    return line_chart(
-        Axes("Bubble", "step", "% of all ranks' time that is waiting", from_zero=True, is_integer=True), [line]
-    )
+def _bubble_chart(ranks: RankMeans) -> Html:
+    series = ranks.bubbles
+    line = Line("", 0, [series.mean("step").tolist()], (100 * series.mean("bubble")).tolist())
+    return line_chart("Bubble", [line], unit="% of all ranks' time spent waiting", from_zero=True)

@@ -1,339 +1,297 @@
-"""Charts as inline SVG: lines over steps, a row of bars, bars of parts. Colours and fonts are the page's own."""
+"""XY charts as inline SVG: lines, histograms and stacked columns.
+
+A chart is drawn once and fills the width it is given. Text and grid lines are placed in percent of that width, so that
+text keeps its size. The data is drawn in a nested viewport that is stretched, with strokes that are not.
+
+    y labels | plot: 0% .................. 100%
+             |   viewport: 0 ............. 2000 units
+"""
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
-from stretto.report.markup import Html, tag
+from stretto.report.markup import Attribute, Html, join, tag
 from stretto.report.ticks import Scale, choose_scale, format_short, linear, tick_formatter
 
-NARROW, MIDDLE, WIDE = 440, 760, 1160
-CHAR_WIDTH = 6.9  # about the width of a letter
+CHAR_WIDTH = 6.9  # the mean width of a letter in pixels
+_WIDTH, _HEIGHT = 2000, 1000  # of the viewport, in its own units: whole numbers are precise enough
+_SMALL, _LARGE = 170, 270  # heights of a plot in pixels
+_TOP, _BOTTOM = 8, 42  # pixels above the plot, and below it for the x axis
+_MAX_DOTS = 60
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a chart: where it goes, and around it the least and the most of what it is the mean of."""
+    """One line of a chart, with the minimum and maximum around it if each point is a mean."""
 
     name: str
     color: int
-    x: Sequence[float]
+    x: Sequence[Sequence[float]]  # the positions on each of the chart's x axes
     y: Sequence[float]  # NaN leaves a gap
     low: Sequence[float] = ()
     high: Sequence[float] = ()
     is_faint: bool = False
     has_dots: bool = False
 
-
-@dataclass(frozen=True)
-class Axes:
-    """What the axes of a chart say."""
-
-    title: str
-    x: str
-    y: str
-    from_zero: bool = False
-    x_max: float | None = None  # where the x axis ends; where its last point is, if not given
-    marks: Sequence[tuple[float, str]] = field(default=())  # places on the x axis, and what happened there
-    is_integer: bool = False  # the x axis counts something
+    @property
+    def css_class(self) -> str:
+        return f"c{self.color}{' faint' if self.is_faint else ''}"
 
 
 @dataclass(frozen=True)
-class Frame:
-    """The place that the data has within a chart."""
+class XAxis:
+    """An x axis. A chart may have several, of which the page shows one at a time."""
 
-    left: float
-    top: float
-    right: float
-    bottom: float
-    x: Scale
-    y: Scale
-
-    def x_pixel(self, value: float) -> float:
-        return round(self.left + (self.right - self.left) * self.x.fraction(value), 1)
-
-    def y_pixel(self, value: float) -> float:
-        place = min(max(self.y.fraction(value), -0.02), 1.02)
-        return round(self.bottom - (self.bottom - self.top) * place, 1)
+    label: str
+    end: float = 0.0  # the axis reaches at least this far
+    is_integer: bool = True
+    css_class: str | None = None
 
 
-def line_chart(axes: Axes, lines: Sequence[Line], width: int = NARROW, height: int = 250) -> Html:
-    """Return a chart of lines over one axis; lines without a finite value are left out."""
+@dataclass(frozen=True)
+class Mark:
+    """An event at some place of the x axis: a dotted line with a tooltip."""
+
+    x: Sequence[float]  # one position per x axis
+    text: str
+
+
+STEP_AXIS = (XAxis("step"),)
+
+
+def line_chart(
+    title: str,
+    lines: Sequence[Line],
+    x_axes: Sequence[XAxis] = STEP_AXIS,
+    *,
+    unit: str = "",
+    from_zero: bool = False,
+    marks: Sequence[Mark] = (),
+    is_large: bool = False,
+) -> Html:
+    """Return a chart of lines, with one view per x axis. Lines without a finite value are left out."""
     shown = [line for line in lines if any(map(math.isfinite, line.y))]
     if not shown:
-        return _empty_chart(axes, width, height)
-    legend = [line for line in shown if line.name]
-    rows = legend_rows([line.name for line in legend], width - 16)
-    frame = _frame(axes, shown, width, height, (34 if not rows else 42) + 18 * len(rows))
-    parts = [_grid(frame, axes, width, height), *_legend(legend, rows, 46)]
-    parts += [_mark(frame, place, what) for place, what in axes.marks if frame.x.low <= place <= frame.x.high]
-    parts += [_band(frame, line) for line in shown if len(line.low)]
-    parts += [part for line in shown for part in _draw_line(frame, line)]
-    x, y = frame.x, frame.y
-    plot = (
-        f"{frame.left:g} {frame.top:g} {frame.right:g} {frame.bottom:g} "
-        f"{x.low:.12g} {x.high:.12g} {y.low:.12g} {y.high:.12g} {int(y.is_log)}"
-    )
-    counted = {"data_whole": ""} if axes.is_integer else {}
-    label = f"{axes.title}. " + "; ".join(
-        _describe_line(line) for line in shown if not line.is_faint or len(shown) == 1
-    )
-    return svg(width, height, label, *parts, class_="chart lines", data_plot=plot, data_x=axes.x, **counted)
-
-
-def svg(width: float, height: float, label: str, *parts: Html, class_: str = "chart", **more: str) -> Html:
-    """Return an SVG that is as wide as its place, with words for those who don't see it."""
-    rect = f"0 0 {width:g} {height:g}"
-    return tag(
-        "svg", *parts, viewbox=rect, width=width, height=height, role="img", aria_label=label, class_=class_, **more
-    )
-
-
-def text(x: float, y: float, words: str, anchor: str | None = None, class_: str | None = None) -> Html:
-    """Return some words at a place."""
-    return tag("text", words, x=round(x, 1), y=round(y, 1), text_anchor=anchor, class_=class_)
-
-
-def rect(x: float, y: float, width: float, height: float, class_: str, title: str | None = None) -> Html:
-    """Return a box; a title is what it says when one points at it."""
-    said = [] if title is None else [tag("title", title)]
-    return tag(
-        "rect",
-        *said,
-        x=round(x, 2),
-        y=round(y, 2),
-        width=round(max(width, 0), 2),
-        height=round(height, 2),
-        class_=class_,
-    )
-
-
-def legend_rows(names: Sequence[str], width: float) -> list[list[str]]:
-    """Return the names of a legend, row by row, as many in each as there is room for."""
-    rows: list[list[str]] = []
-    used = width
-    for name in names:
-        needed = 30 + CHAR_WIDTH * len(name)
-        if used + needed > width:
-            rows.append([])
-            used = 0.0
-        rows[-1].append(name)
-        used += needed
-    return rows
-
-
-def swatches(rows: Sequence[Sequence[str]], classes: Sequence[str], y: float, x: float = 10) -> list[Html]:
-    """Return a legend of boxes, a class for each name."""
-    parts: list[Html] = []
-    number = 0
-    for row in rows:
-        at = x
-        for name in row:
-            parts += [rect(at, y - 9, 11, 11, classes[number]), text(at + 16, y, name)]
-            at += 30 + CHAR_WIDTH * len(name)
-            number += 1
-        y += 18
-    return parts
-
-
-def histogram_chart(axes: Axes, edges: Sequence[float], counts: Sequence[float], x: Scale, width: int = NARROW) -> Html:
-    """Return a histogram: a bar between each two edges."""
-    height, unit = 250, axes.y
-    y = linear(0.0, max(counts) or 1.0, 4)
-    frame = Frame(_left_margin(y), 34, width - 14, height - 42, x, y)
-    parts = [_grid(frame, axes, width, height)]
-    for (low, high), count in zip(pairwise(edges), counts, strict=True):
-        left, right, top = frame.x_pixel(low), frame.x_pixel(high), frame.y_pixel(count)
-        said = f"{format_short(low)} to {format_short(high)}: {format_short(count)} {unit}"
-        parts.append(rect(left + 0.5, top, right - left - 1, frame.bottom - top, "fill c0", said))
-    parts += [_mark(frame, place, what) for place, what in axes.marks if x.low <= place <= x.high]
-    label = f"{axes.title}: {format_short(sum(counts))} {unit} from {format_short(edges[0])} to {format_short(edges[-1])} {axes.x}"
-    return svg(width, height, label, *parts)
-
-
-def stacked_bar_chart(
-    title: str,
-    unit: str,
-    names: Sequence[str],
-    parts: Sequence[tuple[str, str, Sequence[float]]],
-    format_value: Callable[[float], str],
-    ends: Sequence[str] = (),
-    width: int = NARROW,
-) -> Html:
-    """Return a row of boxes for each name: each part a name, a class, and a value for each row."""
-    row, left = 24, min(14 + CHAR_WIDTH * max(map(len, names), default=0), width * 0.55)
-    most_end = CHAR_WIDTH * max(map(len, ends), default=0)
-    totals = [sum(values[index] for _, _, values in parts) for index in range(len(names))]
-    x = linear(0.0, max(totals, default=0.0) or 1.0, 4 if width < 600 else 8, is_tight=True)
-    legend = legend_rows([name for name, _, _ in parts], width - 16) if len(parts) > 1 else []
-    top = (34 if not legend else 40) + 18 * len(legend)
-    bottom = top + row * len(names)
-    frame = Frame(left, top, width - 20 - most_end, bottom, x, linear(0, 1, 1))
-    found = [text(8, 20, title, class_="title"), *swatches(legend, [class_ for _, class_, _ in parts], 46)]
-    for tick in x.ticks:
-        at = frame.x_pixel(tick)
-        found += [
-            tag("line", x1=at, x2=at, y1=top, y2=bottom, class_="grid"),
-            text(at, bottom + 16, tick_formatter(x)(tick), "middle", "tick"),
+        return join(heading(title), tag("p", "No finite value was logged."))
+    height = _LARGE if is_large else _SMALL
+    y = _y_scale(shown, from_zero)
+    views = []
+    for index, axis in enumerate(x_axes):
+        positions = [
+            x for line in shown for x, value in zip(line.x[index], line.y, strict=True) if math.isfinite(value)
         ]
-    found.append(text((left + frame.right) / 2, bottom + 34, unit, "middle", "axis"))
-    for index, name in enumerate(names):
-        y, at = top + row * index, frame.left
-        found.append(text(left - 8, y + 16, name, "end"))
-        for what, class_, values in parts:
-            size = frame.x_pixel(values[index]) - frame.left
-            found.append(rect(at, y + 3, size, row - 6, class_, f"{name}, {what}: {format_value(values[index])}"))
-            at += size
-        if ends:
-            found.append(text(at + 6, y + 16, ends[index], class_="tick"))
-    words = "; ".join(f"{name} {format_value(total)}" for name, total in list(zip(names, totals, strict=True))[:8])
-    return svg(width, bottom + 44, f"{title}: {words}", *found)
+        start, end = min(0.0, *positions), max(axis.end, *positions)
+        x = linear(start, end, 10 if is_large else 5, is_integer=axis.is_integer, is_tight=True)
+        drawn = [_band(x, y, line, index) for line in shown if len(line.low)]
+        drawn += [part for line in shown for part in _draw_line(x, y, line, index)]
+        dotted = [_draw_mark(x, mark.x[index], mark.text, height) for mark in marks if x.low <= mark.x[index] <= x.high]
+        view = (*_x_axis(x, axis.label, height), *dotted, _viewport(height, drawn))
+        x_range = f"{x.low:.12g} {x.high:.12g}"
+        attributes: dict[str, Attribute] = {"data_range": x_range, "data_integer": axis.is_integer}
+        views.append(tag("g", *view, class_=axis.css_class, data_x=axis.label, **attributes))
+    words = "; ".join(_describe_line(line) for line in shown if not line.is_faint or len(shown) == 1)
+    plot_data = f"{y.low:.12g} {y.high:.12g} {int(y.is_log)} {_TOP} {_TOP + height}"
+    return join(
+        heading(title, unit),
+        legend([(line.name, f"key {line.css_class}") for line in shown if line.name]),
+        _plot(y, height, f"{title}. {words}", views, data_y=plot_data),
+    )
+
+
+def histogram_chart(
+    title: str, x_label: str, unit: str, edges: Sequence[float], counts: Sequence[float], x: Scale, median: float
+) -> Html:
+    """Return a histogram with one bar between each two edges, and a mark at the median."""
+    y = linear(0.0, max(counts) or 1.0, 4)
+    parts = list(_x_axis(x, x_label, _SMALL))
+    for (low, high), count in zip(pairwise(edges), counts, strict=True):
+        top = _TOP + _SMALL * (1 - y.fraction(count))
+        tooltip = f"{format_short(low)} to {format_short(high)}: {format_short(count)} {unit}"
+        parts.append(box(x.fraction(low), x.fraction(high), top, _TOP + _SMALL - top, "c0", tooltip))
+    parts.append(_draw_mark(x, median, f"median: {median:,.0f}", _SMALL))
+    limits = f"{format_short(edges[0])} to {format_short(edges[-1])} {x_label}"
+    label = f"{title}: {format_short(sum(counts))} {unit} from {limits}"
+    return join(heading(title, unit), _plot(y, _SMALL, label, parts))
 
 
 def stacked_column_chart(
-    axes: Axes, parts: Sequence[tuple[str, str, Sequence[float]]], num_columns: int, width: int = NARROW
+    title: str, unit: str, x_label: str, parts: Sequence[tuple[str, str, Sequence[float]]], num_items: int
 ) -> Html:
-    """Return a stack of boxes for each place of the x axis; where there are many, each column is the mean of some."""
-    height = 250
-    legend = legend_rows([name for name, _, _ in parts], width - 16) if len(parts) > 1 else []
+    """Return one stacked column per value of the parts, each part a name, a color class and its values.
+
+    The x axis counts `num_items`; where there are more items than values, a column is the mean of several.
+    """
     number = len(parts[0][2])
     totals = [sum(values[index] for _, _, values in parts) for index in range(number)]
     y = linear(0.0, max(totals) or 1.0, 4)
-    x = linear(0.0, float(num_columns), 6 if width < 600 else 12, is_integer=True, is_tight=True)
-    frame = Frame(_left_margin(y), (34 if not legend else 42) + 18 * len(legend), width - 14, height - 42, x, y)
-    found = [_grid(frame, axes, width, height), *swatches(legend, [class_ for _, class_, _ in parts], 46)]
-    size = (frame.right - frame.left) / number
+    x = linear(0.0, float(num_items), 6, is_integer=True, is_tight=True)
+    width = _WIDTH / number
     # Gaps between many thin columns would flicker.
-    gap = 0.6 if size > 5 else 0.0
-    under = [0.0] * number
-    for _, class_, values in parts:
-        # One path for all: hundreds of boxes would be most of the page.
+    gap = 1.0 if number < 100 else 0.0
+    bases = [0.0] * number
+    drawn = []
+    for _, css_class, values in parts:
+        # One path for all columns: hundreds of boxes would be most of the page.
         path = []
         for index, value in enumerate(values):
-            low, high = frame.y_pixel(under[index]), frame.y_pixel(under[index] + value)
-            path.append(f"M{frame.left + index * size:.1f} {low}V{high}h{size - gap:.2f}V{low}z")
-            under[index] += value
-        found.append(tag("path", d="".join(path), class_=class_))
-    return svg(width, height, f"{axes.title}, {number} columns, at most {format_short(max(totals))} {axes.y}", *found)
+            low, high = _y_unit(y, bases[index]), _y_unit(y, bases[index] + value)
+            path.append(f"M{index * width:.1f} {low}V{high}h{width - gap:.2f}V{low}z")
+            bases[index] += value
+        drawn.append(tag("path", d="".join(path), class_=f"fill {css_class}"))
+    label = f"{title}, {number} columns, at most {format_short(max(totals))} {unit}"
+    entries = [(name, f"chip {css_class}") for name, css_class, _ in parts] if len(parts) > 1 else []
+    views = [*_x_axis(x, x_label, _SMALL), _viewport(_SMALL, drawn)]
+    return join(heading(title, unit), legend(entries), _plot(y, _SMALL, label, views))
 
 
-def _frame(axes: Axes, lines: Sequence[Line], width: int, height: int, top: float) -> Frame:
-    x = [value for line in lines for value, y in zip(line.x, line.y, strict=True) if math.isfinite(y)]
-    y = [
+def heading(title: str, unit: str = "") -> Html:
+    """Return the title of a chart, with the unit of its y axis: turned by a quarter, few people would read it."""
+    return tag("div", title, tag("span", unit, class_="unit") if unit else None, class_="title")
+
+
+def legend(entries: Iterable[tuple[str, str]]) -> Html | None:
+    """Return a legend of names, each with the class of its key; None if there are no names."""
+    items = [tag("span", tag("i", class_=css_class), name) for name, css_class in entries]
+    return tag("div", *items, class_="legend") if items else None
+
+
+def box(start: float, stop: float, y: float, height: float, css_class: str, tooltip: str) -> Html:
+    """Return a box between two fractions of the width."""
+    x, width = percent(start), percent(max(stop - start, 0))
+    return tag(
+        "rect",
+        tag("title", tooltip),
+        x=x,
+        y=round(y, 1),
+        width=width,
+        height=round(height, 1),
+        class_=f"fill {css_class}",
+    )
+
+
+def percent(fraction: float) -> str:
+    return f"{round(100 * fraction, 2):g}%"
+
+
+def ticks(x: Scale, y: float) -> list[Html]:
+    """Return the ticks of an x axis at some height. On narrow screens every other label is hidden if there are many."""
+    parts = []
+    format_tick = tick_formatter(x)
+    for index, tick in enumerate(x.ticks):
+        fraction, label = x.fraction(tick), format_tick(tick)
+        # Centered at the right end, a long label would be cut.
+        is_cut = fraction > 0.97 and len(label) > 4
+        css_class = "tick mid" if len(x.ticks) > 7 and index % 2 else "tick"
+        parts += [
+            tag("line", x1=percent(fraction), x2=percent(fraction), y1=y, y2=y + 4, class_="rule"),
+            tag("text", label, x=percent(fraction), y=y + 17, dx=14 if is_cut else None,
+                text_anchor="end" if is_cut else "middle", class_=css_class),
+        ]  # fmt: skip
+    return parts
+
+
+def _y_scale(lines: Sequence[Line], from_zero: bool) -> Scale:
+    values = [
         value
         for line in lines
         for value in (*line.y, *_without_outliers(line.low), *_without_outliers(line.high))
         if math.isfinite(value)
     ]
-    scale = choose_scale(min(y), max(y), 4, from_zero=axes.from_zero)
-    x_scale = linear(
-        min(0.0, *x), max(*x, axes.x_max or 0.0), 5 if width < 600 else 10, is_integer=axes.is_integer, is_tight=True
-    )
-    return Frame(_left_margin(scale), top, width - 16, height - 42, x_scale, scale)
+    return choose_scale(min(values), max(values), 4, from_zero=from_zero)
 
 
 def _without_outliers(values: Sequence[float]) -> list[float]:
-    """Values but for the outermost fiftieth on both sides: a few that stick out must not press all others flat."""
-    there = sorted(value for value in values if math.isfinite(value))
-    few = len(there) // 50
-    return there[few : len(there) - few]
+    """Drop the outermost 2% on both sides: a few outliers must not flatten all other values."""
+    finite = sorted(value for value in values if math.isfinite(value))
+    num_dropped = len(finite) // 50
+    return finite[num_dropped : len(finite) - num_dropped]
 
 
-def _left_margin(scale: Scale) -> float:
-    return 20 + CHAR_WIDTH * max(len(tick_formatter(scale)(tick)) for tick in scale.ticks)
+def _plot(y: Scale, height: float, label: str, views: Sequence[Html], **data: str) -> Html:
+    """Return the y axis in an SVG of fixed width, and beside it the plot, which takes the rest."""
+    format_tick = tick_formatter(y)
+    width = 14 + CHAR_WIDTH * max(len(format_tick(tick)) for tick in y.ticks)
+    labels, grid = [], []
+    for tick in y.ticks:
+        at = round(_TOP + height * (1 - y.fraction(tick)), 1)
+        labels.append(tag("text", format_tick(tick), x=round(width - 6), y=at + 4, text_anchor="end", class_="tick"))
+        grid.append(tag("line", x1=0, x2="100%", y1=at, y2=at, class_="grid"))
+    size = {"height": height + _TOP + _BOTTOM}
+    return tag(
+        "div",
+        tag("svg", *labels, width=round(width), **size, aria_hidden="true"),
+        tag("svg", *grid, *views, **size, role="img", aria_label=label, **data),
+        class_="plot",
+    )
 
 
-def _grid(frame: Frame, axes: Axes, width: int, height: int) -> Html:
-    # The unit of the y axis stands behind the title: turned by a quarter, few would read it.
-    unit = [tag("tspan", f"  {axes.y}", class_="tick")] if axes.y else []
-    parts = [tag("text", axes.title, *unit, x=8, y=20, class_="title")]
-    say_y, say_x = tick_formatter(frame.y), tick_formatter(frame.x)
-    for tick in frame.y.ticks:
-        y = frame.y_pixel(tick)
-        parts += [
-            tag("line", x1=frame.left, x2=frame.right, y1=y, y2=y, class_="grid"),
-            text(frame.left - 6, y + 4, say_y(tick), "end", "tick"),
-        ]
-    for tick in frame.x.ticks:
-        x, words = frame.x_pixel(tick), say_x(tick)
-        # What would stick out on the right is pulled in.
-        at = min(x, width - 4 - CHAR_WIDTH * len(words) / 2)
-        parts += [
-            tag("line", x1=x, x2=x, y1=frame.bottom, y2=frame.bottom + 4, class_="rule"),
-            text(at, frame.bottom + 17, words, "middle", "tick"),
-        ]
-    parts.append(tag("line", x1=frame.left, x2=frame.right, y1=frame.bottom, y2=frame.bottom, class_="rule"))
-    parts.append(text((frame.left + frame.right) / 2, height - 6, axes.x, "middle", "axis"))
-    return tag("g", *parts)
+def _x_axis(x: Scale, label: str, height: float) -> list[Html]:
+    bottom = _TOP + height
+    return [
+        *ticks(x, bottom),
+        tag("line", x1=0, x2="100%", y1=bottom, y2=bottom, class_="rule"),
+        tag("text", label, x="50%", y=bottom + 36, text_anchor="middle", class_="tick"),
+    ]
 
 
-def _legend(lines: Sequence[Line], rows: Sequence[Sequence[str]], y: float) -> list[Html]:
-    parts: list[Html] = []
-    number = 0
-    for row in rows:
-        at = 10.0
-        for name in row:
-            parts.append(
-                tag("line", x1=at, x2=at + 14, y1=y - 4, y2=y - 4, class_=f"stroke {_css_class(lines[number])}")
-            )
-            parts.append(text(at + 19, y, name))
-            at += 30 + CHAR_WIDTH * len(name)
-            number += 1
-        y += 18
-    return parts
+def _viewport(height: float, drawn: Sequence[Html]) -> Html:
+    view_box = f"0 0 {_WIDTH} {_HEIGHT}"
+    return tag(
+        "svg", *drawn, y=_TOP, width="100%", height=height, viewBox=view_box, preserveAspectRatio="none", class_="data"
+    )
 
 
-def _mark(frame: Frame, place: float, what: str) -> Html:
-    x = frame.x_pixel(place)
-    return tag("line", tag("title", what), x1=x, x2=x, y1=frame.top, y2=frame.bottom, class_="mark")
+def _draw_mark(x: Scale, position: float, tooltip: str, height: float) -> Html:
+    at = percent(x.fraction(position))
+    return tag("line", tag("title", tooltip), x1=at, x2=at, y1=_TOP, y2=_TOP + height, class_="mark")
 
 
-def _band(frame: Frame, line: Line) -> Html:
-    there = [
-        (x, low, high)
-        for x, low, high in zip(line.x, line.low, line.high, strict=True)
+def _x_unit(x: Scale, value: float) -> int:
+    return round(_WIDTH * x.fraction(value))
+
+
+def _y_unit(y: Scale, value: float) -> int:
+    return round(_HEIGHT * (1 - min(max(y.fraction(value), -0.02), 1.02)))
+
+
+def _band(x: Scale, y: Scale, line: Line, axis: int) -> Html:
+    finite = [
+        (_x_unit(x, position), low, high)
+        for position, low, high in zip(line.x[axis], line.low, line.high, strict=True)
         if math.isfinite(low) and math.isfinite(high)
     ]
-    over = [f"{frame.x_pixel(x):g},{frame.y_pixel(high):g}" for x, _, high in there]
-    under = [f"{frame.x_pixel(x):g},{frame.y_pixel(low):g}" for x, low, _ in reversed(there)]
-    return tag("polygon", points=" ".join(over + under), class_=f"band c{line.color}")
+    upper = [f"{position},{_y_unit(y, high)}" for position, _, high in finite]
+    lower = [f"{position},{_y_unit(y, low)}" for position, low, _ in reversed(finite)]
+    return tag("polygon", points=" ".join(upper + lower), class_=f"band c{line.color}")
 
 
-def _draw_line(frame: Frame, line: Line) -> list[Html]:
-    """A polyline for each stretch without a gap, and dots where there are few points."""
-    stretches: list[list[str]] = [[]]
-    for x, y in zip(line.x, line.y, strict=True):
-        if math.isfinite(y):
-            stretches[-1].append(f"{frame.x_pixel(x):g},{frame.y_pixel(y):g}")
+def _draw_line(x: Scale, y: Scale, line: Line, axis: int) -> list[Html]:
+    """Return a polyline for each stretch without a gap, and dots for single points and where there are few points."""
+    stretches: list[list[tuple[int, int]]] = [[]]
+    for position, value in zip(line.x[axis], line.y, strict=True):
+        if math.isfinite(value):
+            stretches[-1].append((_x_unit(x, position), _y_unit(y, value)))
         elif stretches[-1]:
             stretches.append([])
-    name, class_ = line.name or None, f"line {_css_class(line)}"
     parts = [
-        tag("polyline", points=" ".join(points), class_=class_, data_name=name)
+        tag("polyline", points=" ".join(f"{px},{py}" for px, py in points), class_=f"line {line.css_class}",
+            data_name=line.name or None)
         for points in stretches
         if len(points) > 1
-    ]
-    number = sum(map(len, stretches))
-    for points in stretches:
-        for point in points if len(points) == 1 or (line.has_dots and number <= 60) else ():
-            x_pixel, y_pixel = point.split(",")
-            parts.append(
-                tag("circle", cx=x_pixel, cy=y_pixel, r=3 if number <= 60 else 1.5, class_=f"dot {_css_class(line)}")
-            )
+    ]  # fmt: skip
+    is_short = sum(map(len, stretches)) <= _MAX_DOTS
+    # A dot is a line of no length with round ends: in a stretched viewport a circle would become an ellipse.
+    dots = [point for points in stretches if len(points) == 1 or (line.has_dots and is_short) for point in points]
+    if dots:
+        path = "".join(f"M{px} {py}h0" for px, py in dots)
+        parts.append(tag("path", d=path, class_=f"dot {line.css_class}{'' if is_short else ' small'}"))
     return parts
-
-
-def _css_class(line: Line) -> str:
-    return f"c{line.color}{' faint' if line.is_faint else ''}"
 
 
 def _describe_line(line: Line) -> str:
-    there = [value for value in line.y if math.isfinite(value)]
+    finite = [value for value in line.y if math.isfinite(value)]
     name = f"{line.name}: " if line.name else ""
-    return f"{name}from {format_short(there[0])} to {format_short(there[-1])}, least {format_short(min(there))}, most {format_short(max(there))}"
-
-
-def _empty_chart(axes: Axes, width: int, height: int) -> Html:
-    words = text(width / 2, height / 2, "no finite value was logged", "middle", "tick")
-    return svg(width, height, f"{axes.title}: nothing to draw", text(8, 20, axes.title, class_="title"), words)
+    first, last, low, high = map(format_short, (finite[0], finite[-1], min(finite), max(finite)))
+    return f"{name}from {first} to {last}, minimum {low}, maximum {high}"

@@ -1,5 +1,6 @@
-"""Kept: the starts that a run has claimed and the checkpoints it still has, as its checkpoint folder tells."""
+"""The checkpoints that a run still has and the starts that it claimed, read from its checkpoint folder."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +17,12 @@ from stretto.report.record import Record
 
 @dataclass(frozen=True)
 class CheckpointInventory:
-    """What there is of a run's checkpoints."""
+    """What is known about a run's checkpoints."""
 
     location: str
-    note: str | None  # why nothing is known
+    problem: str | None  # why nothing is known
     claims: Mapping[int, Claim]
-    manifests: Mapping[CheckpointName, Manifest]  # of those on the run's line, the newest first
+    manifests: Mapping[CheckpointName, Manifest]  # of the run's lineage, the newest first
     losses: Mapping[CheckpointName, float]
 
     @property
@@ -29,42 +30,32 @@ class CheckpointInventory:
         return next(iter(self.manifests.values()), None)
 
     @property
-    def num_weights(self) -> int | None:
-        """How many weights the model has."""
+    def num_parameters(self) -> int | None:
+        """The number of parameters of the model; None if there is no checkpoint."""
         if self.newest is None:
             return None
-        total = 0
-        for name, part in self.newest.tensors().items():
-            if name.startswith("weights."):
-                size = 1
-                for length in part.full_shape:
-                    size *= length
-                total += size
-        return total
+        tensors = self.newest.tensors().items()
+        return sum(math.prod(tensor.full_shape) for name, tensor in tensors if name.startswith("weights."))
 
 
 def read_checkpoint_inventory(record: Record) -> CheckpointInventory:
-    """Look into a run's checkpoint folder; one that is far away or gone is left alone, and said to be."""
-    elsewhere = None if record.config is None else record.config.save.to
-    location = elsewhere or str(record.folder / CHECKPOINTS)
+    """Read a run's checkpoint folder. If it is remote or gone, the inventory is empty and says so."""
+    save_to = None if record.config is None else record.config.save.to
+    location = save_to or str(record.folder / CHECKPOINTS)
     if is_remote(location):
-        return _unknown(location, "they are in object storage, which a report does not ask")
+        return _unknown(location, "they are in object storage, which a report does not read")
     if not Path(location).is_dir():
-        return _unknown(location, "the folder is not there")
+        return _unknown(location, "the folder does not exist")
     try:
         storage = open_storage(location)
         claims = read_claims(storage)
-        manifests: dict[CheckpointName, Manifest] = {}
-        losses: dict[CheckpointName, float] = {}
-        for name in lineage(claims, complete_checkpoint_names(storage)):
-            manifests[name] = Checkpoint.open(storage, str(name)).manifest
-            loss = read_loss(storage, name)
-            if loss is not None:
-                losses[name] = loss
+        names = lineage(claims, complete_checkpoint_names(storage))
+        manifests = {name: Checkpoint.open(storage, str(name)).manifest for name in names}
+        losses = {name: loss for name in names if (loss := read_loss(storage, name)) is not None}
     except (StrettoError, OSError) as error:
         return _unknown(location, str(error))
     return CheckpointInventory(location, None, claims, manifests, losses)
 
 
-def _unknown(location: str, reason: str) -> CheckpointInventory:
-    return CheckpointInventory(location, reason, {}, {}, {})
+def _unknown(location: str, problem: str) -> CheckpointInventory:
+    return CheckpointInventory(location, problem, {}, {}, {})

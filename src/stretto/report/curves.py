@@ -1,182 +1,184 @@
-"""Curves: loss, learning rate, gradient norm and speed, of one run or of several over each other."""
+"""Training curves: loss, learning rate, gradient norm and speed, of one run or of several."""
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from stretto.report.chart import NARROW, Axes, Line, line_chart
-from stretto.report.downsampled_series import DownsampledSeries, exponential_mean, smooth
+from stretto.report.chart import Line, Mark, XAxis, line_chart
+from stretto.report.downsampled_series import DownsampledSeries, Floats, exponential_mean, smooth
 from stretto.report.formatting import run_time_unit
-from stretto.report.markup import Html, join, tag
-from stretto.report.page import figure, responsive
-from stretto.report.record import Record, read_int, read_str
-
-# The smoothed line is a mean over about this part of a run.
-_SMOOTHING_FRACTION = 1 / 40
-_MIN_STEPS_TO_SMOOTH = 20
+from stretto.report.markup import Html, tag
+from stretto.report.page import figure
+from stretto.report.record import Record, StepHistory, read_int, read_str
 
 
 class NamedRun(NamedTuple):
-    """A run and what it is called among others."""
+    """A run and its name among the others."""
 
     name: str
     record: Record
 
 
-@dataclass(frozen=True)
-class _XAxis:
-    """What the x axis counts."""
+class _XColumn(NamedTuple):
+    """A choice of x axis: a column of the series, in some unit."""
 
     key: str
     column: str
-    label: str
-    size: float = 1.0
-    end: float = 0.0  # of the longest run
-
-    def axes(self, title: str, unit: str = "", *, from_zero: bool = False) -> Axes:
-        is_integer = self.column != "seconds"
-        return Axes(title, self.label, unit, from_zero, self.end / self.size, is_integer=is_integer)
-
-    def positions(self, table: DownsampledSeries) -> list[float]:
-        return [float(value) for value in table.mean(self.column) / self.size]
+    button: str
+    axis: XAxis
+    unit: float = 1.0
 
 
 def curves(runs: Sequence[NamedRun]) -> Html:
-    """Return the charts, each over steps, over time and over tokens, and the switch between them."""
-    longest = max((run.record.seconds for run in runs), default=0.0)
-    unit, size = run_time_unit(longest)
-    asks = {run.record.asks for run in runs}
-    tokens = asks.pop() if len(asks) == 1 else "tokens"
-    ends = [max(values) for values in zip(*((r.last_step, r.seconds, r.tokens) for _, r in runs), strict=True)]
-    x_axes = [
-        _XAxis("steps", "step", "step", 1.0, ends[0]),
-        _XAxis("seconds", "seconds", f"{unit} of training", size, ends[1]),
-        _XAxis("tokens", "tokens", f"{tokens} trained on", 1.0, ends[2]),
+    """Return the charts, with buttons that choose their x axis: steps, time or tokens."""
+    columns = _x_columns(runs)
+    buttons = [
+        tag("input", type="radio", name="by", id=f"by-{column.key}", class_="switch", checked=column.key == "steps")
+        for column in columns
     ]
-    names = ("steps", "time", tokens)
-    inputs = [
-        tag("input", type="radio", name="by", id=f"by-{x_axis.key}", class_="switch", checked=x_axis.key == "steps")
-        for x_axis in x_axes
-    ]
-    labels = [tag("label", name, for_=f"by-{x_axis.key}") for x_axis, name in zip(x_axes, names, strict=True)]
-    switch = tag("div", "over ", *labels, class_="switches")
-    hero = figure(
-        _per_axis(x_axes, lambda x_axis: responsive(lambda width: _loss_chart(runs, x_axis, width))), class_="whole"
+    labels = [tag("label", column.button, for_=f"by-{column.key}") for column in columns]
+    charts = [_validation_chart] if len(runs) > 1 and any(run.record.evaluations.last for run in runs) else []
+    charts += [_learning_rate_chart, _gradient_norm_chart, _speed_chart]
+    return tag(
+        "div",
+        *buttons,
+        tag("div", "x axis: ", *labels, class_="switches"),
+        figure(_loss_chart(runs, columns), class_="full-width"),
+        tag("div", *(figure(draw(runs, columns)) for draw in charts), class_="grid"),
     )
-    small = [_validation_chart] if len(runs) > 1 and any(run.record.evaluations.num_rows for run in runs) else []
-    small += [_rate_chart, _norm_chart, _speed_chart]
-    charts = [figure(_per_axis(x_axes, lambda x_axis, draw=draw: draw(runs, x_axis))) for draw in small]  # type: ignore[misc]
-    return tag("div", *inputs, switch, hero, tag("div", *charts, class_="grid"))
 
 
-def smoothing_steps(record: Record) -> int:
-    """Of how many steps the smoothed loss is about the mean; 1 if the run is too short to be smoothed."""
-    number = record.steps.num_rows
-    return max(3, round(number * _SMOOTHING_FRACTION)) if number >= _MIN_STEPS_TO_SMOOTH else 1
+def final_loss(steps: StepHistory) -> float:
+    """Return the training loss averaged over the last steps; NaN if none is finite."""
+    losses = steps.series.mean("loss")
+    spans = np.full(len(losses), float(steps.smoothing_span))
+    means = exponential_mean(losses, steps.series.count("loss"), spans)
+    finite = means[np.isfinite(means)]
+    return float(finite[-1]) if len(finite) else math.nan
 
 
-def final_loss(record: Record) -> float:
-    """Return the training loss as a mean over the last steps; NaN if none is finite."""
-    steps = record.steps
-    losses = steps.mean("loss")
-    found = exponential_mean(losses, steps.count("loss"), np.full(len(losses), float(smoothing_steps(record))))
-    there = found[np.isfinite(found)]
-    return float(there[-1]) if len(there) else math.nan
-
-
-def _per_axis(x_axes: Sequence[_XAxis], draw: Callable[[_XAxis], Html]) -> Html:
-    return join(*(tag("div", draw(x_axis), class_=f"by-{x_axis.key}") for x_axis in x_axes))
-
-
-def _marks(runs: Sequence[NamedRun], x_axis: _XAxis) -> list[tuple[float, str]]:
-    """Where a run was started again; of several runs nobody could tell whose it was."""
-    if len(runs) > 1:
-        return []
-    steps = runs[0].record.steps
-    x, at = x_axis.positions(steps), steps.mean("step")
-    found = []
-    for start in runs[0].record.starts:
-        step = read_int(start, "step")
-        if step and len(at):
-            what = f"started again after step {step:,}, with {read_str(start, 'ranks')} ranks"
-            found.append((x[min(int(np.searchsorted(at, step)), len(x) - 1)], what))
-    return found[:50]
-
-
-def _loss_chart(runs: Sequence[NamedRun], x_axis: _XAxis, width: int) -> Html:
-    lines = []
-    is_one = len(runs) == 1
-    for number, run in enumerate(runs):
-        record, steps = run.record, run.record.steps
-        x, span = x_axis.positions(steps), smoothing_steps(record)
-        raw, has_band = steps.mean("loss").tolist(), steps.bucket_size > 1
-        if is_one:
-            low, high = (steps.min("loss").tolist(), steps.max("loss").tolist()) if has_band else ((), ())
-            name = f"training, mean of {steps.bucket_size:,} steps" if has_band else "training, each step"
-            lines.append(Line(name, 0, x, raw, low, high, is_faint=span > 1, has_dots=span == 1))
-        if span > 1 or not is_one:
-            name = f"training, over about {span:,} steps" if is_one else run.name
-            mean = smooth(steps.mean("loss"), steps.count("loss"), span)
-            lines.append(Line(name, number, x, mean.tolist(), has_dots=span == 1))
-        if is_one:
-            held_out = record.evaluations
-            lines.append(Line("held out", 1, x_axis.positions(held_out), held_out.mean("loss").tolist(), has_dots=True))
-    title = "Loss" if is_one else "Training loss, smoothed"
-    axes = replace(x_axis.axes(title), marks=_marks(runs, x_axis))
-    return line_chart(axes, lines, width, 360 if width > NARROW else 290)
-
-
-def _validation_chart(runs: Sequence[NamedRun], x_axis: _XAxis) -> Html:
-    lines = [
-        Line(run.name, number, x_axis.positions(table), table.mean("loss").tolist(), has_dots=True)
-        for number, run in enumerate(runs)
-        for table in (run.record.evaluations,)
+def _x_columns(runs: Sequence[NamedRun]) -> list[_XColumn]:
+    all_steps = [run.record.steps for run in runs]
+    last_step, seconds, tokens = (
+        max(values) for values in zip(*((steps.last, steps.seconds, steps.tokens) for steps in all_steps), strict=True)
+    )
+    unit, unit_seconds = run_time_unit(seconds)
+    targets = _target_name(runs)
+    time_axis = XAxis(f"{unit} in steps", seconds / unit_seconds, is_integer=False, css_class="by-seconds")
+    return [
+        _XColumn("steps", "step", "steps", XAxis("step", last_step, css_class="by-steps")),
+        _XColumn("seconds", "seconds", "time", time_axis, unit_seconds),
+        _XColumn("tokens", "tokens", targets, XAxis(f"{targets} trained on", tokens, css_class="by-tokens")),
     ]
-    return line_chart(x_axis.axes("Held-out loss"), lines)
 
 
-def _rate_chart(runs: Sequence[NamedRun], x_axis: _XAxis) -> Html:
-    return _column_chart(runs, x_axis, "learning_rate", x_axis.axes("Learning rate", from_zero=True))
+def _target_name(runs: Sequence[NamedRun]) -> str:
+    names = {run.record.target_name for run in runs}
+    return names.pop() if len(names) == 1 else "tokens"
 
 
-def _norm_chart(runs: Sequence[NamedRun], x_axis: _XAxis) -> Html:
+def _positions(series: DownsampledSeries, columns: Sequence[_XColumn]) -> list[list[float]]:
+    return [(series.mean(column.column) / column.unit).tolist() for column in columns]
+
+
+def _axes(columns: Sequence[_XColumn]) -> list[XAxis]:
+    return [column.axis for column in columns]
+
+
+def _loss_chart(runs: Sequence[NamedRun], columns: Sequence[_XColumn]) -> Html:
+    if len(runs) == 1:
+        record = runs[0].record
+        return line_chart(
+            "Loss", _loss_lines(record, columns), _axes(columns), marks=_restarts(record, columns), is_large=True
+        )
+    lines = []
+    for color, run in enumerate(runs):
+        series, span = run.record.steps.series, run.record.steps.smoothing_span
+        mean = smooth(series.mean("loss"), series.count("loss"), span)
+        lines.append(Line(run.name, color, _positions(series, columns), mean.tolist(), has_dots=span == 1))
+    return line_chart("Training loss, smoothed", lines, _axes(columns), is_large=True)
+
+
+def _loss_lines(record: Record, columns: Sequence[_XColumn]) -> list[Line]:
+    """Return the lines of a single run: each step, smoothed, and validation."""
+    series, span = record.steps.series, record.steps.smoothing_span
+    x, loss = _positions(series, columns), series.mean("loss")
+    name = f"training, mean of {series.bucket_size:,} steps" if series.bucket_size > 1 else "training, each step"
+    lines = [Line(name, 0, x, loss.tolist(), *_limits(series, "loss"), is_faint=span > 1, has_dots=span == 1)]
+    if span > 1:
+        smoothed = smooth(loss, series.count("loss"), span)
+        lines.append(Line(f"training, smoothed over {span:,} steps", 0, x, smoothed.tolist()))
+    evaluations = record.evaluations.series
+    losses = evaluations.mean("loss").tolist()
+    return [*lines, Line("validation", 1, _positions(evaluations, columns), losses, has_dots=True)]
+
+
+def _limits(series: DownsampledSeries, name: str) -> tuple[Sequence[float], Sequence[float]]:
+    """Return minimum and maximum of each bucket; empty if a bucket is a single step."""
+    return (series.min(name).tolist(), series.max(name).tolist()) if series.bucket_size > 1 else ((), ())
+
+
+def _restarts(record: Record, columns: Sequence[_XColumn]) -> list[Mark]:
+    series = record.steps.series
+    positions, bucket_steps = _positions(series, columns), series.mean("step")
+    marks = []
+    for start in record.starts:
+        step = read_int(start, "step")
+        if step and len(bucket_steps):
+            bucket = min(int(np.searchsorted(bucket_steps, step)), len(bucket_steps) - 1)
+            text = f"restarted after step {step:,} on {read_str(start, 'ranks')} ranks"
+            marks.append(Mark([x[bucket] for x in positions], text))
+    return marks[:50]
+
+
+def _validation_chart(runs: Sequence[NamedRun], columns: Sequence[_XColumn]) -> Html:
+    lines = [
+        Line(run.name, color, _positions(series, columns), series.mean("loss").tolist(), has_dots=True)
+        for color, run in enumerate(runs)
+        for series in (run.record.evaluations.series,)
+    ]
+    return line_chart("Validation loss", lines, _axes(columns))
+
+
+def _learning_rate_chart(runs: Sequence[NamedRun], columns: Sequence[_XColumn]) -> Html:
+    return line_chart("Learning rate", _lines(runs, columns, "learning_rate"), _axes(columns), from_zero=True)
+
+
+def _gradient_norm_chart(runs: Sequence[NamedRun], columns: Sequence[_XColumn]) -> Html:
     clips = {run.record.config.train.clip for run in runs if run.record.config is not None}
     clip = clips.pop() if len(clips) == 1 else 0.0
-    return _column_chart(
-        runs, x_axis, "gradient_norm", x_axis.axes("Gradient norm", f"clipped to {clip:g}" if clip else "")
-    )
+    unit = f"clipped to {clip:g}" if clip else ""
+    return line_chart("Gradient norm", _lines(runs, columns, "gradient_norm"), _axes(columns), unit=unit)
 
 
-def _column_chart(runs: Sequence[NamedRun], x_axis: _XAxis, column: str, axes: Axes) -> Html:
+def _lines(runs: Sequence[NamedRun], columns: Sequence[_XColumn], name: str) -> list[Line]:
     lines = []
-    for number, run in enumerate(runs):
-        steps = run.record.steps
-        is_banded = steps.bucket_size > 1 and len(runs) == 1
-        low, high = (steps.min(column).tolist(), steps.max(column).tolist()) if is_banded else ((), ())
-        name = run.name if len(runs) > 1 else ""
-        lines.append(Line(name, number, x_axis.positions(steps), steps.mean(column).tolist(), low, high))
-    return line_chart(axes, lines)
+    for color, run in enumerate(runs):
+        series = run.record.steps.series
+        limits = _limits(series, name) if len(runs) == 1 else ((), ())
+        line_name = run.name if len(runs) > 1 else ""
+        lines.append(Line(line_name, color, _positions(series, columns), series.mean(name).tolist(), *limits))
+    return lines
 
 
-def _speed_chart(runs: Sequence[NamedRun], x_axis: _XAxis) -> Html:
-    """Tokens over seconds, smoothed: a step's own speed is mostly noise."""
+def _speed_chart(runs: Sequence[NamedRun], columns: Sequence[_XColumn]) -> Html:
     lines = []
-    for number, run in enumerate(runs):
-        steps, span = run.record.steps, max(1, smoothing_steps(run.record))
-        counts = steps.count("took")
-        with np.errstate(invalid="ignore", divide="ignore"):
-            speed = smooth(steps.mean("num_targets"), counts, span) / smooth(steps.mean("took"), counts, span)
-        x = x_axis.positions(steps)
+    for color, run in enumerate(runs):
         name = run.name if len(runs) > 1 else ""
-        lines.append(Line(name, number, x, [value if math.isfinite(value) else math.nan for value in speed.tolist()]))
-    asks = {run.record.asks for run in runs}
-    smoothed = (
-        f", over about {smoothing_steps(runs[0].record):,} steps"
-        if len(runs) == 1 and smoothing_steps(runs[0].record) > 1
-        else ""
-    )
-    unit = f"{asks.pop() if len(asks) == 1 else 'tokens'} a second{smoothed}"
-    return line_chart(x_axis.axes("Speed", unit, from_zero=True), lines)
+        speed = _smoothed_speed(run.record.steps)
+        lines.append(Line(name, color, _positions(run.record.steps.series, columns), speed.tolist()))
+    span = runs[0].record.steps.smoothing_span
+    smoothed = f", smoothed over {span:,} steps" if len(runs) == 1 and span > 1 else ""
+    unit = f"{_target_name(runs)} per second{smoothed}"
+    return line_chart("Speed", lines, _axes(columns), unit=unit, from_zero=True)
+
+
+def _smoothed_speed(steps: StepHistory) -> Floats:
+    """Return tokens per second, smoothed: the speed of a single step is mostly noise."""
+    series, counts = steps.series, steps.series.count("took")
+    with np.errstate(invalid="ignore", divide="ignore"):
+        tokens = smooth(series.mean("num_targets"), counts, steps.smoothing_span)
+        speed: Floats = tokens / smooth(series.mean("took"), counts, steps.smoothing_span)
+    return np.where(np.isfinite(speed), speed, np.nan)

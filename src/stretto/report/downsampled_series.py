@@ -1,4 +1,4 @@
-"""Thinned: columns of numbers over a run of any length, in bounded memory: mean, least and most of each stretch."""
+"""Columns of numbers over a run of any length, downsampled to buckets so that memory stays bounded."""
 
 from collections.abc import Sequence
 
@@ -11,10 +11,10 @@ _MAX_FINITE = 1e200
 
 
 class DownsampledSeries:
-    """Takes rows one by one; keeps no more than `most` stretches of equally many rows.
+    """Takes rows one by one and keeps mean, minimum and maximum of at most `max_buckets` buckets of equal size.
 
-    rows       . . . . . . . . . . .      while there are few, each is a stretch of its own
-    stretches  [. .] [. .] [. .] [.       then of two, of four, of eight ...
+    rows     . . . . . . . . . . .      while there are few, each row is a bucket
+    buckets  [. .] [. .] [. .] [.       then a bucket holds two rows, four, eight ...
     """
 
     def __init__(self, *names: str, max_buckets: int = 600) -> None:
@@ -24,11 +24,11 @@ class DownsampledSeries:
         self._num_flushed = 0
         self._pending: list[Sequence[float]] = []
         self._bucket_starts = np.zeros(0, np.int64)
-        # How many are finite, their sum, the least and the most: [4, stretches, columns].
+        # Count of finite values, their sum, minimum and maximum: [4, buckets, columns].
         self._table = np.zeros((4, 0, len(names)))
 
     def add(self, *row: float) -> None:
-        """Take in a row; NaN where a column has no value."""
+        """Add a row, with NaN where a column has no value."""
         self._pending.append(row)
         if len(self._pending) >= _BUFFER_ROWS:
             self._flush()
@@ -39,15 +39,15 @@ class DownsampledSeries:
 
     @property
     def bucket_size(self) -> int:
-        """How many rows a stretch has."""
+        """The number of rows in a bucket."""
         self._flush()
         return self._bucket_size
 
     def mean(self, name: str) -> Floats:
-        """Return a column's mean over each stretch; NaN where it has no finite value."""
+        """Return a column's mean per bucket, NaN where a bucket has no finite value."""
         count, total, _, _ = self._column(name)
-        found: Floats = np.divide(total, count, out=np.full(len(total), np.nan), where=count > 0)
-        return found
+        means: Floats = np.divide(total, count, out=np.full(len(total), np.nan), where=count > 0)
+        return means
 
     def min(self, name: str) -> Floats:
         count, _, low, _ = self._column(name)
@@ -58,52 +58,62 @@ class DownsampledSeries:
         return np.where(count > 0, high, np.nan)
 
     def count(self, name: str) -> Floats:
-        """Return how many finite values a column has in each stretch."""
-        found: Floats = self._column(name)[0]
-        return found
+        """Return the number of finite values of a column per bucket."""
+        counts: Floats = self._column(name)[0]
+        return counts
+
+    def total(self, name: str) -> float:
+        """Return the sum of a column's finite values."""
+        return float(self._column(name)[1].sum())
+
+    def highest(self, name: str) -> float:
+        """Return a column's largest finite value; 0 if it has none."""
+        return float(np.fmax.reduce(self.max(name), initial=0.0))
 
     def _column(self, name: str) -> Floats:
         self._flush()
-        found: Floats = self._table[:, :, self.names.index(name)]
-        return found
+        column: Floats = self._table[:, :, self.names.index(name)]
+        return column
 
     def _flush(self) -> None:
         if not self._pending:
             return
         rows = np.array(self._pending, np.float64)
-        # What is larger than this is as good as infinite, and its sums and ratios would be.
-        is_there = np.abs(rows) < _MAX_FINITE
-        new = np.stack([is_there, *(np.where(is_there, rows, blank) for blank in (0.0, np.inf, -np.inf))])
-        firsts = np.arange(self._num_flushed, self._num_flushed + len(rows))
+        # A value beyond the bound counts as infinite: sums and ratios of such values would overflow.
+        is_finite = np.abs(rows) < _MAX_FINITE
+        new = np.stack([is_finite, *(np.where(is_finite, rows, blank) for blank in (0.0, np.inf, -np.inf))])
+        row_numbers = np.arange(self._num_flushed, self._num_flushed + len(rows))
         self._num_flushed += len(rows)
         self._pending.clear()
-        self._bucket_starts = np.concatenate([self._bucket_starts, firsts])
+        self._bucket_starts = np.concatenate([self._bucket_starts, row_numbers])
         table = np.concatenate([self._table, new], axis=1)
         while -(-self._num_flushed // self._bucket_size) > self._max_buckets:
             self._bucket_size *= 2
         edges = np.flatnonzero(np.diff(self._bucket_starts // self._bucket_size, prepend=-1))
         self._bucket_starts = self._bucket_starts[edges]
-        ways = (np.add, np.add, np.minimum, np.maximum)
-        self._table = np.stack([way.reduceat(part, edges, axis=0) for way, part in zip(ways, table, strict=True)])
+        reductions = (np.add, np.add, np.minimum, np.maximum)
+        self._table = np.stack(
+            [reduction.reduceat(part, edges, axis=0) for reduction, part in zip(reductions, table, strict=True)]
+        )
 
 
 def exponential_mean(values: Floats, counts: Floats, spans: Floats) -> Floats:
-    """Return the mean of the last values, each weighing less the longer ago it is; `spans` says of about how many."""
-    found = np.full(len(values), np.nan)
+    """Return the exponentially weighted mean of the values so far, each over about `spans` values."""
+    means = np.full(len(values), np.nan)
     total = weight = 0.0
     for index, (value, count, span) in enumerate(zip(values, counts, spans, strict=True)):
         if count:
-            kept = float((1 - 2 / (span + 1)) ** count)
-            total, weight = total * kept + float(value) * (1 - kept), weight * kept + (1 - kept)
-            found[index] = total / weight
-    return found
+            decay = float((1 - 2 / (span + 1)) ** count)
+            total, weight = total * decay + float(value) * (1 - decay), weight * decay + (1 - decay)
+            means[index] = total / weight
+    return means
 
 
 def smooth(values: Floats, counts: Floats, span: float) -> Floats:
-    """Return the mean of about `span` values around each, from both sides alike: a trailing mean would lag behind.
+    """Return the mean of about `span` values around each value, from both sides: a trailing mean would lag.
 
-    Near the start it is of fewer: that is where curves fall steeply.
+    The span is shorter near the start, where curves fall steeply.
     """
     spans = np.minimum(span, 1 + np.cumsum(counts) / 5)
-    back = exponential_mean(values[::-1], counts[::-1], spans[::-1])[::-1]
-    return (exponential_mean(values, counts, spans) + back) / 2
+    backward = exponential_mean(values[::-1], counts[::-1], spans[::-1])[::-1]
+    return (exponential_mean(values, counts, spans) + backward) / 2

@@ -1,61 +1,51 @@
-"""Faults: each start of a run, what it went on from, what went wrong, and what was saved."""
+"""Restarts, failures and checkpoints of a run."""
 
 from collections.abc import Sequence
 
 from stretto.plan.units import format_bytes, format_seconds
-from stretto.report.chart import Axes, Line, line_chart
+from stretto.report.chart import Line, line_chart
 from stretto.report.checkpoint_inventory import CheckpointInventory
+from stretto.report.downsampled_series import DownsampledSeries
 from stretto.report.formatting import format_time, pluralize
 from stretto.report.markup import Html, tag
 from stretto.report.page import figure, note, section, table
-from stretto.report.record import JsonObject, Record, read_int, read_number, read_str
+from stretto.report.record import Record, SaveHistory, read_int, read_number, read_str
 
 _MAX_ROWS = 20
+_START_HEADERS = ("start", "time", "host", "ranks", "layout", "resumed from", "changes")
 
 
 def failures_section(record: Record, inventory: CheckpointInventory) -> Html:
-    """Return the starts of a run, and all that was not as it should be."""
+    """Return the starts of a run and everything that went wrong."""
     parts: list[Html | None] = [note(_describe(record, inventory))]
-    rows = _starts(record, inventory)
-    if rows:
-        heads = ("start", "when", "host", "ranks", "layout", "went on from", "changes")
-        # What is not known of any start needs no column.
-        told = [index for index in range(len(heads)) if any(row[index] for row in rows)]
-        text_columns = [place for place, index in enumerate(told) if heads[index] != "ranks"]
-        cells = [[row[index] for index in told] for row in rows[-_MAX_ROWS:]]
-        parts.append(table([heads[index] for index in told], cells, text_columns))
-        if len(rows) > _MAX_ROWS:
-            parts.append(note(f"The last {_MAX_ROWS} of {len(rows):,} starts are listed."))
-    if record.num_skipped:
-        listed_steps = len(record.skipped_steps)
-        more = f" and {record.num_skipped - listed_steps:,} more" if record.num_skipped > listed_steps else ""
-        listed = _ranges(record.skipped_steps)
-        parts.append(note(f"Steps that were skipped, as their numbers were not finite: {listed}{more}."))
+    starts = _start_rows(record, inventory)
+    if starts:
+        # A column that is empty for every start is left out.
+        columns = [index for index in range(len(_START_HEADERS)) if any(row[index] for row in starts)]
+        headers = [_START_HEADERS[index] for index in columns]
+        text_columns = [place for place, header in enumerate(headers) if header != "ranks"]
+        parts.append(table(headers, [[row[index] for index in columns] for row in starts[-_MAX_ROWS:]], text_columns))
+        if len(starts) > _MAX_ROWS:
+            parts.append(note(f"The last {_MAX_ROWS} of {len(starts):,} starts are listed."))
+    steps, saves = record.steps, record.saves
+    if steps.num_skipped:
+        num_unlisted = steps.num_skipped - len(steps.skipped)
+        more = f" and {num_unlisted:,} more" if num_unlisted > 0 else ""
+        parts.append(note(f"Steps skipped because of non-finite values: {_ranges(steps.skipped)}{more}."))
     if record.nonfinite_files:
-        shown = ", ".join(record.nonfinite_files[:8]) + (" and more" if len(record.nonfinite_files) > 8 else "")
-        parts.append(note(f"Batches that gave numbers which are not finite are kept in nonfinite/: {shown}."))
-    if record.failed_saves:
-        failed = [(f"{read_int(line, 'step'):,}", read_str(line, "error")) for line in record.failed_saves[:8]]
-        parts.append(table(("save after step", "why it failed"), failed, text_columns=(0, 1)))
-        if record.num_failed_saves > 8:
-            parts.append(note(f"The first 8 of {record.num_failed_saves:,} failed saves are listed."))
-    return section("failures", "Starts and failures", *parts)
+        names = ", ".join(record.nonfinite_files[:8]) + (" and more" if len(record.nonfinite_files) > 8 else "")
+        parts.append(note(f"Batches that gave non-finite values are saved in nonfinite/: {names}."))
+    if saves.failed:
+        failed = [(f"{read_int(line, 'step'):,}", read_str(line, "error")) for line in saves.failed[:8]]
+        parts.append(table(("save after step", "error"), failed, text_columns=(0, 1)))
+        if saves.num_failed > 8:
+            parts.append(note(f"The first 8 of {saves.num_failed:,} failed saves are listed."))
+    return section("failures", "Restarts and failures", *parts)
 
 
-def checkpoints_section(record: Record, inventory: CheckpointInventory) -> Html:
-    """Return what was saved, how long it took, and what is still there."""
-    parts: list[Html | None] = []
-    saves = record.saves
-    if saves.num_rows:
-        blocked, last = saves.mean("blocked"), float(saves.mean("num_bytes")[-1])
-        parts.append(
-            note(
-                f"{pluralize(saves.num_rows, 'checkpoint')} in the log, the last of {format_bytes(last)}. "
-                f"The run waited {format_seconds(float(blocked.mean()))} for each in the mean; the rest went on beside it."
-            )
-        )
-    else:
-        parts.append(note("The log tells of no checkpoint."))
+def checkpoints_section(saves: SaveHistory, inventory: CheckpointInventory) -> Html:
+    """Return which checkpoints were saved, how long that took, and which still exist."""
+    parts: list[Html | None] = [note(_describe_saves(saves.series))]
     rows = [
         (
             f"{read_int(line, 'step'):,}",
@@ -63,90 +53,99 @@ def checkpoints_section(record: Record, inventory: CheckpointInventory) -> Html:
             format_seconds(read_number(line, "seconds")),
             format_seconds(read_number(line, "blocked_seconds")),
         )
-        for line in reversed(record.last_saves)
+        for line in reversed(saves.last)
     ]
     if rows:
-        parts.append(table(("after step", "size", "until safe", "run waited"), rows))
-    if saves.num_rows > len(rows):
-        parts.append(tag("div", figure(_saves_chart(record)), class_="grid"))
-    if inventory.note is not None:
-        parts.append(note(f"Which of them are still in {inventory.location} is not known: {inventory.note}."))
+        parts.append(table(("after step", "size", "time to save", "training blocked"), rows))
+    if saves.series.num_rows > len(rows):
+        parts.append(tag("div", figure(_saves_chart(saves.series)), class_="grid"))
+    if inventory.problem is not None:
+        parts.append(
+            note(f"The checkpoints that still exist in {inventory.location} are unknown: {inventory.problem}.")
+        )
     elif inventory.manifests:
-        listed = [
+        existing = [
             f"step {name.step:,}"
-            + (f" (held-out loss {inventory.losses[name]:.4f})" if name in inventory.losses else "")
+            + (f" (validation loss {inventory.losses[name]:.4f})" if name in inventory.losses else "")
             for name in list(inventory.manifests)[:_MAX_ROWS]
         ]
-        parts.append(note(f"Still there, in {inventory.location}: {', '.join(listed)}."))
-    return section("checkpoints", "CheckpointManager", *parts)
+        parts.append(note(f"Checkpoints that still exist in {inventory.location}: {', '.join(existing)}."))
+    return section("checkpoints", "Checkpoints", *parts)
 
 
 def _describe(record: Record, inventory: CheckpointInventory) -> str:
-    number_of_starts = max(len(record.starts), len(inventory.claims))
-    found = []
-    if number_of_starts > 1:
-        found.append(f"was started {number_of_starts:,} times")
-    if record.num_skipped:
-        found.append(f"skipped {pluralize(record.num_skipped, 'step')}")
-    if record.num_nonfinite:
-        found.append(f"met numbers that are not finite in {pluralize(record.num_nonfinite, 'step')}")
-    if record.num_failed_saves:
-        found.append(f"failed to save {pluralize(record.num_failed_saves, 'time')}")
+    num_starts = max(len(record.starts), len(inventory.claims))
+    steps = record.steps
+    events = []
+    if num_starts > 1:
+        events.append(f"was started {num_starts:,} times")
+    if steps.num_skipped:
+        events.append(f"skipped {pluralize(steps.num_skipped, 'step')}")
+    if steps.num_nonfinite:
+        events.append(f"had non-finite values in {pluralize(steps.num_nonfinite, 'step')}")
+    if record.saves.num_failed:
+        events.append(f"failed to save {pluralize(record.saves.num_failed, 'time')}")
     if record.status.startswith("stopped"):
-        found.append(f"stopped at step {record.last_step + 1:,}, whose numbers are not finite")
+        events.append(f"stopped at step {steps.last + 1:,} because of non-finite values")
     if record.num_unreadable_lines:
-        found.append(
-            f"left {pluralize(record.num_unreadable_lines, 'line')} in its log that can't be read, as when it is killed while it writes"
-        )
-    if not found:
-        return "One start, and nothing went wrong." if number_of_starts else "The log tells of no start."
-    return f"The run {'; '.join(found)}."
+        lines = pluralize(record.num_unreadable_lines, "unreadable line")
+        events.append(f"left {lines} in its log, as happens when it is killed while writing")
+    if not events:
+        return "One start, no failures." if num_starts else "The log has no start."
+    return f"The run {'; '.join(events)}."
 
 
-def _starts(record: Record, inventory: CheckpointInventory) -> list[tuple[str, ...]]:
-    """A row for each start: those of the log, and those that a later one has made vanish from it."""
-    lines: dict[int, JsonObject] = {read_int(line, "generation"): line for line in record.starts}
+def _start_rows(record: Record, inventory: CheckpointInventory) -> list[tuple[str, ...]]:
+    """Return a row per start: those in the log, and those that a later start removed from it."""
+    lines = {read_int(line, "generation"): line for line in record.starts}
     rows: list[tuple[str, ...]] = []
     for generation in sorted({*lines, *inventory.claims}):
         line, claim = lines.get(generation, {}), inventory.claims.get(generation)
-        came_from = read_str(line, "resumed_from").rstrip("/").rpartition("/")[2] or (
-            claim.resumed_from if claim else None
-        )
+        checkpoint = read_str(line, "resumed_from").rstrip("/").rpartition("/")[2]
         changes = line.get("changes")
-        told = "; ".join(map(str, changes)) if isinstance(changes, list) else ""
         if not line:
-            told = "its steps were taken again later"
-        ranks = read_str(line, "ranks") or (str(claim.num_ranks) if claim else "")
+            description = "its steps were repeated by a later start"
+        else:
+            description = "; ".join(map(str, changes)) if isinstance(changes, list) else ""
         rows.append(
             (
                 str(generation),
                 format_time(claim.time) if claim else "",
                 claim.host if claim else "",
-                ranks,
+                read_str(line, "ranks") or (str(claim.num_ranks) if claim else ""),
                 read_str(line, "layout").partition(" (")[0],
-                f"{came_from}" if came_from else "the beginning",
-                told,
+                checkpoint or str((claim and claim.resumed_from) or "the beginning"),
+                description,
             )
         )
     return rows
 
 
 def _ranges(steps: Sequence[int]) -> str:
-    """Steps in order, those that follow each other as `3 to 9`."""
-    found: list[tuple[int, int]] = []
+    """Format step numbers in order, consecutive ones as `3 to 9`."""
+    ranges: list[tuple[int, int]] = []
     for step in steps:
-        if found and step == found[-1][1] + 1:
-            found[-1] = (found[-1][0], step)
+        if ranges and step == ranges[-1][1] + 1:
+            ranges[-1] = (ranges[-1][0], step)
         else:
-            found.append((step, step))
-    return ", ".join(f"{first:,}" if first == last else f"{first:,} to {last:,}" for first, last in found)
+            ranges.append((step, step))
+    return ", ".join(f"{first:,}" if first == last else f"{first:,} to {last:,}" for first, last in ranges)
 
 
-def _saves_chart(record: Record) -> Html:
-    saves = record.saves
-    x = saves.mean("step").tolist()
+def _describe_saves(series: DownsampledSeries) -> str:
+    if not series.num_rows:
+        return "The log has no checkpoint."
+    blocked, size = float(series.mean("blocked").mean()), float(series.mean("num_bytes")[-1])
+    return (
+        f"{pluralize(series.num_rows, 'checkpoint')} in the log, the last of {format_bytes(size)}. A save blocked "
+        f"training for {format_seconds(blocked)} on average; the rest of it ran in the background."
+    )
+
+
+def _saves_chart(series: DownsampledSeries) -> Html:
+    x = [series.mean("step").tolist()]
     lines = [
-        Line("until safe", 0, x, saves.mean("seconds").tolist(), has_dots=True),
-        Line("run waited", 1, x, saves.mean("blocked").tolist(), has_dots=True),
+        Line("time to save", 0, x, series.mean("seconds").tolist(), has_dots=True),
+        Line("training blocked", 1, x, series.mean("blocked").tolist(), has_dots=True),
     ]
-    return line_chart(Axes("Time to save", "step", "seconds", from_zero=True, is_integer=True), lines)
+    return line_chart("Saves", lines, unit="seconds", from_zero=True)

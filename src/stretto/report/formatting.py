@@ -1,13 +1,12 @@
-"""Amounts: figures as people read them, for pages."""
+"""Numbers as people read them on a page."""
 
 import math
 
-from stretto.plan.units import format_loss as short_loss
-from stretto.plan.units import format_seconds as short_seconds
+from stretto.plan.units import format_loss, format_seconds
 
 
 def format_count(value: float) -> str:
-    """A whole number with its thousands, or in millions and more."""
+    """Format a count with thousands separators, or in millions and more."""
     if not math.isfinite(value):
         return "-"
     for bound, word in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
@@ -17,49 +16,53 @@ def format_count(value: float) -> str:
 
 
 def pluralize(value: int, word: str) -> str:
-    """A number of things: `1 step`, `2 steps`."""
+    """Format a number of things: `1 step`, `2 steps`."""
     return f"{value:,} {word}{'' if value == 1 else 's'}"
 
 
-def loss(value: float) -> str:
-    """A loss, in digits that tell two runs apart."""
-    return short_loss(value) if math.isfinite(value) else "-"
+def format_finite_loss(value: float) -> str:
+    """Format a loss, or `-` if it is not finite."""
+    return format_loss(value) if math.isfinite(value) else "-"
 
 
 def format_percent(value: float) -> str:
-    """A part of a whole in percent."""
+    """Format a fraction in percent, with one decimal below 10%."""
     if not math.isfinite(value):
         return "-"
+    if 0 < value < 0.0005:
+        return "<0.1%"
     return f"{value:.1%}" if 0 < abs(value) < 0.0995 else f"{value:.0%}"
 
 
 def format_duration(value: float) -> str:
-    """A time of any length: `820 ms`, `41.2 s`, `12 min 5 s`, `3 h 20 min`, `2 d 4 h`."""
+    """Format a duration of any length: `820 ms`, `41.2 s`, `12 min 5 s`, `3 h 20 min`, `2 d 4 h`."""
     if not math.isfinite(value):
         return "-"
     if value < 100:
-        return short_seconds(value) if value else "0 s"
-    rounded = round(value)
-    for unit, size, smaller, part in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
-        if rounded >= size:
-            rest = rounded % size // part
-            return f"{rounded // size} {unit} {rest} {smaller}" if rest else f"{rounded // size} {unit}"
-    return f"{rounded} s"
+        return format_seconds(value) if value else "0 s"
+    seconds = round(value)
+    for unit, size, smaller_unit, smaller_size in (
+        ("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1),
+    ):  # fmt: skip
+        if seconds >= size:
+            rest = seconds % size // smaller_size
+            return f"{seconds // size} {unit} {rest} {smaller_unit}" if rest else f"{seconds // size} {unit}"
+    return f"{seconds} s"
 
 
-def run_time_unit(value: float) -> tuple[str, float]:
-    """The unit for an axis that goes up to some seconds, and how many seconds it has."""
+def run_time_unit(seconds: float) -> tuple[str, float]:
+    """Return the unit for an axis that reaches to `seconds`, and its length in seconds."""
     for unit, size in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
-        if value >= 3 * size:
+        if seconds >= 3 * size:
             return unit, size
     return "seconds", 1.0
 
 
-def step_time_unit(value: float) -> tuple[float, str]:
-    """How many there are of the unit in a second, and the unit, for an axis that goes up to a step or a part of it."""
-    return (1e3, "milliseconds") if value < 1 else (1.0, "seconds")
+def step_time_unit(seconds: float) -> tuple[float, str]:
+    """Return how many units one second has, and the unit, for an axis that reaches to the length of a step."""
+    return (1e3, "milliseconds") if seconds < 1 else (1.0, "seconds")
 
 
 def format_time(text: str) -> str:
-    """A time of day in UTC, from how it is kept: `2026-11-15 13:02 UTC`."""
+    """Format an ISO time as `2026-11-15 13:02 UTC`."""
     return f"{text[:16].replace('T', ' ')} UTC" if len(text) >= 16 else text

@@ -1,39 +1,36 @@
-"""Markup: HTML and SVG put together so that a text from outside can never become a tag."""
+"""HTML and SVG built from Python values, with every outside text escaped."""
 
 from html import escape
 
+Attribute = str | float | bool | None
+_VOID_ELEMENTS = {"meta", "input", "br"}
+
 
 class Html(str):
-    """Text that is markup already; all other text is escaped when it becomes part of some."""
+    """Text that is markup already. Any other text is escaped when it becomes a child of an element."""
 
     __slots__ = ()
 
 
-Attribute = str | float | bool | None
-
-
 def tag(element: str, *children: str | None, **attributes: Attribute) -> Html:
-    """Return an element; `class_` is written `class`, `text_anchor` is `text-anchor`; what is none is left out."""
+    """Return an element. `class_` is written `class` and `text_anchor` `text-anchor`; None is left out."""
     if element in _VOID_ELEMENTS:
         return Html(f"<{element}{_attributes(attributes)}>")
     return Html(f"<{element}{_attributes(attributes)}>{join(*children)}</{element}>")
 
 
 def join(*children: str | None) -> Html:
-    """Return some children one after the other, escaped where they are not markup."""
+    """Return the children one after the other, escaped unless they are markup."""
     return Html("".join(child if isinstance(child, Html) else escape(child) for child in children if child is not None))
 
 
-_VOID_ELEMENTS = {"meta", "input", "br"}
-
-
 def _attributes(attributes: dict[str, Attribute]) -> str:
-    found = []
+    parts = []
     for name, value in attributes.items():
-        name = name.rstrip("_").replace("_", "-").replace("viewbox", "viewBox")
+        name = name.rstrip("_").replace("_", "-")
         if value is True:
-            found.append(f" {name}")
+            parts.append(f" {name}")
         elif value is not None and value is not False:
             text = f"{value:.6g}" if isinstance(value, float) else str(value)
-            found.append(f' {name}="{escape(text)}"')
-    return "".join(found)
+            parts.append(f' {name}="{escape(text)}"')
+    return "".join(parts)

@@ -1,4 +1,4 @@
-"""A run as one HTML page: what it was, how it went, where its time went, and what came of it."""
+"""A run as one HTML page: its configuration, curves, timeline, balance, failures and results."""
 
 from pathlib import Path
 
@@ -9,57 +9,47 @@ from stretto.report.failures import checkpoints_section, failures_section
 from stretto.report.markup import Html, tag
 from stretto.report.page import definition_list, note, page, section
 from stretto.report.plan_comparison import plan_comparison_section
-from stretto.report.record import ProgressCallback, Record, read_record
+from stretto.report.record import Record
+from stretto.report.record_reader import ProgressCallback, read_record
 from stretto.report.sequence_lengths import lengths_section
 from stretto.report.step_timeline import step_section
 from stretto.report.summary import configuration_section, final_metrics, summary_tiles
 
-_LINKS = {
-    "curves": "Curves",
-    "run": "What was run",
-    "step": "One step",
-    "balance": "Balance",
-    "lengths": "Lengths",
-    "plan": "Plan",
-    "failures": "Faults",
-    "checkpoints": "CheckpointManager",
-    "results": "Figures",
-}
 
+def render_run(folder: Path | str, on_progress: ProgressCallback = lambda fraction: None) -> str:
+    """Return the report page of the run in `folder`. It needs only a browser and no network.
 
-def render_run(folder: Path | str, on_progress: ProgressCallback = lambda part: None) -> str:
-    """Return the page of the run in a folder; it needs nothing but a browser.
-
-    It reads the run's files only, whether the run has ended, still goes on, or was cut off. `on_progress` is told now and
-    then which part of the log is read.
+    Only the run's files are read, so the run may have finished, be running, or have been interrupted. `on_progress` is
+    called now and then with the fraction of the log read so far.
     """
     record = read_record(folder, on_progress)
     inventory = read_checkpoint_inventory(record)
-    digest = None if inventory.newest is None else inventory.newest.run_info.data
-    sections = {
-        "curves": _curves_section(record),
-        "run": configuration_section(record, inventory),
-        "step": step_section(record),
-        "balance": balance_section(record),
-        "lengths": lengths_section(record, digest),
-        "plan": plan_comparison_section(record),
-        "failures": failures_section(record, inventory),
-        "checkpoints": checkpoints_section(record, inventory),
-        "results": section("results", "Final results", definition_list(final_metrics(record).items())),
+    data_digest = None if inventory.newest is None else inventory.newest.run_info.data
+    sections: dict[tuple[str, str], Html | None] = {
+        ("curves", "Curves"): _curves_section(record),
+        ("configuration", "Configuration"): configuration_section(record, inventory),
+        ("timeline", "Timeline"): step_section(record),
+        ("balance", "Load balance"): balance_section(record),
+        ("lengths", "Lengths"): lengths_section(record, data_digest),
+        ("plan", "Plan"): plan_comparison_section(record),
+        ("failures", "Failures"): failures_section(record, inventory),
+        ("checkpoints", "Checkpoints"): checkpoints_section(record.saves, inventory),
+        ("results", "Results"): section("results", "Results", definition_list(final_metrics(record).items())),
     }
-    shown = {name: found for name, found in sections.items() if found is not None}
-    links = tag("nav", *(tag("a", _LINKS[name], href=f"#{name}") for name in shown), aria_label="Parts of this page")
-    head = tag("header", tag("p", "Run", class_="kind"), tag("h1", record.name, _badge(record)), links)
+    links = [tag("a", link, href=f"#{name}") for (name, link), content in sections.items() if content is not None]
+    nav = tag("nav", *links, aria_label="Sections of this page")
+    header = tag("header", tag("p", "Run", class_="kind"), tag("h1", record.name, _badge(record.status)), nav)
     footer = tag("footer", "Made by `stretto report` from the files of the run; it needs no network.")
-    return page(f"Run {record.name}", head, summary_tiles(record), *shown.values(), footer)
+    shown = [content for content in sections.values() if content is not None]
+    return page(f"Run {record.name}", header, summary_tiles(record), *shown, footer)
 
 
-def _badge(record: Record) -> Html:
-    kind = {"finished": " good", "stopped: not finite": " bad"}.get(record.status, "")
-    return tag("span", record.status, class_=f"status{kind}")
+def _badge(status: str) -> Html:
+    color = {"finished": " good", "stopped: not finite": " bad"}.get(status, "")
+    return tag("span", status, class_=f"status{color}")
 
 
 def _curves_section(record: Record) -> Html:
-    if not record.steps.num_rows:
-        return section("curves", "Curves", note("The log has no step yet."))
-    return section("curves", "Curves", curves([NamedRun(record.name, record)]))
+    if not record.steps.series.num_rows:
+        return section("curves", "Training curves", note("The log has no step yet."))
+    return section("curves", "Training curves", curves([NamedRun(record.name, record)]))

@@ -1,4 +1,4 @@
-"""Summary: what a run was and what came of it, in words and figures."""
+"""Configuration and results of a run, in words and numbers."""
 
 import math
 from collections.abc import Mapping
@@ -8,70 +8,81 @@ from stretto.config.run import RunConfig
 from stretto.config.toml import dump_config
 from stretto.plan.units import format_bytes
 from stretto.report.checkpoint_inventory import CheckpointInventory
-from stretto.report.curves import final_loss, smoothing_steps
-from stretto.report.formatting import format_count, format_duration, format_percent, format_time, loss, pluralize
+from stretto.report.curves import final_loss
+from stretto.report.formatting import (
+    format_count,
+    format_duration,
+    format_finite_loss,
+    format_percent,
+    format_time,
+    pluralize,
+)
 from stretto.report.markup import Html, tag
 from stretto.report.page import definition_list, section, tiles
 from stretto.report.record import Record, read_int, read_number, read_str
 
 
 def final_metrics(record: Record) -> dict[str, str]:
-    """Return what came of a run, by name; what isn't known is left out."""
-    asks, held_out = record.asks, record.last_evaluation
-    found: dict[str, str] = {}
-    if record.best_evaluation is not None:
-        best = record.best_evaluation
-        found["best held-out loss"] = f"{loss(read_number(best, 'loss'))} at step {read_int(best, 'step'):,}"
-    if held_out is not None:
-        found["last held-out loss"] = loss(read_number(held_out, "loss"))
-        for name, value in held_out.items():
-            if name not in ("kind", "step", "loss", "tokens") and math.isfinite(read_number(held_out, name)):
-                found[f"held-out {name.replace('_', ' ')}"] = f"{value:,.4g}"
-    if record.last_step:
-        found["training loss at the end"] = loss(final_loss(record))
-        found["steps"] = f"{record.last_step:,}"
-        found["epoch reached"] = f"{record.epoch:,}" if record.epoch else ""
-        found[f"{asks} trained on"] = format_count(record.tokens)
-        found["time in steps"] = format_duration(record.seconds)
-        found[f"{asks} a second"] = format_count(record.speed)
-    found["padding"] = format_percent(record.padding)
+    """Return the results of a run by name; unknown ones are left out."""
+    targets, steps, evaluations = record.target_name, record.steps, record.evaluations
+    metrics: dict[str, str] = {}
+    if evaluations.best is not None:
+        best_loss, best_step = read_number(evaluations.best, "loss"), read_int(evaluations.best, "step")
+        metrics["best validation loss"] = f"{format_finite_loss(best_loss)} at step {best_step:,}"
+    if evaluations.last is not None:
+        metrics["last validation loss"] = format_finite_loss(read_number(evaluations.last, "loss"))
+        for name, value in evaluations.last.items():
+            if name not in ("kind", "step", "loss", "tokens") and math.isfinite(read_number(evaluations.last, name)):
+                metrics[f"validation {name.replace('_', ' ')}"] = f"{value:,.4g}"
+    if steps.last:
+        metrics["final training loss"] = format_finite_loss(final_loss(steps))
+        metrics["steps"] = f"{steps.last:,}"
+        metrics["epoch reached"] = f"{steps.epoch:,}" if steps.epoch else ""
+        metrics[f"{targets} trained on"] = format_count(steps.tokens)
+        metrics["time in steps"] = format_duration(steps.seconds)
+        metrics[f"{targets} per second"] = format_count(steps.speed)
+    metrics["padding"] = format_percent(steps.padding)
     if record.ranks is not None:
-        found["bubble"] = format_percent(record.ranks.bubble)
-        found["memory of the fullest rank"] = format_bytes(record.ranks.fullest)
-    if record.saves.num_rows:
-        found["size of a checkpoint"] = format_bytes(float(record.saves.mean("num_bytes")[-1]))
-    found["steps skipped"] = f"{record.num_skipped:,}" if record.num_skipped else ""
-    return {name: value for name, value in found.items() if value and value != "-"}
+        metrics["bubble"] = format_percent(record.ranks.bubble)
+        metrics["memory of the fullest rank"] = format_bytes(record.ranks.max_memory)
+    if record.saves.series.num_rows:
+        metrics["checkpoint size"] = format_bytes(float(record.saves.series.mean("num_bytes")[-1]))
+    metrics["skipped steps"] = f"{steps.num_skipped:,}" if steps.num_skipped else ""
+    return {name: value for name, value in metrics.items() if value and value != "-"}
 
 
 def summary_tiles(record: Record) -> Html:
-    """Return the few figures that are asked for first."""
-    found: list[tuple[str, str]] = []
-    best = record.best_evaluation
+    """Return the few numbers that a reader looks for first."""
+    pairs: list[tuple[str, str]] = []
+    best, steps, targets = record.evaluations.best, record.steps, record.target_name
     if best is not None:
-        found.append((f"best held-out loss, at step {read_int(best, 'step'):,}", loss(read_number(best, "loss"))))
+        loss = format_finite_loss(read_number(best, "loss"))
+        pairs.append((f"best validation loss, at step {read_int(best, 'step'):,}", loss))
         if math.isfinite(read_number(best, "perplexity")):
-            found.append(("its perplexity", f"{read_number(best, 'perplexity'):,.4g}"))
-    if record.last_step:
-        last = loss(final_loss(record))
-        span = smoothing_steps(record)
-        found.append((f"training loss, last {span:,} steps" if span > 1 else "training loss, last step", last))
-        of = f" of {record.num_steps:,}" if record.num_steps and record.num_steps != record.last_step else ""
-        found.append((f"steps{of}", f"{record.last_step:,}"))
-        found.append((f"{record.asks} trained on", format_count(record.tokens)))
-        found.append((f"{record.asks} a second", format_count(record.speed)))
-        found.append(("time in steps", format_duration(record.seconds)))
+            pairs.append(("its perplexity", f"{read_number(best, 'perplexity'):,.4g}"))
+    if steps.last:
+        span = steps.smoothing_span
+        name = f"training loss, last {span:,} steps" if span > 1 else "training loss, last step"
+        planned = None if record.config is None else record.config.train.steps
+        of_planned = f" of {planned:,}" if planned and planned != steps.last else ""
+        pairs += [
+            (name, format_finite_loss(final_loss(steps))),
+            (f"steps{of_planned}", f"{steps.last:,}"),
+            (f"{targets} trained on", format_count(steps.tokens)),
+            (f"{targets} per second", format_count(steps.speed)),
+            ("time in steps", format_duration(steps.seconds)),
+        ]
     if record.ranks is not None and record.ranks.num_ranks > 1:
-        found.append(("bubble: ranks waiting", format_percent(record.ranks.bubble)))
-    return tiles([pair for pair in found if pair[1] != "-"])
+        pairs.append(("bubble: ranks waiting", format_percent(record.ranks.bubble)))
+    return tiles([pair for pair in pairs if pair[1] != "-"])
 
 
 def configuration_section(record: Record, inventory: CheckpointInventory) -> Html:
-    """Return what the run was: model, data, layout, where and when; and its whole config, folded."""
+    """Return model, data, layout, time and place of a run, and its complete config, folded."""
     config = record.config
     pairs = [("folder", str(record.folder))]
     if config is None:
-        pairs.append(("config", "missing, or of another version of stretto; what follows is from the log alone"))
+        pairs.append(("config", "missing, or from another version of stretto; this page shows the log only"))
     else:
         layout = config.layout
         pairs += [
@@ -89,57 +100,55 @@ def configuration_section(record: Record, inventory: CheckpointInventory) -> Htm
     if len(times) > 1:
         pairs.append(("last started", format_time(max(times))))
     if len(hosts) > 1:
-        pairs.append(("first ranks on", ", ".join(hosts)))
+        pairs.append(("hosts of rank 0", ", ".join(hosts)))
     if inventory.newest is not None:
         pairs.append(("last saved", format_time(inventory.newest.created)))
         pairs.append(("versions", ", ".join(f"{name} {value}" for name, value in inventory.newest.versions.items())))
     folded = None
     if config is not None:
-        folded = tag("details", tag("summary", "The whole config"), tag("pre", dump_config(config).strip()))
-    return section("run", "What was run", definition_list(pairs), folded)
+        folded = tag("details", tag("summary", "Complete config"), tag("pre", dump_config(config).strip()))
+    return section("configuration", "Configuration", definition_list(pairs), folded)
 
 
 def flatten_config(record: Record) -> dict[str, str]:
-    """Return a config field by field, as text."""
-    raw_config: Mapping[str, Any] = (
-        record.raw_config if record.config is None else record.config.model_dump(mode="json")
-    )
-    found = {}
-    for part, values in raw_config.items():
-        for name, value in values.items() if isinstance(values, Mapping) else ():
-            found[f"{part}.{name}"] = "none" if value is None else str(value)
-    return found
+    """Return the fields of a config as text, by dotted name."""
+    sections: Mapping[str, Any] = record.raw_config if record.config is None else record.config.model_dump(mode="json")
+    return {
+        f"{section_name}.{name}": "none" if value is None else str(value)
+        for section_name, fields in sections.items()
+        if isinstance(fields, Mapping)
+        for name, value in fields.items()
+    }
 
 
 def _describe_model(config: RunConfig, inventory: CheckpointInventory) -> str:
     model = config.model
-    weights = "" if inventory.num_weights is None else f"; {inventory.num_weights:,} weights"
+    parameters = "" if inventory.num_parameters is None else f"; {inventory.num_parameters:,} parameters"
     if model.factory is not None:
-        return f"{model.factory}{weights}"
-    more = [
+        return f"{model.factory}{parameters}"
+    options = [
         f"projected to {model.projection}" if model.projection else "",
         f"dropout {model.dropout:g}" if model.dropout else "",
         "residual" if model.residual else "",
-        "normalised" if model.norm else "",
+        "normalized" if model.norm else "",
     ]
-    what = f"{pluralize(model.layers, f'{model.cell.upper()} layer')} of {model.hidden:,}"
-    return ", ".join([what, *filter(None, more)]) + weights
+    layers = f"{pluralize(model.layers, f'{model.cell.upper()} layer')} of {model.hidden:,}"
+    return ", ".join([layers, *filter(None, options)]) + parameters
 
 
 def _describe_data(record: Record, config: RunConfig) -> str:
-    data, task = config.data, record.subject.get("task")
-    held_out = f", held out {data.valid}" if data.valid else ", nothing held out"
-    asked = ""
+    data, task = config.data, record.data_spec.get("task")
+    validation = f", validation {data.valid}" if data.valid else ", no validation data"
+    shapes = ""
     if isinstance(task, Mapping) and read_int(task, "num_inputs"):
-        asked = (
-            f"; {read_int(task, 'num_inputs'):,} {read_str(task, 'inputs')} in, targets for {read_str(task, 'targets')}"
-        )
-    return f"{data.train}{held_out}{asked}"
+        inputs = f"{read_int(task, 'num_inputs'):,} {read_str(task, 'inputs')}"
+        shapes = f"; inputs: {inputs}, targets: {read_str(task, 'targets')}"
+    return f"{data.train}{validation}{shapes}"
 
 
 def _describe_training(config: RunConfig) -> str:
     train = config.train
     length = pluralize(train.steps, "step") if train.steps is not None else pluralize(train.epochs, "epoch")
-    warm = f", warm-up of {pluralize(train.warmup, 'step')}" if train.warmup else ""
-    clip = f", clipped to {train.clip:g}" if train.clip else ""
-    return f"{length} of {train.optimizer}, learning rate {train.lr:g}, {train.schedule}{warm}{clip}"
+    warmup = f", {pluralize(train.warmup, 'warm-up step')}" if train.warmup else ""
+    clip = f", gradients clipped to {train.clip:g}" if train.clip else ""
+    return f"{length} of {train.optimizer}, learning rate {train.lr:g}, {train.schedule} schedule{warmup}{clip}"

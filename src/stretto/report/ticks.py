@@ -1,4 +1,4 @@
-"""Ticks: where an axis is marked, and how its numbers are written."""
+"""Scales of chart axes: where the ticks are, and how their numbers are formatted."""
 
 import math
 from collections.abc import Callable
@@ -9,7 +9,7 @@ _NICE = (1.0, 2.0, 2.5, 5.0, 10.0)
 
 @dataclass(frozen=True)
 class Scale:
-    """From values to a length: linear or logarithmic, with the ticks that suit it."""
+    """Maps values to fractions of an axis, linearly or logarithmically, with its ticks."""
 
     low: float
     high: float
@@ -17,18 +17,18 @@ class Scale:
     ticks: tuple[float, ...]
 
     def fraction(self, value: float) -> float:
-        """Return where a value lies, from 0 to 1 within the scale."""
+        """Return where a value is on the axis: 0 at its start, 1 at its end."""
         if self.is_log:
             return math.log(max(value, 1e-300) / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
 
 def linear(low: float, high: float, count: int, *, is_integer: bool = False, is_tight: bool = False) -> Scale:
-    """Return a linear scale with about `count` ticks; the outer ticks are its ends, unless it is to be tight."""
-    # Values that no step fits between are as good as one.
+    """Return a linear scale with about `count` ticks. Its ends are the outer ticks or, if tight, the given values."""
+    # Widen the range if no tick fits in it.
     if not high - low > 1e-300:
-        room = abs(low) * 0.5 or 1.0
-        low, high = (low - room if low - room >= 0 or low < 0 else 0.0), high + room
+        margin = abs(low) * 0.5 or 1.0
+        low, high = (low - margin if low - margin >= 0 or low < 0 else 0.0), high + margin
     step = _nice_step((high - low) / max(count, 1))
     step = max(1.0, float(round(step))) if is_integer else step
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
@@ -39,9 +39,9 @@ def linear(low: float, high: float, count: int, *, is_integer: bool = False, is_
 
 
 def logarithmic(low: float, high: float, count: int) -> Scale:
-    """Return a logarithmic scale of positive values, with ticks at 1, 2 and 5 of each decade, or at fewer."""
-    room = max((high / low) ** 0.04, 1.1)
-    low, high = low / room, high * room
+    """Return a logarithmic scale for positive values, with ticks at 1, 2 and 5 of each decade, or fewer."""
+    margin = max((high / low) ** 0.04, 1.1)
+    low, high = low / margin, high * margin
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     ticks: list[float] = []
     for leading in ((1, 2, 5), (1, 3), (1,)):
@@ -54,7 +54,7 @@ def logarithmic(low: float, high: float, count: int) -> Scale:
 
 
 def choose_scale(low: float, high: float, count: int, *, from_zero: bool = False) -> Scale:
-    """Return the scale that shows values best: logarithmic where they span more than a decade and a half."""
+    """Return a logarithmic scale if the values span more than a decade and a half, else a linear one."""
     if from_zero and low >= 0:
         return linear(0.0, high or 1.0, count)
     if low > 1e-30 and high / low > 30:
@@ -63,18 +63,18 @@ def choose_scale(low: float, high: float, count: int, *, from_zero: bool = False
 
 
 def tick_formatter(scale: Scale) -> Callable[[float], str]:
-    """Return how the ticks of a scale are written: all with as many digits as tell them apart."""
-    most = max((abs(tick) for tick in scale.ticks), default=0.0)
+    """Return a function that formats the ticks of a scale, with as many digits as it takes to tell them apart."""
+    largest = max((abs(tick) for tick in scale.ticks), default=0.0)
     if scale.is_log:
         return _format_power if scale.high >= 1e6 or scale.low <= 1e-4 else format_short
-    gap = min((b - a for a, b in zip(scale.ticks, scale.ticks[1:], strict=False)), default=most)
+    gap = min((b - a for a, b in zip(scale.ticks, scale.ticks[1:], strict=False)), default=largest)
     for bound, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if 1e15 > most >= bound:
+        if 1e15 > largest >= bound:
             size = 1e3 if unit == "k" else bound
             digits = _digits(gap / size)
             return lambda tick: "0" if not tick else f"{tick / size:.{digits}f}{unit}"
-    if 0 < most < 1e-3 or most >= 1e15:
-        power = math.floor(math.log10(most))
+    if 0 < largest < 1e-3 or largest >= 1e15:
+        power = math.floor(math.log10(largest))
         digits = _digits(gap / 10.0**power)
         return lambda tick: "0" if not tick else f"{tick / 10.0**power:.{digits}f}e{power}"
     digits = _digits(gap)
@@ -82,7 +82,7 @@ def tick_formatter(scale: Scale) -> Callable[[float], str]:
 
 
 def format_short(value: float) -> str:
-    """A number in few characters: 1,234 or 12.3k or 1.2e-5."""
+    """Format a number in few characters: 1,234 or 12.3k or 1.2e-5."""
     size = abs(value)
     if size >= 1e15 or 0 < size < 1e-3:
         mantissa, _, power = f"{value:.2e}".partition("e")
@@ -94,18 +94,18 @@ def format_short(value: float) -> str:
 
 
 def _format_power(value: float) -> str:
-    """A tick of a scale over many decades, all of them alike: 1e6, 3e-5."""
+    """Format a tick of a scale over many decades: 1e6, 3e-5."""
     mantissa, _, power = f"{value:.0e}".partition("e")
     return f"{mantissa}e{int(power)}"
 
 
-def _nice_step(least: float) -> float:
-    power = 10.0 ** math.floor(math.log10(least))
-    return next(nice * power for nice in _NICE if nice * power >= least * 0.9999)
+def _nice_step(min_step: float) -> float:
+    power = 10.0 ** math.floor(math.log10(min_step))
+    return next(nice * power for nice in _NICE if nice * power >= min_step * 0.9999)
 
 
 def _digits(gap: float) -> int:
-    """Digits behind the point that a step between ticks needs."""
+    """Return the number of decimals that a step between ticks needs."""
     if gap <= 0:
         return 0
     for digits in range(8):

@@ -1,4 +1,4 @@
-"""`stretto report`: a run as one HTML page that opens from disk, or several side by side."""
+"""`stretto report`: one HTML page for a run, or for a comparison of runs."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ _DOCTYPE = b"<!doctype html>"
 
 
 def run(arguments: list[str]) -> None:
-    """Parse, read, write, and say where the page is."""
+    """Write the page and print where it is."""
     options = _parser().parse_all(arguments)
     out = options.out or options.run / ("compare.html" if options.compare else "report.html")
     with _write_errors(out):
@@ -34,16 +34,16 @@ def run(arguments: list[str]) -> None:
 
 
 def _check(folder: Path, out: Path) -> None:
-    """Refuse a place that no page can be written to, before minutes are spent on a long log."""
+    """Check that the page can be written before minutes are spent on a long log."""
     if not folder.is_dir():
-        return  # which the reader says better
+        return  # the reader has a better message
     if out.is_dir():
         raise ConfigError(f"--out={out} is a folder; give the path of a file, like {out / 'report.html'}")
     if not out.parent.is_dir():
-        raise ConfigError(f"--out={out} can't be written (there is no folder {out.parent}); choose another file")
-    # Neither a log nor a device is to be lost to a slip of the hand.
+        raise ConfigError(f"--out={out} can't be written ({out.parent} does not exist); choose a different file")
+    # A typo must not overwrite a log or a device.
     if out.exists() and not (out.is_file() and _is_page(out)):
-        raise ConfigError(f"--out={out} is there already and is no page; choose another file")
+        raise ConfigError(f"--out={out} exists and is not a page; choose a different file")
 
 
 def _is_page(path: Path) -> bool:
@@ -56,32 +56,35 @@ def _write_errors(out: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ConfigError(f"--out={out} can't be written ({error.strerror}); choose another file") from None
+        raise ConfigError(f"--out={out} can't be written ({error.strerror}); choose a different file") from None
 
 
 @contextmanager
 def _progress() -> Iterator[Callable[[float], None]]:
-    """A bar in a terminal; a log is read in silence elsewhere, where nobody waits."""
+    """Show a progress bar in a terminal, and nothing elsewhere."""
     from stretto.cli.views.console import make_console
     from stretto.cli.views.progress import make_progress
 
     with make_progress(make_console(), stays=False) as bars:
         task = bars.add_task("reading the log", total=1.0)
-        yield lambda part: bars.update(task, completed=part)
+        yield lambda fraction: bars.update(task, completed=fraction)
 
 
 def _parser() -> Parser:
     parser = Parser(
         prog="stretto report",
         usage="stretto report RUN [--out FILE] [--compare RUN ...]",
-        description="Make one HTML page of a run: its curves, one step rank by rank, balance, lengths, faults,\n"
-        "checkpoints, and the plan against reality. It opens from disk and needs no network.",
+        description="Make one HTML page of a run: curves, step timeline, load balance, sequence lengths, failures,\n"
+        "checkpoints, and the plan beside the measurements. It opens from disk and needs no network.",
         epilog="example:\n  stretto report runs/first\n"
         "  stretto report runs/first --compare runs/second runs/third --out three.html",
     )
-    parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder; the run may still go on")
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder; the run may still be running")
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="the page (default: report.html, or compare.html, in the run's folder)"
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="where to write the page (default: report.html, or compare.html, in the run's folder)",
     )
     parser.add_argument(
         "--compare",
@@ -89,6 +92,6 @@ def _parser() -> Parser:
         nargs="+",
         default=[],
         metavar="RUN",
-        help="compare it with these runs, side by side, instead",
+        help="compare RUN with these runs instead",
     )
     return parser

@@ -1,0 +1,128 @@
+"""Rows of bars over one axis: in a page a grid that fills the width it is given, in a file a standalone SVG."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from stretto.report.chart import CHAR_WIDTH, box, heading, legend, percent, ticks
+from stretto.report.markup import Html, join, tag
+from stretto.report.page import read_style
+from stretto.report.ticks import Scale, linear
+
+_BAR_HEIGHT, _ROW_HEIGHT, _AXIS_HEIGHT = 20, 24, 40
+# The least width of a bar on narrow, medium and wide screens. A label is hidden where it would not fit its box.
+_SCREENS = ((230.0, "on"), (500.0, "on mid"), (900.0, "on wide"))
+
+
+class Box(NamedTuple):
+    """A part of a bar, from one fraction of its width to another."""
+
+    start: float
+    stop: float
+    css_class: str
+    tooltip: str
+    label: str = ""
+
+
+class BarRow(NamedTuple):
+    """A row: a name, the boxes of its bar, and a text to the right of it."""
+
+    name: str
+    boxes: Sequence[Box]
+    value: str = ""
+
+
+@dataclass(frozen=True)
+class BarChart:
+    """Rows of bars over one axis."""
+
+    title: str
+    description: str
+    parts: Sequence[tuple[str, str]]  # the legend: names and their color classes
+    rows: Sequence[BarRow]
+    x: Scale
+    unit: str
+
+    def to_html(self) -> Html:
+        """Return the chart for a page. Its boxes are placed in percent, so that text keeps its size."""
+        cells = []
+        for row in self.rows:
+            bar = tag("svg", *_draw_bar(row.boxes, _SCREENS), height=_BAR_HEIGHT)
+            cells += [tag("span", row.name), bar, tag("span", row.value, class_="unit")]
+        is_long = max((len(row.name) + len(row.value) for row in self.rows), default=0) > 20
+        return join(
+            heading(self.title),
+            legend([(name, f"chip {css_class}") for name, css_class in self.parts] if len(self.parts) > 1 else []),
+            tag(
+                "div",
+                *cells,
+                tag("svg", *self._axis(), height=_AXIS_HEIGHT, class_="axis"),
+                class_="bars stacked" if is_long else "bars",
+                role="img",
+                aria_label=f"{self.title}: {self.description}",
+            ),
+        )
+
+    def to_svg(self, width: float = 1000) -> str:
+        """Return the chart as the content of an SVG file, with the page's style inside."""
+        left = 18 + CHAR_WIDTH * max((len(row.name) for row in self.rows), default=0)
+        bar_width, top = width - left - 20, 66
+        bottom = top + _ROW_HEIGHT * len(self.rows)
+        parts = [tag("style", read_style()), tag("text", self.title, x=10, y=22, class_="title")]
+        x = 10.0
+        for name, css_class in self.parts:
+            parts.append(tag("rect", x=x, y=37, width=11, height=11, class_=f"fill {css_class}"))
+            parts.append(tag("text", name, x=x + 16, y=47))
+            x += 30 + CHAR_WIDTH * len(name)
+        for index, row in enumerate(self.rows):
+            y, bar = top + _ROW_HEIGHT * index, _draw_bar(row.boxes, ((bar_width, "on"),))
+            parts.append(tag("text", row.name, x=left - 8, y=y + 14, text_anchor="end"))
+            parts.append(tag("svg", *bar, x=left, y=y, width=bar_width, height=_BAR_HEIGHT))
+        parts.append(tag("svg", *self._axis(), x=left, y=bottom, width=bar_width, height=_AXIS_HEIGHT))
+        height = bottom + _AXIS_HEIGHT
+        xmlns, style, view_box = "http://www.w3.org/2000/svg", "background: var(--card)", f"0 0 {width:g} {height:g}"
+        return tag("svg", *parts, xmlns=xmlns, width=width, height=height, viewBox=view_box, style=style) + "\n"
+
+    def _axis(self) -> list[Html]:
+        return [*ticks(self.x, 0), tag("text", self.unit, x="50%", y=34, text_anchor="middle", class_="tick")]
+
+
+def stacked_bar_chart(
+    title: str,
+    unit: str,
+    names: Sequence[str],
+    parts: Sequence[tuple[str, str, Sequence[float]]],
+    format_value: Callable[[float], str],
+    values: Sequence[str] = (),
+) -> Html:
+    """Return a bar per name, stacked from parts, each a name, a color class and one amount per bar.
+
+    `values` are texts to the right of the bars.
+    """
+    totals = [sum(amounts[index] for _, _, amounts in parts) for index in range(len(names))]
+    x = linear(0.0, max(totals, default=0.0) or 1.0, 8, is_tight=True)
+    rows = []
+    for index, name in enumerate(names):
+        boxes, start = [], 0.0
+        for part, css_class, amounts in parts:
+            stop = start + amounts[index]
+            tooltip = f"{name}, {part}: {format_value(amounts[index])}"
+            boxes.append(Box(x.fraction(start), x.fraction(stop), css_class, tooltip))
+            start = stop
+        rows.append(BarRow(name, boxes, values[index] if values else ""))
+    totals_text = [f"{name} {format_value(total)}" for name, total in zip(names[:8], totals, strict=False)]
+    entries = [(name, css_class) for name, css_class, _ in parts]
+    return BarChart(title, "; ".join(totals_text), entries, rows, x, unit).to_html()
+
+
+def _draw_bar(boxes: Sequence[Box], screens: Sequence[tuple[float, str]]) -> list[Html]:
+    """Return the boxes of a bar; a label has the class of the first screen on which it fits its box."""
+    drawn = [tag("rect", width="100%", height=_BAR_HEIGHT, class_="track")]
+    for start, stop, css_class, tooltip, label in boxes:
+        drawn.append(box(start, stop, 0, _BAR_HEIGHT, css_class, tooltip))
+        needed = 5 + CHAR_WIDTH * len(label)
+        text_class = next((name for width, name in screens if (stop - start) * width > needed), None)
+        if label and text_class is not None:
+            x = percent((start + stop) / 2)
+            drawn.append(tag("text", label, x=x, y=14, text_anchor="middle", class_=text_class))
+    return drawn
