@@ -500,38 +500,36 @@ ERROR_SECTIONS = (
     ),
     ErrorSection(
         "Reading data",
-        "What a run finds when it opens its data. Most of these begin with the field that named the data.",
+        "Errors of a run that opens its data. Most of them begin with the config field of the data.",
         (
             ErrorCase(
                 "data.train=<folder>: <folder> holds no prepared data (index.json is missing); <what to do>",
-                "The folder is not one that `stretto prepare` made; with `--validation-fraction` it made `train` and `valid` "
-                "inside it.",
-                "Name the prepared folder, not the file that it was made from.",
+                "The folder was not made by `stretto prepare`. With `--validation-fraction`, the prepared folders are "
+                "`train` and `valid` inside it.",
+                "Use the prepared folder, not the file that it was made from.",
                 "stretto train run.toml --data.train nowhere",
                 DataError,
             ),
             ErrorCase(
-                "<file> is damaged between bytes <n> and <n> (checksum mismatch); copy "
-                "it again "
-                "or prepare the data again",
-                "Each page of a store is checked when it is read; this one has changed since.",
+                "<file> is damaged between bytes <n> and <n> (checksum mismatch); copy it again or prepare the data "
+                "again",
+                "The checksum of each page of a store is verified when the page is first read.",
                 "Copy the file again. If it happens again, check the disk and the memory.",
                 mishaps.spoil_shard,
                 DataError,
             ),
             ErrorCase(
-                "data.train=<folder>: lanes=<n> x window=<n> asks for <n> tokens a step, but <folder> has <n> to "
-                "predict; use "
-                "fewer lanes, a shorter window or more text",
-                "The text is cut into as many equal lanes as there are rows; here they are shorter than a window.",
+                "data.train=<folder>: lanes=<n> x window=<n> needs <n> tokens per step, but <folder> has <n> to "
+                "predict; use fewer lanes, a shorter window or more text",
+                "The text is cut into `data.lanes` equal lanes; here a lane is shorter than one window.",
                 "Lower `data.lanes` or `data.window`.",
                 "stretto train run.toml --data.lanes 1000",
                 DataError,
             ),
             ErrorCase(
-                "data.train=<folder>: layout.replicas=<n> x layout.micro_batches=<n> exceeds data.lanes=<n>; use at most as "
-                "many as there are lanes",
-                "Each replica, and each micro-batch of its rows, needs a lane.",
+                "data.train=<folder>: layout.replicas=<n> x layout.micro_batches=<n> exceeds data.lanes=<n>; use at "
+                "most one per lane",
+                "Each micro-batch of each replica needs at least one lane.",
                 "Raise `data.lanes`, or use fewer replicas or micro-batches.",
                 "stretto train run.toml --layout.micro_batches 9",
                 DataError,
@@ -567,9 +565,8 @@ ERROR_SECTIONS = (
                 "stretto train run.toml --data.horizon 3",
             ),
             ErrorCase(
-                "data.train=<folder>: <sequence> has <n> steps, more than data.budget=<n>; raise the budget, or cut "
-                "long "
-                "sequences before you prepare them",
+                "data.train=<folder>: <sequence> has <n> steps, more than data.budget=<n>; raise the budget, or split "
+                "long sequences before you prepare them",
                 "A batch holds at most `data.budget` steps, and one sequence alone is longer.",
                 "Raise `data.budget` to the longest, if memory allows; see [unequal lengths](../how-to/batch-sequences-of-different-lengths.md).",
                 "stretto train songs.toml --data.budget 5",
@@ -577,26 +574,24 @@ ERROR_SECTIONS = (
             ),
             ErrorCase(
                 "data.train=<folder>: no series has the <n> + <n> steps of context and horizon (the longest has <n>); "
-                "shorten "
-                "them",
-                "A forecast needs `data.context` steps to look at and `data.horizon` to be asked for.",
+                "use a shorter context or horizon",
+                "A forecast needs `data.context` steps as input and `data.horizon` steps as targets.",
                 "Lower `data.context` or `data.horizon`, or give longer series.",
                 "stretto train meters.toml --data.context 400",
                 DataError,
             ),
             ErrorCase(
-                "data.train=<folder>: season=<n> is shorter than horizon=<n>, so the value one season before is not "
-                "known yet; "
-                "use a multiple of the season, at least the horizon",
-                "The forecast is asked for the difference to the value one season before, which must lie in the past.",
+                "data.train=<folder>: season=<n> is shorter than horizon=<n>, so the value one season earlier is not "
+                "known yet; use a multiple of the season that is at least the horizon",
+                "A target is the difference to the value one season earlier, which must lie in the past.",
                 "Set `data.season` to a multiple that is at least `data.horizon`, or to 0.",
                 "stretto train meters.toml --data.season 4 --data.horizon 9",
                 DataError,
             ),
             ErrorCase(
-                "data.train=<folder>: target <name> is not a channel of <folder>; known are <names>",
-                "`data.targets` names the channels that are asked for.",
-                "Take a name from the sentence.",
+                "data.train=<folder>: target <name> is not a channel of <folder>; choose from <names>",
+                "`data.targets` lists the channels to predict.",
+                "Use one of the listed names.",
                 "stretto train meters.toml --data.targets heat",
                 DataError,
             ),
@@ -616,14 +611,13 @@ ERROR_SECTIONS = (
             ),
             ErrorCase(
                 "data.context is not set; a forecast needs to know how many steps it may look at",
-                "`data.feed` is forecast, which looks at so many steps.",
+                "`data.feed` is forecast, which needs the number of input steps.",
                 "Set `data.context`.",
                 "stretto train songs.toml --data.feed forecast",
             ),
             ErrorCase(
-                "data.train=<folder>: season=<n> exceeds context=<n>; a stretch must hold a whole season, so that the "
-                "network has seen what it is compared with",
-                "The value one season before lies outside of what the forecast may look at.",
+                "data.train=<folder>: season=<n> exceeds context=<n>; use a context of at least one season",
+                "The value one season earlier lies before the network's inputs.",
                 "Raise `data.context`, or lower `data.season`.",
                 "stretto train meters.toml --data.season 96",
                 DataError,
@@ -631,7 +625,7 @@ ERROR_SECTIONS = (
             ErrorCase(
                 "--data.cache_bytes=<n> should be greater than or equal to 8388608",
                 "The cache of remote pages holds at least 8 MiB.",
-                "Give it more, or leave it out.",
+                "Raise it, or leave it out.",
                 "stretto train run.toml --data.cache_bytes 5",
             ),
         ),

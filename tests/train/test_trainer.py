@@ -154,5 +154,5 @@ def test_more_lanes_than_words_is_a_clear_error_and_not_an_empty_epoch(wikitext:
     (train,) = prepare_text([wikitext / "valid.txt"], tmp_path / "train", "word")
     assert 210_000 < train.num_tokens < 220_000
     for lanes, window in ((220_000, 1), (64, 4096)):
-        with pytest.raises(DataError, match=r"tokens a step, but .* has 21\d,\d\d\d to predict"):
+        with pytest.raises(DataError, match=r"tokens per step, but .* has 21\d,\d\d\d to predict"):
             Lanes(train, lanes, window)

@@ -1,4 +1,4 @@
-"""Batches: one global order, shares of it, and positions that mean the same to everyone."""
+"""Batches: one global order, shares of it, and positions that mean the same on every rank."""
 
 import pickle
 import tempfile
@@ -34,16 +34,16 @@ def batches(
         yield Batches((LabeledItems if is_labeled else NextTokenItems)(sequences), budget, limit, 4, seed)
 
 
-def asked(window: Window) -> dict[int, list[int]]:
-    """The sequences of a window by label; each is asked once, at its last step."""
+def by_label(window: Window) -> dict[int, list[int]]:
+    """The sequences of a window by label; each has its target at its last step only."""
     assert window.inputs is not None and window.targets is not None
-    found = {}
+    sequences = {}
     for row, length in enumerate(window.lengths.tolist()):
-        places = (window.targets[:, row] != -100).nonzero().flatten().tolist()
-        assert places == ([length - 1] if length else [])
+        target_steps = (window.targets[:, row] != -100).nonzero().flatten().tolist()
+        assert target_steps == ([length - 1] if length else [])
         if length:
-            found[int(window.targets[length - 1, row])] = window.inputs[:length, row].tolist()
-    return found
+            sequences[int(window.targets[length - 1, row])] = window.inputs[:length, row].tolist()
+    return sequences
 
 
 @given(
@@ -51,7 +51,7 @@ def asked(window: Window) -> dict[int, list[int]]:
     micro_batches=st.integers(1, 4),
 )  # fmt: skip
 @EXAMPLES
-def test_each_sequence_comes_once_an_epoch_in_the_same_batches_for_every_number_of_replicas(
+def test_each_sequence_comes_once_per_epoch_in_the_same_batches_for_any_number_of_replicas(
     shards: list[list[list[int]]], budget: int, seed: int, replicas: int, micro_batches: int
 ) -> None:
     everything = [row for shard in shards for row in shard]
@@ -62,16 +62,16 @@ def test_each_sequence_comes_once_an_epoch_in_the_same_batches_for_every_number_
         seen: dict[int, list[int]] = {}
         position = Position(3)
         while position.epoch == 3:
-            whole, parts = asked(data.read(position)), [share.read(position) for share in shares]
+            whole, parts = by_label(data.read(position)), [share.read(position) for share in shares]
             together: dict[int, list[int]] = {}
             lanes: list[int] = []
             for part in parts:
                 assert part.num_rows >= micro_batches, "every rank can make as many micro-batches as the others"
                 assert part.fresh.all() and part.lengths.tolist() == sorted(part.lengths.tolist(), reverse=True)
-                together |= asked(part)
+                together |= by_label(part)
                 lanes += part.lanes.tolist()
-            assert together == whole, "the global batch doesn't depend on who holds its rows"
-            assert len(set(lanes)) == len(lanes), "every row has a place of its own, for its randomness"
+            assert together == whole, "the global batch doesn't depend on which replica holds its rows"
+            assert len(set(lanes)) == len(lanes), "every row has its own lane number, for its randomness"
             assert not seen.keys() & whole.keys()
             seen |= whole
             assert all(share.next_position(position) == data.next_position(position) for share in shares)
@@ -83,7 +83,7 @@ def test_each_sequence_comes_once_an_epoch_in_the_same_batches_for_every_number_
     shards=shards, seed=st.integers(0, 99), start=st.integers(0, 12), before=st.integers(1, 4), after=st.integers(1, 4)
 )
 @EXAMPLES
-def test_a_position_goes_on_exactly_with_another_number_of_replicas(
+def test_a_position_resumes_exactly_with_another_number_of_replicas(
     shards: list[list[list[int]]], seed: int, start: int, before: int, after: int
 ) -> None:
     if max(before, after) > sum(map(len, shards)):
@@ -101,35 +101,35 @@ def test_a_position_goes_on_exactly_with_another_number_of_replicas(
         ]
         for step in range(4):
             expected: dict[int, list[int]] = {}
-            found: dict[int, list[int]] = {}
+            actual: dict[int, list[int]] = {}
             for share in walked:
-                expected |= asked(share[start + step])
+                expected |= by_label(share[start + step])
             for share in resumed:
-                found |= asked(share[step])
-            assert found == expected
+                actual |= by_label(share[step])
+            assert actual == expected
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_workers_change_nothing_but_who_reads(workers: int) -> None:
+def test_workers_read_the_same_windows(workers: int) -> None:
     shards = [[[(7 * a + b) % 10 for b in range(1 + (a * 5) % 23)] for a in range(40)] for _ in range(3)]
     with batches(shards, 100, 1) as data:
         alone = list(islice(read_ahead(data, Position(0, 0, 2)), 30))
         shared = list(islice(read_ahead(data, Position(0, 0, 2), workers=workers), 30))
         for (one, after_one), (two, after_two) in zip(alone, shared, strict=True):
             assert after_one == after_two
-            assert asked(one) == asked(two) and torch.equal(one.lanes, two.lanes)
+            assert by_label(one) == by_label(two) and torch.equal(one.lanes, two.lanes)
 
 
 @given(shards=shards, seed=st.integers(0, 9))
 @EXAMPLES
-def test_who_is_in_a_batch_is_known_without_its_payload(shards: list[list[list[int]]], seed: int) -> None:
+def test_lengths_are_known_without_inputs_and_targets(shards: list[list[list[int]]], seed: int) -> None:
     with batches(shards, 50, seed) as data:
         whole, bare = data.read(Position()), data.read(Position(), inputs=False, targets=False)
         assert bare.inputs is None and bare.targets is None
         assert torch.equal(bare.lengths, whole.lengths) and bare.num_steps == whole.num_steps
 
 
-def test_a_sequence_to_continue_is_asked_for_each_next_token() -> None:
+def test_the_targets_of_next_token_items_are_the_next_tokens() -> None:
     with batches([[[1, 2, 3], [4, 5], [6]]], 50, 1, is_labeled=False) as data:
         window = data.read(Position())
         assert window.inputs is not None and window.targets is not None
@@ -138,7 +138,7 @@ def test_a_sequence_to_continue_is_asked_for_each_next_token() -> None:
         assert window.targets.tolist() == [[2, 5, -100], [3, -100, -100]]
 
 
-def test_a_replica_for_which_a_batch_has_no_row_gets_blank_ones() -> None:
+def test_a_replica_without_rows_gets_blank_ones() -> None:
     shards = [[[3] * 20, [4] * 20, [5] * 20, [6] * 20]]
     with batches(shards, 20, 1) as data:
         windows = [data.share(index, 2, 2).read(Position()) for index in range(2)]
@@ -148,7 +148,7 @@ def test_a_replica_for_which_a_batch_has_no_row_gets_blank_ones() -> None:
         assert blank.lengths.tolist() == [0, 0] and (blank.targets == -100).all() and (blank.inputs == 0).all()
 
 
-def test_a_row_longer_than_the_budget_is_refused_by_its_place() -> None:
+def test_a_row_longer_than_the_budget_is_refused_with_its_shard_and_index() -> None:
     with (
         pytest.raises(DataError, match=r"sequence 1 of shard 1 has 30 steps, more than data.budget=20; raise the"),
         batches([[[1] * 5, [2] * 4], [[3], [1] * 30]], 20, 1),
@@ -156,15 +156,15 @@ def test_a_row_longer_than_the_budget_is_refused_by_its_place() -> None:
         pass
 
 
-def test_a_share_that_is_not_there_is_refused() -> None:
+def test_a_share_that_does_not_exist_is_refused() -> None:
     with batches([[[1], [2], [3]]], 20, 1) as data, pytest.raises(DataError, match="share 2 of 2"):
         data.share(2, 2)
 
 
-def test_batches_pickle_small_whatever_they_have_planned() -> None:
+def test_batches_are_pickled_without_their_cached_plans() -> None:
     with batches([[[1, 2]] * 500], 20, 1) as data:
         fresh = len(pickle.dumps(data))
         data.read(Position())
         again = pickle.loads(pickle.dumps(data))  # noqa: S301 - our own
         assert len(pickle.dumps(data)) < fresh + 600
-        assert asked(again.read(Position())) == asked(data.read(Position()))
+        assert by_label(again.read(Position())) == by_label(data.read(Position()))

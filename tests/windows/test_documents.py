@@ -1,4 +1,4 @@
-"""Documents and series in lanes: each step once an epoch, in order, with resets where a document starts."""
+"""DocumentLanes: each step once per epoch, in order, with a reset where a document starts."""
 
 import tempfile
 from pathlib import Path
@@ -22,15 +22,15 @@ EXAMPLES = settings(max_examples=60, deadline=None)
     lanes=st.integers(1, 6), window=st.integers(1, 12), seed=st.integers(0, 9), shares=st.integers(1, 4),
 )  # fmt: skip
 @EXAMPLES
-def test_each_step_is_asked_once_an_epoch_in_its_documents_order(
+def test_each_step_has_a_target_once_per_epoch_in_the_order_of_its_document(
     lengths: list[list[int]], lanes: int, window: int, seed: int, shares: int
 ) -> None:
     total = sum(map(sum, lengths))
     if lanes * window > total or max(map(max, lengths)) < 2 or shares > lanes:
         return
-    # Every token is its own place in the data, so what follows what can be seen.
-    places = iter(range(total))
-    shards = [[[next(places) for _ in range(length)] for length in shard] for shard in lengths]
+    # Each token is its own index in the data, so the order can be checked.
+    indices = iter(range(total))
+    shards = [[[next(indices) for _ in range(length)] for length in shard] for shard in lengths]
     starts = {row[0] for shard in shards for row in shard}
     expected = {token for shard in shards for row in shard for token in row[:-1]}
     with tempfile.TemporaryDirectory() as folder:
@@ -38,7 +38,7 @@ def test_each_step_is_asked_once_an_epoch_in_its_documents_order(
         parts = [data.share(index, shares) for index in range(shares)]
         seen: list[int] = []
         last = dict.fromkeys(range(lanes), -1)
-        cold = 0
+        num_restarts = 0
         position = Position(2)
         while position.epoch == 2:
             for part in parts:
@@ -47,20 +47,20 @@ def test_each_step_is_asked_once_an_epoch_in_its_documents_order(
                 for row, (lane, length, fresh) in enumerate(
                     zip(read.lanes.tolist(), read.lengths.tolist(), read.fresh.tolist(), strict=True)
                 ):
-                    tokens, asked = read.inputs[:length, row].tolist(), read.targets[:, row].tolist()
-                    assert asked == [token + 1 for token in tokens] + [-100] * (window - length)
+                    tokens, targets = read.inputs[:length, row].tolist(), read.targets[:, row].tolist()
+                    assert targets == [token + 1 for token in tokens] + [-100] * (window - length)
                     if length:
                         seen += tokens
                         assert (tokens[0] in starts) <= fresh, "a document starts fresh"
-                        assert fresh or tokens[0] == last[lane] + 1, "a lane goes on where it was"
-                        cold += fresh and tokens[0] not in starts
+                        assert fresh or tokens[0] == last[lane] + 1, "a lane continues where it was"
+                        num_restarts += fresh and tokens[0] not in starts
                         last[lane] = tokens[-1]
             position = data.next_position(position)
         assert len(seen) == len(set(seen)) and set(seen) == expected
-        assert cold <= (lanes - 1) * data.pools.num_pools, "few documents are cut, and those at a lane's edge"
+        assert num_restarts <= (lanes - 1) * data.pools.num_pools, "documents are cut only at the edges of lanes"
 
 
-def test_every_epoch_has_another_order_and_a_pool_many_windows(tmp_path: Path) -> None:
+def test_every_epoch_has_a_different_order_and_a_pool_has_many_windows(tmp_path: Path) -> None:
     shards = [[[token] * 9 for token in range(200)]]
     data = DocumentLanes(write_tokens(tmp_path / "store", shards, 200), lanes=4, window=4)
     first, second = (data.read(Position(epoch)).inputs for epoch in (0, 1))
@@ -75,7 +75,7 @@ def _epoch(data: DocumentLanes) -> list[Position]:
     return positions
 
 
-def test_a_series_in_lanes_is_asked_for_its_next_values(tmp_path: Path) -> None:
+def test_the_targets_of_a_series_in_lanes_are_its_next_values(tmp_path: Path) -> None:
     series = np.arange(40, dtype=np.float32).reshape(20, 2)
     series[5, 1] = np.nan
     sequences = write_series(tmp_path / "store", [[series]])
@@ -87,22 +87,22 @@ def test_a_series_in_lanes_is_asked_for_its_next_values(tmp_path: Path) -> None:
     targets = torch.cat([window.targets for window in read if window.targets is not None]).squeeze(1)
     assert [int(window.lengths) for window in read] == [8, 8, 3]
     assert inputs.shape == (24, 4) and targets.shape == (24, 2)
-    assert inputs[5].tolist()[1:] == [0.0, 1.0, 0.0], "a missing value is the mean, and its mask says so"
+    assert inputs[5].tolist()[1:] == [0.0, 1.0, 0.0], "a missing value is the mean, and its mask is 0"
     assert torch.isnan(targets[4, 0]) and torch.isnan(targets[3, 1]) and torch.isnan(targets[18, 1])
     scaled = (series[:, 1] - np.nanmean(series[:, 1])) / scale
     assert targets[9].tolist() == pytest.approx(scaled[10:12].tolist(), rel=1e-5)
-    assert targets[19:].isnan().all(), "nothing is asked after the end"
+    assert targets[19:].isnan().all(), "there is no target after the end"
 
 
 def test_impossible_lanes_are_refused(tmp_path: Path) -> None:
     sequences = write_tokens(tmp_path / "store", [[[1, 2, 3], [4]]], 9)
-    with pytest.raises(DataError, match="lanes=2 x window=3 asks for 6 steps at once"):
+    with pytest.raises(DataError, match="lanes=2 x window=3 needs 6 steps"):
         DocumentLanes(sequences, 2, 3)
     with pytest.raises(DataError, match="lanes=0"):
         DocumentLanes(sequences, 0, 3)
-    with pytest.raises(DataError, match="nothing follows anything"):
+    with pytest.raises(DataError, match="there is nothing to predict"):
         DocumentLanes(write_tokens(tmp_path / "short", [[[1], [4]]], 9), 1, 1)
-    with pytest.raises(DataError, match="channels need a forecast"):
+    with pytest.raises(DataError, match="forecast is required for channels"):
         DocumentLanes(write_series(tmp_path / "series", [[np.arange(9, dtype=np.float32).reshape(9, 1)]]), 1, 1)
-    with pytest.raises(DataError, match="window 9 is not there"):
+    with pytest.raises(DataError, match="window 9 does not exist"):
         DocumentLanes(sequences, 1, 2).read(Position(index=9))

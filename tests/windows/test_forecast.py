@@ -1,4 +1,4 @@
-"""Forecasts: stretches of series and what is asked of them, against the plainest loop that says the same."""
+"""Forecasts: sliding windows and their targets, compared with a plain loop."""
 
 import tempfile
 from pathlib import Path
@@ -21,7 +21,7 @@ EXAMPLES = settings(max_examples=60, deadline=None)
     is_seasonal=st.booleans(),
 )  # fmt: skip
 @EXAMPLES
-def test_every_stretch_comes_once_an_epoch_with_what_follows_it(
+def test_every_window_of_a_series_comes_once_per_epoch_with_the_values_after_it(
     lengths: list[list[int]], context: int, horizon: int, stride: int, every_step: bool, is_seasonal: bool
 ) -> None:
     generator = np.random.default_rng(0)
@@ -35,7 +35,7 @@ def test_every_stretch_comes_once_an_epoch_with_what_follows_it(
         scaled = (series - mean) / np.where(std == 0, np.nan, std)
         for start in range(0, len(series) - context - horizon + 1, stride):
             row = scaled[start : start + context + horizon]
-            asked = [
+            targets = [
                 [
                     row[step + ahead, channel] - (_before(row, step + ahead - season, channel) if season else 0)
                     if every_step or step == context - 1
@@ -45,7 +45,7 @@ def test_every_stretch_comes_once_an_epoch_with_what_follows_it(
                 ]
                 for step in range(context)
             ]
-            expected.append((row[:context], np.array(asked)))
+            expected.append((row[:context], np.array(targets)))
     with tempfile.TemporaryDirectory() as folder:
         if not np.all(std > 1e-3):
             return
@@ -56,32 +56,36 @@ def test_every_stretch_comes_once_an_epoch_with_what_follows_it(
                 SlidingWindows(sequences, forecast, context, stride, every_step)
             return
         data = Batches(SlidingWindows(sequences, forecast, context, stride, every_step), 10 * context)
-        found, position = [], Position()
+        actual, position = [], Position()
         while position.epoch == 0:
             window = data.read(position)
             assert window.inputs is not None and window.targets is not None
-            found += [(window.inputs[:, row].numpy(), window.targets[:, row].numpy()) for row in range(window.num_rows)]
+            actual += [
+                (window.inputs[:, row].numpy(), window.targets[:, row].numpy()) for row in range(window.num_rows)
+            ]
             position = data.next_position(position)
 
-    def place(row: tuple[np.ndarray, np.ndarray]) -> list[float]:
+    def sort_key(row: tuple[np.ndarray, np.ndarray]) -> list[float]:
         return [round(float(value), 3) for value in row[0].ravel()]
 
-    assert len(found) == len(expected)
-    for (x, targets), (wanted_x, wanted) in zip(sorted(found, key=place), sorted(expected, key=place), strict=True):
-        np.testing.assert_allclose(x, wanted_x, atol=1e-4)
-        np.testing.assert_allclose(targets, wanted, atol=1e-4)
+    assert len(actual) == len(expected)
+    for (x, targets), (expected_x, expected_targets) in zip(
+        sorted(actual, key=sort_key), sorted(expected, key=sort_key), strict=True
+    ):
+        np.testing.assert_allclose(x, expected_x, atol=1e-4)
+        np.testing.assert_allclose(targets, expected_targets, atol=1e-4)
 
 
 def _before(row: np.ndarray, step: int, channel: int) -> float:
     return float(row[step, channel]) if step >= 0 else np.nan
 
 
-def test_a_season_asks_for_the_difference_to_the_last_one(tmp_path: Path) -> None:
+def test_with_a_season_targets_are_differences_to_the_last_season(tmp_path: Path) -> None:
     series = np.tile(np.array([1.0, 5.0, 2.0], np.float32), 8).reshape(-1, 1)
     sequences = write_series(tmp_path / "store", [[series]])
     data = Batches(SlidingWindows(sequences, Forecast.from_sequences(sequences, 3, season=3), 6), 60)
     targets = data.read(Position()).targets
-    assert targets is not None and targets[-1].abs().max() < 1e-6, "what repeats itself leaves nothing to say"
+    assert targets is not None and targets[-1].abs().max() < 1e-6, "a series that repeats itself has no differences"
 
 
 def test_impossible_forecasts_are_refused(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ EXAMPLES = settings(max_examples=60, deadline=None)
 
 @given(lanes=st.integers(1, 40), window=st.integers(1, 60), shares=st.integers(1, 5))
 @EXAMPLES
-def test_each_token_is_predicted_once_an_epoch_whatever_the_shares(
+def test_each_token_is_predicted_once_per_epoch_for_any_number_of_shares(
     lanes: int, window: int, shares: int, word_corpus: Corpus
 ) -> None:
     data = Lanes(word_corpus, lanes, window)
@@ -30,16 +30,16 @@ def test_each_token_is_predicted_once_an_epoch_whatever_the_shares(
             first = int(read.lanes[0])
             assert torch.equal(read.inputs, whole.inputs[:, first : first + read.num_rows])
             for row, (lane, length) in enumerate(zip(read.lanes.tolist(), read.lengths.tolist(), strict=True)):
-                asked = read.targets[:, row]
-                assert (asked[:length] >= 0).all() and (asked[length:] == -100).all()
+                targets = read.targets[:, row]
+                assert (targets[:length] >= 0).all() and (targets[length:] == -100).all()
                 stream = streams.setdefault(lane, [])
-                stream += asked[:length].tolist()
+                stream += targets[:length].tolist()
     assert [token for lane in sorted(streams) for token in streams[lane]] == tokens[1:].tolist()
 
 
 @given(lanes=st.integers(1, 20), window=st.integers(1, 40))
 @EXAMPLES
-def test_a_window_goes_on_where_the_one_before_it_ended(lanes: int, window: int, byte_corpus: Corpus) -> None:
+def test_a_window_continues_where_the_previous_one_ended(lanes: int, window: int, byte_corpus: Corpus) -> None:
     data = Lanes(byte_corpus, lanes, window)
     before, after = data.read(data.position(0)), data.read(data.position(1))
     assert before.targets is not None and after.inputs is not None
@@ -56,7 +56,7 @@ def test_every_epoch_starts_fresh_and_reads_the_same(byte_corpus: Corpus) -> Non
     assert not again.fresh.any()
 
 
-def test_who_is_in_a_window_is_known_without_its_payload(byte_corpus: Corpus) -> None:
+def test_lengths_and_lanes_are_known_without_inputs_and_targets(byte_corpus: Corpus) -> None:
     data = Lanes(byte_corpus, 7, 50)
     for position in (0, 3, data.num_windows - 1):
         whole, bare = (
@@ -72,7 +72,7 @@ def test_who_is_in_a_window_is_known_without_its_payload(byte_corpus: Corpus) ->
     shard=st.integers(700, 7000), lanes=st.integers(1, 30), window=st.integers(1, 40), position=st.integers(0, 10**6)
 )
 @EXAMPLES
-def test_shards_change_no_window(
+def test_the_number_of_shards_changes_no_window(
     shard: int, lanes: int, window: int, position: int, text_file: Path, word_corpus: Corpus
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -83,7 +83,7 @@ def test_shards_change_no_window(
     assert torch.equal(one.inputs, many.inputs) and torch.equal(one.targets, many.targets)
 
 
-def test_a_corpus_that_was_read_pickles_as_small_as_one_that_was_not(byte_corpus: Corpus) -> None:
+def test_a_corpus_that_was_read_is_pickled_as_small_as_a_new_one(byte_corpus: Corpus) -> None:
     fresh = pickle.dumps(Corpus.open(byte_corpus.location))
     byte_corpus.read(0, byte_corpus.num_tokens)
     assert len(pickle.dumps(byte_corpus)) <= len(fresh) < 2000
@@ -92,13 +92,13 @@ def test_a_corpus_that_was_read_pickles_as_small_as_one_that_was_not(byte_corpus
 
 
 def test_more_lanes_than_the_text_can_fill_are_refused(byte_corpus: Corpus) -> None:
-    there = byte_corpus.num_tokens - 1
-    Lanes(byte_corpus, there, 1)
-    for lanes, window in ((there + 1, 1), (100, there // 100 + 1), (10**9, 10**9)):
-        with pytest.raises(DataError, match=r"tokens a step, but .* to predict; use fewer lanes"):
+    num_targets = byte_corpus.num_tokens - 1
+    Lanes(byte_corpus, num_targets, 1)
+    for lanes, window in ((num_targets + 1, 1), (100, num_targets // 100 + 1), (10**9, 10**9)):
+        with pytest.raises(DataError, match=r"tokens per step, but .* to predict; use fewer lanes"):
             Lanes(byte_corpus, lanes, window)
     fitting = Lanes.fitting(byte_corpus, 10**9, 100)
-    assert fitting.lanes == there // 100
+    assert fitting.lanes == num_targets // 100
 
 
 def test_impossible_cuts_are_refused(byte_corpus: Corpus) -> None:
@@ -106,7 +106,7 @@ def test_impossible_cuts_are_refused(byte_corpus: Corpus) -> None:
         Lanes(byte_corpus, 0, 5)
     lanes = Lanes(byte_corpus, 4, 5)
     for position in (Position(0, 0, -1), Position(0, 0, lanes.num_windows), Position(0, 1, 0)):
-        with pytest.raises(DataError, match="is not there: an epoch of these lanes is one pool"):
+        with pytest.raises(DataError, match="does not exist: an epoch of these lanes is one pool"):
             lanes.read(position)
     with pytest.raises(DataError, match="share 3 of 3"):
         Lanes(byte_corpus, 4, 5).share(3, 3)

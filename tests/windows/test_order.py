@@ -59,14 +59,14 @@ def rows(batches: list[RowTable]) -> list[tuple[int, int]]:
 
 @given(order=orders, number=st.integers(0, 1000))
 @EXAMPLES
-def test_each_sequence_comes_exactly_once_an_epoch_and_no_batch_exceeds_its_limits(
+def test_each_sequence_comes_exactly_once_per_epoch_and_no_batch_exceeds_its_limits(
     order: BatchOrder, number: int
 ) -> None:
     batches = epoch(order, number)
     source = order.pools.source
     expected = {(shard, row) for shard, size in enumerate(source.shard_sizes) for row in range(size)}
-    found = rows(batches)
-    assert len(found) == len(set(found)) and set(found) == expected
+    actual = rows(batches)
+    assert len(actual) == len(set(actual)) and set(actual) == expected
     for batch in batches:
         lengths = [int(source.lengths(s, n, n + 1)[0]) for s, n in rows([batch])]
         assert lengths == batch.lengths.tolist() == sorted(lengths, reverse=True)
@@ -76,12 +76,12 @@ def test_each_sequence_comes_exactly_once_an_epoch_and_no_batch_exceeds_its_limi
 
 @given(order=orders, number=st.integers(0, 5), data=st.data())
 @EXAMPLES
-def test_any_position_can_be_entered_directly(order: BatchOrder, number: int, data: st.DataObject) -> None:
+def test_any_position_can_be_read_directly(order: BatchOrder, number: int, data: st.DataObject) -> None:
     positions = [Position(number)]
     while (position := order.next_position(positions[-1])).epoch == number:
         positions.append(position)
     chosen = data.draw(st.sampled_from(positions))
-    # Another object, which has seen nothing before: a rank that starts here.
+    # A new object with empty caches: a rank that starts here.
     other = BatchOrder(ShufflePools(order.pools.source, order.pools.seed, order.pools.pool_rows), order.limits)
     for one, two in zip(order.batch(chosen), other.batch(chosen), strict=True):
         assert (one == two).all()
@@ -99,19 +99,19 @@ def test_epochs_and_seeds_differ_in_their_order_and_their_batches() -> None:
     assert len(seen) == 4
 
 
-def test_a_pool_mixes_sequences_from_many_places() -> None:
+def test_a_pool_mixes_runs_from_many_shards() -> None:
     source = ListedLengths(tuple((9,) * 10_000 for _ in range(4)))
     pools = ShufflePools(source, 1, 2_000)
     first = pools.rows(0, 0)
     assert set(first.shards.tolist()) == {0, 1, 2, 3}
-    # As contiguous runs, so that what lies together is read together.
+    # In contiguous runs, which can be read in one piece.
     runs = 1 + np.count_nonzero((np.diff(first.indices) != 1) | (np.diff(first.shards) != 0))
     assert 32 <= runs <= 80
 
 
 @given(lengths=st.lists(st.integers(1, 60), min_size=1, max_size=300), budget=st.integers(60, 500))
 @EXAMPLES
-def test_tighter_packing_needs_no_more_batches_and_leaves_no_crumb(lengths: list[int], budget: int) -> None:
+def test_packing_needs_no_more_batches_than_greedy_filling(lengths: list[int], budget: int) -> None:
     descending = np.array(sorted(lengths, reverse=True))
     limits = BatchLimits(budget, 1000, 1)
     greedy, start = 0, 0
@@ -121,7 +121,7 @@ def test_tighter_packing_needs_no_more_batches_and_leaves_no_crumb(lengths: list
     assert len(pack(descending, limits)) - 1 == greedy
 
 
-def test_the_last_batch_of_a_pool_is_no_crumb() -> None:
+def test_the_last_batch_of_a_pool_is_not_much_smaller() -> None:
     edges = pack(np.full(1010, 10), BatchLimits(1000, 1000, 8))
     assert np.diff(edges).tolist() == [96] * 10 + [50]
     edges = pack(np.full(1001, 10), BatchLimits(1000, 1000, 1))
@@ -129,7 +129,7 @@ def test_the_last_batch_of_a_pool_is_no_crumb() -> None:
 
 
 @given(num_rows=st.integers(1, 200), count=st.integers(1, 20))
-def test_a_batch_is_dealt_whole_and_in_nearly_equal_shares(num_rows: int, count: int) -> None:
+def test_a_batch_is_split_completely_into_nearly_equal_shares(num_rows: int, count: int) -> None:
     shares = [assign_rows(num_rows, index, count) for index in range(count)]
     assert sorted(np.concatenate(shares).tolist()) == list(range(num_rows))
     sizes = [len(share) for share in shares]
@@ -143,10 +143,10 @@ def test_a_permutation_never_changes_with_a_library() -> None:
     assert permutation(7, 10).tolist() == [1, 8, 5, 7, 0, 9, 4, 6, 3, 2]
 
 
-def test_places_that_are_not_there_are_refused() -> None:
+def test_positions_that_do_not_exist_are_refused() -> None:
     order = BatchOrder(ShufflePools(ListedLengths(((3, 4),)), 1, 10), BatchLimits(10, 10))
     for position in (Position(-1), Position(0, 1), Position(0, 0, 5), Position(0, 0, -1)):
-        with pytest.raises(DataError, match="is not"):
+        with pytest.raises(DataError, match="does not exist"):
             order.batch(position)
     with pytest.raises(DataError, match="must all be at least 1"):
         BatchLimits(0, 1)

@@ -1,1 +1,1 @@
-"""What a step reads: order, budgets, lanes, targets; it knows nothing about ranks."""
+"""What a training step reads: order, batches, lanes, targets; nothing here knows about ranks."""

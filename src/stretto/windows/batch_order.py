@@ -1,4 +1,4 @@
-"""BatchOrder: a pool's sequences as global batches, alike in length, under a budget; and a batch dealt to replicas."""
+"""BatchOrder: which sequences form each global batch (similar lengths, at most a budget), and each replica's share."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,19 +13,17 @@ from stretto.store.sequences import IntArray
 from stretto.windows.shuffle import permutation, splitmix64
 from stretto.windows.shuffle_pools import RowTable, ShufflePools
 
-# In how many steps a pool's limits are tightened.
-_NUM_TIGHTENINGS = 256
+# The batch limits of a pool can be lowered to n / _NUM_LIMIT_STEPS of what the user allows.
+_NUM_LIMIT_STEPS = 256
 
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """How large a global batch may be. None of it depends on how many ranks there are."""
+    """How large a global batch may be, whatever the number of ranks."""
 
-    budget: int  # steps of the batch when all its rows are padded to its longest
+    budget: int  # max tokens: rows x steps of the longest row, padding included
     rows: int
-    row_multiple: int = (
-        8  # larger batches have a row_multiple of so many rows, so that they divide evenly among replicas
-    )
+    row_multiple: int = 8  # batches with more rows than this have a multiple of it, to divide evenly among replicas
 
     def __post_init__(self) -> None:
         if min(self.budget, self.rows, self.row_multiple) < 1:
@@ -36,7 +34,10 @@ class BatchLimits:
 
 @dataclass(frozen=True)
 class BatchOrder:
-    """The global batches of every epoch, as a pure function of seed, epoch and position."""
+    """The global batches of all epochs: a length-bucketing batch sampler with random access.
+
+    Each batch is a pure function of the seed and its position.
+    """
 
     pools: ShufflePools
     limits: BatchLimits
@@ -47,28 +48,28 @@ class BatchOrder:
 
     def batch(self, position: Position) -> RowTable:
         """Return the rows of the global batch at a position, longest first."""
-        rows, edges = self._planned(position)
+        rows, edges = self._pool_at(position)
         start, stop = edges[position.index]
         return rows.take(slice(start, stop))
 
     def next_position(self, position: Position) -> Position:
         """Return the position that follows."""
-        return self.pools.next_position(position, len(self._planned(position)[1]))
+        return self.pools.next_position(position, len(self._pool_at(position)[1]))
 
     def fraction(self, position: Position) -> float:
-        """Return how much of its epoch lies before a position, about."""
-        # A pool's start is known without planning it.
-        return self.pools.fraction(position, len(self._planned(position)[1]) if position.index else 1)
+        """Return approximately how much of its epoch lies before a position."""
+        # The start of a pool is known without planning the pool.
+        return self.pools.fraction(position, len(self._pool_at(position)[1]) if position.index else 1)
 
-    def _planned(self, position: Position) -> tuple[RowTable, IntArray]:
+    def _pool_at(self, position: Position) -> tuple[RowTable, IntArray]:
         epoch, pool = position.epoch, position.pool
         rows, edges = self._plans.get((epoch, pool), lambda: self._plan_pool(epoch, pool))
         if not 0 <= position.index < len(edges):
-            raise DataError(f"{position} is not there: that pool has {len(edges)} windows")
+            raise DataError(f"{position} does not exist: that pool has {len(edges)} windows")
         return rows, edges
 
     def _plan_pool(self, epoch: int, pool: int) -> tuple[RowTable, IntArray]:
-        """A pool's rows, longest first and at random among equals, and the edges of its batches in random order."""
+        """The rows of a pool, longest first, and the edges of its batches `[batches, 2]` in random order."""
         rows = self.pools.rows(epoch, pool)
         key = derive_key(self.pools.seed, "epoch", epoch, "pool", pool)
         rows = rows.take(_longest_first(rows.lengths, key))
@@ -78,40 +79,40 @@ class BatchOrder:
 
 
 def _longest_first(lengths: IntArray, key: int) -> IntArray:
-    """Return the order of lengths, longest first and at random among equals."""
+    """Return the order that sorts by length, longest first, and at random among equal lengths."""
     longest = int(lengths.max())
-    # In one number each, the length above and chance below: that sorts several times faster than by two.
+    # One 64-bit key: the length in the high bits, a random number below. Several times faster than two keys.
     bits = np.uint64(longest.bit_length() or 1)
     words = (longest - lengths).astype(np.uint64) << (np.uint64(64) - bits)
-    # Stable, as two that are equal after all must lie alike on every machine.
+    # Stable: equal keys must have the same order on every machine.
     return (words | splitmix64(key, len(lengths)) >> bits).argsort(kind="stable")
 
 
 def pack(lengths: IntArray, limits: BatchLimits) -> IntArray:
-    """Return the edges of as few batches as the limits allow, of lengths that descend; the last not much smaller."""
-    edges = _pack(lengths, limits, _NUM_TIGHTENINGS)
+    """Return the edges of as few batches as the limits allow, all of similar size; `lengths` are descending."""
+    edges = _pack(lengths, limits, _NUM_LIMIT_STEPS)
     fewest = len(edges)
-    low, high = 1, _NUM_TIGHTENINGS
-    # The tightest limits that need no more batches leave the least for the last one to be short of.
+    low, high = 1, _NUM_LIMIT_STEPS
+    # Binary search for the lowest limits that need no more batches: the last batch is then about as large as the rest.
     while low < high:
         middle = (low + high) // 2
-        tried = _pack(lengths, limits, middle, fewest)
-        if len(tried) == fewest:
-            edges, high = tried, middle
+        candidate = _pack(lengths, limits, middle, fewest)
+        if len(candidate) == fewest:
+            edges, high = candidate, middle
         else:
             low = middle + 1
     return np.array(edges)
 
 
 def _pack(lengths: IntArray, limits: BatchLimits, part: int, most: int | None = None) -> list[int]:
-    """Fill batches one after the other, with limits of `part` in `_NUM_TIGHTENINGS`; give up beyond `most` edges."""
+    """Fill batches in order, with limits of `part / _NUM_LIMIT_STEPS`; stop early after `most` edges."""
     total = len(lengths)
-    budget = max(limits.budget * part // _NUM_TIGHTENINGS, int(lengths[0]))
-    most_rows = max(limits.rows * part // _NUM_TIGHTENINGS, 1)
+    budget = max(limits.budget * part // _NUM_LIMIT_STEPS, int(lengths[0]))
+    most_rows = max(limits.rows * part // _NUM_LIMIT_STEPS, 1)
     edges = [0]
     while edges[-1] < total and len(edges) != most:
         start = edges[-1]
-        # One batch of the budget at least: that no row is longer was checked.
+        # At least one row fits: Batches has checked that no row exceeds the budget.
         num_rows = min(budget // max(1, int(lengths[start])), most_rows)
         if num_rows > limits.row_multiple:
             num_rows -= num_rows % limits.row_multiple
@@ -120,12 +121,12 @@ def _pack(lengths: IntArray, limits: BatchLimits, part: int, most: int | None = 
 
 
 def assign_rows(num_rows: int, index: int, count: int) -> IntArray:
-    """Return which rows of a batch, longest first, are those of replica `index` of `count`.
+    """Return which rows of a batch (longest first) belong to replica `index` of `count`.
 
         rows       0  1  2  3 | 4  5  6  7 | 8  9
         replica    0  1  2  3 | 3  2  1  0 | 0  1
 
-    There and back, so that all get as many rows (or one more) and nearly as many steps.
+    The direction alternates, so that replicas differ by at most one row and have nearly the same number of steps.
     """
     rounds = np.arange(-(-num_rows // count))
     rows = rounds * count + np.where(rounds % 2, count - 1 - index, index)

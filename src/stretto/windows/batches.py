@@ -1,4 +1,4 @@
-"""Batches: sequences of unequal length as windows that all start fresh, each sequence once an epoch."""
+"""Batches: variable-length sequences in padded batches, each sequence once per epoch, no state between batches."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,48 +17,46 @@ from stretto.windows.batch_order import BatchLimits, BatchOrder, assign_rows
 from stretto.windows.items import Items, Payload
 from stretto.windows.shuffle_pools import RowTable, ShufflePools
 
-# A pool is worth about so many batches: lengths in a batch are then within some percent of each other.
+# With this many batches per pool, the lengths in a batch differ by a few percent.
 _BATCHES_PER_POOL = 64
-# Large batches are alike in length with fewer of them; a pool is planned at once, so it must not grow with the world.
+# A whole pool is planned at once, so its size must not grow with the batch; large batches need fewer per pool.
 _ROWS_PER_POOL = 1 << 18
 _MIN_BATCHES_PER_POOL = 4
 
 
 @dataclass(frozen=True)
 class Batches:
-    """Rows packed into global batches under a budget, dealt to replicas.
+    """Items in global batches of at most `budget` tokens, split among replicas.
 
-    The global batch, and so the gradient, is a function of seed, epoch and position: never of the number of replicas.
+    The global batch, and so the gradient, is a function of seed and position, never of the number of replicas.
     """
 
-    is_stateful = False  # every row starts fresh
+    is_stateful = False  # every row starts from the initial state
     lanes = 0
     lane_indices = range(0)
 
     items: Items
-    budget: int  # steps of a global batch, when its rows are padded to its longest
-    rows: int = 1 << 20  # of a global batch, at most
+    budget: int  # max tokens of a global batch: rows x steps of its longest row
+    rows: int = 1 << 20  # max rows of a global batch
     row_multiple: int = 8
     seed: int = 1
     index: int = 0
     count: int = 1
-    min_rows: int = 1  # rows that a share has at least, blank ones if need be
+    min_rows: int = 1  # a share has at least this many rows; blank rows fill it up
 
     def __post_init__(self) -> None:
         if isinstance(self.items, Sequences):
-            raise DataError(
-                "batches are made of items; wrap the sequences in LabeledItems, NextTokenItems or SlidingWindows"
-            )
+            raise DataError("items is a Sequences; wrap it in LabeledItems, NextTokenItems or SlidingWindows")
         if self.items.longest > self.limits.budget:
             raise DataError(
                 f"{self._find_longest()} has {self.items.longest:,} steps, more than data.budget={self.budget:,}; "
-                "raise the budget, or cut long sequences before you prepare them"
+                "raise the budget, or split long sequences before you prepare them"
             )
 
     def share(self, index: int, count: int, min_rows: int = 1) -> Self:
-        """Return part `index` of `count` of each batch, with at least `min_rows` rows in each share."""
+        """Return the share of replica `index` of `count`, with at least `min_rows` rows per batch."""
         if not 0 <= index < count:
-            raise DataError(f"share {index} of {count} is not there; count from 0")
+            raise DataError(f"share {index} of {count} does not exist; count from 0")
         return replace(self, index=index, count=count, min_rows=min_rows)
 
     @cached_property
@@ -76,7 +74,7 @@ class Batches:
 
     @property
     def num_rows(self) -> int:
-        """How many rows an epoch has."""
+        """The number of rows in an epoch."""
         return sum(self.items.shard_sizes)
 
     @property
@@ -85,7 +83,7 @@ class Batches:
 
     @property
     def num_windows(self) -> None:
-        """Not known before all of an epoch is packed, which nobody should wait for."""
+        """None: it is known only after a whole epoch is packed."""
         return
 
     @property
@@ -97,31 +95,31 @@ class Batches:
         return self.order.next_position(position)
 
     def fraction(self, position: Position) -> float:
-        """Return how much of its epoch lies before a position, about."""
+        """Return approximately how much of its epoch lies before a position."""
         return self.order.fraction(position)
 
     def read(self, position: Position, *, inputs: bool = True, targets: bool = True) -> Window:
-        """Return this share of the batch at a position; its longest row comes first.
+        """Return this share of the batch at a position, longest row first.
 
-        Inputs or targets can be left out where they are not used; who is in the window is always there.
+        `inputs=False` or `targets=False` skips what a stage does not use; lengths and row numbers are always read.
         """
         batch = self.order.batch(position)
-        dealt = assign_rows(len(batch.lengths), self.index, self.count)
-        rows = batch.take(dealt)
-        num_blank = max(self.min_rows - len(dealt), 0)
+        indices = assign_rows(len(batch.lengths), self.index, self.count)
+        rows = batch.take(indices)
+        num_blank = max(self.min_rows - len(indices), 0)
         lengths = np.concatenate([rows.lengths, np.zeros(num_blank, np.int64)])
-        # Of the whole batch, not of this share: every share sees windows of the same shape.
+        # The longest row of the global batch, not of this share: all shares have windows of one shape.
         num_steps = max(1, int(batch.lengths[0]))
-        # Blank rows have places of their own, after all others.
+        # Blank rows get lane numbers after all others, unique to this share.
         blanks = len(batch.lengths) + self.index * self.min_rows + np.arange(num_blank)
-        x, asked = self._payload(rows, num_blank, num_steps, inputs, targets, batch)
+        x, target = self._payload(rows, num_blank, num_steps, inputs, targets, batch)
         return Window(
             num_steps=num_steps,
-            lanes=torch.from_numpy(np.concatenate([dealt, blanks])),
+            lanes=torch.from_numpy(np.concatenate([indices, blanks])),
             lengths=torch.from_numpy(lengths),
             fresh=torch.ones(len(lengths), dtype=torch.bool),
             inputs=x,
-            targets=asked,
+            targets=target,
         )
 
     def _payload(
@@ -129,36 +127,39 @@ class Batches:
     ) -> Payload:
         if not (inputs or targets):
             return None, None
-        x, asked = None, None
+        x, target = None, None
         if len(rows.lengths):
-            x, asked = self.items.read(rows.row_ids(), num_steps, inputs=inputs, targets=targets)
+            x, target = self.items.read(rows.row_ids(), num_steps, inputs=inputs, targets=targets)
         if num_blank:
-            # Another row of the batch tells the shape of one that is not there.
+            # A blank row takes its shape and dtype from another row of the batch; this share may have none.
             first = batch.take(slice(1)).row_ids()
-            other = self.items.read(first, num_steps, inputs=inputs, targets=targets)
-            x = _add_blank(x, other[0], num_blank, num_steps, fill=0)
-            asked = _add_blank(asked, other[1], num_blank, num_steps, fill=None)
-        return x, asked
+            like_x, like_target = self.items.read(first, num_steps, inputs=inputs, targets=targets)
+            x = _add_blank(x, like_x, num_blank, num_steps, fill=0)
+            target = _add_blank(target, like_target, num_blank, num_steps, fill=None)
+        return x, target
 
     def _find_longest(self) -> str:
+        """The location, index and shard of the longest sequence, for a message."""
         longest, sequences = self.items.longest, self.items.sequences
         for shard, size in enumerate(self.items.shard_sizes):
             if sequences.fields.shards[shard].longest < sequences.longest:
                 continue
             for start in range(0, size, 1 << 16):
-                found = np.flatnonzero(self.items.lengths(shard, start, min(size, start + (1 << 16))) == longest)
-                if len(found):
-                    return f"{self.items.sequences.location}: sequence {start + found[0]:,} of shard {shard}"
-        return self.items.sequences.location
+                matches = np.flatnonzero(self.items.lengths(shard, start, min(size, start + (1 << 16))) == longest)
+                if len(matches):
+                    return f"{sequences.location}: sequence {start + matches[0]:,} of shard {shard}"
+        return sequences.location
 
 
 def _add_blank(
     tensor: Tensor | None, like: Tensor | None, num_blank: int, num_steps: int, fill: int | None
 ) -> Tensor | None:
-    """Add rows that hold `fill`; in targets, what says that nothing is asked."""
+    """Append rows that hold `fill`; None fills with the value of a missing target."""
     if like is None:
         return None
-    not_asked = torch.nan if like.is_floating_point() else IGNORE_INDEX
-    filling = not_asked if fill is None else fill
-    blank = like.new_full((num_steps, num_blank, *like.shape[2:]), filling)
+    if fill is None:
+        value: float = torch.nan if like.is_floating_point() else IGNORE_INDEX
+    else:
+        value = fill
+    blank = like.new_full((num_steps, num_blank, *like.shape[2:]), value)
     return blank if tensor is None else torch.cat([tensor, blank], dim=1)

@@ -1,4 +1,4 @@
-"""Forecast: what is asked of a series: its next values, scaled, and nothing where they are missing."""
+"""Forecast: inputs and targets of a time series, scaled; a missing value has no target."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,26 +17,26 @@ Values = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Forecast:
-    """At each step, the next `horizon` values of some channels.
+    """The targets of each step are the next `horizon` values of some channels.
 
-    Values are scaled to mean 0 and spread 1, as training data has them. With `season`, what is asked is the difference
-    to the value one season before it: a network that says nothing then repeats the last season.
+    Values are scaled with the mean and standard deviation of the training data. With `season`, a target is the
+    difference to the value one season earlier, so a network that outputs zeros repeats the last season.
     """
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    channels: tuple[int, ...]  # those that are asked for
+    channels: tuple[int, ...]  # the target channels
     horizon: int = 1
     season: int = 0
-    masks: bool = False  # one more input for each channel: is its value there?
+    masks: bool = False  # add one input per channel: 1 where its value is present, 0 where it is missing
 
     def __post_init__(self) -> None:
         if self.horizon < 1:
-            raise DataError(f"horizon={self.horizon} asks for nothing; use at least 1")
+            raise DataError(f"horizon={self.horizon} predicts nothing; use at least 1")
         if self.season and self.season < self.horizon:
             raise DataError(
-                f"season={self.season} is shorter than horizon={self.horizon}, so the value one season before is not "
-                "known yet; use a multiple of the season, at least the horizon"
+                f"season={self.season} is shorter than horizon={self.horizon}, so the value one season earlier is not "
+                "known yet; use a multiple of the season that is at least the horizon"
             )
 
     @classmethod
@@ -49,37 +49,39 @@ class Forecast:
         targets: Sequence[str] = (),
         masks: bool = False,
     ) -> "Forecast":
-        """Return the forecast of some channels (all of them, if none are named), scaled as the store says."""
+        """Return a forecast of the channels named in `targets` (all by default), with the store's mean and std."""
         values = sequences.fields.values
         if not isinstance(values, Channels):
             raise DataError(f"{sequences.location} holds tokens, not channels; use feed='batches' or 'lanes'")
         targets = [targets] if isinstance(targets, str) else targets
         for name in targets:
             if name not in values.names:
-                raise DataError(f"target {name!r} is not a channel of {sequences.location}; known are {values.names}")
+                raise DataError(
+                    f"target {name!r} is not a channel of {sequences.location}; choose from {', '.join(values.names)}"
+                )
             if list(targets).count(name) > 1:
-                raise DataError(f"target {name!r} is named twice; name each channel once")
+                raise DataError(f"target {name!r} is listed twice; list each channel once")
         channels = tuple(values.names.index(name) for name in targets) or tuple(range(len(values.names)))
         return cls(values.mean, values.std, channels, horizon, season, masks)
 
     @property
     def task(self) -> Task:
-        """What goes in, and what is asked: for the first and the last block of a network."""
+        """The inputs and targets of a network: its first and last block depend on them."""
         num_inputs = len(self.mean) * (2 if self.masks else 1)
         return Task("channels", num_inputs, "values", self.horizon * len(self.channels))
 
     def inputs(self, values: NDArray[Any]) -> Values:
-        """Return values `[steps, channels]` scaled, the mean where one is missing."""
+        """Return values `[steps, channels]` scaled; a missing value becomes the mean, 0."""
         scaled = self._scale(values)
         missing = np.isnan(scaled)
         filled = np.where(missing, np.float32(0), scaled)
         return np.concatenate([filled, ~missing], axis=1, dtype=np.float32) if self.masks else filled
 
     def targets(self, values: NDArray[Any], start: int, stop: int) -> Values:
-        """Return what is asked from step `start` up to `stop`: `[steps, horizon * channels]`, NaN where it is missing.
+        """Return the targets of steps `start` to `stop`: `[steps, horizon * channels]`, NaN where missing.
 
-        `values` may begin before `start`, for the season, and go on after `stop`, for the horizon; what lies beyond
-        them is missing.
+        `values` may begin before `start` (for the season) and end after `stop` (for the horizon). Values beyond them
+        are missing.
         """
         scaled = self._scale(values)[:, list(self.channels)]
         future = _ahead(scaled, start + 1, stop - start, self.horizon)
@@ -88,19 +90,19 @@ class Forecast:
         return np.array(future.transpose(0, 2, 1)).reshape(stop - start, self.task.num_outputs)
 
     def to_predictions(self, outputs: NDArray[Any], values: NDArray[Any]) -> Values:
-        """Return what a network said at the last step of `values`, in real units: `[horizon, channels]`.
+        """Return a network's outputs at the last step of `values` in the units of the series: `[horizon, channels]`.
 
-        The way back from `targets`. It is NaN where it adds to a season of which the value is missing.
+        The inverse of `targets`. NaN where the value one season earlier is missing.
         """
         scaled = outputs.astype(np.float32).reshape(self.horizon, len(self.channels))
         if self.season:
-            # The last season is all that is needed, however long the series is; it may have begun within it.
+            # Only the last season is needed, however long the series is; a short series may not have all of it.
             last = self._scale(values[-self.season :])[:, list(self.channels)]
             scaled = scaled + _ahead(last, len(last) - self.season, 1, self.horizon)[0].T
         return self.unscale(scaled)
 
     def unscale(self, scaled: Values) -> Values:
-        """Return scaled values `[..., channels]` of the channels that are asked for, in real units."""
+        """Return scaled values `[..., channels]` of the target channels in the units of the series."""
         mean, std = np.array(self.mean, np.float32), np.array(self.std, np.float32)
         return scaled * std[list(self.channels)] + mean[list(self.channels)]
 
@@ -111,7 +113,7 @@ class Forecast:
 
 
 def _ahead(values: Values, start: int, num_steps: int, horizon: int) -> Values:
-    """The `horizon` values from each of the steps from `start` on, `[steps, channels, horizon]`."""
+    """The `horizon` values from each step on, `[steps, channels, horizon]`, NaN beyond the ends of the series."""
     size = num_steps + horizon
     padded = np.full((size, values.shape[1]), np.nan, np.float32)
     first, last = max(start, 0), min(start + size, len(values))

@@ -1,4 +1,4 @@
-"""Items: what a row of a batch is made from: a labeled sequence, a sequence to continue, or a stretch of a series."""
+"""Items: what a row of a batch holds: a labeled sequence, a sequence for next-token prediction, or a sliding window."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,11 +18,11 @@ from stretto.store.sequences import Channels, IntArray, Sequences, StepRange, To
 from stretto.windows.forecast import Forecast
 
 RowId = tuple[int, int]
-"""A row of a batch by its shard and its number there."""
+"""A row by its shard and its index in the shard."""
 
 
 class Items(Protocol):
-    """Rows of unequal length, and their payload."""
+    """Rows of different lengths with inputs and targets: what `Batches` are made from."""
 
     @property
     def sequences(self) -> Sequences: ...
@@ -36,7 +36,7 @@ class Items(Protocol):
     def mean_length(self) -> float: ...
     def lengths(self, shard: int, start: int, stop: int) -> IntArray: ...
     def read(self, rows: Sequence[RowId], num_steps: int, *, inputs: bool, targets: bool) -> "Payload":
-        """Return inputs and targets of some rows, time-major, padded to `num_steps`; those not asked for are none."""
+        """Return inputs and targets `[time, batch, ...]`, padded to `num_steps`; None for those that are not wanted."""
         ...
 
 
@@ -45,33 +45,33 @@ Payload = tuple[Tensor | None, Tensor | None]
 
 @dataclass(frozen=True)
 class UnlabeledItems:
-    """Each sequence is a row, and what is asked of it is not in the data."""
+    """Each sequence is a row without targets."""
 
     sequences: Sequences
-    masks: bool = False  # of channels: one more input for each, is its value there?
+    masks: bool = False  # for channels: add one input per channel, 1 where its value is present
 
     @cached_property
     def scale(self) -> Forecast | None:
-        """How channels become inputs; tokens are inputs as they are."""
+        """How channels become inputs; None for tokens, which are inputs as they are."""
         is_scaled = isinstance(self.sequences.fields.values, Channels)
         return Forecast.from_sequences(self.sequences, masks=self.masks) if is_scaled else None
 
-    def inputs(self, places: Sequence[StepRange], num_steps: int) -> Tensor:
-        """Return the sequences, time-major, padded to `num_steps`."""
-        read, scale = self.sequences.read(places), self.scale
-        return pad(read if scale is None else [scale.inputs(steps) for steps in read], num_steps, 0)
+    def inputs(self, step_ranges: Sequence[StepRange], num_steps: int) -> Tensor:
+        """Return the sequences `[time, batch, ...]`, padded to `num_steps`."""
+        rows, scale = self.sequences.read(step_ranges), self.scale
+        return pad(rows if scale is None else [scale.inputs(values) for values in rows], num_steps, 0)
 
 
 @dataclass(frozen=True)
 class LabeledItems:
-    """Each sequence is a row, asked for its label at its last step."""
+    """Each sequence is a row; its label is the target of its last step."""
 
     sequences: Sequences
-    masks: bool = False  # of channels: one more input for each, is its value there?
+    masks: bool = False  # for channels: add one input per channel, 1 where its value is present
 
     def __post_init__(self) -> None:
         if self.sequences.fields.labels is None:
-            raise DataError(f"{self.sequences.location} has no labels; prepare it with --label")
+            raise DataError(f"{self.sequences.location} has no labels; prepare it again with label=FIELD")
 
     @property
     def task(self) -> Task:
@@ -104,20 +104,20 @@ class LabeledItems:
         return np.diff(self.sequences.ends(shard, start, stop))
 
     def read(self, rows: Sequence[RowId], num_steps: int, *, inputs: bool, targets: bool) -> Payload:
-        """Return the sequences, and their labels where each of them ends."""
-        places = self.sequences.step_ranges(rows)
-        x = self._unlabeled.inputs(places, num_steps) if inputs else None
+        """Return the sequences, and each label at the last step of its sequence."""
+        step_ranges = self.sequences.step_ranges(rows)
+        x = self._unlabeled.inputs(step_ranges, num_steps) if inputs else None
         if not targets:
             return x, None
-        asked = torch.full((num_steps, len(rows)), IGNORE_INDEX)
-        lasts = torch.tensor([place.stop - place.start - 1 for place in places], dtype=torch.int64)
-        asked[lasts, torch.arange(len(rows))] = torch.from_numpy(self.sequences.read_labels(rows))
-        return x, asked
+        labels = torch.full((num_steps, len(rows)), IGNORE_INDEX)
+        last_steps = torch.tensor([steps.stop - steps.start - 1 for steps in step_ranges], dtype=torch.int64)
+        labels[last_steps, torch.arange(len(rows))] = torch.from_numpy(self.sequences.read_labels(rows))
+        return x, labels
 
 
 @dataclass(frozen=True)
 class NextTokenItems:
-    """Each sequence of tokens is a row, asked at each step for the token that comes next."""
+    """Each sequence of tokens is a row; the target of each step is the next token."""
 
     sequences: Sequences
 
@@ -126,7 +126,8 @@ class NextTokenItems:
             raise DataError(f"{self.sequences.location} holds channels, not tokens; use feed='lanes' or 'forecast'")
         if self.longest < 1:
             raise DataError(
-                f"{self.sequences.location} has no sequence of two tokens, so nothing follows anything; give others"
+                f"{self.sequences.location} has no sequence of two or more tokens, so there is nothing to predict; "
+                "use longer sequences"
             )
 
     @property
@@ -151,18 +152,17 @@ class NextTokenItems:
         return np.diff(self.sequences.ends(shard, start, stop)) - 1
 
     def read(self, rows: Sequence[RowId], num_steps: int, *, inputs: bool, targets: bool) -> Payload:
-        """Return the sequences without their last token, and without their first."""
-        places = self.sequences.step_ranges(rows)
-        read = self.sequences.read(places)
+        """Return the sequences without their last token as inputs, and without their first as targets."""
+        read = self.sequences.read(self.sequences.step_ranges(rows))
         x = pad([tokens[:-1] for tokens in read], num_steps, 0) if inputs else None
         return x, pad([tokens[1:] for tokens in read], num_steps, IGNORE_INDEX) if targets else None
 
 
 @dataclass(frozen=True)
 class SlidingWindows:
-    """Each row is a stretch of a series, `context` steps long and one every `stride` steps, asked for what follows.
+    """Each row is a window of `context` steps of a series, one every `stride` steps; targets are the values after it.
 
-    Only the last step of the context is asked, or every step where `every_step` is set.
+    Only the last step of the context has targets, or every step with `every_step`.
     """
 
     sequences: Sequences
@@ -176,13 +176,12 @@ class SlidingWindows:
             raise DataError(f"context={self.context} and stride={self.stride} must both be at least 1")
         if self.forecast.season > self.context:
             raise DataError(
-                f"season={self.forecast.season} exceeds context={self.context}; a stretch must hold a whole "
-                "season, so that the network has seen what it is compared with"
+                f"season={self.forecast.season} exceeds context={self.context}; use a context of at least one season"
             )
         if not sum(self.shard_sizes):
             raise DataError(
                 f"{self.sequences.location}: no series has the {self.context} + {self.forecast.horizon} steps of "
-                f"context and horizon (the longest has {self.sequences.longest}); shorten them"
+                f"context and horizon (the longest has {self.sequences.longest}); use a shorter context or horizon"
             )
 
     @property
@@ -191,14 +190,14 @@ class SlidingWindows:
 
     @cached_property
     def _starts(self) -> list[tuple[IntArray, IntArray]]:
-        """Of each shard: where its series start, and how many stretches lie before each."""
-        found = []
+        """For each shard: where its series start, and the number of windows before each."""
+        starts = []
         for shard, size in enumerate(self.sequences.shard_sizes):
             ends = self.sequences.ends(shard, 0, size)
-            room = np.diff(ends) - self.context - self.forecast.horizon
-            counts = np.where(room < 0, 0, room // self.stride + 1)
-            found.append((ends[:-1], np.concatenate([[0], counts.cumsum()])))
-        return found
+            spare = np.diff(ends) - self.context - self.forecast.horizon
+            counts = np.where(spare < 0, 0, spare // self.stride + 1)
+            starts.append((ends[:-1], np.concatenate([[0], counts.cumsum()])))
+        return starts
 
     @cached_property
     def shard_sizes(self) -> Sequence[int]:
@@ -216,46 +215,46 @@ class SlidingWindows:
         return np.full(stop - start, self.context)
 
     def read(self, rows: Sequence[RowId], num_steps: int, *, inputs: bool, targets: bool) -> Payload:
-        """Return the stretches, and what follows them."""
-        # Nothing before the stretch: a difference to what the network has not seen could only be guessed.
+        """Return the windows, and the values that follow them."""
+        # Nothing before the window is read: the network can't know a difference to a value it has not seen.
         read = self.sequences.read([self._range(*row) for row in rows])
         x = stack([self.forecast.inputs(values[: self.context]) for values in read]) if inputs else None
         if not targets:
             return x, None
-        asked = [self.forecast.targets(values, 0, self.context) for values in read]
+        target = [self.forecast.targets(values, 0, self.context) for values in read]
         if not self.every_step:
-            for steps in asked:
+            for steps in target:
                 steps[:-1] = np.nan
-        return x, stack(asked)
+        return x, stack(target)
 
     def read_windows(self, rows: Sequence[RowId]) -> list[tuple[int, int, NDArray[Any]]]:
-        """Return of each stretch its series, the last step of its context there, and its values with what follows."""
+        """Return for each window its series, the last step of its context, and its values (context and horizon)."""
         before = [0, *accumulate(self.sequences.shard_sizes)]
-        found = []
+        windows = []
         read = self.sequences.read([self._range(*row) for row in rows])
-        for (shard, number), values in zip(rows, read, strict=True):
-            series, start = self._find(shard, number)
+        for (shard, index), values in zip(rows, read, strict=True):
+            series, start = self._find(shard, index)
             step = start - int(self._starts[shard][0][series]) + self.context - 1
-            found.append((before[shard] + series, step, values))
-        return found
+            windows.append((before[shard] + series, step, values))
+        return windows
 
-    def _range(self, shard: int, number: int) -> StepRange:
-        _, start = self._find(shard, number)
+    def _range(self, shard: int, index: int) -> StepRange:
+        _, start = self._find(shard, index)
         return StepRange(shard, start, start + self.context + self.forecast.horizon)
 
-    def _find(self, shard: int, number: int) -> tuple[int, int]:
-        """The series of a stretch, by its number in the shard, and where the stretch starts there."""
+    def _find(self, shard: int, index: int) -> tuple[int, int]:
+        """The series of a window, and where the window starts in the shard."""
         starts, before = self._starts[shard]
-        series = int(np.searchsorted(before, number, side="right")) - 1
-        return series, int(starts[series]) + (number - int(before[series])) * self.stride
+        series = int(np.searchsorted(before, index, side="right")) - 1
+        return series, int(starts[series]) + (index - int(before[series])) * self.stride
 
 
-def pad(rows: Sequence[NDArray[Any]], num_steps: int, filling: float) -> Tensor:
-    """Return rows of unequal length as one tensor `[time, batch, ...]`; whole numbers become int64."""
+def pad(rows: Sequence[NDArray[Any]], num_steps: int, value: float) -> Tensor:
+    """Return rows of different lengths as one tensor `[time, batch, ...]`, int64 or float32."""
     if not rows:
-        return torch.full((num_steps, 0), filling)
+        return torch.full((num_steps, 0), value)
     dtype = np.float32 if rows[0].dtype.kind == "f" else np.int64
-    padded = np.full((num_steps, len(rows), *rows[0].shape[1:]), filling, dtype)
+    padded = np.full((num_steps, len(rows), *rows[0].shape[1:]), value, dtype)
     for index, row in enumerate(rows):
         padded[: len(row), index] = row
     return torch.from_numpy(padded)

@@ -1,8 +1,8 @@
-"""Lanes: a corpus cut into contiguous streams, read one window after the other.
+"""Lanes: a corpus cut into contiguous streams that are read window by window (Keras: a stateful batch).
 
 corpus   |--------- lane 0 --------|--------- lane 1 --------|--------- lane 2 --------|
-window 0 |----|                    |----|                    |----|                      all fresh
-window 1      |----|                    |----|                    |----|                 go on
+window 0 |----|                    |----|                    |----|                      all start fresh
+window 1      |----|                    |----|                    |----|                 all continue
 """
 
 from dataclasses import dataclass, replace
@@ -21,43 +21,43 @@ from stretto.store.corpus import Corpus
 
 @dataclass(frozen=True)
 class Lanes:
-    """A corpus as `lanes` streams; window k+1 of a lane goes on where window k ended.
+    """A corpus as `lanes` streams; window k+1 of a lane continues where window k ended.
 
-    Each token but the first is predicted exactly once an epoch. Lanes know nothing of ranks: `share` hands
-    out a contiguous part of them, and lane numbers stay global.
+    Each token but the first is predicted exactly once per epoch. `share` returns the lanes of one replica; lane numbers
+    stay global.
     """
 
-    is_stateful = True  # rows go on from window to window
+    is_stateful = True  # rows continue from window to window
 
     corpus: Corpus
     lanes: int
     window: int
     first: int = 0
-    stop: int | None = None  # none: up to the last lane
+    stop: int | None = None  # None: up to the last lane
 
     def __post_init__(self) -> None:
         if self.lanes < 1 or self.window < 1:
             raise DataError(f"lanes={self.lanes} and window={self.window} must both be at least 1")
-        asked, there = self.lanes * self.window, self.num_targets
-        if asked > there:
+        needed, available = self.lanes * self.window, self.num_targets
+        if needed > available:
             raise DataError(
-                f"lanes={self.lanes:,} x window={self.window:,} asks for {asked:,} tokens a step, but "
-                f"{self.corpus.location} has {max(there, 0):,} to predict; use fewer lanes, a shorter window or more "
-                "text"
+                f"lanes={self.lanes:,} x window={self.window:,} needs {needed:,} tokens per step, but "
+                f"{self.corpus.location} has {max(available, 0):,} to predict; use fewer lanes, a shorter window or "
+                "more text"
             )
 
     @classmethod
     def fitting(cls, corpus: Corpus, lanes: int, window: int, min_rows: int = 1) -> Self:
-        """Return at most that many lanes, but at least `min_rows`, of at most that window: as many as the corpus fills."""
+        """Return at most `lanes` lanes of at most `window` steps, reduced to what the corpus fills."""
         return cls(corpus, *fit_lanes(corpus.num_tokens - 1, lanes, window, min_rows))
 
     def share(self, index: int, count: int, min_rows: int = 1) -> Self:
-        """Return part `index` of `count` of the lanes, each of at least `min_rows`; they differ by at most one lane."""
+        """Return the lanes of replica `index` of `count`, at least `min_rows`; shares differ by at most one lane."""
         check_share(self.lanes, index, count, min_rows)
         return replace(self, first=self.lanes * index // count, stop=self.lanes * (index + 1) // count)
 
     def __str__(self) -> str:
-        return f"{self.lanes:,} lanes x window {self.window:,}, {self.num_windows:,} windows an epoch"
+        return f"{self.lanes:,} lanes x window {self.window:,}, {self.num_windows:,} windows per epoch"
 
     @property
     def task(self) -> Task:
@@ -65,7 +65,7 @@ class Lanes:
 
     @property
     def num_targets(self) -> int:
-        """How many tokens an epoch asks for."""
+        """The number of tokens that an epoch predicts."""
         return self.corpus.num_tokens - 1
 
     @property
@@ -74,22 +74,22 @@ class Lanes:
 
     @property
     def lane_indices(self) -> range:
-        """The global numbers of the lanes of this share."""
+        """The global numbers of the lanes in this share."""
         return range(self.first, self.lanes if self.stop is None else self.stop)
 
     @property
     def _longest(self) -> int:
-        """Steps of the longest lane; all others are at most one shorter."""
+        """Steps of the longest lane; the others are at most one shorter."""
         return -(-self.num_targets // self.lanes)
 
     @property
     def num_windows(self) -> int:
-        """How many windows an epoch has, the last of them maybe a short one."""
+        """The number of windows in an epoch; the last one may be shorter."""
         return -(-self._longest // self.window)
 
-    def position(self, number: int) -> Position:
-        """Return the position of a window, counted from the first of the first epoch."""
-        return Position(number // self.num_windows, 0, number % self.num_windows)
+    def position(self, index: int) -> Position:
+        """Return the position of window `index`, counted from the start of the first epoch."""
+        return Position(index // self.num_windows, 0, index % self.num_windows)
 
     def next_position(self, position: Position) -> Position:
         """Return the position that follows."""
@@ -103,40 +103,41 @@ class Lanes:
     def read(self, position: Position, *, inputs: bool = True, targets: bool = True) -> Window:
         """Return the window at a position: an O(1) seek.
 
-        Inputs or targets can be left out where they are not used; who is in the window is always there.
+        `inputs=False` or `targets=False` skips what a stage does not use; lengths and lane numbers are always read.
         """
         index = position.index
         if position.pool or not 0 <= index < self.num_windows:
             raise DataError(
-                f"{position} is not there: an epoch of these lanes is one pool of {self.num_windows} windows"
+                f"{position} does not exist: an epoch of these lanes is one pool of {self.num_windows} windows"
             )
-        # Of the whole batch, not of this share: every share sees windows of the same shape.
+        # Of the longest lane, not of this share: all shares have windows of one shape.
         num_steps = min(self.window, self._longest - index * self.window)
-        numbers = np.array(self.lane_indices)
-        starts = self.num_targets * numbers // self.lanes + index * self.window
-        lengths = (self.num_targets * (numbers + 1) // self.lanes - starts).clip(0, num_steps)
+        lanes = np.array(self.lane_indices)
+        starts = self.num_targets * lanes // self.lanes + index * self.window
+        lengths = (self.num_targets * (lanes + 1) // self.lanes - starts).clip(0, num_steps)
         tokens = self._tokens(starts, lengths, num_steps) if inputs or targets else None
         return Window(
             num_steps=num_steps,
-            lanes=torch.from_numpy(numbers),
+            lanes=torch.from_numpy(lanes),
             lengths=torch.from_numpy(lengths),
-            fresh=torch.full((len(numbers),), index == 0),
+            fresh=torch.full((len(lanes),), index == 0),
             inputs=tokens[:-1] if tokens is not None and inputs else None,
             targets=_mask_ended(tokens[1:], lengths) if tokens is not None and targets else None,
         )
 
     def _tokens(self, starts: NDArray[np.int64], lengths: NDArray[np.int64], num_steps: int) -> torch.Tensor:
-        """Each lane's tokens, time-major, one more than the window has steps."""
-        # A lane that is a token shorter than the longest reads on into the next lane, and is not asked for it.
-        room = np.minimum(starts, self.corpus.num_tokens - 1 - num_steps)
-        tokens = self.corpus.gather(room, num_steps + 1)
-        for row in np.flatnonzero(room != starts):
-            tokens[row] = np.roll(tokens[row], room[row] - starts[row])
+        """Each lane's tokens `[num_steps + 1, lanes]`: inputs and targets overlap."""
+        # A lane one token shorter than the longest reads into the next lane; `_mask_ended` removes that target. At the
+        # end of the corpus there is no next lane, so read earlier and roll the tokens back into place.
+        readable = np.minimum(starts, self.corpus.num_tokens - 1 - num_steps)
+        tokens = self.corpus.gather(readable, num_steps + 1)
+        for row in np.flatnonzero(readable != starts):
+            tokens[row] = np.roll(tokens[row], readable[row] - starts[row])
         return torch.from_numpy(tokens.T.copy())
 
 
 def _mask_ended(targets: torch.Tensor, lengths: NDArray[np.int64]) -> torch.Tensor:
-    """Ask for nothing where a lane has ended."""
+    """Remove the targets of steps after the end of a lane."""
     num_steps = len(targets)
     if lengths.min() == num_steps:
         return targets
@@ -145,17 +146,17 @@ def _mask_ended(targets: torch.Tensor, lengths: NDArray[np.int64]) -> torch.Tens
 
 
 def fit_lanes(num_steps: int, lanes: int, window: int, min_rows: int) -> tuple[int, int]:
-    """Return how many lanes some steps fill, and of which window; a shorter one if there would be too few lanes."""
+    """Return the number of lanes and the window that `num_steps` fill; the window shrinks to give `min_rows` lanes."""
     window = max(1, min(window, num_steps // min_rows))
     return max(1, min(lanes, num_steps // window)), window
 
 
 def check_share(lanes: int, index: int, count: int, min_rows: int) -> None:
-    """Refuse a share of lanes that isn't there, or that is smaller than it must be."""
+    """Raise DataError for a share that does not exist or would have fewer than `min_rows` lanes."""
     if not 0 <= index < count:
-        raise DataError(f"share {index} of {count} is not there; count from 0")
+        raise DataError(f"share {index} of {count} does not exist; count from 0")
     if count * min_rows > lanes:
         raise DataError(
-            f"layout.replicas={count} x layout.micro_batches={min_rows} exceeds data.lanes={lanes}; use at most as many as there "
-            "are lanes"
+            f"layout.replicas={count} x layout.micro_batches={min_rows} exceeds data.lanes={lanes}; "
+            "use at most one per lane"
         )

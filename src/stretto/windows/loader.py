@@ -1,4 +1,4 @@
-"""Loader: windows one after the other, read ahead by torch's own workers."""
+"""WindowSource: the interface of training data; `read_ahead` reads its windows with a torch DataLoader."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,45 +11,45 @@ from stretto.base.position import Position
 from stretto.base.task import Task
 from stretto.base.window import Window
 
-# WindowSource that each worker has ready or under way.
+# Windows that each worker prefetches.
 _PREFETCH_FACTOR = 2
 
 
 class WindowSource(Protocol):
-    """Data as a trainer needs it: the window at any position is a pure function of that position."""
+    """The data that a trainer needs: the window at any position is a pure function of that position."""
 
     @property
     def is_stateful(self) -> bool:
-        """Do rows go on from window to window?"""
+        """Do rows continue from window to window?"""
         ...
 
     @property
     def lanes(self) -> int:
-        """How many rows of all replicas together go on from window to window; 0 if none do."""
+        """The global number of rows that continue from window to window; 0 if none do."""
         ...
 
     @property
     def lane_indices(self) -> range:
-        """Which of them are in this share."""
+        """The lanes in this share."""
         ...
 
     @property
     def num_windows(self) -> int | None:
-        """How many windows an epoch has; none if that is not known before they are packed."""
+        """The number of windows in an epoch; None if it is not known in advance."""
         ...
 
     @property
     def bytes_per_token(self) -> float | None:
-        """How much text a token stands for; none if there is no text."""
+        """The mean number of bytes of text per token; None if the data is not text."""
         ...
 
     @property
     def task(self) -> Task:
-        """What goes in and what is asked."""
+        """The kind and size of inputs and targets."""
         ...
 
     def share(self, index: int, count: int, min_rows: int = 1) -> Self:
-        """Return the part of replica `index` of `count`, with at least `min_rows` rows."""
+        """Return the share of replica `index` of `count`, with at least `min_rows` rows."""
         ...
 
     def next_position(self, position: Position) -> Position:
@@ -57,11 +57,11 @@ class WindowSource(Protocol):
         ...
 
     def fraction(self, position: Position) -> float:
-        """Return how much of its epoch lies before a position, about."""
+        """Return approximately how much of its epoch lies before a position."""
         ...
 
     def read(self, position: Position, *, inputs: bool = True, targets: bool = True) -> Window:
-        """Return the window at a position, with the payload that is asked for."""
+        """Return the window at a position, with inputs and targets unless they are switched off."""
         ...
 
 
@@ -74,10 +74,10 @@ def read_ahead(
     workers: int = 0,
     pin: bool = False,
 ) -> Iterator[tuple[Window, Position]]:
-    """Return windows from `start` on, epoch after epoch without end, each with the position after it.
+    """Yield windows from `start` on, epoch after epoch without end, each with the position after it.
 
-    Workers are processes that read ahead; how many there are changes nothing but the time it takes. `pin` lays windows
-    into memory from which a GPU copies without waiting.
+    `workers` is the number of processes that read ahead; it changes only the speed. `pin` puts windows into pinned
+    memory, as `DataLoader(pin_memory=True)` does.
     """
     if workers < 0:
         raise DataError(f"workers={workers} must be at least 0")
@@ -90,16 +90,16 @@ def read_ahead(
         pin_memory=pin,
     )
     position = start
-    for found in loader:
-        if isinstance(found, StrettoError):
-            raise found
+    for window in loader:
+        if isinstance(window, StrettoError):
+            raise window
         position = data.next_position(position)
-        yield found, position
+        yield window, position
 
 
 @dataclass(frozen=True)
 class _PositionSampler:
-    """The positions, one after the other."""
+    """Yields positions in order."""
 
     data: WindowSource
     start: Position
@@ -113,7 +113,7 @@ class _PositionSampler:
 
 @dataclass(frozen=True)
 class _WindowDataset(Dataset[Window | StrettoError]):
-    """What a worker does."""
+    """Reads the window at a position, in a worker."""
 
     data: WindowSource
     inputs: bool
@@ -123,5 +123,5 @@ class _WindowDataset(Dataset[Window | StrettoError]):
         try:
             return self.data.read(position, inputs=self.inputs, targets=self.targets)
         except StrettoError as error:
-            # Handed on as it is: raised here, it would arrive with the worker's traceback in its text.
+            # Returned, not raised: DataLoader would put the worker's traceback into the message.
             return error

@@ -1,4 +1,4 @@
-"""Shuffle: permutations that are a pure function of a key, the same in every version of every library."""
+"""Shuffle: permutations that are a pure function of a key, independent of the version of any library."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +9,7 @@ _MIX_B = np.uint64(0x94D049BB133111EB)
 
 
 def splitmix64(key: int, size: int) -> NDArray[np.uint64]:
-    """Return `size` numbers that look random, the outputs of splitmix64 from `key`; no two of them are equal."""
+    """Return the first `size` outputs of the splitmix64 generator seeded with `key`; all are different."""
     words = np.arange(1, size + 1, dtype=np.uint64)
     words *= _GOLDEN
     words += np.uint64(key)
@@ -22,5 +22,5 @@ def splitmix64(key: int, size: int) -> NDArray[np.uint64]:
 
 
 def permutation(key: int, size: int) -> NDArray[np.int64]:
-    """Return the numbers below `size` in an order that `key` alone decides."""
+    """Return a random permutation of `range(size)` that depends only on `key` and `size`."""
     return splitmix64(key, size).argsort()
