@@ -69,11 +69,11 @@ def test_every_window_of_a_series_comes_once_per_epoch_with_the_values_after_it(
         return [round(float(value), 3) for value in row[0].ravel()]
 
     assert len(actual) == len(expected)
-    for (x, targets), (expected_x, expected_targets) in zip(
+    for (x, actual_targets), (expected_x, expected_targets) in zip(
         sorted(actual, key=sort_key), sorted(expected, key=sort_key), strict=True
     ):
         np.testing.assert_allclose(x, expected_x, atol=1e-4)
-        np.testing.assert_allclose(targets, expected_targets, atol=1e-4)
+        np.testing.assert_allclose(actual_targets, expected_targets, atol=1e-4)
 
 
 def _before(row: np.ndarray, step: int, channel: int) -> float:
