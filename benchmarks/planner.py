@@ -31,7 +31,7 @@ from stretto.plan.predict import predict
 from stretto.plan.profile import Profile
 from stretto.plan.search import balance, find_plan
 from stretto.plan.workload import Workload
-from stretto.train.optimizer import make_optimizer
+from stretto.train.optimizer import optimizer_factory
 from timing import WIKITEXT, show
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -82,9 +82,7 @@ def measure(world: World, corpus: Path, shape: Shape) -> Profile:
     """Measure the profile of a shape on the ranks there are."""
     with torch.device("meta"):
         model = shape.model()
-    return measure_profile(
-        model, TokenLoss(), feed(corpus, shape), lambda weights: make_optimizer(TRAIN, weights), world, threads=1
-    )
+    return measure_profile(model, TokenLoss(), feed(corpus, shape), optimizer_factory(TRAIN), world, threads=1)
 
 
 def take_turn(world: World, corpus: Path, shape: Shape, layout: Layout, steps: int) -> float:
@@ -94,8 +92,7 @@ def take_turn(world: World, corpus: Path, shape: Shape, layout: Layout, steps: i
         with torch.device("meta"):
             model = shape.model()
         engine = make_engine(model, TokenLoss(), layout, world, seed=1)
-        share = feed(corpus, shape).share(engine.mesh.replica, layout.replicas, layout.micro_batches)
-        _TRAINERS[key] = Trainer(engine, share, TRAIN)
+        _TRAINERS[key] = Trainer(engine, feed(corpus, shape), TRAIN)
         _TRAINERS[key].advance()
     if world.size > 1:
         dist.barrier()

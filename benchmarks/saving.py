@@ -37,7 +37,7 @@ class Tokens:
     lanes = ROWS
     lane_indices = range(ROWS)
 
-    def share(self, index: int, count: int, least: int = 1) -> "Tokens":
+    def share(self, index: int, count: int, min_rows: int = 1) -> "Tokens":
         return self
 
     def next_position(self, position: Position) -> Position:

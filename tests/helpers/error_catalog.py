@@ -925,11 +925,11 @@ ERROR_SECTIONS = (
                 LostPeerError,
             ),
             ErrorCase(
-                "all <n> replicas would train on the same <n> lanes; give each its share: data.share(engine.replica, "
-                "engine.num_replicas)",
-                "In a script of your own, each replica was given all the data.",
-                "Pass the share, as the sentence has it.",
-                mishaps.unshared_data,
+                "these windows are already share <n> of <n>; pass the windows without calling share(): Trainer and evaluate "
+                "take this replica's share themselves",
+                "In a script of your own, `share` was called before the windows were given to `Trainer` or `evaluate`.",
+                "Pass the windows as they are.",
+                mishaps.share_twice,
             ),
         ),
     ),

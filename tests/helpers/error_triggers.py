@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from contextlib import ExitStack
-from functools import cache
 from pathlib import Path
 
 import torch
@@ -18,8 +17,6 @@ from stretto import (
     CheckpointManager,
     Layout,
     Run,
-    TrainConfig,
-    Trainer,
     World,
     load_config,
     load_model,
@@ -31,7 +28,7 @@ from stretto.checkpoint import Snapshot
 from stretto.checkpoint.manifest import TrainingState
 from stretto.checkpoint.shards import TensorShard
 from stretto.data import Corpus, Lanes, prepare_sequences, prepare_series, prepare_text
-from stretto.errors import ConfigError, LostPeerError
+from stretto.errors import LostPeerError
 from stretto.nn import Linear, LossSum, SquaredError, Stack, State, initialize
 from stretto.serve import write_predictions
 from stretto.train import Request
@@ -307,13 +304,8 @@ def tied() -> None:
     initialize(Stack([first, second]), seed=1)
 
 
-def forget_shares(world: World) -> str:
-    engine = make_engine(Stack([Linear(2, 2)]), SquaredError(), Layout(replicas=2), world, seed=1)
-    try:
-        Trainer(engine, Lanes(Corpus.open("data/train"), 4, 10), TrainConfig(steps=1))
-    except ConfigError as error:
-        return str(error)
-    return ""
+def share_twice() -> None:
+    Lanes(Corpus.open("data/train"), 4, 10).share(0, 2).share(0, 2)
 
 
 def die_or_wait(world: World) -> None:
@@ -323,24 +315,12 @@ def die_or_wait(world: World) -> None:
     engine.all_reduce([1.0])
 
 
-@cache
-def errors_of_two_ranks() -> tuple[str, str]:
-    """What the first of two ranks says when both forget their shares, and then when the other is killed."""
-    ranks = RankPool(2)
-    forgot = ranks.run(forget_shares, seconds=60)[0]
-    try:
-        ranks.run(die_or_wait, seconds=60)
-    except RanksFailedError as failed:
-        return forgot, failed.errors[0]
-    raise AssertionError("the other rank was not missed")
-
-
-def unshared_data() -> None:
-    raise ConfigError(errors_of_two_ranks()[0])
-
-
 def lost_peer() -> None:
-    raise LostPeerError(errors_of_two_ranks()[1])
+    try:
+        RankPool(2).run(die_or_wait, seconds=60)
+    except RanksFailedError as failed:
+        raise LostPeerError(failed.errors[0]) from None
+    raise AssertionError("the other rank was not missed")
 
 
 def predict_beside_another() -> None:

@@ -208,7 +208,7 @@ def run_case(world: World, case: Case, layout: Layout) -> Result:
     model = Stack(MODELS[case.model]()).to(case.dtype)
     engine = make_engine(model, TokenLoss(), layout, world, seed=3, precision=case.precision)
     mesh = engine.mesh
-    return _train(engine, RandomWindows(case, (mesh.replica, layout.replicas)), case, mesh.replica, mesh.stage)
+    return _train(engine, RandomWindows(case), case, mesh.replica, mesh.stage)
 
 
 def run_single_device(case: Case) -> Result:

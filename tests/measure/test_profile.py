@@ -23,7 +23,7 @@ from stretto.plan.hardware import KNOWN_HARDWARE, derive_profile
 from stretto.plan.predict import predict
 from stretto.plan.profile import Profile, load_profile, save_profile
 from stretto.plan.search import find_plan
-from stretto.train.optimizer import make_optimizer
+from stretto.train.optimizer import optimizer_factory
 
 
 def model(hidden: int = 32) -> Stack:
@@ -33,9 +33,7 @@ def model(hidden: int = 32) -> Stack:
 
 def measure(world: World, folder: str) -> Profile:
     data = Lanes(Corpus.open(folder), 8, 16)
-    return measure_profile(
-        model(), TokenLoss(), data, lambda weights: make_optimizer(TrainConfig(), weights), world, threads=1
-    )
+    return measure_profile(model(), TokenLoss(), data, optimizer_factory(TrainConfig()), world, threads=1)
 
 
 @pytest.fixture(scope="module")

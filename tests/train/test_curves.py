@@ -15,7 +15,7 @@ def curve(world: World, folder: Path, layout: Layout) -> list[float]:
     num_tokens = len(corpus.vocabulary)
     blocks = [Embedding(num_tokens, 32), LSTM(32, 32), Dropout(0.1), LSTM(32, 32), LSTM(32, 32), Linear(32, num_tokens)]
     engine = make_engine(Stack(blocks), TokenLoss(), layout, world, seed=5)
-    lanes = Lanes(corpus, lanes=16, window=32).share(engine.mesh.replica, layout.replicas)
+    lanes = Lanes(corpus, lanes=16, window=32)
     trainer = Trainer(engine, lanes, TrainConfig(steps=100, lr=3e-3, warmup=10, clip=0.5))
     return [report.loss for report in trainer]
 

@@ -65,7 +65,7 @@ def test_a_run_trains_and_its_model_scores_the_same_when_loaded(
 ) -> None:
     write(tmp_path, kind, rows)
     run = Run(config(tmp_path, data))
-    assert says in str(run.trainer.data)
+    assert says in str(run.trainer.windows)
     *_, last = run.events()
     assert isinstance(last, EvaluationReport)
     trained = load_model(tmp_path / "run")
@@ -149,7 +149,7 @@ def test_data_that_never_asks_for_anything_is_refused(tmp_path: Path) -> None:
         write_series(tmp_path / part, [[values]])
     data: dict[str, object] = {"context": 12, "horizon": 2, "targets": ["c1"], "budget": 60}
     run = Run(config(tmp_path, data, train={"epochs": 3}))
-    with pytest.raises(DataError, match="a whole epoch asks for nothing"):
+    with pytest.raises(DataError, match="a whole epoch has no targets"):
         list(run.events())
 
 

@@ -3,12 +3,18 @@ import torch
 from torch import nn
 
 from stretto import TrainConfig
-from stretto.train.optimizer import learning_rate, make_optimizer, scale_gradients
+from stretto.train.optimizer import (
+    learning_rate_factor,
+    make_optimizer,
+    optimizer_factory,
+    scale_gradients,
+    set_learning_rate,
+)
 
 
 def test_the_learning_rate_warms_up_and_falls_along_a_cosine() -> None:
-    config = TrainConfig(lr=1.0, warmup=4, final_lr_ratio=0.1)
-    rates = [learning_rate(config, step, step / 100) for step in range(101)]
+    config = TrainConfig(warmup=4, final_lr_ratio=0.1)
+    rates = [learning_rate_factor(config, step, step / 100) for step in range(101)]
     assert rates[:4] == pytest.approx([0.25, 0.5, 0.75, 1.0], rel=3e-3)
     assert rates[50] == pytest.approx(0.55)
     assert rates[100] == pytest.approx(0.1)
@@ -16,8 +22,17 @@ def test_the_learning_rate_warms_up_and_falls_along_a_cosine() -> None:
 
 
 def test_a_constant_rate_stays() -> None:
-    config = TrainConfig(lr=0.3, schedule="constant", warmup=2)
-    assert [learning_rate(config, step, step / 10) for step in (0, 1, 2, 9)] == pytest.approx([0.15, 0.3, 0.3, 0.3])
+    config = TrainConfig(schedule="constant", warmup=2)
+    assert [learning_rate_factor(config, step, step / 10) for step in (0, 1, 2, 9)] == [0.5, 1, 1, 1]
+
+
+def test_the_schedule_scales_the_rate_of_each_parameter_group() -> None:
+    weights = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))]
+    groups = [{"params": [weights[0]], "lr": 0.1}, {"params": [weights[1]], "lr": 0.01}]
+    optimizer = make_optimizer(lambda _: torch.optim.SGD(groups), weights)
+    for factor in (0.5, 1.0):
+        assert set_learning_rate(optimizer, factor) == 0.1 * factor
+        assert [group["lr"] for group in optimizer.param_groups] == [0.1 * factor, 0.01 * factor]
 
 
 @pytest.mark.parametrize(
@@ -25,7 +40,7 @@ def test_a_constant_rate_stays() -> None:
 )
 def test_the_named_optimizer_moves_weights(name: str, kind: type[torch.optim.Optimizer]) -> None:
     weight = nn.Parameter(torch.ones(3))
-    optimizer = make_optimizer(TrainConfig.model_validate({"optimizer": name, "lr": 0.1}), [weight])
+    optimizer = optimizer_factory(TrainConfig.model_validate({"optimizer": name, "lr": 0.1}))([weight])
     assert isinstance(optimizer, kind)
     weight.grad = torch.ones(3)
     optimizer.step()
@@ -45,13 +60,15 @@ def test_the_named_optimizer_moves_weights(name: str, kind: type[torch.optim.Opt
     ],
 )
 def test_an_optimizers_settings_are_the_configs(values: dict[str, object], setting: tuple[str, object]) -> None:
-    optimizer = make_optimizer(TrainConfig.model_validate(values), [nn.Parameter(torch.ones(3))])
-    assert optimizer is not None
+    optimizer = optimizer_factory(TrainConfig.model_validate(values))([nn.Parameter(torch.ones(3))])
     assert optimizer.param_groups[0][setting[0]] == setting[1]
 
 
-def test_a_stage_without_weights_has_no_optimizer() -> None:
-    assert make_optimizer(TrainConfig(), []) is None
+@pytest.mark.parametrize("name", ["adamw", "sgd", "asgd"])
+def test_a_stage_without_weights_has_an_optimizer_that_steps_and_knows_its_rate(name: str) -> None:
+    optimizer = make_optimizer(optimizer_factory(TrainConfig.model_validate({"optimizer": name, "lr": 0.1})), [])
+    optimizer.step()
+    assert set_learning_rate(optimizer, 0.5) == 0.05
     assert scale_gradients([], 2.0, 3.0, 1.0) == 1.5
 
 

@@ -50,7 +50,7 @@ def make_trainer(world: World | None, layout: Layout, case: Case, blocks: list[B
     if world is None:
         return Trainer(LocalEngine(initialize(model, 3), TokenLoss()), RandomWindows(case), config)
     engine = make_engine(model, TokenLoss(), layout, world, seed=3)
-    return Trainer(engine, RandomWindows(case, (engine.replica, layout.replicas)), config)
+    return Trainer(engine, RandomWindows(case), config)
 
 
 MonitorResult = tuple[list[StepReport], list[RankReport | None], Trace | None]

@@ -1,6 +1,8 @@
 """Trainer equals the loop people write by hand, and says what it did."""
 
+import json
 import math
+from collections.abc import Iterable
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Literal
@@ -9,8 +11,10 @@ import pytest
 import torch
 
 from helpers import reference_loop
-from stretto import StepResult, TrainConfig, Trainer, evaluate
-from stretto.data import Corpus, Lanes, Window, prepare_text
+from helpers.rank_pool import RankPools
+from stretto import Layout, StepResult, TrainConfig, Trainer, World, evaluate, make_engine
+from stretto.base.optimizer import OptimizerFactory
+from stretto.data import Batches, Corpus, Lanes, NextTokenItems, Sequences, Window, prepare_sequences, prepare_text
 from stretto.engine.engine import BeforeLastBackward, no_op, window_tensor
 from stretto.errors import ConfigError, DataError, DivergedError
 from stretto.nn import LSTM, BidirectionalLSTM, Embedding, Linear, Pointwise, Stack, State, TokenLoss, initialize
@@ -55,7 +59,7 @@ def test_200_steps_on_wikitext_equal_the_hand_written_loop(
 def test_a_report_adds_up_and_can_not_be_changed(byte_corpus: Corpus) -> None:
     trainer = Trainer(LocalEngine(make(byte_corpus), TokenLoss()), Lanes(byte_corpus, 10, 100), TrainConfig(epochs=2))
     reports = list(trainer)
-    assert len(reports) == trainer.num_steps == 2 * (trainer.data.num_windows or 0)
+    assert len(reports) == trainer.num_steps == 2 * (trainer.windows.num_windows or 0)
     assert [report.step for report in reports] == list(range(1, len(reports) + 1))
     assert [report.epoch for report in reports] == [1] * (len(reports) // 2) + [2] * (len(reports) // 2)
     assert sum(report.tokens for report in reports) == 2 * (byte_corpus.num_tokens - 1)
@@ -90,6 +94,45 @@ def test_asgd_evaluates_the_average_of_the_weights(byte_corpus: Corpus) -> None:
     with averaged_weights(trainer.optimizer):
         torch.testing.assert_close(next(stack.parameters()).detach(), torch.stack(seen).mean(0))
     assert torch.equal(next(stack.parameters()), seen[-1])
+
+
+def test_an_optimizer_factory_takes_the_place_of_the_configs_optimizer(byte_corpus: Corpus) -> None:
+    stack = make(byte_corpus).double()
+    config = TrainConfig(steps=6, warmup=3, schedule="constant", clip=0)
+    trainer = Trainer(
+        LocalEngine(stack, TokenLoss()),
+        Lanes(byte_corpus, 10, 50),
+        config,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.3),
+    )
+    weight = next(stack.parameters())
+    rates = []
+    for _ in range(6):
+        before = weight.detach().clone()
+        rates.append(trainer.advance().learning_rate)
+        assert weight.grad is not None
+        torch.testing.assert_close(weight, before - rates[-1] * weight.grad)
+    assert rates == pytest.approx([0.1, 0.2, 0.3, 0.3, 0.3, 0.3])
+
+
+def test_a_factory_of_the_configs_optimizer_gives_the_same_curve(byte_corpus: Corpus) -> None:
+    def losses(config: TrainConfig, optimizer: OptimizerFactory | None) -> list[float]:
+        engine = LocalEngine(make(byte_corpus), TokenLoss())
+        trainer = Trainer(engine, Lanes(byte_corpus, 10, 50), config, optimizer=optimizer)
+        return [report.loss for report in trainer]
+
+    def adamw(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, lr=2e-3, weight_decay=0.0, fused=True)
+
+    assert losses(TrainConfig(steps=8, lr=2e-3), None) == losses(TrainConfig(steps=8), adamw)
+
+
+def test_settings_of_an_optimizer_that_is_not_used_are_refused(byte_corpus: Corpus) -> None:
+    engine, lanes = LocalEngine(make(byte_corpus), TokenLoss()), Lanes(byte_corpus, 10, 50)
+    with pytest.raises(ConfigError, match=r"train\.lr=0\.5 has no effect with optimizer="):
+        Trainer(engine, lanes, TrainConfig(lr=0.5), optimizer=torch.optim.AdamW)
+    with pytest.raises(ConfigError, match="optimizer= returned a list"):
+        Trainer(engine, lanes, TrainConfig(), optimizer=list)  # type: ignore[arg-type]
 
 
 def test_every_step_draws_masks_of_its_own(byte_corpus: Corpus) -> None:
@@ -156,3 +199,36 @@ def test_more_lanes_than_words_is_a_clear_error_and_not_an_empty_epoch(wikitext:
     for lanes, window in ((220_000, 1), (64, 4096)):
         with pytest.raises(DataError, match=r"tokens per step, but .* has 21\d,\d\d\d to predict"):
             Lanes(train, lanes, window)
+
+
+def train_on_texts(world: World, folder: Path, *, is_shared: bool = False) -> list[tuple[float, int]]:
+    """Train replicas on batches of unequal lengths; return the loss and the number of targets of each step."""
+    model = Stack([Embedding(256, 8), LSTM(8, 8), Linear(8, 256)]).double()
+    layout = Layout(replicas=world.size, micro_batches=2)
+    engine = make_engine(model, TokenLoss(), layout, world, seed=1)
+    windows = Batches(NextTokenItems(Sequences.open(folder)), budget=200)
+    if is_shared:
+        windows = windows.share(engine.replica, engine.num_replicas)
+    trainer = Trainer(engine, windows, TrainConfig(epochs=1, lr=1e-2))
+    return [(report.loss, report.tokens) for report in trainer]
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    lines = (json.dumps({"text": "abc " * (1 + number % 7)}) for number in range(40))
+    (tmp_path / "texts.jsonl").write_text("\n".join(lines))
+    prepare_sequences(tmp_path / "texts.jsonl", tmp_path / "texts")
+    return tmp_path / "texts"
+
+
+def test_each_replica_trains_on_its_own_share_of_the_batches(pools: RankPools, texts: Path) -> None:
+    alone = train_on_texts(World(0, 1, torch.device("cpu")), texts)
+    for reports in pools[2].run(train_on_texts, texts):
+        assert [tokens for _, tokens in reports] == [tokens for _, tokens in alone]
+        assert [loss for loss, _ in reports] == pytest.approx([loss for loss, _ in alone], rel=1e-9)
+    assert sum(tokens for _, tokens in alone) == sum(4 * (1 + number % 7) - 1 for number in range(40))
+
+
+def test_windows_that_are_a_share_already_are_refused(texts: Path) -> None:
+    with pytest.raises(DataError, match=r"already share 0 of 1; pass the windows without calling share\(\)"):
+        train_on_texts(World(0, 1, torch.device("cpu")), texts, is_shared=True)

@@ -63,6 +63,11 @@ class Engine(Protocol):
     def replica(self) -> int: ...
 
     @property
+    def num_micro_batches(self) -> int:
+        """How many micro-batches a replica's rows are split into; each window needs at least as many rows."""
+        ...
+
+    @property
     def stage(self) -> int:
         """Which stage of its replica this rank is."""
         ...

@@ -38,7 +38,7 @@ class LocalEngine:
             raise ConfigError(f"micro_batches={micro_batches} must be at least 1")
         self._stack = stack
         self._loss = loss
-        self._micro_batches = micro_batches
+        self.num_micro_batches = micro_batches
         self._precision = check_precision(precision)
         self.recorded_actions: list[TimedAction] | None = None
         self._device = stack.device
@@ -100,12 +100,12 @@ class LocalEngine:
     def _run(
         self, window: Window, carried: State | None, key: int, before_last_backward: BeforeLastBackward
     ) -> StepResult:
-        if self._micro_batches > window.num_rows:
+        if self.num_micro_batches > window.num_rows:
             raise ConfigError(
-                f"layout.micro_batches={self._micro_batches} exceeds the batch's {window.num_rows} rows; use at most that many"
+                f"layout.micro_batches={self.num_micro_batches} exceeds the batch's {window.num_rows} rows; use at most that many"
             )
         losses, states = [], []
-        *others, last = window.micro_batches(self._micro_batches)
+        *others, last = window.micro_batches(self.num_micro_batches)
         for index, rows in enumerate((*others, last)):
             started = self._now()
             loss, after = self._forward(window[rows], carried and slice_rows(carried, rows), key)

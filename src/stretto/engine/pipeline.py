@@ -107,6 +107,10 @@ class PipelineEngine:
     replica = 0
 
     @property
+    def num_micro_batches(self) -> int:
+        return self.layout.micro_batches
+
+    @property
     def stage(self) -> int:
         return self.mesh.stage
 

@@ -71,6 +71,10 @@ class ReplicaEngine:
         return self.mesh.replica
 
     @property
+    def num_micro_batches(self) -> int:
+        return self.inner.num_micro_batches
+
+    @property
     def stage(self) -> int:
         return self.inner.stage
 

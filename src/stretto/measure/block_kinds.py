@@ -1,7 +1,7 @@
 """Kinds: what each kind of block costs, forward and backward, at a few numbers of rows and steps."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from stretto.base.denormals import flush_denormals
 from stretto.base.errors import PlanError
+from stretto.base.optimizer import OptimizerFactory
 from stretto.base.window import Rows, Window
 from stretto.blocks.initialize import initialize
 from stretto.blocks.losses import Loss
@@ -16,8 +17,6 @@ from stretto.blocks.stack import Stack
 from stretto.engine.engine import window_tensor
 from stretto.measure.timing import fastest_times, synchronized_time
 from stretto.plan.profile import BlockKind, CostPoint
-
-MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer | None]
 
 # A point that would take longer than this is not measured.
 _MAX_SECONDS = 6.0
@@ -63,7 +62,7 @@ def name_kinds(model: Stack) -> list[str]:
 
 
 def measure_kinds(
-    profiled: ProfiledModel, make_optimizer: MakeOptimizer, memory_limit: float
+    profiled: ProfiledModel, make_optimizer: OptimizerFactory, memory_limit: float
 ) -> Iterator[tuple[str, BlockKind]]:
     """Measure each kind of block once, then the loss, which is named `loss`; none that needs more than `memory_limit` bytes."""
     edge = window_tensor(profiled.window, "inputs", profiled.model.dtype)
@@ -100,7 +99,7 @@ def _measure_block(
     profiled: ProfiledModel,
     stack: Stack,
     edge: Tensor,
-    make_optimizer: MakeOptimizer,
+    make_optimizer: OptimizerFactory,
     *,
     needs_gradient: bool,
     memory_limit: float,
@@ -269,11 +268,11 @@ def _time_accumulate(weights: list[nn.Parameter], device: torch.device) -> float
     return fastest_times(once)[0]
 
 
-def _time_optimizer(weights: list[nn.Parameter], make_optimizer: MakeOptimizer, device: torch.device) -> float:
+def _time_optimizer(weights: list[nn.Parameter], make_optimizer: OptimizerFactory, device: torch.device) -> float:
     """Time what happens between gradients and new weights: their norm, their scaling, the optimizer's step."""
-    optimizer = make_optimizer(weights) if weights else None
-    if optimizer is None:
+    if not weights:
         return 0.0
+    optimizer = make_optimizer(weights)
     gradients = [torch.full_like(weight, 1e-6) for weight in weights]
     for weight, gradient in zip(weights, gradients, strict=True):
         weight.grad = gradient

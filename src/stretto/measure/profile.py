@@ -13,6 +13,7 @@ from dataclasses import replace
 import torch
 
 from stretto.base.keys import derive_key
+from stretto.base.optimizer import OptimizerFactory
 from stretto.base.position import Position
 from stretto.base.window import Window
 from stretto.blocks.initialize import initialize
@@ -22,7 +23,7 @@ from stretto.config.layout import Layout
 from stretto.engine.engine import Precision, window_tensor
 from stretto.engine.pipeline import PipelineEngine
 from stretto.engine.replica import ReplicaEngine
-from stretto.measure.block_kinds import MakeOptimizer, ProfiledModel, measure_kinds, name_kinds
+from stretto.measure.block_kinds import ProfiledModel, measure_kinds, name_kinds
 from stretto.measure.timing import fastest_times, synchronized_time
 from stretto.mesh.device import find_device
 from stretto.mesh.links import time_all_reduces, time_messages
@@ -74,7 +75,7 @@ def measure_profile(
     model: Stack,
     loss: Loss,
     data: WindowSource,
-    make_optimizer: MakeOptimizer,
+    make_optimizer: OptimizerFactory,
     world: World | None = None,
     *,
     precision: Precision = "fp32",
@@ -110,7 +111,7 @@ class _ProfileRun:
         profiled: ProfiledModel,
         world: World,
         precision: Precision,
-        make_optimizer: MakeOptimizer,
+        make_optimizer: OptimizerFactory,
         data: WindowSource,
         threads: int,
         progress: Progress,
@@ -253,8 +254,6 @@ class _ProfileRun:
     def _optimizer_bytes(self) -> float:
         weight = torch.nn.Parameter(torch.zeros(64, device=self.profiled.device))
         optimizer = self.make_optimizer([weight])
-        if optimizer is None:
-            return 0.0
         weight.grad = torch.zeros_like(weight)
         optimizer.step()
         kept = [value for value in optimizer.state[weight].values() if isinstance(value, torch.Tensor)]

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import torch
 
+from stretto.base.optimizer import OptimizerFactory
 from stretto.blocks.losses import Loss
 from stretto.blocks.stack import Stack
 from stretto.config.layout import Layout
 from stretto.config.run import DataConfig, RunConfig
 from stretto.engine.engine import Precision
-from stretto.measure.block_kinds import MakeOptimizer
 from stretto.measure.profile import Progress, broadcast_profile
 from stretto.mesh.world import World
 from stretto.plan.cluster import Cluster
@@ -40,7 +40,7 @@ def choose_layout(
     windows: WindowSource,
     *,
     world: World,
-    optimizer: MakeOptimizer = torch.optim.AdamW,
+    optimizer: OptimizerFactory = torch.optim.AdamW,
     precision: Precision = "fp32",
     seed: int = 1,
     cache: Path | None = None,

@@ -1,20 +1,18 @@
 """PlanInput: the model, data and settings that a layout is chosen for."""
 
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from stretto.base.errors import PlanError
+from stretto.base.optimizer import OptimizerFactory
 from stretto.blocks.losses import Loss
 from stretto.blocks.stack import Stack
 from stretto.config.layout import Layout
 from stretto.config.run import RunConfig
 from stretto.engine.engine import Precision
-from stretto.measure.block_kinds import MakeOptimizer
 from stretto.measure.profile import Progress, measure_profile, profile_key
 from stretto.measure.shapes import block_shapes
 from stretto.measure.workload import find_workload
@@ -24,7 +22,7 @@ from stretto.plan.hardware import derive_profile, find_hardware
 from stretto.plan.profile import Profile
 from stretto.plan.workload import Workload
 from stretto.train.build import build_loss, validate_config
-from stretto.train.optimizer import make_optimizer
+from stretto.train.optimizer import optimizer_factory
 from stretto.windows.loader import WindowSource
 
 
@@ -35,7 +33,7 @@ class PlanInput:
     model: Stack
     loss: Loss
     windows: WindowSource
-    make_optimizer: MakeOptimizer
+    make_optimizer: OptimizerFactory
     optimizer_name: str  # part of the profile's key
     device: torch.device
     precision: Precision
@@ -49,15 +47,11 @@ class PlanInput:
     ) -> "PlanInput":
         """Check a run as it would be on one device, and return what its layout depends on."""
         model, feed, _ = validate_config(config.model_copy(update={"layout": Layout()}))
-
-        def optimizer(weights: Iterable[nn.Parameter]) -> torch.optim.Optimizer | None:
-            return make_optimizer(config.train, weights)
-
         return cls(
             model,
             build_loss(config, feed.windows.task),
             feed.windows,
-            optimizer,
+            optimizer_factory(config.train),
             config.train.optimizer,
             device or find_device(config.run.device),
             config.run.precision,

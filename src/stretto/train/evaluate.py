@@ -1,8 +1,9 @@
-"""Evaluate: the loss over held-out data, with state carried from window to window."""
+"""Evaluation: the loss over a data set, with state carried from window to window."""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from stretto.base.errors import DataError
 from stretto.base.position import Position
@@ -10,27 +11,33 @@ from stretto.base.state import State
 from stretto.engine.engine import Engine
 from stretto.windows.loader import WindowSource, read_ahead
 
+# Windows between two checks for an interruption: each is an all_reduce over all ranks.
+_CHECK_EVERY = 16
+
+OnWindow = Callable[[float], None]
+"""Called after each window with the fraction of the windows that is done."""
+
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The loss over all that was asked."""
+    """The loss over all targets, and the scores that follow from it."""
 
-    total: float  # summed, in nats for tokens and labels
-    tokens: int  # how much was asked
-    bytes_per_token: float | None = None  # of the text, where there is one
-    asks: str = "tokens"
-    num_correct: int | None = None  # how many answers were num_correct, if the loss can say so
+    total: float  # summed over targets, in nats for tokens and labels
+    tokens: int  # how many targets there are
+    bytes_per_token: float | None = None  # None if the data is not text
+    targets: Literal["tokens", "labels", "values"] = "tokens"  # what they are, as in Task
+    num_correct: int | None = None  # how many predictions were right; None if the loss does not count them
 
     def __str__(self) -> str:
         scores = "".join(f"  {name.replace('_', ' ')} {value:,.4f}" for name, value in self.scores.items())
-        return f"loss {self.loss:.4f}{scores}  ({self.tokens:,} {self.asks})"
+        return f"loss {self.loss:.4f}{scores}  ({self.tokens:,} {self.targets})"
 
     @property
     def scores(self) -> dict[str, float]:
-        """What else is known, by name: for tokens, perplexity and, of a text, bits per byte; for labels, accuracy."""
+        """All other scores by name: perplexity and bits per byte for text, accuracy for labels."""
         if self.accuracy is not None:
             return {"accuracy": self.accuracy}
-        if self.asks != "tokens":
+        if self.targets != "tokens":
             return {}
         bits = {} if self.bits_per_byte is None else {"bits_per_byte": self.bits_per_byte}
         return {"perplexity": self.perplexity, **bits}
@@ -46,62 +53,59 @@ class Evaluation:
 
     @property
     def accuracy(self) -> float | None:
-        """Which part of the answers was right."""
+        """The fraction of predictions that were right; None if the loss does not count them."""
         return None if self.num_correct is None else self.num_correct / self.tokens
 
     @property
     def bits_per_byte(self) -> float | None:
-        """The loss in bits for each byte of the text that the tokens came from."""
+        """The loss in bits per byte of the original text; None if the data is not text."""
         return None if self.bytes_per_token is None else self.loss / math.log(2) / self.bytes_per_token
 
 
-# WindowSource between two looks at whether to give up: each is a sum over all ranks.
-_CHECK_EVERY = 16
-
-OnWindow = Callable[[float], None]
-"""Told after each window which part of them all is done."""
-
-
 class EvaluationInterruptedError(Exception):
-    """An evaluation was given up, on all ranks alike."""
+    """An evaluation was stopped early, on all ranks."""
 
 
 def evaluate(
     engine: Engine,
-    data: WindowSource,
+    windows: WindowSource,
     *,
     workers: int = 0,
-    on_window: OnWindow = lambda part: None,
+    on_window: OnWindow = lambda fraction: None,
     is_interrupted: Callable[[], bool] | None = None,
 ) -> Evaluation:
-    """Score one epoch of `data`, without dropout; `on_window` is told after each window which part is done.
+    """Compute the loss over one epoch of `windows`, without dropout.
 
-    With `is_interrupted`, all ranks give it up together soon after it has become true on any of them.
+    `windows` is the data of all replicas, the same on every rank; each takes its share. `on_window` is called after
+    each window with the fraction that is done. If `is_interrupted` returns true on any rank, all ranks soon raise
+    EvaluationInterruptedError together.
     """
+    share = windows.share(engine.replica, engine.num_replicas, engine.num_micro_batches)
     state: State | None = None
-    total = count = num_correct = judged = 0.0
-    windows = read_ahead(data, Position(), inputs=engine.needs_inputs, targets=engine.needs_targets, workers=workers)
-    for number, (window, position) in enumerate(windows):
-        if (
-            is_interrupted is not None
-            and number % _CHECK_EVERY == 0
-            and any(engine.all_reduce([float(is_interrupted())]))
-        ):
+    total = num_targets = num_correct = num_judged = 0.0
+    reader = read_ahead(share, Position(), inputs=engine.needs_inputs, targets=engine.needs_targets, workers=workers)
+    for number, (window, position) in enumerate(reader):
+        is_check_due = number % _CHECK_EVERY == 0
+        if is_interrupted is not None and is_check_due and any(engine.all_reduce([float(is_interrupted())])):
             raise EvaluationInterruptedError
-        outcome = engine.eval_step(window, state, key=0)
-        state = outcome.state
-        total += float(outcome.total)
-        count += float(outcome.count)
-        if outcome.num_correct is not None:
-            num_correct += float(outcome.num_correct)
-            judged += float(outcome.count)
-        on_window(1.0 if position.epoch else data.fraction(position))
+        result = engine.eval_step(window, state, key=0)
+        state = result.state
+        total += float(result.total)
+        num_targets += float(result.count)
+        if result.num_correct is not None:
+            num_correct += float(result.num_correct)
+            num_judged += float(result.count)
+        on_window(1.0 if position.epoch else share.fraction(position))
         if position.epoch:
             break
-    total, count, num_correct, judged = engine.all_reduce([total, count, num_correct, judged])
-    if not count:
-        raise DataError("the data asks for nothing, so there is nothing to evaluate; give other data")
-    is_judged = judged == count
+    total, num_targets, num_correct, num_judged = engine.all_reduce([total, num_targets, num_correct, num_judged])
+    if not num_targets:
+        raise DataError("the data has no targets, so there is nothing to evaluate; use other data")
     return Evaluation(
-        total, int(count), data.bytes_per_token, data.task.targets, int(num_correct) if is_judged else None
+        total,
+        int(num_targets),
+        windows.bytes_per_token,
+        windows.task.targets,
+        # A user's loss may count correct predictions in some calls only.
+        int(num_correct) if num_judged == num_targets else None,
     )

@@ -1,43 +1,71 @@
-"""Optimizer and learning rate: torch's optimizers, a schedule that is a pure function of the step."""
+"""The optimizer: which one, at which learning rate, on which gradients."""
 
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from stretto.base.errors import ConfigError
+from stretto.base.optimizer import OptimizerFactory
 from stretto.config.train import TrainConfig
 
+# Fields of TrainConfig that a factory given by the caller replaces.
+_OPTIMIZER_FIELDS = ("optimizer", "lr", "weight_decay", "momentum", "beta1", "beta2", "average_from")
 
-def make_optimizer(config: TrainConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer | None:
-    """Return the optimizer that `config` names; none for a stage without weights."""
-    listed = list(parameters)
-    if not listed:
-        return None
+
+def optimizer_factory(config: TrainConfig) -> OptimizerFactory:
+    """Return the factory of the optimizer that a config names."""
     decay = config.weight_decay
     if config.optimizer == "sgd":
-        return torch.optim.SGD(listed, config.lr, momentum=config.momentum, weight_decay=decay, fused=True)
+        return partial(torch.optim.SGD, lr=config.lr, momentum=config.momentum, weight_decay=decay, fused=True)
     if config.optimizer == "asgd":
-        # lambd would decay weights and rate on its own; and torch's average starts two steps after t0.
-        return torch.optim.ASGD(listed, config.lr, lambd=0.0, t0=config.average_from - 2, weight_decay=decay)
-    return torch.optim.AdamW(listed, config.lr, (config.beta1, config.beta2), weight_decay=decay, fused=True)
+        # lambd would decay weights and rate on its own; and torch starts to average two steps after t0.
+        return partial(torch.optim.ASGD, lr=config.lr, lambd=0.0, t0=config.average_from - 2, weight_decay=decay)
+    return partial(torch.optim.AdamW, lr=config.lr, betas=(config.beta1, config.beta2), weight_decay=decay, fused=True)
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Let the next step use this rate."""
+def make_optimizer(factory: OptimizerFactory, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """Return the optimizer of a rank's parameters, and remember the peak learning rate of each of its groups.
+
+    A stage without weights gets an optimizer of one empty parameter, so that every rank knows the learning rate.
+    """
+    optimizer = factory(list(parameters) or [nn.Parameter(torch.zeros(0))])
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigError(
+            f"optimizer= returned a {type(optimizer).__name__}; pass a function that takes parameters and returns a "
+            "torch.optim.Optimizer, such as torch.optim.AdamW"
+        )
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group.setdefault("initial_lr", group["lr"])
+    return optimizer
+
+
+def reject_unused_fields(config: TrainConfig) -> None:
+    """Raise if a config sets what the caller's own optimizer factory decides."""
+    for name in _OPTIMIZER_FIELDS:
+        value = getattr(config, name)
+        if value != TrainConfig.model_fields[name].default:
+            raise ConfigError(f"train.{name}={value} has no effect with optimizer=; set it where the optimizer is made")
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> float:
+    """Scale the peak learning rate of each group for the next step; return the first group's rate."""
+    for group in optimizer.param_groups:
+        rate = group["lr"] = group["initial_lr"] * factor
         if isinstance(optimizer, torch.optim.ASGD):
-            # ASGD works out its rate at the end of a step for the next one, from a rate that is then the last one's.
+            # ASGD computes its rate at the end of a step for the next one, from a learning rate that is outdated by then.
             for parameter in group["params"]:
                 if parameter in optimizer.state:
                     optimizer.state[parameter]["eta"].fill_(rate)
+    return float(optimizer.param_groups[0]["lr"])
 
 
 @contextmanager
-def averaged_weights(optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
-    """Put the averages that ASGD keeps in the place of the weights, for as long as the context lasts."""
+def averaged_weights(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Replace the weights by the averages that ASGD keeps, for as long as the context lasts."""
     if not isinstance(optimizer, torch.optim.ASGD):
         yield
         return
@@ -52,25 +80,25 @@ def averaged_weights(optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
 @torch.no_grad()
 def _swap(pairs: list[tuple[Tensor, Tensor]]) -> None:
     for weight, average in pairs:
-        kept = weight.clone()
+        copy = weight.clone()
         weight.copy_(average)
-        average.copy_(kept)
+        average.copy_(copy)
 
 
-def learning_rate(config: TrainConfig, step: int, progress: float) -> float:
-    """Return the learning rate of `step` (from 0), before which a part `progress` of the run is done.
+def learning_rate_factor(config: TrainConfig, step: int, progress: float) -> float:
+    """Return the learning rate of `step` (from 0) as a fraction of its peak; `progress` is the part of the run done.
 
-    A cosine over the whole run or a constant, and a linear warm-up that holds it down at the start.
+    A cosine over the whole run or a constant, times a linear warm-up.
     """
-    rate = config.lr
+    factor = 1.0
     if config.schedule == "cosine":
         cosine = (1 + math.cos(math.pi * min(1.0, progress))) / 2
-        rate *= config.final_lr_ratio + (1 - config.final_lr_ratio) * cosine
-    return rate * min(1.0, (step + 1) / config.warmup) if config.warmup else rate
+        factor = config.final_lr_ratio + (1 - config.final_lr_ratio) * cosine
+    return factor * min(1.0, (step + 1) / config.warmup) if config.warmup else factor
 
 
 def scale_gradients(parameters: Iterable[nn.Parameter], count: float, norm: float, clip: float) -> float:
-    """Turn gradients of the summed loss (of that norm) into clipped gradients of the mean; return the mean's norm.
+    """Turn gradients of the summed loss (of norm `norm`) into clipped gradients of the mean; return the mean's norm.
 
     One pass over the gradients does both.
     """
@@ -81,7 +109,7 @@ def scale_gradients(parameters: Iterable[nn.Parameter], count: float, norm: floa
     gradients: list[Tensor] = []
     for parameter in parameters:
         if parameter.grad is None and parameter.requires_grad:
-            # A weight that nothing depends on. Replicas add up zeros for it, so one device has zeros too.
+            # The loss does not depend on this weight. Replicas all-reduce zeros for it, so one device has zeros too.
             parameter.grad = torch.zeros_like(parameter)
         if parameter.grad is not None:
             gradients.append(parameter.grad)

@@ -76,11 +76,10 @@ class Run:
         self.model, train, valid = prepare_run(config, resume)
         self.data_spec = train.data_spec
         self.engine = build_engine(self.model, config, train.data_spec.task, self.world)
-        share = (self.engine.mesh.replica, config.layout.replicas, config.layout.micro_batches)
-        self.valid = None if valid is None else valid.windows.share(*share)
+        self.valid = None if valid is None else valid.windows
         self.trainer = Trainer(
             self.engine,
-            train.windows.share(*share),
+            train.windows,
             config.train,
             seed=config.run.seed,
             workers=config.data.workers,

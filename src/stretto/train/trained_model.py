@@ -58,7 +58,7 @@ class TrainedModel:
         rows = feed.windows.read(Position(), inputs=False, targets=False).num_rows
         micro_batches = min(rows, self.config.layout.num_global_micro_batches)
         engine = LocalEngine(self.stack, loss, micro_batches=micro_batches, precision=self.config.run.precision)
-        return evaluate(engine, feed.windows.share(0, 1, micro_batches), on_window=on_window)
+        return evaluate(engine, feed.windows, on_window=on_window)
 
 
 def load_model(path: Path | str, device: str | None = None, *, trust: bool = False) -> TrainedModel:

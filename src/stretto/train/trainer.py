@@ -1,17 +1,18 @@
-"""Trainer: the loop, as an iterator of step reports."""
+"""Trainer: the training loop, as an iterator of step reports."""
 
 import enum
 import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 
 from stretto.base.denormals import flush_denormals
 from stretto.base.errors import ConfigError, DataError, DivergedError
 from stretto.base.keys import derive_key
+from stretto.base.optimizer import OptimizerFactory
 from stretto.base.position import Position
 from stretto.base.state import State
 from stretto.base.window import Window
@@ -20,10 +21,17 @@ from stretto.checkpoint.manifest import TrainingState
 from stretto.checkpoint.shards import TensorShard
 from stretto.checkpoint.snapshot import Snapshot
 from stretto.config.train import TrainConfig
-from stretto.engine.engine import Engine
+from stretto.engine.engine import Engine, StepResult
 from stretto.plan.timeline import TimedAction
 from stretto.plan.trace import TraceEvent
-from stretto.train.optimizer import learning_rate, make_optimizer, scale_gradients, set_learning_rate
+from stretto.train.optimizer import (
+    learning_rate_factor,
+    make_optimizer,
+    optimizer_factory,
+    reject_unused_fields,
+    scale_gradients,
+    set_learning_rate,
+)
 from stretto.train.trainer_state import (
     empty_lane_state,
     empty_optimizer_state,
@@ -35,12 +43,12 @@ from stretto.train.trainer_state import (
 )
 from stretto.windows.loader import WindowSource, read_ahead
 
-# So many steps in a row whose numbers are not finite are no accident.
+# This many skipped steps in a row are not an accident.
 _MAX_CONSECUTIVE_SKIPS = 100
 
 
 class Request(enum.Enum):
-    """What any rank may ask for; all learn of it after the same step."""
+    """What any rank may ask for; all ranks learn of it after the same step."""
 
     SAVE = "save"
     STOP = "stop"
@@ -52,16 +60,16 @@ class StepReport:
 
     step: int  # from 1: how many steps are done
     epoch: int  # from 1
-    loss: float  # mean over the global batch, in nats for tokens; NaN where nothing was asked
-    tokens: int  # how much was asked: the count the loss was divided by
+    loss: float  # mean over the global batch, in nats for tokens; NaN if the batch has no targets
+    tokens: int  # targets of the global batch: the count that the loss was divided by
     gradient_norm: float  # before clipping
-    learning_rate: float
+    learning_rate: float  # of the optimizer's first parameter group
     data_seconds: float
     compute_seconds: float
     optimizer_seconds: float
-    skipped: int = 0  # steps so far whose numbers were not finite, this one included
-    padding: float = 0.0  # share of the global batch's steps times rows that no row fills
-    waiting_seconds: float = 0.0  # of compute_seconds, those in which this rank waited for others
+    skipped: int = 0  # steps so far with a loss or gradient that was not finite, this one included
+    padding: float = 0.0  # fraction of the global batch, in steps times rows, that is padding
+    waiting_seconds: float = 0.0  # the part of compute_seconds in which this rank waited for others
 
     @property
     def seconds(self) -> float:
@@ -72,53 +80,85 @@ class StepReport:
         return self.tokens / self.seconds
 
 
+class _StepTotals(NamedTuple):
+    """What ranks add up after each step: one small all_reduce, after which all of them take the same decisions."""
+
+    loss: float  # summed over targets
+    num_targets: float
+    squared_grad_norm: float
+    num_valid: float  # steps times rows that are not padding
+    num_elements: float  # steps times rows
+    save_votes: float
+    stop_votes: float
+
+    @property
+    def grad_norm(self) -> float:
+        return math.sqrt(self.squared_grad_norm)
+
+    @property
+    def is_finite(self) -> bool:
+        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
+
+    @property
+    def agreed(self) -> frozenset[Request]:
+        votes = {Request.SAVE: self.save_votes, Request.STOP: self.stop_votes}
+        return frozenset(request for request, count in votes.items() if count)
+
+
 class Trainer:
-    """Trains an engine's stack on windows; iterate over it to make it go.
+    """Trains an engine's model on windows; iterate over it to take its steps.
 
     `for report in trainer: ...` takes all steps; `trainer.advance()` takes one. There are no callbacks: what
     should happen between two steps goes into the body of your loop.
+
+    `windows` is the data of all replicas, the same on every rank. The trainer takes the share of its own replica.
+
+    `optimizer` is a function from parameters to an optimizer, such as `torch.optim.AdamW` or
+    `lambda parameters: torch.optim.SGD(parameters, lr=0.1)`. It is called with the parameters of this rank, so it must
+    treat each parameter by itself, as torch's optimizers do. Its learning rate is the peak: `schedule`, `warmup` and
+    `final_lr_ratio` of `config` scale it, in each parameter group, and `clip` applies. Without it, `config` names the
+    optimizer.
     """
 
     def __init__(
         self,
         engine: Engine,
-        data: WindowSource,
+        windows: WindowSource,
         config: TrainConfig,
         *,
+        optimizer: OptimizerFactory | None = None,
         seed: int = 1,
         start: Position | None = None,
         workers: int = 0,
     ) -> None:
-        if data.is_stateful and not engine.is_causal:
+        if windows.is_stateful and not engine.is_causal:
             raise ConfigError(
-                "the model has a block that looks ahead in time (causal=False), but the data's lanes go on from window "
-                "to window; use data whose rows all start fresh, or causal blocks"
+                "the model has a block that looks ahead in time (causal=False), but lanes carry state from window to "
+                "window; use windows without state, such as Batches, or causal blocks"
             )
-        if engine.num_replicas > 1 and data.lanes and len(data.lane_indices) == data.lanes:
-            raise ConfigError(
-                f"all {engine.num_replicas} replicas would train on the same {data.lanes} lanes; give each its share: "
-                "data.share(engine.replica, engine.num_replicas)"
-            )
+        if optimizer is not None:
+            reject_unused_fields(config)
         self.engine = engine
-        self.data = data
+        self.windows = windows.share(engine.replica, engine.num_replicas, engine.num_micro_batches)
         self.config = config
         self.seed = seed
-        self.optimizer = make_optimizer(config, engine.stack.parameters())
+        self.optimizer = make_optimizer(optimizer or optimizer_factory(config), engine.stack.parameters())
         if self.num_steps is not None and config.warmup > self.num_steps:
             raise ConfigError(f"train.warmup={config.warmup} exceeds the run's {self.num_steps} steps; shorten it")
         self.step = 0
         self.position = start or Position()  # of the next window
         self.window: Window | None = None  # the last one that was read
-        self.skipped = 0  # steps whose numbers were not finite
-        self.agreed: frozenset[Request] = frozenset()  # what some rank had wished for before the last step
+        self.skipped = 0  # steps with a loss or gradient that was not finite
+        self.agreed: frozenset[Request] = frozenset()  # what some rank had requested before the last step
+        self.state: State | None = None
+        self.is_recording = False  # should the next steps be recorded?
+        self.recorded_events: tuple[TraceEvent, ...] = ()  # what this rank did in the last recorded step
+        self._lr_name = "train.lr" if optimizer is None else "lr"
         self._requests: set[Request] = set()
         self._consecutive_skips = 0
         self._workers = workers
-        self._windows: Iterator[tuple[Window, Position]] | None = None
-        self.state: State | None = None
-        self.is_recording = False  # should the next steps be recorded?
-        self.recorded_events: tuple[TraceEvent, ...] = ()  # what this rank did in the last step that was
-        # How much this epoch has asked so far; none if it was entered in the middle.
+        self._reader: Iterator[tuple[Window, Position]] | None = None
+        # How many targets this epoch has had so far; None if training started in the middle of it.
         self._num_epoch_targets = 0.0 if self.position == Position(self.position.epoch) else None
 
     def __iter__(self) -> Self:
@@ -131,18 +171,18 @@ class Trainer:
 
     @property
     def num_steps(self) -> int | None:
-        """How many steps the run has; none if its data can't say how many windows an epoch will be packed into."""
+        """How many steps the run has; None if the number of windows per epoch is not known in advance."""
         if self.config.steps is not None:
             return self.config.steps
-        windows = self.data.num_windows
-        return None if windows is None else self.config.epochs * windows
+        num_windows = self.windows.num_windows
+        return None if num_windows is None else self.config.epochs * num_windows
 
     @property
     def progress(self) -> float:
         """How much of the run is done, from 0 to 1."""
         if self.config.steps is not None:
             return self.step / self.config.steps
-        return (self.position.epoch + self.data.fraction(self.position)) / self.config.epochs
+        return (self.position.epoch + self.windows.fraction(self.position)) / self.config.epochs
 
     @property
     def is_done(self) -> bool:
@@ -151,27 +191,27 @@ class Trainer:
         return self.position.epoch >= self.config.epochs
 
     def request(self, request: Request) -> None:
-        """Ask for something on behalf of all ranks; after the next step it is among `agreed`, everywhere."""
+        """Ask for something on behalf of all ranks; after the next step it is in `agreed` on all of them."""
         self._requests.add(request)
 
     def is_requested(self, request: Request) -> bool:
-        """Has this rank asked for something that is not agreed yet?"""
+        """Has this rank requested something that is not agreed yet?"""
         return request in self._requests
 
     def snapshot(self) -> Snapshot:
-        """Return what has to be saved of this rank after the last step; all else can be found again."""
-        engine, data, place = self.engine, self.data, self.position
-        held = [*weight_shards(engine.stack), *optimizer_shards(engine.stack, self.optimizer)]
-        shards = shards_to_write(held, engine.replica, engine.num_replicas)
-        if data.is_stateful and self.state is not None:
-            shards += lane_shards(engine.stack, self.state, data.lane_indices, data.lanes)
+        """Return this rank's part of a checkpoint of the last step."""
+        engine, windows, position = self.engine, self.windows, self.position
+        replicated = [*weight_shards(engine.stack), *optimizer_shards(engine.stack, self.optimizer)]
+        shards = shards_to_write(replicated, engine.replica, engine.num_replicas)
+        if windows.is_stateful and self.state is not None:
+            shards += lane_shards(engine.stack, self.state, windows.lane_indices, windows.lanes)
         training_state = TrainingState(
             step=self.step,
             seed=self.seed,
-            optimizer=self.config.optimizer,
-            epoch=place.epoch,
-            pool=place.pool,
-            index=place.index,
+            optimizer=type(self.optimizer).__name__,
+            epoch=position.epoch,
+            pool=position.pool,
+            index=position.index,
             num_targets=self._num_epoch_targets,
             skipped=self.skipped,
             consecutive_skips=self._consecutive_skips,
@@ -180,140 +220,145 @@ class Trainer:
         )
         return Snapshot(training_state, shards)
 
-    def restore(self, saved: Checkpoint) -> None:
-        """Go on from a checkpoint, whatever layout wrote it: as if this trainer had taken its steps."""
-        engine, training_state, stack = self.engine, saved.manifest.training_state, self.engine.stack
-        for name, own, other in (
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Resume from a checkpoint, whatever layout wrote it: as if this trainer had taken its steps."""
+        stack, windows, training_state = self.engine.stack, self.windows, checkpoint.manifest.training_state
+        for name, value, saved_value in (
             ("seed", self.seed, training_state.seed),
-            ("optimizer", self.config.optimizer, training_state.optimizer),
+            ("optimizer", type(self.optimizer).__name__, training_state.optimizer),
         ):
-            if own != other:
-                raise ConfigError(f"{saved.location} is of a run with {name} {other!r}, not {own!r}; use the same")
+            if value != saved_value:
+                raise ConfigError(
+                    f"{name}={value}, but {checkpoint.location} was saved with {name}={saved_value}; use the same"
+                )
         state = None
         shards = weight_shards(stack)
-        states = empty_optimizer_state(stack, saved)
-        for name, values in states.items():
+        optimizer_state = empty_optimizer_state(stack, checkpoint)
+        for name, values in optimizer_state.items():
             shards += [TensorShard(f"optimizer.{name}.{key}", value) for key, value in values.items()]
-        if self.data.is_stateful and any(name.startswith("lanes.") for name in saved.manifest.tensors()):
-            state = empty_lane_state(stack, len(self.data.lane_indices), engine.device)
-            shards += lane_shards(stack, state, self.data.lane_indices, self.data.lanes)
-        saved.read(shards)
-        set_optimizer_state(stack, self.optimizer, states)
+        if windows.is_stateful and any(name.startswith("lanes.") for name in checkpoint.manifest.tensors()):
+            state = empty_lane_state(stack, len(windows.lane_indices), self.engine.device)
+            shards += lane_shards(stack, state, windows.lane_indices, windows.lanes)
+        checkpoint.read(shards)
+        set_optimizer_state(stack, self.optimizer, optimizer_state)
         self.state, self.step, self.position = state, training_state.step, training_state.position
-        self.skipped, self._consecutive_skips, self._num_epoch_targets = (
-            training_state.skipped,
-            training_state.consecutive_skips,
-            training_state.num_targets,
-        )
-        self._windows = None
+        self.skipped, self._consecutive_skips = training_state.skipped, training_state.consecutive_skips
+        self._num_epoch_targets = training_state.num_targets
+        self._reader = None
 
     def advance(self) -> StepReport:
-        """Take one optimizer step and say what it did."""
-        waited, spans = self.engine.wait_seconds, list[TimedAction]()
+        """Take one optimizer step and return its report."""
+        wait_seconds_before, actions = self.engine.wait_seconds, list[TimedAction]()
         if self.is_recording:
-            self.engine.recorded_actions = spans
+            self.engine.recorded_actions = actions
         started = time.perf_counter()
-        rate = learning_rate(self.config, self.step, self.progress)
-        window, after = next(self._read_ahead())
-        self.window = window
+        learning_rate = set_learning_rate(self.optimizer, learning_rate_factor(self.config, self.step, self.progress))
+        self.window, next_position = next(self._read_ahead())
         data_read = time.perf_counter()
 
-        outcome = self.engine.step(window, self.state, derive_key(self.seed, "step", self.step))
-        # The only numbers that all ranks must agree on: one small sum, and so the same verdict everywhere.
-        here = [float(outcome.total), float(outcome.count), self.engine.squared_grad_norm()]
-        size = [float(window.num_valid), float(window.num_steps * window.num_rows)]
-        requests = [float(request in self._requests) for request in Request]
-        total, count, squared_grad_norm, num_valid, num_all, *votes = self.engine.all_reduce([*here, *size, *requests])
-        self.agreed = frozenset(request for request, vote in zip(Request, votes, strict=True) if vote)
+        result = self.engine.step(self.window, self.state, derive_key(self.seed, "step", self.step))
+        totals = self._all_reduce(self.window, result)
+        self.agreed = totals.agreed
         self._requests -= self.agreed
-        norm = math.sqrt(squared_grad_norm)
         computed = time.perf_counter()
-        waiting = self.engine.wait_seconds - waited
+        waiting_seconds = self.engine.wait_seconds - wait_seconds_before
 
-        state: State | None = outcome.state
-        if math.isfinite(total) and math.isfinite(norm):
-            # Where nothing is asked (rows of one token, a channel that is missing for long) no weight moves.
-            mean_norm = self._update_weights(count, norm, rate) if count else 0.0
-            self._consecutive_skips = 0
-        else:
-            state = self._skip(total, norm, outcome.state)
-            mean_norm = norm
+        gradient_norm, state = self._update(totals, result.state)
         epoch = self.position.epoch + 1
-        self._check_epoch(count, after)
-        self.state, self.position = state, after
+        self._check_epoch(totals.num_targets, next_position)
+        self.state, self.position = state, next_position
         self.step += 1
         if self.is_done:
-            # Its workers go with it.
-            self._windows = None
+            # This ends its worker processes.
+            self._reader = None
         ended = time.perf_counter()
         if self.is_recording:
-            self._record(spans, (started, data_read), (computed, ended))
+            self._record(actions, (started, data_read), (computed, ended))
         return StepReport(
             step=self.step,
             epoch=epoch,
-            loss=total / count if count else math.nan,
-            tokens=int(count),
-            gradient_norm=mean_norm,
-            learning_rate=rate,
+            loss=totals.loss / totals.num_targets if totals.num_targets else math.nan,
+            tokens=int(totals.num_targets),
+            gradient_norm=gradient_norm,
+            learning_rate=learning_rate,
             data_seconds=data_read - started,
             compute_seconds=computed - data_read,
             optimizer_seconds=ended - computed,
             skipped=self.skipped,
-            padding=1 - num_valid / num_all,
-            waiting_seconds=waiting,
+            padding=1 - totals.num_valid / totals.num_elements,
+            waiting_seconds=waiting_seconds,
         )
 
-    def _record(self, spans: list[TimedAction], data: tuple[float, float], optimizer: tuple[float, float]) -> None:
+    def _all_reduce(self, window: Window, result: StepResult) -> _StepTotals:
+        local = _StepTotals(
+            loss=float(result.total),
+            num_targets=float(result.count),
+            squared_grad_norm=self.engine.squared_grad_norm(),
+            num_valid=float(window.num_valid),
+            num_elements=float(window.num_steps * window.num_rows),
+            save_votes=float(Request.SAVE in self._requests),
+            stop_votes=float(Request.STOP in self._requests),
+        )
+        return _StepTotals(*self.engine.all_reduce(list(local)))
+
+    def _update(self, totals: _StepTotals, state: State) -> tuple[float, State | None]:
+        """Update the weights, if the step's numbers allow it; return the gradient's norm and the state to continue from."""
+        if not totals.is_finite:
+            return totals.grad_norm, self._skip(totals, state)
+        self._consecutive_skips = 0
+        if not totals.num_targets:
+            # Rows of one token, or a channel that is missing for long: there is nothing to learn from.
+            return 0.0, state
+        gradient_norm = scale_gradients(
+            self.engine.stack.parameters(), totals.num_targets, totals.grad_norm, self.config.clip
+        )
+        with flush_denormals():
+            self.optimizer.step()
+        return gradient_norm, state
+
+    def _skip(self, totals: _StepTotals, state: State) -> State | None:
+        """Leave the weights as they are, or stop the run; return the state that the lanes continue from."""
+        self.skipped += 1
+        self._consecutive_skips += 1
+        if self.config.nonfinite == "stop" or self._consecutive_skips >= _MAX_CONSECUTIVE_SKIPS:
+            last = self.step + 1 - self._consecutive_skips
+            many = "" if self.config.nonfinite == "stop" else f", as did {self._consecutive_skips} steps in a row"
+            raise DivergedError(
+                f"step {self.step + 1} has loss {totals.loss} and gradient norm {totals.grad_norm}{many}; the weights are "
+                f"still those of step {last}: lower {self._lr_name}={self.optimizer.param_groups[0]['initial_lr']}, or raise "
+                f"train.warmup={self.config.warmup}"
+            )
+        # Lanes continue, unless this window has made any lane's state non-finite: then all repeat the state before it.
+        is_spoiled = any(not torch.isfinite(tensor).all() for tensor in state if tensor.is_floating_point())
+        (num_spoiled,) = self.engine.all_reduce([float(is_spoiled)])
+        return self.state if num_spoiled else state
+
+    def _check_epoch(self, num_targets: float, next_position: Position) -> None:
+        """Raise if a whole epoch had no targets."""
+        if self._num_epoch_targets is not None:
+            self._num_epoch_targets += num_targets
+        if next_position.epoch > self.position.epoch:
+            if self._num_epoch_targets == 0:
+                raise DataError("a whole epoch has no targets, so there is nothing to learn; use other data")
+            self._num_epoch_targets = 0.0
+
+    def _record(self, actions: list[TimedAction], data: tuple[float, float], optimizer: tuple[float, float]) -> None:
         self.engine.recorded_actions = None
         self.recorded_events = (
             TraceEvent("data", *data),
-            *map(TraceEvent.of, spans),
+            *map(TraceEvent.of, actions),
             TraceEvent("optimizer", *optimizer),
         )
 
-    def _update_weights(self, count: float, norm: float, rate: float) -> float:
-        """Move the weights; return the norm of the mean's gradient before it was clipped."""
-        mean_norm = scale_gradients(self.engine.stack.parameters(), count, norm, self.config.clip)
-        if self.optimizer is not None:
-            set_learning_rate(self.optimizer, rate)
-            with flush_denormals():
-                self.optimizer.step()
-        return mean_norm
-
     def _read_ahead(self) -> Iterator[tuple[Window, Position]]:
-        if self._windows is None:
+        if self._reader is None:
             engine = self.engine
-            self._windows = read_ahead(
-                self.data,
+            self._reader = read_ahead(
+                self.windows,
                 self.position,
                 inputs=engine.needs_inputs,
                 targets=engine.needs_targets,
                 workers=self._workers,
                 pin=engine.device.type != "cpu",
             )
-        return self._windows
-
-    def _check_epoch(self, count: float, after: Position) -> None:
-        """Refuse data of which a whole epoch asked for nothing."""
-        if self._num_epoch_targets is not None:
-            self._num_epoch_targets += count
-        if after.epoch > self.position.epoch:
-            if self._num_epoch_targets == 0:
-                raise DataError("a whole epoch asks for nothing, so there is nothing to learn; give other data")
-            self._num_epoch_targets = 0.0
-
-    def _skip(self, total: float, norm: float, after: State) -> State | None:
-        """Leave the weights as they are, if that is what was asked for; return the state that the lanes go on from."""
-        self.skipped += 1
-        self._consecutive_skips += 1
-        if self.config.nonfinite == "stop" or self._consecutive_skips >= _MAX_CONSECUTIVE_SKIPS:
-            last = self.step + 1 - self._consecutive_skips
-            many = "" if self.config.nonfinite == "stop" else f", as {self._consecutive_skips} steps in a row"
-            raise DivergedError(
-                f"step {self.step + 1} has loss {total} and gradient norm {norm}{many}; the weights are still those of "
-                f"step {last}: lower train.lr={self.config.lr}, or raise train.warmup={self.config.warmup}"
-            )
-        # The lanes go on, unless this window has spoiled the state of any of them: then all do from the one before.
-        is_spoiled = any(not torch.isfinite(tensor).all() for tensor in after if tensor.is_floating_point())
-        (spoiled,) = self.engine.all_reduce([float(is_spoiled)])
-        return self.state if spoiled else after
+        return self._reader

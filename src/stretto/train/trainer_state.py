@@ -25,10 +25,8 @@ def weight_shards(stack: Stack) -> list[TensorShard]:
     return [TensorShard(f"weights.{name}", tensor) for name, tensor in stack.state_dict().items()]
 
 
-def optimizer_shards(stack: Stack, optimizer: Optimizer | None) -> list[TensorShard]:
+def optimizer_shards(stack: Stack, optimizer: Optimizer) -> list[TensorShard]:
     """Return what the optimizer knows of a stack's weights."""
-    if optimizer is None:
-        return []
     return [
         TensorShard(f"optimizer.{name}.{key}", value)
         for name, weight in stack.named_parameters()
@@ -74,13 +72,12 @@ def empty_optimizer_state(stack: Stack, saved: Checkpoint) -> dict[str, dict[str
     return found
 
 
-def set_optimizer_state(stack: Stack, optimizer: Optimizer | None, states: Mapping[str, dict[str, Tensor]]) -> None:
+def set_optimizer_state(stack: Stack, optimizer: Optimizer, states: Mapping[str, dict[str, Tensor]]) -> None:
     """Let the optimizer go on from what was saved."""
-    if optimizer is not None:
-        optimizer.state.clear()
-        for name, weight in stack.named_parameters():
-            if name in states:
-                optimizer.state[weight] = states[name]
+    optimizer.state.clear()
+    for name, weight in stack.named_parameters():
+        if name in states:
+            optimizer.state[weight] = states[name]
 
 
 def empty_lane_state(stack: Stack, num_rows: int, device: torch.device) -> State:

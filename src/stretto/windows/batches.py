@@ -15,6 +15,7 @@ from stretto.base.window import IGNORE_INDEX, Window
 from stretto.store.sequences import Sequences
 from stretto.windows.batch_order import BatchLimits, BatchOrder, assign_rows
 from stretto.windows.items import Items, Payload
+from stretto.windows.share import WHOLE, Share, take_share
 from stretto.windows.shuffle_pools import RowTable, ShufflePools
 
 # With this many batches per pool, the lengths in a batch differ by a few percent.
@@ -40,9 +41,7 @@ class Batches:
     rows: int = 1 << 20  # max rows of a global batch
     row_multiple: int = 8
     seed: int = 1
-    index: int = 0
-    count: int = 1
-    min_rows: int = 1  # a share has at least this many rows; blank rows fill it up
+    part: Share | None = None  # None: all rows, not yet shared
 
     def __post_init__(self) -> None:
         if isinstance(self.items, Sequences):
@@ -55,9 +54,7 @@ class Batches:
 
     def share(self, index: int, count: int, min_rows: int = 1) -> Self:
         """Return the share of replica `index` of `count`, with at least `min_rows` rows per batch."""
-        if not 0 <= index < count:
-            raise DataError(f"share {index} of {count} does not exist; count from 0")
-        return replace(self, index=index, count=count, min_rows=min_rows)
+        return replace(self, part=take_share(self.part, index, count, min_rows))
 
     @cached_property
     def limits(self) -> BatchLimits:
@@ -104,14 +101,16 @@ class Batches:
         `inputs=False` or `targets=False` skips what a stage does not use; lengths and row numbers are always read.
         """
         batch = self.order.batch(position)
-        indices = assign_rows(len(batch.lengths), self.index, self.count)
+        share = self.part or WHOLE
+        indices = assign_rows(len(batch.lengths), share.index, share.count)
         rows = batch.take(indices)
-        num_blank = max(self.min_rows - len(indices), 0)
+        # Blank rows fill up a share that would have fewer rows than micro-batches.
+        num_blank = max(share.min_rows - len(indices), 0)
         lengths = np.concatenate([rows.lengths, np.zeros(num_blank, np.int64)])
         # The longest row of the global batch, not of this share: all shares have windows of one shape.
         num_steps = max(1, int(batch.lengths[0]))
         # Blank rows get lane numbers after all others, unique to this share.
-        blanks = len(batch.lengths) + self.index * self.min_rows + np.arange(num_blank)
+        blanks = len(batch.lengths) + share.index * share.min_rows + np.arange(num_blank)
         x, target = self._payload(rows, num_blank, num_steps, inputs, targets, batch)
         return Window(
             num_steps=num_steps,

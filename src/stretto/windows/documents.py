@@ -27,7 +27,8 @@ from stretto.store.lru_cache import LruCache
 from stretto.store.sequences import IntArray, Sequences, StepRange, Tokens
 from stretto.windows.forecast import Forecast
 from stretto.windows.items import Payload, pad
-from stretto.windows.lanes import check_share, fit_lanes
+from stretto.windows.lanes import fit_lanes
+from stretto.windows.share import WHOLE, Share, take_lanes_share
 from stretto.windows.shuffle import permutation
 from stretto.windows.shuffle_pools import RowTable, ShufflePools
 
@@ -50,8 +51,7 @@ class DocumentLanes:
     window: int
     forecast: Forecast | None = None
     seed: int = 1
-    first: int = 0
-    stop: int | None = None  # None: up to the last lane
+    part: Share | None = None  # None: all lanes, not yet shared
 
     def __post_init__(self) -> None:
         if self.lanes < 1 or self.window < 1:
@@ -83,13 +83,12 @@ class DocumentLanes:
 
     def share(self, index: int, count: int, min_rows: int = 1) -> Self:
         """Return the lanes of replica `index` of `count`, at least `min_rows`; shares differ by at most one lane."""
-        check_share(self.lanes, index, count, min_rows)
-        return replace(self, first=self.lanes * index // count, stop=self.lanes * (index + 1) // count)
+        return replace(self, part=take_lanes_share(self.part, self.lanes, index, count, min_rows))
 
     @property
     def lane_indices(self) -> range:
-        """The global numbers of the lanes in this share."""
-        return range(self.first, self.lanes if self.stop is None else self.stop)
+        """The global indices of the lanes in this share."""
+        return (self.part or WHOLE).lane_indices(self.lanes)
 
     def __str__(self) -> str:
         return f"{self.sequences.num_sequences:,} sequences in {self.lanes:,} lanes x window {self.window:,}"

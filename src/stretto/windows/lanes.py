@@ -17,6 +17,7 @@ from stretto.base.position import Position
 from stretto.base.task import Task
 from stretto.base.window import IGNORE_INDEX, Window
 from stretto.store.corpus import Corpus
+from stretto.windows.share import WHOLE, Share, take_lanes_share
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,7 @@ class Lanes:
     corpus: Corpus
     lanes: int
     window: int
-    first: int = 0
-    stop: int | None = None  # None: up to the last lane
+    part: Share | None = None  # None: all lanes, not yet shared
 
     def __post_init__(self) -> None:
         if self.lanes < 1 or self.window < 1:
@@ -53,8 +53,7 @@ class Lanes:
 
     def share(self, index: int, count: int, min_rows: int = 1) -> Self:
         """Return the lanes of replica `index` of `count`, at least `min_rows`; shares differ by at most one lane."""
-        check_share(self.lanes, index, count, min_rows)
-        return replace(self, first=self.lanes * index // count, stop=self.lanes * (index + 1) // count)
+        return replace(self, part=take_lanes_share(self.part, self.lanes, index, count, min_rows))
 
     def __str__(self) -> str:
         return f"{self.lanes:,} lanes x window {self.window:,}, {self.num_windows:,} windows per epoch"
@@ -74,8 +73,8 @@ class Lanes:
 
     @property
     def lane_indices(self) -> range:
-        """The global numbers of the lanes in this share."""
-        return range(self.first, self.lanes if self.stop is None else self.stop)
+        """The global indices of the lanes in this share."""
+        return (self.part or WHOLE).lane_indices(self.lanes)
 
     @property
     def _longest(self) -> int:
@@ -149,14 +148,3 @@ def fit_lanes(num_steps: int, lanes: int, window: int, min_rows: int) -> tuple[i
     """Return the number of lanes and the window that `num_steps` fill; the window shrinks to give `min_rows` lanes."""
     window = max(1, min(window, num_steps // min_rows))
     return max(1, min(lanes, num_steps // window)), window
-
-
-def check_share(lanes: int, index: int, count: int, min_rows: int) -> None:
-    """Raise DataError for a share that does not exist or would have fewer than `min_rows` lanes."""
-    if not 0 <= index < count:
-        raise DataError(f"share {index} of {count} does not exist; count from 0")
-    if count * min_rows > lanes:
-        raise DataError(
-            f"layout.replicas={count} x layout.micro_batches={min_rows} exceeds data.lanes={lanes}; "
-            "use at most one per lane"
-        )

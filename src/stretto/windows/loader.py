@@ -30,7 +30,7 @@ class WindowSource(Protocol):
 
     @property
     def lane_indices(self) -> range:
-        """The lanes in this share."""
+        """The global indices of the lanes in this share."""
         ...
 
     @property
@@ -49,7 +49,7 @@ class WindowSource(Protocol):
         ...
 
     def share(self, index: int, count: int, min_rows: int = 1) -> Self:
-        """Return the share of replica `index` of `count`, with at least `min_rows` rows."""
+        """Return the share of replica `index` of `count`, with at least `min_rows` rows; raise if this is a share."""
         ...
 
     def next_position(self, position: Position) -> Position:

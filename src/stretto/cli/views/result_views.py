@@ -54,7 +54,7 @@ def show_evaluation(trained: "TrainedModel", data: Path | str) -> None:
     table.add_row("loss", f"{evaluation.loss:.4f}")
     for name, value in evaluation.scores.items():
         table.add_row(name.replace("_", " "), f"{value:,.4f}")
-    table.add_row(evaluation.asks, f"{evaluation.tokens:,}")
+    table.add_row(evaluation.targets, f"{evaluation.tokens:,}")
     console.print(table)
 
 
