@@ -1,4 +1,4 @@
-"""The same model spread over two ranks, cut in layers and in time; the same numbers as on one.
+"""The same model split over two ranks, by layers and by time; the losses are those of one rank.
 
 torchrun --nproc-per-node 2 examples/02_two_stages.py
 """
@@ -6,24 +6,26 @@ torchrun --nproc-per-node 2 examples/02_two_stages.py
 import torch
 
 import stretto
+from stretto import nn
+from stretto.data import Corpus, Lanes
 
 layout = stretto.Layout(stages=2, chunks=4)
 
 with stretto.world(layout.num_ranks) as world:
-    train = stretto.data.Lanes(stretto.data.Corpus.open("data/python/train"), lanes=16, window=64)
-    with torch.device("meta"):  # described everywhere, made only where it is needed
-        model = stretto.nn.Stack(
+    train = Lanes(Corpus.open("data/python/train"), lanes=16, window=64)
+    with torch.device("meta"):  # no memory yet: each rank allocates only its own stage
+        model = nn.Stack(
             [
-                stretto.nn.Embedding(256, 128),
-                stretto.nn.LSTM(128, 128),
-                stretto.nn.LockedDropout(0.1),
-                stretto.nn.LSTM(128, 128),
-                stretto.nn.Linear(128, 256),
+                nn.Embedding(256, 128),
+                nn.LSTM(128, 128),
+                nn.LockedDropout(0.1),
+                nn.LSTM(128, 128),
+                nn.Linear(128, 256),
             ]
         )
-    engine = stretto.make_engine(model, stretto.nn.TokenLoss(), layout, world, seed=1)
-    share = train.share(engine.mesh.replica, layout.replicas)
+    engine = stretto.make_engine(model, nn.TokenLoss(), layout, world, seed=1)
+    trainer = stretto.Trainer(engine, train, stretto.TrainConfig(steps=100, lr=4e-3))
 
-    for report in stretto.Trainer(engine, share, stretto.TrainConfig(steps=100, lr=4e-3)):
+    for report in trainer:
         if world.is_rank_zero and report.step % 20 == 0:
             print(f"step {report.step}  loss {report.loss:.3f}  {report.tokens_per_second:,.0f} tokens/s")

@@ -1,6 +1,6 @@
-"""Sequences of unequal length: which bracket did a text open? On one rank or on several, with the same batches.
+"""Classify sequences of different lengths: which bracket does a text contain? The same batches on any number of ranks.
 
-python examples/04_classify.py    # makes its own data, in data/brackets
+python examples/04_classify.py    # creates its own data in data/brackets
 torchrun --nproc-per-node 2 examples/04_classify.py
 """
 
@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 import stretto
+from stretto import nn
+from stretto.data import Batches, LabeledItems, Sequences, prepare_sequences
 
 
 def write_texts(path: Path, count: int = 8000) -> None:
-    """Write texts of 4 to 120 letters; where one ends, the bracket among its first four is long ago."""
+    """Write texts of 4 to 120 letters with a bracket among the first four, so that a model has to remember it."""
     draw = random.Random(1)
     with path.open("w") as file:
         for _ in range(count):
@@ -25,37 +27,34 @@ def write_texts(path: Path, count: int = 8000) -> None:
             file.write(json.dumps({"text": "".join(letters), "opens": bracket}) + "\n")
 
 
-def mistakes(y: Tensor, targets: Tensor) -> stretto.nn.LossSum:
-    """Count wrong answers. Any sum and count is a loss, so this can be evaluated."""
-    asked = targets != -100
-    return stretto.nn.LossSum((y[asked].argmax(dim=1) != targets[asked]).float().sum(), asked.sum())
+def error_rate(y: Tensor, targets: Tensor) -> nn.LossSum:
+    """Count wrong predictions. Anything with a sum and a count is a loss, so it can be evaluated."""
+    is_target = targets != -100
+    return nn.LossSum((y[is_target].argmax(dim=1) != targets[is_target]).float().sum(), is_target.sum())
 
 
 with stretto.world() as world:
     layout = stretto.Layout(replicas=world.size)
     with torch.device("meta"):
-        model = stretto.nn.Stack([stretto.nn.Embedding(256, 128), stretto.nn.GRU(128, 128), stretto.nn.Linear(128, 4)])
-    engine = stretto.make_engine(model, stretto.nn.SequenceLoss(), layout, world, seed=1)
+        model = nn.Stack([nn.Embedding(256, 128), nn.GRU(128, 128), nn.Linear(128, 4)])
+    engine = stretto.make_engine(model, nn.SequenceLoss(), layout, world, seed=1)
 
     if world.is_rank_zero and not Path("data/brackets").exists():
         Path("data").mkdir(exist_ok=True)
         write_texts(Path("data/brackets.jsonl"))
-        stretto.data.prepare_sequences("data/brackets.jsonl", "data/brackets", label="opens", validation_fraction=0.1)
-    world.barrier()  # all wait here for the first
+        prepare_sequences("data/brackets.jsonl", "data/brackets", label="opens", validation_fraction=0.1)
+    world.barrier()  # wait until rank 0 has written the data
 
-    # A row is asked for its label at its own last step. The budget counts steps, padding included, of all ranks.
+    # The target of a row is its label, at its last step. The budget is the number of steps in a global batch, with padding.
     train, valid = (
-        stretto.data.LabeledItems(stretto.data.Sequences.open(f"data/brackets/{side}")) for side in ("train", "valid")
+        Batches(LabeledItems(Sequences.open(f"data/brackets/{part}")), budget=4096) for part in ("train", "valid")
     )
-    share = stretto.data.Batches(train, budget=4096).share(engine.mesh.replica, layout.replicas)
-    config = stretto.TrainConfig(epochs=3, lr=1e-2, warmup=10)
+    trainer = stretto.Trainer(engine, train, stretto.TrainConfig(epochs=3, lr=1e-2, warmup=10))
 
-    for report in stretto.Trainer(engine, share, config):
+    for report in trainer:
         if world.is_rank_zero and report.step % 50 == 0:
             print(f"step {report.step}  loss {report.loss:.4f}  {report.tokens} texts, {report.seconds * 1000:.0f} ms")
 
     if world.is_rank_zero:
-        wrong = stretto.evaluate(
-            stretto.testing.LocalEngine(engine.stack, mistakes), stretto.data.Batches(valid, budget=4096)
-        )
-        print(f"held out: {1 - wrong.loss:.1%} of {wrong.tokens} texts right")
+        errors = stretto.evaluate(stretto.testing.LocalEngine(engine.stack, error_rate), valid)
+        print(f"validation: {1 - errors.loss:.1%} of {errors.tokens} texts correct")

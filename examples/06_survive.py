@@ -1,4 +1,4 @@
-"""A run that is killed, goes on by itself in another layout, and ends as if nothing had happened.
+"""Kill a run, let it restart by itself, resume it in another layout: the losses are those of an uninterrupted run.
 
 python examples/06_survive.py
 """
@@ -49,23 +49,23 @@ def main() -> None:
     (HERE / "run.toml").write_text(CONFIG)
     stretto.data.prepare_text([Path(os.__file__)], "data/survive")
 
-    assert train(HERE / "quiet").wait() == 0
+    assert train(HERE / "uninterrupted").wait() == 0
 
     run = train(HERE / "killed")
     while not (HERE / "killed" / "checkpoints" / "step-000000020-g1" / "manifest.json").exists():
         time.sleep(0.05)
-    # One of its ranks, as a machine that runs out of memory would do it. It goes on by itself; then we ask it to leave.
+    # Kill one rank, as the out-of-memory killer would. The run restarts by itself; then we preempt it.
     victim = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()[-1]
     os.kill(int(victim), signal.SIGKILL)
     while not list((HERE / "killed" / "checkpoints").glob("step-*-g2/manifest.json")):
         time.sleep(0.05)
     run.send_signal(signal.SIGTERM)
-    print(f"asked to leave: code {run.wait()}")
+    print(f"preempted: exit code {run.wait()}")
 
-    # The rest on one rank.
+    # Resume on one rank.
     assert train(HERE / "killed", "--layout.stages", "1", "--layout.chunks", "1").wait() == 0
-    quiet, killed = losses(HERE / "quiet"), losses(HERE / "killed")
-    worst = max(abs(one / other - 1) for one, other in zip(quiet, killed, strict=True))
+    expected, killed = losses(HERE / "uninterrupted"), losses(HERE / "killed")
+    worst = max(abs(one / other - 1) for one, other in zip(expected, killed, strict=True))
     print(f"{len(killed)} steps; the losses differ by {worst:.1e} at most")
 
 

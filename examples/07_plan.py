@@ -1,4 +1,4 @@
-"""Measure, plan, and train in the layout that is predicted to be fastest on the ranks there are.
+"""Measure the model, then train it in the layout that is predicted to be fastest on the available ranks.
 
 torchrun --nproc-per-node 2 examples/07_plan.py
 """
@@ -6,25 +6,26 @@ torchrun --nproc-per-node 2 examples/07_plan.py
 import torch
 
 import stretto
+from stretto import nn
+from stretto.data import Corpus, Lanes
 
 with stretto.world() as world:
-    train = stretto.data.Lanes(stretto.data.Corpus.open("data/python/train"), lanes=16, window=64)
+    train = Lanes(Corpus.open("data/python/train"), lanes=16, window=64)
     with torch.device("meta"):
-        model = stretto.nn.Stack(
+        model = nn.Stack(
             [
-                stretto.nn.Embedding(256, 128),
-                stretto.nn.LSTM(128, 128),
-                stretto.nn.LSTM(128, 128),
-                stretto.nn.Linear(128, 256),
+                nn.Embedding(256, 128),
+                nn.LSTM(128, 128),
+                nn.LSTM(128, 128),
+                nn.Linear(128, 256),
             ]
         )
-    loss = stretto.nn.TokenLoss()
+    loss = nn.TokenLoss()
     layout = stretto.choose_layout(model, loss, train, world=world, optimizer=torch.optim.AdamW)
     if world.is_rank_zero:
         print(f"chosen: {layout}")
 
     engine = stretto.make_engine(model, loss, layout, world, seed=1)
-    share = train.share(engine.mesh.replica, layout.replicas, layout.micro_batches)
-    reports = list(stretto.Trainer(engine, share, stretto.TrainConfig(steps=60, lr=4e-3)))
+    reports = list(stretto.Trainer(engine, train, stretto.TrainConfig(steps=60, lr=4e-3)))
     if world.is_rank_zero:
         print(f"loss {reports[-1].loss:.3f} after {reports[-1].step} steps")

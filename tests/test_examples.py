@@ -55,14 +55,14 @@ def test_the_forecast_beats_the_last_day_and_is_drawn(ett: Path, tmp_path: Path)
 def test_texts_are_classified_alike_by_one_rank_by_two_and_by_the_command(tmp_path: Path) -> None:
     script = str(EXAMPLES / "04_classify.py")
     alone = run(tmp_path, sys.executable, script)
-    (right,) = figures(alone, r"held out: ([\d.]+)% of")
+    (right,) = figures(alone, r"validation: ([\d.]+)% of")
     assert right > 95
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     two = run(tmp_path, *torchrun, script)
     # The first line: later, rounding has had time to grow.
     loss, num_texts = figures(two, r"step 50  loss ([\d.]+)  (\d+) texts")
     assert [loss, num_texts] == pytest.approx(figures(alone, r"step 50  loss ([\d.]+)  (\d+) texts"), rel=0.05)
-    assert figures(two, r"held out: ([\d.]+)% of")[0] > 95
+    assert figures(two, r"validation: ([\d.]+)% of")[0] > 95
     command = run(tmp_path, sys.executable, "-m", "stretto", "train", str(EXAMPLES / "04_classify.toml"))
     assert figures(command, r"step 50 \(\d+%\)  loss ([\d.]+)") == pytest.approx([loss], rel=0.05)
     assert figures(command, r"held out: loss ([\d.]+)")[0] < 0.1
@@ -71,14 +71,14 @@ def test_texts_are_classified_alike_by_one_rank_by_two_and_by_the_command(tmp_pa
 def test_a_language_model_learns_from_articles(wikitext: Path, tmp_path: Path) -> None:
     printed = run(tmp_path, sys.executable, str(EXAMPLES / "05_documents.py"), str(wikitext))
     assert printed.startswith("60 articles to train on")
-    perplexity, bits = figures(printed, r"held out: ([\d.]+) perplexity, ([\d.]+) bits per byte")
+    perplexity, bits = figures(printed, r"validation: ([\d.]+) perplexity, ([\d.]+) bits per byte")
     # A word drawn at random from the vocabulary has a perplexity of 4,000.
     assert perplexity < 160 and bits < 1.6
 
 
 def test_a_run_that_is_killed_moved_and_cut_off_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
     printed = run(tmp_path, sys.executable, str(EXAMPLES / "06_survive.py"))
-    assert "resume  after step 20" in printed and "asked to leave: code 75" in printed
+    assert "resume  after step 20" in printed and "preempted: exit code 75" in printed
     found = re.search(r"60 steps; the losses differ by (\S+) at most", printed)
     assert found is not None and float(found[1]) < 1e-4
 
@@ -105,7 +105,7 @@ def test_a_trained_model_is_used(tmp_path: Path) -> None:
     train = ["train", str(EXAMPLES / "01_first_model.toml"), "--train.steps", "100"]
     run(tmp_path, sys.executable, "-m", "stretto", *train)
     printed = run(tmp_path, sys.executable, str(EXAMPLES / "08_use.py"))
-    (python,) = figures(printed, r"python: ([\d.]+) nats a byte")
-    (noise,) = figures(printed, r"noise: ([\d.]+) nats a byte")
+    (python,) = figures(printed, r"python: ([\d.]+) nats per byte")
+    (noise,) = figures(printed, r"noise: ([\d.]+) nats per byte")
     assert python + 0.5 < noise
     assert figures(printed, r"(\d+) stretches of held-out text")[0] > 10
