@@ -38,7 +38,7 @@ for report in trainer:
 # Both errors are over the same validation windows, in standard deviations of the channel.
 scores = stretto.evaluate(engine, Batches(valid_items, budget=6144))
 row_ids = [(0, number) for number in range(valid_items.shard_sizes[0])]  # (shard, row): there is one shard
-_, targets = valid_items.read(row_ids, 96, inputs=False, targets=True)
+targets = valid_items.read(row_ids, 96, inputs=False, targets=True)[1]
 assert targets is not None
 print(f"validation: squared error {scores.loss:.4f}, repeating the last day {float(targets[-1].square().mean()):.4f}")
 

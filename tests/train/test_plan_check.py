@@ -2,7 +2,8 @@ import json
 from pathlib import Path
 
 from stretto import Layout
-from stretto.train.plan_check import PLAN, PlanCheck, predicted_seconds, save_plan
+from stretto.base.run_folder import RunFolder
+from stretto.train.plan_check import PlanCheck, predicted_seconds, save_plan
 
 
 def test_a_plan_is_compared_once_when_enough_steps_are_known() -> None:
@@ -24,12 +25,13 @@ def test_a_short_run_is_compared_at_its_end_and_a_run_without_a_plan_never() -> 
 
 
 def test_what_was_predicted_is_found_by_layout(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
     layout = Layout(stages=2, chunks=4, blocks=(3, 1))
-    assert predicted_seconds(tmp_path, layout) is None
+    assert predicted_seconds(folder, layout) is None
     values = layout.model_dump(mode="json", exclude={"auto", "elastic"})
-    save_plan(tmp_path, json.dumps({"best": [{"layout": values, "seconds": 0.25}]}))
-    assert predicted_seconds(tmp_path, layout) == 0.25
-    assert predicted_seconds(tmp_path, layout.model_copy(update={"chunks": 8})) is None
+    save_plan(folder, json.dumps({"best": [{"layout": values, "seconds": 0.25}]}))
+    assert predicted_seconds(folder, layout) == 0.25
+    assert predicted_seconds(folder, layout.model_copy(update={"chunks": 8})) is None
     for broken in ("", "[]", '{"best": [{}]}'):
-        (tmp_path / PLAN).write_text(broken)
-        assert predicted_seconds(tmp_path, layout) is None
+        folder.plan.write_text(broken)
+        assert predicted_seconds(folder, layout) is None

@@ -177,7 +177,7 @@ def test_a_model_and_a_loss_of_the_users_own_are_trained(byte_corpus: Corpus, tm
     ):
         with pytest.raises(ConfigError, match=re.escape(reason)):
             Run(config_for(byte_corpus, tmp_path / "other", model={"hidden": 4, **model}))
-    with pytest.raises(ConfigError, match=r"gave no stretto\.LossSum"):
+    with pytest.raises(ConfigError, match=r"gave no stretto\.nn\.LossSum"):
         list(Run(config_for(byte_corpus, tmp_path / "third", model={"loss": f"{code}:mean"})).events())
 
 

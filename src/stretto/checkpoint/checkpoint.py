@@ -8,13 +8,13 @@ from pathlib import Path
 from stretto.base.checksummed_json import load_with_checksum
 from stretto.base.errors import DataError
 from stretto.base.remote import is_remote
+from stretto.base.run_folder import CHECKPOINTS, CONFIG, RunFolder
 from stretto.base.scratch import make_scratch_folder
 from stretto.checkpoint.lineage import CheckpointName, Claim, lineage
 from stretto.checkpoint.manifest import MANIFEST, CheckpointFile, Manifest, damaged_error
 from stretto.checkpoint.shards import TensorShard, files_containing, load_shards
 from stretto.checkpoint.storage import OnBytes, Storage, open_storage
 
-CHECKPOINTS = "checkpoints"
 GENERATIONS = "generations"
 
 
@@ -129,9 +129,7 @@ def find_storage(location: Path | str, retry_seconds: float = 300.0) -> Storage 
         return None
     if CHECKPOINTS in there:
         return open_storage(f"{text}/{CHECKPOINTS}", retry_seconds)
-    elsewhere = (
-        _configured_location(Path(text) / "config.toml") if "config.toml" in there and not is_remote(text) else None
-    )
+    elsewhere = _configured_location(RunFolder(Path(text)).config) if CONFIG in there and not is_remote(text) else None
     return storage if elsewhere is None else open_storage(elsewhere, retry_seconds)
 
 

@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 
 from stretto.base.errors import LostPeerError, StrettoError
+from stretto.base.run_folder import RunFolder
 from stretto.cli.views.console import make_console
 from stretto.cli.views.progress import show_progress
 from stretto.config.layout import Layout
@@ -145,7 +146,7 @@ def _show_choice(console: Console, choice: LayoutChoice) -> None:
 def _use(choice: LayoutChoice, config: RunConfig, folder: Path | None) -> RunConfig:
     """The config in the layout that was chosen; the plan goes into the run's folder, if one is given."""
     if folder is not None:
-        save_plan(folder, json.dumps(plan_to_dict(choice.plan, choice.profile, choice.timeline), indent=1))
+        save_plan(RunFolder(folder), json.dumps(plan_to_dict(choice.plan, choice.profile, choice.timeline), indent=1))
     layout = choice.layout.model_copy(update={"elastic": config.layout.elastic})
     return config.model_copy(update={"layout": layout})
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from stretto.base.errors import StrettoError
 from stretto.base.remote import is_remote
-from stretto.checkpoint.checkpoint import CHECKPOINTS, Checkpoint, complete_checkpoint_names, read_claims
+from stretto.base.run_folder import RunFolder
+from stretto.checkpoint.checkpoint import Checkpoint, complete_checkpoint_names, read_claims
 from stretto.checkpoint.history import read_loss
 from stretto.checkpoint.lineage import CheckpointName, Claim, lineage
 from stretto.checkpoint.manifest import Manifest
@@ -41,7 +42,7 @@ class CheckpointInventory:
 def read_checkpoint_inventory(record: Record) -> CheckpointInventory:
     """Read a run's checkpoint folder. If it is remote or gone, the inventory is empty and says so."""
     save_to = None if record.config is None else record.config.save.to
-    location = save_to or str(record.folder / CHECKPOINTS)
+    location = save_to or str(RunFolder(record.folder).checkpoints)
     if is_remote(location):
         return _unknown(location, "they are in object storage, which a report does not read")
     if not Path(location).is_dir():

@@ -13,6 +13,7 @@ import numpy as np
 from pydantic_core import from_json
 
 from stretto.base.errors import ConfigError, StrettoError
+from stretto.base.run_folder import CONFIG, DATA_SPEC, LOG, RunFolder
 from stretto.config.run import RunConfig
 from stretto.config.toml import parse_config
 from stretto.report.downsampled_series import DownsampledSeries
@@ -28,9 +29,6 @@ from stretto.report.record import (
     read_number,
 )
 
-CONFIG, LOG, PLAN, DATA_SPEC, WEIGHTS, NONFINITE = (
-    "config.toml", "log.jsonl", "plan.json", "data_spec.json", "weights.safetensors", "nonfinite",
-)  # fmt: skip
 # Events that can happen any number of times are listed up to this many.
 _MAX_LISTED = 50
 _STEP_COLUMNS = (
@@ -47,21 +45,22 @@ def read_record(folder: Path | str, on_progress: ProgressCallback = lambda fract
     folder = Path(folder)
     if not folder.exists():
         raise ConfigError(f"{folder} does not exist; give the folder of a run (run.folder in its config)")
-    if not (folder / LOG).is_file() and not (folder / CONFIG).is_file():
+    files = RunFolder(folder)
+    if not files.log.is_file() and not files.config.is_file():
         problem = "is a file" if folder.is_file() else f"does not contain a run ({CONFIG} and {LOG} are missing)"
         raise ConfigError(f"{folder} {problem}; give the folder of a run (run.folder in its config)")
-    raw_config = _read_object(folder / CONFIG, tomllib.loads)
+    raw_config = _read_object(files.config, tomllib.loads)
     log = _Log()
-    for line in _lines(folder / LOG, on_progress):
+    for line in _lines(files.log, on_progress):
         log.add(line)
     return Record(
         folder,
         raw_config,
         _parse(raw_config),
-        _read_object(folder / DATA_SPEC, json.loads),
-        _read_object(folder / PLAN, json.loads) or None,
-        (folder / WEIGHTS).is_file(),
-        tuple(sorted(path.name for path in (folder / NONFINITE).glob("step-*"))),
+        _read_object(files.file(DATA_SPEC), json.loads),
+        _read_object(files.plan, json.loads) or None,
+        files.is_finished,
+        tuple(files.nonfinite_batches()),
         tuple(log.starts),
         StepHistory(log.steps.series, tuple(log.steps.skipped)),
         EvaluationHistory(log.evaluations.series, log.evaluations.last, log.evaluations.best),

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stretto.base.errors import DataError
+from stretto.base.run_folder import TRACE, RunFolder
 from stretto.config.layout import Layout
 from stretto.plan.actions import Action, ActionKind, action_labels
 from stretto.plan.schedule import stage_schedule
@@ -20,7 +21,6 @@ from stretto.report.page import figure, note, section
 from stretto.report.plan_comparison import find_planned_layout
 from stretto.report.record import Record, StepHistory
 
-TRACE = "trace.json"
 # For plans that only say how long a stage is busy: a backward takes about twice as long as its forward.
 _BACKWARD_FRACTION = 2 / 3
 # More rows would be hard to read and show nothing new.
@@ -58,7 +58,7 @@ def _gantt_figure(title: str, names: Sequence[str], bars: Sequence[Bar], max_sec
 
 def _read_trace(record: Record) -> tuple[Trace | None, str]:
     """Return the trace, or None and a sentence that says why there is none."""
-    path = record.folder / TRACE
+    path = RunFolder(record.folder).trace
     try:
         trace = Trace.from_json(path.read_text(encoding="utf-8"), str(path))
     except FileNotFoundError:

@@ -6,12 +6,11 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from stretto.base.errors import DataError
+from stretto.base.run_folder import DATA_SPEC
 from stretto.base.task import Task
 from stretto.store.sequences import Channels, Origin
 from stretto.store.vocabulary import FILE as VOCABULARY
 from stretto.store.vocabulary import Vocabulary, parse_vocabulary, vocabulary_bytes
-
-FILE = "data_spec.json"
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ def data_spec_files(data_spec: DataSpec) -> dict[str, bytes]:
     channels = None if data_spec.channels is None else data_spec.channels.model_dump()
     origin = None if data_spec.origin is None else data_spec.origin.model_dump()
     tree = {"task": asdict(data_spec.task), "labels": data_spec.labels, "channels": channels, "origin": origin}
-    files = {FILE: json.dumps(tree, ensure_ascii=False).encode()}
+    files = {DATA_SPEC: json.dumps(tree, ensure_ascii=False).encode()}
     if data_spec.vocabulary is not None:
         files[VOCABULARY] = vocabulary_bytes(data_spec.vocabulary)
     return files
@@ -61,7 +60,7 @@ def data_spec_files(data_spec: DataSpec) -> dict[str, bytes]:
 def read_data_spec(read: Callable[[str], bytes | None], where: str) -> DataSpec:
     """Read what `data_spec_files` says; `read` returns a file by name, none if there is no such file."""
     try:
-        content = read(FILE)
+        content = read(DATA_SPEC)
         if content is None:
             raise FileNotFoundError(errno.ENOENT, "it is missing")
         tree = json.loads(content)
@@ -71,6 +70,6 @@ def read_data_spec(read: Callable[[str], bytes | None], where: str) -> DataSpec:
         task, labels = Task(**tree["task"]), tuple(map(str, tree["labels"]))
         vocabulary = read(VOCABULARY)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{where}/{FILE} can't be read ({error}); the run is not whole") from None
+        raise DataError(f"{where}/{DATA_SPEC} can't be read ({error}); the run is not whole") from None
     known = None if vocabulary is None else parse_vocabulary(vocabulary, f"{where}/{VOCABULARY}")
     return DataSpec(task, known, labels, channels, origin)

@@ -3,13 +3,10 @@
 import json
 import statistics
 from dataclasses import dataclass
-from pathlib import Path
 
-from stretto.base.disk import write_atomic
-from stretto.base.errors import ConfigError
+from stretto.base.run_folder import PLAN, RunFolder
 from stretto.config.layout import Layout
 
-PLAN = "plan.json"
 # The first steps after a start are slower; then so many tell.
 _WARMUP_STEPS, _MAX_STEPS, _MIN_STEPS = 3, 20, 8
 
@@ -47,19 +44,15 @@ class PlanCheck:
         return report
 
 
-def save_plan(folder: Path, text: str) -> None:
+def save_plan(folder: RunFolder, text: str) -> None:
     """Keep a plan in a run's folder."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomic(folder / PLAN, f"{text}\n".encode())
-    except OSError as error:
-        raise ConfigError(f"run.folder={folder} can't be written ({error.strerror}); choose another") from None
+    folder.write(PLAN, f"{text}\n".encode())
 
 
-def predicted_seconds(folder: Path, layout: Layout) -> float | None:
+def predicted_seconds(folder: RunFolder, layout: Layout) -> float | None:
     """Return what the plan in a run's folder says of a layout; none if there is no plan, or it says nothing of it."""
     try:
-        plan = json.loads((folder / PLAN).read_text(encoding="utf-8"))
+        plan = json.loads(folder.plan.read_text(encoding="utf-8"))
         wanted = layout.model_dump(mode="json", exclude={"auto", "elastic"})
         return next((float(found["seconds"]) for found in plan["best"] if found["layout"] == wanted), None)
     except (OSError, ValueError, KeyError, TypeError):

@@ -2,17 +2,17 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import TextIO
 
 from safetensors.torch import save_file
 from torch import Tensor
 
-from stretto.base.disk import write_atomic
 from stretto.base.errors import ConfigError, DivergedError, StrettoError
+from stretto.base.run_folder import CONFIG, RunFolder
 from stretto.blocks.stack import Stack
-from stretto.checkpoint.checkpoint import CHECKPOINTS, Checkpoint, find_checkpoint, find_resume_checkpoint
+from stretto.checkpoint.checkpoint import Checkpoint, find_checkpoint, find_resume_checkpoint
 from stretto.checkpoint.lock import FolderLock
 from stretto.checkpoint.manager import CheckpointManager, SaveReport
 from stretto.checkpoint.manifest import RunInfo
@@ -34,12 +34,10 @@ from stretto.train.rank_monitor import RankMonitor, RankReport
 from stretto.train.signals import on_preemption_signal
 from stretto.train.sinks.sinks import Sinks, check_sinks, flatten, open_sinks
 from stretto.train.trace import gather_trace, save_trace
-from stretto.train.trained_model import CONFIG, WEIGHTS, check_weights, read_weights
+from stretto.train.trained_model import check_weights, read_weights
 from stretto.train.trainer import Request, StepReport, Trainer
 from stretto.train.weights import save_weights
 
-LOG = "log.jsonl"
-NONFINITE = "nonfinite"
 # Of the steps after a start, the one that is traced: by then all is warm.
 _TRACED_STEP = 10
 
@@ -72,7 +70,7 @@ class Run:
     def __init__(self, config: RunConfig, world: World | None = None, resume: str = "auto") -> None:
         self.config = config
         self.world = world or World(0, 1, find_device(config.run.device))
-        self.folder = config.run.folder
+        self.folder = RunFolder(config.run.folder)
         self.model, train, valid = prepare_run(config, resume)
         self.data_spec = train.data_spec
         self.engine = build_engine(self.model, config, train.data_spec.task, self.world)
@@ -262,13 +260,13 @@ class Run:
         if self.world.is_rank_zero:
             self.checkpoints.check_fence()
             saved = find_checkpoint(self.checkpoints.location, self.config.data.retry_seconds)
-            save_weights(read_weights(self.model, saved), self.folder / WEIGHTS)
+            save_weights(read_weights(self.model, saved), self.folder.weights)
 
     def _save_nonfinite_batch(self) -> str:
         """Save this rank's share of the window that went wrong, and the states it started from; say where."""
         trainer = self.trainer
         assert trainer.window is not None
-        path = self.folder / NONFINITE / f"step-{trainer.step + 1}-rank-{self.world.rank}.safetensors"
+        path = self.folder.nonfinite_batch(trainer.step + 1, self.world.rank)
         window = {name: value for name, value in asdict(trainer.window).items() if isinstance(value, Tensor)}
         states = {f"state.{index}": tensor for index, tensor in enumerate(trainer.state or ())}
         try:
@@ -290,56 +288,49 @@ class Run:
         }
 
     def _lacks_weights(self) -> bool:
-        return not (self.folder / WEIGHTS).is_file()
+        return not self.folder.is_finished
 
     def _lacks_evaluation(self) -> bool:
         """Was the run cut off between the save of this step and its evaluation?"""
         step = self.trainer.step
-        return step > 0 and self._is_evaluation_due(step) and not has_evaluation(self.folder / LOG, step)
+        return step > 0 and self._is_evaluation_due(step) and not has_evaluation(self.folder.log, step)
 
     def _create_folder(self) -> None:
-        with self._writing():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            (self.folder / LOG).touch()
+        with self.folder.writing():
+            self.folder.path.mkdir(parents=True, exist_ok=True)
+            self.folder.log.touch()
             if self.config.save.to is not None:
                 # Else the checkpoints' own lock is in the same place.
-                self._lock = FolderLock(self.folder)
+                self._lock = FolderLock(self.folder.path)
 
     def _open_folder(self) -> TextIO:
         """Write what the run's folder begins with; return its log."""
-        with self._writing():
+        with self.folder.writing():
             if not self.trainer.is_done:
                 # Of a run that was meant to be shorter; they would pass for this one's.
-                (self.folder / WEIGHTS).unlink(missing_ok=True)
+                self.folder.weights.unlink(missing_ok=True)
             files = {CONFIG: dump_config(self.config).encode(), **self._files}
             for name, content in files.items():
-                write_atomic(self.folder / name, content)
-            return open_log(self.folder / LOG, self.trainer.step)
+                self.folder.write(name, content)
+            return open_log(self.folder.log, self.trainer.step)
 
     def _open_sinks(self) -> Sinks:
         hyperparameters = flatten(self.config.model_dump(mode="json", exclude_none=True))
-        path = self.folder / LOG
+        path = self.folder.log
         num_bytes = path.stat().st_size
         return open_sinks(
             self.config.watch,
-            self.folder,
+            self.folder.path,
             step=self.trainer.step,
             hyperparameters=hyperparameters,
             history=lambda: read_lines(path, num_bytes),
         )
 
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise ConfigError(f"run.folder={self.folder} can't be written ({error.strerror}); choose another") from None
-
 
 def prepare_run(config: RunConfig, resume: str = "auto") -> tuple[Stack, Feed, Feed | None]:
     """Check that a run can start, as `validate_config` does, and that what it goes on from is of the same run."""
-    folder = config.run.folder
-    if resume == "never" and (folder / CONFIG).exists():
+    folder = RunFolder(config.run.folder)
+    if resume == "never" and folder.config.exists():
         raise ConfigError(f"run.folder={folder} holds a run already; choose another --run.folder, or delete it")
     _check_checkpoint_location(config)
     check_sinks(config.watch)
@@ -364,7 +355,7 @@ def prepare_run(config: RunConfig, resume: str = "auto") -> tuple[Stack, Feed, F
 
 def _check_checkpoint_location(config: RunConfig) -> None:
     """Refuse a run whose checkpoints are elsewhere than they were: it would begin again without a word."""
-    path = config.run.folder / CONFIG
+    path = RunFolder(config.run.folder).config
     before = load_config(path).save.to if path.is_file() else config.save.to
     if before != config.save.to:
         place = "its own folder" if before is None else before
@@ -385,7 +376,7 @@ def newest_checkpoint(config: RunConfig) -> str | None:
 
 
 def _location(config: RunConfig) -> str:
-    return config.save.to or str(config.run.folder / CHECKPOINTS)
+    return config.save.to or str(RunFolder(config.run.folder).checkpoints)
 
 
 def _storage(config: RunConfig) -> Storage:

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from stretto.base.disk import write_atomic
+from stretto.base.run_folder import RunFolder
 from stretto.plan.actions import Action
 from stretto.plan.trace import ACTION_KINDS, CATEGORIES, RankTrace, Trace, TraceEvent
 from stretto.train.trainer import Trainer
 
-TRACE = "trace.json"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NUMBERS_PER_EVENT = 5  # numbers that tell of one work
 # Replicas do the same; of thousands of ranks a trace would be larger than anyone can look at, or a viewer open.
@@ -36,9 +36,9 @@ def gather_trace(trainer: Trainer) -> Trace | None:
     return None if found is None else Trace.of(trainer.step, _align(found))
 
 
-def save_trace(trace: Trace, folder: Path) -> None:
+def save_trace(trace: Trace, folder: RunFolder) -> None:
     """Write a trace into a run's folder."""
-    path = folder / TRACE
+    path = folder.trace
     try:
         write_atomic(path, trace.to_json().encode())
     except OSError as error:

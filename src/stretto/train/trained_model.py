@@ -1,7 +1,6 @@
 """Trained: a run's model for use, on one device, from its weights or from a checkpoint of any layout."""
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from torch import Tensor
 from stretto.base.errors import ConfigError
 from stretto.base.position import Position
 from stretto.base.remote import is_remote
+from stretto.base.run_folder import DATA_SPEC, RunFolder
 from stretto.blocks.stack import Stack
 from stretto.checkpoint.checkpoint import Checkpoint, find_checkpoint
 from stretto.checkpoint.shards import TensorShard
@@ -20,14 +20,10 @@ from stretto.config.toml import load_config, parse_config
 from stretto.engine.local import LocalEngine
 from stretto.mesh.device import find_device
 from stretto.train.build import build_loss, build_model
-from stretto.train.data_spec import FILE as DATA_SPEC
 from stretto.train.data_spec import DataSpec, check_same_spec, data_spec_files, read_data_spec
 from stretto.train.evaluate import Evaluation, OnWindow, evaluate
 from stretto.train.feed import open_feed
 from stretto.train.weights import load_weights
-
-CONFIG = "config.toml"
-WEIGHTS = "weights.safetensors"
 
 
 @dataclass(frozen=True)
@@ -67,12 +63,12 @@ def load_model(path: Path | str, device: str | None = None, *, trust: bool = Fal
     Of a run that has finished these are its final weights, else those of its newest checkpoint. A run with a
     `model.factory` or a `model.loss` names code, which is run only if you say that you `trust` whoever wrote it.
     """
-    folder = Path(path)
     if _is_finished(path):
-        config = _check_trusted(load_config(folder / CONFIG), str(folder), trust)
-        data_spec = read_data_spec(_reader(folder), str(folder))
+        folder = RunFolder(Path(path))
+        config = _check_trusted(load_config(folder.config), str(folder), trust)
+        data_spec = read_data_spec(folder.read, str(folder))
         stack = build_model(config, data_spec.task)
-        load_weights(stack, folder / WEIGHTS)
+        load_weights(stack, folder.weights)
     else:
         saved = find_checkpoint(path)
         config = _check_trusted(_config_of(saved), saved.location, trust)
@@ -84,11 +80,11 @@ def load_model(path: Path | str, device: str | None = None, *, trust: bool = Fal
 
 def read_config(path: Path | str) -> RunConfig:
     """Read the config of a run's folder or of a checkpoint, and nothing else."""
-    return load_config(Path(path) / CONFIG) if _is_finished(path) else _config_of(find_checkpoint(path))
+    return load_config(RunFolder(Path(path)).config) if _is_finished(path) else _config_of(find_checkpoint(path))
 
 
 def _is_finished(path: Path | str) -> bool:
-    return not is_remote(path) and (Path(path) / WEIGHTS).is_file()
+    return not is_remote(path) and RunFolder(Path(path)).is_finished
 
 
 def _config_of(saved: Checkpoint) -> RunConfig:
@@ -135,7 +131,3 @@ def _check_trusted(config: RunConfig, where: str, trust: bool) -> RunConfig:
                 f"{where} runs code of its own (model.{name}={value!r}); if you trust it, pass trust=True, or --trust"
             )
     return config
-
-
-def _reader(folder: Path) -> Callable[[str], bytes | None]:
-    return lambda name: (folder / name).read_bytes() if (folder / name).is_file() else None

@@ -4,8 +4,7 @@ import json
 from pathlib import Path
 
 from stretto.base.disk import write_atomic
-
-SINK_STATE = "sinks.json"
+from stretto.base.run_folder import SINK_STATE
 
 
 class SinkState:

@@ -1,0 +1,110 @@
+"""RunFolder: the names and layout of a run's folder.
+
+runs/book/
+    config.toml            the config, every default written out
+    data_spec.json         what the data's numbers mean: task, labels, channels; and vocabulary.json for text
+    plan.json              predicted step times, if the run was planned
+    log.jsonl              one line of JSON per event
+    trace.json             one recorded step of every rank
+    checkpoints/           unless save.to names another place
+    weights.safetensors    the final weights
+    nonfinite/             batches whose loss or gradient was not finite
+    sinks.json             what trackers need to resume; tensorboard/, mlflow/ and wandb/ are their own files
+    report.html            what `stretto report` writes
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from stretto.base.disk import write_atomic
+from stretto.base.errors import ConfigError
+
+CONFIG = "config.toml"
+DATA_SPEC = "data_spec.json"
+PLAN = "plan.json"
+LOG = "log.jsonl"
+TRACE = "trace.json"
+CHECKPOINTS = "checkpoints"
+WEIGHTS = "weights.safetensors"
+NONFINITE = "nonfinite"
+SINK_STATE = "sinks.json"
+REPORT = "report.html"
+COMPARISON = "compare.html"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run's folder; it may not exist yet."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @property
+    def config(self) -> Path:
+        return self.file(CONFIG)
+
+    @property
+    def plan(self) -> Path:
+        return self.file(PLAN)
+
+    @property
+    def log(self) -> Path:
+        return self.file(LOG)
+
+    @property
+    def trace(self) -> Path:
+        return self.file(TRACE)
+
+    @property
+    def weights(self) -> Path:
+        return self.file(WEIGHTS)
+
+    @property
+    def checkpoints(self) -> Path:
+        # Often a link to a larger disk.
+        return self.path / CHECKPOINTS
+
+    @property
+    def is_finished(self) -> bool:
+        """Does it hold the final weights of a run?"""
+        return self.weights.is_file()
+
+    def nonfinite_batch(self, step: int, rank: int) -> Path:
+        """Return the file for a rank's part of the batch of a step."""
+        return self.file(f"{NONFINITE}/step-{step}-rank-{rank}.safetensors")
+
+    def nonfinite_batches(self) -> list[str]:
+        """Return the names of the batches that were saved."""
+        return sorted(path.name for path in self.file(NONFINITE).glob("step-*"))
+
+    def file(self, name: str) -> Path:
+        """Return the path of a file; raise if the name, or a symbolic link of that name, leads out of the folder."""
+        path = self.path / name
+        if not path.resolve().is_relative_to(self.path.resolve()):
+            raise ConfigError(f"{path} leads out of the run's folder; don't trust it, or replace the link by its file")
+        return path
+
+    def read(self, name: str) -> bytes | None:
+        """Return a small file; None if there is no such file."""
+        path = self.file(name)
+        return path.read_bytes() if path.is_file() else None
+
+    def write(self, name: str, content: bytes) -> None:
+        """Create or replace a file, completely or not at all."""
+        with self.writing():
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_atomic(self.file(name), content)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Turn what the system says about a file into an error that names the folder."""
+        try:
+            yield
+        except OSError as error:
+            raise ConfigError(
+                f"run.folder={self} can't be written ({error.strerror}); choose a different one"
+            ) from None
