@@ -7,7 +7,7 @@ from stretto.errors import LawError
 from stretto.nn import BidirectionalLSTM, Rows
 
 
-def test_each_row_is_read_from_its_true_end() -> None:
+def test_each_row_is_read_backward_from_its_last_valid_step() -> None:
     block = BidirectionalLSTM(3, 4, 2).double()
     x = torch.randn(6, 4, 3, dtype=torch.float64)
     lengths = torch.tensor([6, 2, 5, 0])
@@ -25,10 +25,10 @@ def test_without_lengths_a_row_is_as_long_as_its_window() -> None:
     assert (y.abs().sum(-1) > 0).all()
 
 
-def test_a_lane_can_not_go_on_through_it() -> None:
+def test_it_can_not_carry_state_from_window_to_window() -> None:
     block = BidirectionalLSTM(3, 4)
     rows = Rows.of(2, 5)
-    going_on = replace(rows, fresh=~rows.fresh)
+    continued = replace(rows, fresh=~rows.fresh)
     block.begin(rows, carried=(rows.lengths,))
     with pytest.raises(LawError, match="looks ahead"):
-        block.begin(going_on, carried=(rows.lengths,))
+        block.begin(continued, carried=(rows.lengths,))

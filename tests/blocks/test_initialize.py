@@ -23,7 +23,7 @@ def model() -> Stack:
     return Stack([Embedding(50, 8), LSTM(8, 8, 2), LayerNorm(8), Residual(GRU(8, 8)), Linear(8, 50)])
 
 
-def test_a_stage_materialised_from_meta_has_the_numbers_of_the_whole() -> None:
+def test_a_stage_materialized_from_meta_has_the_weights_of_the_whole_model() -> None:
     whole = initialize(model(), seed=7).state_dict()
     for first, stop in ((0, 1), (1, 4), (4, 5)):
         with torch.device("meta"):
@@ -35,9 +35,9 @@ def test_a_stage_materialised_from_meta_has_the_numbers_of_the_whole() -> None:
 
 
 def test_weights_depend_on_seed_and_name_and_on_nothing_else() -> None:
-    made = model()
+    stack = model()
     before = torch.random.get_rng_state()
-    first = initialize(made, seed=1).state_dict()
+    first = initialize(stack, seed=1).state_dict()
     assert torch.equal(torch.random.get_rng_state(), before), "the user's own generator is left alone"
     again, other = initialize(model(), seed=1).state_dict(), initialize(model(), seed=2).state_dict()
     twins = initialize(Stack([LSTM(8, 8), LSTM(8, 8)]), seed=1).state_dict()
@@ -46,7 +46,7 @@ def test_weights_depend_on_seed_and_name_and_on_nothing_else() -> None:
     assert not torch.equal(twins["blocks.0.cell.weight_ih_l0"], twins["blocks.1.cell.weight_ih_l0"])
 
 
-def test_a_materialised_cell_runs_on_its_new_weights() -> None:
+def test_a_materialized_cell_runs_with_its_new_weights() -> None:
     with torch.device("meta"):
         stage = model()[1:2]
     initialize(stage, seed=7)
@@ -70,12 +70,12 @@ def test_weights_do_not_depend_on_the_dtype() -> None:
         assert torch.equal(tensor, single.state_dict()[name].double())
 
 
-def test_weights_are_put_where_they_were_asked_for() -> None:
+def test_weights_are_moved_to_the_given_device() -> None:
     assert all(parameter.is_meta for parameter in initialize(model(), 3, device="meta").parameters())
 
 
 class Ramp(Block):
-    """Has a buffer, which no seed can draw."""
+    """Has a buffer, which is not drawn by seed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +98,9 @@ def test_buffers_keep_their_values_and_are_refused_on_meta() -> None:
 def test_tied_weights_are_refused_by_name() -> None:
     first, second = Linear(4, 4), Linear(4, 4)
     second.module.weight = first.module.weight
-    with pytest.raises(ConfigError, match=r"blocks\.0\.module\.weight and blocks\.1\.module\.weight are one parameter"):
+    with pytest.raises(
+        ConfigError, match=r"blocks\.0\.module\.weight and blocks\.1\.module\.weight are the same parameter"
+    ):
         initialize(Stack([first, second]), 1)
 
 

@@ -43,7 +43,9 @@ CASES: list[tuple[Loss, Callable[[], tuple[Tensor, Tensor]]]] = [
 
 
 @pytest.mark.parametrize(("loss", "case"), CASES)
-def test_parts_of_a_batch_add_up_to_the_whole(loss: Loss, case: Callable[[], tuple[Tensor, Tensor]]) -> None:
+def test_the_losses_of_parts_of_a_batch_sum_to_that_of_the_batch(
+    loss: Loss, case: Callable[[], tuple[Tensor, Tensor]]
+) -> None:
     y, targets = case()
     whole = loss(y.requires_grad_(), targets)
     (gradient,) = torch.autograd.grad(whole.total, y)
@@ -56,34 +58,34 @@ def test_parts_of_a_batch_add_up_to_the_whole(loss: Loss, case: Callable[[], tup
     assert gradient.isfinite().all()
 
 
-def test_tokens_equal_torch_on_what_was_asked() -> None:
+def test_the_token_loss_equals_torch_on_valid_targets() -> None:
     y, targets = tokens()
     loss = TokenLoss()(y, targets)
     assert int(loss.count) == STEPS * ROWS - 2
     assert loss.total / loss.count == pytest.approx(float(F.cross_entropy(y.flatten(0, 1), targets.flatten())))
 
 
-def test_a_sequence_is_asked_at_its_last_valid_step_only() -> None:
+def test_the_sequence_loss_uses_the_last_valid_step_only() -> None:
     y, targets = sequences()
     loss = SequenceLoss()(y.requires_grad_(), targets)
-    asked = torch.stack([y[5, 0], y[1, 1], y[0, 2]])
-    expected = F.cross_entropy(asked, torch.tensor([3, 1, 4]), reduction="sum")
+    last_outputs = torch.stack([y[5, 0], y[1, 1], y[0, 2]])
+    expected = F.cross_entropy(last_outputs, torch.tensor([3, 1, 4]), reduction="sum")
     torch.testing.assert_close(loss.total, expected)
     assert int(loss.count) == 3
     (gradient,) = torch.autograd.grad(loss.total, y)
     assert (gradient.abs().sum(-1) > 0).nonzero().tolist() == [[0, 2], [1, 1], [5, 0]]
 
 
-def test_series_losses_leave_out_what_is_missing() -> None:
+def test_series_losses_leave_out_missing_targets() -> None:
     y, targets = series()
-    there = ~targets.isnan()
+    is_valid = ~targets.isnan()
     for loss, expected in (
-        (SquaredError(), F.mse_loss(y[there], targets[there], reduction="sum")),
-        (AbsoluteError(), F.l1_loss(y[there], targets[there], reduction="sum")),
+        (SquaredError(), F.mse_loss(y[is_valid], targets[is_valid], reduction="sum")),
+        (AbsoluteError(), F.l1_loss(y[is_valid], targets[is_valid], reduction="sum")),
     ):
-        found = loss(y, targets)
-        torch.testing.assert_close(found.total, expected)
-        assert int(found.count) == int(there.sum())
+        loss_sum = loss(y, targets)
+        torch.testing.assert_close(loss_sum.total, expected)
+        assert int(loss_sum.count) == int(is_valid.sum())
 
 
 def test_the_quantile_loss_is_least_at_the_quantile() -> None:
@@ -102,9 +104,9 @@ def test_bf16_outputs_are_summed_in_fp32() -> None:
 
 
 def test_impossible_losses_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"quantile 1\.5"):
+    with pytest.raises(ConfigError, match=r"quantiles=\(0\.5, 1\.5\) are not between 0 and 1"):
         QuantileLoss((0.5, 1.5))
-    with pytest.raises(ConfigError, match="make the head's last dim the quantiles"):
+    with pytest.raises(ConfigError, match="plus a last dim of 3 quantiles; add it to the last block's outputs"):
         QuantileLoss()(torch.zeros(2, 3, 1), torch.zeros(2, 3))
     with pytest.raises(ConfigError, match="differ in shape"):
         SquaredError()(torch.zeros(2, 3, 1), torch.zeros(2, 3))

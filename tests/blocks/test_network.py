@@ -1,7 +1,7 @@
 import pytest
 
 from stretto.base.task import Task
-from stretto.blocks.network import network
+from stretto.blocks.network import build_network
 from stretto.config.model import ModelConfig
 
 
@@ -16,11 +16,11 @@ from stretto.config.model import ModelConfig
     ],
 )
 def test_a_config_becomes_these_blocks(config: ModelConfig, names: str) -> None:
-    assert " ".join(type(block).__name__ for block in network(config, Task.language(11))) == names
+    assert " ".join(type(block).__name__ for block in build_network(config, Task.language(11))) == names
 
 
 def test_widths_follow_the_config() -> None:
-    stack = network(ModelConfig(hidden=12, projection=5, layers=3, layers_per_block=2), Task.language(11))
+    stack = build_network(ModelConfig(hidden=12, projection=5, layers=3, layers_per_block=2), Task.language(11))
     shapes = {name: list(parameter.shape) for name, parameter in stack.named_parameters()}
     assert shapes["blocks.0.module.weight"] == [11, 5]
     assert shapes["blocks.1.cell.weight_hr_l1"] == [5, 12]

@@ -28,8 +28,8 @@ def assert_equal(these: list[Tensor], those: list[Tensor]) -> None:
 
 @pytest.mark.parametrize("num_layers", [1, 3])
 @pytest.mark.parametrize("projection", [0, 4])
-def test_lstm_equals_the_oracle_and_torch(num_layers: int, projection: int) -> None:
-    block = LSTM(IN, HIDDEN, num_layers, projection_size=projection).double()
+def test_lstm_equals_the_reference_and_torch(num_layers: int, projection: int) -> None:
+    block = LSTM(IN, HIDDEN, num_layers, proj_size=projection).double()
     x, (h, c) = input_(), random_state(block)
     y, (h_after, c_after) = block(x, (h, c))
 
@@ -40,16 +40,16 @@ def test_lstm_equals_the_oracle_and_torch(num_layers: int, projection: int) -> N
         )
         hs.append(h_layer)
         cs.append(c_layer)
-    by_oracle = [expected, torch.stack(hs, dim=1), torch.stack(cs, dim=1)]
-    assert_equal([y, h_after, c_after], by_oracle)
-    assert_equal(gradients(block, x, [y, h_after, c_after]), gradients(block, x, by_oracle))
+    by_reference = [expected, torch.stack(hs, dim=1), torch.stack(cs, dim=1)]
+    assert_equal([y, h_after, c_after], by_reference)
+    assert_equal(gradients(block, x, [y, h_after, c_after]), gradients(block, x, by_reference))
 
     by_torch, (h_torch, c_torch) = block.cell(x, (h.transpose(0, 1).contiguous(), c.transpose(0, 1).contiguous()))
     assert_equal([y, h_after, c_after], [by_torch, h_torch.transpose(0, 1), c_torch.transpose(0, 1)])
 
 
 @pytest.mark.parametrize("num_layers", [1, 3])
-def test_gru_equals_the_oracle_and_torch(num_layers: int) -> None:
+def test_gru_equals_the_reference_and_torch(num_layers: int) -> None:
     block = GRU(IN, HIDDEN, num_layers).double()
     x, (h,) = input_(), random_state(block)
     y, (h_after,) = block(x, (h,))
@@ -58,16 +58,16 @@ def test_gru_equals_the_oracle_and_torch(num_layers: int) -> None:
     for layer in range(num_layers):
         expected, h_layer = reference_cells.gru(expected, h[:, layer], dict(block.cell.named_parameters()), layer)
         hs.append(h_layer)
-    by_oracle = [expected, torch.stack(hs, dim=1)]
-    assert_equal([y, h_after], by_oracle)
-    assert_equal(gradients(block, x, [y, h_after]), gradients(block, x, by_oracle))
+    by_reference = [expected, torch.stack(hs, dim=1)]
+    assert_equal([y, h_after], by_reference)
+    assert_equal(gradients(block, x, [y, h_after]), gradients(block, x, by_reference))
 
     by_torch, h_torch = block.cell(x, h.transpose(0, 1).contiguous())
     assert_equal([y, h_after], [by_torch, h_torch.transpose(0, 1)])
 
 
 @pytest.mark.parametrize("block", [LSTM(8, 8, 2), GRU(8, 8, 2)])
-def test_a_cell_is_given_contiguous_states_as_cudnn_wants_them(block: LSTM | GRU) -> None:
+def test_a_cell_gets_contiguous_states_as_cudnn_requires(block: LSTM | GRU) -> None:
     seen: list[Tensor] = []
     block.cell.register_forward_pre_hook(lambda _, inputs: seen.extend(torch.utils._pytree.tree_leaves(inputs)))
     block(torch.randn(3, 4, 8), block.begin(Rows.of(4)))

@@ -12,7 +12,7 @@ def model() -> Stack:
     return Stack([Embedding(11, 6), LSTM(6, 6), Dropout(0.3), Residual(LSTM(6, 6, 2)), Linear(6, 11)]).double()
 
 
-def test_names_carry_the_absolute_block_index_in_every_stage() -> None:
+def test_names_contain_the_absolute_block_index_in_every_stage() -> None:
     whole = model()
     stages = [whole[:2], whole[2:4], whole[4:]]
     names = [name for stage in stages for name, _ in stage.named_parameters()]
@@ -21,7 +21,7 @@ def test_names_carry_the_absolute_block_index_in_every_stage() -> None:
     assert next(name for name, _ in whole[2:][1:].named_parameters()).startswith("blocks.3.")
 
 
-def test_stages_in_turn_equal_the_stack_dropout_and_all() -> None:
+def test_stages_in_order_equal_the_stack_including_dropout() -> None:
     whole = model()
     tokens, rows = torch.randint(11, (9, 4)), Rows.of(4, key=5, dtype=torch.float64)
     y, after = whole(tokens, whole.begin(rows))
@@ -34,19 +34,19 @@ def test_stages_in_turn_equal_the_stack_dropout_and_all() -> None:
     assert all(torch.equal(a, b) for a, b in zip(states, after, strict=True))
 
 
-def test_a_carried_state_goes_on_but_in_fresh_rows() -> None:
+def test_a_carried_state_continues_except_in_fresh_rows() -> None:
     whole = model()
     rows = Rows.of(3, key=1, dtype=torch.float64)
     _, after = whole(torch.randint(11, (4, 3)), whole.begin(rows))
-    going_on = replace(rows, fresh=torch.tensor([False, True, False]), key=2)
-    begun, initial = whole.begin(going_on, after), whole.begin(going_on)
-    for tensor, start, end in zip(begun, initial, after, strict=True):
+    continued = replace(rows, fresh=torch.tensor([False, True, False]), key=2)
+    state, initial = whole.begin(continued, after), whole.begin(continued)
+    for tensor, start, end in zip(state, initial, after, strict=True):
         assert torch.equal(tensor[1], start[1])
         if tensor.is_floating_point():
             assert torch.equal(tensor[[0, 2]], end[[0, 2]])
-    keys, time = whole.split_state(begun)[2]
+    keys, time = whole.split_state(state)[2]
     assert time.tolist() == [4, 0, 4]
-    assert torch.equal(keys, whole.split_state(initial)[2][0]), "a mask belongs to the step, not to the lane's past"
+    assert torch.equal(keys, whole.split_state(initial)[2][0]), "a mask belongs to the step, not to the carried state"
 
 
 def test_a_stack_is_a_block_of_a_stack() -> None:
@@ -58,10 +58,10 @@ def test_a_stack_is_a_block_of_a_stack() -> None:
     assert y.shape == (5, 2, 2) and len(after) == len(state)
 
 
-def test_what_can_not_be_stacked_is_refused() -> None:
+def test_invalid_stacks_are_refused() -> None:
     with pytest.raises(ConfigError, match="at least one block"):
         Stack([])
-    with pytest.raises(ConfigError, match=r"block 1 is a GELU.*stretto\.Pointwise"):
+    with pytest.raises(ConfigError, match=r"block 1 is a GELU.*stretto\.nn\.Pointwise"):
         Stack([Linear(2, 2), nn.GELU()])  # type: ignore[list-item]
     with pytest.raises(ConfigError, match="contiguous"):
         model()[::2]

@@ -705,55 +705,52 @@ ERROR_SECTIONS = (
                 "stretto train run.toml --model.factory models.py:two_sided",
             ),
             ErrorCase(
-                "<name> (<type>) has weights but no reset_parameters(), so they can't be drawn by seed and name; give "
-                "it that "
-                "method",
-                "Weights are drawn by seed and name, so that every layout begins with the same ones.",
+                "<name> (<type>) has weights but no reset_parameters() to draw them with; add that method",
+                "Initial weights depend on the seed and the name of the module, so that they are equal in every layout.",
                 "Write `reset_parameters(self)`, which fills the module's own parameters.",
                 lambda: initialize(Stack([Pointwise(mishaps.WithoutReset())]), seed=1),
             ),
             ErrorCase(
-                "<name> and <name> are one parameter; tied weights can't be drawn by name, so untie them",
-                "Two blocks share a weight; they may be on two ranks, and each would have its own copy.",
-                "Give each its own weight; tied weights are [a limit](../project/limitations.md).",
+                "<name> and <name> are the same parameter; tied weights are not supported, so untie them",
+                "Two blocks share a weight. They may be on two ranks, and each would have its own copy.",
+                "Give each block its own weight; tied weights are [a limit](../project/limitations.md).",
                 mishaps.tied,
             ),
             ErrorCase(
-                "a Stack of 0 blocks has nothing to run; give it at least one block",
+                "a Stack has no blocks; give it at least one block",
                 "The list of blocks is empty.",
-                "Look at the code that makes the list.",
+                "Check the code that makes the list.",
                 lambda: Stack([]),
             ),
             ErrorCase(
-                "block <n> is a <type>, not a stretto.nn.Block; wrap a module that treats each step by itself in "
-                "stretto.nn.Pointwise, or "
-                "subclass stretto.nn.Block",
-                "Blocks take `(x, state)` and return `(y, state)`; a plain module takes `x` alone.",
-                "`Pointwise(nn.ReLU())`, or a block of your own.",
+                "block <n> is a <type>, not a stretto.nn.Block; wrap a module that works on each step by itself in "
+                "stretto.nn.Pointwise, or subclass stretto.nn.Block",
+                "Blocks take `(x, state)` and return `(y, state)`; a plain module takes only `x`.",
+                "Use `Pointwise(nn.ReLU())`, or write your own block.",
                 lambda: Stack([nn.ReLU()]),  # type: ignore[list-item]
             ),
             ErrorCase(
                 "Dropout probability=<x> is not in [0, 1); use a value such as 0.2",
-                "It is the part of the features that is zeroed.",
-                "Give a part, not a percentage.",
+                "It is the fraction of the features that is zeroed.",
+                "Use a fraction, not a percentage.",
                 lambda: Dropout(20),
             ),
             ErrorCase(
-                "Residual adds what goes in to what comes out, but <type> turns <n> features into <n>; make them equal",
-                "Tensors of two widths can't be added.",
-                "Give the block equal widths, or put a `Linear` in front.",
+                "Residual adds a block's input to its output, but <type> turns <n> features into <n>; make them equal",
+                "Tensors with different numbers of features can't be added.",
+                "Give the block as many outputs as inputs, or put a `Linear` in front.",
                 lambda: Residual(LSTM(3, 4))(torch.zeros(2, 1, 3), (torch.zeros(1, 1, 4), torch.zeros(1, 1, 4))),
             ),
             ErrorCase(
-                "quantile <x> is not between 0 and 1; use values such as 0.1, 0.5, 0.9",
-                "A quantile is a part, not a percentage.",
+                "quantiles=(<x>) are not between 0 and 1; use values such as 0.1, 0.5, 0.9",
+                "A quantile is a fraction, not a percentage.",
                 "Divide by 100.",
                 lambda: QuantileLoss((10, 50, 90)),
             ),
             ErrorCase(
                 "outputs [<shape>] and targets [<shape>] differ in shape; make them equal",
-                "The head's width is not that of what is asked.",
-                "Make the last block's outputs as wide as the targets.",
+                "The last block does not have as many outputs as there are targets.",
+                "Give the last block as many outputs as there are targets.",
                 lambda: SquaredError()(torch.zeros(2, 3, 1), torch.zeros(2, 3, 2)),
             ),
             ErrorCase(

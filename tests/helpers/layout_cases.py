@@ -39,7 +39,7 @@ def lstm_model() -> list[Block]:
     return [
         Embedding(NUM_TOKENS, WIDTH),
         LockedDropout(0.2),
-        LSTM(WIDTH, 12, projection_size=WIDTH),
+        LSTM(WIDTH, 12, proj_size=WIDTH),
         Dropout(0.2),
         Residual(LSTM(WIDTH, WIDTH, 2)),
         LayerNorm(WIDTH),

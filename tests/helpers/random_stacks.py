@@ -1,4 +1,4 @@
-"""Random stacks, and how they run: what the tests of exports and imports share."""
+"""Random stacks and their inputs, for the tests of exports and imports."""
 
 import torch
 from hypothesis import strategies as st
@@ -10,40 +10,39 @@ from stretto.nn import GRU, LSTM, Block, Dropout, Embedding, LayerNorm, Linear, 
 
 @st.composite
 def causal_stacks(draw: st.DrawFn, dtype: torch.dtype = torch.float32) -> Stack:
-    """A stack of one to five of our own blocks between an entrance and a head."""
+    """A stack of an input block, one to five random blocks and a head."""
     widths = st.integers(1, 5)
     width = draw(widths)
     num_inputs = draw(st.integers(2, 9))
-    entrance = Embedding(num_inputs, width) if draw(st.booleans()) else Linear(num_inputs, width)
-    blocks: list[Block] = [entrance]
+    blocks: list[Block] = [Embedding(num_inputs, width) if draw(st.booleans()) else Linear(num_inputs, width)]
     for _ in range(draw(st.integers(1, 5))):
         kind = draw(st.sampled_from(["lstm", "lstm", "gru", "projected", "norm", "dropout", "locked"]))
-        # Often as wide as before, so that layers can be merged and added to what went in.
+        # Often as wide as before, so that layers can be merged, and residual.
         hidden = width if draw(st.booleans()) else draw(widths)
         layers, bias = draw(st.integers(1, 3)), draw(st.booleans())
         block: Block
         if kind == "lstm":
-            block, gives = LSTM(width, hidden, layers, bias=bias), hidden
+            block, out_features = LSTM(width, hidden, layers, bias=bias), hidden
         elif kind == "projected":
-            block, gives = LSTM(width, hidden + 1, layers, projection_size=hidden, bias=bias), hidden
+            block, out_features = LSTM(width, hidden + 1, layers, proj_size=hidden, bias=bias), hidden
         elif kind == "gru":
-            block, gives = GRU(width, hidden, layers, bias=bias), hidden
+            block, out_features = GRU(width, hidden, layers, bias=bias), hidden
         else:
             simple = {"norm": LayerNorm(width), "dropout": Dropout(0.4), "locked": LockedDropout(0.4)}
-            block, gives = simple[kind], width
-        is_residual = gives == width and kind not in ("dropout", "locked") and draw(st.booleans())
+            block, out_features = simple[kind], width
+        is_residual = out_features == width and kind not in ("dropout", "locked") and draw(st.booleans())
         blocks.append(Residual(block) if is_residual else block)
-        width = gives
+        width = out_features
     stack = Stack([*blocks, Linear(width, draw(widths), bias=draw(st.booleans()))]).to(dtype)
     torch.manual_seed(draw(st.integers(0, 999)))
     for parameter in stack.parameters():
-        # Biases and norms too, which start as zeros and ones, where a mistake would not be seen.
+        # Biases and norms too: they start as zeros and ones, which would hide a mistake.
         torch.nn.init.uniform_(parameter, -0.9, 0.9)
     return stack
 
 
 def draw_inputs(stack: Stack, num_steps: int, num_rows: int) -> Tensor:
-    """Something that the stacks above take."""
+    """Random inputs for a stack."""
     first = stack[0]
     if isinstance(first, Embedding):
         table = first.module.weight
@@ -57,7 +56,7 @@ def draw_inputs(stack: Stack, num_steps: int, num_rows: int) -> Tensor:
 
 @torch.no_grad()
 def run_stack(stack: Stack, x: Tensor, state: State | None = None) -> Tensor:
-    """The outputs of a stack in use, from the beginning if no state is given."""
-    begun = stack.initial_state(Rows.of(x.shape[1], dtype=stack.dtype)) if state is None else state
-    y, _ = stack.eval()(x, begun)
+    """The outputs of a stack in eval mode, from the initial state by default."""
+    start = stack.initial_state(Rows.of(x.shape[1], dtype=stack.dtype)) if state is None else state
+    y, _ = stack.eval()(x, start)
     return y

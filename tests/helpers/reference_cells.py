@@ -1,4 +1,4 @@
-"""LSTM and GRU written out step by step in plain tensors: the oracle that the blocks are held against."""
+"""LSTM and GRU step by step in plain tensor operations: the reference for the blocks."""
 
 import torch
 from torch import Tensor

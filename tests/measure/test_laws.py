@@ -30,7 +30,7 @@ ONE = st.sampled_from(
     [
         lambda: LSTM(WIDTH, WIDTH),
         lambda: LSTM(WIDTH, WIDTH, 3),
-        lambda: LSTM(WIDTH, 9, 2, projection_size=WIDTH),
+        lambda: LSTM(WIDTH, 9, 2, proj_size=WIDTH),
         lambda: LSTM(WIDTH, WIDTH, bias=False),
         lambda: GRU(WIDTH, WIDTH),
         lambda: GRU(WIDTH, WIDTH, 2),

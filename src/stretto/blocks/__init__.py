@@ -1,1 +1,1 @@
-"""The network: blocks, stacks of them, and losses; it knows nothing of ranks."""
+"""The network: blocks, stacks of blocks, and losses; nothing here knows about ranks."""

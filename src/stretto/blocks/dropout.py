@@ -1,4 +1,4 @@
-"""Dropout whose mask is a function of position, so that every layout draws the same one."""
+"""Dropout and LockedDropout: the mask is a function of position, so it is the same in every layout."""
 
 import math
 
@@ -13,7 +13,7 @@ from stretto.blocks.block import Block
 
 
 def _lane_keys(rows: Rows) -> Tensor:
-    """One key a row from (seed, step, block), which `rows.key` holds, and the lane."""
+    """One key per row, from `rows.key` (which depends on seed, step and block) and the lane."""
     return mix(mix(rows.lanes) ^ rows.key).to(rows.device)
 
 
@@ -23,10 +23,10 @@ def _check(probability: float, name: str) -> None:
 
 
 class Dropout(Block):
-    """Zeroes each feature of each step with `probability`, and scales the rest to keep the mean.
+    """Zeroes each feature of each step with `probability`, and scales the others to keep the mean.
 
-    The mask is a function of (seed, step, block, lane, absolute time, feature). Its state is where each
-    row stands: `(keys, time)`, so cutting in time or splitting rows can't change it.
+    The mask is a function of (seed, step, block, lane, absolute time, feature). The state is `(keys, time)`, the
+    position of each row, so cutting in time or splitting rows does not change the mask.
     """
 
     def __init__(self, probability: float) -> None:
@@ -43,7 +43,7 @@ class Dropout(Block):
     def begin(self, rows: Rows, carried: State | None = None) -> State:
         keys, time = self.initial_state(rows)
         if carried is not None:
-            # Time goes on in a lane that goes on; the keys are this step's.
+            # Time continues in a lane that continues; the keys are those of this optimizer step.
             (time,) = where_rows(rows.fresh, (time,), carried[1:])
         return keys, time
 
@@ -60,9 +60,9 @@ class Dropout(Block):
 
 
 class LockedDropout(Block):
-    """Zeroes the same features at every step of a window, anew in each window and lane.
+    """Zeroes the same features at all steps of a window; each window and lane has its own mask (variational dropout).
 
-    The mask is a function of (seed, step, block, lane, feature). Its state is the rows' keys.
+    The mask is a function of (seed, step, block, lane, feature). The state is the keys of the rows.
     """
 
     def __init__(self, probability: float) -> None:

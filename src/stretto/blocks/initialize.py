@@ -1,4 +1,4 @@
-"""Weights by (seed, name): any rank can make just its own blocks and get the numbers all others expect."""
+"""initialize: weights as a function of seed and name, so that each rank can create only its own blocks."""
 
 import torch
 
@@ -8,44 +8,44 @@ from stretto.blocks.stack import Stack
 
 
 def initialize(stack: Stack, seed: int, device: torch.device | str = "cpu") -> Stack:
-    """Draw all weights of a stack, or of one stage of it, and put them on `device`; return the stack.
+    """Draw the weights of a stack, or of one stage of it, and move them to `device`; return the stack.
 
-    Each module draws with a generator seeded by `seed` and the module's absolute name, in float32 on the CPU whatever
-    its dtype and device are. Modules on the meta device are materialised one at a time, so a rank never holds more than
-    the blocks that are its own.
+    Each module draws with a generator seeded by `seed` and its absolute name, in float32 on the CPU, whatever its dtype
+    and device. Modules on the meta device are materialized one at a time, so a rank never holds more than its own
+    blocks.
     """
-    _refuse_tied(stack)
-    # Children before their parents, since moving a parent moves its children too.
+    _check_untied(stack)
+    # Children before parents: moving a parent moves its children too.
     for name, module in reversed([*stack.named_modules()]):
         if any(buffer.is_meta for buffer in module.buffers(recurse=False)):
-            raise ConfigError(f"{name} ({type(module).__name__}) has a buffer on the meta device; make it on the cpu")
-        own = [*module.parameters(recurse=False)]
-        if not own:
+            raise ConfigError(f"{name} ({type(module).__name__}) has a buffer on the meta device; create it on the CPU")
+        parameters = [*module.parameters(recurse=False)]
+        if not parameters:
             continue
-        # Torch's own convention for a module that can draw its weights anew.
+        # PyTorch's convention for a module that can draw its weights again.
         reset = getattr(module, "reset_parameters", None)
         if not callable(reset):
             raise ConfigError(
-                f"{name} ({type(module).__name__}) has weights but no reset_parameters(), so they can't be drawn by "
-                "seed and name; give it that method"
+                f"{name} ({type(module).__name__}) has weights but no reset_parameters() to draw them with; "
+                "add that method"
             )
-        dtype = own[0].dtype
-        if any(parameter.is_meta for parameter in own):
+        dtype = parameters[0].dtype
+        if any(parameter.is_meta for parameter in parameters):
             module.to_empty(device="cpu", recurse=False)
         module.to("cpu", torch.float32)
         with torch.random.fork_rng(devices=[]):
-            # Not torch.manual_seed, which would reseed every device's generator too.
+            # Not torch.manual_seed, which also seeds the generators of all devices.
             torch.default_generator.manual_seed(derive_key(seed, "weights", name))
             reset()
         module.to(dtype)
     return stack.to(device)
 
 
-def _refuse_tied(stack: Stack) -> None:
+def _check_untied(stack: Stack) -> None:
     names: dict[int, str] = {}
     for name, parameter in stack.named_parameters(remove_duplicate=False):
         first = names.setdefault(id(parameter), name)
         if first != name:
             raise ConfigError(
-                f"{first} and {name} are one parameter; tied weights can't be drawn by name, so untie them"
+                f"{first} and {name} are the same parameter; tied weights are not supported, so untie them"
             )

@@ -1,6 +1,6 @@
-"""Losses: a sum and a count, never a mean, so that parts of a batch add up to the whole.
+"""Losses: a sum and a count instead of a mean, so that the losses of micro-batches can be summed.
 
-Where nothing is asked the target says so (the ignore index, or NaN); such places give no loss and no count.
+A target that is missing (the ignore index, or NaN) adds nothing to the sum or the count.
 """
 
 from collections.abc import Callable
@@ -16,25 +16,25 @@ from stretto.base.window import IGNORE_INDEX
 
 @dataclass(frozen=True)
 class LossSum:
-    """A loss summed over what was asked, and how much was asked."""
+    """A loss summed over all valid targets, and the number of targets."""
 
     total: Tensor  # [] floating
     count: Tensor  # [] int64
-    num_correct: Tensor | None = None  # [] int64, how many answers were right, of a loss that can say so
+    num_correct: Tensor | None = None  # [] int64, the number of correct predictions, for losses that count them
 
 
 Loss = Callable[[Tensor, Tensor], LossSum]
-"""`(outputs, targets) -> LossSum`, both time-major; any such function is a loss."""
+"""A function `(outputs, targets) -> LossSum`; both tensors are time-major."""
 
 
 def _full_precision(y: Tensor) -> Tensor:
-    """Sums of many small terms need at least float32, also where autocast gave bf16."""
+    """Convert bf16 outputs of autocast: a sum of many small terms needs at least float32."""
     return y if y.dtype == torch.float64 else y.float()
 
 
 @dataclass(frozen=True)
 class TokenLoss:
-    """Cross-entropy of each step's token. Outputs `[time, batch, classes]`, targets `[time, batch]`."""
+    """Cross-entropy of the token of each step. Outputs `[time, batch, classes]`, targets `[time, batch]`."""
 
     ignore_index: int = IGNORE_INDEX
 
@@ -46,23 +46,23 @@ class TokenLoss:
 
 @dataclass(frozen=True)
 class SequenceLoss:
-    """Cross-entropy of one label a row, asked at the row's last valid step.
+    """Cross-entropy of one label per row, at the last valid step of the row.
 
-    Outputs `[time, batch, classes]`; targets `[time, batch]` from `last_step_targets`, so that a chunk
-    of a window is asked exactly for the rows that end in it.
+    Outputs `[time, batch, classes]`; targets `[time, batch]` from `last_step_targets`, so that a chunk of a window has
+    targets only for the rows that end in it.
     """
 
     ignore_index: int = IGNORE_INDEX
 
     def __call__(self, y: Tensor, targets: Tensor) -> LossSum:
-        asked = targets != self.ignore_index
-        answers, labels = _full_precision(y[asked]), targets[asked]
-        total = F.cross_entropy(answers, labels, reduction="sum")
-        return LossSum(total, asked.sum(), (answers.argmax(dim=-1) == labels).sum())
+        is_valid = targets != self.ignore_index
+        logits, labels = _full_precision(y[is_valid]), targets[is_valid]
+        total = F.cross_entropy(logits, labels, reduction="sum")
+        return LossSum(total, is_valid.sum(), (logits.argmax(dim=-1) == labels).sum())
 
 
 def last_step_targets(labels: Tensor, lengths: Tensor, num_steps: int, ignore_index: int = IGNORE_INDEX) -> Tensor:
-    """Return targets `[time, batch]` that ask for each row's label at its last valid step only."""
+    """Return targets `[time, batch]` that hold the label of each row at its last valid step, and ignore all others."""
     targets = labels.new_full((num_steps, len(labels)), ignore_index)
     rows = torch.nonzero(lengths > 0).squeeze(1)
     targets[lengths[rows] - 1, rows] = labels[rows]
@@ -71,7 +71,7 @@ def last_step_targets(labels: Tensor, lengths: Tensor, num_steps: int, ignore_in
 
 @dataclass(frozen=True)
 class SquaredError:
-    """Squared error of real numbers, missing where the target is NaN. Outputs and targets of one shape."""
+    """Squared error; a target of NaN is missing. Outputs and targets have the same shape."""
 
     def __call__(self, y: Tensor, targets: Tensor) -> LossSum:
         error, count = _error(y, targets)
@@ -80,7 +80,7 @@ class SquaredError:
 
 @dataclass(frozen=True)
 class AbsoluteError:
-    """Absolute error of real numbers, missing where the target is NaN. Outputs and targets of one shape."""
+    """Absolute error; a target of NaN is missing. Outputs and targets have the same shape."""
 
     def __call__(self, y: Tensor, targets: Tensor) -> LossSum:
         error, count = _error(y, targets)
@@ -89,20 +89,25 @@ class AbsoluteError:
 
 @dataclass(frozen=True)
 class QuantileLoss:
-    """Pinball loss of several quantiles. Outputs `[..., quantiles]`, targets `[...]` with NaN where missing."""
+    """Pinball loss of several quantiles. Outputs `[..., quantiles]`, targets `[...]`; a target of NaN is missing.
+
+    For your own training script: `stretto.serve.forecast` gives one value per step, not quantiles.
+    """
 
     quantiles: tuple[float, ...] = (0.1, 0.5, 0.9)
 
     def __post_init__(self) -> None:
         for quantile in self.quantiles:
             if not 0 < quantile < 1:
-                raise ConfigError(f"quantile {quantile} is not between 0 and 1; use values such as 0.1, 0.5, 0.9")
+                raise ConfigError(
+                    f"quantiles={self.quantiles} are not between 0 and 1; use values such as 0.1, 0.5, 0.9"
+                )
 
     def __call__(self, y: Tensor, targets: Tensor) -> LossSum:
         if y.shape != (*targets.shape, len(self.quantiles)):
             raise ConfigError(
-                f"outputs {list(y.shape)} don't have the shape of targets {list(targets.shape)} and, last, "
-                f"{len(self.quantiles)} quantiles; make the head's last dim the quantiles"
+                f"outputs {list(y.shape)} don't have the shape of targets {list(targets.shape)} plus a last dim of "
+                f"{len(self.quantiles)} quantiles; add it to the last block's outputs"
             )
         error, count = _error(y, targets.unsqueeze(-1).expand_as(y))
         levels = torch.tensor(self.quantiles, dtype=error.dtype, device=error.device)
@@ -110,10 +115,10 @@ class QuantileLoss:
 
 
 def _error(y: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """`targets - y` with zero (and so no gradient) where the target is missing, and how many are not."""
+    """`targets - y`, zero (so without gradient) where the target is missing, and the number of valid targets."""
     if y.shape != targets.shape:
         raise ConfigError(f"outputs {list(y.shape)} and targets {list(targets.shape)} differ in shape; make them equal")
     missing = targets.isnan()
-    # Filled, not multiplied: NaN times zero would still be NaN, forward and backward.
+    # Filled, not multiplied: NaN times zero is NaN, forward and backward.
     error = (targets - _full_precision(y)).masked_fill(missing, 0.0)
     return error, (~missing).sum()

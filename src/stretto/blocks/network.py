@@ -1,4 +1,4 @@
-"""The network that a config describes: embedding, recurrent layers, head."""
+"""build_network: the stack that a config describes: embedding, recurrent layers, head."""
 
 from stretto.base.task import Task
 from stretto.blocks.block import Block
@@ -10,11 +10,8 @@ from stretto.blocks.stack import Stack
 from stretto.config.model import ModelConfig
 
 
-def network(config: ModelConfig, task: Task) -> Stack:
-    """Return the stack that `config` describes for a task, its weights not yet drawn by seed.
-
-    Each recurrent block is followed by its dropout, so that stages can be cut between layers.
-    """
+def build_network(config: ModelConfig, task: Task) -> Stack:
+    """Return the stack that `config` describes for a task; `initialize` draws its weights later."""
     blocks, width = _input_blocks(config, task)
     for num_layers in config.layers_of_blocks:
         cell = _cell(config, width, num_layers)
@@ -27,11 +24,11 @@ def network(config: ModelConfig, task: Task) -> Stack:
 
 
 def _input_blocks(config: ModelConfig, task: Task) -> tuple[list[Block], int]:
-    """The blocks before the first recurrent one, and how wide what they give is."""
+    """The blocks before the first recurrent one, and their number of output features."""
     if task.inputs == "tokens":
         return [Embedding(task.num_inputs, config.embedding_size), *_dropout(config)], config.embedding_size
     if config.embedding is None:
-        # Channels are vectors already; dropping some of the few there are would hide what was measured.
+        # No dropout on raw channels: there are few of them, and each is a measurement.
         return [], task.num_inputs
     return [Linear(task.num_inputs, config.embedding), *_dropout(config)], config.embedding
 
@@ -39,7 +36,7 @@ def _input_blocks(config: ModelConfig, task: Task) -> tuple[list[Block], int]:
 def _cell(config: ModelConfig, width: int, num_layers: int) -> Block:
     if config.cell == "gru":
         return GRU(width, config.hidden, num_layers)
-    return LSTM(width, config.hidden, num_layers, projection_size=config.projection or 0)
+    return LSTM(width, config.hidden, num_layers, proj_size=config.projection or 0)
 
 
 def _dropout(config: ModelConfig) -> list[Block]:

@@ -1,4 +1,4 @@
-"""Blocks that treat each step by itself: embedding, linear, layer norm, and any module like them."""
+"""Pointwise blocks: each step is computed by itself (embedding, linear, layer norm, any such module)."""
 
 from torch import Tensor, nn
 
@@ -7,9 +7,9 @@ from stretto.blocks.block import Block
 
 
 class Pointwise(Block):
-    """A module that maps each step by itself, such as `nn.GELU()` or an `nn.Sequential` of such.
+    """A module applied to each step by itself, such as `nn.GELU()` or an `nn.Sequential` of such modules.
 
-    The module must not look across time or rows: no softmax over time, no batch norm.
+    The module must not mix steps or rows: no softmax over time, no batch norm.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -22,9 +22,9 @@ class Pointwise(Block):
 
 
 class _UniformEmbedding(nn.Embedding):
-    """Torch's table with another start: uniform with variance 1, where torch draws normal.
+    """nn.Embedding with uniform instead of normal initial weights, also of variance 1.
 
-    Torch's normal numbers depend on the vector unit of the CPU that draws them; its uniform ones don't.
+    Torch's normal random numbers depend on the SIMD unit of the CPU; its uniform ones don't.
     """
 
     def reset_parameters(self) -> None:
@@ -32,7 +32,7 @@ class _UniformEmbedding(nn.Embedding):
 
 
 class Embedding(Pointwise):
-    """A vector for each token: `[time, batch]` whole numbers in, `[time, batch, features]` out."""
+    """A vector for each token: token ids `[time, batch]` in, `[time, batch, features]` out."""
 
     def __init__(self, num_tokens: int, num_features: int) -> None:
         super().__init__(_UniformEmbedding(num_tokens, num_features))
@@ -40,7 +40,7 @@ class Embedding(Pointwise):
 
 
 class Linear(Pointwise):
-    """A linear map of the features; as the last block, the head of a model."""
+    """A linear layer over the features; the usual last block of a model."""
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = True) -> None:
         super().__init__(nn.Linear(in_features, out_features, bias=bias))
@@ -48,7 +48,7 @@ class Linear(Pointwise):
 
 
 class LayerNorm(Pointwise):
-    """Normalisation over the features of each step."""
+    """Layer normalization over the features of each step."""
 
     def __init__(self, num_features: int) -> None:
         super().__init__(nn.LayerNorm(num_features))

@@ -1,4 +1,4 @@
-"""LSTM and GRU: torch's fused cells (cuDNN, oneDNN) behind a state with the batch in dim 0."""
+"""LSTM and GRU: torch's fused modules (cuDNN, oneDNN) with a state that has the batch in dim 0."""
 
 from typing import Any
 
@@ -11,20 +11,20 @@ from stretto.blocks.block import Block
 
 
 def _to_cell(tensor: Tensor) -> Tensor:
-    """[batch, layers, features] -> [layers, batch, features], contiguous as cuDNN wants it."""
+    """[batch, layers, features] -> [layers, batch, features], contiguous as cuDNN requires."""
     return tensor.transpose(0, 1).contiguous()
 
 
 def _from_cell(tensor: Tensor, like: Tensor) -> Tensor:
-    """The way back. Autocast computes in bf16; the state keeps its dtype from chunk to chunk."""
+    """[layers, batch, features] -> [batch, layers, features]; the state keeps its dtype under autocast."""
     return tensor.transpose(0, 1).to(like.dtype)
 
 
 def _run_cell(cell: nn.RNNBase, x: Tensor, state: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Any]:
-    """Call a cell, under autocast in the dtype that was asked for."""
+    """Call a cell; under autocast on CUDA, in autocast's dtype."""
     if not (x.is_cuda and torch.is_autocast_enabled("cuda")):
         return cell(x, state)  # type: ignore[no-any-return]
-    # Torch's own autocast gives cuDNN's cells fp16 whatever was asked for, so here we cast ourselves.
+    # Torch's autocast runs cuDNN's RNNs in fp16 even if bf16 is requested, so we cast here.
     dtype = torch.get_autocast_dtype("cuda")
     weights = {name: weight.to(dtype) for name, weight in cell.named_parameters()}
     cast = state.to(dtype) if isinstance(state, Tensor) else tuple(tensor.to(dtype) for tensor in state)
@@ -33,11 +33,10 @@ def _run_cell(cell: nn.RNNBase, x: Tensor, state: Tensor | tuple[Tensor, Tensor]
 
 
 class LSTM(Block):
-    """Long short-term memory, `num_layers` of them fused in one call.
+    """LSTM with `num_layers` layers fused in one call, as `nn.LSTM`.
 
-    State: `(h, c)`, each `[batch, layers, features]`. With `projection_size`, outputs and `h` have that
-    many features. A block is the smallest thing a stage can hold: fuse layers only where you won't
-    want to cut between them.
+    State: `(h, c)`, each `[batch, layers, features]`. With `proj_size`, outputs and `h` have that many features. A
+    pipeline stage holds whole blocks, so fused layers are never split between stages.
     """
 
     def __init__(
@@ -46,11 +45,11 @@ class LSTM(Block):
         hidden_size: int,
         num_layers: int = 1,
         *,
-        projection_size: int = 0,
+        proj_size: int = 0,
         bias: bool = True,
     ) -> None:
         super().__init__()
-        self.cell = nn.LSTM(input_size, hidden_size, num_layers, bias=bias, proj_size=projection_size)
+        self.cell = nn.LSTM(input_size, hidden_size, num_layers, bias=bias, proj_size=proj_size)
 
     def initial_state(self, rows: Rows) -> State:
         cell = self.cell
@@ -64,7 +63,7 @@ class LSTM(Block):
 
 
 class GRU(Block):
-    """Gated recurrent unit, `num_layers` of them fused in one call. State: `(h,)`, `[batch, layers, features]`."""
+    """GRU with `num_layers` layers fused in one call, as `nn.GRU`. State: `(h,)`, `[batch, layers, features]`."""
 
     def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, *, bias: bool = True) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Residual: a block whose input is added to its output."""
+"""Residual: a skip connection around a block."""
 
 from torch import Tensor
 
@@ -26,7 +26,7 @@ class Residual(Block):
         y, after = self.block(x, state)
         if y.shape != x.shape:
             raise ConfigError(
-                f"Residual adds what goes in to what comes out, but {type(self.block).__name__} turns "
+                f"Residual adds a block's input to its output, but {type(self.block).__name__} turns "
                 f"{x.shape[-1]} features into {y.shape[-1]}; make them equal"
             )
         return x + y, after

@@ -1,4 +1,4 @@
-"""Stack: blocks one after the other; itself a block, and sliceable into stages."""
+"""Stack: a sequence of blocks; it is a block itself, and can be sliced into stages."""
 
 from collections.abc import Iterable, Iterator
 from itertools import accumulate, pairwise
@@ -14,28 +14,28 @@ from stretto.blocks.block import Block
 
 
 class Stack(Block):
-    """Blocks run in order. Parameter names carry a block's absolute index, never a stage.
+    """Blocks that run in order, like `nn.Sequential`. Parameter names contain a block's absolute index, never a stage.
 
-    `stack[2:4]` shares the blocks 2 and 3 and goes on calling them 2 and 3, so a checkpoint, a seed or a
-    gradient means the same whichever stage holds the block.
+    `stack[2:4]` shares blocks 2 and 3 and keeps their names, so a checkpoint, a seed or a gradient means the same
+    whichever stage holds the block.
     """
 
     def __init__(self, blocks: Iterable[Block], first: int = 0) -> None:
         super().__init__()
-        listed = list(blocks)
-        if not listed:
-            raise ConfigError("a Stack of 0 blocks has nothing to run; give it at least one block")
-        for index, block in enumerate(listed, first):
+        block_list = list(blocks)
+        if not block_list:
+            raise ConfigError("a Stack has no blocks; give it at least one block")
+        for index, block in enumerate(block_list, first):
             if not isinstance(block, Block):
                 raise ConfigError(
-                    f"block {index} is a {type(block).__name__}, not a stretto.nn.Block; "
-                    "wrap a module that treats each step by itself in stretto.nn.Pointwise, or subclass stretto.nn.Block"
+                    f"block {index} is a {type(block).__name__}, not a stretto.nn.Block; wrap a module that works on "
+                    "each step by itself in stretto.nn.Pointwise, or subclass stretto.nn.Block"
                 )
         self.first = first
-        self.blocks = nn.ModuleDict({str(index): block for index, block in enumerate(listed, first)})
-        self.causal = all(block.causal for block in listed)
-        sizes = [len(block.initial_state(Rows.of(0))) for block in listed]
-        # Where each block's tensors stand in the flat state of the stack.
+        self.blocks = nn.ModuleDict({str(index): block for index, block in enumerate(block_list, first)})
+        self.causal = all(block.causal for block in block_list)
+        sizes = [len(block.initial_state(Rows.of(0))) for block in block_list]
+        # Where each block's tensors are in the flat state of the stack.
         self._state_slices = [slice(start, stop) for start, stop in pairwise(accumulate(sizes, initial=0))]
 
     def __len__(self) -> int:
@@ -54,36 +54,36 @@ class Stack(Block):
             return blocks[index]
         start, _, stride = index.indices(len(blocks))
         if stride != 1:
-            raise ConfigError(f"a stage is a contiguous run of blocks; a Stack can't be sliced with step {stride}")
+            raise ConfigError(f"a Stack can't be sliced with step {stride}; a stage is a contiguous run of blocks")
         return Stack(blocks[index], self.first + start)
 
     def initial_state(self, rows: Rows) -> State:
         return self.begin(rows)
 
     def begin(self, rows: Rows, carried: State | None = None) -> State:
-        begun: list[Tensor] = []
-        for index, (block, span) in enumerate(zip(self, self._state_slices, strict=True), self.first):
-            begun.extend(block.begin(rows.for_block(index), None if carried is None else carried[span]))
-        return tuple(begun)
+        state: list[Tensor] = []
+        for index, (block, part) in enumerate(zip(self, self._state_slices, strict=True), self.first):
+            state.extend(block.begin(rows.for_block(index), None if carried is None else carried[part]))
+        return tuple(state)
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the weights, and so of real-valued states."""
+        """The dtype of the weights, and so of floating-point states."""
         dtypes = (parameter.dtype for parameter in self.parameters() if parameter.is_floating_point())
         return next(dtypes, torch.get_default_dtype())
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are; the CPU for a stack without any."""
+        """The device of the weights; the CPU for a stack without weights."""
         return next((parameter.device for parameter in self.parameters()), torch.device("cpu"))
 
     def split_state(self, state: State) -> list[State]:
-        """Return each block's part of the stack's flat state."""
-        return [state[span] for span in self._state_slices]
+        """Return the state of each block from the stack's flat state."""
+        return [state[part] for part in self._state_slices]
 
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         after: list[Tensor] = []
-        for block, own in zip(self, self.split_state(state), strict=True):
-            x, own_after = block(x, own)
-            after.extend(own_after)
+        for block, block_state in zip(self, self.split_state(state), strict=True):
+            x, block_after = block(x, block_state)
+            after.extend(block_after)
         return x, tuple(after)

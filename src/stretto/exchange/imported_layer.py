@@ -114,7 +114,7 @@ def _recurrent_block(name: str, kind: str, weights: dict[str, Tensor]) -> Block:
         if kind == "GRU":
             return _with_weights(GRU(in_features, out_features, bias=has_bias), "cell", weights)
         size = 0 if projection is None else out_features
-        return _with_weights(LSTM(in_features, gates // 4, projection_size=size, bias=has_bias), "cell", weights)
+        return _with_weights(LSTM(in_features, gates // 4, proj_size=size, bias=has_bias), "cell", weights)
 
 
 def _with_weights(block: Block, inner: str, weights: Weights) -> Block:

@@ -5,7 +5,7 @@ import torch
 from stretto.base.errors import ConfigError, StrettoError
 from stretto.base.task import Task
 from stretto.blocks.losses import Loss, LossSum, SequenceLoss, SquaredError, TokenLoss
-from stretto.blocks.network import network
+from stretto.blocks.network import build_network
 from stretto.blocks.pointwise import Embedding, Linear
 from stretto.blocks.stack import Stack
 from stretto.config.run import RunConfig
@@ -54,7 +54,7 @@ def build_model(config: RunConfig, task: Task) -> Stack:
     try:
         with torch.device("meta"):
             if config.model.factory is None:
-                return network(config.model, task)
+                return build_network(config.model, task)
             factory = load_object("model.factory", config.model.factory)
             model = factory(task) if callable(factory) else factory
     except StrettoError:
