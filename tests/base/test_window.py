@@ -24,13 +24,13 @@ def test_micro_batches_are_all_rows_in_order_and_of_nearly_equal_size(num_rows: 
     assert max(sizes) - min(sizes) <= 1 and min(sizes) >= 1
 
 
-def test_a_micro_batch_of_a_state_joined_again_is_the_state() -> None:
+def test_micro_batches_of_a_state_concatenate_to_the_state() -> None:
     state = (torch.randn(5, 2, 3), torch.arange(5))
     parts = [slice_rows(state, slice(0, 2)), slice_rows(state, slice(2, 5))]
     assert all(torch.equal(a, b) for a, b in zip(cat_rows(parts), state, strict=True))
 
 
-def test_rows_are_chosen_one_by_one() -> None:
+def test_where_rows_chooses_row_by_row() -> None:
     these, those = (torch.zeros(3, 2), torch.zeros(3)), (torch.ones(3, 2), torch.ones(3))
     chosen = where_rows(torch.tensor([True, False, True]), these, those)
     assert [tensor.sum().item() for tensor in chosen] == [2, 1]

@@ -596,14 +596,14 @@ ERROR_SECTIONS = (
                 DataError,
             ),
             ErrorCase(
-                "data.train=<url>: <url> needs a package that isn't here (<package>); <what to do>",
+                "data.train=<url>: <url> needs a package that is not installed (<package>); <what to do>",
                 "Object storage is read through fsspec, which needs a package for each kind.",
                 "Install the extra: `pip install 'stretto[s3]'`.",
                 "stretto train run.toml --data.train gs://bucket/data",
                 DataError,
             ),
             ErrorCase(
-                "data.train=<url>: <url> is no URL that can be read (<reason>); give a folder or another URL",
+                "data.train=<url>: <url> is not a readable URL (<reason>); use a folder or a different URL",
                 "The protocol in front of `://` is not known.",
                 "Check the spelling, as in `s3://bucket/folder`.",
                 "stretto train run.toml --data.train nowhere://bucket/data",

@@ -86,7 +86,7 @@ def test_a_store_of_another_kind_is_refused(byte_corpus: Corpus) -> None:
         (lambda folder: (folder / "index.json").unlink(), "holds no prepared data"),
         (lambda folder: (folder / "index.json").write_text("{"), r"index\.json can't be read"),
         (lambda folder: (folder / "index.json").write_text("{}"), "is not of format stretto"),
-        (lambda folder: edit(folder, kind="sequences"), "its digest is another"),
+        (lambda folder: edit(folder, kind="sequences"), "checksum mismatch"),
         (lambda folder: (folder / "tokens-00000.bin").unlink(), r"tokens-00000\.bin is missing"),
         (lambda folder: (folder / "tokens-00000.bin").write_bytes(b"short"), r"tokens-00000\.bin has 5 bytes"),
         (lambda folder: flip(folder / "vocabulary.json"), r"vocabulary\.json is damaged between bytes"),

@@ -134,11 +134,11 @@ def test_a_wrong_key_is_one_sentence_at_once(
     monkeypatch.setenv(name, "WRONG")
     S3FileSystem.clear_instance_cache()
     start = time.monotonic()
-    with pytest.raises(DataError, match=rf"^{URL}: access is refused \(PermissionError: .*\); check the credentials$"):
+    with pytest.raises(DataError, match=rf"^{URL}: access denied \(PermissionError: .*\); check the credentials$"):
         Store.open(URL, Cache(tmp_path))
     # The index may be public and the pages private.
     opened_before.pages._remotes.clear()  # type: ignore[attr-defined]
-    with pytest.raises(DataError, match=rf"^{URL}: access is refused \(PermissionError: .*\); check the credentials$"):
+    with pytest.raises(DataError, match=rf"^{URL}: access denied \(PermissionError: .*\); check the credentials$"):
         opened_before.pages.read([ByteRange("ends-00000.bin", 0, 8)])
     assert time.monotonic() - start < 5
     S3FileSystem.clear_instance_cache()
@@ -184,7 +184,7 @@ def test_a_server_that_does_not_come_back_is_one_sentence_in_time(
     S3FileSystem.clear_instance_cache()
     store.pages._remotes.clear()  # type: ignore[attr-defined]
     start = time.monotonic()
-    with pytest.raises(DataError, match=rf"^{URL} can't be read, after \d s of trying \(EndpointConnectionError: "):
+    with pytest.raises(DataError, match=rf"^{URL} can't be read after \d s of retries \(EndpointConnectionError: "):
         store.pages.read([ByteRange("ends-00000.bin", 0, 8)])
     assert 1 < time.monotonic() - start < 6
     S3FileSystem.clear_instance_cache()

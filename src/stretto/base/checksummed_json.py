@@ -1,42 +1,39 @@
-"""Sealed JSON: a small tree that carries a digest of itself, so that a flipped bit does not pass for a number."""
+"""JSON objects that carry their own checksum, so that a flipped bit is not read as a different number."""
 
-import hashlib
 import json
 from typing import Any
+
+from stretto.base.fingerprint import fingerprint
 
 JsonObject = dict[str, Any]
 _CHECKSUM_KEY = "sha256"
 
 
 def add_checksum(tree: JsonObject) -> JsonObject:
-    """Return the tree with a digest of itself."""
-    return {**tree, _CHECKSUM_KEY: _checksum(tree)}
+    """Return the object with its SHA-256 added."""
+    return {**tree, _CHECKSUM_KEY: fingerprint(tree)}
 
 
 def verify_checksum(tree: object) -> JsonObject:
-    """Return the tree without its digest; ValueError if it isn't the one that was sealed."""
+    """Return the object without its checksum; ValueError if the checksum does not match."""
     if not isinstance(tree, dict):
-        raise ValueError("it is no object")
+        raise ValueError("it is not a JSON object")
     rest = {name: value for name, value in tree.items() if name != _CHECKSUM_KEY}
-    if tree.get(_CHECKSUM_KEY) != _checksum(rest):
-        raise ValueError("its digest is another than when it was written")
+    if tree.get(_CHECKSUM_KEY) != fingerprint(rest):
+        raise ValueError("checksum mismatch")
     return rest
 
 
 def dump_with_checksum(tree: JsonObject) -> bytes:
-    """Return the text of a sealed tree."""
+    """Return the JSON text of the object with its checksum."""
     return json.dumps(add_checksum(tree), indent=1, allow_nan=False).encode()
 
 
 def load_with_checksum(content: bytes) -> JsonObject:
-    """Return the tree of a sealed text; ValueError if it isn't one, or not as it was sealed."""
+    """Return the object of a JSON text; ValueError if it is malformed or its checksum does not match."""
     if not content:
         raise ValueError("it is empty")
     try:
         return verify_checksum(json.loads(content))
     except RecursionError:
-        raise ValueError("it is nested too deep") from None
-
-
-def _checksum(tree: JsonObject) -> str:
-    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+        raise ValueError("it is nested too deeply") from None

@@ -1,4 +1,4 @@
-"""Denormals: numbers so near zero that a CPU takes ten times as long for each; here they are zero."""
+"""Denormals: numbers so near zero that a CPU needs ten times as long for each; they are flushed to zero."""
 
 import sys
 from collections.abc import Iterator
@@ -9,11 +9,11 @@ import torch
 
 @contextmanager
 def flush_denormals() -> Iterator[None]:
-    """Compute with zero in place of denormals, for as long as the context lasts, on this thread's CPU.
+    """Flush denormals to zero on this thread within the context, on the CPU.
 
-    A gradient that fades over a long row ends in such numbers, and so do the moments of weights that are seldom used.
+    Gradients that vanish over a long sequence end in denormals, and so do the moments of rarely used weights.
     """
-    # Torch can set this but not tell it. Halved, the smallest normal number is denormal, or zero if it is set.
+    # Torch has a setter but no getter: half of the smallest normal number is a denormal, or zero if flushing is on.
     smallest = sys.float_info.min
     was_set = smallest / 2 == 0
     torch.set_flush_denormal(True)

@@ -1,4 +1,4 @@
-"""Disk: files that are written completely or not at all, and names that survive a power cut."""
+"""Atomic file writes, and folder entries that survive a power failure."""
 
 import os
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def fsync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are safe on the disk."""
+    """Wait until the entries of a folder are on the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -17,7 +17,7 @@ def fsync_folder(folder: Path) -> None:
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Yield a path beside `path` to write to; it replaces `path` at the end, and is removed after an error."""
+    """Yield a temporary path beside `path`; it replaces `path` at the end, or is removed after an error."""
     partial = path.with_name(f"{path.name}.partial")
     try:
         yield partial
@@ -28,6 +28,6 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Write a file so that other processes see all of it or none."""
+    """Write a file so that other processes see either all of it or nothing."""
     with atomic_path(path) as partial:
         partial.write_bytes(content)

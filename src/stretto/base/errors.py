@@ -1,43 +1,43 @@
-"""The errors a user can mend, each one sentence: the field, the value, the remedy."""
+"""The errors that a user can fix. Each message is one sentence: the parameter, its value, the remedy."""
 
 
 class StrettoError(Exception):
-    """A mistake that its reader can mend; the command prints it as one line and exits with code 2."""
+    """An error that the user can fix; the command prints it on one line and exits with code 2."""
 
     exit_code = 2
 
 
 class ConfigError(StrettoError):
-    """What was asked for can't be meant, or can't be done together."""
+    """A parameter is invalid, or does not go together with another."""
 
 
 class PlanError(StrettoError):
-    """No plan can be made: the layout asks for more than the model or the world has."""
+    """There is no plan: the layout needs more than the model or the cluster has."""
 
 
 class MeshError(StrettoError):
-    """The ranks are not those that were asked for, or one of them was lost."""
+    """The started ranks do not fit the layout, or they cannot connect."""
 
 
 class LostPeerError(MeshError):
-    """A rank went away; nothing is wrong with what was asked, so it is worth another try."""
+    """A rank was lost. The input is not at fault, so the run can be restarted."""
 
     exit_code = 75
 
 
 class DataError(StrettoError):
-    """What was to be read is missing, broken, or too small for what was asked."""
+    """The data is missing, damaged, or too small."""
 
 
 class LawError(StrettoError):
-    """A block doesn't keep one of the laws that the engines rely on."""
+    """A block or loss violates a law that the engines rely on."""
 
 
 class FencedError(StrettoError):
-    """This run was cut off, and another went on in its place; there is nothing to start again."""
+    """Another run has taken over this one's folder; restarting it makes no sense."""
 
     exit_code = 76
 
 
 class DivergedError(StrettoError):
-    """The numbers of a run went bad: a loss or a gradient that is no longer finite."""
+    """Training diverged: a loss or gradient is not finite."""

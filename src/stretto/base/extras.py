@@ -1,4 +1,4 @@
-"""Extras: packages that only some commands need, asked for when they do."""
+"""Optional dependencies, imported when a feature needs them."""
 
 from importlib import import_module
 from types import ModuleType
@@ -7,7 +7,7 @@ from stretto.base.errors import ConfigError
 
 
 def import_optional_dependency(package: str, extra: str, feature: str) -> ModuleType:
-    """Return a package that is not always there, or say how to get it."""
+    """Import an optional package, or raise an error that says how to install it."""
     try:
         return import_module(package)
     except ImportError:

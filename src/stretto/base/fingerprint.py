@@ -1,4 +1,4 @@
-"""Fingerprint: one short text for what a result depends on; equal values give equal fingerprints."""
+"""Fingerprint: a hash of the values that a result depends on."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Lazy exports: a package's public names, listed once in its stub, imported when they are first used."""
+"""Lazy exports: a package's public names, listed once in its stub and imported on first use."""
 
 import ast
 import sys
@@ -6,27 +6,27 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
-# As torch and the scientific Python packages do it: type checkers read the stub, and so do we.
+# As in lazy_loader, which scientific Python packages use: type checkers read the stub, and so does this.
 Exports = tuple[list[str], Callable[[str], object], Callable[[], list[str]]]
 
 
 def lazy_exports(module: str, file: str) -> Exports:
     """Return `__all__`, `__getattr__` and `__dir__` for a module, from the imports in the `.pyi` file beside it."""
-    homes: dict[str, str] = {}
+    module_of: dict[str, str] = {}
     for node in ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ImportFrom) and node.module is not None:
-            homes |= dict.fromkeys((alias.name for alias in node.names), node.module)
+            module_of |= dict.fromkeys((alias.name for alias in node.names), node.module)
 
     def get_attribute(name: str) -> object:
-        if name not in homes:
+        if name not in module_of:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        # `from stretto import nn` in a stub is a submodule; all else is a name in a module.
-        is_submodule = homes[name] == module
-        value = import_module(f"{module}.{name}") if is_submodule else getattr(import_module(homes[name]), name)
+        # `from stretto import nn` in a stub names a submodule; every other line names something in a module.
+        is_submodule = module_of[name] == module
+        value = import_module(f"{module}.{name}") if is_submodule else getattr(import_module(module_of[name]), name)
         setattr(sys.modules[module], name, value)
         return value
 
     def list_names() -> list[str]:
-        return sorted({*vars(sys.modules[module]), *homes})
+        return sorted({*vars(sys.modules[module]), *module_of})
 
-    return sorted(homes), get_attribute, list_names
+    return sorted(module_of), get_attribute, list_names

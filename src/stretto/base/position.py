@@ -1,11 +1,11 @@
-"""Position: a place in the global order of the data, in three whole numbers."""
+"""Position: a position in the global order of the data."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, order=True)
 class Position:
-    """Which window comes next. It means the same for any number of ranks and workers, however far they read ahead."""
+    """Which window comes next; independent of the number of ranks and workers, and of how far they read ahead."""
 
     epoch: int = 0
     pool: int = 0

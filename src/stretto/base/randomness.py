@@ -1,12 +1,12 @@
-"""Positional randomness: a mask is a function of keys, time and feature, never of a generator's past.
+"""Positional randomness: a mask is a function of key, time and feature, never of a generator's state.
 
-Integer arithmetic only, wrapping at 64 and 32 bits, so every device gives the same bits.
+Integer arithmetic only, which wraps at 64 and 32 bits, so every device gives the same bits.
 """
 
 import torch
 from torch import Tensor
 
-# Odd constants whose bits look random; products with them wrap around on purpose.
+# The constants of SplitMix64 and of a 32-bit finalizer; products with them wrap around on purpose.
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX_A = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MIX_B = 0x94D049BB133111EB - (1 << 64)
@@ -16,27 +16,27 @@ _WORD_SPAN = 1 << 32
 
 
 def mix(keys: Tensor) -> Tensor:
-    """Scramble int64 keys one to one, so that neighbours in have nothing in common out."""
+    """Hash int64 keys one to one, so that neighboring keys give unrelated values."""
     mixed = keys * _GOLDEN
-    # `>>` copies the sign; the masks make it the logical shift that keeps this one to one.
+    # `>>` copies the sign bit; the masks make it a logical shift, which keeps the hash one to one.
     mixed = (mixed ^ ((mixed >> 30) & 0x3FFFFFFFF)) * _MIX_A
     mixed = (mixed ^ ((mixed >> 27) & 0x1FFFFFFFFF)) * _MIX_B
     return mixed ^ ((mixed >> 31) & 0x1FFFFFFFF)
 
 
 def _words(keys: Tensor) -> Tensor:
-    """The low 32 bits of mixed keys, as int32."""
+    """Return the low 32 bits of mixed keys, as int32."""
     return ((mix(keys) & (_WORD_SPAN - 1)) - (_WORD_SPAN >> 1)).to(torch.int32)
 
 
 def keep_mask(keys: Tensor, num_features: int, keep: float) -> Tensor:
     """Return a boolean mask [*keys.shape, num_features], true with probability `keep`.
 
-    A place is 32 bits in the end, so among some 10^5 features two may share their mask; up to 10^4 none do.
+    Each element's hash has 32 bits, so among about 10^5 features two may share a mask; up to 10^4 none do.
     """
     features = torch.arange(num_features, dtype=torch.int64, device=keys.device)
     words = _words(keys).unsqueeze(-1) ^ _words(features)
-    # Keys and features are mixed already; what follows breaks the structure that their xor leaves.
+    # Keys and features are hashed already; these rounds break the structure that their xor leaves.
     words ^= (words >> 16) & 0xFFFF
     words *= _WORD_A
     words ^= (words >> 15) & 0x1FFFF

@@ -1,4 +1,4 @@
-"""Remote: a folder in object storage, through fsspec, and how long its server may be away."""
+"""Folders in object storage, through fsspec, and how long to retry when a server does not answer."""
 
 import errno
 import logging
@@ -11,10 +11,10 @@ from stretto.base.errors import DataError, StrettoError
 
 _FIRST_DELAY = 0.2
 _MAX_DELAY = 5.0
-# Mistakes in what was asked for: another try would get the same answer.
+# Errors of the request itself: a retry would fail in the same way.
 _PERMANENT_ERRORS = (FileNotFoundError, NotADirectoryError, IsADirectoryError, ImportError, ValueError, TypeError)
 _PERMANENT_ERRNOS = (errno.EINVAL, errno.ENAMETOOLONG, errno.ENOSYS)
-# Those of botocore, by name: it isn't there unless S3 is used.
+# botocore's, by name: it is installed only where S3 is used.
 _PERMANENT_ERROR_NAMES = {"NoCredentialsError", "PartialCredentialsError", "ParamValidationError", "ProfileNotFound"}
 
 _log = logging.getLogger(__name__)
@@ -26,29 +26,29 @@ def is_remote(location: object) -> bool:
 
 
 class RemoteFolder(NamedTuple):
-    """A filesystem of fsspec, and a folder in it."""
+    """An fsspec filesystem and a folder in it."""
 
     filesystem: Any
     root: str
 
     @classmethod
     def open(cls, location: str) -> "RemoteFolder":
-        """Open a URL; this asks nothing of the server."""
-        # Slow to import, and needed by few.
+        """Open a URL, without a request to the server."""
+        # Slow to import and rarely needed.
         from fsspec.config import conf
         from fsspec.core import url_to_fs
 
         is_s3 = location.startswith(("s3://", "s3a://"))
-        # Botocore would try five times within each try of ours. What else the user has set stays.
+        # botocore would retry five times within each of our tries. The user's other settings stay.
         settings = {**conf.get("s3", {}).get("config_kwargs", {}), "retries": {"total_max_attempts": 1}}
         options = {"config_kwargs": settings} if is_s3 else {}
         try:
             return cls(*url_to_fs(location, **options))
         except ImportError as error:
-            remedy = "pip install 'stretto[s3]'" if is_s3 else "install what it asks for"
-            raise DataError(f"{location} needs a package that isn't here ({error}); {remedy}") from error
+            remedy = "pip install 'stretto[s3]'" if is_s3 else "install it"
+            raise DataError(f"{location} needs a package that is not installed ({error}); {remedy}") from error
         except ValueError as error:
-            raise DataError(f"{location} is no URL that can be read ({error}); give a folder or another URL") from error
+            raise DataError(f"{location} is not a readable URL ({error}); use a folder or a different URL") from error
 
     def cat(self, name: str) -> bytes:
         return bytes(self.filesystem.cat_file(join(self.root, name)))
@@ -63,7 +63,7 @@ class RemoteFolder(NamedTuple):
 
 
 class RetryBudget:
-    """How long a server may be away: pauses that grow, until the time is up."""
+    """How long to retry when a server does not answer: growing pauses until the time is up."""
 
     def __init__(self, location: str, seconds: float) -> None:
         self._location = location
@@ -72,31 +72,31 @@ class RetryBudget:
         self._delay = _FIRST_DELAY
 
     def wait(self, error: Exception) -> None:
-        """Wait a while before another try; raise if the error won't go away, or hasn't for too long."""
+        """Pause before the next try; raise if the error is permanent or the time is up."""
         if isinstance(error, StrettoError):
             raise error
         reason = shorten(f"{type(error).__name__}: {error}".rstrip(": "), 300)
         if isinstance(error, PermissionError):
-            raise DataError(f"{self._location}: access is refused ({reason}); check the credentials") from error
+            raise DataError(f"{self._location}: access denied ({reason}); check the credentials") from error
         if _is_permanent(error):
             raise DataError(f"{self._location} can't be read ({reason}); check the URL and the credentials") from error
         waited = time.monotonic() - self._start
         if waited + self._delay > self._seconds:
             raise DataError(
-                f"{self._location} can't be read, after {waited:.0f} s of trying ({reason}); check that the server "
-                "runs and can be reached, or give it more time with data.retry_seconds"
+                f"{self._location} can't be read after {waited:.0f} s of retries ({reason}); check that the server "
+                "runs and is reachable, or raise data.retry_seconds"
             ) from error
         if self._delay == _FIRST_DELAY:
-            _log.warning("%s can't be read (%s); trying again for %.0f s", self._location, reason, self._seconds)
+            _log.warning("%s can't be read (%s); retrying for %.0f s", self._location, reason, self._seconds)
         time.sleep(self._delay)
         self._delay = min(2 * self._delay, _MAX_DELAY)
 
 
 def _is_permanent(error: Exception) -> bool:
-    """Would another try get the same answer?"""
+    """Would a retry fail in the same way?"""
     if isinstance(error, OSError) and error.errno in _PERMANENT_ERRNOS:
         return True
-    # The errors of HTTP clients carry the answer's number: 4xx is our mistake, but for "too slow" and "too many".
+    # Errors of HTTP clients carry the status code: 4xx is permanent, except for timeout and too many requests.
     status = getattr(error, "status", None)
     if isinstance(status, int) and 400 <= status < 500 and status not in (408, 429):
         return True
@@ -105,5 +105,5 @@ def _is_permanent(error: Exception) -> bool:
 
 
 def join(folder: str, name: str) -> str:
-    """Return the path of a name in a folder of object storage."""
+    """Return the path of `name` in a folder of object storage."""
     return f"{folder.rstrip('/')}/{name}"

@@ -1,4 +1,4 @@
-"""Scratch: folders for files that nobody needs for long; those of processes that were killed are removed."""
+"""Temporary folders; those that killed processes have left behind are removed."""
 
 import hashlib
 import os
@@ -13,13 +13,13 @@ _NAME = re.compile(r"stretto-([0-9a-f]{8})-(\d+)-")
 
 
 def make_scratch_folder() -> "tempfile.TemporaryDirectory[str]":
-    """Return a new folder, to be used in a `with`."""
+    """Return a new temporary folder, as a context manager."""
     _remove_stale()
     return tempfile.TemporaryDirectory(prefix=_prefix())
 
 
 def scratch_folder_of(owner: object) -> Path:
-    """Return a new folder that goes when its owner goes."""
+    """Return a new temporary folder that is removed together with its owner."""
     _remove_stale()
     folder = Path(tempfile.mkdtemp(prefix=_prefix()))
     weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
@@ -31,7 +31,7 @@ def _prefix() -> str:
 
 
 def _host_id() -> str:
-    """Name what gives a process its number: this host, and its container if there is one."""
+    """Return an id of the PID namespace: this host, and its container if there is one."""
     try:
         namespace = str(Path("/proc/self/ns/pid").readlink())
     except OSError:
@@ -40,16 +40,16 @@ def _host_id() -> str:
 
 
 def _remove_stale() -> None:
-    """Remove what processes of this user have left that are no more."""
+    """Remove the folders of this user's dead processes."""
     for path in Path(tempfile.gettempdir()).glob("stretto-*"):
-        found = _NAME.match(path.name)
-        if found is not None and found[1] == _host_id() and not _is_alive(int(found[2])) and _is_owned_by_user(path):
+        match = _NAME.match(path.name)
+        if match is not None and match[1] == _host_id() and not _is_alive(int(match[2])) and _is_owned_by_user(path):
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _is_alive(process: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
-        os.kill(process, 0)
+        os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except OSError:
@@ -59,7 +59,7 @@ def _is_alive(process: int) -> bool:
 
 def _is_owned_by_user(path: Path) -> bool:
     try:
-        found = path.lstat()
+        status = path.lstat()
     except OSError:
         return False
-    return found.st_uid == os.getuid() and not path.is_symlink()
+    return status.st_uid == os.getuid() and not path.is_symlink()

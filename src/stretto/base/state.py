@@ -9,24 +9,24 @@ State = tuple[Tensor, ...]
 
 
 def detach(state: State) -> State:
-    """Keep the values, cut the gradient: what a window hands to the next one."""
+    """Return the state without its graph: the next window starts from the values, gradients stop here."""
     return tuple(tensor.detach() for tensor in state)
 
 
 def slice_rows(state: State, rows: slice) -> State:
-    """Return the state of some rows, as views."""
+    """Return views of some rows of a state."""
     return tuple(tensor[rows] for tensor in state)
 
 
 def cat_rows(states: Sequence[State]) -> State:
-    """Return the state of all rows, in the order given."""
+    """Concatenate states along the rows."""
     if len(states) == 1:
         return states[0]
     return tuple(torch.cat(tensors) for tensors in zip(*states, strict=True))
 
 
 def where_rows(mask: Tensor, state: State, other: State) -> State:
-    """Return `state` in the mask rows (a boolean per row) and `other` in the others."""
+    """Return `state` in the rows where `mask` (a boolean per row) is true, and `other` elsewhere."""
     if bool(mask.all()):
         return state
     if not bool(mask.any()):

@@ -1,4 +1,4 @@
-"""Task: what goes into a network, and what is asked of it."""
+"""Task: the inputs and targets of a network."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,7 +6,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Task:
-    """What data asks of a network: enough to know its first and its last block, and its loss."""
+    """The inputs and targets of a dataset, which determine a network's first block, last block and loss."""
 
     inputs: Literal["tokens", "channels"]
     num_inputs: int  # the vocabulary's size, or the number of channels
@@ -15,5 +15,5 @@ class Task:
 
     @classmethod
     def language(cls, num_tokens: int) -> "Task":
-        """Return the task of a language model: which token comes next?"""
+        """Return the task of a language model: predict the next token."""
         return cls("tokens", num_tokens, "tokens", num_tokens)

@@ -1,4 +1,4 @@
-"""Rows and windows: who is in a batch, and the stretch of time that one optimizer step sees."""
+"""Rows and windows: the rows of a batch, and the time steps that one optimizer step sees."""
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -10,21 +10,21 @@ from torch import Tensor
 from stretto.base.keys import derive_key
 
 IGNORE_INDEX = -100
-"""The target of a step that is asked for no token; torch's own default."""
-# Longer than any window: a row whose end is not in sight.
+"""The target of a step without a target token; the default of torch's losses."""
+# The length of a row that does not end; longer than any window.
 _UNBOUNDED = 2**62
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows a block is about to meet, and the key from which their randomness is derived.
+    """The rows of a batch as a block sees them, and the key from which their randomness is derived.
 
-    The three tensors stay on the CPU, where lengths are needed; states are made on `device`.
+    The three tensors stay on the CPU, where lengths are needed; states are created on `device`.
     """
 
-    lanes: Tensor  # int64 [batch]: a row's place in the global batch, whichever rank holds it
-    lengths: Tensor  # int64 [batch]: how many steps of the window are valid
-    fresh: Tensor  # bool [batch]: starts from the initial state, whatever came before
+    lanes: Tensor  # int64 [batch]: a row's index in the global batch, whichever rank holds it
+    lengths: Tensor  # int64 [batch]: number of valid steps in the window
+    fresh: Tensor  # bool [batch]: starts from the initial state, not from the previous window's
     key: int
     device: torch.device
     dtype: torch.dtype  # of the model's weights, and so of real-valued states
@@ -39,7 +39,7 @@ class Rows:
         device: torch.device | str = "cpu",
         dtype: torch.dtype | None = None,
     ) -> Self:
-        """Return fresh rows of one length (the whole window's, if not given), as a test or a script needs them."""
+        """Return fresh rows of one length (by default the whole window), for tests and scripts."""
         return cls(
             lanes=torch.arange(num_rows, device="cpu"),
             lengths=torch.full((num_rows,), _UNBOUNDED if num_steps is None else num_steps, device="cpu"),
@@ -50,14 +50,14 @@ class Rows:
         )
 
     def zeros(self, *shape: int) -> Tensor:
-        """Return zeros `[batch, *shape]` in the model's dtype on its device: what most states start from."""
+        """Return zeros `[batch, *shape]` in the model's dtype and on its device, as most states start."""
         return torch.zeros(len(self), *shape, dtype=self.dtype, device=self.device)
 
     def __len__(self) -> int:
         return len(self.lanes)
 
     def for_block(self, index: int) -> Self:
-        """Return the same rows as the block at `index` sees them: with a key of its own."""
+        """Return the same rows with the key of the block at `index`."""
         return replace(self, key=derive_key(self.key, index))
 
     def __getitem__(self, rows: slice | Tensor) -> Self:
@@ -66,10 +66,10 @@ class Rows:
 
 @dataclass(frozen=True)
 class Window:
-    """One stretch of time for some rows; time-major, so that a chunk of it is a contiguous view.
+    """Some time steps of some rows; time-major, so that a chunk is a contiguous view.
 
-    Who is in it is known everywhere; the payload may be left out where it isn't used. Where nothing is asked (padding,
-    or an unlabeled step) the target says so: the ignore index for whole numbers, NaN for real ones.
+    Every rank knows the rows; inputs and targets are left out where a rank doesn't need them. A step without a target
+    (padding, or unlabeled) has the ignore index as its target if targets are integers, NaN if they are real numbers.
     """
 
     num_steps: int
@@ -81,16 +81,16 @@ class Window:
 
     @property
     def num_rows(self) -> int:
-        """How many rows it has."""
+        """The number of rows."""
         return len(self.lanes)
 
     @property
     def num_valid(self) -> int:
-        """How many of its steps times rows belong to a row that has not ended."""
+        """The number of valid steps, summed over all rows."""
         return int(self.lengths.clamp(max=self.num_steps).sum())
 
     def rows(self, key: int, device: torch.device, dtype: torch.dtype) -> Rows:
-        """Return who is in this window, for blocks on `device` with weights of `dtype`."""
+        """Return the rows of this window, for blocks on `device` with weights of `dtype`."""
         return Rows(self.lanes, self.lengths, self.fresh, key, device, dtype)
 
     def micro_batches(self, num_micro_batches: int) -> list[slice]:
@@ -99,7 +99,7 @@ class Window:
         return [slice(start, stop) for start, stop in pairwise(edges)]
 
     def pin_memory(self) -> Self:
-        """Return the same window with its payload where a GPU copies from without waiting."""
+        """Return the same window with inputs and targets in pinned memory, from which copies to a GPU are asynchronous."""
         return replace(
             self,
             inputs=None if self.inputs is None else self.inputs.pin_memory(),

@@ -235,7 +235,7 @@ def check_file(
         if size != file.num_bytes:
             raise damaged_error(where, f"it has {size:,} bytes, not {file.num_bytes:,}")
         if digest_of(path, on_bytes) != file.sha256:
-            raise damaged_error(where, "its digest is another than when it was written")
+            raise damaged_error(where, "checksum mismatch")
     except FileNotFoundError:
         raise damaged_error(where, "it is missing") from None
     except OSError as error:
