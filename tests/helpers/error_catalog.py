@@ -13,7 +13,7 @@ from stretto import StrettoError, testing
 from stretto.base.errors import DivergedError, FencedError, PlanError
 from stretto.cli.commands.verify import LayoutMismatchError
 from stretto.errors import ConfigError, DataError, LawError, LostPeerError, MeshError, PreemptedError
-from stretto.mesh.mailbox import LocalMailbox, wait_for_message
+from stretto.mesh.rank_store import RankStore
 from stretto.mesh.rendezvous import rendezvous
 from stretto.nn import (
     LSTM,
@@ -896,10 +896,10 @@ ERROR_SECTIONS = (
                 LostPeerError,
             ),
             ErrorCase(
-                "rank <n> said nothing for <n> s; look at that rank's own output, or raise run.timeout",
-                "A rank lives, but has not come to where the others wait for its word.",
-                "If its work takes so long, raise `run.timeout`; else see what it does.",
-                lambda: wait_for_message(LocalMailbox(), "key", 1, timedelta(seconds=0.1), lambda: None),
+                "rank <n> sent no message for <n> s; check that rank's output, or raise run.timeout",
+                "A rank is alive, but has not reached the point where others wait for its message.",
+                "If its work takes that long, raise `run.timeout`; else find out what it is doing.",
+                lambda: RankStore(HashStore()).wait_for_message("key", 1, timedelta(seconds=0.1), lambda: None),
                 LostPeerError,
             ),
             ErrorCase(

@@ -1,3 +1,5 @@
+"""What each launcher sets in the environment, and what is read from it."""
+
 import json
 from itertools import product
 
@@ -51,33 +53,33 @@ def where(launch_info: LaunchInfo | None) -> tuple[int, int, int, int, str, int]
     )
 
 
-def test_nobody_has_started_us() -> None:
+def test_without_a_launcher_there_is_no_launch_info() -> None:
     assert find_launch_info({"HOME": "/root", "SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"}) is None
 
 
-def test_what_torchrun_sets_is_read_and_wins_over_all_others() -> None:
+def test_torchrun_wins_over_all_other_launchers() -> None:
     launch_info = find_launch_info({**MPIRUN, **SRUN, **tf_config("ps", 0), **TORCHRUN})
     assert where(launch_info) == (1, 4, 1, 2, "10.0.0.1", 29500)
 
 
 @pytest.mark.parametrize("absent", [name for name in TORCHRUN if name not in ("RANK",)])
-def test_half_an_environment_is_a_mistake(absent: str) -> None:
+def test_a_missing_variable_of_torchrun_is_an_error(absent: str) -> None:
     with pytest.raises(MeshError, match=f"but no {absent}; start the ranks with torchrun"):
         find_launch_info({name: value for name, value in TORCHRUN.items() if name != absent})
 
 
-def test_an_environment_that_is_no_number_is_a_mistake() -> None:
+def test_a_rank_that_is_not_a_number_is_an_error() -> None:
     with pytest.raises(MeshError, match="is not a number"):
         find_launch_info({**TORCHRUN, "RANK": "one"})
 
 
 @pytest.mark.parametrize(("name", "value"), [("RANK", "4"), ("WORLD_SIZE", "0"), ("LOCAL_RANK", "2"), ("RANK", "-1")])
-def test_a_rank_that_is_not_among_them_is_a_mistake(name: str, value: str) -> None:
-    with pytest.raises(MeshError, match="which can't be"):
+def test_an_impossible_rank_is_an_error(name: str, value: str) -> None:
+    with pytest.raises(MeshError, match="which is impossible"):
         find_launch_info({**TORCHRUN, name: value})
 
 
-def test_a_worker_of_tf_config_is_a_rank_and_the_first_ones_port_is_where_they_meet() -> None:
+def test_workers_of_tf_config_are_ranks_that_meet_at_the_first_ones_port() -> None:
     workers = ["a:2222", "b:2223", "a:2224"]
     assert where(find_launch_info(tf_config("worker", 0, worker=workers))) == (0, 3, 0, 2, "a", 2222)
     assert where(find_launch_info(tf_config("worker", 1, worker=workers))) == (1, 3, 0, 1, "a", 2222)
@@ -92,52 +94,52 @@ def test_the_chief_is_the_first_worker(name: str) -> None:
 
 
 @pytest.mark.parametrize("alone", [tf_config("worker", 0, worker=["a:1"]), {"TF_CONFIG": "{}"}])
-def test_one_worker_alone_was_not_placed_by_anyone(alone: dict[str, str]) -> None:
+def test_a_single_worker_has_no_launch_info(alone: dict[str, str]) -> None:
     assert find_launch_info(alone) is None
 
 
 @pytest.mark.parametrize(
-    ("variables", "said"),
+    ("variables", "message"),
     [
-        (tf_config("ps", 0, worker=["a:1"], ps=["b:1"]), "leave ps out of the cluster"),
-        (tf_config("worker", 0, worker=["a:1", "c:1"], ps=["b:1"]), "leave ps out of the cluster"),
-        (tf_config("evaluator", 0, worker=["a:1", "b:1"]), "start the chief and the workers only"),
-        (tf_config("worker", 2, worker=["a:1", "b:1"]), "this is worker 2, but its cluster has no such task"),
+        (tf_config("ps", 0, worker=["a:1"], ps=["b:1"]), "remove ps from the cluster"),
+        (tf_config("worker", 0, worker=["a:1", "c:1"], ps=["b:1"]), "remove ps from the cluster"),
+        (tf_config("evaluator", 0, worker=["a:1", "b:1"]), "start only the chief and the workers"),
+        (tf_config("worker", 2, worker=["a:1", "b:1"]), "this worker 2, which its cluster does not have"),
         (tf_config("worker", 0, worker=["a", "b:1"]), "a worker at 'a', without a port"),
-        ({"TF_CONFIG": "{worker: a}"}, "is not understood; it should be"),
-        ({"TF_CONFIG": "[1]"}, "is not understood; it should be"),
-        ({"TF_CONFIG": '{"cluster": {"worker": 3}}'}, "is not understood; it should be"),
+        ({"TF_CONFIG": "{worker: a}"}, "can't be read; use"),
+        ({"TF_CONFIG": "[1]"}, "can't be read; use"),
+        ({"TF_CONFIG": '{"cluster": {"worker": 3}}'}, "can't be read; use"),
     ],
 )
-def test_a_cluster_that_is_none_of_ours_is_refused_in_a_sentence(variables: dict[str, str], said: str) -> None:
-    with pytest.raises(MeshError, match=said) as error:
+def test_an_unsupported_cluster_is_refused_with_a_remedy(variables: dict[str, str], message: str) -> None:
+    with pytest.raises(MeshError, match=message) as error:
         find_launch_info(variables)
     assert "\n" not in str(error.value)
 
 
-def test_what_srun_sets_is_read() -> None:
+def test_the_variables_of_srun_are_read() -> None:
     launch_info = find_launch_info(SRUN)
     assert where(launch_info)[:5] == (3, 5, 1, 2, "gpu07")
     other = find_launch_info({**SRUN, "SLURM_STEP_ID": "1"})
     assert launch_info is not None and other is not None
-    # Steps that run side by side don't meet at one port.
+    # Steps that run side by side use different ports.
     assert 10_000 <= launch_info.port < 30_000 and launch_info.port != other.port
-    asked = find_launch_info({**SRUN, "MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "4000"})
-    assert where(asked) == (3, 5, 1, 2, "10.0.0.7", 4000)
+    overridden = find_launch_info({**SRUN, "MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "4000"})
+    assert where(overridden) == (3, 5, 1, 2, "10.0.0.7", 4000)
 
 
 @pytest.mark.parametrize("absent", [name for name in SRUN if name != "SLURM_STEP_NUM_TASKS"])
-def test_half_of_what_srun_sets_is_a_mistake(absent: str) -> None:
+def test_a_missing_variable_of_srun_is_an_error(absent: str) -> None:
     with pytest.raises(MeshError, match=f"has no {absent}"):
         find_launch_info({name: value for name, value in SRUN.items() if name != absent})
 
 
-def test_what_mpirun_sets_is_read_even_within_a_step_of_srun() -> None:
+def test_the_variables_of_mpirun_are_read_even_within_a_step_of_srun() -> None:
     assert where(find_launch_info({**SRUN, **MPIRUN})) == (3, 4, 1, 2, "first", 29500)
-    there = {name: value for name, value in MPIRUN.items() if name != "MASTER_ADDR"}
+    without_address = {name: value for name, value in MPIRUN.items() if name != "MASTER_ADDR"}
     with pytest.raises(MeshError, match="add -x MASTER_ADDR=HOST"):
-        find_launch_info(there)
-    on_one = {**there, "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
+        find_launch_info(without_address)
+    on_one = {**without_address, "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
     assert where(find_launch_info(on_one)) == (1, 2, 1, 2, "127.0.0.1", 29500)
 
 
@@ -147,7 +149,7 @@ def run_of(variables: dict[str, str]) -> str:
     return launch_info.run_id
 
 
-def test_ranks_of_one_job_have_one_name_for_it_and_those_of_others_another() -> None:
+def test_ranks_of_one_job_have_the_same_run_id_and_other_jobs_a_different_one() -> None:
     assert run_of(SRUN) == run_of({**SRUN, "SLURM_PROCID": "0"}) == "812.0"
     assert run_of({**SRUN, "SLURM_STEP_ID": "1"}) == "812.1"
     mpirun = {**MPIRUN, "PMIX_NAMESPACE": "prterun-host-7@1"}
@@ -157,10 +159,10 @@ def test_ranks_of_one_job_have_one_name_for_it_and_those_of_others_another() -> 
 
 
 @pytest.mark.parametrize("variables", [SRUN, MPIRUN, tf_config("worker", 0, worker=["a:1", "a:2"]), TORCHRUN])
-def test_a_device_is_a_ranks_own_only_where_the_launcher_has_chosen_it(variables: dict[str, str]) -> None:
+def test_ranks_are_bound_to_devices_only_by_launchers_that_choose_them(variables: dict[str, str]) -> None:
     free, bound = find_launch_info(variables), find_launch_info({**variables, "CUDA_VISIBLE_DEVICES": "0"})
     assert free is not None and bound is not None and not free.is_bound
-    # torchrun chooses none, and whoever called it has chosen for all its ranks together.
+    # torchrun chooses none; its caller has chosen for all ranks together.
     assert bound.is_bound == (variables is not TORCHRUN)
 
 
@@ -169,8 +171,8 @@ pieces = st.one_of(st.from_regex(r"[a-z][a-z0-9-]{0,4}", fullmatch=True), number
 
 
 @given(st.lists(st.lists(pieces, min_size=1, max_size=3), min_size=1, max_size=3))
-def test_the_first_host_is_that_of_the_whole_list(lists: list[list[str | list[tuple[int, int]]]]) -> None:
-    written, whole = [], []
+def test_the_first_host_is_the_first_of_the_expanded_list(lists: list[list[str | list[tuple[int, int]]]]) -> None:
+    written, expanded = [], []
     for parts in lists:
         text, options = "", []
         for part in parts:
@@ -181,18 +183,18 @@ def test_the_first_host_is_that_of_the_whole_list(lists: list[list[str | list[tu
             text += "[" + ",".join(f"{low:02}-{low + more:02}" if more else f"{low:02}" for low, more in part) + "]"
             options.append([f"{number:02}" for low, more in part for number in range(low, low + more + 1)])
         written.append(text)
-        whole += ["".join(host) for host in product(*options)]
-    assert first_host(",".join(written)) == whole[0]
+        expanded += ["".join(host) for host in product(*options)]
+    assert first_host(",".join(written)) == expanded[0]
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 4)), min_size=1, max_size=4))
-def test_tasks_of_nodes_are_counted(runs: list[tuple[int, int]]) -> None:
+def test_tasks_per_node_are_expanded(runs: list[tuple[int, int]]) -> None:
     written = ",".join(f"{count}(x{times})" if times > 1 else str(count) for count, times in runs)
     assert expand_counts(written) == [count for count, times in runs for _ in range(times)]
 
 
-def test_lists_that_are_not_slurms_are_refused() -> None:
+def test_malformed_slurm_lists_are_refused() -> None:
     with pytest.raises(MeshError, match="set MASTER_ADDR"):
         first_host("")
-    with pytest.raises(MeshError, match="is not understood"):
+    with pytest.raises(MeshError, match="can't be read"):
         expand_counts("2x3")

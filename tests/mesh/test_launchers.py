@@ -62,7 +62,7 @@ def test_a_store_that_cannot_be_kept_is_said_with_what_to_set() -> None:
         taken.listen()
         # Its name means loopback here, and ranks of another host are to come: torch listens, and fails.
         launch_info = LaunchInfo(0, 2, 0, 1, "localhost", taken.getsockname()[1])
-        with pytest.raises(MeshError, match=r"rank 0 can't keep the store .*; set MASTER_ADDR and") as error:
+        with pytest.raises(MeshError, match=r"rank 0 can't host the store .*; set MASTER_ADDR and") as error:
             open_store(launch_info, timedelta(seconds=2))
     assert "\n" not in str(error.value)
 

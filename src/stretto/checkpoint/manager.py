@@ -29,7 +29,6 @@ from stretto.checkpoint.manifest import CheckpointFile, Manifest
 from stretto.checkpoint.shards import describe_file, save_shards
 from stretto.checkpoint.snapshot import Snapshot, StagingBuffers, check_finite
 from stretto.checkpoint.storage import open_storage
-from stretto.mesh.mailbox import wait_for_message
 from stretto.mesh.world import World
 
 # The errors of a save that end the run; after any other it goes on, and the last checkpoint stands.
@@ -73,7 +72,7 @@ class CheckpointManager:
         self._storage = open_storage(location, retry_seconds)
         self._history: History | None = None  # on the first rank
         self._buffers = StagingBuffers()
-        self._prefix = f"checkpoints/{self.world.mailbox.next_number()}"
+        self._prefix = f"checkpoints/{self.world.store.next_number()}"
         self._numbers = count(1)
         self._steps: set[int] = set()  # of all saves of this start
         self._pending: _PendingSave | None = None
@@ -98,7 +97,7 @@ class CheckpointManager:
         if self.world.is_rank_zero:
             saved = self._claim_generation(resume)
             place = None if saved is None else (saved.storage.location, saved.name)
-            self.world.mailbox.post(key, json.dumps([self.generation, place]))
+            self.world.store.set(key, json.dumps([self.generation, place]))
             return saved
         self.generation, place = json.loads(self._await(key, 0, self.world.raise_peer_error))
         return None if place is None else Checkpoint.open(open_storage(place[0], self._retry_seconds), place[1])
@@ -202,7 +201,7 @@ class CheckpointManager:
         except Exception as error:  # noqa: BLE001 - whatever it is, the first rank has to know
             message = {"error": [type(error).__name__, _error_message(f"{self.location}/{save.name}", error)]}
         try:
-            self.world.mailbox.post(self._key(save, self.world.rank), json.dumps(message))
+            self.world.store.set(self._key(save, self.world.rank), json.dumps(message))
             if self._history is not None:
                 self._commit(save, self._history)
         except RuntimeError:
@@ -245,10 +244,10 @@ class CheckpointManager:
             None if error is None else _error_message(f"{self.location}/{save.name}", error),
         )
         for rank in range(self.world.size):
-            self.world.mailbox.remove(self._key(save, rank))
+            self.world.store.delete(self._key(save, rank))
         # By now all ranks have begun this save, so none asks for the outcome of the one before it.
-        self.world.mailbox.remove(f"{self._prefix}/{save.number - 1}/outcome")
-        self.world.mailbox.post(self._key(save, "outcome"), save.report.error or "")
+        self.world.store.delete(f"{self._prefix}/{save.number - 1}/outcome")
+        self.world.store.set(self._key(save, "outcome"), save.report.error or "")
 
     def _collect(self, save: "_PendingSave") -> list[CheckpointFile]:
         files: list[CheckpointFile] = []
@@ -274,7 +273,7 @@ class CheckpointManager:
     def _await(self, key: str, rank: int, check: Callable[[], None]) -> str:
         # Storage may be slow, or away for as long as retry_seconds allows; ranks may not.
         timeout = self.world.timeout + timedelta(seconds=self._retry_seconds)
-        return wait_for_message(self.world.mailbox, key, rank, timeout, check)
+        return self.world.store.wait_for_message(key, rank, timeout, check)
 
     def _check_open(self) -> None:
         if self._is_closed.is_set():

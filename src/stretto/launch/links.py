@@ -15,7 +15,6 @@ from typing import Any
 from stretto.launch.finding import Finding, ok, problem, warning, with_host
 from stretto.launch.machine import versions
 from stretto.mesh.links import time_messages
-from stretto.mesh.mailbox import wait_for_message
 from stretto.mesh.world import World
 from stretto.plan.units import format_bytes
 from stretto.plan.units import format_seconds as as_seconds
@@ -97,13 +96,13 @@ def gather_findings(world: World, local_rank: int, own: list[Finding]) -> list[F
         "clock": now,
         "findings": [asdict(finding) for finding in own] if local_rank == 0 else [],
     }
-    world.mailbox.post(f"doctor/{world.rank}", json.dumps(told))
+    world.store.set(f"doctor/{world.rank}", json.dumps(told))
     if not world.is_rank_zero:
         world.barrier()
         return own
     timeout = timedelta(seconds=min(60.0, world.timeout.total_seconds()))
     notes = [
-        json.loads(wait_for_message(world.mailbox, f"doctor/{rank}", rank, timeout, world.raise_peer_error))
+        json.loads(world.store.wait_for_message(f"doctor/{rank}", rank, timeout, world.raise_peer_error))
         for rank in range(world.size)
     ]
     world.barrier()

@@ -1,1 +1,1 @@
-"""The only owner of process groups and communication: topology, world, channels, collectives."""
+"""The only package that uses process groups: world, topology, mesh, channels, collectives."""

@@ -14,7 +14,7 @@ from stretto.mesh.device import find_device
 from stretto.mesh.heartbeat import Heartbeat
 from stretto.mesh.launch_info import LaunchInfo, find_launch_info
 from stretto.mesh.liveness import LivenessCheck
-from stretto.mesh.mailbox import StoreMailbox
+from stretto.mesh.rank_store import RankStore
 from stretto.mesh.rendezvous import leave, rendezvous
 from stretto.mesh.store import open_store
 from stretto.mesh.world import SHARED_ERRORS, TIMEOUT, World
@@ -69,4 +69,5 @@ def _join(launch_info: LaunchInfo, device: torch.device, timeout: timedelta) -> 
     )
     liveness = LivenessCheck(store, rank, size, None if launch_info.has_agent_store else 0)
     heartbeat = Heartbeat(store, rank, size)
-    return World(rank, size, device, liveness, StoreMailbox(store), heartbeat, timeout, launch_info.local_size), store
+    messages = RankStore(PrefixStore("messages", store))
+    return World(rank, size, device, liveness, messages, heartbeat, timeout, launch_info.local_size), store

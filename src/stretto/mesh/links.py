@@ -1,4 +1,4 @@
-"""Links: how long messages and sums between ranks take."""
+"""How long messages and all-reduces between ranks take."""
 
 import statistics
 import time
@@ -13,15 +13,15 @@ _NUM_REPEATS = 9
 
 
 def time_messages(world: World, source: int, target: int, sizes: Sequence[int]) -> list[float]:
-    """Return the seconds that messages of some bytes take from one rank to another; all ranks call it.
+    """Return the seconds for a message of each size (bytes) from one rank to another; all ranks call it.
 
-    Half of what it takes there and back. Ranks that are neither know nothing, and return zeros.
+    Half of a round trip. Ranks other than `source` and `target` return zeros.
     """
-    found = []
+    seconds = []
     for size in sizes:
         tensor = torch.zeros(max(size // 4, 1), device=world.device)
 
-        def there_and_back(tensor: torch.Tensor = tensor) -> None:
+        def round_trip(tensor: torch.Tensor = tensor) -> None:
             for sender, receiver in ((source, target), (target, source)):
                 if world.rank == sender:
                     dist.send(tensor, receiver)
@@ -29,16 +29,16 @@ def time_messages(world: World, source: int, target: int, sizes: Sequence[int]) 
                     dist.recv(tensor, sender)
 
         with world.explain_errors("measuring links"):
-            found.append(_median_seconds(world, there_and_back) / 2 if world.rank in (source, target) else 0.0)
+            seconds.append(_median_seconds(world, round_trip) / 2 if world.rank in (source, target) else 0.0)
         world.barrier()
-    return found
+    return seconds
 
 
 def time_all_reduces(world: World, num_ranks: int, sizes: Sequence[int]) -> list[float]:
-    """Return the seconds in which the first so many ranks add up tensors of some bytes; all ranks call it."""
-    # Ranks that don't take part make a group for themselves: all must have made as many, or later ones never meet.
+    """Return the seconds for an all-reduce of each size (bytes) over the first `num_ranks` ranks; all ranks call it."""
+    # Other ranks create a group of themselves: torch names groups by a count, which must be the same on every rank.
     ranks = list(range(num_ranks)) if world.rank < num_ranks else [world.rank]
-    found = []
+    seconds = []
     with world.explain_errors("measuring links"):
         group = dist.new_group(ranks, timeout=world.timeout, use_local_synchronization=True)
         for size in sizes:
@@ -47,10 +47,10 @@ def time_all_reduces(world: World, num_ranks: int, sizes: Sequence[int]) -> list
             def all_reduce(tensor: torch.Tensor = tensor) -> None:
                 dist.all_reduce(tensor, group=group)
 
-            found.append(_median_seconds(world, all_reduce) if world.rank < num_ranks else 0.0)
+            seconds.append(_median_seconds(world, all_reduce) if world.rank < num_ranks else 0.0)
     world.barrier()
-    # The group is not destroyed: torch would give its name to another, which then meets what it has left in the store.
-    return found
+    # The group is not destroyed: torch would reuse its name, and the new group would read its old keys in the store.
+    return seconds
 
 
 def _median_seconds(world: World, run: Callable[[], object]) -> float:

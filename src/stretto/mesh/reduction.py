@@ -1,4 +1,4 @@
-"""Reduction: gradients of replicas added up, bucket by bucket, as torch's reducer hands them over."""
+"""The communication hook of DDP that sums gradients over replicas, bucket by bucket."""
 
 from dataclasses import dataclass
 
@@ -14,17 +14,17 @@ TensorFuture = torch.futures.Future[Tensor]
 
 @dataclass(frozen=True)
 class ReduceHookState:
-    """Who adds up, and where the time is kept that they wait for each other."""
+    """The process group of the replicas, and the timer that counts how long they wait for each other."""
 
     group: dist.ProcessGroup
     wait_timer: WaitTimer
 
 
 def all_reduce_hook(state: ReduceHookState, bucket: GradBucket) -> TensorFuture:
-    """Start adding up one bucket over the replicas. A sum, where torch's own hook would take the mean."""
+    """Start the all-reduce of one bucket. A sum: torch's own hook would average."""
     work = dist.all_reduce(bucket.buffer(), group=state.group, async_op=True)
     if bucket.is_last():
         state.wait_timer.begin_all_reduce()
     assert work is not None
-    added: TensorFuture = work.get_future().then(lambda future: future.value()[0])
-    return added
+    summed: TensorFuture = work.get_future().then(lambda future: future.value()[0])
+    return summed

@@ -1,11 +1,14 @@
-"""Gathering: the ranks of this start agree on a name for it that no other start has, and part in order.
+"""Rendezvous: the ranks of this start agree on a name that no other start has, and leave in order at the end.
 
-An agent's store outlives the ranks: it may still hold what ranks of an earlier start have left in it, and the agent's
-count of restarts is its own, not that of the other machines. So the first rank draws a name, and takes in only those
-who answer to it.
+torchrun's store outlives the ranks: it may still hold keys of an earlier start, and its agent's count of restarts may
+differ from those of other machines. So rank 0 draws a new name, and accepts only ranks that know it.
+
+    rank 0                                  rank 1
+    leader = 5f3a...                        hello/1 = 09bc...
+    5f3a.../welcome/1 = 09bc...     ──►     reads leader, finds its own hello welcomed
+    reads 5f3a.../joined/1          ◄──     5f3a.../joined/1 = 09bc...
 """
 
-import time
 import uuid
 from contextlib import suppress
 from datetime import timedelta
@@ -13,59 +16,63 @@ from datetime import timedelta
 from torch._C._distributed_c10d import Store
 
 from stretto.base.errors import LostPeerError
+from stretto.mesh.timeouts import poll
 
-_POLL_SECONDS = 0.01
-# A rank that still has something to do is not waited for any longer than so many seconds.
+# How long rank 0 waits for ranks that still have something to do.
 _LEAVE_SECONDS = 10.0
 
 
 def rendezvous(store: Store, rank: int, size: int, timeout: timedelta) -> str:
-    """Return a name that all ranks of this start have agreed on; each names itself first, so none is an old one's."""
-    until = time.monotonic() + timeout.total_seconds()
-    return _rendezvous_as_leader(store, size, until) if rank == 0 else _rendezvous_as_follower(store, rank, until)
+    """Return a name that all ranks of this start have agreed on."""
+    seconds = timeout.total_seconds()
+    return _lead(store, size, seconds) if rank == 0 else _follow(store, rank, seconds)
 
 
 def leave(store: Store, rank: int, size: int) -> None:
-    """End a start that went well: the first rank, which keeps the store, goes last, so that no other finds it gone."""
-    if rank != 0:
-        # Who comes later than the first waits finds it gone, and nobody left to tell.
-        with suppress(RuntimeError):
-            store.add("left", 1)
+    """End a successful start: rank 0, which hosts the store, leaves last, so that no other rank finds it gone."""
+    if rank == 0:
+        poll(lambda: store.add("left", 0) >= size - 1, _LEAVE_SECONDS)
         return
-    until = time.monotonic() + _LEAVE_SECONDS
-    while store.add("left", 0) < size - 1 and time.monotonic() < until:
-        time.sleep(_POLL_SECONDS)
+    # A rank that is later than rank 0 waits finds the store gone.
+    with suppress(RuntimeError):
+        store.add("left", 1)
 
 
-def _rendezvous_as_leader(store: Store, size: int, until: float) -> str:
+def _lead(store: Store, size: int, seconds: float) -> str:
     name = uuid.uuid4().hex
     store.set("leader", name)
     missing = set(range(1, size))
-    while missing:
+
+    def welcome_ranks() -> bool:
         for rank in sorted(missing):
             if store.check([f"{name}/joined/{rank}"]):
                 missing.discard(rank)
             elif store.check([f"hello/{rank}"]):
-                # Maybe one of an earlier start: then it won't join, and the one of this start will say hello again.
+                # This hello may be from an earlier start: then it won't join, and this start's rank says hello again.
                 store.set(f"{name}/welcome/{rank}", store.get(f"hello/{rank}").decode())
-        _poll(until, sorted(missing))
+        return not missing
+
+    if not poll(welcome_ranks, seconds):
+        raise _missing_rank_error(min(missing))
     return name
 
 
-def _rendezvous_as_follower(store: Store, rank: int, until: float) -> str:
-    own = uuid.uuid4().hex
-    store.set(f"hello/{rank}", own)
-    while True:
-        if store.check(["leader"]):
-            name = store.get("leader").decode()
-            welcome = f"{name}/welcome/{rank}"
-            if store.check([welcome]) and store.get(welcome).decode() == own:
-                store.set(f"{name}/joined/{rank}", own)
-                return name
-        _poll(until, [0])
+def _follow(store: Store, rank: int, seconds: float) -> str:
+    hello = uuid.uuid4().hex
+    store.set(f"hello/{rank}", hello)
+    name = ""
+
+    def is_welcome() -> bool:
+        nonlocal name
+        name = store.get("leader").decode() if store.check(["leader"]) else ""
+        welcome = f"{name}/welcome/{rank}"
+        return store.check([welcome]) and store.get(welcome).decode() == hello
+
+    if not poll(is_welcome, seconds):
+        raise _missing_rank_error(0)
+    store.set(f"{name}/joined/{rank}", hello)
+    return name
 
 
-def _poll(until: float, missing: list[int]) -> None:
-    if missing and time.monotonic() > until:
-        raise LostPeerError(f"rank {missing[0]} did not join in time; check that rank's output for the cause")
-    time.sleep(_POLL_SECONDS if missing else 0)
+def _missing_rank_error(rank: int) -> LostPeerError:
+    return LostPeerError(f"rank {rank} did not join in time; check that rank's output for the cause")

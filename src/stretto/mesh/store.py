@@ -1,4 +1,4 @@
-"""Store: where the ranks of a start leave word for each other; kept by the first rank, or by torchrun's agent."""
+"""Opens the key-value store through which ranks meet; hosted by rank 0, or by torchrun's agent."""
 
 import errno
 import socket
@@ -11,7 +11,7 @@ from stretto.mesh.launch_info import LaunchInfo
 
 
 def open_store(launch_info: LaunchInfo, timeout: timedelta) -> TCPStore:
-    """Return this rank's connection to the store; the first rank opens it, at its own address where that can be had."""
+    """Return this rank's connection to the store; rank 0 hosts it, at its own address only where possible."""
     is_host = launch_info.rank == 0 and not launch_info.has_agent_store
     listening = (
         listen_at(launch_info.address, launch_info.port, is_single_node=launch_info.is_single_node) if is_host else None
@@ -25,41 +25,41 @@ def open_store(launch_info: LaunchInfo, timeout: timedelta) -> TCPStore:
         if is_host:
             reason = str(error).splitlines()[0]
             raise MeshError(
-                f"rank 0 can't keep the store at {launch_info.address}:{launch_info.port} ({reason}); set MASTER_ADDR and "
-                "MASTER_PORT (or the first worker's in TF_CONFIG) to an address of its host and a port that is free"
+                f"rank 0 can't host the store at {launch_info.address}:{launch_info.port} ({reason}); set MASTER_ADDR and "
+                "MASTER_PORT (or the first worker in TF_CONFIG) to an address of its host and a free port"
             ) from error
         raise LostPeerError(
-            f"rank {launch_info.rank} found no rank 0 at {launch_info.address}:{launch_info.port}; see whether it was started, whether "
-            "that address is its host's, and whether a firewall lets it through"
+            f"rank {launch_info.rank} can't connect to rank 0 at {launch_info.address}:{launch_info.port}; check that rank 0 was "
+            "started, that this is its host's address, and that no firewall blocks it"
         ) from error
 
 
 def listen_at(address: str, port: int, *, is_single_node: bool) -> socket.socket | None:
-    """Listen at an address of this host and nowhere else: torch listens on all of them, and asks nobody for a password.
+    """Listen at one address of this host only: by default torch listens on all of them, without any authentication.
 
-    None where that can't be had: the address leads here through something else, or its name means loopback on this
-    host, as it often does on the host that has the name, while ranks of others are to come (not `is_single_node`).
+    Return None where that is impossible, so that torch listens everywhere: the address is not this host's (it is behind
+    NAT), or its name resolves to loopback here, as a host's own name often does, while other hosts are to connect.
     """
     try:
-        places = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
     except socket.gaierror:
-        # A name that is not known yet, as that of a service that waits for its first process: torch waits for it too.
+        # The name does not resolve yet, as that of a Kubernetes service without a running pod; torch retries.
         return None
-    for family, kind, protocol, _, found in places:
-        if not is_single_node and _is_loopback(str(found[0])):
+    for family, kind, protocol, _, socket_address in addresses:
+        if not is_single_node and _is_loopback(str(socket_address[0])):
             return None
         listening = socket.socket(family, kind, protocol)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listening.bind(found)
+            listening.bind(socket_address)
             listening.listen()
             return listening
         except OSError as error:
             listening.close()
             if error.errno == errno.EADDRINUSE:
                 raise MeshError(
-                    f"port {port} of {address} is in use, and the ranks were to meet there; set MASTER_PORT (or the "
-                    "first worker's port in TF_CONFIG) to one that is free"
+                    f"port {port} of {address} is in use, but the ranks need it to meet; set MASTER_PORT (or the first "
+                    "worker's port in TF_CONFIG) to a free port"
                 ) from None
     return None
 

@@ -1,6 +1,7 @@
-"""Within: an answer in time or none at all. Where a network is cut nothing comes back, not even an error."""
+"""Calls and waits with a time limit. Across an interrupted network nothing comes back, not even an error."""
 
 import threading
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -8,17 +9,17 @@ Result = TypeVar("Result")
 
 
 class OperationTimeoutError(RuntimeError):
-    """There was no answer in time."""
+    """A call did not return in time."""
 
 
 def call_with_timeout(seconds: float, call: Callable[[], Result]) -> Result:
-    """Return what a call returns, or raise what it raises, if that takes no longer than so many seconds."""
-    answers: list[Result] = []
+    """Return the result of `call`, or raise its error; OperationTimeoutError after `seconds`."""
+    results: list[Result] = []
     errors: list[RuntimeError] = []
 
     def run() -> None:
         try:
-            answers.append(call())
+            results.append(call())
         except RuntimeError as error:
             errors.append(error)
 
@@ -27,6 +28,17 @@ def call_with_timeout(seconds: float, call: Callable[[], Result]) -> Result:
     thread.join(seconds)
     if errors:
         raise errors[0]
-    if not answers:
+    if not results:
         raise OperationTimeoutError(f"no answer within {seconds:.0f} s")
-    return answers[0]
+    return results[0]
+
+
+def poll(condition: Callable[[], bool], seconds: float, max_pause: float = 0.05) -> bool:
+    """Call `condition` until it is true, with pauses that grow from 10 ms to `max_pause`; False after `seconds`."""
+    pause, deadline = 0.01, time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(pause)
+        pause = min(2 * pause, max_pause)
+    return True

@@ -1,20 +1,20 @@
-"""Waits: how long this rank has waited for others, on the clock of whatever computes."""
+"""WaitTimer: how long this rank has waited for others, measured on its device."""
 
 import time
 
 import torch
 
 Timestamp = float | torch.Event
-"""A moment: of this process, or of an accelerator's stream, which the process runs ahead of."""
+"""A time on the CPU, or an event in an accelerator's stream, which the CPU runs ahead of."""
 
-# Moments of a stream are looked at late, when it has passed them, but not kept for ever.
+# Events are read late, when the stream has passed them, but not kept without limit.
 _MAX_PENDING = 1024
 
 
 class WaitTimer:
-    """Adds up the seconds between `begin` and `end`, and between `begin_all_reduce` and whatever comes next.
+    """Sums the seconds between `begin` and `end`, and those between `begin_all_reduce` and the next wait.
 
-    A stream that waits for a message does so on the device: events before and after tell how long.
+    A stream waits for a message on the device, so there the times come from events before and after the wait.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -25,17 +25,17 @@ class WaitTimer:
 
     @property
     def seconds(self) -> float:
-        """All so far."""
+        """The total so far."""
         self._resolve()
         return self._seconds
 
     def begin(self) -> Timestamp:
-        """Return the moment at which this rank begins to wait."""
+        """Return the time at which this rank begins to wait."""
         self.end_all_reduce()
         return self._now()
 
     def end(self, since: Timestamp) -> None:
-        """Add the time since a moment."""
+        """Add the time since `begin` returned `since`."""
         now = self._now()
         if isinstance(since, float) and isinstance(now, float):
             self._seconds += now - since
@@ -46,11 +46,11 @@ class WaitTimer:
             self._resolve()
 
     def begin_all_reduce(self) -> None:
-        """This rank has added its last gradient: what is left of its backward is waiting for those of others."""
+        """Start to count: this rank has all its gradients, and the rest of its backward waits for those of other ranks."""
         self._all_reduce_start = self._now()
 
     def end_all_reduce(self) -> None:
-        """The sums are there, if any were waited for."""
+        """Stop to count, if `begin_all_reduce` was called."""
         if self._all_reduce_start is not None:
             since, self._all_reduce_start = self._all_reduce_start, None
             self.end(since)

@@ -10,6 +10,7 @@ from functools import cached_property
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import HashStore
 
 from stretto.base.errors import (
     ConfigError,
@@ -22,7 +23,7 @@ from stretto.base.errors import (
 )
 from stretto.mesh.heartbeat import WAITING, Heartbeat
 from stretto.mesh.liveness import LivenessCheck
-from stretto.mesh.mailbox import LocalMailbox, Mailbox
+from stretto.mesh.rank_store import RankStore
 from stretto.mesh.topology import Topology
 from stretto.mesh.wait_timer import WaitTimer
 
@@ -43,7 +44,7 @@ class World:
     size: int
     device: torch.device
     liveness: LivenessCheck | None = None  # None for a single rank
-    mailbox: Mailbox = field(default_factory=LocalMailbox)
+    store: RankStore = field(default_factory=lambda: RankStore(HashStore()))  # short messages between ranks
     heartbeat: Heartbeat | None = None  # None for a single rank
     timeout: timedelta = TIMEOUT
     local_size: int = 1  # ranks on this machine
