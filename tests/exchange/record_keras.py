@@ -1,4 +1,4 @@
-"""What real Keras computes, recorded: `PYTHON tests/exchange/record_keras.py FILE` in a Python that has Keras 3.
+"""Records the outputs of Keras: `PYTHON tests/exchange/record_keras.py FILE` in a Python that has Keras 3.
 
 Small models with weights drawn by seed, their files, inputs and outputs, as JSON.
 """
@@ -17,7 +17,7 @@ from keras import layers
 
 
 def make_models() -> dict[str, Any]:
-    """The models, by name, each with another set of layers."""
+    """The models by name, each with different layers."""
     tokens, channels = keras.Input((None,), dtype="int32"), keras.Input((None, 3))
     x = layers.LSTM(4, return_sequences=True, use_bias=False)(channels)
     x = layers.GRU(5, return_sequences=True)(x)
@@ -47,16 +47,16 @@ def make_models() -> dict[str, Any]:
 
 
 def record(name: str, model: Any, folder: Path) -> dict[str, object]:  # noqa: ANN401 - Keras has no types
-    """One model's files, weights, inputs and outputs."""
+    """The files, weights, inputs and outputs of one model."""
     rng = np.random.default_rng(len(name))
-    # Biases too: Keras's own start at 0 or 1, where a wrong order would not be seen.
+    # Biases too: they start at 0 or 1, which would hide a wrong order.
     model.set_weights([rng.normal(scale=0.7, size=own.shape).astype(np.float32) for own in model.get_weights()])
     x = rng.integers(11, size=(3, 9)) if name == "words" else rng.normal(size=(3, 9, 3)).astype(np.float32)
     model.save(folder / f"{name}.keras")
     model.save_weights(folder / f"{name}.weights.h5")
     files = {"keras": pack(folder / f"{name}.keras")}
     if name in ("words", "gru"):
-        # Of the others it would not tell the order of the layers.
+        # For the other models, the order of the layers is not in this file.
         files["h5"] = pack(folder / f"{name}.weights.h5")
     arrays = [short(own) for own in model.get_weights()]
     return {"inputs": short(x), "outputs": short(model.predict(x, verbose=0)), "arrays": arrays, **files}

@@ -36,7 +36,7 @@ def arrays(name: str) -> list[Any]:
 
 
 def difference(stack: Stack, model: dict[str, Any]) -> float:
-    """How far a stack is from what Keras gave; Keras has rows first."""
+    """The difference between a stack's outputs and Keras's, which are batch-first."""
     inputs = np.array(model["inputs"])
     x = torch.from_numpy(inputs if inputs.ndim == 2 else inputs.astype(np.float32)).transpose(0, 1)
     y = run_stack(stack, x).transpose(0, 1).numpy()
@@ -44,12 +44,12 @@ def difference(stack: Stack, model: dict[str, Any]) -> float:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_keras_file_gives_what_keras_gave(name: str, tmp_path: Path) -> None:
+def test_a_stack_from_a_keras_file_has_the_outputs_of_keras(name: str, tmp_path: Path) -> None:
     assert difference(from_keras(unpack(name, "keras", tmp_path)), MODELS[name]) < 2e-6
 
 
 @pytest.mark.parametrize("name", ["words", "gru"])
-def test_a_file_of_weights_alone_gives_the_same(name: str, tmp_path: Path) -> None:
+def test_a_file_of_weights_has_the_outputs_of_keras(name: str, tmp_path: Path) -> None:
     stack = from_keras(unpack(name, "h5", tmp_path))
     if name == "words":
         # Its settings are not in the file.
@@ -58,7 +58,7 @@ def test_a_file_of_weights_alone_gives_the_same(name: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["functional", "gru"])
-def test_arrays_of_get_weights_give_the_same(name: str) -> None:
+def test_arrays_of_get_weights_have_the_outputs_of_keras(name: str) -> None:
     assert difference(from_keras(arrays(name)), MODELS[name]) < 2e-6
 
 
@@ -68,14 +68,14 @@ def test_one_layer_of_arrays_is_one_block() -> None:
     assert len(from_keras(lstm)) == 1
 
 
-def test_a_wrong_order_of_gates_would_be_seen() -> None:
+def test_a_wrong_order_of_gates_changes_the_outputs() -> None:
     wrong = arrays("gru")
     wrong[0] = np.roll(wrong[0], 4, axis=1)
     assert difference(from_keras(wrong), MODELS["gru"]) > 1e-2
 
 
 def changed(path: Path, layer: int, **settings: object) -> Path:
-    """A Keras file with other settings of a layer."""
+    """A Keras file with a changed config of one layer."""
     with zipfile.ZipFile(path) as archive:
         files = {name: archive.read(name) for name in archive.namelist()}
     config = json.loads(files["config.json"])
@@ -95,14 +95,19 @@ def changed(path: Path, layer: int, **settings: object) -> Path:
         ("words", 2, {"activation": "relu"}, "lstm.* has activation='relu', which torch's LSTM can't compute"),
         ("words", 2, {"recurrent_activation": "hard_sigmoid"}, "recurrent_activation='hard_sigmoid'"),
         ("words", 2, {"go_backwards": True}, "go_backwards=True"),
-        ("words", 5, {"activation": "swish"}, "dense.* has activation='swish'; from_keras knows linear, relu"),
-        ("words", 3, {"class_name": "Lambda"}, "is a Lambda, which from_keras has no block for"),
+        ("words", 5, {"activation": "swish"}, "dense.* has activation='swish'; choose from linear, relu"),
+        ("words", 3, {"class_name": "Lambda"}, "is a Lambda, which from_keras does not support"),
         ("gru", 1, {"reset_after": False}, "a GRU with reset_after=False, which torch can't compute"),
-        ("both", 1, {"merge_mode": "sum"}, r"merge_mode='sum'; from_keras knows Bidirectional\(LSTM\) with 'concat'"),
-        ("functional", 3, {"axis": 1}, "doesn't normalise the features"),
+        (
+            "both",
+            1,
+            {"merge_mode": "sum"},
+            r"merge_mode='sum'; from_keras supports Bidirectional\(LSTM\) with 'concat'",
+        ),
+        ("functional", 3, {"axis": 1}, "doesn't normalize the features"),
     ],
 )
-def test_what_torch_computes_otherwise_is_refused(
+def test_settings_that_torch_does_not_have_are_refused(
     name: str, layer: int, settings: dict[str, object], sentence: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=sentence):
@@ -119,12 +124,12 @@ def test_layers_that_do_not_run_one_after_the_other_are_refused(tmp_path: Path) 
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("config.json", json.dumps(config))
         archive.writestr("model.weights.h5", files["model.weights.h5"])
-    with pytest.raises(ConfigError, match="from_keras knows models whose layers run one after the other"):
+    with pytest.raises(ConfigError, match="from_keras supports models whose layers run one after the other"):
         from_keras(path)
 
 
 def in_archive(weights: Path, path: Path) -> Path:
-    """A Keras file with other weights."""
+    """A Keras file with changed weights."""
     with zipfile.ZipFile(path) as archive:
         config = archive.read("config.json")
     with zipfile.ZipFile(path, "w") as archive:
@@ -142,11 +147,11 @@ def test_a_link_out_of_the_file_is_not_followed(where: str, is_soft: bool, tmp_p
         opened.move(where, "kept")
         opened[where] = h5py.SoftLink("/kept") if is_soft else h5py.ExternalLink(other, where)
     for file in (path, in_archive(path, unpack("gru", "keras", tmp_path))):
-        with pytest.raises(DataError, match=f"^{where} in a Keras file leads to another file"):
+        with pytest.raises(DataError, match=f"^{where} in a Keras file is a link to another file"):
             from_keras(file)
 
 
-def test_an_array_that_lies_in_another_file_is_not_read(tmp_path: Path) -> None:
+def test_an_array_in_another_file_is_not_read(tmp_path: Path) -> None:
     path = unpack("gru", "h5", tmp_path)
     with h5py.File(tmp_path / "other.h5", "w") as other:
         other["secret"] = np.zeros((4, 2), dtype=np.float32)
@@ -155,7 +160,7 @@ def test_an_array_that_lies_in_another_file_is_not_read(tmp_path: Path) -> None:
     with h5py.File(path, "a") as opened:
         del opened["layers/dense/vars/0"]
         opened["layers/dense/vars"].create_virtual_dataset("0", layout)
-    with pytest.raises(DataError, match=r"^layers/dense/vars/0 in a Keras file leads to another file"):
+    with pytest.raises(DataError, match=r"^layers/dense/vars/0 in a Keras file is a link to another file"):
         from_keras(path)
 
 
@@ -163,12 +168,12 @@ def test_a_group_that_holds_itself_is_refused(tmp_path: Path) -> None:
     path = unpack("gru", "h5", tmp_path)
     with h5py.File(path, "a") as opened:
         opened["layers/dense/vars/again"] = opened["layers"]
-    with pytest.raises(DataError, match="is in a Keras file more than once"):
+    with pytest.raises(DataError, match="occurs in a Keras file more than once"):
         from_keras(path)
 
 
 @pytest.mark.parametrize(("name", "content"), [("none.keras", None), ("broken.keras", b"nothing")])
-def test_a_keras_file_that_cannot_be_read_is_said(name: str, content: bytes | None, tmp_path: Path) -> None:
+def test_a_keras_file_that_can_not_be_read_is_one_sentence(name: str, content: bytes | None, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(
@@ -181,24 +186,24 @@ def test_a_keras_file_that_cannot_be_read_is_said(name: str, content: bytes | No
     ("shapes", "sentence"),
     [
         ([(3, 12), (4, 12), (12,)], "reset_after=False"),
-        ([(2, 2, 2)], r"layer 0 begins with an array of \[2, 2, 2\]"),
+        ([(2, 2, 2)], r"layer 0 begins with an array \[2, 2, 2\]"),
         ([], "has no layers with weights"),
-        ([(3, 16), (4, 16), (16,), (5, 2), (2,)], "layer 1 takes 5 features, but layer 0, before it, gives 4"),
+        ([(3, 16), (4, 16), (16,), (5, 2), (2,)], "layer 1 takes 5 features, but layer 0, before it, outputs 4"),
     ],
 )
-def test_arrays_of_no_known_layer_are_refused(shapes: list[tuple[int, ...]], sentence: str) -> None:
+def test_arrays_of_unsupported_layers_are_refused(shapes: list[tuple[int, ...]], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         from_keras([np.zeros(shape, dtype=np.float32) for shape in shapes])
 
 
-def test_without_h5py_one_is_told_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_h5py_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(ConfigError, match=r"a Keras file needs h5py; pip install 'stretto\[keras\]'"):
         from_keras(tmp_path / "model.keras")
 
 
 @pytest.mark.peers
-def test_keras_gives_today_what_was_recorded(tmp_path: Path) -> None:
+def test_keras_still_gives_the_recorded_outputs(tmp_path: Path) -> None:
     python = os.environ.get("STRETTO_TENSORFLOW_PYTHON")
     if not python:
         pytest.skip("STRETTO_TENSORFLOW_PYTHON does not name a Python that has Keras 3")

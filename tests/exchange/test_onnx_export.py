@@ -34,7 +34,7 @@ from stretto.nn import (
 
 
 def stream(path: Path, chunks: list[Tensor]) -> Tensor:
-    """Run a model in onnxruntime, chunk by chunk, as its user would: nothing of stretto's is needed."""
+    """Run a model in onnxruntime, chunk by chunk, without stretto."""
     session = onnxruntime.InferenceSession(path)
     rows = chunks[0].shape[1]
     state: dict[str, Any] = {
@@ -51,7 +51,7 @@ def stream(path: Path, chunks: list[Tensor]) -> Tensor:
 
 @settings(max_examples=15, deadline=None)
 @given(stack=causal_stacks(), lengths=st.lists(st.integers(1, 12), min_size=1, max_size=4), rows=st.integers(1, 4))
-def test_a_model_streamed_by_onnxruntime_equals_the_stack_on_the_whole(
+def test_a_model_run_in_chunks_by_onnxruntime_equals_the_stack_on_the_whole_input(
     stack: Stack, lengths: list[int], rows: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.mktemp("onnx") / "model.onnx"
@@ -80,7 +80,7 @@ def test_layers_are_operators_and_time_and_rows_have_no_fixed_size(tmp_path: Pat
     assert all(value.type.tensor_type.shape.dim[0].dim_param == "rows" for value in graph.input[1:])
 
 
-def test_a_stack_in_training_is_exported_for_use_and_left_as_it_was(tmp_path: Path) -> None:
+def test_a_stack_in_training_mode_is_exported_for_inference_and_not_changed(tmp_path: Path) -> None:
     stack = Stack([LSTM(3, 4), Dropout(0.9), Linear(4, 2)]).double().train()
     export_onnx(stack, tmp_path / "model.onnx")
     assert stack.training and stack.dtype is torch.float64
@@ -88,7 +88,7 @@ def test_a_stack_in_training_is_exported_for_use_and_left_as_it_was(tmp_path: Pa
     assert torch.allclose(stream(tmp_path / "model.onnx", [x]).double(), run_stack(stack, x.double()), atol=1e-5)
 
 
-def test_a_block_that_looks_ahead_starts_at_each_rows_own_end(tmp_path: Path) -> None:
+def test_a_bidirectional_block_starts_at_the_last_valid_step_of_each_row(tmp_path: Path) -> None:
     stack = Stack([BidirectionalLSTM(3, 4, 2), Linear(8, 2)])
     assert export_onnx(stack, tmp_path / "model.onnx").inputs == ("x", "state.0.lengths")
     x, lengths = torch.randn(9, 3, 3), torch.tensor([9, 4, 1])
@@ -104,7 +104,7 @@ def metadata(path: Path) -> dict[str, str]:
 
 
 class RunningSum(Block):
-    """A block of a user's own, with a state."""
+    """A custom block with a state."""
 
     def initial_state(self, rows: Rows) -> State:
         return (rows.zeros(4),)
@@ -115,15 +115,15 @@ class RunningSum(Block):
 
 
 class Undecided(Block):
-    """Runs otherwise for some numbers than for others, which no graph can say."""
+    """Has control flow that depends on values, which can't be exported."""
 
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         return (x if float(x.sum()) > 0 else -x), state
 
 
-def test_a_users_own_block_is_exported_through_torch_with_an_example_of_what_goes_in(tmp_path: Path) -> None:
+def test_a_custom_block_is_exported_through_torch_with_an_example_input(tmp_path: Path) -> None:
     stack = Stack([RunningSum(), Pointwise(nn.GELU()), LSTM(4, 4), Linear(4, 2)])
-    with pytest.raises(ConfigError, match=r"block 0 \(RunningSum\) doesn't say what goes into it; give an example"):
+    with pytest.raises(ConfigError, match=r"inputs of block 0 \(RunningSum\) are not known; pass example="):
         export_onnx(stack, tmp_path / "model.onnx")
     exported = export_onnx(stack, tmp_path / "model.onnx", example=torch.zeros(2, 2, 4))
     assert exported.inputs == ("x", "state.0.0", "state.2.h", "state.2.c")
@@ -132,35 +132,35 @@ def test_a_users_own_block_is_exported_through_torch_with_an_example_of_what_goe
 
 
 class Doubled(Stack):
-    """Runs its blocks in its own way, so none of them is an operator of its own."""
+    """Overrides forward, so its blocks are not exported one by one."""
 
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         y, after = super().forward(x, state)
         return 2 * y, after
 
 
-def test_blocks_within_one_that_runs_otherwise_have_states_by_number(tmp_path: Path) -> None:
+def test_the_states_of_a_stack_with_its_own_forward_are_numbered(tmp_path: Path) -> None:
     stack = Stack([Linear(3, 4), Doubled([LockedDropout(0.5), RunningSum()])])
     exported = export_onnx(stack, tmp_path / "model.onnx")
     assert exported.inputs == ("x", "state.1.0", "state.1.1")
     assert exported.max_difference is not None and exported.max_difference <= 1e-5
 
 
-def test_a_block_that_no_graph_can_say_is_refused_by_index_and_name(tmp_path: Path) -> None:
+def test_a_block_that_can_not_be_exported_is_refused_by_index_and_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"block 1 \(Undecided\) can't be exported to ONNX"):
         export_onnx(Stack([Linear(3, 3), Undecided()]), tmp_path / "model.onnx")
 
 
-def test_a_model_that_differs_from_its_stack_is_not_kept(tmp_path: Path) -> None:
+def test_a_model_that_differs_from_its_stack_is_not_written(tmp_path: Path) -> None:
     linear = Linear(3, 3)
     linear.module.register_forward_hook(lambda module, ins, y: 2 * y)
-    with pytest.raises(ConfigError, match=r"differs from torch's by .* was not kept"):
+    with pytest.raises(ConfigError, match=r"differs from torch's by .* was not written"):
         export_onnx(Stack([linear]), tmp_path / "model.onnx")
     assert not (tmp_path / "model.onnx").exists()
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_model_whose_results_are_no_numbers_is_equal_to_none(value: float, tmp_path: Path) -> None:
+def test_a_model_that_outputs_nan_is_not_written(value: float, tmp_path: Path) -> None:
     linear = Linear(3, 3)
     nn.init.constant_(linear.module.get_parameter("bias"), value)
     with pytest.raises(ConfigError, match=r"differs from torch's by nan"):
@@ -168,12 +168,10 @@ def test_a_model_whose_results_are_no_numbers_is_equal_to_none(value: float, tmp
 
 
 @pytest.mark.parametrize("is_large", [False, True])
-def test_an_export_that_fails_leaves_what_was_there(
-    is_large: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_export_leaves_the_old_file(is_large: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong, breaking = Linear(3, 300), Embedding(9, 300)
     wrong.module.register_forward_hook(lambda module, ins, y: 2 * y)
-    # A table without the rows that are asked for; who calls the module doesn't ask for them.
+    # A table with too few rows; the hook hides that from torch, but not from onnxruntime.
     breaking.module.register_parameter("weight", nn.Parameter(torch.zeros(2, 300)))
     breaking.module.register_forward_pre_hook(lambda module, ins: (ins[0] % 2,))
     monkeypatch.setattr(onnx_export, "MAX_INLINE_BYTES", 0)
@@ -189,7 +187,7 @@ def test_an_export_that_fails_leaves_what_was_there(
     assert len([*tmp_path.iterdir()]) == 1 + is_large
 
 
-def test_what_is_not_installed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stack = Stack([LSTM(3, 4)])
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "onnxruntime", None)
@@ -200,7 +198,7 @@ def test_what_is_not_installed_is_said(tmp_path: Path, monkeypatch: pytest.Monke
             export_onnx(stack, tmp_path / "model.onnx")
 
 
-def test_weights_too_large_for_one_file_lie_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_weights_go_into_a_second_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx_export, "MAX_INLINE_BYTES", 1000)
     stack = Stack([LSTM(3, 40), Linear(40, 2)])
     for _ in range(2):
@@ -210,7 +208,7 @@ def test_weights_too_large_for_one_file_lie_beside_it(tmp_path: Path, monkeypatc
 
 
 class FakeTrainedModel:
-    """A stack that says what it is about, as a trained model does."""
+    """A stack with a task and metadata, like a trained model."""
 
     def __init__(self, stack: Stack, task: Task) -> None:
         self.stack = stack
@@ -221,7 +219,7 @@ class FakeTrainedModel:
         return {"labels": json.dumps(["no", "yes"])}
 
 
-def test_the_names_behind_the_numbers_go_with_the_model(tmp_path: Path) -> None:
+def test_the_metadata_is_written_into_the_model(tmp_path: Path) -> None:
     described = FakeTrainedModel(Stack([LSTM(4, 3), Linear(3, 2)]), Task("channels", 4, "labels", 2))
     export_onnx(described, tmp_path / "model.onnx")
     found = metadata(tmp_path / "model.onnx")
@@ -229,7 +227,7 @@ def test_the_names_behind_the_numbers_go_with_the_model(tmp_path: Path) -> None:
     assert found["stretto.causal"] == "true" and found["stretto.version"]
 
 
-def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_a_path_that_can_not_be_written_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"can't be written .*; choose another file"):
+    with pytest.raises(ConfigError, match=r"can't be written .*; choose a different file"):
         export_onnx(Stack([LSTM(3, 4)]), tmp_path / "file" / "model.onnx")

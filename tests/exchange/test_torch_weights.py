@@ -43,7 +43,7 @@ def test_a_plain_lstm_with_the_exported_weights_computes_the_same(tmp_path: Path
     assert torch.equal(linear(lstm(embedding(x))[0]), run_stack(stack, x))
 
 
-def test_layers_that_torch_cannot_hold_in_one_module_have_modules_of_their_own(tmp_path: Path) -> None:
+def test_layers_that_do_not_fit_into_one_torch_module_get_one_each(tmp_path: Path) -> None:
     stack = Stack(
         [LSTM(3, 4), LSTM(4, 4), Residual(LSTM(4, 4)), LSTM(4, 5), LSTM(5, 5, bias=False), GRU(5, 5), LayerNorm(5)]
     )
@@ -64,7 +64,7 @@ MODULES: dict[str, Callable[[], nn.RNNBase]] = {
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_a_module_and_its_state_dict_give_a_block_for_each_layer_and_the_same_outputs(name: str) -> None:
+def test_a_module_and_its_state_dict_give_one_block_per_layer_and_the_same_outputs(name: str) -> None:
     module = MODULES[name]().double().eval()
     x = torch.randn(7, 2, 4, dtype=torch.float64)
     for source in (module, module.state_dict(), {"cell": module}):
@@ -75,7 +75,7 @@ def test_a_module_and_its_state_dict_give_a_block_for_each_layer_and_the_same_ou
 
 
 def plain_model() -> tuple[nn.Sequential, Tensor, Tensor]:
-    """Layers as people have them, an input, and what comes out."""
+    """Layers with common names, an input, and the output."""
     embedding, lstm, head = nn.Embedding(9, 4).double(), nn.LSTM(4, 6, 2, batch_first=True).double(), nn.Linear(6, 3)
     head = head.double()
     x = torch.randint(9, (5, 2))
@@ -83,7 +83,7 @@ def plain_model() -> tuple[nn.Sequential, Tensor, Tensor]:
     return nn.Sequential(OrderedDict(embed=embedding, rnn=lstm, drop=nn.Dropout(0.1), head=head)), x, y
 
 
-def test_a_model_comes_in_as_modules_state_dict_and_files(tmp_path: Path) -> None:
+def test_a_model_is_imported_from_modules_a_state_dict_and_files(tmp_path: Path) -> None:
     model, x, y = plain_model()
     torch.save(model.state_dict(), tmp_path / "model.pt")
     torch.save({"state_dict": model.state_dict(), "epoch": 3}, tmp_path / "model.ckpt")
@@ -115,37 +115,37 @@ class Own(Block):
 @pytest.mark.parametrize(
     ("source", "sentence"),
     [
-        (Net(), "Net is not a module that from_torch knows how to run; give its layers as"),
-        (nn.RNN(3, 4), "RNN is not a module that from_torch knows"),
-        (nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), "1 is a BatchNorm1d, which from_torch has no block for"),
-        (nn.GRU(3, 4, bidirectional=True), "gru is a bidirectional GRU, which stretto has no block for"),
+        (Net(), "Net is not a module that from_torch can run; give its layers as"),
+        (nn.RNN(3, 4), "RNN is not a module that from_torch can run"),
+        (nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), "1 is a BatchNorm1d, which from_torch does not support"),
+        (nn.GRU(3, 4, bidirectional=True), "gru is a bidirectional GRU, which stretto does not support"),
         (nn.LSTM(3, 4, proj_size=2, bidirectional=True), "a bidirectional LSTM with a projection"),
         (nn.Embedding(3, 4, max_norm=1.0), "embedding has max_norm=1.0"),
-        ([nn.LSTM(3, 4), nn.Linear(5, 2)], "1 takes 5 features, but 0, before it, gives 4"),
+        ([nn.LSTM(3, 4), nn.Linear(5, 2)], "1 takes 5 features, but 0, before it, outputs 4"),
         (nn.RNN(3, 4).state_dict(), r"weight_hh_l0 is \[4, 4\], neither an LSTM's nor a GRU's"),
         ({"a.weight_ih_l0": torch.zeros(8, 2)}, "a.weight_hh_l0 is missing"),
-        (nn.BatchNorm1d(4).state_dict(), "running_mean is not a weight of a layer that from_torch knows"),
+        (nn.BatchNorm1d(4).state_dict(), "running_mean is not a weight of a layer that from_torch supports"),
         (
             {"a.weight_ih_l0": torch.zeros(8), "a.weight_hh_l0": torch.zeros(8, 2)},
-            r"a.weight_ih_l0 is \[8\], which is no",
+            r"a.weight_ih_l0 is \[8\], which no cell has",
         ),
-        ({**nn.LSTM(3, 4, bias=False).state_dict(), "bias_ih_l0": torch.zeros(16)}, "lstm is no whole LSTM"),
-        ({**nn.LSTM(3, 4).state_dict(), "bias_ih_l0": torch.zeros(15)}, "lstm is no whole LSTM .*size mismatch"),
-        ({"conv.weight": torch.zeros(2, 2, 2)}, r"conv.weight is \[2, 2, 2\], of no layer"),
+        ({**nn.LSTM(3, 4, bias=False).state_dict(), "bias_ih_l0": torch.zeros(16)}, "lstm is not a complete LSTM"),
+        ({**nn.LSTM(3, 4).state_dict(), "bias_ih_l0": torch.zeros(15)}, "lstm is not a complete LSTM .*size mismatch"),
+        ({"conv.weight": torch.zeros(2, 2, 2)}, r"conv.weight is \[2, 2, 2\], which no supported layer"),
     ],
 )
-def test_what_has_no_block_is_refused_in_a_sentence(
+def test_unsupported_layers_are_refused_in_one_sentence(
     source: nn.Module | dict[str, Tensor] | list[nn.Module], sentence: str
 ) -> None:
     with pytest.raises(ConfigError, match=sentence):
         from_torch(source)
 
 
-def test_a_block_without_a_plain_name_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"block 1 \(Own\) is not a module of torch's own"):
+def test_a_custom_block_is_not_exported_to_torch(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"block 1 \(Own\) is not a torch module"):
         export_torch(Stack([Linear(2, 2), Own()]), tmp_path / "weights.safetensors")
     export_torch(Stack([Linear(2, 2), Pointwise(nn.GELU())]), tmp_path / "weights.safetensors")
-    with pytest.raises(ConfigError, match="gelu is a GELU, which from_torch has no block for"):
+    with pytest.raises(ConfigError, match="gelu is a GELU, which from_torch does not support"):
         from_torch(tmp_path / "weights.safetensors")
 
 
@@ -162,7 +162,7 @@ def test_a_block_without_a_plain_name_is_refused(tmp_path: Path) -> None:
         ("embedder.head", False),
     ],
 )
-def test_a_layer_without_bias_is_a_table_if_it_is_called_one(name: str, is_table: bool) -> None:
+def test_a_layer_without_bias_is_an_embedding_if_it_is_named_like_one(name: str, is_table: bool) -> None:
     (block,) = from_torch({f"{name}.weight": torch.zeros(5, 3)})
     assert isinstance(block, Embedding if is_table else Linear)
 
@@ -190,21 +190,21 @@ class Backwards(Stack):
 
 
 class Same(LSTM):
-    """Another name, and nothing else."""
+    """A subclass that changes only the name."""
 
 
 @pytest.mark.parametrize(
     ("stack", "sentence"),
     [
-        (Stack([Linear(2, 3), Doubled(3, 4)]), r"block 1 \(Doubled\) is not a module of torch's own"),
-        (Stack([Linear(2, 3), Residual(Doubled(3, 3))]), r"block 1 \(Doubled\) is not a module"),
-        (Stack([Linear(2, 3), KeepingDropout(0.5)]), r"block 1 \(KeepingDropout\) is not a module"),
-        (Stack([Pointwise(Scaled(5, 3))]), r"block 0 \(Pointwise\) is not a module"),
-        (Stack([Linear(2, 3), Backwards([LSTM(3, 3)])]), r"block 1 \(Backwards\) is not a module"),
-        (Backwards([LSTM(3, 3)]), "the stack is a Backwards that runs its blocks in its own way"),
+        (Stack([Linear(2, 3), Doubled(3, 4)]), r"block 1 \(Doubled\) is not a torch module"),
+        (Stack([Linear(2, 3), Residual(Doubled(3, 3))]), r"block 1 \(Doubled\) is not a torch module"),
+        (Stack([Linear(2, 3), KeepingDropout(0.5)]), r"block 1 \(KeepingDropout\) is not a torch module"),
+        (Stack([Pointwise(Scaled(5, 3))]), r"block 0 \(Pointwise\) is not a torch module"),
+        (Stack([Linear(2, 3), Backwards([LSTM(3, 3)])]), r"block 1 \(Backwards\) is not a torch module"),
+        (Backwards([LSTM(3, 3)]), "the stack is a Backwards with its own forward"),
     ],
 )
-def test_a_subclass_that_runs_otherwise_does_not_pass_for_torchs_own(
+def test_a_subclass_with_its_own_forward_is_not_exported_as_a_torch_module(
     stack: Stack, sentence: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=sentence):
@@ -213,7 +213,7 @@ def test_a_subclass_that_runs_otherwise_does_not_pass_for_torchs_own(
 
 
 class Trap:
-    """Leaves a mark when it is unpickled."""
+    """Writes a file when it is unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -224,9 +224,9 @@ class Trap:
 
 def test_a_file_with_code_in_it_is_refused_and_the_code_not_run(tmp_path: Path) -> None:
     torch.save({"weight": Trap(tmp_path / "mark")}, tmp_path / "model.pt")
-    with pytest.raises(DataError, match="is no file of tensors") as caught:
+    with pytest.raises(DataError, match="is not a file of tensors") as caught:
         from_torch(tmp_path / "model.pt")
-    # Torch itself would advise to run the code.
+    # Torch's own message advises to run the code.
     assert "weights_only" not in str(caught.value)
     assert not (tmp_path / "mark").exists()
 
@@ -235,28 +235,30 @@ def test_a_file_with_code_in_it_is_refused_and_the_code_not_run(tmp_path: Path) 
     ("name", "content", "sentence"),
     [
         ("none.safetensors", None, "does not exist"),
-        ("broken.safetensors", b"nothing", "is not safetensors, or is broken"),
-        ("broken.pt", b"nothing", "is no file of tensors"),
-        ("notes.txt", b"some text\n", "is no file of tensors"),
-        ("broken.pt", b"", "is no file of tensors"),
-        ("broken.pt", b"\x80\x02)R.", "is no file of tensors"),
-        ("broken.pt", b"\x80\x02h\x05.", "is no file of tensors"),
+        ("broken.safetensors", b"nothing", "is not a safetensors file, or is damaged"),
+        ("broken.pt", b"nothing", "is not a file of tensors"),
+        ("notes.txt", b"some text\n", "is not a file of tensors"),
+        ("broken.pt", b"", "is not a file of tensors"),
+        ("broken.pt", b"\x80\x02)R.", "is not a file of tensors"),
+        ("broken.pt", b"\x80\x02h\x05.", "is not a file of tensors"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_said(name: str, content: bytes | None, sentence: str, tmp_path: Path) -> None:
+def test_a_file_that_can_not_be_read_is_one_sentence(
+    name: str, content: bytes | None, sentence: str, tmp_path: Path
+) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=sentence):
         from_torch(tmp_path / name)
 
 
-def test_a_file_of_a_stack_needs_no_import(tmp_path: Path) -> None:
+def test_the_weights_of_a_stack_are_not_imported(tmp_path: Path) -> None:
     save_weights(Stack([LSTM(3, 4)]), tmp_path / "weights.safetensors")
-    with pytest.raises(ConfigError, match=r"has the names of a stretto stack already; give it as model\.weights"):
+    with pytest.raises(ConfigError, match=r"holds the weights of a stretto stack; use it as model\.weights"):
         from_torch(tmp_path / "weights.safetensors")
 
 
-def test_what_is_no_state_dict_is_said(tmp_path: Path) -> None:
+def test_a_file_without_a_state_dict_is_one_sentence(tmp_path: Path) -> None:
     torch.save([torch.zeros(2)], tmp_path / "list.pt")
     with pytest.raises(DataError, match="holds a list, not a state dict"):
         from_torch(tmp_path / "list.pt")

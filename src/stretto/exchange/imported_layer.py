@@ -1,4 +1,4 @@
-"""Pieces: layers as others keep them, made into blocks: one for each layer, so that stages can be cut between them."""
+"""ImportedLayer: a layer of another framework as blocks, one per layer, so that stages can be cut between them."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -19,28 +19,28 @@ from stretto.blocks.stack import Stack
 
 LayerKind = Literal["Embedding", "LSTM", "GRU", "Linear", "LayerNorm"]
 Weights = Mapping[str, Tensor]
-"""A layer's weights by the names that torch's own module has for them."""
+"""A layer's weights by their names in torch's module."""
 
 
 @dataclass(frozen=True)
 class ImportedLayer:
-    """The blocks of one layer, or of a few fused ones, and how many features go in and come out."""
+    """The blocks of one layer or of a few fused layers, and their numbers of input and output features."""
 
     name: str
     blocks: list[Block]
-    in_features: int | None = None  # none: any
-    out_features: int | None = None  # none: as many as went in
+    in_features: int | None = None  # None: any
+    out_features: int | None = None  # None: the same as the inputs
 
 
 def stack_layers(layers: Sequence[ImportedLayer]) -> Stack:
-    """Return a stack of pieces that fit together."""
+    """Return a stack of layers; raise ConfigError if their widths don't match."""
     width: int | None = None
     before = ""
     for layer in layers:
         if width is not None and layer.in_features not in (None, width):
             raise ConfigError(
-                f"{layer.name} in_features {layer.in_features} features, but {before}, before it, gives {width}; give the layers "
-                "in the order in which they run"
+                f"{layer.name} takes {layer.in_features} features, but {before}, before it, outputs {width}; give the "
+                "layers in the order in which they run"
             )
         if layer.out_features is not None:
             width, before = layer.out_features, layer.name
@@ -50,13 +50,15 @@ def stack_layers(layers: Sequence[ImportedLayer]) -> Stack:
 def import_layer(
     name: str, kind: LayerKind, weights: Weights, *, dropout: float = 0.0, epsilon: float = 1e-5
 ) -> ImportedLayer:
-    """Return the blocks of a layer with copies of its weights; `dropout` goes between fused layers."""
+    """Return the blocks of a layer with copies of its weights; `dropout` is inserted between fused layers."""
     try:
         return _import_layer(name, kind, weights, dropout, epsilon)
     except (KeyError, ValueError, RuntimeError) as error:
-        # Torch's own sentence about a state dict ends with the first weight that doesn't fit.
+        # The last line of torch's error about a state dict names the first weight that does not match.
         reason = str(error).strip().splitlines()[-1].strip()
-        raise ConfigError(f"{name} is no whole {kind} ({reason}); give all weights of a layer, as they are") from None
+        raise ConfigError(
+            f"{name} is not a complete {kind} ({reason}); give all weights of a layer, as they are"
+        ) from None
 
 
 def _import_layer(name: str, kind: LayerKind, weights: Weights, dropout: float, epsilon: float) -> ImportedLayer:
@@ -77,7 +79,7 @@ def _import_layer(name: str, kind: LayerKind, weights: Weights, dropout: float, 
 
 
 def residual(layer: ImportedLayer) -> ImportedLayer:
-    """Return a piece whose input is added to its output."""
+    """Return the layer with a skip connection around it."""
     inner = layer.blocks[0] if len(layer.blocks) == 1 else Stack(layer.blocks)
     return ImportedLayer(layer.name, [Residual(inner)], layer.in_features, layer.out_features)
 
@@ -85,10 +87,10 @@ def residual(layer: ImportedLayer) -> ImportedLayer:
 def _recurrent(name: str, kind: str, weights: Weights, dropout: float) -> ImportedLayer:
     layers: dict[int, dict[str, Tensor]] = {}
     for full, tensor in weights.items():
-        found = re.fullmatch(r"(\w+_l)(\d+)(_reverse)?", full)
-        if found is None:
-            raise ValueError(f"it has a weight {full}")
-        layers.setdefault(int(found[2]), {})[f"{found[1]}0{found[3] or ''}"] = tensor
+        match = re.fullmatch(r"(\w+_l)(\d+)(_reverse)?", full)
+        if match is None:
+            raise ValueError(f"unexpected weight {full}")
+        layers.setdefault(int(match[2]), {})[f"{match[1]}0{match[3] or ''}"] = tensor
     blocks: list[Block] = []
     for index in range(len(layers)):
         if blocks and dropout:
@@ -106,8 +108,8 @@ def _recurrent_block(name: str, kind: str, weights: dict[str, Tensor]) -> Block:
     has_bias = "bias_ih_l0" in weights
     is_bidirectional = "weight_ih_l0_reverse" in weights
     if is_bidirectional and (kind == "GRU" or projection is not None):
-        what = "a bidirectional GRU" if kind == "GRU" else "a bidirectional LSTM with a projection"
-        raise ConfigError(f"{name} is {what}, which stretto has no block for; use a bidirectional LSTM without one")
+        actual = "a bidirectional GRU" if kind == "GRU" else "a bidirectional LSTM with a projection"
+        raise ConfigError(f"{name} is {actual}, which stretto does not support; use a bidirectional LSTM without one")
     with torch.device("meta"):
         if is_bidirectional:
             return _with_weights(BidirectionalLSTM(in_features, out_features, bias=has_bias), "cell", weights)
@@ -118,7 +120,7 @@ def _recurrent_block(name: str, kind: str, weights: dict[str, Tensor]) -> Block:
 
 
 def _with_weights(block: Block, inner: str, weights: Weights) -> Block:
-    """A block made on the meta device, with copies of weights."""
+    """Fill a block that was created on the meta device with copies of weights."""
     named = {f"{inner}.{name}": tensor.detach().cpu().clone() for name, tensor in weights.items()}
     block.load_state_dict(named, assign=True)
     return block

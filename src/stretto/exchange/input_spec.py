@@ -1,4 +1,4 @@
-"""InputSpec: what goes into a stack, found from its first block, from a task or from an example."""
+"""InputSpec: the inputs of a stack, taken from its first block, a task or an example."""
 
 from dataclasses import dataclass
 
@@ -18,13 +18,13 @@ from stretto.blocks.stack import Stack
 
 @dataclass(frozen=True)
 class InputSpec:
-    """Whole numbers below `num_tokens`, or real numbers, of some shape at each step of each row."""
+    """Token ids below `num_tokens`, or floats, with `shape` at each step of each row."""
 
     shape: tuple[int, ...] = ()
     num_tokens: int | None = None
 
     def random_input(self, num_steps: int, num_rows: int, generator: torch.Generator) -> Tensor:
-        """Return something that may go in."""
+        """Return random inputs `[steps, rows, *shape]`."""
         shape = (num_steps, num_rows, *self.shape)
         if self.num_tokens is None:
             return torch.randn(shape, generator=generator)
@@ -32,29 +32,29 @@ class InputSpec:
 
 
 def input_spec_from_task(task: Task) -> InputSpec:
-    """Return what data gives to a model."""
+    """Return the inputs of a task."""
     return InputSpec(num_tokens=task.num_inputs) if task.inputs == "tokens" else InputSpec((task.num_inputs,))
 
 
 def input_spec_from_example(example: Tensor) -> InputSpec:
-    """Return what is like an example, `[time, rows, ...]`."""
+    """Return inputs like an example `[time, rows, ...]`."""
     shape = tuple(example.shape[2:])
     return InputSpec(shape) if example.is_floating_point() else InputSpec(shape, int(example.max()) + 1)
 
 
 def input_spec_from_stack(stack: Stack) -> InputSpec:
-    """Return what a stack's first block takes, if it is one that says so."""
+    """Return the inputs of a stack's first block; raise ConfigError for a custom block."""
     for index, block in enumerate(stack, stack.first):
         if isinstance(block, Dropout | LockedDropout):
             continue
-        found = _from_block(block)
-        if found is None:
+        input_spec = _from_block(block)
+        if input_spec is None:
             raise ConfigError(
-                f"block {index} ({type(block).__name__}) doesn't say what goes into it; give an example, a tensor of "
+                f"the inputs of block {index} ({type(block).__name__}) are not known; pass example=, a tensor "
                 "[time, rows, ...]"
             )
-        return found
-    raise ConfigError("a stack of dropout alone has nothing to compute; give it other blocks too")
+        return input_spec
+    raise ConfigError("the stack has only dropout blocks; add other blocks")
 
 
 def _from_block(block: Block) -> InputSpec | None:

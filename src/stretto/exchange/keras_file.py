@@ -1,4 +1,4 @@
-"""Keras's files: which layers a model has, in order, and their arrays; nothing in them is ever run."""
+"""Keras files: the layers of a model in order, and their arrays; no code in a file is ever run."""
 
 import io
 import json
@@ -20,7 +20,7 @@ from stretto.base.extras import import_optional_dependency
 Array = NDArray[Any]
 
 _WEIGHTS = "model.weights.h5"
-# A file of weights alone numbers its layers within a class and has no order between classes: where each can only stand.
+# A file of weights alone has no order between classes of layers, so each class has its usual position.
 _LAYER_ORDER = {"embedding": 0, "bidirectional": 1, "lstm": 1, "gru": 1, "time_distributed": 2, "dense": 2}
 _LAYER_CLASSES = {"embedding": "Embedding", "bidirectional": "Bidirectional", "lstm": "LSTM", "gru": "GRU"}
 _WEIGHTLESS = ("activation", "dropout", "input_layer", "masking", "spatial_dropout1d")
@@ -28,7 +28,7 @@ _WEIGHTLESS = ("activation", "dropout", "input_layer", "masking", "spatial_dropo
 
 @dataclass(frozen=True)
 class KerasLayer:
-    """A layer as Keras describes it: its class, its settings, and its arrays by where they are inside it."""
+    """A layer of a Keras file: its class, its config, and its arrays by their path inside the layer."""
 
     name: str
     kind: str
@@ -37,7 +37,7 @@ class KerasLayer:
 
 
 def read_keras(path: Path) -> list[KerasLayer]:
-    """Read the layers of a `.keras` file, or of a `.weights.h5` file, in which they have no settings."""
+    """Read the layers of a `.keras` file, or of a `.weights.h5` file, which has no configs."""
     h5py = import_optional_dependency("h5py", "keras", "a Keras file")
     if not path.is_file():
         raise DataError(f"{path} does not exist; give a .keras or .weights.h5 file")
@@ -57,21 +57,21 @@ def read_keras(path: Path) -> list[KerasLayer]:
 
 
 def _check_links(h5_file: Any, h5py: Any) -> None:  # noqa: ANN401 - h5py has no types
-    """Refuse a file that leads elsewhere: its writer could have it read any file of the reader's machine."""
+    """Reject a file with links to other files: they could make us read any file of the user's machine."""
     seen: set[int] = set()
 
     def visit(group: Any) -> None:  # noqa: ANN401
         for name in group:
-            # First the link itself: to ask for what it leads to is to follow it.
+            # Check the link itself first: `group[name]` would follow it.
             is_inside = isinstance(group.get(name, getlink=True), h5py.HardLink)
             item = group[name] if is_inside else None
             if item is None or (isinstance(item, h5py.Dataset) and (item.external or item.is_virtual)):
                 where = f"{group.name}/{name}".lstrip("/")
-                raise DataError(f"{where} in a Keras file leads to another file; only weights inside the file are read")
+                raise DataError(f"{where} in a Keras file is a link to another file; save the weights in one file")
             if isinstance(item, h5py.Group):
                 address = h5py.h5o.get_info(item.id).addr
                 if address in seen:
-                    raise DataError(f"{item.name} is in a Keras file more than once; save it with Keras 3")
+                    raise DataError(f"{item.name} occurs in a Keras file more than once; save it with Keras 3")
                 seen.add(address)
                 visit(item)
 
@@ -82,7 +82,7 @@ def _check_links(h5_file: Any, h5py: Any) -> None:  # noqa: ANN401 - h5py has no
 def _with_config(config: dict[str, Any], h5_file: Any, h5py: Any) -> Iterator[KerasLayer]:  # noqa: ANN401
     kind = config["class_name"]
     if kind not in ("Sequential", "Functional", "Model"):
-        raise ConfigError(f"the Keras model is a {kind}; from_keras knows Sequential and Functional ones")
+        raise ConfigError(f"the Keras model is a {kind}; from_keras supports Sequential and Functional models")
     groups = {_layer_name(group, name): group for name, group in h5_file["layers"].items()}
     previous: str | None = None
     for layer in config["config"]["layers"]:
@@ -95,55 +95,54 @@ def _with_config(config: dict[str, Any], h5_file: Any, h5py: Any) -> Iterator[Ke
 
 
 def _check_chain(layer: dict[str, Any], name: str, previous: str | None) -> None:
-    """Refuse a model whose layers don't run one after the other."""
+    """Raise ConfigError unless a layer's only input is the previous layer."""
     sources = set(re.findall(r'"keras_history": \["([^"]+)"', json.dumps(layer.get("inbound_nodes", []))))
-    is_begin = layer["class_name"] == "InputLayer" and previous is None
-    if not is_begin and sources != {previous}:
+    is_first = layer["class_name"] == "InputLayer" and previous is None
+    if not is_first and sources != {previous}:
         raise ConfigError(
-            f"the Keras layer {name} takes what {sorted(sources)} give; from_keras knows models whose layers run one "
-            "after the other"
+            f"the inputs of the Keras layer {name} are {sorted(sources)}; from_keras supports models whose layers run "
+            "one after the other"
         )
 
 
 def _without_config(h5_file: Any, path: Path, h5py: Any) -> Iterator[KerasLayer]:  # noqa: ANN401
-    found: list[tuple[int, int, str, str]] = []
+    layers: list[tuple[int, int, str, str]] = []
     for name in h5_file["layers"]:
         kind = re.sub(r"_\d+$", "", name)
         if kind in _WEIGHTLESS:
             continue
         number = int(name.removeprefix(f"{kind}_")) if name != kind else 0
-        found.append((_LAYER_ORDER.get(kind, -1), number, kind, name))
-    for place, kinds in groupby(sorted(found), key=itemgetter(0)):
-        alike = sorted({kind for _, _, kind, _ in kinds})
-        if place < 0 or len(alike) > 1:
+        layers.append((_LAYER_ORDER.get(kind, -1), number, kind, name))
+    for position, entries in groupby(sorted(layers), key=itemgetter(0)):
+        kinds = sorted({kind for _, _, kind, _ in entries})
+        if position < 0 or len(kinds) > 1:
             raise ConfigError(
-                f"{path} holds weights of {' and '.join(alike)}, and doesn't say where these layers stand among the "
-                "others; save the model as .keras"
+                f"{path} holds weights of {' and '.join(kinds)}, but not the order of the layers; save the model as "
+                ".keras"
             )
-    for _, _, kind, name in sorted(found):
+    for _, _, kind, name in sorted(layers):
         group = h5_file["layers"][name]
         yield KerasLayer(_layer_name(group, name), _LAYER_CLASSES.get(kind, "Dense"), {}, _arrays(group, h5py))
 
 
 def _layer_name(group: Any, name: str) -> str:  # noqa: ANN401 - h5py has no types
-    """The name that the user's model has for a layer; groups are named by class and number."""
-    own = group["vars"].attrs.get("name", name) if "vars" in group else name
-    return str(own)
+    """The name of a layer in the user's model; the groups of the file are named by class and number."""
+    return str(group["vars"].attrs.get("name", name) if "vars" in group else name)
 
 
 def _arrays(group: Any, h5py: Any) -> dict[str, list[Array]]:  # noqa: ANN401 - h5py has no types
-    """All arrays in a group, by the path of what holds them: `` for the layer itself, `cell`, `forward_layer/cell`."""
-    found: dict[str, dict[int, Array]] = {}
+    """All arrays in a group by the path of their owner: `` for the layer itself, `cell`, `forward_layer/cell`."""
+    arrays: dict[str, dict[int, Array]] = {}
 
     def visit(path: str) -> None:
         item = group[path]
-        holder, _, number = path.rpartition("/")
+        owner, _, number = path.rpartition("/")
         if isinstance(item, h5py.Group):
             for name in item:
                 visit(f"{path}/{name}")
-        elif holder.endswith("vars") and number.isdecimal():
-            found.setdefault(holder.removesuffix("vars").rstrip("/"), {})[int(number)] = np.asarray(item)
+        elif owner.endswith("vars") and number.isdecimal():
+            arrays.setdefault(owner.removesuffix("vars").rstrip("/"), {})[int(number)] = np.asarray(item)
 
     for name in group:
         visit(name)
-    return {holder: [arrays[index] for index in sorted(arrays)] for holder, arrays in found.items()}
+    return {owner: [numbered[index] for index in sorted(numbered)] for owner, numbered in arrays.items()}

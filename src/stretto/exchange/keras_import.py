@@ -1,4 +1,4 @@
-"""A stack from what Keras has: its files, or arrays as `get_weights()` gives them, in torch's order of gates."""
+"""from_keras: a stack from a Keras file, or from the arrays of `get_weights()`."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,28 +21,29 @@ _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "softmax": lambda: nn.Softmax(dim=-1),
     "tanh": nn.Tanh,
 }
-# What gives no block: where data comes in, and which steps count, which stretto is told by rows' lengths.
+# These need no block: inputs, and masks, which stretto replaces by the lengths of the rows.
 _IGNORED = ("InputLayer", "Masking")
 
 
 def from_keras(source: Path | str | Sequence[Array]) -> Stack:
-    """Return a stack with the weights of a Keras model, which gives what the model gives, at every step.
+    """Return a stack with the weights of a Keras model and the same outputs, at every step.
 
-    `source` is a `.keras` file, a `.weights.h5` file (whose layers are taken to have Keras's default settings), or
-    arrays as a layer's or a model's `get_weights()` returns them. Layers are Embedding, LSTM, GRU with `reset_after`, a
-    Bidirectional LSTM, Dense, LayerNormalization and dropout, one after the other. Keras itself isn't needed.
+    `source` is a `.keras` file, a `.weights.h5` file (whose layers are assumed to have Keras's default settings), or
+    the arrays that `get_weights()` of a layer or a model returns. Supported layers are Embedding, LSTM, GRU with
+    `reset_after`, Bidirectional LSTM, Dense, LayerNormalization and dropout, one after the other. Keras itself is not
+    needed.
     """
     if isinstance(source, Path | str):
         layers = read_keras(Path(source))
     else:
         layers = _layers_from_arrays([np.asarray(array) for array in source])
     try:
-        pieces = [piece for layer in layers if layer.kind not in _IGNORED for piece in _import_keras_layer(layer)]
+        imported = [part for layer in layers if layer.kind not in _IGNORED for part in _import_keras_layer(layer)]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise DataError(f"the Keras model is not whole ({error!r}); save it with Keras 3") from None
-    if not pieces:
-        raise ConfigError("the Keras model has no layers with weights; give one that has")
-    return stack_layers(pieces)
+        raise DataError(f"the Keras model is incomplete ({error!r}); save it with Keras 3") from None
+    if not imported:
+        raise ConfigError("the Keras model has no layers with weights; use a model that has")
+    return stack_layers(imported)
 
 
 def _import_keras_layer(layer: KerasLayer) -> list[ImportedLayer]:
@@ -70,8 +71,8 @@ def _import_keras_layer(layer: KerasLayer) -> list[ImportedLayer]:
         block: Block = Dropout(rate) if layer.kind == "Dropout" else LockedDropout(rate)
         return [ImportedLayer(layer.name, [block])]
     raise ConfigError(
-        f"the Keras layer {layer.name} is a {layer.kind}, which from_keras has no block for; it knows Embedding, LSTM, "
-        "GRU, Bidirectional, Dense, LayerNormalization, Activation, Dropout and TimeDistributed"
+        f"the Keras layer {layer.name} is a {layer.kind}, which from_keras does not support; choose from Embedding, "
+        "LSTM, GRU, Bidirectional, Dense, LayerNormalization, Activation, Dropout and TimeDistributed"
     )
 
 
@@ -80,7 +81,7 @@ def _recurrent(layer: KerasLayer) -> ImportedLayer:
     if layer.kind == "LSTM":
         return import_layer(layer.name, "LSTM", _lstm_weights(_layer_arrays(layer, "cell", 2, 3)))
     kernel, recurrent, *bias = _layer_arrays(layer, "cell", 2, 3)
-    if not layer.config.get("reset_after", True) or any(own.ndim != 2 for own in bias):
+    if not layer.config.get("reset_after", True) or any(array.ndim != 2 for array in bias):
         raise ConfigError(
             f"the Keras layer {layer.name} is a GRU with reset_after=False, which torch can't compute; train one with "
             "reset_after=True, Keras's default"
@@ -96,7 +97,7 @@ def _bidirectional(layer: KerasLayer) -> ImportedLayer:
     if inner["class_name"] != "LSTM" or layer.config.get("merge_mode", "concat") != "concat":
         raise ConfigError(
             f"the Keras layer {layer.name} is a Bidirectional {inner['class_name']} with "
-            f"merge_mode={layer.config.get('merge_mode')!r}; from_keras knows Bidirectional(LSTM) with 'concat'"
+            f"merge_mode={layer.config.get('merge_mode')!r}; from_keras supports Bidirectional(LSTM) with 'concat'"
         )
     _check_cell(KerasLayer(layer.name, "LSTM", inner["config"]))
     forward, backward = (
@@ -107,7 +108,7 @@ def _bidirectional(layer: KerasLayer) -> ImportedLayer:
 
 
 def _lstm_weights(arrays: list[Array]) -> dict[str, Tensor]:
-    """Keras's gates are i f c o, torch's i f g o: the same order. Its one bias is the sum of torch's two."""
+    """Keras has the gates i f c o, torch i f g o: the same order. Keras's one bias is the sum of torch's two."""
     kernel, recurrent, *bias = arrays
     weights = {"weight_ih_l0": _tensor(kernel.T), "weight_hh_l0": _tensor(recurrent.T)}
     if bias:
@@ -116,19 +117,19 @@ def _lstm_weights(arrays: list[Array]) -> dict[str, Tensor]:
 
 
 def _reorder_gru_gates(array: Array) -> Array:
-    """Gates z r h, as Keras has them, to r z n."""
+    """Keras's gates z r h -> torch's r z n."""
     z, r, h = np.split(array, 3)
     return np.concatenate([r, z, h])
 
 
 def _check_cell(layer: KerasLayer) -> None:
-    """Refuse settings under which a cell computes something that torch's doesn't."""
-    needed = {"activation": "tanh", "recurrent_activation": "sigmoid", "go_backwards": False}
-    for name, value in needed.items():
-        found = layer.config.get(name, value)
-        if found != value:
+    """Raise ConfigError for settings that torch's cells don't have."""
+    required = {"activation": "tanh", "recurrent_activation": "sigmoid", "go_backwards": False}
+    for name, value in required.items():
+        actual = layer.config.get(name, value)
+        if actual != value:
             raise ConfigError(
-                f"the Keras layer {layer.name} has {name}={found!r}, which torch's {layer.kind} can't compute; train "
+                f"the Keras layer {layer.name} has {name}={actual!r}, which torch's {layer.kind} can't compute; train "
                 f"one with {name}={value!r}"
             )
 
@@ -145,21 +146,17 @@ def _activation(layer: KerasLayer) -> list[ImportedLayer]:
         return []
     if not isinstance(name, str) or name not in _ACTIVATIONS:
         raise ConfigError(
-            f"the Keras layer {layer.name} has activation={name!r}; from_keras knows linear, {', '.join(_ACTIVATIONS)}"
+            f"the Keras layer {layer.name} has activation={name!r}; choose from linear, {', '.join(_ACTIVATIONS)}"
         )
     return [ImportedLayer(f"{layer.name}'s activation", [Pointwise(_ACTIVATIONS[name]())])]
 
 
 def _layer_norm(layer: KerasLayer) -> ImportedLayer:
     config = layer.config
-    if not (config.get("center", True) and config.get("scale", True)) or config.get("axis", -1) not in (
-        -1,
-        [-1],
-        2,
-        [2],
-    ):
+    is_over_features = config.get("axis", -1) in (-1, [-1], 2, [2])
+    if not (is_over_features and config.get("center", True) and config.get("scale", True)):
         raise ConfigError(
-            f"the Keras layer {layer.name} doesn't normalise the features with scale and center; use both"
+            f"the Keras layer {layer.name} doesn't normalize the features with scale and center; use both"
         )
     gamma, beta = _layer_arrays(layer, "", 2, 2)
     weights = {"weight": _tensor(gamma), "bias": _tensor(beta)}
@@ -167,7 +164,7 @@ def _layer_norm(layer: KerasLayer) -> ImportedLayer:
 
 
 def _layers_from_arrays(arrays: list[Array]) -> list[KerasLayer]:
-    """Layers by the shapes of their arrays; a cell is two kernels with as many columns."""
+    """Infer layers from the shapes of their arrays; a cell has two kernels with the same number of columns."""
     layers: list[KerasLayer] = []
     rest = list(arrays)
     while rest:
@@ -178,7 +175,7 @@ def _layers_from_arrays(arrays: list[Array]) -> list[KerasLayer]:
             layers.append(KerasLayer(name, "LayerNormalization", {}, {"": [first, rest.pop(0)]}))
             continue
         if first.ndim != 2:
-            raise ConfigError(f"{name} begins with an array of {list(first.shape)}, as no layer that from_keras knows")
+            raise ConfigError(f"{name} begins with an array {list(first.shape)}, which no supported layer does")
         columns = first.shape[1]
         if (
             second is not None
@@ -186,11 +183,11 @@ def _layers_from_arrays(arrays: list[Array]) -> list[KerasLayer]:
             and second.shape[1] == columns
             and columns in _kernel_columns(second)
         ):
-            held = [first, rest.pop(0)]
+            cell_arrays = [first, rest.pop(0)]
             kind = "LSTM" if columns == 4 * second.shape[0] else "GRU"
             if rest and rest[0].size == (columns if kind == "LSTM" else rest[0].ndim * columns):
-                held.append(rest.pop(0))
-            layers.append(KerasLayer(name, kind, {}, {"cell": held}))
+                cell_arrays.append(rest.pop(0))
+            layers.append(KerasLayer(name, kind, {}, {"cell": cell_arrays}))
         elif second is not None and second.shape == (columns,):
             layers.append(KerasLayer(name, "Dense", {}, {"": [first, rest.pop(0)]}))
         else:
@@ -199,18 +196,18 @@ def _layers_from_arrays(arrays: list[Array]) -> list[KerasLayer]:
 
 
 def _kernel_columns(recurrent: Array) -> tuple[int, int]:
-    """How many columns an LSTM's and a GRU's kernels have, whose recurrent one has so many rows."""
+    """The number of columns of an LSTM's and of a GRU's kernels with this recurrent kernel."""
     return 4 * recurrent.shape[0], 3 * recurrent.shape[0]
 
 
 def _layer_arrays(layer: KerasLayer, path: str, min_count: int, max_count: int) -> list[Array]:
-    """The arrays at a place in a layer, as many as there should be."""
-    found = layer.arrays.get(path, [])
-    if not min_count <= len(found) <= max_count:
+    """The arrays at a path in a layer; raise ConfigError if there are too few or too many."""
+    arrays = layer.arrays.get(path, [])
+    if not min_count <= len(arrays) <= max_count:
         raise ConfigError(
-            f"the Keras layer {layer.name} has {len(found)} arrays of weights, not {max_count}; save it built"
+            f"the Keras layer {layer.name} has {len(arrays)} weight arrays, not {max_count}; save it after it is built"
         )
-    return found
+    return arrays
 
 
 def _tensor(array: Array) -> Tensor:

@@ -1,4 +1,4 @@
-"""Is an exported model what it was made from? Both run on the same numbers, chunk by chunk, and are compared."""
+"""Checks an exported ONNX model: onnxruntime and torch run the same inputs, chunk by chunk."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,28 +17,27 @@ from stretto.blocks.stack import Stack
 from stretto.exchange.input_spec import InputSpec
 from stretto.exchange.onnx_blocks import state_names
 
-# Lengths of chunks, for several numbers of rows; none is what the model was exported with.
+# Numbers of rows, each with the lengths of its chunks; all differ from the example of the export.
 _TEST_SHAPES = ((1, (1, 7)), (2, (13, 1, 4)), (7, (3, 29)))
 
 
 def compare_with_onnxruntime(stack: Stack, path: Path, input_spec: InputSpec) -> float | None:
-    """Return the greatest difference between torch's results and onnxruntime's, relative where they are large.
+    """Return the largest difference between torch's outputs and onnxruntime's, relative to values above 1.
 
-    State is fed back from chunk to chunk, each side its own. None if onnxruntime isn't installed.
+    Each side passes its own state from chunk to chunk. None if onnxruntime is not installed.
     """
     if find_spec("onnxruntime") is None:
         return None
     session = _open_session(path)
     generator = torch.Generator().manual_seed(1)
-    found = [0.0]
+    differences = [0.0]
     for num_rows, chunks in _TEST_SHAPES:
-        # A block that looks ahead has no state to go on with: its rows end in the one chunk there is.
         lengths = torch.randint(1, sum(chunks) + 1, (num_rows,), generator=generator)
-        found += _differences(
-            stack, session, input_spec, chunks if stack.causal else (sum(chunks),), lengths, generator
-        )
-    # Not Python's max, which passes over what is not a number.
-    return float(np.max(found))
+        # A block that looks ahead can't be cut in time: it runs as one chunk.
+        chunk_lengths = chunks if stack.causal else (sum(chunks),)
+        differences += _differences(stack, session, input_spec, chunk_lengths, lengths, generator)
+    # Not Python's max, which ignores NaN.
+    return float(np.max(differences))
 
 
 def _differences(
@@ -55,30 +54,30 @@ def _differences(
         rows = Rows(rows.lanes, lengths, rows.fresh, rows.key, rows.device, rows.dtype)
     names = state_names(stack)
     state = stack.initial_state(rows)
-    fed = {name: tensor.numpy() for name, tensor in _name_states(names, state).items()}
-    outputs = [value.name for value in session.get_outputs()]
-    found = []
+    onnx_state = {name: tensor.numpy() for name, tensor in _name_states(names, state).items()}
+    output_names = [value.name for value in session.get_outputs()]
+    differences = []
     for num_steps in chunks:
         x = input_spec.random_input(num_steps, num_rows, generator)
         with torch.no_grad():
             y, state = stack(x, state)
-        given = dict(zip(outputs, _run_session(session, {"x": x.numpy(), **fed}), strict=True))
-        fed = {name: given[f"{name}.after"] for name in fed}
-        found.append(_difference(y, given["y"]))
-        found += [_difference(tensor, fed[name]) for name, tensor in _name_states(names, state).items()]
-    return found
+        outputs = dict(zip(output_names, _run_session(session, {"x": x.numpy(), **onnx_state}), strict=True))
+        onnx_state = {name: outputs[f"{name}.after"] for name in onnx_state}
+        differences.append(_difference(y, outputs["y"]))
+        differences += [_difference(tensor, onnx_state[name]) for name, tensor in _name_states(names, state).items()]
+    return differences
 
 
 def _name_states(names: list[str | None], state: State) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in zip(names, state, strict=True) if name is not None}
 
 
-def _difference(expected: Tensor, given: NDArray[Any]) -> float:
-    ours = expected.numpy()
-    if ours.shape != given.shape:
+def _difference(expected: Tensor, actual: NDArray[Any]) -> float:
+    values = expected.numpy()
+    if values.shape != actual.shape:
         return float("inf")
     with np.errstate(invalid="ignore"):
-        return float(np.abs(ours.astype(np.float64) - given).max() / max(1.0, np.abs(ours).max()))
+        return float(np.abs(values.astype(np.float64) - actual).max() / max(1.0, np.abs(values).max()))
 
 
 def _open_session(path: Path) -> Any:  # noqa: ANN401 - onnxruntime has no types
@@ -92,13 +91,13 @@ def _open_session(path: Path) -> Any:  # noqa: ANN401 - onnxruntime has no types
         ) from None
 
 
-def _run_session(session: Any, given: dict[str, Any]) -> list[NDArray[Any]]:  # noqa: ANN401 - onnxruntime has no types
+def _run_session(session: Any, inputs: dict[str, Any]) -> list[NDArray[Any]]:  # noqa: ANN401 - onnxruntime has no types
     try:
-        found: list[NDArray[Any]] = session.run(None, given)
+        outputs: list[NDArray[Any]] = session.run(None, inputs)
     except Exception as error:  # noqa: BLE001 - onnxruntime's errors have no common class
         reason = str(error).splitlines()[0]
         raise ConfigError(
-            f"onnxruntime can't run the exported model ({reason}); a block of your own may depend on the number of "
-            "steps or rows it was shown"
+            f"onnxruntime can't run the exported model ({reason}); a custom block may depend on the number of steps or "
+            "rows of the example"
         ) from None
-    return found
+    return outputs

@@ -1,4 +1,4 @@
-"""A block of the user's own in an ONNX graph: what torch's exporter makes of it."""
+"""Custom blocks in an ONNX graph, translated by torch's exporter."""
 
 import contextlib
 import io
@@ -17,7 +17,7 @@ from stretto.exchange.onnx_graph import OPSET, Graph
 
 
 class _FlatOutputs(nn.Module):
-    """A block whose results stand side by side, as an exporter wants them."""
+    """A block with a flat tuple of outputs, as the exporter needs it."""
 
     def __init__(self, block: Block) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class _FlatOutputs(nn.Module):
 def add_custom_block(
     graph: Graph, block: Block, label: str, inputs: tuple[str, ...], example: tuple[Tensor, ...]
 ) -> tuple[str, list[str]]:
-    """Add any block; return the names of what comes out and of the state after. `example` is what may go in."""
+    """Add any block; return the names of its output and of its state after the last step. `example` is an input."""
     onnx = import_optional_dependency("onnx", "onnx", "an export to ONNX")
     import_optional_dependency(
         "onnxscript", "onnx", f"block {label} ({type(block).__name__}), which is not one of stretto's,"
@@ -55,21 +55,21 @@ def add_custom_block(
         cause = error.__cause__ or error
         reason = f"{type(cause).__name__}: {cause}".splitlines()[0]
         raise ConfigError(
-            f"block {label} ({type(block).__name__}) can't be exported to ONNX ({reason}); its forward has to be of "
-            "torch's operators alone, for any number of steps and rows"
+            f"block {label} ({type(block).__name__}) can't be exported to ONNX ({reason}); its forward must consist of "
+            "torch operators that work for any number of steps and rows"
         ) from None
     part = onnx.compose.add_prefix(model, f"blocks.{label}.").graph
-    for own, given in zip(part.input, inputs, strict=True):
-        graph.nodes.append(onnx.helper.make_node("Identity", [given], [own.name]))
+    for value, name in zip(part.input, inputs, strict=True):
+        graph.nodes.append(onnx.helper.make_node("Identity", [name], [value.name]))
     graph.nodes += part.node
     graph.weights += part.initializer
-    y, *after = (own.name for own in part.output)
+    y, *after = (value.name for value in part.output)
     return y, after
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporter's advice is for whoever writes exporters; what matters here is whether the result is equal."""
+    """Hide the exporter's warnings: the exported model is compared with torch anyway."""
     disabled = logging.root.manager.disable
     with (
         warnings.catch_warnings(),

@@ -1,4 +1,4 @@
-"""A stack as an ONNX model: state goes in and comes out by name, for any number of steps and rows."""
+"""export_onnx: a stack as an ONNX model with named states, for any number of steps and rows."""
 
 import copy
 import importlib.metadata
@@ -21,7 +21,7 @@ from stretto.exchange.onnx_blocks import add_block
 from stretto.exchange.onnx_check import compare_with_onnxruntime
 from stretto.exchange.onnx_graph import Graph
 
-# Beyond this many bytes of weights they go into a file beside the model: a message of protobuf ends at 2 GB.
+# Larger weights go into a separate file: a protobuf message is limited to 2 GB.
 MAX_INLINE_BYTES = 1 << 30
 TOLERANCE = 1e-5
 
@@ -32,19 +32,19 @@ class _HasTask(Protocol):
 
 
 class ExportableModel(Protocol):
-    """A stack that knows what its numbers mean, such as what `stretto.load_model` returns."""
+    """A stack with its task and metadata, such as `stretto.load_model` returns."""
 
     @property
     def stack(self) -> Stack: ...
     @property
     def data_spec(self) -> _HasTask: ...
     def metadata(self) -> dict[str, str]:
-        """Return the names behind the numbers, each as JSON."""
+        """Return what the inputs and outputs mean (vocabulary, labels, channels), each as JSON."""
 
 
 @dataclass(frozen=True)
 class OnnxExport:
-    """A model that was written, and how far its results are from torch's; none if there was no onnxruntime to ask."""
+    """An exported model, and its largest difference from torch; None without onnxruntime."""
 
     path: Path
     inputs: tuple[str, ...]
@@ -53,16 +53,16 @@ class OnnxExport:
 
 
 def export_onnx(model: Stack | ExportableModel, path: Path | str, *, example: Tensor | None = None) -> OnnxExport:
-    """Write a stack as an ONNX model, and check it with onnxruntime if that is there.
+    """Write a stack as an ONNX model; check it with onnxruntime if it is installed.
 
-    It takes `x` and each block's state (`state.2.h`, by absolute index), and gives `y` and the states after
-    (`state.2.h.after`), in float32, time-major, for any number of steps and rows. An `example`, `[time, rows, ...]`,
-    says what goes in where the first block is one of your own.
+    The inputs are `x` and the state of each block (`state.2.h`, by absolute index). The outputs are `y` and the states
+    after the last step (`state.2.h.after`). All are float32 and time-major, for any number of steps and rows. If the
+    first block is a custom one, pass an `example` input `[time, rows, ...]`.
     """
     exportable = None if isinstance(model, Stack) else model
     original = model if isinstance(model, Stack) else model.stack
     if any(parameter.is_meta for parameter in original.parameters()):
-        raise ConfigError("the stack's weights are on the meta device, so there is nothing to export; initialize it")
+        raise ConfigError("the stack's weights are on the meta device; initialize it before you export it")
     stack = copy.deepcopy(original).cpu().float().eval()
     input_spec = _input_spec(stack, exportable, example)
     metadata = {} if exportable is None else exportable.metadata()
@@ -71,15 +71,15 @@ def export_onnx(model: Stack | ExportableModel, path: Path | str, *, example: Te
     metadata = {"version": _version(), "causal": str(stack.causal).lower(), **metadata}
     path = Path(path)
     proto = graph.model({f"stretto.{name}": text for name, text in metadata.items()})
-    with _staged_file(path) as beside:
-        _save_model(proto, beside)
-        max_difference = compare_with_onnxruntime(stack, beside, input_spec)
+    with _staged_file(path) as staged:
+        _save_model(proto, staged)
+        max_difference = compare_with_onnxruntime(stack, staged, input_spec)
         if max_difference is not None and not max_difference <= TOLERANCE:
             raise ConfigError(
-                f"the exported model differs from torch's by {max_difference:.1e}, so {path} was not kept; a block of your "
-                "own may depend on more than its input and its state"
+                f"the exported model differs from torch's by {max_difference:.1e}, so {path} was not written; a custom "
+                "block may depend on more than its input and its state"
             )
-        _replace(path, beside)
+        _replace(path, staged)
     inputs, outputs = ((value.name for value in values) for values in (graph.inputs, graph.outputs))
     return OnnxExport(path, tuple(inputs), tuple(outputs), max_difference)
 
@@ -90,7 +90,7 @@ def _build_graph(stack: Stack, input_spec: InputSpec) -> Graph:
     x = graph.input("x", example, ["time", "rows", *example.shape[2:]])
     y, y_example = add_block(graph, stack, x, example)
     graph.output("y", y, y_example, ["time", "rows", *y_example.shape[2:]])
-    # First what everyone wants.
+    # `y` comes before the states.
     graph.outputs.insert(0, graph.outputs.pop())
     return graph
 
@@ -103,13 +103,16 @@ def _input_spec(stack: Stack, exportable: ExportableModel | None, example: Tenso
 
 @contextmanager
 def _staged_file(path: Path) -> Iterator[Path]:
-    """Give a file of the same name in a folder beside it, so that what is there stays until the new one is good."""
+    """Yield a path with the same name in a temporary folder beside `path`.
+
+    Not `atomic_path`: a large model is two files, and the first refers to the second by name.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
             yield Path(folder) / path.name
     except OSError as error:
-        raise ConfigError(f"{path} can't be written ({error.strerror}); choose another file") from None
+        raise ConfigError(f"{path} can't be written ({error.strerror}); choose a different file") from None
 
 
 def _save_model(model: Any, path: Path) -> None:  # noqa: ANN401 - onnx has no types
@@ -130,7 +133,7 @@ def _replace(path: Path, new: Path) -> None:
 
 
 def _external_data_path(path: Path) -> Path:
-    """Where the weights of a large model are."""
+    """The file of weights of a large model."""
     return path.with_name(f"{path.name}.data")
 
 

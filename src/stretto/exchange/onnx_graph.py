@@ -1,4 +1,4 @@
-"""Graph: an ONNX graph that grows node by node."""
+"""Graph: a builder of ONNX graphs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,13 +11,13 @@ from torch import Tensor
 from stretto.base.extras import import_optional_dependency
 
 OPSET = 18
-# The oldest format that goes with these operators, so that older runtimes read it too.
+# The oldest format that supports these operators, for older runtimes.
 IR_VERSION = 8
 
 
 @dataclass
 class Graph:
-    """Nodes, weights, and what goes in and comes out, each by name."""
+    """Nodes, weights, inputs and outputs of a graph, each by name."""
 
     nodes: list[Any] = field(default_factory=list)
     weights: list[Any] = field(default_factory=list)
@@ -31,17 +31,17 @@ class Graph:
 
     @property
     def int32(self) -> int:
-        """The number that stands for the type int32."""
+        """ONNX's code for the type int32."""
         return int(self._onnx.TensorProto.INT32)
 
     def weight(self, name: str, value: Tensor | NDArray[Any]) -> str:
-        """Keep numbers in the model under a name; return the name."""
+        """Add an array to the model under a name; return the name."""
         array = value.detach().numpy() if isinstance(value, Tensor) else value
         self.weights.append(self._onnx.numpy_helper.from_array(np.ascontiguousarray(array), name))
         return name
 
     def int64_constant(self, *numbers: int) -> str:
-        """Keep whole numbers, as operators take axes and shapes."""
+        """Add integers, which operators take as axes and shapes; return their name."""
         return self.weight(self._new_name("indices"), np.array(numbers, dtype=np.int64))
 
     def node(self, operator: str, *inputs: str, **attributes: object) -> str:
@@ -55,22 +55,22 @@ class Graph:
         return outputs
 
     def input(self, name: str, like: Tensor, dims: Sequence[str | int]) -> str:
-        """Add what goes in."""
+        """Add an input of the model; return its name."""
         self.inputs.append(self._value(name, like, dims))
         return name
 
     def output(self, name: str, value: str, like: Tensor, dims: Sequence[str | int]) -> None:
-        """Let a value come out under a name."""
+        """Add an output of the model: a value under a name."""
         self.outputs.append(self._value(name, like, dims))
         self.nodes.append(self._onnx.helper.make_node("Identity", [value], [name]))
 
     def loop_body(self, inputs: Sequence[str], outputs: Sequence[str], like: Tensor) -> Any:  # noqa: ANN401 - no types
-        """Return this graph as the body of a loop; it sees the weights of the graph around it."""
+        """Return this graph as the body of a loop; it can use the weights of the enclosing graph."""
         values = [[self._value(name, like, None) for name in names] for names in (inputs, outputs)]
         return self._onnx.helper.make_graph(self.nodes, "body", *values)
 
     def model(self, metadata: dict[str, str]) -> Any:  # noqa: ANN401 - onnx has no types
-        """Return the whole as a model."""
+        """Return the graph as an ONNX model."""
         helper = self._onnx.helper
         graph = helper.make_graph(self.nodes, "stretto", self.inputs, self.outputs, self.weights)
         model = helper.make_model(

@@ -1,4 +1,4 @@
-"""A stack's weights as torch's own modules have them: plain `nn.LSTM` state dicts in a safetensors file."""
+"""export_torch: a stack's weights as state dicts of plain torch modules, in a safetensors file."""
 
 import json
 import re
@@ -25,7 +25,7 @@ LAYERS = "stretto.layers"
 
 @dataclass(frozen=True)
 class TorchLayer:
-    """A module of torch's own: its kind, its weights by its own names, and what else makes it what it is."""
+    """A torch module: its class, its state dict, and the arguments to create it."""
 
     kind: str
     weights: dict[str, Tensor]
@@ -37,28 +37,29 @@ class TorchLayer:
 
 
 def export_torch(stack: Stack, path: Path | str) -> dict[str, dict[str, object]]:
-    """Write a stack's weights by the names of torch's own modules; return the modules by name, in order.
+    """Write a stack's weights under the names of torch modules; return the modules by name, in order.
 
-    Recurrent blocks in a row with one width are one module of several layers (`lstm.weight_ih_l1`); where a kind comes
-    more than once, its modules have numbers (`lstm.0.weight_ih_l0`). Each module is told with the arguments to make it.
+    Consecutive recurrent blocks of one width become one module with several layers (`lstm.weight_ih_l1`). If a class
+    occurs more than once, its modules are numbered (`lstm.0.weight_ih_l0`). Each module is returned as its class and
+    the arguments to create it.
     """
     weights, modules = torch_weights(stack)
-    listed = [{"name": name, **options} for name, options in modules.items()]
+    layers = [{"name": name, **options} for name, options in modules.items()]
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, save(weights, {LAYERS: json.dumps(listed)}))
+        write_atomic(path, save(weights, {LAYERS: json.dumps(layers)}))
     except OSError as error:
-        raise ConfigError(f"{path} can't be written ({error.strerror}); choose another file") from None
+        raise ConfigError(f"{path} can't be written ({error.strerror}); choose a different file") from None
     return modules
 
 
 def torch_weights(stack: Stack) -> tuple[dict[str, Tensor], dict[str, dict[str, object]]]:
-    """Return a stack's weights by the names of torch's own modules, and those modules by name, in order."""
+    """Return a stack's weights under the names of torch modules, and those modules by name, in order."""
     if not has_forward_of(stack, Stack):
         raise ConfigError(
-            f"the stack is a {type(stack).__name__} that runs its blocks in its own way, which weights alone don't "
-            "tell; stretto.exchange.save_weights writes any stack by its own names"
+            f"the stack is a {type(stack).__name__} with its own forward, so torch modules can't replace it; use "
+            "stretto.exchange.save_weights, which writes any stack"
         )
     layers = _merge_layers(_layers(stack, ""))
     counts = Counter(layer.prefix for layer in layers)
@@ -69,26 +70,24 @@ def torch_weights(stack: Stack) -> tuple[dict[str, Tensor], dict[str, dict[str, 
         name = layer.prefix if counts[layer.prefix] == 1 else f"{layer.prefix}.{seen[layer.prefix]}"
         seen[layer.prefix] += 1
         modules[name] = {"kind": layer.kind, **layer.options}
-        weights |= {f"{name}.{own}": tensor.detach().cpu().clone() for own, tensor in layer.weights.items()}
+        weights |= {f"{name}.{leaf}": tensor.detach().cpu().clone() for leaf, tensor in layer.weights.items()}
     return weights, modules
 
 
 def _layers(stack: Stack, label: str) -> list[TorchLayer]:
-    found: list[TorchLayer] = []
+    layers: list[TorchLayer] = []
     for index, block in enumerate(stack, stack.first):
-        own = f"{label}{index}"
-        found += (
-            _layers(block, f"{own}.")
-            if isinstance(block, Stack) and has_forward_of(block, Stack)
-            else _block_layers(block, own)
-        )
-    return found
+        if isinstance(block, Stack) and has_forward_of(block, Stack):
+            layers += _layers(block, f"{label}{index}.")
+        else:
+            layers += _block_layers(block, f"{label}{index}")
+    return layers
 
 
 def _block_layers(block: Block, label: str) -> list[TorchLayer]:
-    """What a block is in torch's words; a subclass that runs otherwise has none, whatever its weights are called."""
+    """The torch modules of a block; a subclass with its own forward has none, whatever its weights are called."""
     if has_forward_of(block, Dropout) or has_forward_of(block, LockedDropout):
-        # It has no weights, and what is exported is not for training.
+        # No weights, and not needed for inference.
         return []
     if isinstance(block, Residual) and has_forward_of(block, Residual):
         inner = [] if isinstance(block.block, Stack) else _block_layers(block.block, label)
@@ -103,22 +102,22 @@ def _block_layers(block: Block, label: str) -> list[TorchLayer]:
                 return [TorchLayer(kind.__name__, dict(cell.state_dict()), _cell_options(cell))]
     if isinstance(block, Pointwise) and has_forward_of(block, Pointwise):
         module = block.module
-        # Our table is torch's with another start.
+        # Our embedding is nn.Embedding with other initial weights.
         known = next((kind for kind in (nn.Embedding, nn.Linear, nn.LayerNorm) if isinstance(module, kind)), None)
         if known is None or has_forward_of(module, known):
             return [TorchLayer((known or type(module)).__name__, dict(module.state_dict()), _module_options(module))]
     raise ConfigError(
-        f"block {label} ({type(block).__name__}) is not a module of torch's own, so its weights have no names there; "
-        "stretto.exchange.save_weights writes any stack by its own names"
+        f"block {label} ({type(block).__name__}) is not a torch module, so its weights have no names there; use "
+        "stretto.exchange.save_weights, which writes any stack"
     )
 
 
 def _cell_options(cell: nn.RNNBase) -> dict[str, object]:
-    """The arguments of a cell that differ from torch's defaults, and those without one."""
-    found: dict[str, object] = {"input_size": cell.input_size, "hidden_size": cell.hidden_size}
-    usual = {"num_layers": 1, "bias": True, "bidirectional": False, "proj_size": 0}
-    own = {name: getattr(cell, name) for name in usual}
-    return found | {name: value for name, value in own.items() if name == "num_layers" or value != usual[name]}
+    """The required arguments of a cell, and those that differ from torch's defaults."""
+    options: dict[str, object] = {"input_size": cell.input_size, "hidden_size": cell.hidden_size}
+    defaults = {"num_layers": 1, "bias": True, "bidirectional": False, "proj_size": 0}
+    values = {name: getattr(cell, name) for name in defaults}
+    return options | {name: value for name, value in values.items() if name == "num_layers" or value != defaults[name]}
 
 
 def _module_options(module: nn.Module) -> dict[str, object]:
@@ -134,25 +133,27 @@ def _module_options(module: nn.Module) -> dict[str, object]:
 
 
 def _merge_layers(layers: list[TorchLayer]) -> list[TorchLayer]:
-    """Join recurrent layers that torch can hold in one module."""
-    found: list[TorchLayer] = []
+    """Join recurrent layers that fit into one torch module."""
+    merged: list[TorchLayer] = []
     for layer in layers:
-        if found and _can_merge(found[-1], layer):
-            before = found.pop()
+        if merged and _can_merge(merged[-1], layer):
+            before = merged.pop()
             depth = _num_layers(before)
             weights = {_shift_layer_index(name, depth): tensor for name, tensor in layer.weights.items()}
             options = {**before.options, "num_layers": depth + _num_layers(layer)}
             layer = TorchLayer(before.kind, {**before.weights, **weights}, options)
-        found.append(layer)
-    return found
+        merged.append(layer)
+    return merged
 
 
 def _can_merge(one: TorchLayer, other: TorchLayer) -> bool:
     if one.kind != other.kind or one.kind not in ("LSTM", "GRU") or "residual" in one.options | other.options:
         return False
-    own = ("input_size", "num_layers")
-    these, those = ({name: value for name, value in layer.options.items() if name not in own} for layer in (one, other))
-    return these == those
+    may_differ = ("input_size", "num_layers")
+    first, second = (
+        {name: value for name, value in layer.options.items() if name not in may_differ} for layer in (one, other)
+    )
+    return first == second
 
 
 def _num_layers(layer: TorchLayer) -> int:
@@ -162,4 +163,4 @@ def _num_layers(layer: TorchLayer) -> int:
 
 
 def _shift_layer_index(name: str, depth: int) -> str:
-    return re.sub(r"_l(\d+)", lambda found: f"_l{int(found[1]) + depth}", name)
+    return re.sub(r"_l(\d+)", lambda match: f"_l{int(match[1]) + depth}", name)

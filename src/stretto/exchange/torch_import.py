@@ -1,4 +1,4 @@
-"""A stack from what torch has: its modules, a state dict, or a file of one."""
+"""from_torch: a stack from torch modules, a state dict, or a file of one."""
 
 import json
 import re
@@ -28,11 +28,12 @@ _RECURRENT = re.compile(r"(weight_ih|weight_hh|weight_hr|bias_ih|bias_hh)_l\d+(_
 
 
 def from_torch(source: Modules | Weights | Path | str) -> Stack:
-    """Return a stack with the weights of torch's own layers, one block for each recurrent layer.
+    """Return a stack with the weights of torch layers, one block per recurrent layer.
 
     `source` is a module (`nn.LSTM`, `nn.GRU`, an `nn.Sequential`), modules by name in the order in which they run, a
-    state dict, or a file of one: safetensors, or what `torch.save` wrote, of which only tensors are read. Layers are
-    Embedding, LSTM, GRU, Linear, LayerNorm and Dropout. A stack is time-major, whatever `batch_first` was.
+    state dict, or a file with a state dict: safetensors, or a `torch.save` file, of which only tensors are loaded.
+    Supported layers are Embedding, LSTM, GRU, Linear, LayerNorm and Dropout. A stack is time-major, whatever
+    `batch_first` is.
     """
     if isinstance(source, Path | str):
         return _from_file(Path(source))
@@ -53,62 +54,61 @@ def _children(module: nn.Module) -> dict[str, nn.Module]:
     if type(module) in (*_LAYER_KINDS, nn.Dropout):
         return {type(module).__name__.lower(): module}
     raise ConfigError(
-        f"{type(module).__name__} is not a module that from_torch knows how to run; give its layers as "
+        f"{type(module).__name__} is not a module that from_torch can run; give its layers as "
         "{name: module} in the order in which they run, or its state_dict()"
     )
 
 
 def _from_modules(modules: Mapping[str, nn.Module]) -> list[ImportedLayer]:
-    pieces: list[ImportedLayer] = []
+    layers: list[ImportedLayer] = []
     for name, module in modules.items():
         if isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict):
-            inner = {f"{name}.{own}": child for own, child in module.named_children()}
-            pieces += _from_modules(inner)
+            inner = {f"{name}.{child_name}": child for child_name, child in module.named_children()}
+            layers += _from_modules(inner)
         elif type(module) is nn.Dropout:
-            pieces.append(ImportedLayer(name, [Dropout(module.p)]))
+            layers.append(ImportedLayer(name, [Dropout(module.p)]))
         elif type(module) is not nn.Identity:
-            pieces.append(_from_module(name, module))
-    return pieces
+            layers.append(_from_module(name, module))
+    return layers
 
 
 def _from_module(name: str, module: nn.Module) -> ImportedLayer:
     kind = _LAYER_KINDS.get(type(module))
     if kind is None:
         raise ConfigError(
-            f"{name} is a {type(module).__name__}, which from_torch has no block for; it knows "
-            f"{', '.join(known.__name__ for known in _LAYER_KINDS)} and Dropout"
+            f"{name} is a {type(module).__name__}, which from_torch does not support; choose from "
+            f"{', '.join(layer_type.__name__ for layer_type in _LAYER_KINDS)} and Dropout"
         )
     if isinstance(module, nn.Embedding) and module.max_norm is not None:
-        raise ConfigError(f"{name} has max_norm={module.max_norm}, which a block has not; take it out")
+        raise ConfigError(f"{name} has max_norm={module.max_norm}, which stretto does not support; remove it")
     if isinstance(module, nn.LayerNorm):
         if len(module.normalized_shape) != 1 or not module.elementwise_affine or module.bias is None:
             raise ConfigError(f"{name} is not a LayerNorm over the features with weight and bias; use one that is")
         return import_layer(name, kind, module.state_dict(), epsilon=module.eps)
-    # Torch drops between the layers of one module, never after the last.
+    # nn.LSTM and nn.GRU apply dropout between their layers, not after the last.
     dropout = module.dropout if isinstance(module, nn.RNNBase) else 0.0
     return import_layer(name, kind, module.state_dict(), dropout=dropout)
 
 
 def _from_weights(weights: Weights, *, is_ordered: bool) -> list[ImportedLayer]:
-    """Layers by the names of their weights, and by shapes where those don't tell."""
+    """Infer layers from the names of their weights, and from shapes where names are not enough."""
     layers: dict[str, dict[str, Tensor]] = {}
     for name, tensor in weights.items():
         prefix, _, leaf = name.rpartition(".")
         layers.setdefault(prefix, {})[leaf] = tensor
     kinds: dict[str, LayerKind] = {}
-    for prefix, own in layers.items():
-        kinds[prefix] = _infer_kind(
-            prefix, own, layers, is_first=not any(kind in ("LSTM", "GRU") for kind in kinds.values())
-        )
+    for prefix, layer_weights in layers.items():
+        is_first = not any(kind in ("LSTM", "GRU") for kind in kinds.values())
+        kinds[prefix] = _infer_kind(prefix, layer_weights, layers, is_first=is_first)
     if not is_ordered:
         if "LayerNorm" in kinds.values():
             name = next(prefix for prefix, kind in kinds.items() if kind == "LayerNorm")
             raise ConfigError(
-                f"the file doesn't say where {name} stands among the layers; give from_torch a state dict in the order "
-                "in which they run"
+                f"the position of {name} among the layers is not in the file; give from_torch a state dict with its "
+                "layers in the order in which they run"
             )
         order = ("Embedding", "LSTM", "GRU", "Linear")
-        kinds = dict(sorted(kinds.items(), key=lambda found: (order.index(found[1]), _natural_sort_key(found[0]))))
+        kinds = dict(sorted(kinds.items(), key=lambda item: (order.index(item[1]), _natural_sort_key(item[0]))))
     return [import_layer(prefix or kind.lower(), kind, layers[prefix]) for prefix, kind in kinds.items()]
 
 
@@ -117,23 +117,23 @@ def _infer_kind(prefix: str, weights: Weights, layers: Mapping[str, Weights], *,
         return _infer_recurrent_kind(prefix, weights)
     if not {"weight"} <= set(weights) <= {"weight", "bias"}:
         leaf = next(leaf for leaf in weights if leaf not in ("weight", "bias"))
-        raise ConfigError(f"{prefix}.{leaf} is not a weight of a layer that from_torch knows; leave that layer out")
+        raise ConfigError(f"{prefix}.{leaf} is not a weight of a layer that from_torch supports; remove that layer")
     if weights["weight"].dim() == 1 and "bias" in weights:
         return "LayerNorm"
     if weights["weight"].dim() != 2:
         raise ConfigError(
-            f"{prefix}.weight is {list(weights['weight'].shape)}, of no layer that from_torch knows; leave it out"
+            f"{prefix}.weight is {list(weights['weight'].shape)}, which no supported layer has; remove that layer"
         )
     if "bias" in weights:
         return "Linear"
-    # A table and a linear layer without bias look alike; a table comes first, and its columns go into the first cell.
-    cells = [found["weight_ih_l0"].shape[1] for found in layers.values() if "weight_ih_l0" in found]
+    # An embedding and a linear layer without bias look alike. An embedding comes first and feeds the first cell.
+    cells = [layer["weight_ih_l0"].shape[1] for layer in layers.values() if "weight_ih_l0" in layer]
     is_table = _is_named_embedding(prefix) or (is_first and bool(cells) and weights["weight"].shape[1] == cells[0])
     return "Embedding" if is_table else "Linear"
 
 
 def _is_named_embedding(prefix: str) -> bool:
-    """Is a layer called an embedding: `encoder.embed_tokens`, `wordEmbedding`, `emb.0`; not `member`?"""
+    """Is a layer named like an embedding: `encoder.embed_tokens`, `wordEmbedding`, `emb.0`, but not `member`?"""
     names = [name for name in prefix.split(".") if not name.isdecimal()]
     return bool(names) and re.search(r"(?<![A-Za-z])[Ee]mb|Emb|EMB", names[-1]) is not None
 
@@ -148,14 +148,15 @@ def _infer_recurrent_kind(prefix: str, weights: Weights) -> LayerKind:
     for leaf in weights:
         if weights[leaf].dim() != (1 if leaf.startswith("bias") else 2):
             raise ConfigError(
-                f"{where}{leaf} is {list(weights[leaf].shape)}, which is no cell's; give a state_dict() as it is"
+                f"{where}{leaf} is {list(weights[leaf].shape)}, which no cell has; give an unchanged state_dict()"
             )
-    gates, gives = weights["weight_hh_l0"].shape
-    hidden = weights["weight_hr_l0"].shape[1] if "weight_hr_l0" in weights else gives
+    gates, out_features = weights["weight_hh_l0"].shape
+    hidden = weights["weight_hr_l0"].shape[1] if "weight_hr_l0" in weights else out_features
     kinds: dict[int, LayerKind] = {4: "LSTM", 3: "GRU"}
     if gates % hidden or gates // hidden not in kinds:
         raise ConfigError(
-            f"{where}weight_hh_l0 is {[gates, gives]}, neither an LSTM's nor a GRU's; from_torch knows only those"
+            f"{where}weight_hh_l0 is {[gates, out_features]}, neither an LSTM's nor a GRU's; from_torch supports only "
+            "those"
         )
     return kinds[gates // hidden]
 
@@ -166,16 +167,16 @@ def _from_file(path: Path) -> Stack:
     if path.suffix == ".safetensors":
         return _from_safetensors(path)
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception:  # noqa: BLE001 - bytes that are no tensors fail in any way
-        # Torch's own words are left out: they advise to run the code that is in the file.
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception:  # noqa: BLE001 - torch.load raises many kinds of errors
+        # Torch's message is left out: it advises to run the code in the file.
         raise DataError(
-            f"{path} is no file of tensors: it is broken, or holds other things; give a state_dict() that torch.save "
-            "or safetensors has written"
+            f"{path} is not a file of tensors: it is damaged, or holds other objects; use a state_dict() written by "
+            "torch.save or safetensors"
         ) from None
-    if isinstance(found, Mapping) and isinstance(found.get("state_dict"), Mapping):
-        found = found["state_dict"]
-    return stack_layers(_from_weights(_check_tensors(found, str(path)), is_ordered=True))
+    if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
+        content = content["state_dict"]
+    return stack_layers(_from_weights(_check_tensors(content, str(path)), is_ordered=True))
 
 
 def _from_safetensors(path: Path) -> Stack:
@@ -184,43 +185,43 @@ def _from_safetensors(path: Path) -> Stack:
             metadata = opened.metadata() or {}
             weights = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - it is no dict
     except SafetensorError as error:
-        raise DataError(f"{path} is not safetensors, or is broken ({error}); write it again") from None
+        raise DataError(f"{path} is not a safetensors file, or is damaged ({error}); write it again") from None
     if weights and all(name.startswith("blocks.") for name in weights):
         raise ConfigError(
-            f"{path} has the names of a stretto stack already; give it as model.weights, or read it into a stack of "
-            "the same blocks with stretto.exchange.load_weights"
+            f"{path} holds the weights of a stretto stack; use it as model.weights, or load it into a stack of the "
+            "same blocks with stretto.exchange.load_weights"
         )
     if LAYERS not in metadata:
-        # A file has its names in alphabetical order, so the order of layers is lost.
+        # The names in a safetensors file are sorted, so the order of the layers is lost.
         return stack_layers(_from_weights(weights, is_ordered=False))
     try:
         layers = json.loads(metadata[LAYERS])
         return stack_layers([_from_metadata(layer, weights) for layer in layers])
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} does not say what its layers are ({error!r}); export it again") from None
+        raise DataError(f"{path} has an invalid list of layers ({error!r}); export it again") from None
 
 
 def _from_metadata(layer: dict[str, object], weights: Weights) -> ImportedLayer:
-    """One of the layers that `export_torch` lists."""
+    """A layer from the list that `export_torch` writes."""
     name = str(layer["name"])
     kind = next((known for known in _LAYER_KINDS.values() if known == layer["kind"]), None)
     if kind is None:
-        raise ConfigError(f"{name} is a {layer['kind']}, which from_torch has no block for; build the stack by hand")
-    own = {full.removeprefix(f"{name}."): tensor for full, tensor in weights.items() if full.startswith(f"{name}.")}
+        raise ConfigError(f"{name} is a {layer['kind']}, which from_torch does not support; build the stack by hand")
+    layer_weights = {
+        full.removeprefix(f"{name}."): tensor for full, tensor in weights.items() if full.startswith(f"{name}.")
+    }
     epsilon = layer.get("eps")
-    piece = import_layer(name, kind, own, epsilon=epsilon if isinstance(epsilon, float) else 1e-5)
-    return residual(piece) if layer.get("residual") else piece
+    imported = import_layer(name, kind, layer_weights, epsilon=epsilon if isinstance(epsilon, float) else 1e-5)
+    return residual(imported) if layer.get("residual") else imported
 
 
-def _check_tensors(found: object, where: str) -> dict[str, Tensor]:
-    if not isinstance(found, Mapping):
-        raise DataError(f"{where} holds a {type(found).__name__}, not a state dict; save a state_dict() alone")
-    for name, value in found.items():
+def _check_tensors(content: object, where: str) -> dict[str, Tensor]:
+    if not isinstance(content, Mapping):
+        raise DataError(f"{where} holds a {type(content).__name__}, not a state dict; save only a state_dict()")
+    for name, value in content.items():
         if not isinstance(value, Tensor):
-            raise DataError(
-                f"{where} has {name!r} as a {type(value).__name__}, not a tensor; save a state_dict() alone"
-            )
-    return {str(name): value for name, value in found.items()}
+            raise DataError(f"{where} has {name!r} as a {type(value).__name__}, not a tensor; save only a state_dict()")
+    return {str(name): value for name, value in content.items()}
 
 
 def _natural_sort_key(name: str) -> list[tuple[int, str]]:
