@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from stretto.plan.actions import ActionKind, action_labels
 from stretto.plan.timeline import Timeline
+from stretto.plan.trace import Trace
 from stretto.plan.units import format_seconds
 from stretto.report.bar_rows import BarChart, BarRow, Box
 from stretto.report.formatting import step_time_unit
@@ -51,6 +52,19 @@ def bars_from_timeline(timeline: Timeline) -> list[Bar]:
 def stage_names(timeline: Timeline) -> list[str]:
     """Return the row names of a timeline."""
     return [f"stage {stage}" for stage in range(timeline.num_stages)]
+
+
+def bars_from_trace(trace: Trace, max_ranks: int) -> tuple[list[str], list[Bar]]:
+    """Return the row names and bars of a traced step; each rank is a row."""
+    label_of = action_labels(event.action for row in trace.ranks for event in row.events if event.action is not None)
+    names, bars = [], []
+    is_hybrid = len({row.stage for row in trace.ranks}) > 1 and len({row.replica for row in trace.ranks}) > 1
+    for number, row in enumerate(trace.ranks[:max_ranks]):
+        names.append(f"rank {row.rank} ({row.replica}.{row.stage})" if is_hybrid else f"rank {row.rank}")
+        for event in row.events:
+            label = event.category if event.action is None else label_of(event.action)
+            bars.append(Bar(number, event.category, label, event.start, event.stop))
+    return names, bars
 
 
 def gantt(title: str, names: Sequence[str], bars: Sequence[Bar], max_seconds: float | None = None) -> BarChart:

@@ -45,7 +45,7 @@ for (const svg of document.querySelectorAll("svg[data-y]")) {
     for (const [line, point] of shown) {
       const row = document.createElement("div"), chip = document.createElement("span");
       chip.className = "chip " + line.color;
-      row.append(chip, (line.name ? line.name + "  " : "") + formatY(point[1])); readout.append(row);
+      row.append(chip, (line.name ? line.name + ": " : "") + formatY(point[1])); readout.append(row);
     }
     const card = figure.getBoundingClientRect();
     const left = event.clientX - card.left, isRight = left > card.width / 2;

@@ -6,7 +6,7 @@ from typing import Any
 from stretto.base.errors import DataError
 from stretto.base.run_folder import TRACE, RunFolder
 from stretto.config.layout import Layout
-from stretto.plan.actions import Action, ActionKind, action_labels
+from stretto.plan.actions import Action, ActionKind
 from stretto.plan.schedule import stage_schedule
 from stretto.plan.serialize import timeline_from_dict
 from stretto.plan.simulator import simulate
@@ -15,7 +15,7 @@ from stretto.plan.trace import Trace
 from stretto.plan.units import format_seconds
 from stretto.report.bar_rows import stacked_bar_chart
 from stretto.report.formatting import format_percent, step_time_unit
-from stretto.report.gantt import Bar, bars_from_timeline, gantt, stage_names
+from stretto.report.gantt import Bar, bars_from_timeline, bars_from_trace, gantt, stage_names
 from stretto.report.markup import Html
 from stretto.report.page import figure, note, section
 from stretto.report.plan_comparison import find_planned_layout
@@ -42,7 +42,7 @@ def step_section(record: Record) -> Html:
     if trace is None:
         parts.append(note(problem))
     else:
-        names, bars = _bars_from_trace(trace)
+        names, bars = bars_from_trace(trace, _MAX_ROWS)
         parts += [note(_explain(trace)), _gantt_figure(f"Step {trace.step:,}, measured", names, bars, max_seconds)]
     if planned is not None:
         names, bars = stage_names(planned)[:_MAX_ROWS], bars_from_timeline(planned)
@@ -73,18 +73,6 @@ def _explain(trace: Trace) -> str:
     has_actions = any(event.action is not None for row in trace.ranks for event in row.events)
     letters = " F is the forward of a chunk, B its backward." if has_actions else ""
     return f"One row per rank; where a row is empty, the rank waits for others.{letters}{hidden}"
-
-
-def _bars_from_trace(trace: Trace) -> tuple[list[str], list[Bar]]:
-    label_of = action_labels(event.action for row in trace.ranks for event in row.events if event.action is not None)
-    names, bars = [], []
-    is_hybrid = len({row.stage for row in trace.ranks}) > 1 and len({row.replica for row in trace.ranks}) > 1
-    for number, row in enumerate(trace.ranks[:_MAX_ROWS]):
-        names.append(f"rank {row.rank} ({row.replica}.{row.stage})" if is_hybrid else f"rank {row.rank}")
-        for event in row.events:
-            label = event.category if event.action is None else label_of(event.action)
-            bars.append(Bar(number, event.category, label, event.start, event.stop))
-    return names, bars
 
 
 def _trace_seconds(trace: Trace) -> float:
