@@ -37,6 +37,6 @@ def test_an_integer_axis_has_integer_ticks(high: int) -> None:
 def test_a_short_number_has_few_characters_and_small_error(value: float) -> None:
     text = format_short(value)
     assert len(text) <= 11
-    scales = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-    read = float(text.rstrip("kMGT").replace(",", "")) * scales.get(text[-1], 1.0)
+    scales = {"k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+    read = float(text.rstrip("kMBT").replace(",", "")) * scales.get(text[-1], 1.0)
     assert math.isclose(read, value, rel_tol=0.006, abs_tol=1e-320)

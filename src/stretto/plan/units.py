@@ -1,25 +1,34 @@
-"""Units: times, sizes and losses as people read them; `-` for what nobody knows."""
+"""Times, sizes and losses as people read them; `-` for unknown values."""
 
 import math
 
 
 def format_seconds(value: float) -> str:
-    """A time with the unit that suits it."""
+    """Format a short time in seconds or milliseconds."""
     if math.isnan(value):
         return "-"
-    return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"
+    # Three digits of 999.5 ms and more would be 1e+03.
+    return f"{value:.3g} s" if value >= 0.9995 else f"{value * 1e3:.3g} ms"
 
 
 def format_duration(value: float) -> str:
-    """A longer time with the unit that suits it."""
-    for unit, bound in (("day", 86400), ("hour", 3600), ("minute", 60)):
-        if value >= bound:
-            return f"{value / bound:.3g} {unit}{'s' * (value != bound)}"
-    return format_seconds(value)
+    """Format a duration of any length: `820 ms`, `41.2 s`, `12 min 5 s`, `3 h 20 min`, `2 d 4 h`."""
+    if not math.isfinite(value):
+        return "-"
+    if value < 100:
+        return format_seconds(value) if value else "0 s"
+    seconds = round(value)
+    for unit, size, smaller_unit, smaller_size in (
+        ("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1),
+    ):  # fmt: skip
+        if seconds >= size:
+            rest = seconds % size // smaller_size
+            return f"{seconds // size} {unit} {rest} {smaller_unit}" if rest else f"{seconds // size} {unit}"
+    return f"{seconds} s"
 
 
 def format_bytes(value: float) -> str:
-    """Bytes with the unit that suits them."""
+    """Format a number of bytes in kB, MB, GB or TB."""
     if math.isnan(value):
         return "-"
     for unit, bound in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
@@ -29,5 +38,5 @@ def format_bytes(value: float) -> str:
 
 
 def format_loss(value: float) -> str:
-    """A loss, in digits that tell two runs apart."""
+    """Format a loss with enough digits to tell two runs apart."""
     return f"{value:.4f}" if abs(value) < 1e4 else f"{value:.3e}"

@@ -2,16 +2,16 @@
 
 import math
 
-from stretto.plan.units import format_loss, format_seconds
+from stretto.plan.units import format_loss
 
 
 def format_count(value: float) -> str:
-    """Format a count with thousands separators, or in millions and more."""
+    """Format a count with thousands separators, or as `1.26M`, `3.5B`, `2T`."""
     if not math.isfinite(value):
         return "-"
-    for bound, word in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
+    for bound, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
         if value >= bound:
-            return f"{value / bound:,.3g} {word}"
+            return f"{value / bound:,.3g}{unit}"
     return f"{value:,.0f}"
 
 
@@ -32,22 +32,6 @@ def format_percent(value: float) -> str:
     if 0 < value < 0.0005:
         return "<0.1%"
     return f"{value:.1%}" if 0 < abs(value) < 0.0995 else f"{value:.0%}"
-
-
-def format_duration(value: float) -> str:
-    """Format a duration of any length: `820 ms`, `41.2 s`, `12 min 5 s`, `3 h 20 min`, `2 d 4 h`."""
-    if not math.isfinite(value):
-        return "-"
-    if value < 100:
-        return format_seconds(value) if value else "0 s"
-    seconds = round(value)
-    for unit, size, smaller_unit, smaller_size in (
-        ("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1),
-    ):  # fmt: skip
-        if seconds >= size:
-            rest = seconds % size // smaller_size
-            return f"{seconds // size} {unit} {rest} {smaller_unit}" if rest else f"{seconds // size} {unit}"
-    return f"{seconds} s"
 
 
 def run_time_unit(seconds: float) -> tuple[str, float]:

@@ -6,12 +6,11 @@ from typing import Any
 
 from stretto.config.run import RunConfig
 from stretto.config.toml import dump_config
-from stretto.plan.units import format_bytes
+from stretto.plan.units import format_bytes, format_duration
 from stretto.report.checkpoint_inventory import CheckpointInventory
 from stretto.report.curves import final_loss
 from stretto.report.formatting import (
     format_count,
-    format_duration,
     format_finite_loss,
     format_percent,
     format_time,

@@ -68,7 +68,7 @@ def tick_formatter(scale: Scale) -> Callable[[float], str]:
     if scale.is_log:
         return _format_power if scale.high >= 1e6 or scale.low <= 1e-4 else format_short
     gap = min((b - a for a, b in zip(scale.ticks, scale.ticks[1:], strict=False)), default=largest)
-    for bound, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
+    for bound, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "k")):
         if 1e15 > largest >= bound:
             size = 1e3 if unit == "k" else bound
             digits = _digits(gap / size)
@@ -87,7 +87,7 @@ def format_short(value: float) -> str:
     if size >= 1e15 or 0 < size < 1e-3:
         mantissa, _, power = f"{value:.2e}".partition("e")
         return f"{mantissa.rstrip('0').rstrip('.')}e{int(power)}"
-    for bound, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
+    for bound, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "k")):
         if size >= bound:
             return f"{value / (1e3 if unit == 'k' else bound):.4g}{unit}"
     return f"{value:,.0f}" if value == round(value) else f"{value:.4g}"
