@@ -4,6 +4,7 @@ It needs tmux for the live view and Chromium for the screenshots, and takes a fe
 """
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -25,6 +26,7 @@ RUN = (
 )
 TIMES = "--train.epochs 3 --run.eval_every 100 --run.log_every 20 --save.minutes 0.4 --run.folder runs/manual"
 PLAN = "--hardware H100 --devices 8 --model.layers 8 --model.hidden 1024 --html plan.html"
+COLUMNS = 112
 # As rich has it, but without fonts from the network.
 SVG = """<svg viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg"><style>{styles}
 .{unique_id}-matrix {{ font: {char_height}px ui-monospace, Menlo, Consolas, monospace; line-height: {line_height}px; }}
@@ -53,14 +55,15 @@ def prepare_data() -> None:
 def capture_live_view(out: Path) -> None:
     """Train in a terminal, and capture it after two thirds of the run."""
     tmux = "tmux -L stretto-images"  # a server of its own, with the environment of this process
-    run(f"{tmux} new-session -d -x 100 -y 24 'stretto train run.toml {RUN} {TIMES}'")
+    run(f"{tmux} new-session -d -x {COLUMNS} -y 24 'stretto train run.toml {RUN} {TIMES}'")
     capture = shlex.split(f"{tmux} capture-pane -e -p")
     screen = ""
     while (shown := subprocess.run(capture, capture_output=True, text=True)).returncode == 0:
-        if not screen and any(f"   {percent}%" in shown.stdout for percent in range(66, 99)):
+        progress = re.search(r"^step .* (\d+)%", re.sub(r"\x1b\[[\d;]*m", "", shown.stdout), re.MULTILINE)
+        if not screen and progress and int(progress[1]) > 66:
             screen = shown.stdout.rstrip()
         time.sleep(0.5)
-    console = Console(record=True, width=100, file=StringIO())
+    console = Console(record=True, width=COLUMNS, file=StringIO())
     console.print(Text.from_ansi(screen))
     out.write_text(console.export_svg(title="stretto train run.toml", code_format=SVG))
 
@@ -80,7 +83,7 @@ def main() -> None:
         run("stretto report runs/manual --out report.html")
         take_screenshot(Path("report.html"), out / "report.png", 1000)
         run(f"stretto plan run.toml {PLAN}")
-        take_screenshot(Path("plan.html"), out / "plan.png", 1700)
+        take_screenshot(Path("plan.html"), out / "plan.png", 1240)
         trace = Trace.from_json(Path("runs/manual/trace.json").read_text(), "trace.json")
         chart = gantt(f"Step {trace.step}, measured", *bars_from_trace(trace, 8))
         (out / "timeline.svg").write_text(chart.to_svg())
