@@ -111,7 +111,7 @@ def test_the_section_to_paste_is_the_layout_that_was_chosen(tmp_path: Path) -> N
         costs = CostModel(profile([kind()] * 4))
         blocks = layout.blocks or (4,)
         found = predict(costs, load, layout.model_copy(update={"blocks": blocks}), Cluster(8))
-        (tmp_path / "run.toml").write_text(f'{layout_toml(found)}\n[data]\ntrain = "data"\n')
+        (tmp_path / "run.toml").write_text(f'{layout_toml(found.layout)}\n[data]\ntrain = "data"\n')
         assert load_config(tmp_path / "run.toml").layout == layout
 
 

@@ -44,10 +44,13 @@ def parse_config(tree: JsonObject, source: str = "config", overrides: Mapping[st
 
 def dump_config(config: RunConfig) -> str:
     """Return the whole of a config as TOML, every default written out but those that are none."""
-    lines: list[str] = []
-    for section, values in config.model_dump(mode="json", exclude_none=True).items():
-        lines += [f"[{section}]", *(f"{field} = {toml_value(value)}" for field, value in values.items()), ""]
-    return "\n".join(lines)
+    sections = config.model_dump(mode="json", exclude_none=True).items()
+    return "\n\n".join(dump_section(name, values) for name, values in sections) + "\n"
+
+
+def dump_section(name: str, values: Mapping[str, object]) -> str:
+    """Return one section as TOML."""
+    return "\n".join([f"[{name}]", *(f"{field} = {toml_value(value)}" for field, value in values.items())])
 
 
 def toml_value(value: object) -> str:

@@ -1,10 +1,10 @@
 """A plan as plain values, for JSON, and its layout as TOML: what programs read, and what a run compares itself with."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from stretto.config.layout import Layout
+from stretto.config.toml import dump_section
 from stretto.plan.actions import Action, ActionKind
 from stretto.plan.advice import advise
 from stretto.plan.predict import Prediction
@@ -39,7 +39,7 @@ def prediction_to_dict(plan: Plan, prediction: Prediction) -> dict[str, Any]:
     layout = prediction.layout
     return {
         "layout": _layout_to_dict(layout),
-        "toml": layout_toml(prediction),
+        "toml": layout_toml(layout),
         "seconds": prediction.seconds,
         "tokens_per_second": prediction.tokens_per_second,
         "speed_up": plan.speed_up(prediction),
@@ -92,11 +92,9 @@ def _layout_to_dict(layout: Layout) -> dict[str, Any]:
     return layout.model_dump(mode="json", exclude={"auto", "elastic"})
 
 
-def layout_toml(prediction: Prediction) -> str:
-    """The section of a run's TOML file that asks for a layout."""
-    layout, usual = prediction.layout, Layout().model_dump(mode="json")
+def layout_toml(layout: Layout) -> str:
+    """Return the `[layout]` section of a run's TOML file, without fields that have their default value."""
+    values = layout.model_dump(mode="json", exclude_defaults=True)
     if layout.stages == 1:
-        layout = layout.model_copy(update={"blocks": ()})
-    # What JSON writes for numbers, text, lists and truth, TOML reads.
-    chosen = {name: value for name, value in layout.model_dump(mode="json").items() if value != usual[name]}
-    return "\n".join(["[layout]", *(f"{name} = {json.dumps(value)}" for name, value in chosen.items())])
+        values.pop("blocks", None)
+    return dump_section("layout", values)

@@ -33,7 +33,7 @@ def plan_page(plan: Plan, profile: Profile, workload: Workload, timeline: Timeli
         note(_describe(plan, profile, workload)),
         section("phases", "Time per step", _full_width(_phases_chart(plan))),
         section("layouts", "Best layouts", _table(plan)),
-        section("toml", "Config of the chosen layout", tag("pre", layout_toml(plan.chosen))),
+        section("toml", "Config of the chosen layout", tag("pre", layout_toml(plan.chosen.layout))),
     ]
     if plan.chosen.layout.stages > 1:
         chart = gantt(layout_name(plan.chosen), stage_names(timeline), bars_from_timeline(timeline))

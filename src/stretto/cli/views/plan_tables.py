@@ -43,7 +43,7 @@ def show_plan(console: Console, plan: Plan, profile: Profile, timeline: Timeline
         console.print(f"\na step of one replica, {timeline.seconds:.3g} s: F forward, B backward, . waiting")
         console.print(draw_text(timeline, width), soft_wrap=True)
     console.print(f"\n{advise(plan)}", soft_wrap=True)
-    console.print(f"\n{layout_toml(chosen)}", soft_wrap=True)
+    console.print(f"\n{layout_toml(chosen.layout)}", soft_wrap=True)
 
 
 def _table(plan: Plan, title: str) -> Table:
