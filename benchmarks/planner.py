@@ -82,7 +82,8 @@ def measure(world: World, corpus: Path, shape: Shape) -> Profile:
     """Measure the profile of a shape on the ranks there are."""
     with torch.device("meta"):
         model = shape.model()
-    return measure_profile(model, TokenLoss(), feed(corpus, shape), optimizer_factory(TRAIN), world, threads=1)
+    optimizer = optimizer_factory(TRAIN)
+    return measure_profile(model, TokenLoss(), feed(corpus, shape), world=world, optimizer=optimizer, threads=1)
 
 
 def take_turn(world: World, corpus: Path, shape: Shape, layout: Layout, steps: int) -> float:

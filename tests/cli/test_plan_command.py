@@ -98,7 +98,7 @@ def test_a_profile_that_does_not_fit_is_refused(run_toml: Path, capsys: pytest.C
     assert "--hardware=Z80 is not known; known are A100, H100" in capsys.readouterr().err
     save_profile(profile([kind()] * 2), Path("two.json"))
     assert main(["plan", "run.toml", "--profile", "two.json"]) == 2
-    assert "two.json is the profile of a model of 2 blocks, not of this one's 4" in capsys.readouterr().err
+    assert "two.json is the profile of a model with 2 blocks, but this model has 4" in capsys.readouterr().err
 
 
 def test_the_section_to_paste_is_the_layout_that_was_chosen(tmp_path: Path) -> None:

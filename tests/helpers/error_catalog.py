@@ -781,21 +781,21 @@ ERROR_SECTIONS = (
                 "stretto train run.toml --model.loss models.py:number",
             ),
             ErrorCase(
-                "<block> is not a stretto.nn.Block; subclass it, so that it has a state to begin from",
+                "<block> is not a stretto.nn.Block; subclass Block, so that it has an initial state",
                 "`check_chunk_law` was given a plain module.",
                 "Subclass `stretto.nn.Block`; see [blocks](../how-to/write-a-block.md#your-own-block).",
                 lambda: testing.check_chunk_law(nn.ReLU(), torch.zeros(2, 2, 2)),  # type: ignore[arg-type]
                 LawError,
             ),
             ErrorCase(
-                "<block> declares causal=False: it looks ahead in time and is never cut there; check another block",
+                "<block> declares causal=False: it looks ahead in time and is never cut there; check a causal block",
                 "A block that looks ahead has no chunk law to keep.",
                 "Nothing, if it means to look ahead.",
                 lambda: testing.check_chunk_law(BidirectionalLSTM(2, 2), torch.zeros(2, 2, 2)),
                 LawError,
             ),
             ErrorCase(
-                "the loss does not add up over <what>: parts give <x> over <n>, the whole <x> over <n>; return a sum "
+                "the loss is not a sum over <axis>: two parts give <x> over <n> targets, the whole <x> over <n>; return a sum "
                 "and a count, never a mean",
                 "`check_loss` cut a batch in two, and the parts gave another sum.",
                 "Return `LossSum(total, count)`; see [losses](../how-to/use-a-custom-loss.md).",
@@ -1072,7 +1072,7 @@ ERROR_SECTIONS = (
                 DataError,
             ),
             ErrorCase(
-                "steps=<n> compares nothing; use at least 1",
+                "--steps=<n> compares nothing; use at least 1",
                 "`stretto verify` compares so many steps.",
                 "Leave `--steps` out.",
                 "stretto verify run.toml --steps 0",

@@ -174,14 +174,14 @@ class GrowsItsState(Block):
 @pytest.mark.parametrize(
     ("block", "reason"),
     [
-        (HidesState(), "a second time from the same state, .* differs"),
+        (HidesState(), "run again from the same state, .* differs"),
         (RestoresHiddenState(), r"two halves of its rows, cut at .* it fails"),
         (NormalizesOverTime(), r"cut in time at \[1\], the output differs"),
         (NormalizesOverRows(), r"two halves of its rows, cut at \[\], the output differs"),
         (CutsTheGradient(), r"cut in time at \[1\], the gradient of .* differs"),
-        (UsesGlobalRandomness(), "a second time"),
+        (UsesGlobalRandomness(), "run again"),
         (BatchSecond(), "must be its dim 0"),
-        (GrowsItsState(), "return one of the same form"),
+        (GrowsItsState(), "return the same shapes and dtypes"),
         (CountsItsRows(), r"two halves of its rows, cut at \[\], the output differs"),
         (StartsAnew(), "carried from window to window at .*, the output differs"),
         (ReturnsOneThing(), r"ReturnsOneThing.forward returned no \(y, state\)"),
@@ -208,7 +208,7 @@ def test_a_check_leaves_no_gradients_behind_and_takes_float32_for_what_it_is() -
 
 
 def test_a_module_that_is_no_block_is_refused() -> None:
-    with pytest.raises(LawError, match=r"LSTM is not a stretto\.Block"):
+    with pytest.raises(LawError, match=r"LSTM is not a stretto\.nn\.Block"):
         check_chunk_law(nn.LSTM(WIDTH, WIDTH), input_())  # type: ignore[arg-type]
 
 

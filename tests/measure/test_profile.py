@@ -1,5 +1,6 @@
 """A measured profile: what it holds, that it says the same everywhere, and that its memory is what a step keeps."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,13 +8,15 @@ import torch
 from torch import Tensor
 
 import stretto.measure.profile
+import stretto.measure.rank_speeds
 from helpers.rank_pool import RankPools
 from stretto import Layout, TrainConfig, World, make_engine
 from stretto.base.position import Position
 from stretto.data import Corpus, Lanes
 from stretto.errors import PlanError
 from stretto.measure.block_kinds import name_kinds
-from stretto.measure.profile import measure_profile, profile_key
+from stretto.measure.profile import measure_profile
+from stretto.measure.profile_input import ProfileInput
 from stretto.measure.shapes import block_shapes
 from stretto.measure.workload import find_workload
 from stretto.nn import LSTM, Embedding, Linear, Stack, TokenLoss, initialize
@@ -33,7 +36,8 @@ def model(hidden: int = 32) -> Stack:
 
 def measure(world: World, folder: str) -> Profile:
     data = Lanes(Corpus.open(folder), 8, 16)
-    return measure_profile(model(), TokenLoss(), data, optimizer_factory(TrainConfig()), world, threads=1)
+    optimizer = optimizer_factory(TrainConfig())
+    return measure_profile(model(), TokenLoss(), data, world=world, optimizer=optimizer, threads=1)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +68,7 @@ def test_a_profile_is_read_as_it_was_written(measured: list[Profile], tmp_path: 
     with pytest.raises(PlanError, match=r"bad\.json is not a profile: device"):
         load_profile(tmp_path / "bad.json")
     (tmp_path / "old.json").write_text(measured[0].model_copy(update={"version": 0}).model_dump_json())
-    with pytest.raises(PlanError, match="version=0 is not 1; measure it again"):
+    with pytest.raises(PlanError, match="version=0 is not 2; measure it again"):
         load_profile(tmp_path / "old.json")
 
 
@@ -113,17 +117,17 @@ def test_a_model_that_no_rank_can_hold_is_measured_block_by_block(pools: RankPoo
 
 def test_a_machine_that_does_other_things_is_said_to(pools: RankPools, byte_corpus: Corpus) -> None:
     found: list[Profile] = pools[2].run(measure_disturbed, str(byte_corpus.store.location))
-    assert found[0].notes["disturbed"] == "the machine did other things while it was measured"
+    assert found[0].notes["disturbed"] == "other work ran on the machine during the measurement"
     assert found[0] == found[1]
 
 
 def measure_disturbed(world: World, folder: str) -> Profile:
-    before = stretto.measure.profile._PLAUSIBLE
-    stretto.measure.profile._PLAUSIBLE = 1e9
+    before = stretto.measure.rank_speeds._PLAUSIBLE
+    stretto.measure.rank_speeds._PLAUSIBLE = 1e9
     try:
         return measure(world, folder)
     finally:
-        stretto.measure.profile._PLAUSIBLE = before
+        stretto.measure.rank_speeds._PLAUSIBLE = before
 
 
 def measure_without_room(world: World, folder: str) -> Profile:
@@ -136,18 +140,23 @@ def measure_without_room(world: World, folder: str) -> Profile:
 
 
 def test_the_key_changes_with_what_a_profile_depends_on(byte_corpus: Corpus) -> None:
-    cpu = torch.device("cpu")
-    data = Lanes(byte_corpus, 8, 16)
-    same = profile_key(model(), data, cpu, "fp32", "adamw")
-    assert same == profile_key(model(), Lanes(byte_corpus, 8, 16), cpu, "fp32", "adamw")
-    others = [
-        profile_key(model(16), data, cpu, "fp32", "adamw"),
-        profile_key(model(), Lanes(byte_corpus, 4, 16), cpu, "fp32", "adamw"),
-        profile_key(model(), data, cpu, "bf16", "adamw"),
-        profile_key(model(), data, cpu, "fp32", "sgd"),
-        profile_key(model(), data, cpu, "fp32", "adamw", threads=1),
+    profile_input = ProfileInput(
+        model(), TokenLoss(), Lanes(byte_corpus, 8, 16), torch.optim.AdamW, torch.device("cpu"), threads=0
+    )
+    same = [
+        replace(profile_input, model=model(), windows=Lanes(byte_corpus, 8, 16), seed=7),
+        replace(profile_input, make_optimizer=lambda weights: torch.optim.AdamW(weights, lr=0.5)),
     ]
-    assert len({same, *others}) == 6
+    assert {profile_input.key} == {other.key for other in same}
+    others = [
+        replace(profile_input, model=model(16)),
+        replace(profile_input, windows=Lanes(byte_corpus, 4, 16)),
+        replace(profile_input, precision="bf16"),
+        replace(profile_input, make_optimizer=torch.optim.SGD),
+        replace(profile_input, make_optimizer=lambda weights: torch.optim.SGD(weights, momentum=0.9)),
+        replace(profile_input, threads=1),
+    ]
+    assert len({profile_input.key, *(other.key for other in others)}) == 7
 
 
 def test_a_profile_of_a_device_that_is_not_here_is_derived(byte_corpus: Corpus) -> None:

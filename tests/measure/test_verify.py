@@ -69,7 +69,7 @@ def test_a_lawful_model_passes_and_the_others_fail_by_name(layout: Layout, byte_
     for kind, verdict in (
         ("lawful", "equal to one rank, to 1e-09"),
         ("hiding", "block 2: HidesState breaks the chunk law"),
-        ("mean", "the loss does not add up over time"),
+        ("mean", "the loss is not a sum over time"),
     ):
         found = ranks.run(on_rank, kind, byte_corpus.location, layout)
         assert found[0] == found[1], "every rank gets the same answer"
@@ -87,7 +87,7 @@ def test_one_rank_can_verify_micro_batches_and_chunks_by_itself(byte_corpus: Cor
 
 def test_a_loss_is_checked_by_itself() -> None:
     check_loss(SquaredError(), torch.randn(5, 4, 2), torch.randn(5, 4, 2))
-    with pytest.raises(LawError, match="does not add up over rows"):
+    with pytest.raises(LawError, match="is not a sum over rows"):
         check_loss(lambda y, t: LossSum((y - t).square().mean(1).sum(), torch.tensor(len(y))), *torch.randn(2, 5, 4))
 
 
@@ -102,7 +102,7 @@ def test_a_mean_of_labels_is_found_out_though_they_are_asked_at_the_end(tmp_path
     data = Batches(LabeledItems(Sequences.open(tmp_path / "data")), 200)
     stack = Stack([Embedding(7, 6), LSTM(6, 5), Linear(5, 3)])
     found = verify(stack, mean_of_labels, data, Layout())
-    assert not found.is_equal and "the loss does not add up" in found.verdict
+    assert not found.is_equal and "the loss is not a sum" in found.verdict
 
 
 def on_rank_of(world: World, folder: Path, layout: Layout) -> Verification:

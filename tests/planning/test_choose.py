@@ -10,7 +10,7 @@ from stretto import World, choose_layout, make_engine
 from stretto.base.position import Position
 from stretto.data import Corpus, Lanes
 from stretto.nn import LSTM, Embedding, Linear, Stack, TokenLoss
-from stretto.planning.plan_input import PlanInput
+from stretto.planning import choose
 
 
 def choose_and_step(world: World, corpus: str, cache: str) -> tuple[str, float]:
@@ -39,5 +39,5 @@ def test_the_profile_that_was_kept_is_not_measured_again(
     alone = World(0, 1, torch.device("cpu"))
     arguments = alone, str(byte_corpus.store.location), str(tmp_path)
     layout, _ = choose_and_step(*arguments)
-    monkeypatch.setattr(PlanInput, "measure", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(choose, "measure_on_ranks", lambda *_: pytest.fail("measured again"))
     assert choose_and_step(*arguments)[0] == layout

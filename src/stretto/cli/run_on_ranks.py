@@ -26,7 +26,7 @@ from stretto.plan.advice import advise
 from stretto.plan.serialize import plan_to_dict
 from stretto.plan.units import format_seconds
 from stretto.planning.choose import LayoutChoice, choose_on_ranks, choose_on_this_machine
-from stretto.planning.plan_input import PlanInput
+from stretto.planning.profiles import profile_input_from_config
 from stretto.train.build import fit_to_ranks, validate_config
 from stretto.train.plan_check import save_plan
 from stretto.train.run import PreemptedError, newest_checkpoint
@@ -131,9 +131,9 @@ def _plan_locally(config: RunConfig, check: Callable[[RunConfig], object], saves
 def _plan_on_ranks(config: RunConfig, joined: World, saves_plan: bool) -> RunConfig:
     console = make_console(is_quiet=not joined.is_rank_zero)
     # Torchrun has set how many threads each rank has, and so they stay.
-    plan_input = PlanInput.of_config(config, torch.get_num_threads(), joined.device)
+    profile_input = profile_input_from_config(config, torch.get_num_threads(), joined.device)
     with show_progress(console) as progress:
-        choice = choose_on_ranks(plan_input, joined, progress)
+        choice = choose_on_ranks(profile_input, joined, config.data.cache, progress)
     _show_choice(console, choice)
     return _use(choice, config, config.run.folder if saves_plan and joined.is_rank_zero else None)
 

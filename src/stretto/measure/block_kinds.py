@@ -1,8 +1,8 @@
-"""Kinds: what each kind of block costs, forward and backward, at a few numbers of rows and steps."""
+"""What each kind of block costs, forward and backward, for several numbers of rows and steps."""
 
 import copy
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -10,262 +10,263 @@ from torch import Tensor, nn
 from stretto.base.denormals import flush_denormals
 from stretto.base.errors import PlanError
 from stretto.base.optimizer import OptimizerFactory
-from stretto.base.window import Rows, Window
+from stretto.base.state import State
+from stretto.base.window import Rows
 from stretto.blocks.initialize import initialize
 from stretto.blocks.losses import Loss
 from stretto.blocks.stack import Stack
 from stretto.engine.engine import window_tensor
-from stretto.measure.timing import fastest_times, synchronized_time
+from stretto.measure.profile_input import ProfileInput
+from stretto.measure.timing import fastest_time, fastest_times, synchronized_time
 from stretto.plan.profile import BlockKind, CostPoint
+
+Trial = Callable[[], tuple[float, float]]
+"""Runs a forward and a backward once and returns the seconds of each."""
 
 # A point that would take longer than this is not measured.
 _MAX_SECONDS = 6.0
-# For each point, twice.
+# Each point is measured for this long, twice.
 _SECONDS = 0.1
-
-
-@dataclass(frozen=True)
-class ProfiledModel:
-    """What is measured: a model on the meta device, its loss, and a global batch of its data."""
-
-    model: Stack
-    loss: Loss
-    window: Window
-    device: torch.device
-    seed: int = 1
-    is_bf16: bool = False
-
-    def autocast(self) -> torch.autocast:
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.is_bf16)
-
-    def grid(self) -> tuple[list[int], list[int]]:
-        """Return the rows and steps to measure at: all of the batch, and parts of it."""
-        rows, steps = self.window.num_rows, self.window.num_steps
-        return _parts(rows, (1, 2, 4, 16)), _parts(steps, (1, 4, 16))
-
-
-def _parts(whole: int, divisors: tuple[int, ...]) -> list[int]:
-    return sorted({max(1, whole // divisor) for divisor in divisors})
+# Points are measured at these fractions of the global batch's rows and steps.
+_ROW_DIVISORS, _STEP_DIVISORS = (1, 2, 4, 16), (1, 4, 16)
 
 
 def name_kinds(model: Stack) -> list[str]:
-    """Return a name for each block: blocks of the same make and shapes have the same."""
+    """Return the kind of each block; blocks of the same class, settings and shapes are of the same kind."""
     names: dict[str, str] = {}
-    found = []
+    kinds = []
     for block in model:
-        made = f"{block}{[(name, tuple(weight.shape)) for name, weight in block.named_parameters()]}"
-        if made not in names:
+        signature = f"{block}{[(name, tuple(weight.shape)) for name, weight in block.named_parameters()]}"
+        if signature not in names:
             count = sum(known.split("-")[0] == type(block).__name__.lower() for known in names.values())
-            names[made] = f"{type(block).__name__.lower()}{f'-{count + 1}' if count else ''}"
-        found.append(names[made])
-    return found
+            names[signature] = f"{type(block).__name__.lower()}{f'-{count + 1}' if count else ''}"
+        kinds.append(names[signature])
+    return kinds
 
 
-def measure_kinds(
-    profiled: ProfiledModel, make_optimizer: OptimizerFactory, memory_limit: float
-) -> Iterator[tuple[str, BlockKind]]:
-    """Measure each kind of block once, then the loss, which is named `loss`; none that needs more than `memory_limit` bytes."""
-    edge = window_tensor(profiled.window, "inputs", profiled.model.dtype)
-    # What a kind gives for one step of one row, which is all that the next block's shapes depend on.
-    given: dict[str, Tensor] = {}
-    names = name_kinds(profiled.model)
+def measure_kinds(profile_input: ProfileInput, memory_limit: float) -> Iterator[tuple[str, BlockKind]]:
+    """Measure each kind of block once, then the loss as kind `loss`; no point may need more than `memory_limit` bytes."""
+    model = profile_input.model
+    inputs = window_tensor(profile_input.window, "inputs", model.dtype)
+    # The output of each kind for one step of one row: the shape of the next block's input.
+    outputs: dict[str, Tensor] = {}
+    names = name_kinds(model)
     for index, name in enumerate(names):
-        if name not in given:
-            stack = _initialize_block(profiled, index)
-            # Only the first block of all has no use for a gradient of what goes in.
+        if name not in outputs:
+            stack = initialize(copy.deepcopy(model[index : index + 1]), profile_input.seed, profile_input.device)
+            # Only the first block of the model needs no gradient of its input.
             needs_gradient = index > 0 or names.count(name) > 1
-            yield (
-                name,
-                _measure_block(
-                    profiled, stack, edge, make_optimizer, needs_gradient=needs_gradient, memory_limit=memory_limit
-                ),
-            )
-            with torch.no_grad(), profiled.autocast():
-                given[name] = stack(edge[:1, :1].to(profiled.device), stack.begin(_rows(profiled, 1, 1)))[0]
-        edge = given[name]
-    yield "loss", _measure_loss(profiled, edge, memory_limit)
+            block = _MeasuredBlock(profile_input, stack.train(), inputs, needs_gradient)
+            points = _measure_grid(profile_input, block.trial, list(stack.parameters()), memory_limit)
+            outputs[name] = block.output()
+            yield name, _block_kind(profile_input, stack, outputs[name], points)
+        inputs = outputs[name]
+    yield "loss", _measure_loss(profile_input, inputs, memory_limit)
 
 
-def _initialize_block(profiled: ProfiledModel, index: int) -> Stack:
-    stack = copy.deepcopy(profiled.model[index : index + 1])
-    return initialize(stack, profiled.seed, profiled.device).train()
+@dataclass(frozen=True)
+class _MeasuredBlock:
+    """One block of the model, and an example of its input: a whole batch, or the output of the block before it."""
 
+    profile_input: ProfileInput
+    stack: Stack
+    example: Tensor
+    needs_gradient: bool
 
-def _rows(profiled: ProfiledModel, rows: int, steps: int) -> Rows:
-    return Rows.of(rows, steps, device=profiled.device, dtype=profiled.model.dtype)
-
-
-def _measure_block(
-    profiled: ProfiledModel,
-    stack: Stack,
-    edge: Tensor,
-    make_optimizer: OptimizerFactory,
-    *,
-    needs_gradient: bool,
-    memory_limit: float,
-) -> BlockKind:
-    device = profiled.device
-    is_given = edge.shape[:2] == (profiled.window.num_steps, profiled.window.num_rows)
-    output_bytes = 0
-
-    def at(rows: int, steps: int) -> Callable[[], tuple[float, float]]:
-        nonlocal output_bytes
-        x = edge[:steps, :rows].to(device) if is_given else _random_input(edge, rows, steps)
-        if needs_gradient and x.is_floating_point():
+    def trial(self, rows: int, steps: int) -> Trial:
+        """Return a trial of one chunk."""
+        window = self.profile_input.window
+        if self.example.shape[:2] == (window.num_steps, window.num_rows):
+            x = self.example[:steps, :rows].to(self.profile_input.device)
+        else:
+            x = _random_input(self.example, rows, steps)
+        if self.needs_gradient and x.is_floating_point():
             x.requires_grad_()
         with torch.no_grad():
-            begun = stack.begin(_rows(profiled, rows, steps))
-        state = tuple(t.detach().requires_grad_(t.is_floating_point()) for t in begun)
-        ones: list[Tensor] = []
+            initial = self._initial_state(rows, steps)
+        state = tuple(tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in initial)
+        return _BlockTrial(self.profile_input, self.stack, x, state)
 
-        def once() -> tuple[float, float]:
-            nonlocal output_bytes
-            stack.zero_grad(set_to_none=True)
-            started = synchronized_time(device)
-            with profiled.autocast():
-                y, after = stack(x, state)
-            forward = synchronized_time(device)
-            outputs = [tensor for tensor in (y, *after) if tensor.requires_grad]
-            if not ones:
-                ones.extend(torch.ones_like(tensor) for tensor in outputs)
-                output_bytes = y.element_size() * y[0, 0].numel()
-            middle = synchronized_time(device)
-            if outputs:
-                torch.autograd.backward(outputs, ones)
-            x.grad = None
-            return forward - started, synchronized_time(device) - middle
+    def output(self) -> Tensor:
+        """Return the output for one step of one row."""
+        with torch.no_grad(), self.profile_input.autocast():
+            return self.stack(self.example[:1, :1].to(self.profile_input.device), self._initial_state(1, 1))[0]
 
-        return once
+    def _initial_state(self, rows: int, steps: int) -> State:
+        device, dtype = self.profile_input.device, self.profile_input.model.dtype
+        return self.stack.begin(Rows.of(rows, steps, device=device, dtype=dtype))
 
-    points = _measure_grid(profiled, at, stack, memory_limit)
-    weights = [weight for weight in stack.parameters() if weight.requires_grad]
-    state = stack.begin(_rows(profiled, 1, 1))
+
+@dataclass(frozen=True)
+class _BlockTrial:
+    profile_input: ProfileInput
+    stack: Stack
+    x: Tensor
+    state: State
+    output_gradients: list[Tensor] = field(default_factory=list)  # made by the first call
+
+    def __call__(self) -> tuple[float, float]:
+        device = self.profile_input.device
+        self.stack.zero_grad(set_to_none=True)
+        started = synchronized_time(device)
+        with self.profile_input.autocast():
+            y, state = self.stack(self.x, self.state)
+        forward = synchronized_time(device) - started
+        outputs = [tensor for tensor in (y, *state) if tensor.requires_grad]
+        if not self.output_gradients:
+            self.output_gradients.extend(torch.ones_like(tensor) for tensor in outputs)
+        started = synchronized_time(device)
+        if outputs:
+            torch.autograd.backward(outputs, self.output_gradients)
+        self.x.grad = None
+        return forward, synchronized_time(device) - started
+
+
+@dataclass(frozen=True)
+class _LossTrial:
+    loss: Loss
+    y: Tensor
+    targets: Tensor
+
+    def __call__(self) -> tuple[float, float]:
+        device = self.y.device
+        self.y.grad = None
+        started = synchronized_time(device)
+        total = self.loss(self.y, self.targets).total
+        middle = synchronized_time(device)
+        total.backward()  # type: ignore[no-untyped-call]
+        return middle - started, synchronized_time(device) - middle
+
+
+def _measure_loss(profile_input: ProfileInput, output: Tensor, memory_limit: float) -> BlockKind:
+    targets = window_tensor(profile_input.window, "targets")
+
+    def trial(rows: int, steps: int) -> Trial:
+        y = _random_input(output, rows, steps).requires_grad_()
+        return _LossTrial(profile_input.loss, y, targets[:steps, :rows].to(profile_input.device))
+
+    return BlockKind(points=_measure_grid(profile_input, trial, (), memory_limit))
+
+
+def _block_kind(profile_input: ProfileInput, stack: Stack, output: Tensor, points: tuple[CostPoint, ...]) -> BlockKind:
+    device = profile_input.device
+    trainable = [weight for weight in stack.parameters() if weight.requires_grad]
+    state = stack.begin(Rows.of(1, 1, device=device, dtype=profile_input.model.dtype))
     return BlockKind(
         weight_bytes=sum(weight.nbytes for weight in stack.parameters()),
-        output_bytes=output_bytes,
+        output_bytes=output.element_size() * output[0, 0].numel(),
         state_bytes=sum(tensor.nbytes for tensor in state),
-        accumulate=_time_accumulate(weights, device),
-        optimizer=_time_optimizer(weights, make_optimizer, device),
+        accumulate=_time_accumulate(trainable, device),
+        optimizer=_time_optimizer(trainable, profile_input.make_optimizer, device),
         points=points,
     )
 
 
-def _measure_loss(profiled: ProfiledModel, edge: Tensor, memory_limit: float) -> BlockKind:
-    targets = window_tensor(profiled.window, "targets")
-
-    def at(rows: int, steps: int) -> Callable[[], tuple[float, float]]:
-        y = _random_input(edge, rows, steps).requires_grad_()
-        asked = targets[:steps, :rows].to(profiled.device)
-
-        def once() -> tuple[float, float]:
-            y.grad = None
-            started = synchronized_time(profiled.device)
-            total = profiled.loss(y, asked).total
-            forward = synchronized_time(profiled.device)
-            total.backward()  # type: ignore[no-untyped-call]
-            return forward - started, synchronized_time(profiled.device) - forward
-
-        return once
-
-    return BlockKind(points=_measure_grid(profiled, at, None, memory_limit))
-
-
 @flush_denormals()
 def _measure_grid(
-    profiled: ProfiledModel,
-    at: Callable[[int, int], Callable[[], tuple[float, float]]],
-    stack: Stack | None,
+    profile_input: ProfileInput,
+    make_trial: Callable[[int, int], Trial],
+    weights: Collection[Tensor],
     memory_limit: float,
 ) -> tuple[CostPoint, ...]:
-    """Measure a block at the points of the grid, from the smallest up to what takes too long or too much memory."""
-    rows_grid, steps_grid = profiled.grid()
+    """Measure points from small to large, up to those that take too long or too much memory."""
+    window = profile_input.window
+    rows_grid, steps_grid = _fractions(window.num_rows, _ROW_DIVISORS), _fractions(window.num_steps, _STEP_DIVISORS)
     points: dict[tuple[int, int], CostPoint] = {}
-    # Twice, some seconds apart: what slowed the machine down for a while is not there both times.
+    # Twice, some seconds apart: a temporary slowdown of the machine does not hit both passes.
     for _ in range(2):
         for rows in rows_grid:
-            known = dict(points)
+            measured = dict(points)
             for steps in steps_grid:
-                found = _measure_point(at, rows, steps, stack, known, memory_limit)
-                if found is None:
+                earlier = measured.get((rows, steps))
+                if earlier is None and _is_too_large(rows, steps, measured, memory_limit):
                     break
-                known[rows, steps] = found
+                point = _measure_point(make_trial, rows, steps, weights, earlier)
+                if point is None:
+                    break
+                measured[rows, steps] = point
             if rows == rows_grid[0]:
-                # Not even the fewest rows can be measured for longer.
-                steps_grid = [steps for steps in steps_grid if (rows, steps) in known]
-            elif any((rows, steps) not in known for steps in steps_grid):
-                # Beyond this, costs grow in proportion. A row of points is kept whole or not at all.
+                # The smallest number of rows decides how many steps can be measured.
+                steps_grid = [steps for steps in steps_grid if (rows, steps) in measured]
+            elif any((rows, steps) not in measured for steps in steps_grid):
+                # The grid stays rectangular: drop this number of rows. Larger costs are extrapolated.
                 rows_grid = [fewer for fewer in rows_grid if fewer < rows]
                 break
-            points = known
+            points = measured
     if not points:
-        raise PlanError("a chunk of one step doesn't fit into memory; make the model or the batch smaller")
+        raise PlanError("a chunk of one step doesn't fit in memory; make the model or the batch smaller")
     return tuple(points.values())
 
 
+def _fractions(whole: int, divisors: tuple[int, ...]) -> list[int]:
+    return sorted({max(1, whole // divisor) for divisor in divisors})
+
+
+def _is_too_large(rows: int, steps: int, points: dict[tuple[int, int], CostPoint], memory_limit: float) -> bool:
+    """Would a point take too long or too much memory, in proportion to the largest one measured?"""
+    largest = max(points.values(), key=lambda point: point.rows * point.steps, default=None)
+    if largest is None:
+        return False
+    ratio = rows * steps / (largest.rows * largest.steps)
+    # Saved tensors, inputs and outputs, and their gradients.
+    return 4 * largest.saved * ratio > memory_limit or (largest.forward + largest.backward) * ratio > _MAX_SECONDS
+
+
 def _measure_point(
-    at: Callable[[int, int], Callable[[], tuple[float, float]]],
+    make_trial: Callable[[int, int], Trial],
     rows: int,
     steps: int,
-    stack: Stack | None,
-    points: dict[tuple[int, int], CostPoint],
-    memory_limit: float,
+    weights: Collection[Tensor],
+    earlier: CostPoint | None,
 ) -> CostPoint | None:
-    """Measure one point, the least of what it took before and now; none if it would take too long or too much room."""
-    before = points.get((rows, steps))
-    smaller = max(points.values(), key=lambda point: point.rows * point.steps, default=None)
-    if before is None and smaller is not None:
-        times = rows * steps / (smaller.rows * smaller.steps)
-        # What is kept, what goes in and out, and their gradients.
-        if 4 * smaller.saved * times > memory_limit or (smaller.forward + smaller.backward) * times > _MAX_SECONDS:
-            return None
+    """Measure one point; return the minimum of it and an earlier measurement, or None if memory runs out."""
     try:
-        once = at(rows, steps)
-        saved = _saved_bytes(once, stack)
-        forward, backward = fastest_times(once, _SECONDS)
+        trial = make_trial(rows, steps)
+        saved = _saved_bytes(trial, weights)
+        forward, backward = fastest_times(trial, _SECONDS)
     except torch.OutOfMemoryError:
         return None
-    if before is not None:
-        forward, backward = min(forward, before.forward), min(backward, before.backward)
+    if earlier is not None:
+        forward, backward = min(forward, earlier.forward), min(backward, earlier.backward)
     return CostPoint(rows=rows, steps=steps, forward=forward, backward=backward, saved=saved)
 
 
-def _random_input(edge: Tensor, rows: int, steps: int) -> Tensor:
-    """Something like what a block is given: noise of the shape that its neighbour gives."""
-    shape = (steps, rows, *edge.shape[2:])
-    if edge.is_floating_point():
-        return torch.randn(shape, dtype=torch.float32, device=edge.device).to(edge.dtype)
-    return edge[:1, :1].expand(shape).contiguous()
+def _random_input(example: Tensor, rows: int, steps: int) -> Tensor:
+    """Noise in the shape of a block's input; indices are repeated."""
+    shape = (steps, rows, *example.shape[2:])
+    if example.is_floating_point():
+        return torch.randn(shape, dtype=torch.float32, device=example.device).to(example.dtype)
+    return example[:1, :1].expand(shape).contiguous()
 
 
-def _saved_bytes(run: Callable[[], object], stack: Stack | None) -> float:
-    """Count the bytes that a forward keeps for its backward, weights aside."""
-    held = set() if stack is None else {weight.untyped_storage().data_ptr() for weight in stack.parameters()}
-    seen: dict[int, int] = {}
+def _saved_bytes(run: Callable[[], object], weights: Collection[Tensor]) -> float:
+    """Count the bytes that a forward saves for its backward, without the weights."""
+    weight_pointers = {weight.untyped_storage().data_ptr() for weight in weights}
+    saved: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in held:
-            seen[storage.data_ptr()] = storage.nbytes()
+        if storage.data_ptr() not in weight_pointers:
+            saved[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         run()
-    return float(sum(seen.values()))
+    return float(sum(saved.values()))
 
 
 def _time_accumulate(weights: list[nn.Parameter], device: torch.device) -> float:
+    """Time adding one gradient of each weight to another."""
     if not weights:
         return 0.0
     gradients = [torch.ones_like(weight) for weight in weights]
     others = [torch.ones_like(weight) for weight in weights]
 
-    def once() -> tuple[float]:
-        started = synchronized_time(device)
+    def accumulate() -> None:
         for gradient, other in zip(gradients, others, strict=True):
             gradient.add_(other)
-        return (synchronized_time(device) - started,)
 
-    return fastest_times(once)[0]
+    return fastest_time(accumulate, device)
 
 
 def _time_optimizer(weights: list[nn.Parameter], make_optimizer: OptimizerFactory, device: torch.device) -> float:
@@ -277,15 +278,13 @@ def _time_optimizer(weights: list[nn.Parameter], make_optimizer: OptimizerFactor
     for weight, gradient in zip(weights, gradients, strict=True):
         weight.grad = gradient
 
-    def once() -> tuple[float]:
-        started = synchronized_time(device)
+    def update() -> None:
         float(torch.nn.utils.get_total_norm(gradients))
         torch._foreach_mul_(gradients, 1.0)
         with flush_denormals():
             optimizer.step()
-        return (synchronized_time(device) - started,)
 
-    seconds = fastest_times(once)[0]
+    seconds = fastest_time(update, device)
     for weight in weights:
         weight.grad = None
     return seconds

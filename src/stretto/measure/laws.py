@@ -1,4 +1,4 @@
-"""Checks of the chunk law: does cutting a block in time, or splitting its rows, change what it computes?"""
+"""Checks of the chunk law: does splitting a block's input in time or in rows change what it computes?"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from stretto.blocks.losses import Loss
 
 @dataclass(frozen=True)
 class ChunkReport:
-    """How many ways of running were compared, and the largest differences from the whole, relative to its values."""
+    """How many variants of a run were compared, and their largest differences, relative to the values."""
 
     num_variants: int
     outputs: float
@@ -26,18 +26,18 @@ class ChunkReport:
 
 @dataclass(frozen=True)
 class _Variant:
-    """One way of running a block that must give what running it whole gives."""
+    """A way to run a block that must give the same result as one call on the whole input."""
 
-    what: str
+    description: str
     cuts: Sequence[int]
     micro_batches: Sequence[slice]
     advice: str
-    is_stateful: bool = False  # each chunk is a window of its own
+    is_stateful: bool = False  # each chunk is a window; the state is carried to the next
 
 
 @dataclass(frozen=True)
 class _Result:
-    """What one run of a block gave, each part a list of named tensors."""
+    """The tensors that one run of a block gives, by name."""
 
     outputs: dict[str, Tensor]
     state: dict[str, Tensor]
@@ -52,45 +52,44 @@ def check_chunk_law(
     tolerance: float | None = None,
     key: int = 0,
 ) -> ChunkReport:
-    """Check that a block keeps the chunk law on `x` (`[time, batch, ...]`); raise a LawError that says how it doesn't.
+    """Check that a block satisfies the chunk law on `x` (`[time, batch, ...]`); raise a `LawError` if it doesn't.
 
-    The block runs as it is, in its own dtype and mode; `block.double()` with a float64 `x` gives the sharpest answer.
-    It runs whole, whole again, cut in time at each of `cuts` (every single cut and every step
-    if not given), and with its rows in two halves whose chunks take turns, as micro-batches do in a pipeline. Outputs,
-    final state and gradients (of parameters, input and initial state) must agree to `tolerance`: if not given, to
-    1e-12 in float64 and 1e-4 below that, where rounding alone differs by more.
+    The block runs in its own dtype and mode; `block.double()` with a float64 `x` is the most sensitive check. It runs
+    on the whole input, again on the whole input, cut in time at each of `cuts` (default: each single cut, and every
+    step), and on two halves of the rows whose chunks alternate, as micro-batches do in a pipeline. Outputs, final state
+    and gradients (of parameters, input and initial state) must agree to `tolerance` (default: 1e-12 in float64, else
+    1e-4, since rounding alone differs by more).
     """
     if not isinstance(block, Block):
         raise LawError(
-            f"{type(block).__name__} is not a stretto.nn.Block; subclass it, so that it has a state to begin from"
+            f"{type(block).__name__} is not a stretto.nn.Block; subclass Block, so that it has an initial state"
         )
     name = type(block).__name__
     if not block.causal:
         raise LawError(
-            f"{name} declares causal=False: it looks ahead in time and is never cut there; check another block"
+            f"{name} declares causal=False: it looks ahead in time and is never cut there; check a causal block"
         )
     if tolerance is None:
         tolerance = 1e-12 if _dtype(block, x) == torch.float64 else 1e-4
     num_steps, num_rows = x.shape[:2]
     if num_steps < 2 or num_rows < 2:
-        raise LawError(f"x has {num_steps} steps and {num_rows} rows; give at least 2 of each, or nothing can be cut")
-    whole = _run(block, x, _Variant("run whole", [], [slice(0, num_rows)], ""), key)
+        raise LawError(f"x has {num_steps} steps and {num_rows} rows; use at least 2 of each")
+    whole = _run(block, x, _Variant("run on the whole input", [], [slice(0, num_rows)], ""), key)
     _check_state_shapes(block, whole, x, key)
     worst = {"outputs": 0.0, "state": 0.0, "gradients": 0.0}
-    ways = _variants(num_steps, num_rows, cuts)
-    for way in ways:
+    variants = _variants(num_steps, num_rows, cuts)
+    for variant in variants:
+        broken = f"{name} breaks the chunk law: {variant.description},"
         try:
-            result = _run(block, x, way, key)
+            result = _run(block, x, variant, key)
         except (RuntimeError, TypeError) as error:
-            raise LawError(f"{name} breaks the chunk law: {way.what}, it fails ({error}); {way.advice}") from error
+            raise LawError(f"{broken} it fails ({error}); {variant.advice}") from error
         for part in worst:
             tensor, difference = _compare(getattr(whole, part), getattr(result, part))
             worst[part] = max(worst[part], difference)
             if not difference <= tolerance:
-                raise LawError(
-                    f"{name} breaks the chunk law: {way.what}, {tensor} differs by {difference:.1e}; {way.advice}"
-                )
-    return ChunkReport(len(ways), **worst)
+                raise LawError(f"{broken} {tensor} differs by {difference:.1e}; {variant.advice}")
+    return ChunkReport(len(variants), **worst)
 
 
 def _variants(num_steps: int, num_rows: int, cuts: Iterable[Sequence[int]] | None) -> list[_Variant]:
@@ -99,31 +98,31 @@ def _variants(num_steps: int, num_rows: int, cuts: Iterable[Sequence[int]] | Non
     if cuts is None:
         cuts = [*([cut] for cut in range(1, num_steps)), range(1, num_steps)]
     listed = [list(cut) for cut in cuts] or [[num_steps // 2]]
-    keep_nothing = "keep nothing between calls and mix no rows: state goes in and comes out as a value"
+    keep_nothing = "keep nothing between calls and don't mix rows: state goes in and comes out as a value"
     look_back = "a step may depend on the state and on earlier steps only"
     return [
-        _Variant("run a second time from the same state", [], whole, keep_nothing),
+        _Variant("run again from the same state", [], whole, keep_nothing),
         *(_Variant(f"cut in time at {cut}", cut, whole, look_back) for cut in listed),
         _Variant(f"carried from window to window at {listed[-1]}", listed[-1], whole, look_back, is_stateful=True),
         *(
-            _Variant(f"run in two halves of its rows, cut at {cut}", cut, halves, keep_nothing)
+            _Variant(f"run on two halves of its rows, cut at {cut}", cut, halves, keep_nothing)
             for cut in ([], listed[-1])
         ),
     ]
 
 
-def _run(block: Block, x: Tensor, way: _Variant, key: int) -> _Result:
-    """Run the micro-batches' chunks in turns, then one backward through all of it."""
+def _run(block: Block, x: Tensor, variant: _Variant, key: int) -> _Result:
+    """Run the chunks of the micro-batches in turns, then one backward through all of them."""
     block.zero_grad(set_to_none=True)
     x = _as_leaf(x)
-    # Each micro-batch begins by itself, as it does in an engine: a state may depend on who a row is, not on where it stands.
-    parts = [_rows(block, x, key)[rows] for rows in way.micro_batches]
+    # Each micro-batch makes its own initial state, as in an engine: it may depend on a row's lane, not on its index.
+    parts = [_rows(block, x, key)[rows] for rows in variant.micro_batches]
     begun = [tuple(map(_as_leaf, block.begin(part))) for part in parts]
     states = list(begun)
-    chunks: list[list[Tensor]] = [[] for _ in way.micro_batches]
-    for start, stop in pairwise([0, *way.cuts, x.shape[0]]):
-        for index, rows in enumerate(way.micro_batches):
-            if way.is_stateful and start:
+    chunks: list[list[Tensor]] = [[] for _ in variant.micro_batches]
+    for start, stop in pairwise([0, *variant.cuts, x.shape[0]]):
+        for index, rows in enumerate(variant.micro_batches):
+            if variant.is_stateful and start:
                 states[index] = block.begin(replace(parts[index], fresh=~parts[index].fresh), states[index])
             y, states[index] = block(x[start:stop, rows], states[index])
             chunks[index].append(y)
@@ -133,9 +132,9 @@ def _run(block: Block, x: Tensor, way: _Variant, key: int) -> _Result:
     gradients = {name: leaf.grad for name, leaf in (*block.named_parameters(), ("input", x)) if leaf.grad is not None}
     block.zero_grad(set_to_none=True)
     for index, leaves in enumerate(zip(*begun, strict=True)):
-        found = [leaf.grad for leaf in leaves if leaf.grad is not None]
-        if found:
-            gradients[f"initial state {index}"] = torch.cat(found)
+        row_gradients = [leaf.grad for leaf in leaves if leaf.grad is not None]
+        if row_gradients:
+            gradients[f"initial state {index}"] = torch.cat(row_gradients)
     return _Result(
         outputs={"the output": y.detach()},
         state={f"tensor {index} of the state": tensor for index, tensor in enumerate(detach(after))},
@@ -158,20 +157,22 @@ def _as_leaf(tensor: Tensor) -> Tensor:
 
 
 def _backward(tensors: State) -> None:
-    """Take the gradient of an uneven sum: gradients that agree only in their plain sum are not equal."""
+    """Run the backward of a weighted sum: errors in different steps or rows must not cancel out."""
     tracked = [tensor for tensor in tensors if tensor.requires_grad]
     weights = [torch.arange(1.0, t.numel() + 1, device=t.device).sin().view_as(t).to(t.dtype) for t in tracked]
     torch.autograd.backward(tracked, weights)
 
 
 def _check_state_shapes(block: Block, whole: _Result, x: Tensor, key: int) -> None:
-    """A state must keep its form, or the next chunk and the checkpoint can't take it."""
+    """The state must keep its shapes and dtypes, or the next chunk and the checkpoint can't use it."""
     name, num_rows = type(block).__name__, x.shape[1]
     before = block.begin(_rows(block, x, key))
-    forms = [[(list(tensor.shape), tensor.dtype) for tensor in state] for state in (before, whole.state.values())]
-    if forms[0] != forms[1]:
-        raise LawError(f"{name} takes a state of {forms[0]} but returns {forms[1]}; return one of the same form")
-    for index, (shape, _) in enumerate(forms[0]):
+    taken, returned = (
+        [(list(tensor.shape), tensor.dtype) for tensor in state] for state in (before, whole.state.values())
+    )
+    if taken != returned:
+        raise LawError(f"{name} takes a state of {taken} but returns {returned}; return the same shapes and dtypes")
+    for index, (shape, _) in enumerate(taken):
         if not shape or shape[0] != num_rows:
             raise LawError(f"{name}'s state {index} has shape {shape}; the batch of {num_rows} rows must be its dim 0")
 
@@ -179,10 +180,12 @@ def _check_state_shapes(block: Block, whole: _Result, x: Tensor, key: int) -> No
 def _compare(whole: dict[str, Tensor], other: dict[str, Tensor]) -> tuple[str, float]:
     """Return the tensor that differs most, relative to its largest value, and by how much."""
     sizes = {name: _size(tensor) for name, tensor in whole.items()}
-    # A tensor that is nothing but rounding beside the others is measured against them.
+    # A tensor of tiny values, such as rounding errors, is compared relative to the other tensors.
     least = 1e-3 * max(sizes.values(), default=0.0) or 1.0
-    found = [(name, _difference(tensor, other.get(name), max(sizes[name], least))) for name, tensor in whole.items()]
-    return max(found, key=lambda pair: pair[1], default=("nothing", 0.0))
+    differences = [
+        (name, _difference(tensor, other.get(name), max(sizes[name], least))) for name, tensor in whole.items()
+    ]
+    return max(differences, key=lambda pair: pair[1], default=("nothing", 0.0))
 
 
 def _size(tensor: Tensor) -> float:
@@ -190,7 +193,7 @@ def _size(tensor: Tensor) -> float:
 
 
 def _difference(this: Tensor, that: Tensor | None, scale: float) -> float:
-    """Infinite where one is missing, of another shape, not finite, or a whole number that is not the same."""
+    """Infinite if one is missing, has a different shape, is not finite, or is an integer that is not equal."""
     if that is None or this.shape != that.shape:
         return torch.inf
     if not this.is_floating_point():
@@ -200,18 +203,18 @@ def _difference(this: Tensor, that: Tensor | None, scale: float) -> float:
 
 
 def check_loss(loss: Loss, y: Tensor, targets: Tensor, *, tolerance: float = 1e-4) -> None:
-    """Check that a loss adds up: parts of a batch, in time and rows, must sum to the whole; else raise a LawError."""
+    """Check that a loss is a sum: the parts of a batch, in time and in rows, must sum to the whole; else raise a `LawError`."""
     whole = loss(y, targets)
-    for what, dim in (("time", 0), ("rows", 1)):
+    for axis, dim in (("time", 0), ("rows", 1)):
         edge = max(1, y.shape[dim] // 3)
         if edge == y.shape[dim]:
             continue
-        # Unequal parts: means of equal ones would add up to twice the mean, which a count of one could hide.
+        # Parts of different sizes: the means of two equal parts sum to twice the mean, which a count of 1 could hide.
         parts = [loss(*pair) for pair in zip(_split(y, edge, dim), _split(targets, edge, dim), strict=True)]
         total, count = sum(float(part.total) for part in parts), sum(int(part.count) for part in parts)
         if count != int(whole.count) or abs(total - float(whole.total)) > tolerance * abs(float(whole.total)):
             raise LawError(
-                f"the loss does not add up over {what}: parts give {total:.6g} over {count}, the whole "
+                f"the loss is not a sum over {axis}: two parts give {total:.6g} over {count} targets, the whole "
                 f"{float(whole.total):.6g} over {int(whole.count)}; return a sum and a count, never a mean"
             )
 

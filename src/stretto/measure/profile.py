@@ -1,379 +1,205 @@
-"""A profile, measured: blocks on the first rank, then links, and how ranks slow each other, on all."""
+"""Measuring a profile: blocks on rank 0, then links and contention on all ranks."""
 
-import copy
-import hashlib
-import json
-import math
-import os
 import platform
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
+from functools import partial
 
 import torch
+from torch import Tensor, nn
 
 from stretto.base.keys import derive_key
 from stretto.base.optimizer import OptimizerFactory
 from stretto.base.position import Position
-from stretto.base.window import Window
-from stretto.blocks.initialize import initialize
 from stretto.blocks.losses import Loss
 from stretto.blocks.stack import Stack
 from stretto.config.layout import Layout
-from stretto.engine.engine import Precision, window_tensor
-from stretto.engine.pipeline import PipelineEngine
-from stretto.engine.replica import ReplicaEngine
-from stretto.measure.block_kinds import ProfiledModel, measure_kinds, name_kinds
-from stretto.measure.timing import fastest_times, synchronized_time
+from stretto.engine.engine import Precision
+from stretto.measure.block_kinds import measure_kinds, name_kinds
+from stretto.measure.link_costs import measure_all_reduce, measure_bare_all_reduce, measure_links
+from stretto.measure.profile_input import ProfileInput
+from stretto.measure.rank_speeds import guess_rank_speeds, measure_rank_speeds
+from stretto.measure.timing import fastest_time
 from stretto.mesh.device import find_device
-from stretto.mesh.links import time_all_reduces, time_messages
-from stretto.mesh.mesh import Mesh
-from stretto.mesh.topology import Topology
 from stretto.mesh.world import World
 from stretto.plan.cluster import Cluster, divisors
 from stretto.plan.cost_model import CostModel
 from stretto.plan.predict import predict
-from stretto.plan.profile import AllReduceCost, BlockKind, Link, Profile, RankSpeed
+from stretto.plan.profile import BlockKind, Profile
 from stretto.plan.workload import Workload
 from stretto.windows.loader import WindowSource
 
 Progress = Callable[[str, float], None]
-"""Told what is measured, and which part of all is done."""
+"""Called with what is being measured, and the fraction of all measurements that is done."""
 
-_MESSAGE_SIZES = (1 << 10, 1 << 16, 1 << 20, 1 << 23)
-_SMALL_SIZES = (1 << 10,)
-_ALL_REDUCE_SIZES = (1 << 10, 1 << 25)
-# The part of memory that a measurement may take.
+# The fraction of a rank's memory that a measurement may use.
 _MEMORY_FRACTION = 0.7
-_MIN_ROUNDS, _MAX_ROUNDS = 3, 8
-_REPEATS = 9
-# Ranks together, or one with more threads, that do less than this part of what one does were disturbed.
-_PLAUSIBLE = 0.7
-# Where devices slow each other by less than this, each is taken to have what it needs for itself.
-_UNSHARED = 0.97
-
-
-def profile_key(
-    model: Stack, data: WindowSource, device: torch.device, precision: Precision, optimizer: str, threads: int = 0
-) -> str:
-    """Return a name for what a profile depends on: device, threads, versions, model and shapes."""
-    window = data.read(Position(), inputs=False, targets=False)
-    facts = [
-        _device_name(device),
-        torch.__version__,
-        os.cpu_count() if device.type == "cpu" else torch.accelerator.device_count(),
-        [f"{block}{[tuple(weight.shape) for weight in block.parameters()]}" for block in model],
-        [window.num_rows, window.num_steps],
-        precision,
-        optimizer,
-        threads if device.type == "cpu" else 0,
-    ]
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+_NUM_CALIBRATION_ROUNDS = 3
 
 
 def measure_profile(
     model: Stack,
     loss: Loss,
-    data: WindowSource,
-    make_optimizer: OptimizerFactory,
-    world: World | None = None,
+    windows: WindowSource,
     *,
+    world: World | None = None,
+    optimizer: OptimizerFactory = torch.optim.AdamW,
     precision: Precision = "fp32",
     seed: int = 1,
     threads: int | None = None,
-    key: str = "",
-    progress: Progress = lambda what, part: None,
 ) -> Profile:
-    """Measure a model, which may be on the meta device, on the ranks there are; all call it and get the same profile.
+    """Measure what `model` costs on the ranks of `world`, or on one device; `find_plan` plans with the result.
 
-    `threads` is how many each rank will compute with on a CPU: as many as now if not given, and with 0 a share of the
-    cores, however many ranks there are.
+    Every rank calls this and gets the same profile. The model may be on the meta device. `optimizer` is called with
+    the parameters, as `torch.optim.AdamW` is. On a CPU each rank computes with `threads` threads: by default as many
+    as now; 0 gives each rank an equal share of the cores.
     """
     world = world or World(0, 1, find_device("auto"))
-    window = data.read(Position())
-    profiled = ProfiledModel(model, loss, window, world.device, seed, precision == "bf16")
-    before = torch.get_num_threads()
-    run = _ProfileRun(
-        profiled, world, precision, make_optimizer, data, before if threads is None else threads, progress
-    )
+    threads = torch.get_num_threads() if threads is None else threads
+    profile_input = ProfileInput(model, loss, windows, optimizer, world.device, precision, seed, threads)
+    return measure_on_ranks(profile_input, world)
+
+
+def no_progress(activity: str, fraction: float) -> None:
+    """Report no progress."""
+
+
+def measure_on_ranks(profile_input: ProfileInput, world: World, progress: Progress = no_progress) -> Profile:
+    """Measure on all ranks of `world`; every rank calls this and gets the same profile."""
+    num_threads = torch.get_num_threads()
+    profile_input.set_threads(world.local_size)
     try:
         if world.is_rank_zero:
-            return run.complete(run.measure_single_rank(key))
-        run.wait()
-        return run.complete(None)
+            profile = _measure_single_rank(profile_input, world, progress)
+        else:
+            profile = None
+            # Rank 0 measures alone. A barrier per kind shows the others that it is alive.
+            for _ in _distinct_kinds(profile_input):
+                world.barrier()
+        return _measure_all_ranks(profile_input, world, profile, progress)
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(num_threads)
 
 
-class _ProfileRun:
-    def __init__(
-        self,
-        profiled: ProfiledModel,
-        world: World,
-        precision: Precision,
-        make_optimizer: OptimizerFactory,
-        data: WindowSource,
-        threads: int,
-        progress: Progress,
-    ) -> None:
-        self.profiled, self.world, self.precision = profiled, world, precision
-        self.make_optimizer, self.data, self.threads, self.progress = make_optimizer, data, threads, progress
-        self.is_cpu = profiled.device.type == "cpu"
-        self.is_noisy = False
-        self._set_threads(self.world.local_size)
+def broadcast_profile(world: World, profile: Profile | None) -> Profile:
+    """Return rank 0's profile on every rank."""
+    return Profile.model_validate_json(world.broadcast_text("" if profile is None else profile.model_dump_json()))
 
-    def measure_single_rank(self, key: str) -> Profile:
-        """What one rank can tell: its blocks, and how a whole step differs from the sum of them."""
-        profiled = self.profiled
-        names = name_kinds(profiled.model)
-        distinct = list(dict.fromkeys([*names, "loss"]))
-        kinds: dict[str, BlockKind] = {}
-        self.progress(f"measuring {distinct[0]}", 0.0)
-        for name, kind in measure_kinds(profiled, self.make_optimizer, memory_limit=_MEMORY_FRACTION * self._memory()):
-            kinds[name] = kind
-            self._heartbeat()
-            next_name = distinct[min(len(kinds), len(distinct) - 1)]
-            self.progress(f"measuring {next_name}", 0.7 * len(kinds) / len(distinct))
-        loss = kinds.pop("loss")
-        profile = Profile(
-            device=_device_name(profiled.device) + (f", {self._threads_text()}" if self.is_cpu else ""),
-            memory=_device_memory(profiled.device),
-            key=key,
-            notes={"torch": torch.__version__, "python": platform.python_version(), "measured": time.strftime("%F")},
-            kinds=kinds,
-            blocks=tuple(names),
-            loss=loss,
-            shares_memory=self.is_cpu,
-            overlap=0.0 if self.is_cpu else 0.9,
-            optimizer_bytes=self._optimizer_bytes(),
-            step_overhead=self._time_reading(),
-        )
-        if not self._fits_whole_model(profile):
-            return profile
-        self.progress("measuring whole steps", 0.75)
-        return self._calibrate(profile)
 
-    def wait(self) -> None:
-        """What the others do while the first rank measures alone: hear of it now and then, so none is given up."""
-        for _ in dict.fromkeys([*name_kinds(self.profiled.model), "loss"]):
-            self._heartbeat()
+def _measure_single_rank(profile_input: ProfileInput, world: World, progress: Progress) -> Profile:
+    """Measure each kind of block, and how a whole step differs from the sum of its blocks."""
+    kinds: dict[str, BlockKind] = {}
+    names = _distinct_kinds(profile_input)
+    progress(f"measuring {names[0]}", 0.0)
+    memory_limit = _MEMORY_FRACTION * profile_input.memory_per_rank(world.local_size)
+    for name, kind in measure_kinds(profile_input, memory_limit):
+        kinds[name] = kind
+        world.barrier()
+        next_name = names[min(len(kinds), len(names) - 1)]
+        progress(f"measuring {next_name}", 0.7 * len(kinds) / len(names))
+    loss = kinds.pop("loss")
+    profile = Profile(
+        device=_describe_device(profile_input),
+        memory=profile_input.device_memory,
+        key=profile_input.key,
+        notes={"torch": torch.__version__, "python": platform.python_version(), "measured": time.strftime("%F")},
+        kinds=kinds,
+        blocks=tuple(name_kinds(profile_input.model)),
+        loss=loss,
+        shares_memory=profile_input.is_cpu,
+        overlap=0.0 if profile_input.is_cpu else 0.9,
+        optimizer_bytes=_optimizer_bytes(profile_input),
+        step_overhead=fastest_time(lambda: profile_input.windows.read(Position()), torch.device("cpu")),
+    )
+    if not _fits_single_rank(profile, profile_input, world):
+        return profile
+    progress("measuring whole steps", 0.75)
+    return _calibrate(profile, profile_input)
 
-    def _remarks(self) -> dict[str, str]:
-        return {"disturbed": "the machine did other things while it was measured"} if self.is_noisy else {}
 
-    def _heartbeat(self) -> None:
-        self.world.barrier()
-
-    def _memory(self) -> float:
-        """What each rank has for itself."""
-        return _device_memory(self.profiled.device) / (self.world.local_size if self.is_cpu else 1)
-
-    def complete(self, profile: Profile | None) -> Profile:
-        """Measure what takes several ranks, and give all of them the whole profile."""
-        # Ranks that can't hold the whole model are measured without it.
-        is_whole = bool(self.world.all_reduce([float(profile is not None and self._fits_whole_model(profile))])[0])
-        speeds = self._measure_speeds() if is_whole else self._guess_speeds()
-        node, network = self._measure_links()
-        numbers = divisors(self.world.local_size)[1:] if not self.world.is_single_rank else []
-        all_reduces = tuple(
-            self._measure_all_reduce(number) if is_whole else self._measure_bare_all_reduce(number)
-            for number in numbers
-        )
-        if profile is not None:
-            notes = {**profile.notes, **self._remarks()}
-            measured = {"speeds": speeds, "node": node, "network": network, "all_reduces": all_reduces, "notes": notes}
-            profile = profile.model_copy(update=measured)
-        self.progress("measured", 1.0)
-        return broadcast_profile(self.world, profile)
-
-    def _fits_whole_model(self, profile: Profile) -> bool:
-        """Has each rank room for the whole model and a step of it?"""
-        window = self.profiled.window
-        workload = Workload.of(window.num_rows, window.num_steps)
-        return predict(CostModel(profile), workload, Layout(), Cluster(1)).memory < _MEMORY_FRACTION * self._memory()
-
-    def _guess_speeds(self) -> tuple[RankSpeed, ...]:
-        """Processes share cores evenly; devices share nothing."""
-        if not self.is_cpu:
-            return ()
-        cores = os.cpu_count() or 1
-        each = {number: min(1.0, cores / number) for number in divisors(self.world.local_size)}
-        return tuple(RankSpeed(ranks=number, contended=speed, solo=1.0) for number, speed in each.items())
-
-    def _calibrate(self, profile: Profile) -> Profile:
-        """Compare whole steps with the sum of their blocks: what caches do, and what the engine adds to each chunk."""
-        window = self.profiled.window
-        workload = Workload([window.lengths.clamp(max=window.num_steps).numpy()])
-        chunks = min(8, window.num_steps) if self.profiled.model.causal else 1
-        costs, cluster = CostModel(profile), Cluster(1)
-        blocks = (len(profile.blocks),)
-        whole, cut = (
-            predict(costs, workload, Layout(blocks=blocks, chunks=number), cluster).pipeline for number in (1, chunks)
-        )
-        whole_seconds, cut_seconds = self._time_steps(1, chunks)
-        factor = min(max(whole_seconds / whole, 0.5), 2.0)
-        action_overhead = max(0.0, (cut_seconds - factor * cut) / (2 * chunks)) if chunks > 1 else 0.0
-        return profile.model_copy(
+def _measure_all_ranks(
+    profile_input: ProfileInput, world: World, profile: Profile | None, progress: Progress
+) -> Profile:
+    """Complete rank 0's profile with what takes several ranks to measure, and return it on every rank."""
+    # Ranks that can't hold the whole model are measured without it.
+    fits_rank_zero = profile is not None and _fits_single_rank(profile, profile_input, world)
+    fits = bool(world.all_reduce([float(fits_rank_zero)])[0])
+    progress("measuring ranks that compute at the same time", 0.85)
+    measurement = (measure_rank_speeds if fits else guess_rank_speeds)(profile_input, world)
+    progress("measuring links", 0.9)
+    node, network = measure_links(world)
+    all_reduces = tuple(
+        measure_all_reduce(profile_input, world, num_ranks) if fits else measure_bare_all_reduce(world, num_ranks)
+        for num_ranks in divisors(world.local_size)[1:]
+    )
+    if profile is not None:
+        disturbed = {"disturbed": "other work ran on the machine during the measurement"}
+        profile = profile.model_copy(
             update={
-                "kinds": {name: _scale(kind, factor) for name, kind in profile.kinds.items()},
-                "loss": _scale(profile.loss, factor),
-                "action_overhead": action_overhead,
+                "speeds": measurement.speeds,
+                "node": node,
+                "network": network,
+                "all_reduces": all_reduces,
+                "notes": {**profile.notes, **(disturbed if measurement.is_disturbed else {})},
             }
         )
+    progress("measured", 1.0)
+    return broadcast_profile(world, profile)
 
-    def _engine(self, chunks: int) -> PipelineEngine:
-        profiled = self.profiled
-        stack = initialize(copy.deepcopy(profiled.model), profiled.seed, profiled.device)
-        alone = Mesh(World(0, 1, profiled.device), Topology(1, 1))
-        return PipelineEngine(stack, profiled.loss, Layout(chunks=chunks), alone, precision=self.precision)
 
-    def _time_steps(self, *numbers: int) -> list[float]:
-        """Return the least seconds of steps cut into so many chunks each, in turns."""
-        profiled = self.profiled
-        engines = [self._engine(chunks) for chunks in numbers]
-        found = [math.inf] * len(engines)
-        for _ in range(_MIN_ROUNDS):
-            for index, engine in enumerate(engines):
+def _distinct_kinds(profile_input: ProfileInput) -> list[str]:
+    return list(dict.fromkeys([*name_kinds(profile_input.model), "loss"]))
 
-                def once(engine: PipelineEngine = engine) -> tuple[float]:
-                    started = synchronized_time(profiled.device)
-                    engine.step(profiled.window, None, derive_key(profiled.seed, "step", 0))
-                    return (synchronized_time(profiled.device) - started,)
 
-                found[index] = min(found[index], fastest_times(once)[0])
-        return found
+def _describe_device(profile_input: ProfileInput) -> str:
+    if not profile_input.is_cpu:
+        return profile_input.device_name
+    threads = profile_input.threads
+    text = f"{threads} thread{'s' * (threads > 1)} per rank" if threads else "shared by its ranks"
+    return f"{profile_input.device_name}, {text}"
 
-    def _time_reading(self) -> float:
-        def once() -> tuple[float]:
-            started = time.perf_counter()
-            self.data.read(Position())
-            return (time.perf_counter() - started,)
 
-        return fastest_times(once)[0]
+def _fits_single_rank(profile: Profile, profile_input: ProfileInput, world: World) -> bool:
+    """Can each rank hold the whole model and a step of it?"""
+    window = profile_input.window
+    workload = Workload.of(window.num_rows, window.num_steps)
+    needed = predict(CostModel(profile), workload, Layout(), Cluster(1)).memory
+    return needed < _MEMORY_FRACTION * profile_input.memory_per_rank(world.local_size)
 
-    def _optimizer_bytes(self) -> float:
-        weight = torch.nn.Parameter(torch.zeros(64, device=self.profiled.device))
-        optimizer = self.make_optimizer([weight])
-        weight.grad = torch.zeros_like(weight)
-        optimizer.step()
-        kept = [value for value in optimizer.state[weight].values() if isinstance(value, torch.Tensor)]
-        return sum(value.nbytes for value in kept if value.numel() == weight.numel()) / weight.nbytes
 
-    def _measure_speeds(self) -> tuple[RankSpeed, ...]:
-        """How fast ranks of one machine are when 1, 2, 4, ... of them compute at once."""
-        local = self.world.local_size
-        if local == 1 and not self.is_cpu:
-            return ()
-        profiled = self.profiled
-        rows, steps = max(1, profiled.window.num_rows // 2), max(1, profiled.window.num_steps // 2)
-        part = _crop(profiled.window, rows, steps)
-        engine = self._engine(min(2, steps) if profiled.model.causal else 1)
+def _calibrate(profile: Profile, profile_input: ProfileInput) -> Profile:
+    """Compare whole steps with the sum of their blocks: what caches do, and what the engine adds to each chunk."""
+    window = profile_input.window
+    workload = Workload([window.lengths.clamp(max=window.num_steps).numpy()])
+    chunks = min(8, window.num_steps) if profile_input.model.causal else 1
+    costs, blocks = CostModel(profile), (len(profile.blocks),)
+    whole, chunked = (
+        predict(costs, workload, Layout(blocks=blocks, chunks=count), Cluster(1)).pipeline for count in (1, chunks)
+    )
+    whole_seconds, chunked_seconds = _time_steps(profile_input, 1, chunks)
+    factor = min(max(whole_seconds / whole, 0.5), 2.0)
+    overhead = max(0.0, (chunked_seconds - factor * chunked) / (2 * chunks)) if chunks > 1 else 0.0
+    return profile.model_copy(
+        update={
+            "kinds": {name: _scale(kind, factor) for name, kind in profile.kinds.items()},
+            "loss": _scale(profile.loss, factor),
+            "action_overhead": overhead,
+        }
+    )
 
-        def once() -> tuple[float]:
-            started = synchronized_time(profiled.device)
-            engine.step(part, None, 1)
-            return (synchronized_time(profiled.device) - started,)
 
-        def together(num_ranks: int) -> float:
-            """The mean seconds of the ranks that run."""
-            is_running = self.world.rank < num_ranks
-            self.world.barrier()
-            own = fastest_times(once)[0] if is_running else 0.0
-            if is_running:
-                # Once more, so that nobody is alone while others still measure.
-                once()
-            return self.world.all_reduce([own])[0] / num_ranks
-
-        numbers = divisors(local)
-        threads = {number: self._num_threads(number) for number in numbers}
-        # The least seconds of one rank, by its threads, and of so many at once: what disturbs them only adds time.
-        solo = dict.fromkeys(threads.values(), math.inf)
-        contended = dict.fromkeys(numbers, math.inf)
-        for index in range(_MAX_ROUNDS):
-            self.progress("measuring ranks that compute at once", 0.85)
-            for number in numbers:
-                self._set_threads(number)
-                solo[threads[number]] = min(solo[threads[number]], together(1))
-                contended[number] = min(contended[number], together(number))
-            self._set_threads(local)
-            base = solo[threads[local]]
-            # More threads only ever help, and ranks together do no less than one: else the machine did other things.
-            least = min(*(base / seconds for seconds in solo.values()), *(n * base / contended[n] for n in numbers))
-            if index + 1 >= _MIN_ROUNDS and least > _PLAUSIBLE:
-                break
-        self.is_noisy = least <= _PLAUSIBLE
-        found = [
-            RankSpeed(ranks=number, contended=base / contended[number], solo=base / solo[threads[number]])
-            for number in numbers
+def _time_steps(profile_input: ProfileInput, *chunk_counts: int) -> list[float]:
+    """Return the fewest seconds of a step for each number of chunks, measured in turns."""
+    engines = [profile_input.make_engine(chunks) for chunks in chunk_counts]
+    key = derive_key(profile_input.seed, "step", 0)
+    rounds = [
+        [
+            fastest_time(partial(engine.step, profile_input.window, None, key), profile_input.device)
+            for engine in engines
         ]
-        if not self.is_cpu and all(speed.contended > _UNSHARED for speed in found):
-            return ()
-        return tuple(found)
-
-    def _measure_links(self) -> tuple[Link | None, Link | None]:
-        world = self.world
-        if world.is_single_rank:
-            return None, None
-        self.progress("measuring links", 0.9)
-        local = min(world.local_size, world.size)
-        node = _fit_link(_MESSAGE_SIZES, time_messages(self.world, 0, 1, _MESSAGE_SIZES)) if local > 1 else None
-        network = (
-            _fit_link(_MESSAGE_SIZES, time_messages(self.world, 0, local, _MESSAGE_SIZES))
-            if local < world.size
-            else None
-        )
-        return node, network
-
-    def _measure_bare_all_reduce(self, num_ranks: int) -> AllReduceCost:
-        link = _fit_link(_ALL_REDUCE_SIZES, time_all_reduces(self.world, num_ranks, _ALL_REDUCE_SIZES))
-        return AllReduceCost(ranks=num_ranks, latency=link.latency, bandwidth=link.bandwidth)
-
-    def _measure_all_reduce(self, num_ranks: int) -> AllReduceCost:
-        """Time torch's reducer on the model's own weights: a step of one row and one step, with it and without.
-
-        A bare sum of tensors would leave out what the reducer copies, and what that does to the caches.
-        """
-        world, profiled = self.world, self.profiled
-        mesh = Mesh(world, Topology(num_ranks, world.size // num_ranks, "replicas"))
-        (latency,) = time_all_reduces(self.world, num_ranks, _SMALL_SIZES)
-        is_in = world.rank < num_ranks
-        window = _crop(profiled.window, 1, 1)
-        plain = self._engine(1)
-        reduced = ReplicaEngine(self._engine(1), mesh, is_synced=True) if mesh.is_first_stage else None
-        least = [math.inf, math.inf]
-        for _ in range(_REPEATS):
-            for index, engine in enumerate((plain, reduced)):
-                world.barrier()
-                started = synchronized_time(profiled.device)
-                if is_in and engine is not None:
-                    engine.step(window, None, 1)
-                seconds = (
-                    world.all_reduce([synchronized_time(profiled.device) - started if is_in else 0.0])[0] / num_ranks
-                )
-                least[index] = min(least[index], seconds)
-        num_bytes = sum(weight.nbytes for weight in plain.stack.parameters() if weight.requires_grad)
-        seconds = max(least[1] - least[0] - latency, 1e-9)
-        return AllReduceCost(ranks=num_ranks, latency=latency, bandwidth=max(num_bytes, 1) / seconds)
-
-    def _num_threads(self, num_ranks: int) -> int:
-        return self.threads or max(1, (os.cpu_count() or 1) // num_ranks)
-
-    def _threads_text(self) -> str:
-        if not self.threads:
-            return "shared by its ranks"
-        return f"{self.threads} thread{'s' * (self.threads > 1)} a rank"
-
-    def _set_threads(self, num_ranks: int) -> None:
-        if self.is_cpu:
-            torch.set_num_threads(self._num_threads(num_ranks))
-
-
-def _fit_link(sizes: Sequence[int], seconds: Sequence[float]) -> Link:
-    """A small message tells the latency, what the largest takes longer tells the bandwidth."""
-    # Ranks that have measured nothing get something that is never used.
-    latency = max(seconds[0], 0.0)
-    longer = max(seconds[-1] - seconds[0], 1e-9)
-    return Link(latency=latency, bandwidth=(sizes[-1] - sizes[0]) / longer)
+        for _ in range(_NUM_CALIBRATION_ROUNDS)
+    ]
+    return [min(times) for times in zip(*rounds, strict=True)]
 
 
 def _scale(kind: BlockKind, factor: float) -> BlockKind:
@@ -384,30 +210,11 @@ def _scale(kind: BlockKind, factor: float) -> BlockKind:
     return kind.model_copy(update={"points": points})
 
 
-def broadcast_profile(world: World, profile: Profile | None) -> Profile:
-    """Give every rank what the first has."""
-    return Profile.model_validate_json(world.broadcast_text("" if profile is None else profile.model_dump_json()))
-
-
-def _crop(window: Window, rows: int, steps: int) -> Window:
-    """The first rows and steps of a window."""
-    part = window[:rows]
-    return replace(
-        part,
-        num_steps=steps,
-        lengths=part.lengths.clamp(max=steps),
-        inputs=window_tensor(part, "inputs")[:steps],
-        targets=window_tensor(part, "targets")[:steps],
-    )
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return device.type if device.type != "cpu" else f"{platform.machine()} CPU, {os.cpu_count()} cores"
-
-
-def _device_memory(device: torch.device) -> float:
-    if device.type == "cuda":
-        return float(torch.cuda.get_device_properties(device).total_memory)
-    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+def _optimizer_bytes(profile_input: ProfileInput) -> float:
+    """Return the bytes that the optimizer keeps per byte of weights."""
+    weight = nn.Parameter(torch.zeros(64, device=profile_input.device))
+    optimizer = profile_input.make_optimizer([weight])
+    weight.grad = torch.zeros_like(weight)
+    optimizer.step()
+    tensors = [value for value in optimizer.state[weight].values() if isinstance(value, Tensor)]
+    return sum(tensor.nbytes for tensor in tensors if tensor.numel() == weight.numel()) / weight.nbytes

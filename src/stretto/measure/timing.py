@@ -1,30 +1,41 @@
-"""Stopwatch: how long something takes on a device, on a machine that is never quite quiet."""
+"""How long an operation takes on a device, measured on a machine that is never idle."""
 
 import time
 from collections.abc import Callable
 
 import torch
 
-# What is measured is tried for so many seconds, and so many times, at least and at most.
+# An operation is repeated for this many seconds, within these numbers of runs.
 _SECONDS = 0.4
 _MIN_RUNS, _MAX_RUNS = 2, 25
 
 
 def synchronized_time(device: torch.device) -> float:
-    """Return the time when all that a device was told is done."""
+    """Return the time after all work queued on a device is done."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
     return time.perf_counter()
 
 
 def fastest_times(run: Callable[[], tuple[float, ...]], seconds: float = _SECONDS) -> tuple[float, ...]:
-    """Call what returns some seconds, warm, until enough is known; return the least of each.
+    """Call `run`, which returns seconds, several times after a warm-up; return the minimum of each value.
 
-    Other work on the machine only ever adds time, and the least is what it can add least to.
+    Other work on the machine only ever adds time, so the minimum is closest to the true cost.
     """
     run()
-    found: list[tuple[float, ...]] = []
+    times: list[tuple[float, ...]] = []
     started = time.perf_counter()
-    while len(found) < _MIN_RUNS or (time.perf_counter() - started < seconds and len(found) < _MAX_RUNS):
-        found.append(run())
-    return tuple(map(min, zip(*found, strict=True)))
+    while len(times) < _MIN_RUNS or (time.perf_counter() - started < seconds and len(times) < _MAX_RUNS):
+        times.append(run())
+    return tuple(map(min, zip(*times, strict=True)))
+
+
+def fastest_time(run: Callable[[], object], device: torch.device) -> float:
+    """Return the fewest seconds that `run` takes on a device."""
+
+    def timed() -> tuple[float]:
+        started = synchronized_time(device)
+        run()
+        return (synchronized_time(device) - started,)
+
+    return fastest_times(timed)[0]

@@ -1,4 +1,4 @@
-"""Verify: do a few steps in a layout give what they give on one rank, block by block? And if not, who is to blame?"""
+"""The layout law as a check: do a few steps in a layout give what they give on one rank, block by block?"""
 
 import copy
 from dataclasses import dataclass
@@ -19,12 +19,13 @@ from stretto.engine.build import make_engine, stage_parts
 from stretto.engine.engine import Precision, window_tensor
 from stretto.engine.gather import gather_model_tensors
 from stretto.engine.local import LocalEngine
+from stretto.engine.pipeline import PipelineEngine
+from stretto.engine.replica import ReplicaEngine
 from stretto.measure.laws import check_chunk_law, check_loss
-from stretto.mesh.mesh import Mesh
 from stretto.mesh.world import World
 from stretto.windows.loader import WindowSource
 
-# Sums in another order: a few thousand roundings.
+# Layouts add in different orders; this allows for a few thousand roundings.
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
 # bf16 keeps eight bits, and rounds a state at each chunk's edge.
 BF16_TOLERANCE = 8 * 2**-8
@@ -32,7 +33,7 @@ BF16_TOLERANCE = 8 * 2**-8
 
 @dataclass(frozen=True)
 class BlockDifference:
-    """How far one block is from itself on one rank, relative to its largest values."""
+    """How much one block differs from the same block on one rank, relative to its largest values."""
 
     index: int
     name: str
@@ -46,14 +47,14 @@ class BlockDifference:
 
 @dataclass(frozen=True)
 class Verification:
-    """The largest differences over some steps, what they may be, and which laws are broken."""
+    """The largest differences over some steps, the tolerance, and the laws that are broken."""
 
     layout: Layout
     num_steps: int
     loss: float
     blocks: tuple[BlockDifference, ...]
     tolerance: float
-    violations: tuple[str, ...]  # a sentence for each block, or the loss, that breaks a law
+    violations: tuple[str, ...]  # one sentence for each block, or the loss, that breaks a law
 
     @property
     def is_equal(self) -> bool:
@@ -62,19 +63,19 @@ class Verification:
 
     @property
     def verdict(self) -> str:
-        """One sentence."""
+        """The result in one sentence."""
         if self.violations:
             return "; ".join(self.violations)
         if self.is_equal:
             return f"equal to one rank, to {self.tolerance:.0e}, in loss, gradients and states"
-        block = max(self.blocks, key=lambda found: found.max_difference)
+        block = max(self.blocks, key=lambda block: block.max_difference)
         return f"differs from one rank, most at block {block.index} ({block.name}), though every law holds by itself"
 
 
 def verify(
     model: Stack,
     loss: Loss,
-    data: WindowSource,
+    windows: WindowSource,
     layout: Layout,
     world: World | None = None,
     *,
@@ -82,131 +83,164 @@ def verify(
     num_steps: int = 3,
     precision: Precision = "fp32",
 ) -> Verification:
-    """Take some steps in a layout and on one rank, and compare; every rank calls it and gets the same answer.
+    """Run some steps in a layout and on one rank, and compare; every rank calls this and gets the same result.
 
-    `model` may be on the meta device; its weights are drawn by `seed`, and stay as they are. It runs in its own dtype:
-    `model.double()` gives the sharpest answer. Each block's chunk law and the loss's adding up are checked too, so that
-    a difference has a name.
+    `model` may be on the meta device; its weights are drawn from `seed` and never updated. It runs in its own dtype:
+    `model.double()` is the most sensitive check. `verify` also checks the chunk law of each block, and that the loss is
+    a sum, so that the verdict can name the cause of a difference.
     """
     if num_steps < 1:
-        raise ConfigError(f"steps={num_steps} compares nothing; use at least 1")
+        raise ConfigError(f"num_steps={num_steps} compares nothing; use at least 1")
     world = world or World(0, 1, torch.device("cpu"))
-    cut = make_engine(copy.deepcopy(model), loss, layout, world, seed=seed, precision=precision)
-    shares = [data.share(replica, layout.replicas, layout.micro_batches) for replica in range(layout.replicas)]
-    share = shares[cut.mesh.replica]
-    whole = (
-        LocalEngine(initialize(copy.deepcopy(model), seed, world.device), loss, precision=precision)
-        if world.is_rank_zero
-        else None
-    )
-    parts = stage_parts(model, layout)
-    worst = torch.zeros(len(model) + 1, 2)
-    cut_state: State | None = None
-    whole_state: State | None = None
+    engine = make_engine(copy.deepcopy(model), loss, layout, world, seed=seed, precision=precision)
+    parallel = _ParallelRun(engine, model, windows, layout)
+    # Rank 0 also runs everything by itself, and compares.
+    single = _SingleRun(_draw_weights(model, seed, world), loss, windows, precision) if world.is_rank_zero else None
+    largest = torch.zeros(len(model) + 1, 2)
     position = Position()
     for step in range(num_steps):
         key = derive_key(seed, "step", step)
-        window = share.read(position, inputs=cut.needs_inputs, targets=cut.needs_targets)
-        outcome = cut.step(window, cut_state, key)
-        cut_state = outcome.state
-        total, count = cut.all_reduce([float(outcome.total), float(outcome.count)])
-        gradients = gather_model_tensors(model, parts, _gradients(cut.stack), cut.mesh)
-        lanes = [share.read(position, inputs=False, targets=False).lanes for share in shares]
-        states = _gather_states(model, parts, outcome.state, lanes, cut.mesh)
-        if whole is not None:
-            expected = whole.step(data.read(position), whole_state, key)
-            whole_state = expected.state
-            mean = float(expected.total) / max(float(expected.count), 1)
-            now = [[abs(total / max(count, 1) - mean) / max(abs(mean), 1e-12), 0.0]]
-            # The rows of all replicas as one rank has them; blank ones, which it doesn't have, come last.
-            order = torch.cat(lanes).argsort()[: len(data.read(position, inputs=False, targets=False).lanes)]
-            states = [tuple(tensor[order] for tensor in state) for state in states]
-            now += _differences(whole.stack, gradients, states, expected.state)
-            worst = torch.maximum(worst, torch.tensor(now))
-        position = data.next_position(position)
-    broken = (
-        []
-        if whole is None
-        else _find_violations(initialize(copy.deepcopy(model), seed, world.device), loss, data, world.device)
-    )
-    return _broadcast_result(cut.mesh, model, layout, num_steps, worst, broken, precision)
-
-
-def _broadcast_result(
-    mesh: Mesh, model: Stack, layout: Layout, num_steps: int, worst: Tensor, broken: list[str], precision: Precision
-) -> Verification:
-    """Give every rank the answer, which only the first has found."""
-    sizes = mesh.world.all_reduce(worst.flatten().tolist())
-    said = mesh.world.broadcast_text("\n".join(broken))
-    blocks = tuple(
-        BlockDifference(model.first + index, type(block).__name__, sizes[2 * index + 2], sizes[2 * index + 3])
+        actual = parallel.step(position, key)
+        if single is not None:
+            largest = torch.maximum(largest, torch.tensor(actual.differences(single.step(position, key))))
+        position = windows.next_position(position)
+    violations = [] if single is None else _find_violations(_draw_weights(model, seed, world), loss, windows)
+    # Only rank 0 knows the result: elsewhere the differences are zero, and there are no violations.
+    sums = world.all_reduce(largest.flatten().tolist())
+    sentences = world.broadcast_text("\n".join(violations))
+    blocks = [
+        BlockDifference(model.first + index, type(block).__name__, sums[2 * index + 2], sums[2 * index + 3])
         for index, block in enumerate(model)
-    )
+    ]
     tolerance = BF16_TOLERANCE if precision == "bf16" else TOLERANCES.get(model.dtype, 1e-4)
-    return Verification(layout, num_steps, sizes[0], blocks, tolerance, tuple(said.splitlines()))
+    return Verification(layout, num_steps, sums[0], tuple(blocks), tolerance, tuple(sentences.splitlines()))
+
+
+@dataclass(frozen=True)
+class _StepTensors:
+    """What one step gives: the mean loss, the gradients by name, and the state after it, all rows in order."""
+
+    mean_loss: float
+    gradients: dict[str, Tensor]
+    states: dict[int, State]  # by block
+
+    def differences(self, expected: "_StepTensors") -> list[list[float]]:
+        """Return a pair for the loss, (difference, 0), then one for each block, (gradients, state)."""
+        loss = abs(self.mean_loss - expected.mean_loss) / max(abs(expected.mean_loss), 1e-12)
+        pairs = [[loss, 0.0]]
+        for index, state in expected.states.items():
+            names = [name for name in expected.gradients if name.startswith(f"blocks.{index}.")]
+            in_gradients = [_difference(self.gradients[name], expected.gradients[name]) for name in names]
+            in_state = [_difference(*tensors) for tensors in zip(self.states[index], state, strict=True)]
+            pairs.append([max(in_gradients, default=0.0), max(in_state, default=0.0)])
+        return pairs
+
+
+class _SingleRun:
+    """The model on one rank, with the whole batch."""
+
+    def __init__(self, model: Stack, loss: Loss, windows: WindowSource, precision: Precision) -> None:
+        self.engine = LocalEngine(model, loss, precision=precision)
+        self.windows = windows
+        self.state: State | None = None
+
+    def step(self, position: Position, key: int) -> _StepTensors:
+        result = self.engine.step(self.windows.read(position), self.state, key)
+        self.state = result.state
+        mean_loss = float(result.total) / max(float(result.count), 1)
+        stack = self.engine.stack
+        return _StepTensors(mean_loss, _gradients(stack), _states_by_block(stack, result.state))
+
+
+class _ParallelRun:
+    """The model in the layout; every rank runs its part and gathers the rest."""
+
+    def __init__(
+        self, engine: PipelineEngine | ReplicaEngine, model: Stack, windows: WindowSource, layout: Layout
+    ) -> None:
+        self.engine, self.model, self.windows = engine, model, windows
+        self.parts = stage_parts(model, layout)
+        self.shares = [windows.share(index, layout.replicas, layout.micro_batches) for index in range(layout.replicas)]
+        self.state: State | None = None
+
+    def step(self, position: Position, key: int) -> _StepTensors:
+        engine = self.engine
+        window = self.shares[engine.mesh.replica].read(
+            position, inputs=engine.needs_inputs, targets=engine.needs_targets
+        )
+        result = engine.step(window, self.state, key)
+        self.state = result.state
+        total, count = engine.all_reduce([float(result.total), float(result.count)])
+        gradients = gather_model_tensors(self.model, self.parts, _gradients(engine.stack), engine.mesh)
+        return _StepTensors(total / max(count, 1), gradients, self._gather_states(result.state, position))
+
+    def _gather_states(self, state: State, position: Position) -> dict[int, State]:
+        """Return each block's state for all rows of the batch, from the stages and replicas that hold them."""
+        mesh = self.engine.mesh
+        lanes = [share.read(position, inputs=False, targets=False).lanes for share in self.shares]
+        num_rows = len(self.windows.read(position, inputs=False, targets=False).lanes)
+        # The order of one rank. Padding rows of a replica, which one rank doesn't have, come last and are dropped.
+        order = torch.cat(lanes).argsort()[:num_rows]
+        states: dict[int, State] = {}
+        for stage, part in enumerate(self.parts):
+            replicas = []
+            for replica in range(mesh.topology.num_replicas):
+                is_here = (mesh.replica, mesh.stage) == (replica, stage)
+                rows = Rows.of(len(lanes[replica]), dtype=self.model.dtype)
+                tensors = state if is_here else self.model[part].initial_state(rows)
+                source = mesh.topology.rank(replica, stage)
+                replicas.append([mesh.world.broadcast(t.to(mesh.world.device), source).cpu() for t in tensors])
+            ordered = tuple(torch.cat(tensors)[order] for tensors in zip(*replicas, strict=True))
+            states |= _states_by_block(self.model[part], ordered)
+        return states
+
+
+def _draw_weights(model: Stack, seed: int, world: World) -> Stack:
+    return initialize(copy.deepcopy(model), seed, world.device)
+
+
+def _states_by_block(stack: Stack, state: State) -> dict[int, State]:
+    return dict(enumerate(stack.split_state(state), stack.first))
 
 
 def _gradients(stack: Stack) -> dict[str, Tensor]:
     return {name: parameter.grad for name, parameter in stack.named_parameters() if parameter.grad is not None}
 
 
-def _gather_states(model: Stack, parts: list[slice], state: State, lanes: list[Tensor], mesh: Mesh) -> list[State]:
-    """Return each block's state of all rows, from the stages and replicas that hold them."""
-    blocks: list[State] = []
-    for stage, part in enumerate(parts):
-        replicas = []
-        for replica in range(mesh.num_replicas):
-            rows = Rows.of(len(lanes[replica]), dtype=model.dtype)
-            is_here = (mesh.replica, mesh.stage) == (replica, stage)
-            tensors = state if is_here else model[part].initial_state(rows)
-            source = mesh.topology.rank(replica, stage)
-            replicas.append([mesh.world.broadcast(tensor.to(mesh.world.device), source).cpu() for tensor in tensors])
-        joined = tuple(torch.cat(tensors) for tensors in zip(*replicas, strict=True))
-        blocks += model[part].split_state(joined)
-    return blocks
-
-
-def _differences(whole: Stack, gradients: dict[str, Tensor], states: list[State], expected: State) -> list[list[float]]:
-    found = []
-    own = _gradients(whole)
-    for index, (these, those) in enumerate(zip(states, whole.split_state(expected), strict=True), whole.first):
-        names = [name for name in own if name.startswith(f"blocks.{index}.")]
-        in_gradients = [_difference(gradients[name], own[name]) for name in names]
-        in_state = [_difference(this, that) for this, that in zip(these, those, strict=True)]
-        found.append([max(in_gradients, default=0.0), max(in_state, default=0.0)])
-    return found
-
-
-def _difference(found: Tensor, expected: Tensor) -> float:
-    expected = expected.to(found.device)
-    if not found.is_floating_point():
-        return 0.0 if torch.equal(found, expected) else 1.0
+def _difference(actual: Tensor, expected: Tensor) -> float:
+    """The largest difference, relative to the largest expected value."""
+    expected = expected.to(actual.device)
+    if not actual.is_floating_point():
+        return 0.0 if torch.equal(actual, expected) else 1.0
     largest = float(expected.abs().max()) if expected.numel() else 0.0
-    difference = float((found - expected).abs().max()) / max(largest, 1e-12) if largest else float(found.abs().sum())
+    difference = float((actual - expected).abs().max()) / max(largest, 1e-12) if largest else float(actual.abs().sum())
+    # A NaN is as different as can be.
     return difference if difference < torch.inf else torch.inf
 
 
-def _find_violations(model: Stack, loss: Loss, data: WindowSource, device: torch.device) -> list[str]:
-    """Check each block, and the loss, on a corner of the user's own data: where something is asked, if anywhere."""
-    window = data.read(Position())
+def _find_violations(model: Stack, loss: Loss, windows: WindowSource) -> list[str]:
+    """Check each block and the loss on a few rows and steps of the data, around the last target if there is one."""
+    window = windows.read(Position())
     rows, steps = slice(0, min(4, window.num_rows)), min(6, window.num_steps)
-    asked = window_tensor(window, "targets")[:, rows]
-    is_asked = ~asked.isnan() if asked.is_floating_point() else asked != IGNORE_INDEX
-    stop = max(steps, 1 + int(is_asked.flatten(1).any(1).nonzero().max())) if bool(is_asked.any()) else steps
-    targets = asked[stop - steps : stop].to(device)
+    targets = window_tensor(window, "targets")[:, rows]
+    has_target = ~targets.isnan() if targets.is_floating_point() else targets != IGNORE_INDEX
+    stop = steps
+    if bool(has_target.any()):
+        stop = max(steps, 1 + int(has_target.flatten(1).any(1).nonzero().max()))
+    device = next((parameter.device for parameter in model.parameters()), targets.device)
     x = window_tensor(window, "inputs", model.dtype)[stop - steps : stop, rows].to(device)
-    broken = []
+    violations = []
     model.eval()
     for index, block in enumerate(model, model.first):
         if block.causal and min(x.shape[:2]) > 1:
             try:
                 check_chunk_law(block, x)
             except LawError as error:
-                broken.append(f"block {index}: {error}")
+                violations.append(f"block {index}: {error}")
         with torch.no_grad():
             x, _ = block(x, block.begin(Rows.of(x.shape[1], steps, device=x.device, dtype=model.dtype)))
     try:
-        check_loss(loss, x, targets)
+        check_loss(loss, x, targets[stop - steps : stop].to(device))
     except LawError as error:
-        broken.append(str(error))
-    return broken
+        violations.append(str(error))
+    return violations

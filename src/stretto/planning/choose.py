@@ -11,22 +11,28 @@ from stretto.blocks.stack import Stack
 from stretto.config.layout import Layout
 from stretto.config.run import DataConfig, RunConfig
 from stretto.engine.engine import Precision
-from stretto.measure.profile import Progress, broadcast_profile
+from stretto.measure.profile import Progress, broadcast_profile, measure_on_ranks, no_progress
+from stretto.measure.profile_input import ProfileInput
 from stretto.mesh.world import World
 from stretto.plan.cluster import Cluster
 from stretto.plan.cost_model import CostModel
 from stretto.plan.predict import predict_timeline
-from stretto.plan.profile import Profile, load_profile, save_profile
+from stretto.plan.profile import Profile, save_profile
 from stretto.plan.search import Plan, find_plan
 from stretto.plan.timeline import Timeline
-from stretto.planning.plan_input import PlanInput
-from stretto.planning.profiles import find_profile, num_local_devices
+from stretto.planning.profiles import (
+    find_profile,
+    load_checked_profile,
+    num_local_devices,
+    profile_input_from_config,
+    profile_path,
+)
 from stretto.windows.loader import WindowSource
 
 
 @dataclass(frozen=True)
 class LayoutChoice:
-    """The layout that is predicted to be fastest, and the plan that says why."""
+    """The layout that is predicted to be fastest, and the plan that explains why."""
 
     layout: Layout
     plan: Plan
@@ -47,49 +53,55 @@ def choose_layout(
 ) -> Layout:
     """Measure `model` on the ranks of `world`, and return the layout that is predicted to be fastest on all of them.
 
-    Every rank calls this and gets the same layout, which goes to `make_engine`. The model may be on the meta device.
-    `optimizer` is called with the parameters, as `torch.optim.AdamW` is. The profile is kept in the folder `cache`
-    (default: `data.cache`'s) and read from there the next time.
+    Every rank calls this and gets the same layout, which `make_engine` takes. The model may be on the meta device.
+    `windows` yields global batches: don't share it among ranks first. `optimizer` is called with the parameters, as
+    `torch.optim.AdamW` is. The profile is cached in the folder `cache` (default: that of `data.cache`), so the next
+    call with the same model, batch shape and devices measures nothing. Raises `PlanError` if no layout on these ranks
+    fits in memory.
+
+    Example:
+        layout = stretto.choose_layout(model, loss, windows, world=world, optimizer=torch.optim.AdamW)
+        engine = stretto.make_engine(model, loss, layout, world)
     """
-    name = f"{getattr(optimizer, '__module__', '')}.{getattr(optimizer, '__qualname__', repr(optimizer))}"
-    profiles = (cache or DataConfig.model_fields["cache"].default).expanduser() / "profiles"
     threads = torch.get_num_threads()
-    plan_input = PlanInput(model, loss, windows, optimizer, name, world.device, precision, seed, threads, profiles)
-    return choose_on_ranks(plan_input, world, lambda what, part: None).layout
+    profile_input = ProfileInput(model, loss, windows, optimizer, world.device, precision, seed, threads)
+    return choose_on_ranks(profile_input, world, cache or DataConfig.model_fields["cache"].default).layout
 
 
-def choose_on_ranks(plan_input: PlanInput, world: World, progress: Progress) -> LayoutChoice:
-    """Choose a layout that uses all ranks of `world`; every rank calls this and finds the same."""
+def choose_on_ranks(
+    profile_input: ProfileInput, world: World, cache: Path, progress: Progress = no_progress
+) -> LayoutChoice:
+    """Choose a layout that uses all ranks of `world`; every rank calls this and gets the same."""
     cluster = Cluster(world.size, max(1, world.size // world.local_size))
-    known = _find_cached_profile(plan_input, cluster) if world.is_rank_zero else None
-    if world.all_reduce([float(known is not None)])[0]:
-        profile = broadcast_profile(world, known)
+    path = profile_path(cache, profile_input)
+    cached = _load_cached_profile(path, profile_input, cluster) if world.is_rank_zero else None
+    if world.all_reduce([float(cached is not None)])[0]:
+        profile = broadcast_profile(world, cached)
     else:
-        profile = plan_input.measure(world, progress)
+        profile = measure_on_ranks(profile_input, world, progress)
         if world.is_rank_zero:
-            save_profile(profile, plan_input.profile_path)
-    return _choose(plan_input, profile, cluster, uses_all=True)
+            save_profile(profile, path)
+    return _choose(profile_input, profile, cluster, uses_all=True)
 
 
 def choose_on_this_machine(config: RunConfig) -> LayoutChoice:
-    """Choose a layout for the devices of this machine, of which it may use a part."""
-    plan_input = PlanInput.of_config(config)
-    profile = find_profile(config.model_copy(update={"layout": Layout()}), plan_input)
-    return _choose(plan_input, profile, Cluster(num_local_devices(plan_input.device)), uses_all=False)
+    """Choose a layout for the devices of this machine; it may leave some of them unused."""
+    profile_input = profile_input_from_config(config)
+    profile = find_profile(config, profile_input)
+    return _choose(profile_input, profile, Cluster(num_local_devices(profile_input.device)), uses_all=False)
 
 
-def _find_cached_profile(plan_input: PlanInput, cluster: Cluster) -> Profile | None:
-    """The profile that was kept, if it has the links that the cluster has."""
-    path = plan_input.profile_path
+def _load_cached_profile(path: Path, profile_input: ProfileInput, cluster: Cluster) -> Profile | None:
+    """Return the cached profile, or None if there is none that has all links of the cluster."""
     if not path.is_file():
         return None
-    profile = plan_input.check(load_profile(path), path)
+    profile = load_checked_profile(path, profile_input)
     is_complete = (profile.node or cluster.devices_per_node == 1) and (profile.network or cluster.nodes == 1)
     return profile if is_complete else None
 
 
-def _choose(plan_input: PlanInput, profile: Profile, cluster: Cluster, *, uses_all: bool) -> LayoutChoice:
-    workload = plan_input.find_workload()
+def _choose(profile_input: ProfileInput, profile: Profile, cluster: Cluster, *, uses_all: bool) -> LayoutChoice:
+    workload = profile_input.workload
     plan = find_plan(profile, workload, cluster, uses_all=uses_all)
     timeline = predict_timeline(CostModel(profile), workload, plan.chosen.layout, cluster)
     return LayoutChoice(plan.chosen.layout, plan, profile, timeline)

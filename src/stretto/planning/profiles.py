@@ -1,4 +1,4 @@
-"""Profiles of this machine: found where they were kept, or measured on ranks started for it."""
+"""Profiles of a run: read from the cache, derived from a data sheet, or measured on ranks started for it."""
 
 import os
 from pathlib import Path
@@ -6,18 +6,86 @@ from tempfile import TemporaryDirectory
 
 import torch
 
+from stretto.base.errors import PlanError
+from stretto.config.layout import Layout
 from stretto.config.run import RunConfig
 from stretto.config.toml import dump_config
 from stretto.launch.local import launch_local
+from stretto.measure.profile_input import ProfileInput
+from stretto.measure.shapes import block_shapes
+from stretto.mesh.device import find_device
+from stretto.plan.hardware import derive_profile, find_hardware
 from stretto.plan.profile import Profile, load_profile
-from stretto.planning.plan_input import PlanInput
+from stretto.train.build import build_loss, validate_config
+from stretto.train.optimizer import optimizer_factory
 
-# Processes that share a machine's cores: at most this many are measured, and more are extrapolated from them.
+# At most this many processes that share the cores of a machine are measured; more are extrapolated.
 _MAX_PROCESSES = 4
 
 
+def profile_input_from_config(
+    config: RunConfig, threads: int | None = None, device: torch.device | None = None
+) -> ProfileInput:
+    """Check a run as if it ran on one device, and return what its profile depends on.
+
+    `threads` is per rank on a CPU: by default `OMP_NUM_THREADS`, or an equal share of the cores.
+    """
+    model, feed, _ = validate_config(config.model_copy(update={"layout": Layout()}))
+    return ProfileInput(
+        model,
+        build_loss(config, feed.windows.task),
+        feed.windows,
+        optimizer_factory(config.train),
+        device or find_device(config.run.device),
+        config.run.precision,
+        config.run.seed,
+        _default_threads() if threads is None else threads,
+    )
+
+
+def profile_path(cache: Path, profile_input: ProfileInput) -> Path:
+    """Return where the profile is cached."""
+    return cache.expanduser() / "profiles" / f"{profile_input.key}.json"
+
+
+def load_checked_profile(path: Path, profile_input: ProfileInput) -> Profile:
+    """Read a profile, and reject one of a different model."""
+    profile, num_blocks = load_profile(path), len(profile_input.model)
+    if len(profile.blocks) != num_blocks:
+        raise PlanError(
+            f"{path} is the profile of a model with {len(profile.blocks)} blocks, but this model has {num_blocks}; "
+            "measure it with `stretto profile`"
+        )
+    return profile
+
+
+def find_profile(config: RunConfig, profile_input: ProfileInput, path: Path | None = None) -> Profile:
+    """Read the profile at `path`, or the cached one; measure it on this machine if the file does not exist."""
+    path = path or profile_path(config.data.cache, profile_input)
+    if not path.is_file():
+        num_ranks = num_ranks_to_measure(profile_input.device)
+        launch_profile(config.model_copy(update={"layout": Layout()}), path, num_ranks, profile_input.threads)
+    return load_checked_profile(path, profile_input)
+
+
+def derive_from_data_sheet(hardware: str, profile_input: ProfileInput) -> Profile:
+    """Compute the profile that the model would have on a device that this machine does not have."""
+    workload = profile_input.workload
+    shapes = block_shapes(profile_input.model, profile_input.windows)
+    is_bf16 = profile_input.precision == "bf16"
+    return derive_profile(find_hardware(hardware), shapes, workload.max_rows, workload.num_steps, is_bf16=is_bf16)
+
+
+def launch_profile(config: RunConfig, path: Path, num_ranks: int, threads: int) -> None:
+    """Start ranks on this machine that measure a run and write the profile to `path`."""
+    with TemporaryDirectory(prefix="stretto-") as folder:
+        run = Path(folder) / "run.toml"
+        run.write_text(dump_config(config), encoding="utf-8")
+        launch_local(num_ranks, ["profile", str(run), "--out", str(path), "--threads", str(threads)])
+
+
 def num_local_devices(device: torch.device) -> int:
-    """Return how many devices of a kind this machine has; on a CPU each core counts as one."""
+    """Return how many devices of this type the machine has; on a CPU each core counts as one."""
     return (os.cpu_count() or 1) if device.type == "cpu" else torch.accelerator.device_count()
 
 
@@ -27,17 +95,6 @@ def num_ranks_to_measure(device: torch.device) -> int:
     return min(2 * count, _MAX_PROCESSES) if device.type == "cpu" else count
 
 
-def find_profile(config: RunConfig, plan_input: PlanInput, path: Path | None = None) -> Profile:
-    """Read the profile at `path`, or the one kept for this run; measure it on this machine if there is none."""
-    path = path or plan_input.profile_path
-    if not path.is_file():
-        launch_profile(config, path, num_ranks_to_measure(plan_input.device), plan_input.threads)
-    return plan_input.check(load_profile(path), path)
-
-
-def launch_profile(config: RunConfig, path: Path, num_ranks: int, threads: int) -> None:
-    """Measure a run on ranks of this machine, and write the profile to `path`."""
-    with TemporaryDirectory(prefix="stretto-") as folder:
-        run = Path(folder) / "run.toml"
-        run.write_text(dump_config(config), encoding="utf-8")
-        launch_local(num_ranks, ["profile", str(run), "--out", str(path), "--threads", str(threads)])
+def _default_threads() -> int:
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    return int(threads) if threads.isdecimal() else 0

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     import argparse
 
     from stretto.config.run import RunConfig
+    from stretto.measure.profile_input import ProfileInput
     from stretto.plan.profile import Profile
-    from stretto.planning.plan_input import PlanInput
 
 
 def run(arguments: list[str]) -> None:
@@ -29,8 +29,7 @@ def run(arguments: list[str]) -> None:
     from stretto.plan.predict import predict_timeline
     from stretto.plan.search import find_plan
     from stretto.plan.serialize import plan_to_dict
-    from stretto.planning.plan_input import PlanInput
-    from stretto.planning.profiles import num_local_devices
+    from stretto.planning.profiles import num_local_devices, profile_input_from_config
     from stretto.report.plan_page import plan_page
 
     memory = None if options.memory is None else parse_bytes("--memory", options.memory)
@@ -38,14 +37,14 @@ def run(arguments: list[str]) -> None:
         if path is not None and not path.parent.is_dir():
             # Said before minutes are spent on measuring.
             raise ConfigError(f"{path} can't be written (there is no folder {path.parent}); choose another path")
-    plan_input = PlanInput.of_config(config)
-    devices = num_local_devices(plan_input.device) if options.devices is None else options.devices
+    profile_input = profile_input_from_config(config)
+    devices = num_local_devices(profile_input.device) if options.devices is None else options.devices
     cluster = Cluster(devices, options.nodes, memory)
-    profile, workload = _profile(options, config, plan_input), plan_input.find_workload()
+    profile, workload = _profile(options, config, profile_input), profile_input.workload
     plan = find_plan(profile, workload, cluster)
     timeline = predict_timeline(CostModel(profile), workload, plan.chosen.layout, cluster)
     console = make_console(is_wrapped=True)
-    if profile.key not in ("", plan_input.key):
+    if profile.key not in ("", profile_input.key):
         console.print(
             "note: the profile was measured for another model, batch, device, optimizer or torch than this run's"
         )
@@ -56,20 +55,20 @@ def run(arguments: list[str]) -> None:
         _write(options.html, plan_page(plan, profile, workload, timeline, str(options.config)))
 
 
-def _profile(options: "argparse.Namespace", config: "RunConfig", plan_input: "PlanInput") -> "Profile":
+def _profile(options: "argparse.Namespace", config: "RunConfig", profile_input: "ProfileInput") -> "Profile":
     from stretto.cli.quantities import parse_link
-    from stretto.planning.profiles import find_profile
+    from stretto.planning.profiles import derive_from_data_sheet, find_profile
 
     if options.hardware is not None:
         if options.profile is not None:
             raise ConfigError(
                 f"--hardware={options.hardware} and --profile={options.profile} are two profiles; give one"
             )
-        profile = plan_input.derive(options.hardware)
+        profile = derive_from_data_sheet(options.hardware, profile_input)
     else:
         if options.profile is not None and not options.profile.is_file():
             raise ConfigError(f"--profile={options.profile} is no file; make it with `stretto profile --out`")
-        profile = find_profile(config, plan_input, options.profile)
+        profile = find_profile(config, profile_input, options.profile)
     links = {
         field: parse_link(f"--{field}", text)
         for field, text in (("node", options.node), ("network", options.network))

@@ -11,8 +11,8 @@ from stretto.config.layout import Layout
 from stretto.config.toml import load_config
 
 if TYPE_CHECKING:
+    from stretto.measure.profile_input import ProfileInput
     from stretto.mesh.world import World
-    from stretto.planning.plan_input import PlanInput
 
 
 def run(arguments: list[str]) -> None:
@@ -26,34 +26,40 @@ def run(arguments: list[str]) -> None:
     from stretto.cli.views.console import make_console
     from stretto.mesh.launch_info import find_launch_info
     from stretto.plan.profile import save_profile
-    from stretto.planning.plan_input import PlanInput
-    from stretto.planning.profiles import launch_profile, num_ranks_to_measure
+    from stretto.planning.profiles import (
+        derive_from_data_sheet,
+        launch_profile,
+        num_ranks_to_measure,
+        profile_input_from_config,
+        profile_path,
+    )
 
     alone = config.model_copy(update={"layout": Layout()})
-    plan_input = PlanInput.of_config(config, options.threads)
-    path = options.out or plan_input.profile_path
+    profile_input = profile_input_from_config(config, options.threads)
+    path = options.out or profile_path(config.data.cache, profile_input)
     if options.hardware is not None:
-        save_profile(plan_input.derive(options.hardware), path)
+        save_profile(derive_from_data_sheet(options.hardware, profile_input), path)
         make_console().print(f"profile of {options.hardware}, simulated, is in {path}")
     elif (launch_info := find_launch_info(os.environ)) is None:
         # One rank is measured among others, so that links and shared cores are known too.
-        launch_profile(alone, path, options.ranks or num_ranks_to_measure(plan_input.device), plan_input.threads)
+        launch_profile(alone, path, options.ranks or num_ranks_to_measure(profile_input.device), profile_input.threads)
     else:
         run_on_ranks(
             config.model_copy(update={"layout": Layout(replicas=launch_info.size)}),
             ["profile", *arguments],
-            lambda world, _: _measure(plan_input, world, path),
+            lambda world, _: _measure(profile_input, world, path),
         )
 
 
-def _measure(plan_input: "PlanInput", world: "World", path: Path) -> None:
+def _measure(profile_input: "ProfileInput", world: "World", path: Path) -> None:
     from stretto.cli.views.console import make_console
     from stretto.cli.views.progress import show_progress
+    from stretto.measure.profile import measure_on_ranks
     from stretto.plan.profile import save_profile
 
     console = make_console(is_quiet=not world.is_rank_zero)
     with show_progress(console) as progress:
-        profile = plan_input.measure(world, progress)
+        profile = measure_on_ranks(profile_input, world, progress)
     if world.is_rank_zero:
         save_profile(profile, path)
         console.print(f"profile of {profile.device} is in {path}")

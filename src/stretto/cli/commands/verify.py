@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stretto.base.errors import StrettoError
+from stretto.base.errors import ConfigError, StrettoError
 from stretto.cli.config_options import add_config_options, config_overrides
 from stretto.cli.parser import Parser
 from stretto.config.run import RunConfig
@@ -23,6 +23,8 @@ def run(arguments: list[str]) -> None:
     """Parse, compare, and say what was found."""
     options = _parser().parse_all(arguments)
     config = load_config(options.config, config_overrides(options))
+    if options.steps < 1:
+        raise ConfigError(f"--steps={options.steps} compares nothing; use at least 1")
     from stretto.cli.run_on_ranks import run_on_ranks
 
     # The run's folder is not written, so one that holds a run is no trouble.

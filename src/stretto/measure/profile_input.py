@@ -1,0 +1,127 @@
+"""ProfileInput: the model, data and settings that a profile is measured for."""
+
+import copy
+import os
+import platform
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import nn
+
+from stretto.base.fingerprint import fingerprint
+from stretto.base.optimizer import OptimizerFactory
+from stretto.base.position import Position
+from stretto.base.window import Window
+from stretto.blocks.initialize import initialize
+from stretto.blocks.losses import Loss
+from stretto.blocks.stack import Stack
+from stretto.config.layout import Layout
+from stretto.engine.engine import Precision, window_tensor
+from stretto.engine.pipeline import PipelineEngine
+from stretto.measure.workload import find_workload
+from stretto.mesh.mesh import Mesh
+from stretto.mesh.topology import Topology
+from stretto.mesh.world import World
+from stretto.plan.profile import VERSION
+from stretto.plan.workload import Workload
+from stretto.windows.loader import WindowSource
+
+
+@dataclass(frozen=True)
+class ProfileInput:
+    """A model with its loss and data, and how it is trained: all that a profile depends on."""
+
+    model: Stack  # may be on the meta device
+    loss: Loss
+    windows: WindowSource
+    make_optimizer: OptimizerFactory
+    device: torch.device
+    precision: Precision = "fp32"
+    seed: int = 1
+    threads: int = 0  # per rank on a CPU; 0 for an equal share of the cores
+
+    @cached_property
+    def window(self) -> Window:
+        """The first global batch, which is what gets measured."""
+        return self.windows.read(Position())
+
+    @cached_property
+    def workload(self) -> Workload:
+        """The lengths of rows that a step has to distribute over devices."""
+        return find_workload(self.windows, is_causal=self.model.causal)
+
+    @cached_property
+    def key(self) -> str:
+        """A fingerprint of everything that a profile depends on."""
+        window = self.windows.read(Position(), inputs=False, targets=False)
+        facts = {
+            "version": VERSION,
+            "device": self.device_name,
+            "devices": os.cpu_count() if self.is_cpu else torch.accelerator.device_count(),
+            "torch": torch.__version__,
+            "blocks": [f"{block}{[tuple(weight.shape) for weight in block.parameters()]}" for block in self.model],
+            "batch": [window.num_rows, window.num_steps],
+            "precision": self.precision,
+            "optimizer": self._describe_optimizer(),
+            "threads": self.threads if self.is_cpu else 0,
+        }
+        return fingerprint(facts)[:16]
+
+    @property
+    def is_cpu(self) -> bool:
+        """Do ranks share cores and memory, as processes on a CPU do?"""
+        return self.device.type == "cpu"
+
+    @property
+    def device_name(self) -> str:
+        """The name of the device model."""
+        if self.device.type == "cuda":
+            return torch.cuda.get_device_name(self.device)
+        return f"{platform.machine()} CPU, {os.cpu_count()} cores" if self.is_cpu else self.device.type
+
+    @property
+    def device_memory(self) -> float:
+        """Bytes of one device, or of the machine."""
+        if self.device.type == "cuda":
+            return float(torch.cuda.get_device_properties(self.device).total_memory)
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+    def memory_per_rank(self, ranks_on_node: int) -> float:
+        """Return the bytes that each rank can use."""
+        return self.device_memory / (ranks_on_node if self.is_cpu else 1)
+
+    def num_threads(self, ranks_on_node: int) -> int:
+        """Return how many threads each rank computes with on a CPU."""
+        return self.threads or max(1, (os.cpu_count() or 1) // ranks_on_node)
+
+    def set_threads(self, ranks_on_node: int) -> None:
+        """Give this rank its threads, if it computes on a CPU."""
+        if self.is_cpu:
+            torch.set_num_threads(self.num_threads(ranks_on_node))
+
+    def autocast(self) -> torch.autocast:
+        """Return the context in which blocks run."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16")
+
+    def crop(self, rows: int, steps: int) -> Window:
+        """Return the first rows and steps of the batch."""
+        part = self.window[:rows]
+        return replace(
+            part,
+            num_steps=steps,
+            lengths=part.lengths.clamp(max=steps),
+            inputs=window_tensor(part, "inputs")[:steps],
+            targets=window_tensor(part, "targets")[:steps],
+        )
+
+    def make_engine(self, chunks: int) -> PipelineEngine:
+        """Return an engine that runs the whole model on this rank."""
+        stack = initialize(copy.deepcopy(self.model), self.seed, self.device)
+        single_rank = Mesh(World(0, 1, self.device), Topology(1, 1))
+        return PipelineEngine(stack, self.loss, Layout(chunks=chunks), single_rank, precision=self.precision)
+
+    def _describe_optimizer(self) -> list[object]:
+        """The class of the optimizer and which of its settings are on; a learning rate changes no cost."""
+        optimizer = self.make_optimizer([nn.Parameter(torch.zeros(1))])
+        return [type(optimizer).__name__, {name: bool(value) for name, value in optimizer.defaults.items()}]
