@@ -131,10 +131,10 @@ def test_a_forecast_is_shown_and_written(capsys: pytest.CaptureFixture[str]) -> 
         (["predict", "runs/moods", "--data", "data/moods", "--out", "moods.jsonl"], "--out=moods.jsonl exists already"),
         (["predict", "runs/moods", "--data", "data/load/valid", "--out", "x"], "holds channels"),
         (["predict", "runs/moods", "--data", "data/moods", "--ranks", "0"], "--ranks=0"),
-        (["generate", "runs/moods"], "asked for labels, so it can't write text"),
+        (["generate", "runs/moods"], "predicts labels, so it can't generate text"),
         (["generate", "runs/book", "--top-p", "2"], "top_p=2.0"),
-        (["forecast", "runs/book"], "asked for tokens, not for values"),
-        (["forecast", "runs/load", "--steps", "0"], "steps=0 asks for nothing"),
+        (["forecast", "runs/book"], "predicts tokens, not values"),
+        (["forecast", "runs/load", "--steps", "0"], "steps=0 is less than 1"),
         (["forecast", "runs/load", "--out", "load.csv"], "--out=load.csv exists already"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Text is drawn by seed, one text as among many, and greedily where it is told to."""
+"""Text is sampled by seed, the same alone and among others, and greedily at temperature 0."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def test_the_same_seed_gives_the_same_text_alone_and_among_others(byte_corpus: C
     assert text(trained, "the", seed=5) != three[:1]
 
 
-def test_greedy_text_is_what_the_model_thinks_likeliest_of_the_whole_before_it(word_corpus: Corpus) -> None:
+def test_greedy_text_takes_the_most_likely_token_after_all_before_it(word_corpus: Corpus) -> None:
     stack = untrained(word_corpus).stack.double()
     prompt = np.array([1, 2, 3])
     stream = generate_tokens(stack, prompt, Sampling(temperature=0))
@@ -50,14 +50,14 @@ def test_greedy_text_is_what_the_model_thinks_likeliest_of_the_whole_before_it(w
 
 def test_words_are_joined_as_they_were_split_and_none_is_unknown(word_corpus: Corpus) -> None:
     trained = untrained(word_corpus)
-    (found,) = text(trained, "the theme", length=300, temperature=3.0)
-    assert "<unk>" not in found and "<eos>" not in found
+    (generated,) = text(trained, "the theme", length=300, temperature=3.0)
+    assert "<unk>" not in generated and "<eos>" not in generated
     vocabulary = word_corpus.vocabulary
-    tokens = vocabulary.encode("the theme" + found)
+    tokens = vocabulary.encode("the theme" + generated)
     assert 0 not in tokens and len(tokens) == 302
 
 
-def test_bytes_become_letters_when_they_are_whole(byte_corpus: Corpus) -> None:
+def test_bytes_become_characters_when_they_are_complete(byte_corpus: Corpus) -> None:
     trained = untrained(byte_corpus)
     stream = generate_tokens(trained.stack, np.frombuffer(b"x", np.uint8), Sampling(seed=1))
     tokens = [next(stream)[0] for _ in range(400)]
@@ -70,13 +70,15 @@ def test_bytes_become_letters_when_they_are_whole(byte_corpus: Corpus) -> None:
     st.integers(1, 5),
     st.floats(0.05, 1),
 )
-def test_only_the_likeliest_are_drawn(logits: list[float], uniform: float, top_k: int, top_p: float) -> None:
+def test_top_k_and_top_p_limit_the_tokens_that_are_sampled(
+    logits: list[float], uniform: float, top_k: int, top_p: float
+) -> None:
     values = np.array(logits)
-    likely = np.exp(values) / np.exp(values).sum()
+    probabilities = np.exp(values) / np.exp(values).sum()
     assert (values > values[Sampling(top_k=top_k).draw(values, uniform)]).sum() < top_k
     drawn = Sampling(top_p=top_p).draw(values, uniform)
-    # Those that are likelier are not enough by themselves.
-    assert likely[values > values[drawn]].sum() <= top_p + 1e-9
+    # The tokens that are more likely do not reach top_p by themselves.
+    assert probabilities[values > values[drawn]].sum() <= top_p + 1e-9
     assert Sampling(temperature=0).draw(values, uniform) == int(values.argmax())
 
 
@@ -90,12 +92,12 @@ def test_draws_follow_the_probabilities() -> None:
     ("options", "message"),
     [({"temperature": -1.0}, "temperature=-1.0"), ({"top_k": 0}, "top_k=0"), ({"top_p": 1.5}, "top_p=1.5")],
 )
-def test_a_way_to_draw_that_means_nothing_is_refused(options: dict[str, float], message: str) -> None:
+def test_invalid_sampling_is_refused(options: dict[str, float], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Sampling(**options)  # type: ignore[arg-type]
 
 
-def test_what_can_not_be_asked_is_refused(byte_corpus: Corpus) -> None:
+def test_a_text_without_tokens_is_refused(byte_corpus: Corpus) -> None:
     trained = untrained(byte_corpus)
     with pytest.raises(ConfigError, match="length=0"):
         next(generate(trained, "a", 0))

@@ -1,4 +1,4 @@
-"""A session fed chunk by chunk is the whole, however many there are, and however their chunks are cut."""
+"""A session fed chunk by chunk equals the whole stream, for any number of sessions and any lengths of chunks."""
 
 import pytest
 import torch
@@ -13,19 +13,19 @@ from stretto.serve import Sessions
 
 
 def stack(model: str = "lstm") -> Stack:
-    made = {"lstm": lstm_model, "odd": custom_block_model, "barrier": noncausal_model}[model]()
-    return initialize(Stack(made).double(), seed=3).eval()
+    blocks = {"lstm": lstm_model, "custom": custom_block_model, "noncausal": noncausal_model}[model]()
+    return initialize(Stack(blocks).double(), seed=3).eval()
 
 
 def whole(model: Stack, tokens: Tensor) -> Tensor:
-    """What the model gives for one row, in one call."""
+    """The model's outputs for one row, in one call."""
     with torch.no_grad():
         y, _ = model(tokens.unsqueeze(1), model.initial_state(Rows.of(1, dtype=torch.float64)))
     return y[:, 0]
 
 
 @settings(max_examples=30, deadline=None)
-@given(data=st.data(), model=st.sampled_from(["lstm", "odd"]))
+@given(data=st.data(), model=st.sampled_from(["lstm", "custom"]))
 def test_sessions_fed_in_chunks_of_any_length_equal_the_whole(data: st.DataObject, model: str) -> None:
     streams = {
         f"s{index}": torch.randint(NUM_TOKENS, (length,), generator=torch.Generator().manual_seed(index))
@@ -38,17 +38,17 @@ def test_sessions_fed_in_chunks_of_any_length_equal_the_whole(data: st.DataObjec
     while open_now := [name for name in streams if fed[name] < len(streams[name])]:
         chosen = data.draw(st.lists(st.sampled_from(open_now), min_size=1, unique=True))
         sizes = {name: data.draw(st.integers(1, len(streams[name]) - fed[name])) for name in chosen}
-        found = sessions.feed({name: streams[name][fed[name] : fed[name] + size] for name, size in sizes.items()})
-        assert set(found) == set(chosen)
+        fed_outputs = sessions.feed({name: streams[name][fed[name] : fed[name] + size] for name, size in sizes.items()})
+        assert set(fed_outputs) == set(chosen)
         for name, size in sizes.items():
-            outputs[name].append(found[name])
+            outputs[name].append(fed_outputs[name])
             fed[name] += size
     for name, tokens in streams.items():
         torch.testing.assert_close(torch.cat(outputs[name]), whole(network, tokens), rtol=0, atol=1e-12)
 
 
 class Lag(Block):
-    """Gives what came two steps before; what it returns as state are views of what it was given."""
+    """Outputs its input of two steps earlier; the state it returns are views of the state it gets."""
 
     def initial_state(self, rows: Rows) -> State:
         return rows.zeros(2), rows.zeros(2)
@@ -58,34 +58,34 @@ class Lag(Block):
         return before[:-2], (before[-1], state[0] if len(x) == 1 else before[-2])
 
 
-def test_a_block_may_return_views_of_its_own_state() -> None:
+def test_a_block_may_return_views_of_its_state() -> None:
     sessions = Sessions(Stack([Lag()]))
     x = torch.arange(10.0).view(5, 2)
-    found = torch.cat([sessions.feed({"a": x[step : step + 1], "b": x[:2]})["a"] for step in range(5)])
-    torch.testing.assert_close(found, torch.cat([torch.zeros(2, 2), x[:3]]))
+    outputs = torch.cat([sessions.feed({"a": x[step : step + 1], "b": x[:2]})["a"] for step in range(5)])
+    torch.testing.assert_close(outputs, torch.cat([torch.zeros(2, 2), x[:3]]))
 
 
-def test_a_state_is_a_plain_value_also_where_the_initial_one_is_learned() -> None:
-    sessions = Sessions(stack("odd"))
-    sessions.restore("a", tuple(tensor for tensor in Sessions(stack("odd"))._initial_state(1)))
+def test_a_state_needs_no_gradient_even_if_the_initial_state_is_learned() -> None:
+    sessions = Sessions(stack("custom"))
+    sessions.restore("a", tuple(tensor for tensor in Sessions(stack("custom"))._initial_state(1)))
     sessions.feed({"a": torch.arange(3)})
     assert not any(tensor.requires_grad for tensor in sessions.state("a"))
 
 
-def test_a_session_that_was_closed_begins_anew_and_leaves_no_trace_of_another() -> None:
+def test_a_closed_session_starts_again_without_its_old_state() -> None:
     network = stack()
     sessions = Sessions(network)
     tokens = torch.arange(6)
     sessions.feed({"old": torch.tensor([7, 8, 9]), "kept": tokens[:2]})
     sessions.close("old")
     assert "old" not in sessions and len(sessions) == 1
-    found = sessions.feed({"new": tokens, "old": tokens, "kept": tokens[2:]})
-    torch.testing.assert_close(found["new"], whole(network, tokens), rtol=0, atol=1e-12)
-    torch.testing.assert_close(found["old"], whole(network, tokens), rtol=0, atol=1e-12)
-    torch.testing.assert_close(found["kept"], whole(network, tokens)[2:], rtol=0, atol=1e-12)
+    outputs = sessions.feed({"new": tokens, "old": tokens, "kept": tokens[2:]})
+    torch.testing.assert_close(outputs["new"], whole(network, tokens), rtol=0, atol=1e-12)
+    torch.testing.assert_close(outputs["old"], whole(network, tokens), rtol=0, atol=1e-12)
+    torch.testing.assert_close(outputs["kept"], whole(network, tokens)[2:], rtol=0, atol=1e-12)
 
 
-def test_a_session_goes_on_in_another_process_from_its_state() -> None:
+def test_a_session_continues_elsewhere_from_its_state() -> None:
     network = stack()
     tokens = torch.arange(9)
     here, there = Sessions(network), Sessions(network)
@@ -94,19 +94,19 @@ def test_a_session_goes_on_in_another_process_from_its_state() -> None:
     torch.testing.assert_close(there.feed({"one": tokens[4:]})["one"], whole(network, tokens)[4:], rtol=0, atol=1e-12)
 
 
-def test_many_sessions_that_come_one_by_one_keep_their_states() -> None:
+def test_many_sessions_that_start_one_by_one_keep_their_states() -> None:
     network = stack()
     sessions = Sessions(network)
     tokens = torch.arange(5)
     for index in range(70):
         sessions.feed({index: (tokens[:3] + index) % NUM_TOKENS})
-    found = sessions.feed({index: (tokens[3:] + index) % NUM_TOKENS for index in range(70)})
+    outputs = sessions.feed({index: (tokens[3:] + index) % NUM_TOKENS for index in range(70)})
     for index in range(70):
         expected = whole(network, (tokens + index) % NUM_TOKENS)[3:]
-        torch.testing.assert_close(found[index], expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(outputs[index], expected, rtol=0, atol=1e-12)
 
 
-def test_a_chunk_that_is_wrong_changes_no_session() -> None:
+def test_an_invalid_chunk_changes_no_session() -> None:
     network = stack()
     sessions = Sessions(network)
     tokens = torch.arange(6)
@@ -121,10 +121,10 @@ def test_a_chunk_that_is_wrong_changes_no_session() -> None:
     torch.testing.assert_close(sessions.feed({"a": tokens[3:]})["a"], whole(network, tokens)[3:], rtol=0, atol=1e-12)
 
 
-def test_what_can_not_stream_is_refused() -> None:
+def test_invalid_sessions_are_refused() -> None:
     with pytest.raises(LawError, match="looks ahead"):
-        Sessions(stack("barrier"))
-    with pytest.raises(ConfigError, match="no session 'a'"):
+        Sessions(stack("noncausal"))
+    with pytest.raises(ConfigError, match="session 'a' does not exist"):
         Sessions(stack()).state("a")
     with pytest.raises(ConfigError, match="not of this model"):
         Sessions(stack()).restore("a", (torch.zeros(1, 2),))

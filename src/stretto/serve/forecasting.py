@@ -1,4 +1,4 @@
-"""Forecast: what comes after the end of each series, in its own units."""
+"""forecast: the values after the end of each series, in the units of the series."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from stretto.base.errors import ConfigError, DataError
 from stretto.base.state import State
 from stretto.base.window import Rows
-from stretto.serve.predictions import check_outputs
+from stretto.serve.prediction_dataset import check_outputs
 from stretto.serve.source import FieldNames, ensure_prepared, open_source
 from stretto.store.corpus import Corpus
 from stretto.store.sequences import Sequences
@@ -22,31 +22,29 @@ from stretto.windows.forecast import Forecast
 
 @dataclass(frozen=True)
 class SeriesForecast:
-    """What a model expects of one series."""
+    """The forecast of one series: one value per step and channel."""
 
     series: int
-    start: int  # how many steps are known: the first that is not
+    start: int  # the first step of the forecast: the number of known steps
     channels: tuple[str, ...]
-    values: NDArray[np.float32]  # [steps, channels], in the series' own units; NaN where a season is missing
+    values: NDArray[np.float32]  # [steps, channels], in the units of the series; NaN where a season is missing
 
 
 def forecast(
     trained: TrainedModel, location: Path | str, steps: int | None = None, *, by: str | None = None
 ) -> Iterator[SeriesForecast]:
-    """Yield what comes after the end of each series of some data, as many steps as the run's horizon or as `steps`.
+    """Yield the forecast of each series of some data; `steps` defaults to the run's horizon.
 
-    The data is a prepared folder, or a file like those that the run's own data was prepared from; `by` names the column
-    that names a series, where it is called otherwise.
-    Beyond its horizon a model goes on from its own forecast, which needs all channels to be asked for.
+    The data is a prepared folder, or a file in the format of the files that the run's data was prepared from; `by` is
+    the column that identifies a series, if it differs from that of the run. Beyond its horizon, a model continues from
+    its own forecast, so it must predict all channels.
     """
     data, data_spec = trained.config.data, trained.data_spec
     if data_spec.task.targets != "values" or data_spec.channels is None:
-        raise ConfigError(
-            f"the run's model was asked for {data_spec.task.targets}, not for values; give a run on series"
-        )
+        raise ConfigError(f"the run's model predicts {data_spec.task.targets}, not values; use a run on series")
     steps = data.horizon if steps is None else steps
     if steps < 1:
-        raise ConfigError(f"steps={steps} asks for nothing; use at least 1")
+        raise ConfigError(f"steps={steps} is less than 1; use at least 1")
     with ensure_prepared(location, data_spec, FieldNames(by=by)) as folder:
         source = open_source(folder, data_spec)
         assert not isinstance(source, Corpus)
@@ -59,39 +57,40 @@ def _forecast(trained: TrainedModel, source: Sequences, steps: int) -> Iterator[
     spec = Forecast.from_sequences(source, data.horizon, season=data.season, targets=data.targets, masks=data.masks)
     if steps > data.horizon and len(spec.channels) < len(spec.mean):
         raise ConfigError(
-            f"steps={steps} exceeds the run's data.horizon={data.horizon}, and going on needs all channels, of which "
-            f"data.targets names {len(spec.channels)}; use at most {data.horizon}"
+            f"steps={steps} exceeds the run's data.horizon={data.horizon}, which needs a forecast of all channels, but "
+            f"data.targets has {len(spec.channels)} of {len(spec.mean)}; use at most {data.horizon}"
         )
     names = tuple(channels.names[channel] for channel in spec.channels)
     for number, values in enumerate(_read_series(source)):
         if len(values) < spec.season:
-            raise DataError(f"series {number} has {len(values)} steps, fewer than data.season={spec.season}; give more")
-        found = _roll_forward(trained, spec, values, steps)
-        yield SeriesForecast(number, len(values), names, found)
+            raise DataError(
+                f"series {number} has {len(values)} steps, fewer than data.season={spec.season}; use a longer series"
+            )
+        yield SeriesForecast(number, len(values), names, _roll_forward(trained, spec, values, steps))
 
 
 @torch.no_grad()
 def _roll_forward(trained: TrainedModel, spec: Forecast, values: NDArray[Any], steps: int) -> NDArray[np.float32]:
     context = trained.config.data.context
-    found: list[NDArray[np.float32]] = []
+    predictions: list[NDArray[np.float32]] = []
     state: State | None = None
-    fresh = values
-    while sum(map(len, found)) < steps:
+    new_values = values
+    while sum(map(len, predictions)) < steps:
         if context is not None:
-            # It was trained on stretches of this length, so it is asked about the last of them.
-            fresh, state = values[-context:], None
-        said, state = _run_stack(trained, spec.inputs(fresh), state)
-        ahead = spec.to_predictions(said, values)
-        found.append(ahead)
+            # The model was trained on windows of this length, so it reads the last one from the initial state.
+            new_values, state = values[-context:], None
+        outputs, state = _run_stack(trained, spec.inputs(new_values), state)
+        predicted = spec.to_predictions(outputs, values)
+        predictions.append(predicted)
         if len(spec.channels) == values.shape[1]:
-            # Back into the order that channels have in the data.
-            fresh = ahead[:, np.argsort(spec.channels)]
-            values = np.concatenate([values, fresh])
-    return np.concatenate(found)[:steps]
+            # Reorder the target channels as in the data.
+            new_values = predicted[:, np.argsort(spec.channels)]
+            values = np.concatenate([values, new_values])
+    return np.concatenate(predictions)[:steps]
 
 
 def _run_stack(trained: TrainedModel, inputs: NDArray[np.float32], state: State | None) -> tuple[NDArray[Any], State]:
-    """Return what the network says at the last step, and the state after it."""
+    """Return the outputs at the last step, and the state after it."""
     stack = trained.stack.eval()
     device = stack.device
     x = torch.from_numpy(inputs).to(device, stack.dtype).unsqueeze(1)

@@ -1,4 +1,4 @@
-"""Generate: text from a language model, a token at a time, drawn by seed."""
+"""generate: text from a language model, sampled token by token with a seed."""
 
 import codecs
 import random
@@ -21,27 +21,27 @@ from stretto.train.trained_model import TrainedModel
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is drawn from what the model thinks of each."""
+    """How to sample a token from the model's logits."""
 
     temperature: float = 1.0
-    """Below 1 keeps to what is likely, above 1 dares more; 0 always takes the likeliest."""
+    """Below 1 is more conservative, above 1 more random; 0 always takes the most likely token."""
     top_k: int | None = None
-    """Draw from the so many likeliest tokens only."""
+    """Sample only from the k most likely tokens."""
     top_p: float | None = None
-    """Draw from the fewest tokens that together are so likely."""
+    """Sample only from the smallest set of tokens whose probabilities sum to p (nucleus sampling)."""
     seed: int = 0
     """The same seed, prompt and model give the same text."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
-            raise ConfigError(f"temperature={self.temperature} is not a number from 0 on; use a value such as 0.8")
+            raise ConfigError(f"temperature={self.temperature} is not at least 0; use a value such as 0.8")
         if self.top_k is not None and self.top_k < 1:
-            raise ConfigError(f"top_k={self.top_k} leaves nothing to draw from; use at least 1")
+            raise ConfigError(f"top_k={self.top_k} is less than 1; use at least 1")
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ConfigError(f"top_p={self.top_p} is not above 0 and up to 1; use a value such as 0.9")
+            raise ConfigError(f"top_p={self.top_p} is not in (0, 1]; use a value such as 0.9")
 
     def draw(self, logits: NDArray[np.float64], uniform: float) -> int:
-        """Return the token that a number drawn evenly from 0 to 1 stands for."""
+        """Return the token for `uniform`, a uniform random number in [0, 1)."""
         if self.temperature == 0:
             return int(logits.argmax())
         order = np.argsort(-logits, kind="stable")[: self.top_k]
@@ -51,8 +51,8 @@ class Sampling:
             sums = np.cumsum(weights / weights.sum())
             weights = weights[: int(np.searchsorted(sums, self.top_p)) + 1]
         sums = np.cumsum(weights)
-        place = int(np.searchsorted(sums, uniform * sums[-1], side="right"))
-        return int(order[min(place, len(sums) - 1)])
+        rank = int(np.searchsorted(sums, uniform * sums[-1], side="right"))
+        return int(order[min(rank, len(sums) - 1)])
 
 
 @torch.no_grad()
@@ -64,30 +64,29 @@ def generate_tokens(
     count: int = 1,
     suppress_tokens: tuple[int, ...] = (),
 ) -> Iterator[list[int]]:
-    """Go on from a prompt without end: yield the next token of each of `count` texts.
+    """Continue a prompt without end: yield the next token of each of `count` texts.
 
-    Text number i is drawn by seed and i alone, whatever `count` is. Tokens in `never` are not drawn.
+    Text i depends on the seed and i, whatever `count` is. `suppress_tokens` are never sampled.
     """
     sampling = sampling or Sampling()
     if not len(prompt):
-        raise ConfigError("the prompt has no tokens; give at least one to go on from")
+        raise ConfigError("the prompt has no tokens; use at least one")
     if count < 1:
-        raise ConfigError(f"count={count} asks for no text; use at least 1")
+        raise ConfigError(f"count={count} is less than 1; use at least 1")
     if not stack.causal:
-        raise LawError("the model has a block that looks ahead in time (causal=False), so it can't go on from a prompt")
+        raise LawError("the model has a block that looks ahead in time (causal=False), so it can't generate text")
     stack.eval()
     device = stack.device
-    dice = [random.Random(derive_key(sampling.seed, "generate", index)) for index in range(count)]
-    # The prompt is read once; the texts part from where it ends.
+    generators = [random.Random(derive_key(sampling.seed, "generate", index)) for index in range(count)]
+    # The prompt is run once; all texts start from the state after it.
     tokens = torch.from_numpy(np.asarray(prompt, np.int64)).to(device).unsqueeze(1)
     y, state = stack(tokens, stack.initial_state(Rows.of(1, device=device, dtype=stack.dtype)))
     last, state = y[-1].expand(count, -1), cat_rows([state] * count)
     while True:
-        drawn = [
-            sampling.draw(row, die.random()) for row, die in zip(_logits(last, suppress_tokens), dice, strict=True)
-        ]
-        yield drawn
-        y, state = stack(torch.tensor([drawn], device=device), state)
+        logits = _logits(last, suppress_tokens)
+        sampled = [sampling.draw(row, generator.random()) for row, generator in zip(logits, generators, strict=True)]
+        yield sampled
+        y, state = stack(torch.tensor([sampled], device=device), state)
         last = y[-1]
 
 
@@ -99,18 +98,18 @@ def generate(
     *,
     count: int = 1,
 ) -> Iterator[list[str]]:
-    """Go on from a prompt: yield the next piece of each of `count` texts, `length` tokens in all.
+    """Continue a prompt: yield the next piece of each of `count` texts, `length` tokens in total.
 
-    A piece may be empty: a letter of several bytes is whole only with its last. Joined, the pieces are the text
-    that comes after the prompt.
+    A piece may be empty, since a character of several bytes is complete only with its last byte. Joined, the pieces are
+    the text after the prompt.
     """
     vocabulary = _vocabulary(trained)
     if length < 1:
-        raise ConfigError(f"length={length} asks for no token; use at least 1")
-    known = vocabulary.encode(prompt or "\n")
+        raise ConfigError(f"length={length} is less than 1; use at least 1")
+    prompt_tokens = vocabulary.encode(prompt or "\n")
     suppress_tokens = (0,) if isinstance(vocabulary, SymbolVocabulary) else ()
     texts = [_Detokenizer(vocabulary, prompt) for _ in range(count)]
-    stream = generate_tokens(trained.stack, known, sampling, count=count, suppress_tokens=suppress_tokens)
+    stream = generate_tokens(trained.stack, prompt_tokens, sampling, count=count, suppress_tokens=suppress_tokens)
     for number, tokens in enumerate(stream, 1):
         yield [text.add(token, is_last=number == length) for text, token in zip(texts, tokens, strict=True)]
         if number == length:
@@ -118,12 +117,12 @@ def generate(
 
 
 class _Detokenizer:
-    """Turns tokens into pieces of text, one after the other."""
+    """Turns a stream of tokens into pieces of text."""
 
     def __init__(self, vocabulary: Vocabulary, prompt: str) -> None:
         self._vocabulary = vocabulary
         self._bytes = codecs.getincrementaldecoder("utf-8")("replace")
-        # Words are set apart by spaces, also from the prompt, but not at the start of a line.
+        # A space goes before each word, also after the prompt, but not at the start of a line.
         self._is_line_start = not prompt or prompt[-1].isspace()
 
     def add(self, token: int, *, is_last: bool) -> str:
@@ -140,9 +139,9 @@ class _Detokenizer:
 def _vocabulary(trained: TrainedModel) -> Vocabulary:
     vocabulary, targets = trained.data_spec.vocabulary, trained.data_spec.task.targets
     if targets != "tokens":
-        raise ConfigError(f"the run's model predicts {targets}, so it can't write text; give a run on text")
+        raise ConfigError(f"the run's model predicts {targets}, so it can't generate text; use a run on text")
     if vocabulary is None:
-        raise ConfigError("the run's tokens came without a vocabulary; use stretto.serve.generate_tokens with tokens")
+        raise ConfigError("the run's data has no vocabulary; use stretto.serve.generate_tokens, which takes tokens")
     return vocabulary
 
 

@@ -1,4 +1,4 @@
-"""Summary: what all predictions of a file come to, where the data knew the answer."""
+"""compute_metrics: the quality of the predictions in a file, where the data has labels or actual values."""
 
 import json
 import math
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def compute_metrics(path: Path | str) -> dict[str, float]:
-    """Return figures of a file of predictions: accuracy, loss and perplexity, or each channel's mean absolute error."""
+    """Return the metrics of a predictions file: accuracy, loss and perplexity, or mean absolute errors by channel."""
     sums: dict[str, list[float]] = {}
 
     def add(name: str, value: float, weight: float = 1.0) -> None:
@@ -16,16 +16,16 @@ def compute_metrics(path: Path | str) -> dict[str, float]:
 
     with Path(path).open(encoding="utf-8") as lines:
         for line in lines:
-            answer = json.loads(line)
-            if "true_label" in answer:
-                add("accuracy", float(answer["label"] == answer["true_label"]))
-            if answer.get("loss") is not None:
-                add("loss", answer["loss"], answer["tokens"])
-            for channel, actual in answer.get("actual", {}).items():
-                for one, other in zip(answer["forecast"][channel], actual, strict=False):
-                    if one is not None and other is not None:
-                        add(f"mean absolute error of {channel}", abs(one - other))
-    figures = {name: total / weight for name, (total, weight) in sums.items()}
-    if "loss" in figures:
-        figures["perplexity"] = math.exp(figures["loss"]) if figures["loss"] < 700 else math.inf
-    return figures
+            row = json.loads(line)
+            if "true_label" in row:
+                add("accuracy", float(row["label"] == row["true_label"]))
+            if row.get("loss") is not None:
+                add("loss", row["loss"], row["tokens"])
+            for channel, actual in row.get("actual", {}).items():
+                for predicted, value in zip(row["forecast"][channel], actual, strict=False):
+                    if predicted is not None and value is not None:
+                        add(f"mean absolute error of {channel}", abs(predicted - value))
+    metrics = {name: total / weight for name, (total, weight) in sums.items()}
+    if "loss" in metrics:
+        metrics["perplexity"] = math.exp(metrics["loss"]) if metrics["loss"] < 700 else math.inf
+    return metrics

@@ -1,6 +1,6 @@
-"""Sessions: streams that are fed a chunk at a time, each from where it stopped, many in one call of the network.
+"""Sessions: streaming inference for many named streams, batched into few calls of the network.
 
-         names   a  b  c  d        lengths 5, 3, 3, 1; those that are longer go on alone: the chunk law
+         names   a  b  c  d        chunks of 5, 3, 3 and 1 steps; by the chunk law, longer ones can continue alone
 steps 0          ■  ■  ■  ■        one call
 steps 1, 2       ■  ■  ■           one call
 steps 3, 4       ■                 one call
@@ -22,10 +22,10 @@ SessionName = TypeVar("SessionName", bound=Hashable)
 
 
 class Sessions:
-    """Streams of one model by name. `feed` takes some steps of any of them, and gives back the outputs of just these.
+    """Streams of one model by name. `feed` takes the next steps of any of them and returns their outputs.
 
-    A session begins with the first chunk that is fed under its name and goes on until it is closed: fed chunk by chunk
-    it gives what the whole would have given. What it remembers has a fixed size, however long it has been going.
+    A session starts with the first chunk under its name and continues until it is closed. Fed chunk by chunk, it gives
+    the outputs of the whole stream in one call. Its state has a fixed size, however long the stream is.
     """
 
     def __init__(self, stack: Stack) -> None:
@@ -35,7 +35,7 @@ class Sessions:
             )
         self._stack = stack.eval()
         self._device = stack.device
-        # One tensor a state for all sessions: a feed picks its rows out of it and puts them back.
+        # Each state tensor holds all sessions as rows: `feed` gathers its rows and writes them back.
         self._pool: State = self._initial_state(0)
         self._slots: dict[Hashable, int] = {}
         self._free_slots: list[int] = []
@@ -51,14 +51,14 @@ class Sessions:
 
     @torch.no_grad()
     def feed(self, chunks: Mapping[SessionName, Tensor]) -> dict[SessionName, Tensor]:
-        """Run each session over its next steps, `[steps]` of tokens or `[steps, features]`; return their outputs.
+        """Run the next steps of each session, tokens `[steps]` or `[steps, features]`; return their outputs.
 
-        Chunks may differ in length. If anything is wrong with one of them, none is taken.
+        Chunks may differ in length. If one of them is invalid, no session changes.
         """
         if not chunks:
             return {}
         _check_chunks(chunks)
-        # The longest first, so that those which go on stay side by side.
+        # Longest first, so that the rows that continue are a prefix of the batch.
         names = sorted(chunks, key=lambda name: -len(chunks[name]))
         lengths = [len(chunks[name]) for name in names]
         inputs = pad_sequence([chunks[name] for name in names]).to(self._device)
@@ -70,33 +70,33 @@ class Sessions:
         for stop in sorted(set(lengths)):
             num_rows = sum(length >= stop for length in lengths)
             y, after = self._stack(inputs[start:stop, :num_rows], tuple(tensor[:num_rows] for tensor in state))
-            # New tensors: what came back may be a view of what went in.
-            state = tuple(torch.cat([value, own[num_rows:]]) for value, own in zip(after, state, strict=True))
+            # Copies: the returned state may be a view of the given one.
+            state = tuple(torch.cat([value, old[num_rows:]]) for value, old in zip(after, state, strict=True))
             outputs.append(y)
             start = stop
         self._store_states(names, state)
         return dict(zip(names, _split_rows(outputs, lengths), strict=True))
 
     def state(self, name: Hashable) -> State:
-        """Return what a session remembers, of one row: to be kept, moved elsewhere, or given to another session."""
+        """Return the state of a session, with one row: save it, move it, or restore it in another session."""
         if name not in self._slots:
-            raise ConfigError(f"there is no session {name!r}; feed it first")
+            raise ConfigError(f"session {name!r} does not exist; feed it first")
         slot = self._slots[name]
         return tuple(tensor[slot : slot + 1].clone() for tensor in self._pool)
 
     @torch.no_grad()
     def restore(self, name: Hashable, state: State) -> None:
-        """Let a session go on from a state that `state` gave, here or in another process with the same model."""
+        """Set a session to a state that `state` returned, here or in another process with the same model."""
         expected = [list(tensor.shape[1:]) for tensor in self._pool]
-        found = [list(tensor.shape[1:]) for tensor in state]
-        if found != expected or any(len(tensor) != 1 for tensor in state):
+        actual = [list(tensor.shape[1:]) for tensor in state]
+        if actual != expected or any(len(tensor) != 1 for tensor in state):
             raise ConfigError(
-                f"a state of {found} for session {name!r} is not of this model, whose states are {expected}"
+                f"the state of shape {actual} for session {name!r} is not of this model, whose state is {expected}"
             )
-        self._store_states([name], tuple(tensor.to(own) for tensor, own in zip(state, self._pool, strict=True)))
+        self._store_states([name], tuple(tensor.to(pool) for tensor, pool in zip(state, self._pool, strict=True)))
 
     def close(self, name: Hashable) -> None:
-        """End a session; its name begins anew when it is fed again."""
+        """End a session; fed again, its name starts a new one."""
         if name in self._slots:
             self._free_slots.append(self._slots.pop(name))
 
@@ -104,7 +104,7 @@ class Sessions:
         return detach(self._stack.initial_state(Rows.of(num_rows, device=self._device, dtype=self._stack.dtype)))
 
     def _gather_states(self, names: Sequence[Hashable]) -> State:
-        """Return copies of the states of some sessions, new ones at their beginning."""
+        """Return copies of the states of some sessions; new sessions get the initial state."""
         known = [index for index, name in enumerate(names) if name in self._slots]
         state = tuple(tensor.clone() for tensor in self._initial_state(len(names)))
         if known:
@@ -118,7 +118,7 @@ class Sessions:
         new = [name for name in names if name not in self._slots]
         missing = len(new) - len(self._free_slots)
         if missing > 0:
-            # At least twice the room, so that a million sessions that come one by one are copied twenty times.
+            # Double the capacity: a million sessions that start one by one cause only twenty copies.
             before = len(self._slots) + len(self._free_slots)
             num_more = max(missing, before, 16)
             self._pool = tuple(torch.cat(pair) for pair in zip(self._pool, self._initial_state(num_more), strict=True))
@@ -137,18 +137,18 @@ def _check_chunks(chunks: Mapping[SessionName, Tensor]) -> None:
     kind: tuple[torch.Size, bool] | None = None
     for name, chunk in chunks.items():
         if chunk.dim() == 0 or len(chunk) == 0:
-            raise ConfigError(f"the chunk of session {name!r} has no steps; give [steps, ...], or leave it out")
-        found = (chunk.shape[1:], chunk.is_floating_point())
-        kind = kind or found
-        if found != kind:
+            raise ConfigError(f"the chunk of session {name!r} has no steps; use [steps, ...], or leave it out")
+        chunk_kind = (chunk.shape[1:], chunk.is_floating_point())
+        kind = kind or chunk_kind
+        if chunk_kind != kind:
             raise ConfigError(
-                f"the chunk of session {name!r} has steps of {list(found[0])} {chunk.dtype}, unlike the others; "
-                "give all of them the same"
+                f"the chunk of session {name!r} has steps of {list(chunk_kind[0])} {chunk.dtype}, unlike the others; "
+                "use one shape and dtype for all"
             )
 
 
 def _split_rows(outputs: Sequence[Tensor], lengths: Sequence[int]) -> Iterator[Tensor]:
-    """Return each row's outputs, put together from the calls it was part of."""
+    """Yield the outputs of each row, concatenated from all calls that it was part of."""
     for index, length in enumerate(lengths):
         parts, seen = [], 0
         for y in outputs:

@@ -1,4 +1,4 @@
-"""Source: the data that a model is asked about: a store, or a file that is prepared as the run's own data was."""
+"""The data to predict: a store, or a file that is prepared like the run's data."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,14 +20,14 @@ from stretto.train.data_spec import DataSpec, check_same_spec
 
 
 def is_raw(location: Path | str) -> bool:
-    """Is it a file, which has to be prepared first, rather than the folder or URL of a store?"""
+    """Is this a file that must be prepared first, rather than the folder or URL of a store?"""
     return not is_remote(location) and Path(location).is_file()
 
 
 def open_source(location: Path | str, data_spec: DataSpec) -> Corpus | Sequences:
-    """Open prepared data that fits a model of `subject`; it may be without labels."""
+    """Open prepared data that matches the run's `data_spec`; labels may be missing."""
     if not is_remote(location) and not Path(location).exists():
-        raise DataError(f"{location} is not there; give a prepared folder, its URL, or a file")
+        raise DataError(f"{location} does not exist; give a prepared folder, its URL, or a file")
     store = Store.open(location)
     source = Corpus.from_store(store) if store.kind == "tokens" else Sequences.from_store(store)
     check_same_spec(data_spec, _data_spec(source, data_spec), str(location), "the run")
@@ -38,7 +38,7 @@ def open_source(location: Path | str, data_spec: DataSpec) -> Corpus | Sequences
 def ensure_prepared(
     location: Path | str, data_spec: DataSpec, fields: "FieldNames | None" = None
 ) -> Iterator[Path | str]:
-    """Give the location of prepared data; a file is prepared for as long as the context lasts."""
+    """Yield the location of prepared data; a file is prepared in a temporary folder."""
     if not is_raw(location):
         yield location
         return
@@ -50,7 +50,7 @@ def ensure_prepared(
 
 @dataclass(frozen=True)
 class FieldNames:
-    """Which fields of a file to read, where they are called otherwise than those of the run's own files."""
+    """Which fields of a file to read, where their names differ from those of the run's files."""
 
     sequence: str | None = None
     label: str | None = None
@@ -58,7 +58,7 @@ class FieldNames:
 
 
 def prepare_source(file: Path | str, folder: Path, data_spec: DataSpec, fields: FieldNames | None = None) -> None:
-    """Prepare a file as the run's own data was: with its vocabulary, or its channels and their scale."""
+    """Prepare a file like the run's data: with its vocabulary, or its channels and their scale."""
     task, origin, fields = data_spec.task, data_spec.origin or Origin(), fields or FieldNames()
     values = Tokens(num_tokens=task.num_inputs) if data_spec.channels is None else data_spec.channels
     labels = Classes(names=data_spec.labels) if data_spec.labels else None
@@ -68,32 +68,30 @@ def prepare_source(file: Path | str, folder: Path, data_spec: DataSpec, fields: 
         assert isinstance(values, Channels)
         for name in values.names:
             if name not in names:
-                raise DataError(
-                    f"{file} has no column {name!r}, which the run was trained on; give a table that has it"
-                )
+                raise DataError(f"{file} has no column {name!r}, which the run was trained on; use a table that has it")
         by = fields.by or (origin.by if origin.by in names else None)
         time = origin.time if origin.time in names else None
         prepare_series(file, folder, by=by, time=time, like=like, nan="missing")
     elif Path(file).suffix.lower() in FORMATS:
         names = _field_names(file)
-        # The truth, where the file has it, but nobody has to know it.
+        # The true labels are optional.
         label = fields.label or (origin.label if labels is not None and origin.label in names else None)
         sequence = fields.sequence or (origin.sequence if origin.sequence in names else None)
         prepare_sequences(file, folder, like=like, sequence=sequence, label=label)
     elif data_spec.vocabulary is not None and task.targets == "tokens":
         prepare_text(file, folder, data_spec.vocabulary.level, vocabulary=data_spec.vocabulary)
     else:
-        raise DataError(f"{file} is not a file of records ({', '.join(FORMATS)}); give one, or a prepared folder")
+        raise DataError(f"{file} is not a file of records; use one of {', '.join(FORMATS)}, or a prepared folder")
 
 
 def _field_names(file: Path | str) -> set[str]:
-    """The fields of a file's first record."""
+    """The field names of a file's first record."""
     row = next(iter(read_rows(cut_records(file, None)[0])), None)
     return set() if row is None or row.problem else set(row.record)
 
 
 def _data_spec(source: Corpus | Sequences, data_spec: DataSpec) -> DataSpec:
-    """What the data is about, where it is silent (a label that is asked for) as the model has it."""
+    """The spec of the data; what it does not have (labels) is taken from the model's."""
     if isinstance(source, Corpus):
         return DataSpec(replace(data_spec.task, inputs="tokens", num_inputs=len(source.vocabulary)), source.vocabulary)
     values, labels = source.fields.values, source.fields.labels
