@@ -33,9 +33,9 @@ def snippets(page: Path, language: str = "python") -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
 
 
-def steps(page: Path) -> list[tuple[str, str]]:
-    """The snippets of a page in order, each with the command that the page says does the same, if it does."""
-    pattern = r"^```python\n(.*?)^```(?:\n+or `stretto (prepare .*?)`)?"
+def steps(page: Path) -> list[tuple[str, str, str]]:
+    """The snippets of a page in order, each with the command that does the same and the output, if the page has them."""
+    pattern = r"^```python\n(.*?)^```(?:\n+or `stretto (prepare .*?)`)?(?:\n+It prints:\n+```text\n(.*?)^```)?"
     return re.findall(pattern, page.read_text(), re.MULTILINE | re.DOTALL)
 
 
@@ -43,16 +43,31 @@ def steps(page: Path) -> list[tuple[str, str]]:
     "page", [page for page in PAGES if ROOT / "docs" in page.parents and snippets(page)], ids=page_id
 )
 def test_the_snippets_of_a_page_run_one_after_the_other(
-    page: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: Path,
+    text_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "book.txt").write_bytes(text_file.read_bytes())
     names: dict[str, object] = {"__name__": "snippet"}
-    for code, command in steps(page):
+    for code, command, output in steps(page):
+        capsys.readouterr()
         exec(compile(code, str(page), "exec"), names)
+        if output:
+            assert_similar_output(capsys.readouterr().out, output)
         if command:
             assert main(shlex.split(command.replace("--out data/", "--out command/"))) == 0
             assert_same_files(tmp_path / "command", tmp_path / "data")
+
+
+def assert_similar_output(printed: str, shown: str) -> None:
+    """Assert equal text; losses may differ a little, as rounding and Python's own manual do from one machine to another."""
+    decimal = r"\d+\.\d+"
+    assert re.sub(decimal, "_", printed) == re.sub(decimal, "_", shown)
+    numbers, shown_numbers = ([float(number) for number in re.findall(decimal, text)] for text in (printed, shown))
+    assert numbers == pytest.approx(shown_numbers, rel=0.15, abs=0.02)
 
 
 def assert_same_files(one: Path, other: Path) -> None:

@@ -250,7 +250,7 @@ ERROR_SECTIONS = (
     ErrorSection(
         "Preparing data",
         "`stretto prepare` and the functions `prepare_text`, `prepare_sequences` and `prepare_series`; see "
-        "[stores](../concepts/stores.md).",
+        "[train on records](../how-to/train-on-records.md).",
         (
             ErrorCase(
                 "<path> is not a file; give the paths of text files",
@@ -961,7 +961,7 @@ ERROR_SECTIONS = (
                 "nothing; give the "
                 "same data, or choose another --run.folder",
                 "The data has another digest than when the checkpoint was saved.",
-                "Give the same data; to train on other data from these weights, see [the cookbook](../tutorials/cookbook.md).",
+                "Give the same data; to train on other data from these weights, see [fine-tune](../how-to/fine-tune.md).",
                 "stretto train run.toml --run.folder runs/done --data.train data/valid --data.lanes 4",
             ),
             ErrorCase(
