@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stretto import TrainConfig, Trainer, make_engine
-from stretto.data import Corpus, Lanes, prepare_text
+from stretto.data import Corpus, Lanes, TextOptions, prepare_text
 from stretto.nn import LSTM, Embedding, Linear, Stack, TokenLoss, initialize
 from stretto.store.vocabulary import Level
 from timing import WIKITEXT, parse_quick, show, take_turns
@@ -37,7 +37,7 @@ def batches(corpus: Corpus) -> Iterator[tuple[Tensor, Tensor]]:
 def compare(level: Level, hidden: int, rounds: int) -> dict[str, float]:
     """Return the best seconds a step of both sides."""
     with tempfile.TemporaryDirectory() as folder:
-        (corpus,) = prepare_text([WIKITEXT / "valid.txt"], Path(folder) / "corpus", level)
+        (corpus,) = prepare_text([WIKITEXT / "valid.txt"], Path(folder) / "corpus", TextOptions(level=level))
         num_tokens = len(corpus.vocabulary)
         blocks = [Embedding(num_tokens, hidden), LSTM(hidden, hidden), LSTM(hidden, hidden), Linear(hidden, num_tokens)]
         stack = initialize(Stack(blocks), seed=1)

@@ -11,14 +11,14 @@ from torch import Tensor
 
 import stretto
 from stretto import nn
-from stretto.data import Batches, Forecast, Sequences, SlidingWindows, prepare_series
+from stretto.data import Batches, Forecast, Sequences, SeriesOptions, SlidingWindows, prepare_series
 
 # A table with one row per hour becomes a store of series; the last fifth is for validation.
 if not Path("data/ett").exists():
     beside = Path(__file__).resolve().parents[2] / "shared" / "data" / "ett" / "ETTh1.csv"
     if not sys.argv[1:] and not beside.exists():
         sys.exit("pass the path of ETTh1.csv, from the ETT datasets of zhouhaoyi/ETDataset on GitHub")
-    prepare_series(sys.argv[1:] or [beside], "data/ett", time="date", validation_fraction=0.2)
+    prepare_series(sys.argv[1:] or [beside], "data/ett", SeriesOptions(time="date", validation_fraction=0.2))
 train, valid = (Sequences.open(f"data/ett/{part}") for part in ("train", "valid"))
 
 # The target is the difference to the day before: a network that outputs zeros repeats the last day.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import stretto
 from stretto import nn
-from stretto.data import Batches, LabeledItems, Sequences, prepare_sequences
+from stretto.data import Batches, LabeledItems, SequenceOptions, Sequences, prepare_sequences
 
 
 def write_texts(path: Path, count: int = 8000) -> None:
@@ -42,7 +42,9 @@ with stretto.world() as world:
     if world.is_rank_zero and not Path("data/brackets").exists():
         Path("data").mkdir(exist_ok=True)
         write_texts(Path("data/brackets.jsonl"))
-        prepare_sequences("data/brackets.jsonl", "data/brackets", label="opens", validation_fraction=0.1)
+        prepare_sequences(
+            "data/brackets.jsonl", "data/brackets", SequenceOptions(label="opens", validation_fraction=0.1)
+        )
     world.barrier()  # wait until rank 0 has written the data
 
     # The target of a row is its label, at its last step. The budget is the number of steps in a global batch, with padding.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import stretto
 from stretto import nn
-from stretto.data import DocumentLanes, Sequences, prepare_sequences
+from stretto.data import DocumentLanes, SequenceOptions, Sequences, prepare_sequences
 
 default = Path(__file__).resolve().parents[2] / "shared" / "data" / "wikitext-2"
 folder = Path(sys.argv[1]) if sys.argv[1:] else default
@@ -29,9 +29,9 @@ def write_articles(text: Path, out: Path) -> Path:
 # A record is a document. Validation uses the vocabulary of the training data.
 if not Path("data/articles").exists():
     records = write_articles(folder / "valid.txt", Path("data/articles-train.jsonl"))
-    prepare_sequences(records, "data/articles/train", level="word", max_symbols=4000)
+    prepare_sequences(records, "data/articles/train", SequenceOptions(level="word", max_symbols=4000))
     records = write_articles(folder / "test.txt", Path("data/articles-valid.jsonl"))
-    prepare_sequences(records, "data/articles/valid", like="data/articles/train")
+    prepare_sequences(records, "data/articles/valid", SequenceOptions(like="data/articles/train"))
 train, valid = (Sequences.open(f"data/articles/{part}") for part in ("train", "valid"))
 print(
     f"{train.num_sequences} articles to train on, of up to {train.longest:,} words; {valid.num_sequences} for validation"

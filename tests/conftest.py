@@ -9,7 +9,7 @@ import torch
 
 from helpers.rank_pool import RankPools
 from helpers.train_process import ReferenceRuns
-from stretto.data import Corpus, prepare_text
+from stretto.data import Corpus, TextOptions, prepare_text
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 
@@ -55,7 +55,7 @@ def byte_corpus(text_file: Path) -> Corpus:
 
 @pytest.fixture(scope="session")
 def word_corpus(text_file: Path) -> Corpus:
-    return prepare_text([text_file], text_file.parent / "words", "word")[0]
+    return prepare_text([text_file], text_file.parent / "words", TextOptions(level="word"))[0]
 
 
 @pytest.fixture(scope="session")
@@ -64,7 +64,7 @@ def faults_data(wikitext: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     folder = tmp_path_factory.mktemp("faults")
     text = folder / "text.txt"
     text.write_text((wikitext / "valid.txt").read_text()[:40_000])
-    prepare_text([text], folder / "data", "byte")
+    prepare_text([text], folder / "data", TextOptions(level="byte"))
     return folder / "data"
 
 

@@ -139,6 +139,8 @@ def _given(kind: type) -> Iterator[tuple[str, str, str]]:
             node = written[item.name]
             is_made = item.default_factory is not dataclasses.MISSING
             default = " = ..." if is_made else "" if node.value is None else f" = {ast.unparse(node.value)}"
+            if "help" in item.metadata:
+                default = f" = {item.default!r}"
             yield item.name, ast.unparse(node.annotation).replace("'", '"'), default.replace("'", '"')
 
 
@@ -186,7 +188,8 @@ def _fields(kind: type) -> Iterator[tuple[str, str, str]]:
                 default = "a section"
             yield name, default.replace("|", "\\|"), " ".join((field.description or "").split())
     elif dataclasses.is_dataclass(kind):
-        said = _comments(kind)
+        helps = {item.name: item.metadata["help"] for item in dataclasses.fields(kind) if "help" in item.metadata}
+        said = _comments(kind) | helps
         for name, _, default in _given(kind):
             if said.get(name):
                 yield name, f"`{default.removeprefix(' = ')}`" if default else "", said[name]

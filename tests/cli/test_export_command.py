@@ -74,7 +74,7 @@ def test_what_is_there_is_not_exported_over(trained: Path, option: str, capsys: 
     before = file.read_bytes()
     assert main(["export", str(trained / "run"), option, str(file)]) == 2
     said = capsys.readouterr().err
-    assert said == f"stretto: error: {option}={file} exists already; give another, or delete it\n"
+    assert said == f"stretto: error: {option}={file} already exists; choose a different path, or delete it\n"
     assert file.read_bytes() == before
 
 
@@ -82,7 +82,7 @@ def test_what_is_there_is_not_imported_over(tmp_path: Path, capsys: pytest.Captu
     torch.save(torch.nn.LSTM(3, 4).state_dict(), tmp_path / "model.pt")
     before = (tmp_path / "model.pt").read_bytes()
     assert main(["import", str(tmp_path / "model.pt"), "--out", str(tmp_path / "model.pt")]) == 2
-    assert "model.pt exists already; give another, or delete it\n" in capsys.readouterr().err
+    assert "model.pt already exists; choose a different path, or delete it\n" in capsys.readouterr().err
     assert (tmp_path / "model.pt").read_bytes() == before
 
 

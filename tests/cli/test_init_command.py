@@ -1,4 +1,4 @@
-"""`stretto init`, as a newcomer calls it."""
+"""`stretto init`, as a new user calls it."""
 
 import json
 import os
@@ -28,11 +28,11 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("book.txt").write_text("the theme enters before it has ended\n" * 200)
 
 
-def test_init_train_and_eval_need_no_edit_and_learn(capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_writes_a_run_that_trains_without_changes_and_learns(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", "reviews.jsonl"]) == 0
     said = capsys.readouterr().out
     assert "found   sequences: reviews.jsonl, about 300 rows of jsonl, text in 'text', label 'mood'" in said
-    assert "'mood' is taken for the label; another with --label, none with --no-label" in said
+    assert "'mood' is used as the label; choose a different one with --label=FIELD, or --no-label" in said
     assert "  stretto train run.toml" in said and "  stretto predict runs/reviews" in said and "\x1b" not in said
     assert main(["train", "run.toml"]) == 0
     capsys.readouterr()
@@ -41,28 +41,28 @@ def test_init_train_and_eval_need_no_edit_and_learn(capsys: pytest.CaptureFixtur
     assert accuracy > 0.9
 
 
-def test_nothing_is_written_over_without_force(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_overwritten_without_force(capsys: pytest.CaptureFixture[str]) -> None:
     Path("run.toml").write_text("mine")
     assert main(["init", "book.txt"]) == 2
-    assert "run.toml is there already; name another with --out" in capsys.readouterr().err
+    assert "run.toml already exists; choose a different file" in capsys.readouterr().err
     assert Path("run.toml").read_text() == "mine" and not Path("data").exists()
     assert main(["init", "book.txt", "--force"]) == 0
     assert load_config("run.toml").data.train == "data/book/train"
 
 
-def test_data_of_the_same_files_is_used_again(capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_prepared_from_the_same_files_is_reused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", "book.txt"]) == 0
     written = Path("data/book/train/index.json").stat().st_mtime_ns
     assert main(["init", "book.txt", "--out", "again.toml"]) == 0
-    assert "made before from the same files, and used again" in capsys.readouterr().out
+    assert "reused: the same files were prepared before" in capsys.readouterr().out
     assert Path("data/book/train/index.json").stat().st_mtime_ns == written
     assert Path("again.toml").read_text().replace("again.toml", "run.toml") == Path("run.toml").read_text()
     assert main(["init", "book.txt", "--out", "word.toml", "--level", "word"]) == 2
-    assert "data/book holds data that was prepared from other files, or in another way" in capsys.readouterr().err
+    assert "data/book holds data that was prepared from other files, or in a different way" in capsys.readouterr().err
     assert main(["init", "book.txt", "--out", "word.toml", "--level", "word", "--name", "words"]) == 0
 
 
-def test_held_out_files_are_prepared_like_the_others() -> None:
+def test_validation_files_are_prepared_like_the_training_files() -> None:
     Path("other.txt").write_text("the theme has ended\n" * 50)
     assert main(["init", "book.txt", "--valid", "other.txt", "--level", "word", "--name", "b"]) == 0
     config = load_config("run.toml")
@@ -76,44 +76,53 @@ def test_the_next_commands_can_be_pasted_and_have_something_to_do(capsys: pytest
     assert "stretto train 'my run.toml'" in Path("my run.toml").read_text()
 
 
-def test_what_is_said_to_be_held_out_goes_before_names(capsys: pytest.CaptureFixture[str]) -> None:
+def test_given_validation_files_take_precedence_over_names(capsys: pytest.CaptureFixture[str]) -> None:
     Path("books").mkdir()
     for name in ("books/train.txt", "books/valid.txt", "other.txt"):
         Path(name).write_text("the theme enters before it has ended\n" * 200)
     assert main(["init", "books", "--valid", "other.txt"]) == 0
     said = capsys.readouterr().out
-    assert "held out, by their names" not in said and "left out: valid.txt" in said
+    assert "validation files, by their names" not in said and "ignored: valid.txt" in said
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["gone.txt"], "gone.txt is not there"),
-        (["both.jsonl"], "several fields could be the label (p, q); name one with --label, or say --no-label"),
-        ([".", "--yes"], "files of several kinds (1 of text, 4 of jsonl, 1 of csv); say with --format which are meant"),
+        (["gone.txt"], "gone.txt does not exist"),
+        (
+            ["both.jsonl"],
+            "several fields could be the label (p, q); choose one with --label=FIELD, or --no-label for none",
+        ),
+        ([".", "--yes"], "files of several formats (1 text, 4 jsonl, 1 csv); choose one with --format=NAME"),
         (["book.txt", "--label", "x", "--no-label"], "contradict each other"),
-        (["book.txt", "--horizon", "3"], "--horizon is for series and sequences of channels, and this is text"),
-        (["book.txt", "--time", "x"], "--time is for series, and this is text; leave it out"),
-        (["book.txt", "--by", "x"], "--by is for series, and this is text; leave it out"),
-        (["book.txt", "--label", "x"], "--label is for sequences, and this is text; leave it out"),
-        (["book.txt", "--bad-rows", "skip"], "--bad-rows is for sequences and series, and this is text"),
-        (["reviews.jsonl", "--label", "mood", "--time", "id"], "--time is for series, and this is sequences of text"),
-        (["load.csv", "--level", "word"], "--level is for text and sequences of text, and this is series"),
-        (["load.csv", "--no-label"], "--no-label is for sequences, and this is series; leave it out"),
-        (["ids.jsonl", "--level", "word"], "is for text and sequences of text, and this is sequences of tokens"),
-        (["waves.jsonl", "--horizon", "3"], "--horizon is for a forecast, not for the label 'kind'; say --no-label"),
-        (["load.csv", "--season", "-1"], "--season=-1 should be 0 or more; leave it out"),
-        (["load.csv", "--horizon", "0"], "--horizon=0 should be 1 or more; leave it out"),
-        (["book.txt", "--kind", "series"], "--kind=series needs records, and book.txt is text"),
-        (["book.txt", "--out", "no/run.toml"], "the folder no is not there"),
-        (["book.txt", "--name", "../x"], "--name=../x can't name a folder"),
+        (["book.txt", "--horizon", "3"], "--horizon is for series and sequences of channels, but this is text"),
+        (["book.txt", "--time", "x"], "--time is for series, but this is text; leave it out"),
+        (["book.txt", "--by", "x"], "--by is for series, but this is text; leave it out"),
+        (["book.txt", "--label", "x"], "--label is for sequences, but this is text; leave it out"),
+        (["book.txt", "--bad-rows", "skip"], "--bad-rows is for sequences and series, but this is text"),
+        (["reviews.jsonl", "--label", "mood", "--time", "id"], "--time is for series, but this is sequences of text"),
+        (["load.csv", "--level", "word"], "--level is for text and sequences of text, but this is series"),
+        (["load.csv", "--no-label"], "--no-label is for sequences, but this is series; leave it out"),
+        (["ids.jsonl", "--level", "word"], "is for text and sequences of text, but this is sequences of tokens"),
+        (["waves.jsonl", "--horizon", "3"], "--horizon is for a forecast, not for the label 'kind'; add --no-label"),
+        (["load.csv", "--season", "-1"], "--season=-1 must be at least 0"),
+        (["load.csv", "--horizon", "0"], "--horizon=0 must be at least 1"),
+        (["book.txt", "--kind", "series"], "--kind=series needs records, but book.txt is text"),
+        (["book.txt", "--out", "no/run.toml"], "the folder no does not exist"),
+        (["book.txt", "--name", "../x"], "--name=../x can't be the name of a folder"),
         (
             ["book.txt", "--valid", "reviews.jsonl", "--validation-fraction", "0.1"],
-            "--validation-fraction=0.1 has no meaning beside --valid",
+            "--validation-fraction=0.1 has no effect with validation files (reviews.jsonl)",
         ),
-        (["book.txt", "--valid", "gone.txt"], "--valid: gone.txt is not there; give the path of a file or a folder"),
-        (["reviews.jsonl", "--valid", "book.txt"], "--valid=book.txt is text, and what is trained on is jsonl"),
-        (["reviews.jsonl", "--label", "mod"], "--label=mod is not in reviews.jsonl; its fields are id, text, mood"),
+        (
+            ["book.txt", "--valid", "gone.txt"],
+            "--valid=gone.txt: gone.txt does not exist; use the path of a file or a folder",
+        ),
+        (["reviews.jsonl", "--valid", "book.txt"], "--valid=book.txt is text, but the training data is jsonl"),
+        (
+            ["reviews.jsonl", "--label", "mod"],
+            "--label=mod is not a field of reviews.jsonl; choose from id, text, mood",
+        ),
     ],
 )
 def test_a_mistake_is_one_sentence_that_names_the_option(
@@ -130,7 +139,7 @@ def test_a_mistake_is_one_sentence_that_names_the_option(
 
 
 def terminal(answers: list[bytes]) -> bytes:
-    """What a terminal shows that gives these answers to questions about both.jsonl."""
+    """Answer the questions about both.jsonl in a terminal; return what it shows."""
     parent, child = pty.openpty()
     command = [sys.executable, "-m", "stretto", "init", "both.jsonl"]
     process = subprocess.Popen(command, stdin=child, stdout=child, stderr=child, env={**os.environ, "TERM": "xterm"})
@@ -148,18 +157,18 @@ def terminal(answers: list[bytes]) -> bytes:
     return seen
 
 
-def test_a_terminal_is_asked_and_answers_by_name_or_number() -> None:
+def test_a_question_in_a_terminal_can_be_answered_by_name_or_number() -> None:
     seen = terminal([b"4\n", b"q\n", b"\n"])
-    assert b"Which field is the label" in seen and b"Give one of these, or its number: p, q, none" in seen
+    assert b"Which field is the label" in seen and b"Please enter one of these, or its number: p, q, none" in seen
     assert b"What is a token of the text?" in seen and b"label 'q'" in seen
 
 
-def test_a_terminal_can_say_that_there_is_no_label() -> None:
+def test_a_question_in_a_terminal_can_be_answered_with_no_label() -> None:
     seen = terminal([b"none\n", b"\n"])
-    assert b"3. none" in seen and b"what comes next in a sequence?" in seen
+    assert b"3. none" in seen and b"predict the next step of a sequence" in seen
 
 
-def test_help_leaves_torch_asleep() -> None:
+def test_help_does_not_import_torch() -> None:
     for command in ("init", "doctor"):
         check = (
             "import sys; from stretto.cli.main import main\n"

@@ -65,7 +65,7 @@ def test_the_schema_is_json_and_names_every_section(capsys: pytest.CaptureFixtur
         (["train", "run.toml", "--train.optimizer", "sgd", "--train.lr", "1e38"], "has loss"),
         (["eval", "nowhere"], "nowhere is not there; give the folder of a run or of a checkpoint"),
         (["prepare", "text", "nowhere.txt", "--out", "x"], "nowhere.txt is not a file"),
-        (["prepare", "text", "run.toml", "--out", "data"], "data holds prepared data already"),
+        (["prepare", "text", "run.toml", "--out", "data"], "data already holds prepared data"),
         (["prepare", "text", "run.toml", "--out", "x", "--vocabulary", "gone"], "gone holds no prepared data"),
         (["prepare", "video", "run.toml", "--out", "x"], "invalid choice: 'video'"),
         (["prepare", "text", "run.toml", "--out", "x", "--workers", "0"], "workers=0 must be at least 1"),
@@ -74,7 +74,7 @@ def test_the_schema_is_json_and_names_every_section(capsys: pytest.CaptureFixtur
             "--label is not an option of `stretto prepare text`",
         ),
         (["prepare", "series", "run.toml", "--out", "x", "--level", "byte"], "--level is not an option of"),
-        (["prepare", "sequences", "run.toml", "--out", "x"], "run.toml ends in '.toml', which is none of"),
+        (["prepare", "sequences", "run.toml", "--out", "x"], "run.toml ends in '.toml', which is not one of"),
         (["schema", "--yaml"], "--yaml is not an option of `stretto schema`"),
     ],
 )

@@ -1,4 +1,4 @@
-"""`stretto prepare`, as a person calls it."""
+"""`stretto prepare`, as a user calls it."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ def test_every_kind_has_help_with_an_example(kind: str, capsys: pytest.CaptureFi
     assert f"example:\n  stretto prepare {kind}" in capsys.readouterr().out
 
 
-def test_help_leaves_torch_asleep() -> None:
+def test_help_does_not_import_torch() -> None:
     check = (
         "import sys; from stretto.cli.main import main\n"
         "try: main(['prepare', 'sequences', '--help'])\nexcept SystemExit: sys.exit('torch' in sys.modules)"
@@ -29,7 +29,7 @@ def test_help_leaves_torch_asleep() -> None:
     assert subprocess.run([sys.executable, "-c", check], stdout=subprocess.DEVNULL, check=False).returncode == 0
 
 
-def test_sequences_are_summed_up_with_what_was_left_out(
+def test_the_summary_of_sequences_counts_skipped_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -37,12 +37,12 @@ def test_sequences_are_summed_up_with_what_was_left_out(
     options = ["--out", "out", "--level", "word", "--label", "stars", "--bad-rows", "skip"]
     assert main(["prepare", "sequences", "a.jsonl", *options]) == 0
     assert capsys.readouterr().out == (
-        "out: 2 sequences of 2 to 3 (median 2) steps, 5 in all, word vocabulary of 4, 2 classes\n"
-        "left out 1 bad row; the first: a.jsonl, row 2: 'text' is empty\n"
+        "out: 2 sequences of 2 to 3 (median 2) steps, 5 steps in total, word vocabulary of 4, 2 classes\n"
+        "skipped 1 bad row; the first: a.jsonl, row 2: 'text' is empty\n"
     )
 
 
-def test_series_are_summed_up_with_their_channels(
+def test_the_summary_of_series_lists_the_channels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -50,12 +50,12 @@ def test_series_are_summed_up_with_their_channels(
     options = ["--time", "when", "--by", "meter", "--columns", "load", "--validation-fraction", "0.2"]
     assert main(["prepare", "series", "a.csv", "--out", "out", *options]) == 0
     assert capsys.readouterr().out == (
-        "out/train: 1 sequence of 8 to 8 (median 8) steps, 8 in all, 1 channel (load)\n"
-        "out/valid: 1 sequence of 2 to 2 (median 2) steps, 2 in all, 1 channel (load)\n"
+        "out/train: 1 sequence of 8 to 8 (median 8) steps, 8 steps in total, 1 channel (load)\n"
+        "out/valid: 1 sequence of 2 to 2 (median 2) steps, 2 steps in total, 1 channel (load)\n"
     )
 
 
-def test_an_interrupt_keeps_what_is_finished_and_says_where(tmp_path: Path) -> None:
+def test_an_interrupt_keeps_the_finished_parts_and_says_where(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "some words of a text"}\n' * 300_000)
     options = ["--out", "out", "--level", "word", "--workers", "2", "--shard-bytes", "500000"]
     command = [sys.executable, "-m", "stretto", "prepare", "sequences", "a.jsonl", *options]
@@ -71,7 +71,7 @@ def test_an_interrupt_keeps_what_is_finished_and_says_where(tmp_path: Path) -> N
     said = process.communicate(timeout=30)[1]
     assert process.returncode == 130
     assert said == (
-        "stretto: interrupted: what is finished is kept in out.partial; run the same command again to go on\n"
+        "stretto: interrupted: finished parts are kept in out.partial; run the same command again to resume\n"
     )
     assert (tmp_path / "out.partial").exists() and not (tmp_path / "out").exists()
 

@@ -27,7 +27,16 @@ from stretto.blocks.block import Block
 from stretto.checkpoint import Snapshot
 from stretto.checkpoint.manifest import TrainingState
 from stretto.checkpoint.shards import TensorShard
-from stretto.data import Corpus, Lanes, prepare_sequences, prepare_series, prepare_text
+from stretto.data import (
+    Corpus,
+    Lanes,
+    SequenceOptions,
+    SeriesOptions,
+    TextOptions,
+    prepare_sequences,
+    prepare_series,
+    prepare_text,
+)
 from stretto.errors import LostPeerError
 from stretto.nn import Linear, LossSum, SquaredError, Stack, State, initialize
 from stretto.serve import write_predictions
@@ -68,11 +77,11 @@ def make_workspace(folder: Path) -> None:
             Path(name).write_text(text)
         Path("stuff").mkdir()
         Path("stuff", "songs.txt").write_text("la")
-        prepare_text("book.txt", "data", validation_fraction=0.2)
-        prepare_text("book.txt", "words", "word")
-        prepare_sequences("songs.jsonl", "songs", label="mood")
+        prepare_text("book.txt", "data", TextOptions(validation_fraction=0.2))
+        prepare_text("book.txt", "words", TextOptions(level="word"))
+        prepare_sequences("songs.jsonl", "songs", SequenceOptions(label="mood"))
         prepare_sequences("songs.jsonl", "plain")
-        prepare_series("meters.csv", "meters", columns=["load"])
+        prepare_series("meters.csv", "meters", SeriesOptions(columns=["load"]))
         Path("run.toml").write_text(_RUN)
         Path("songs.toml").write_text('[data]\ntrain = "songs"\n')
         Path("meters.toml").write_text('[data]\ntrain = "meters"\ncontext = 48\n')
@@ -312,7 +321,7 @@ def die_or_wait(world: World) -> None:
     engine = make_engine(Stack([Linear(2, 2)]), SquaredError(), Layout(replicas=2), world, seed=1)
     if world.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    engine.mesh.world.all_reduce([1.0])
+    engine.all_reduce([1.0])
 
 
 def lost_peer() -> None:

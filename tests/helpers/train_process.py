@@ -1,4 +1,4 @@
-"""A small `stretto train` run in its own processes, for tests that kill it, and its final state."""
+"""Runs to be disturbed: a small one of `stretto train` in processes of its own, and what is left of it."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ SAVE_EVERY = 7
 
 @dataclass
 class TrainProcess:
-    """One run: start it, disturb it, wait for its end."""
+    """One run: started, disturbed, waited for."""
 
     folder: Path
     data: Path
@@ -59,52 +59,53 @@ class TrainProcess:
         return self
 
     def finish(self, seconds: float = 180) -> tuple[int, str]:
-        """Wait for the run to end by itself; return its exit code and output."""
+        """Wait for the run to end by itself; return its exit code and what it said."""
         assert self.process is not None
         try:
-            output, _ = self.process.communicate(timeout=seconds)
+            said, _ = self.process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
             for pid in [self.process.pid, *self.ranks()]:
                 os.kill(pid, signal.SIGKILL)
             raise
-        return self.process.returncode, output
+        return self.process.returncode, said
 
     def ranks(self) -> list[int]:
-        """Return the processes of the ranks that have been started, in order."""
+        """The processes of the ranks, in order, as far as they have been started."""
         assert self.process is not None
-        return [pid for pid in children(self.process.pid) if b"\0train\0" in _read(f"/proc/{pid}/cmdline")]
+        found = children(self.process.pid)
+        return [pid for pid in found if b"\0train\0" in _read(f"/proc/{pid}/cmdline")]
 
     def kill(self, rank: int, number: signal.Signals = signal.SIGKILL) -> bool:
-        """Send a signal to a rank; return False if it is not running."""
-        ranks = self.ranks()
-        if rank >= len(ranks):
+        """Send a signal to a rank; false if it isn't there."""
+        there = self.ranks()
+        if rank >= len(there):
             return False
         try:
-            os.kill(ranks[rank], number)
+            os.kill(there[rank], number)
         except ProcessLookupError:
             return False
         return True
 
     def await_step(self, step: int, seconds: float = 90) -> None:
-        """Wait until a step is in the log."""
+        """Wait until the log has a step."""
         until = time.monotonic() + seconds
         needle = f'"kind": "step", "step": {step},'
         while time.monotonic() < until:
             log = self.folder / "log.jsonl"
             if log.exists() and needle in log.read_text():
                 return
-            assert self.process is not None and self.process.poll() is None, "the run has ended"
+            assert self.process is not None and self.process.poll() is None, "the run has ended before"
             time.sleep(0.02)
         raise AssertionError(f"step {step} was not reached")
 
     def final_state(self) -> "FinalState":
-        """Return the final state of the run."""
+        """What the run has left."""
         return FinalState.of(find_checkpoint(self.folder))
 
 
 @dataclass(frozen=True)
 class FinalState:
-    """The last checkpoint of a run: its training state, and the bytes of all tensors by file."""
+    """The end of a run: the bytes of all its tensors (weights, optimizer, lanes), by file, and where it stood."""
 
     training_state: object
     tensors: dict[str, dict[str, bytes]]
@@ -114,37 +115,35 @@ class FinalState:
         manifest = saved.manifest
         for file in manifest.files:
             assert saved.check(file) is None
-        # Not the checksums of the files: the order of a safetensors header is not fixed.
+        # Not the digests of the files: safetensors writes its header in any order.
         folder = Path(saved.location)
         shards = {file.name: load_file(folder / file.name) for file in manifest.files if file.shards}
-        tensors = {
-            name: {key: value.numpy().tobytes() for key, value in shard.items()} for name, shard in shards.items()
-        }
-        return cls(manifest.training_state, tensors)
+        plain = {name: {key: value.numpy().tobytes() for key, value in held.items()} for name, held in shards.items()}
+        return cls(manifest.training_state, plain)
 
 
 class ReferenceRuns:
-    """The final states of undisturbed runs, by layout; each runs on first use."""
+    """What runs leave that nobody disturbs, by layout; each is run when it is first asked for."""
 
     def __init__(self, data: Path) -> None:
         self._data = data
-        self._final_states: dict[tuple[int, int], FinalState] = {}
+        self._found: dict[tuple[int, int], FinalState] = {}
 
     def __getitem__(self, grid: tuple[int, int]) -> FinalState:
-        if grid not in self._final_states:
+        if grid not in self._found:
             run = TrainProcess(self._data.parent / f"undisturbed-{grid[0]}x{grid[1]}", self._data, grid)
-            code, output = run.start().finish()
-            assert code == 0 and f"step {STEPS}/{STEPS}" in output, output
-            self._final_states[grid] = run.final_state()
-        return self._final_states[grid]
+            code, said = run.start().finish()
+            assert code == 0 and f"step {STEPS}/{STEPS}" in said, said
+            self._found[grid] = run.final_state()
+        return self._found[grid]
 
 
 def children(pid: int) -> list[int]:
-    """Return the child processes of a process."""
-    pids: list[int] = []
+    """The children of a process."""
+    found: list[int] = []
     for thread in Path(f"/proc/{pid}/task").glob("*/children"):
-        pids += map(int, _read(str(thread)).split())
-    return sorted(pids)
+        found += map(int, _read(str(thread)).split())
+    return sorted(found)
 
 
 def _read(path: str) -> bytes:

@@ -1,4 +1,4 @@
-"""What is found in files that nobody has described."""
+"""What is inferred about files that nobody has described."""
 
 import json
 import math
@@ -14,7 +14,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stretto.data import Inspection, Sequences, inspect_data, prepare_data
+from stretto.data import (
+    DataHints,
+    Inspection,
+    SequenceData,
+    Sequences,
+    SeriesData,
+    TextData,
+    inspect_data,
+    prepare_data,
+)
 from stretto.errors import AmbiguousInputError, DataError
 from stretto.prepare.time_formats import looks_like_time
 
@@ -31,6 +40,21 @@ def table(path: Path, header: str, rows: Iterable[Iterable[object]]) -> Path:
     return path
 
 
+def text_data(inspection: Inspection) -> TextData:
+    assert isinstance(inspection.data, TextData)
+    return inspection.data
+
+
+def sequence_data(inspection: Inspection) -> SequenceData:
+    assert isinstance(inspection.data, SequenceData)
+    return inspection.data
+
+
+def series_data(inspection: Inspection) -> SeriesData:
+    assert isinstance(inspection.data, SeriesData)
+    return inspection.data
+
+
 def prose(row: int) -> str:
     draw = random.Random(row)
     return " ".join(draw.choices(WORDS, k=8))
@@ -40,108 +64,107 @@ def hours(count: int, **step: int) -> list[datetime]:
     return [datetime(2025, 1, 1) + number * timedelta(**(step or {"hours": 1})) for number in range(count)]
 
 
-def test_text_is_read_as_bytes_unless_said(tmp_path: Path) -> None:
+def test_text_is_read_as_bytes_by_default(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("ein Äther\n" * 9)
-    found = inspect_data(tmp_path / "a.txt")
-    assert (found.kind, found.level, found.is_utf8, found.num_bytes) == ("text", "byte", True, 99)
-    assert inspect_data(tmp_path / "a.txt", level="word").level == "word"
+    inspection = inspect_data(tmp_path / "a.txt")
+    assert (inspection.kind, inspection.data, inspection.num_bytes) == ("text", TextData("byte"), 99)
+    assert text_data(inspect_data(tmp_path / "a.txt", DataHints(level="word"))).level == "word"
 
 
 def test_text_that_is_not_utf8_is_read_as_bytes_only(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes("ein Äther\n".encode("latin-1"))
-    found = inspect_data(tmp_path / "a.txt")
-    assert (found.level, found.is_utf8) == ("byte", False) and "not UTF-8 (byte 5)" in found.notes[0]
-    with pytest.raises(DataError, match=r"byte 5 is not UTF-8; convert the file, or use --level byte"):
-        inspect_data(tmp_path / "a.txt", level="word")
+    inspection = inspect_data(tmp_path / "a.txt")
+    assert inspection.data == TextData("byte", is_utf8=False) and "not UTF-8 (byte 5)" in inspection.notes[0]
+    with pytest.raises(DataError, match=r"byte 5 is not UTF-8; convert the file, or use level=byte"):
+        inspect_data(tmp_path / "a.txt", DataHints(level="word"))
 
 
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("a.txt", b"", "is empty; give another file"),
+        ("a.txt", b"", "is empty; choose a different file"),
         ("a.txt", b"text\0\x01", "is not text: byte 5 is 0x00"),
         ("a.csv", b"\x7fELF\2\1", "is not text: byte 5 is 0x02"),
-        ("a.txt.gz", b"x", "is packed (.gz); unpack it first"),
-        ("a.json", b"{}", "which is not read; convert it to JSONL"),
-        ("a.csv", b"a;b\n1;2\n", "separated by ';'; write the file with commas"),
-        ("a.csv", b"1,2\n3,4\n", "its first line is no header"),
-        ("a.csv", b"2025-01-01,2\n2025-01-02,4\n", "its first line is no header"),
-        ("a.csv", b"01/02/2025 10:00,2\n01/02/2025 11:00,4\n", "its first line is no header"),
+        ("a.txt.gz", b"x", "is compressed (.gz); unpack it first"),
+        ("a.json", b"{}", "which is not supported; convert it to JSONL"),
+        ("a.csv", b"a;b\n1;2\n", "separated by ';'; use commas"),
+        ("a.csv", b"1,2\n3,4\n", "its first line is not a header"),
+        ("a.csv", b"2025-01-01,2\n2025-01-02,4\n", "its first line is not a header"),
+        ("a.csv", b"01/02/2025 10:00,2\n01/02/2025 11:00,4\n", "its first line is not a header"),
         ("a.csv", b"a,b\n", "has no rows"),
         ("a.jsonl", b'{"a": true}\n{"a": false}\n', "neither text nor numbers"),
         ("a.jsonl", b"[1]\n", "no row can be read (the first: the line is not a JSON object"),
         ("a.parquet", b"PAR1", "can't be read"),
     ],
 )
-def test_what_can_not_be_read_is_refused_in_a_sentence(
-    name: str, content: bytes, sentence: str, tmp_path: Path
-) -> None:
+def test_an_unreadable_file_is_one_sentence(name: str, content: bytes, sentence: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError) as error:
         inspect_data(tmp_path / name)
     assert sentence in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_path_that_holds_nothing_is_refused(tmp_path: Path) -> None:
-    for path, sentence in ((tmp_path / "gone", "is not there"), (tmp_path, "is a folder without files")):
+def test_a_path_without_files_is_an_error(tmp_path: Path) -> None:
+    for path, sentence in ((tmp_path / "gone", "does not exist"), (tmp_path, "is a folder without files")):
         with pytest.raises(DataError, match=sentence):
             inspect_data(path)
 
 
-def test_files_of_several_kinds_are_asked_about(tmp_path: Path) -> None:
+def test_files_of_several_formats_are_ambiguous(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("about it")
     (tmp_path / "a.txt").write_text("some text")
     jsonl(tmp_path / "b.jsonl", ({"text": prose(row)} for row in range(9)))
-    with pytest.raises(AmbiguousInputError, match="--format") as unclear:
+    with pytest.raises(AmbiguousInputError, match="format=NAME") as unclear:
         inspect_data(tmp_path)
-    assert (unclear.value.option, unclear.value.choices) == ("format", ("text", "jsonl"))
-    found = inspect_data(tmp_path, format="jsonl")
-    assert found.paths == (tmp_path / "b.jsonl",) and found.notes == ("left out: README.md, a.txt",)
+    assert (unclear.value.hint, unclear.value.choices) == ("format", ("text", "jsonl"))
+    inspection = inspect_data(tmp_path, DataHints(format="jsonl"))
+    assert inspection.paths == (tmp_path / "b.jsonl",) and inspection.notes == ("ignored: README.md, a.txt",)
 
 
-def test_names_tell_what_is_held_out(tmp_path: Path) -> None:
+def test_validation_files_are_recognized_by_their_names(tmp_path: Path) -> None:
     for name in ("train", "valid", "test"):
         (tmp_path / f"wiki.{name}.txt").write_text(name)
-    found = inspect_data(tmp_path)
-    assert [path.name for path in (*found.paths, *found.valid)] == ["wiki.train.txt", "wiki.valid.txt"]
-    assert "left out: wiki.test.txt" in found.notes
+    inspection = inspect_data(tmp_path)
+    assert [path.name for path in (*inspection.paths, *inspection.valid)] == ["wiki.train.txt", "wiki.valid.txt"]
+    assert "ignored: wiki.test.txt" in inspection.notes
 
 
-@pytest.mark.parametrize("is_given_apart", [False, True])
-def test_folders_tell_what_is_held_out(is_given_apart: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_given_separately", [False, True])
+def test_validation_files_are_recognized_by_their_folders(is_given_separately: bool, tmp_path: Path) -> None:
     # What stands above the given folder says nothing.
     root = tmp_path / "test-data"
     for name in ("train/pos", "valid", "test"):
         (root / name).mkdir(parents=True)
         (root / name / "test.txt").write_text(name)
-    found = inspect_data([root / "train", root / "valid", root / "test"] if is_given_apart else root)
-    assert (found.paths, found.valid) == ((root / "train/pos/test.txt",), (root / "valid/test.txt",))
+    inspection = inspect_data([root / "train", root / "valid", root / "test"] if is_given_separately else root)
+    assert (inspection.paths, inspection.valid) == ((root / "train/pos/test.txt",), (root / "valid/test.txt",))
     assert inspect_data(root / "train/pos/test.txt").paths == (root / "train/pos/test.txt",)
 
 
-def test_records_are_sequences_with_the_only_label_there_is(tmp_path: Path) -> None:
+def test_records_are_sequences_and_the_only_possible_label_is_used(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "a.jsonl", ({"id": row, "text": prose(row), "stars": row % 5} for row in range(50)))
-    found = inspect_data(path)
-    assert (found.kind, found.sequence, found.label, found.level) == ("sequences", "text", "stars", "word")
-    assert found.num_rows == 50 and "--no-label" in found.notes[0]
-    free = inspect_data(path, is_labeled=False)
-    assert (free.label, free.level) == (None, "byte")
+    inspection = inspect_data(path)
+    assert inspection.kind == "sequences"
+    assert inspection.data == SequenceData("text", "text", level="word", label="stars")
+    assert inspection.num_rows == 50 and "has_label=False" in inspection.notes[0]
+    unlabeled = sequence_data(inspect_data(path, DataHints(has_label=False)))
+    assert (unlabeled.label, unlabeled.level) == (None, "byte")
 
 
 def test_letters_without_words_are_read_as_bytes(tmp_path: Path) -> None:
     draw = random.Random(1)
     rows = ({"text": "".join(draw.choices("abcdefgh ", k=30)), "label": row % 2} for row in range(50))
-    assert inspect_data(jsonl(tmp_path / "a.jsonl", rows)).level == "byte"
+    assert sequence_data(inspect_data(jsonl(tmp_path / "a.jsonl", rows))).level == "byte"
 
 
-def test_several_labels_are_asked_about_unless_one_has_the_name(tmp_path: Path) -> None:
+def test_several_labels_are_ambiguous_unless_one_is_called_label(tmp_path: Path) -> None:
     rows = [{"text": prose(row), "stars": row % 5, "language": "ab"[row % 2]} for row in range(50)]
-    with pytest.raises(AmbiguousInputError, match=r"\(stars, language\); name one with --label, or say") as unclear:
+    with pytest.raises(AmbiguousInputError, match=r"\(stars, language\); choose one with label=FIELD, or") as unclear:
         inspect_data(jsonl(tmp_path / "a.jsonl", rows))
-    assert unclear.value.option == "label"
+    assert unclear.value.hint == "label"
     named = jsonl(tmp_path / "b.jsonl", ({**row, "label": row["stars"]} for row in rows))
-    assert inspect_data(named).label == "label"
-    assert inspect_data(tmp_path / "a.jsonl", label="stars").label == "stars"
+    assert sequence_data(inspect_data(named)).label == "label"
+    assert sequence_data(inspect_data(tmp_path / "a.jsonl", DataHints(label="stars"))).label == "stars"
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
@@ -155,37 +178,40 @@ def test_a_file_that_is_sorted_by_its_label_has_one(kind: str, tmp_path: Path) -
     else:
         pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
         parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-    found = inspect_data(path)
-    assert (found.label, found.labels) == ("label", ("y",))
+    data = sequence_data(inspect_data(path))
+    assert (data.label, data.other_labels) == ("label", ("y",))
 
 
-def test_a_label_that_seems_to_be_the_same_everywhere_is_asked_about(tmp_path: Path) -> None:
+def test_a_label_with_one_value_in_the_rows_read_is_ambiguous(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "a.jsonl", ({"text": prose(row), "label": row // 3000 % 2} for row in range(9000)))
-    with pytest.raises(AmbiguousInputError, match=r"'label' has the same value in .* --label label .* --no-label") as e:
+    with pytest.raises(
+        AmbiguousInputError, match=r"'label' has the same value in .* label=label .* has_label=False"
+    ) as e:
         inspect_data(path)
-    assert (e.value.option, e.value.choices) == ("label", ("label", "none"))
-    assert inspect_data(path, label="label").label == "label"
-    assert inspect_data(path, is_labeled=False).label is None
+    assert (e.value.hint, e.value.choices) == ("label", ("label", "none"))
+    assert sequence_data(inspect_data(path, DataHints(label="label"))).label == "label"
+    assert sequence_data(inspect_data(path, DataHints(has_label=False))).label is None
 
 
-def test_several_texts_are_asked_about_unless_one_has_the_name(tmp_path: Path) -> None:
+def test_several_texts_are_ambiguous_unless_one_is_called_text(tmp_path: Path) -> None:
     rows = [{"title": prose(row), "body": prose(row + 99)} for row in range(50)]
-    with pytest.raises(AmbiguousInputError, match="name one with --sequence"):
+    with pytest.raises(AmbiguousInputError, match="choose one with sequence=FIELD"):
         inspect_data(jsonl(tmp_path / "a.jsonl", rows))
-    assert inspect_data(jsonl(tmp_path / "b.jsonl", ({**row, "text": "x"} for row in rows))).sequence == "text"
+    named = jsonl(tmp_path / "b.jsonl", ({**row, "text": "x"} for row in rows))
+    assert sequence_data(inspect_data(named)).sequence == "text"
 
 
-def test_a_few_texts_that_come_again_and_again_are_sequences_where_there_is_nothing_else(tmp_path: Path) -> None:
+def test_a_few_repeated_texts_are_sequences_if_there_is_nothing_else(tmp_path: Path) -> None:
     rows = ({"said": ["it was good", "it was bad"][row % 2], "fine": row % 2 == 0} for row in range(50))
-    found = inspect_data(jsonl(tmp_path / "a.jsonl", rows))
-    assert (found.kind, found.sequence, found.label) == ("sequences", "said", "fine")
+    data = sequence_data(inspect_data(jsonl(tmp_path / "a.jsonl", rows)))
+    assert (data.sequence, data.label) == ("said", "fine")
 
 
 def test_lists_are_tokens_or_channels(tmp_path: Path) -> None:
     tokens = jsonl(tmp_path / "a.jsonl", ({"ids": [1, 2, row]} for row in range(9)))
     channels = table(tmp_path / "b.csv", "signal,kind", ([f'"[[0.5, {row}], [1, 2]]"', row % 2] for row in range(9)))
-    assert (inspect_data(tokens).sequence, inspect_data(tokens).sequence_type) == ("ids", "tokens")
-    assert (inspect_data(channels).sequence_type, inspect_data(channels).label) == ("channels", "kind")
+    assert inspect_data(tokens).data == SequenceData("ids", "tokens")
+    assert inspect_data(channels).data == SequenceData("signal", "channels", label="kind")
 
 
 @pytest.mark.parametrize(
@@ -197,55 +223,55 @@ def test_lists_are_tokens_or_channels(tmp_path: Path) -> None:
         ("values", [[1, 2], [3]], "channels"),
     ],
 )
-def test_lists_are_prepared_for_what_they_were_found_to_be(
+def test_lists_are_prepared_as_they_were_inspected(
     name: str, lists: list[list[object]], holds: str, tmp_path: Path
 ) -> None:
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     is_decimal = any(isinstance(step, Decimal) for steps in lists for step in steps)
     kind = pyarrow.list_(pyarrow.decimal128(9, 3) if is_decimal else pyarrow.int64())
     parquet.write_table(pyarrow.table({name: pyarrow.array(lists, kind)}), tmp_path / "a.parquet")
-    found = inspect_data(tmp_path / "a.parquet")
-    assert found.sequence_type == holds
-    train = prepare_data(found, tmp_path / "data", validation_fraction=0).train
+    inspection = inspect_data(tmp_path / "a.parquet")
+    assert sequence_data(inspection).value_type == holds
+    train = prepare_data(inspection, tmp_path / "data", validation_fraction=0).train
     assert isinstance(train, Sequences) and train.fields.values.type == holds
 
 
 def test_whole_numbers_in_the_first_list_make_no_tokens_of_the_others(tmp_path: Path) -> None:
-    found = inspect_data(jsonl(tmp_path / "a.jsonl", ({"signal": [1, row / 2 if row else 0]} for row in range(9))))
-    train = prepare_data(found, tmp_path / "data", validation_fraction=0).train
-    assert isinstance(train, Sequences) and found.sequence_type == train.fields.values.type == "channels"
+    inspection = inspect_data(jsonl(tmp_path / "a.jsonl", ({"signal": [1, row / 2 if row else 0]} for row in range(9))))
+    train = prepare_data(inspection, tmp_path / "data", validation_fraction=0).train
+    assert isinstance(train, Sequences)
+    assert sequence_data(inspection).value_type == train.fields.values.type == "channels"
 
 
-def test_a_table_that_could_be_either_is_asked_about(tmp_path: Path) -> None:
+def test_a_table_that_could_be_sequences_or_series_is_ambiguous(tmp_path: Path) -> None:
     rows = ([when, prose(row), row / 2] for row, when in enumerate(hours(50)))
     path = table(tmp_path / "a.csv", "when,said,load", rows)
-    with pytest.raises(AmbiguousInputError, match=r"--kind sequences .* --kind series"):
+    with pytest.raises(AmbiguousInputError, match=r"kind=sequences .* kind=series"):
         inspect_data(path)
-    assert inspect_data(path, kind="sequences").sequence == "said"
-    assert inspect_data(path, kind="series").columns == ("load",)
+    assert sequence_data(inspect_data(path, DataHints(kind="sequences"))).sequence == "said"
+    assert series_data(inspect_data(path, DataHints(kind="series"))).columns == ("load",)
 
 
-def wave(path: Path, step: timedelta, period: int, is_walk: bool = False) -> Inspection:
+def wave(path: Path, step: timedelta, period: int, is_walk: bool = False) -> SeriesData:
     draw, values = random.Random(1), [0.0]
     for row in range(600):
         values.append(
             values[-1] + draw.gauss(0, 1) if is_walk else math.sin(2 * math.pi * row / period) + draw.random()
         )
     rows = ([datetime(2025, 1, 1) + row * step, f"{value:.4f}"] for row, value in enumerate(values))
-    return inspect_data(table(path, "date,load", rows))
+    return series_data(inspect_data(table(path, "date,load", rows)))
 
 
 @pytest.mark.parametrize(
     ("step", "period"),
     [(timedelta(hours=1), 24), (timedelta(minutes=15), 96), (timedelta(days=1), 7), (timedelta(seconds=1), 60)],
 )
-def test_rows_so_far_apart_repeat_themselves(step: timedelta, period: int, tmp_path: Path) -> None:
-    found = wave(tmp_path / "a.csv", step, period)
-    assert (found.kind, found.time, found.columns, found.period) == ("series", "date", ("load",), period)
-    assert found.seconds == step.total_seconds()
+def test_the_period_follows_from_the_interval_of_the_rows(step: timedelta, period: int, tmp_path: Path) -> None:
+    data = wave(tmp_path / "a.csv", step, period)
+    assert data == SeriesData(("load",), time="date", seconds=step.total_seconds(), period=period)
 
 
-def test_values_that_wander_do_not_repeat_themselves(tmp_path: Path) -> None:
+def test_a_random_walk_has_no_period(tmp_path: Path) -> None:
     assert wave(tmp_path / "a.csv", timedelta(days=1), 7, is_walk=True).period == 0
 
 
@@ -253,96 +279,95 @@ def test_values_that_wander_do_not_repeat_themselves(tmp_path: Path) -> None:
     "written",
     ["%Y-%m", "%d/%m/%Y", "%m/%d/%Y %H:%M", "%d.%m.%Y %H:%M:%S", "%Y-%m-%d %I:%M:%S %p", "%YQ%m", "%b-%y", "%B %d, %Y"],
 )
-def test_times_that_can_not_be_read_leave_the_rows_in_the_order_of_the_file(written: str, tmp_path: Path) -> None:
+def test_times_that_cannot_be_parsed_leave_the_rows_in_the_order_of_the_file(written: str, tmp_path: Path) -> None:
     rows = ([f'"{when.strftime(written)}"', row % 7] for row, when in enumerate(hours(90, days=5)))
-    found = inspect_data(table(tmp_path / "a.csv", "at,load", rows))
-    assert (found.kind, found.time, found.by, found.columns) == ("series", None, None, ("load",))
-    assert "times in 'at' (" in found.notes[0] and "rows are steps in the order of the file" in found.notes[0]
-    prepared = prepare_data(found, tmp_path / "data")
+    inspection = inspect_data(table(tmp_path / "a.csv", "at,load", rows))
+    assert inspection.kind == "series" and inspection.data == SeriesData(("load",))
+    assert "times in 'at' (" in inspection.notes[0] and "rows are steps in the order of the file" in inspection.notes[0]
+    prepared = prepare_data(inspection, tmp_path / "data")
     assert prepared.train.location and prepared.valid is not None
 
 
-def test_text_in_a_column_of_times_is_no_sequence(tmp_path: Path) -> None:
+def test_text_in_a_column_of_times_is_not_a_sequence(tmp_path: Path) -> None:
     rows = ([f"day {row} of it", row % 7] for row in range(50))
-    found = inspect_data(table(tmp_path / "a.csv", "Date,load", rows))
-    assert (found.kind, found.columns) == ("series", ("load",)) and "times in 'Date' (day 0 of it)" in found.notes[0]
+    inspection = inspect_data(table(tmp_path / "a.csv", "Date,load", rows))
+    assert series_data(inspection).columns == ("load",) and "times in 'Date' (day 0 of it)" in inspection.notes[0]
 
 
 @pytest.mark.parametrize("text", ["1 2 3 4 5", "abc 12", "3.5.1.2.9", "may", "marching 12 by 40", "12-", "1/2/3/4"])
-def test_other_text_with_digits_is_no_time(text: str) -> None:
+def test_other_text_with_digits_is_not_a_time(text: str) -> None:
     assert not looks_like_time(text)
 
 
-def test_what_is_no_number_is_left_out_and_said(tmp_path: Path) -> None:
+def test_columns_without_numbers_are_ignored_with_a_note(tmp_path: Path) -> None:
     rows = ([when, row, ["sun", "rain"][row % 2], ""] for row, when in enumerate(hours(50)))
-    found = inspect_data(table(tmp_path / "a.csv", "date,load,sky,empty", rows))
-    assert found.columns == ("load",) and found.by is None
-    assert found.notes == ("no numbers, left out: sky, empty",)
+    inspection = inspect_data(table(tmp_path / "a.csv", "date,load,sky,empty", rows))
+    assert series_data(inspection).columns == ("load",) and series_data(inspection).by is None
+    assert inspection.notes == ("ignored, not numbers: sky, empty",)
 
 
 @pytest.mark.parametrize("written", ["nan", "NA", "N/A", " null", "None"])
-def test_missing_values_are_seen(written: str, tmp_path: Path) -> None:
+def test_missing_values_are_recognized(written: str, tmp_path: Path) -> None:
     rows = [[when, row if row % 5 else written] for row, when in enumerate(hours(50))]
-    found = inspect_data(table(tmp_path / "a.csv", "date,load", rows))
-    assert (found.has_missing, found.nan) == (True, "missing")
-    assert found.notes == ("NA or NaN in load: taken for missing values (--nan refuse refuses them)",)
-    train = prepare_data(found, tmp_path / "data").train
+    inspection = inspect_data(table(tmp_path / "a.csv", "date,load", rows))
+    assert (series_data(inspection).has_missing, series_data(inspection).nan) == (True, "missing")
+    assert inspection.notes == ("NA or NaN in load: read as missing values (nan=error rejects them)",)
+    train = prepare_data(inspection, tmp_path / "data").train
     assert isinstance(train, Sequences)
     assert np.isnan(train.read(train.step_ranges([(0, 0)]))[0]).sum() == 8
-    assert not inspect_data(table(tmp_path / "b.csv", "date,load", rows[1:5])).has_missing
+    assert not series_data(inspect_data(table(tmp_path / "b.csv", "date,load", rows[1:5]))).has_missing
 
 
-def test_a_column_that_counts_is_no_channel(tmp_path: Path) -> None:
-    found = inspect_data(table(tmp_path / "a.csv", "row,load", ([row, row % 7] for row in range(50))))
-    assert (found.time, found.columns) == ("row", ("load",))
+def test_a_row_counter_is_not_a_channel(tmp_path: Path) -> None:
+    inspection = inspect_data(table(tmp_path / "a.csv", "row,load", ([row, row % 7] for row in range(50))))
+    assert inspection.data == SeriesData(("load",), time="row")
 
 
-def test_a_column_whose_values_stand_together_tells_series_apart(tmp_path: Path) -> None:
+def test_a_column_with_grouped_values_names_the_series(tmp_path: Path) -> None:
     rows = [[when, meter, row] for meter in "abc" for row, when in enumerate(hours(20))]
-    assert inspect_data(table(tmp_path / "a.csv", "date,meter,load", rows)).by == "meter"
+    assert series_data(inspect_data(table(tmp_path / "a.csv", "date,meter,load", rows))).by == "meter"
     mixed = sorted(rows, key=lambda row: str(row[0]))
     with pytest.raises(DataError, match="rows of several 'meter' are mixed; sort them by 'meter', then by 'date'"):
         inspect_data(table(tmp_path / "b.csv", "date,meter,load", mixed))
 
 
-def test_a_first_series_that_is_all_that_is_looked_at_is_still_one_of_several(tmp_path: Path) -> None:
+def test_several_series_are_recognized_if_only_the_first_is_read(tmp_path: Path) -> None:
     rows = [[when, meter, row] for meter in ("one", "two") for row, when in enumerate(hours(2500))]
-    assert inspect_data(table(tmp_path / "a.csv", "date,meter,load", rows)).by == "meter"
+    assert series_data(inspect_data(table(tmp_path / "a.csv", "date,meter,load", rows))).by == "meter"
 
 
-def test_several_columns_of_times_are_asked_about(tmp_path: Path) -> None:
+def test_several_columns_of_times_are_ambiguous(tmp_path: Path) -> None:
     rows = ([when, when, row] for row, when in enumerate(hours(50)))
-    with pytest.raises(AmbiguousInputError, match="name one with --time"):
+    with pytest.raises(AmbiguousInputError, match="choose one with time=COLUMN"):
         inspect_data(table(tmp_path / "a.csv", "opened,closed,load", rows))
 
 
-def test_a_name_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_field_is_an_error(tmp_path: Path) -> None:
     path = table(tmp_path / "a.csv", "date,load", ([when, 1] for when in hours(9)))
-    with pytest.raises(DataError, match=r"--time=day is not in .*; its fields are date, load"):
-        inspect_data(path, time="day")
+    with pytest.raises(DataError, match=r"time=day is not a field of .*; choose from date, load"):
+        inspect_data(path, DataHints(time="day"))
 
 
-def test_parquet_is_found_as_csv_is(tmp_path: Path) -> None:
+def test_parquet_and_csv_give_the_same_inspection(tmp_path: Path) -> None:
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     rows = [(when, math.sin(row * math.pi / 12)) for row, when in enumerate(hours(200))]
     columns = {"date": [when for when, _ in rows], "load": [value for _, value in rows]}
     parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
     one = inspect_data(tmp_path / "a.parquet")
     other = inspect_data(table(tmp_path / "a.csv", "date,load", rows))
-    for name in ("kind", "time", "by", "columns", "seconds", "period", "num_rows"):
-        assert getattr(one, name) == getattr(other, name)
+    assert one.kind == "series" and one.data == other.data and one.num_rows == other.num_rows
 
 
-def test_only_the_ends_of_a_huge_file_are_looked_at(tmp_path: Path) -> None:
+def test_only_the_ends_of_a_huge_file_are_read(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "a.jsonl", ({"text": prose(row)} for row in range(30_000)))
     small = path.stat().st_size
     with path.open("r+b") as file:
         # A hole: it has a size, and no place on the disk.
         file.truncate(40 << 30)
     started = time.perf_counter()
-    found = inspect_data(path)
+    inspection = inspect_data(path)
     assert time.perf_counter() - started < 10
-    assert found.num_rows == pytest.approx(30_000 * (40 << 30) / small, rel=0.1)
+    assert inspection.num_rows == pytest.approx(30_000 * (40 << 30) / small, rel=0.1)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -356,12 +381,12 @@ def test_only_the_ends_of_a_huge_file_are_looked_at(tmp_path: Path) -> None:
     ),
     suffix=st.sampled_from([".txt", ".csv", ".jsonl", ".parquet", ""]),
 )
-def test_whatever_a_file_holds_is_found_or_refused(content: bytes, suffix: str, tmp_path: Path) -> None:
+def test_any_file_gives_an_inspection_or_our_error(content: bytes, suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"a{suffix}"
     path.write_bytes(content)
     try:
-        found = inspect_data(path)
+        inspection = inspect_data(path)
     except DataError as error:
         assert str(error)
     else:
-        assert found.paths == (path,)
+        assert inspection.paths == (path,)

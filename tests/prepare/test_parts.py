@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stretto.data import prepare_sequences
+from stretto.data import SequenceOptions, TextOptions, prepare_sequences
 from stretto.errors import DataError
 from stretto.prepare import prepare_job
 from stretto.prepare.prepare_job import Job, LostWorkerError, OnProgress, PartResult, Progress, open_job
@@ -25,7 +25,7 @@ class Write:
         with self.trace.open("a") as file:
             file.write(f"{number}\n")
         if part == "bad":
-            raise DataError("part is bad; mend it")
+            raise DataError("part is bad; fix it")
         if part == "die":
             os._exit(1)
         return {"part": part}
@@ -81,9 +81,9 @@ def test_a_file_that_changed_makes_another_job(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        prepare_text(path, tmp_path / "out", shard_bytes=4, workers=1, on_progress=stop)
+        prepare_text(path, tmp_path / "out", TextOptions(shard_bytes=4), workers=1, on_progress=stop)
     path.write_text("six\nten\n")
-    (corpus,) = prepare_text(path, tmp_path / "out", shard_bytes=4, workers=1)
+    (corpus,) = prepare_text(path, tmp_path / "out", TextOptions(shard_bytes=4), workers=1)
     assert corpus.vocabulary.decode(corpus.read(0, 8).tolist()) == "six\nten\n"
 
 
@@ -99,7 +99,9 @@ def test_a_mistake_in_the_data_leaves_nothing_behind(workers: int, tmp_path: Pat
 
 
 def test_a_worker_that_died_leaves_what_is_finished(tmp_path: Path) -> None:
-    with pytest.raises(LostWorkerError, match=r"a worker process of .* ended .*; run the same again to go on"):
+    with pytest.raises(
+        LostWorkerError, match=r"a worker process of .* ended early .*; run the same command again to resume"
+    ):
         run(tmp_path, ["a", "die"], workers=2)
     assert (tmp_path / "out.partial").exists()
 
@@ -139,9 +141,7 @@ def test_what_is_no_unfinished_preparation_is_left_alone(what: str, tmp_path: Pa
     else:
         partial.symlink_to(other if what == "link" else tmp_path / "nowhere")
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(
-        DataError, match=r"out\.partial exists already and is no unfinished preparation; move it away or"
-    ):
+    with pytest.raises(DataError, match=r"out\.partial already exists and is not an unfinished preparation; move it"):
         run(tmp_path, ["a"])
     assert sorted(tmp_path.rglob("*")) == [*before, tmp_path / "trace"]
 
@@ -163,7 +163,7 @@ def test_a_cut_before_the_first_part_or_after_the_last_is_gone_on_from(
 def test_nobody_who_reads_is_not_taken_for_a_full_disk(tmp_path: Path) -> None:
     for error, expected, reason in (
         (BrokenPipeError(32, "Broken pipe"), BrokenPipeError, "Broken pipe"),
-        (OSError("odd"), DataError, r"out: odd; is it readable, and is there room\?$"),
+        (OSError("odd"), DataError, r"out: odd; is it readable, and is there space\?$"),
     ):
         with pytest.raises(expected, match=reason), open_job(tmp_path / "out", [], {}):
             raise error
@@ -182,11 +182,12 @@ def test_killed_halfway_and_run_again_it_is_the_same_store_and_only_missing_part
     source.write_text(
         "".join(f'{{"text": "word{row % 7} and word{row % 5}", "label": {row % 3}}}\n' for row in range(9000))
     )
-    options = "label='label', level='word', validation_fraction=0.2, shard_bytes=4000, workers={}"
+    options = SequenceOptions(label="label", level="word", validation_fraction=0.2, shard_bytes=4000)
     script = tmp_path / "prepare.py"
     script.write_text(
-        "import stretto\nif __name__ == '__main__':\n"
-        f"    stretto.data.prepare_sequences({str(source)!r}, {str(tmp_path / 'out')!r}, {options.format(2)})\n"
+        "from stretto.data import SequenceOptions, prepare_sequences\n"
+        "if __name__ == '__main__':\n"
+        f"    prepare_sequences({str(source)!r}, {str(tmp_path / 'out')!r}, {options!r}, workers=2)\n"
     )
     process = subprocess.Popen([sys.executable, str(script)])
     records = tmp_path / "out.partial" / "parts"
@@ -201,13 +202,12 @@ def test_killed_halfway_and_run_again_it_is_the_same_store_and_only_missing_part
     before = {train.joinpath(f"part-{number:05}.values").stat().st_ino for number in range(400)
               if (records / f"write-{number:05}").exists()}  # fmt: skip
     seen: list[Progress] = []
-    options_now = {"label": "label", "level": "word", "validation_fraction": 0.2, "shard_bytes": 4000}
-    prepare_sequences(source, tmp_path / "out", workers=1, on_progress=seen.append, **options_now)  # type: ignore[arg-type]
+    prepare_sequences(source, tmp_path / "out", options, workers=1, on_progress=seen.append)
     writing = [progress for progress in seen if progress.phase.startswith("writing")]
     total = len(list((tmp_path / "out" / "train").glob("values-*")))
     assert 5 <= finished < total and len(writing) == total - finished + 1
     assert before <= {path.stat().st_ino for path in (tmp_path / "out" / "train").glob("values-*")}
-    prepare_sequences(source, tmp_path / "whole", workers=1, **options_now)  # type: ignore[arg-type]
+    prepare_sequences(source, tmp_path / "whole", options, workers=1)
     assert content(tmp_path / "out") == content(tmp_path / "whole")
 
 

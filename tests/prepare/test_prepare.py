@@ -1,12 +1,13 @@
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stretto.data import Corpus, prepare_text
+from stretto.data import Corpus, TextOptions, prepare_text
 from stretto.errors import DataError
 from stretto.prepare import text_files as text_module
 from stretto.prepare.prepare_job import Progress
@@ -16,15 +17,15 @@ from stretto.store.vocabulary import ByteVocabulary, Level
 
 @pytest.mark.parametrize("level", ["byte", "char", "word"])
 def test_a_corpus_decodes_to_its_text(level: str, text_file: Path, tmp_path: Path) -> None:
-    (corpus,) = prepare_text([text_file], tmp_path / "out", level)  # type: ignore[arg-type]
+    (corpus,) = prepare_text([text_file], tmp_path / "out", TextOptions(level=level))  # type: ignore[arg-type]
     decoded = corpus.vocabulary.decode(corpus.read(0, corpus.num_tokens).tolist())
     assert decoded == text_file.read_text(encoding="utf-8")
     assert corpus.num_bytes == text_file.stat().st_size
 
 
 def test_shards_change_nothing(text_file: Path, tmp_path: Path) -> None:
-    (one,) = prepare_text([text_file], tmp_path / "one", "word")
-    (many,) = prepare_text([text_file], tmp_path / "many", "word", shard_bytes=501, workers=1)
+    (one,) = prepare_text([text_file], tmp_path / "one", TextOptions(level="word"))
+    (many,) = prepare_text([text_file], tmp_path / "many", TextOptions(level="word", shard_bytes=501), workers=1)
     assert len(one.fields.shards) == 1 < text_file.stat().st_size // 550 < len(many.fields.shards)
     assert np.array_equal(one.read(0, one.num_tokens), many.read(0, many.num_tokens))
     assert np.array_equal(one.read(95, 410), many.read(95, 410))
@@ -34,7 +35,10 @@ def test_shards_change_nothing(text_file: Path, tmp_path: Path) -> None:
 def test_any_number_of_workers_writes_the_same_bytes(level: Level, text_file: Path, tmp_path: Path) -> None:
     for workers in (1, 2):
         prepare_text(
-            text_file, tmp_path / str(workers), level, validation_fraction=0.2, shard_bytes=4000, workers=workers
+            text_file,
+            tmp_path / str(workers),
+            TextOptions(level=level, validation_fraction=0.2, shard_bytes=4000),
+            workers=workers,
         )
     assert content(tmp_path / "1") == content(tmp_path / "2")
     assert (tmp_path / "1" / "train" / "tokens-00002.bin").exists()
@@ -48,7 +52,7 @@ def content(folder: Path) -> dict[str, bytes]:
 def test_a_last_part_of_white_space_leaves_no_file(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_text("one\ntwo\n      ")
-    (corpus,) = prepare_text(path, tmp_path / "out", "word", shard_bytes=4, workers=1)
+    (corpus,) = prepare_text(path, tmp_path / "out", TextOptions(level="word", shard_bytes=4), workers=1)
     assert corpus.fields.shards == (2, 2)
     assert len(list((tmp_path / "out").iterdir())) == 5
 
@@ -56,7 +60,7 @@ def test_a_last_part_of_white_space_leaves_no_file(tmp_path: Path) -> None:
 def test_the_held_out_part_is_the_last_lines_with_the_training_vocabulary(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_text("".join(f"line {number}\n" for number in range(100)))
-    train, valid = prepare_text([path], tmp_path / "out", "word", validation_fraction=0.2)
+    train, valid = prepare_text([path], tmp_path / "out", TextOptions(level="word", validation_fraction=0.2))
     assert train.vocabulary == valid.vocabulary
     held = valid.vocabulary.decode(valid.read(0, valid.num_tokens).tolist())
     assert held == "line <unk>\n" * (valid.num_tokens // 3)
@@ -67,7 +71,7 @@ def test_the_held_out_part_is_the_last_lines_with_the_training_vocabulary(tmp_pa
 def test_the_most_frequent_words_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_text("b b b a a c <unk>")
-    (corpus,) = prepare_text([path], tmp_path / "out", "word", max_symbols=3)
+    (corpus,) = prepare_text([path], tmp_path / "out", TextOptions(level="word", max_symbols=3))
     assert corpus.read(0, corpus.num_tokens).tolist() == [1, 1, 1, 2, 2, 0, 0]
 
 
@@ -83,7 +87,7 @@ def test_the_most_frequent_words_are_kept(tmp_path: Path) -> None:
 )
 def test_a_text_without_lines_is_cut_between_words_or_anywhere(text: str, start: str, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(text)
-    train, valid = prepare_text(tmp_path / "a.txt", tmp_path / "out", validation_fraction=0.225)
+    train, valid = prepare_text(tmp_path / "a.txt", tmp_path / "out", TextOptions(validation_fraction=0.225))
     whole = [corpus.vocabulary.decode(corpus.read(0, corpus.num_tokens).tolist()) for corpus in (train, valid)]
     assert whole == [text.removesuffix(start), start]
 
@@ -107,7 +111,7 @@ def test_pieces_are_the_whole_text_and_cut_no_word(words: list[str], block: int)
 
 def test_progress_ends_where_the_text_does(text_file: Path, tmp_path: Path) -> None:
     seen: list[Progress] = []
-    prepare_text([text_file, text_file], tmp_path / "out", "word", on_progress=seen.append)
+    prepare_text([text_file, text_file], tmp_path / "out", TextOptions(level="word"), on_progress=seen.append)
     ends = {progress.phase: (progress.done, progress.total) for progress in seen}
     size = 2 * text_file.stat().st_size
     assert ends == {"counting words": (size, size), f"writing {tmp_path / 'out'}": (size, size)}
@@ -119,34 +123,36 @@ def test_bad_text_is_refused_with_file_and_place(text_file: Path, tmp_path: Path
     broken.write_bytes(b"good\nbad \xff\n")
     blank.write_text("  \t ")
     out = tmp_path / "out"
-    for files, options, reason in (
+    cases: list[tuple[list[Path], dict[str, Any], str]] = [
         ([tmp_path / "missing"], {}, "missing is not a file"),
         ([text_file, empty], {}, r"empty\.txt is empty"),
         ([broken], {"level": "word"}, r"broken\.txt: byte 9 is not UTF-8"),
         ([blank], {"level": "word"}, "no words"),
-        ([text_file], {"validation_fraction": 1.5}, r"validation-fraction=1\.5"),
-        ([text_file], {"validation_fraction": 1e-9}, "leaves nothing for"),
-        ([text_file], {"level": "bpe"}, "level='bpe' is not byte, char or word"),
+        ([text_file], {"validation_fraction": 1.5}, r"validation_fraction=1\.5"),
+        ([text_file], {"validation_fraction": 1e-9}, "leaves no text for"),
+        ([text_file], {"level": "bpe"}, "level='bpe' is not allowed; choose from byte, char, word"),
         (
             [text_file],
             {"level": "char", "vocabulary": ByteVocabulary()},
-            "level=char is not that of the given",
+            "level=char is not the level of the given",
         ),
-        ([text_file], {"shard_bytes": 0}, "shard-bytes=0 must be at least 1"),
+        ([text_file], {"shard_bytes": 0}, "shard_bytes=0 must be at least 1"),
         ([text_file], {"workers": 0}, "workers=0 must be at least 1"),
-        ([text_file], {"max_symbols": 9}, "max-symbols=9 has no meaning for bytes"),
-        ([text_file], {"max_symbols": 1, "level": "word"}, "max-symbols=1 leaves nothing but <unk>"),
-    ):
+        ([text_file], {"max_symbols": 9}, "max_symbols=9 has no effect on bytes"),
+        ([text_file], {"max_symbols": 1, "level": "word"}, "max_symbols=1 leaves only <unk>"),
+    ]
+    for files, options, reason in cases:
+        workers = options.pop("workers", None)
         with pytest.raises(DataError, match=reason):
-            prepare_text(files, out, **options)
+            prepare_text(files, out, TextOptions(**options), workers=workers)
         assert not out.exists()
 
 
 def test_a_corpus_is_never_written_over(text_file: Path, tmp_path: Path) -> None:
     prepare_text([text_file], tmp_path / "out")
-    with pytest.raises(DataError, match="holds prepared data already"):
+    with pytest.raises(DataError, match="already holds prepared data"):
         prepare_text([text_file], tmp_path / "out")
-    with pytest.raises(DataError, match="exists already and is no prepared data"):
+    with pytest.raises(DataError, match="already exists and is not prepared data"):
         prepare_text([text_file], text_file)
     with pytest.raises(DataError, match="is a URL; prepare into a local folder"):
         prepare_text([text_file], "s3://bucket/out")
@@ -162,12 +168,12 @@ def test_only_tokens_of_the_corpus_can_be_read(text_file: Path, tmp_path: Path) 
 def test_unknown_words_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_text("b b b a a c <unk>")
-    (corpus,) = prepare_text(path, tmp_path / "out", "word", max_symbols=3)
+    (corpus,) = prepare_text(path, tmp_path / "out", TextOptions(level="word", max_symbols=3))
     assert corpus.num_unknown == 2
 
 
 def test_a_folder_that_can_not_be_written_is_named(text_file: Path) -> None:
-    with pytest.raises(DataError, match=r"^/proc/nowhere: .*is there room"):
+    with pytest.raises(DataError, match=r"^/proc/nowhere: .*is there space"):
         prepare_text([text_file], "/proc/nowhere/out")
 
 
@@ -175,7 +181,7 @@ def test_a_mistake_in_the_held_out_part_leaves_nothing_behind(tmp_path: Path) ->
     path = tmp_path / "text.txt"
     path.write_bytes(b"word\n" * 50 + b"\xff\n")
     with pytest.raises(DataError, match="byte 250 is not UTF-8"):
-        prepare_text(path, tmp_path / "out", "word", validation_fraction=0.2)
+        prepare_text(path, tmp_path / "out", TextOptions(level="word", validation_fraction=0.2))
     assert not (tmp_path / "out" / "train").exists()
 
 

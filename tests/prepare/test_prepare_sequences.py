@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stretto.data import Sequences, prepare_sequences, prepare_text
+from stretto.data import SequenceOptions, Sequences, TextOptions, prepare_sequences, prepare_text
 from stretto.errors import DataError
 from stretto.prepare.prepare_job import Progress
 from stretto.prepare.record_parser import SkippedRows
@@ -61,7 +61,7 @@ def test_jsonl_in_is_sequences_out(records: list[Any], shard_bytes: int, data: s
         rows = [{"x": record, "y": label} for record, label in zip(records, labels, strict=True)]
         path = jsonl(Path(folder) / "a.jsonl", rows)
         (store,) = prepare_sequences(
-            path, Path(folder) / "out", sequence="x", label="y", shard_bytes=shard_bytes, workers=1
+            path, Path(folder) / "out", SequenceOptions(sequence="x", label="y", shard_bytes=shard_bytes), workers=1
         )
         found = rows_of(store)
         assert [int(name) for name in labels_of(store)] == labels
@@ -85,7 +85,10 @@ def test_any_number_of_workers_writes_the_same_bytes(level: Any, tmp_path: Path)
     for workers in (1, 2):
         out = tmp_path / str(workers)
         prepare_sequences(
-            path, out, label="label", level=level, validation_fraction=0.2, shard_bytes=3000, workers=workers
+            path,
+            out,
+            SequenceOptions(label="label", level=level, validation_fraction=0.2, shard_bytes=3000),
+            workers=workers,
         )
     assert content(tmp_path / "1") == content(tmp_path / "2")
     assert Sequences.open(tmp_path / "1" / "train").shard_sizes[1:]
@@ -103,7 +106,7 @@ def test_every_format_gives_the_same_store(tmp_path: Path) -> None:
     (tmp_path / "d.csv").write_text("values,y\n" + lines)
     stores = []
     for name in ("a.jsonl", "b.parquet", "c", "d.csv"):
-        prepare_sequences(tmp_path / name, tmp_path / f"out-{name}", label="y")
+        prepare_sequences(tmp_path / name, tmp_path / f"out-{name}", SequenceOptions(label="y"))
         stores.append(content(tmp_path / f"out-{name}"))
     assert stores[0] == stores[1] == stores[2] == stores[3]
 
@@ -117,7 +120,9 @@ def test_the_field_is_text_or_tokens_or_values_if_not_named(tmp_path: Path) -> N
         (store,) = prepare_sequences(jsonl(tmp_path / "a.jsonl", [record]), tmp_path / next(iter(record)))
         assert store.fields.values.type == what
         assert (store.vocabulary is not None) == ("text" in record)
-    (store,) = prepare_sequences(tmp_path / "a.jsonl", tmp_path / "as", read_as="tokens", sequence="values")
+    (store,) = prepare_sequences(
+        tmp_path / "a.jsonl", tmp_path / "as", SequenceOptions(read_as="tokens", sequence="values")
+    )
     assert store.fields.values.type == "tokens"
 
 
@@ -125,7 +130,7 @@ def test_the_field_is_text_or_tokens_or_values_if_not_named(tmp_path: Path) -> N
 def test_a_field_that_is_named_is_read_as_it_is_without_being_named(name: str, what: str, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(f'{name}\n"[1, 2]"\n')
     prepare_sequences(tmp_path / "a.csv", tmp_path / "default")
-    (named,) = prepare_sequences(tmp_path / "a.csv", tmp_path / "named", sequence=name)
+    (named,) = prepare_sequences(tmp_path / "a.csv", tmp_path / "named", SequenceOptions(sequence=name))
     assert content(tmp_path / "named") == content(tmp_path / "default")
     assert named.fields.values.type == what and (named.vocabulary is not None) == (name == "text")
 
@@ -144,15 +149,15 @@ def test_files_that_are_named_once_less_make_another_job(tmp_path: Path) -> None
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        prepare_sequences([one, one, two], tmp_path / "out", num_tokens=3, workers=1, on_progress=stop)
-    (store,) = prepare_sequences([one, two], tmp_path / "out", num_tokens=3, workers=1)
+        prepare_sequences([one, one, two], tmp_path / "out", SequenceOptions(num_tokens=3), workers=1, on_progress=stop)
+    (store,) = prepare_sequences([one, two], tmp_path / "out", SequenceOptions(num_tokens=3), workers=1)
     assert rows_of(store) == [[1], [2]]
 
 
 def test_held_out_sequences_share_vocabulary_classes_and_the_statistics_of_the_others(tmp_path: Path) -> None:
     records = [{"values": [float(row), row + 0.5], "label": f"class {row % 3}"} for row in range(400)]
     train, valid = prepare_sequences(
-        jsonl(tmp_path / "a.jsonl", records), tmp_path / "out", label="label", validation_fraction=0.2
+        jsonl(tmp_path / "a.jsonl", records), tmp_path / "out", SequenceOptions(label="label", validation_fraction=0.2)
     )
     assert train.fields.values == valid.fields.values and train.fields.labels == valid.fields.labels
     rows = rows_of(train)
@@ -162,14 +167,14 @@ def test_held_out_sequences_share_vocabulary_classes_and_the_statistics_of_the_o
     assert train.fields.values.mean[0] == pytest.approx(np.mean(rows))
     assert train.fields.values.std[0] == pytest.approx(np.std(rows))
     _, other = prepare_sequences(
-        tmp_path / "a.jsonl", tmp_path / "seed", label="label", validation_fraction=0.2, seed=1
+        tmp_path / "a.jsonl", tmp_path / "seed", SequenceOptions(label="label", validation_fraction=0.2, seed=1)
     )
     assert rows_of(other) != rows_of(valid)
 
 
 def test_the_vocabulary_is_that_of_the_training_part(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "a.jsonl", [{"text": f"word{row}"} for row in range(50)])
-    train, valid = prepare_sequences(path, tmp_path / "out", level="word", validation_fraction=0.2)
+    train, valid = prepare_sequences(path, tmp_path / "out", SequenceOptions(level="word", validation_fraction=0.2))
     assert train.vocabulary == valid.vocabulary and len(train.vocabulary or ()) == train.num_sequences + 1
     assert rows_of(valid) == [[0]] * valid.num_sequences
 
@@ -184,28 +189,30 @@ def test_statistics_pass_over_what_is_missing_and_a_constant_can_be_divided_by(t
 
 def test_like_takes_everything_from_the_other_store(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "a.jsonl", [{"text": "a b", "y": "no"}, {"text": "b", "y": "yes"}])
-    (one,) = prepare_sequences(path, tmp_path / "one", level="word", label="y")
+    (one,) = prepare_sequences(path, tmp_path / "one", SequenceOptions(level="word", label="y"))
     jsonl(tmp_path / "b.jsonl", [{"text": "c b", "y": "yes"}])
-    (two,) = prepare_sequences(tmp_path / "b.jsonl", tmp_path / "two", like=tmp_path / "one", label="y")
+    (two,) = prepare_sequences(
+        tmp_path / "b.jsonl", tmp_path / "two", SequenceOptions(like=tmp_path / "one", label="y")
+    )
     assert two.vocabulary == one.vocabulary and two.fields.labels == one.fields.labels
     assert rows_of(two) == [[0, 1]] and labels_of(two) == ["yes"]
     (far,) = prepare_sequences(jsonl(tmp_path / "c.jsonl", [{"values": [9.0]}]), tmp_path / "far")
     path = jsonl(tmp_path / "d.jsonl", [{"values": [5.0, 7.0]}])
-    (near,) = prepare_sequences(path, tmp_path / "near", like=tmp_path / "far")
+    (near,) = prepare_sequences(path, tmp_path / "near", SequenceOptions(like=tmp_path / "far"))
     assert near.fields.values == far.fields.values
 
 
 def test_a_vocabulary_can_be_that_of_a_corpus(text_file: Path, tmp_path: Path) -> None:
-    (corpus,) = prepare_text(text_file, tmp_path / "corpus", "word")
+    (corpus,) = prepare_text(text_file, tmp_path / "corpus", TextOptions(level="word"))
     path = jsonl(tmp_path / "a.jsonl", [{"text": "the theme nowhere"}])
-    (store,) = prepare_sequences(path, tmp_path / "out", vocabulary=corpus.vocabulary)
+    (store,) = prepare_sequences(path, tmp_path / "out", SequenceOptions(vocabulary=corpus.vocabulary))
     assert corpus.vocabulary.decode(rows_of(store)[0]) == "the theme <unk>"
 
 
 def test_classes_are_in_the_order_of_numbers_where_all_are_numbers(tmp_path: Path) -> None:
     for labels, names in ((["10", "9", "-1"], ("-1", "9", "10")), ([10, 9, "x"], ("10", "9", "x"))):
         path = jsonl(tmp_path / "a.jsonl", [{"tokens": [1], "y": label} for label in labels])
-        (store,) = prepare_sequences(path, tmp_path / str(labels[2]), label="y")
+        (store,) = prepare_sequences(path, tmp_path / str(labels[2]), SequenceOptions(label="y"))
         assert store.fields.labels is not None and store.fields.labels.names == names
 
 
@@ -229,15 +236,15 @@ GOOD: dict[str, dict[str, Any]] = {
         ("text", '{"text": 5, "y": 1}', "'text' is 5, not text"),
         ("text", '{"text": "\\ud800", "y": 1}', "'text' has half of a surrogate pair"),
         ("text", '{"text": "x"}', "it has no 'y'"),
-        ("text", '{"text": "x", "y": 1.5}', "'y' is 1.5, not a label: text or a whole number"),
+        ("text", '{"text": "x", "y": 1.5}', "'y' is 1.5, not a label: text or an integer"),
         ("text", '{"text": "x", "y": ""}', "'y' is \"\", not a label"),
-        ("tokens", '{"tokens": [], "y": 1}', "'tokens' is a sequence of no steps"),
+        ("tokens", '{"tokens": [], "y": 1}', "'tokens' is an empty list"),
         ("tokens", '{"tokens": "x", "y": 1}', "'tokens' is \"x\", not a list"),
-        ("tokens", '{"tokens": [1, 2.5], "y": 1}', "'tokens' has 2.5, not a whole number"),
-        ("tokens", '{"tokens": [1, true], "y": 1}', "'tokens' has true, not a whole number"),
+        ("tokens", '{"tokens": [1, 2.5], "y": 1}', "'tokens' has 2.5, not an integer"),
+        ("tokens", '{"tokens": [1, true], "y": 1}', "'tokens' has true, not an integer"),
         ("tokens", '{"tokens": [1, -2], "y": 1}', "'tokens' has token -2, which is negative"),
-        ("tokens", '{"tokens": [4294967296], "y": 1}', "'tokens' has token 4294967296, but there are only"),
-        ("values", '{"values": [], "y": 1}', "'values' is a sequence of no steps"),
+        ("tokens", '{"tokens": [4294967296], "y": 1}', "'tokens' has token 4294967296, but tokens must be below"),
+        ("values", '{"values": [], "y": 1}', "'values' is an empty list"),
         ("values", '{"values": [1, "x"], "y": 1}', "'values' has \"x\", not a number"),
         ("values", '{"values": [[1]], "y": 1}', "'values' has [1], not a number"),
         ("values", '{"values": [NaN], "y": 1}', "'values' has a NaN or an infinity"),
@@ -254,15 +261,12 @@ def test_a_bad_row_is_refused_by_its_number_or_left_out(kind: str, bad: str, pro
     path.write_text(f"{good}\n{good}\n{bad}\n{good}\n{bad}\n")
     level: Any = "word" if kind == "text" else None
     with pytest.raises(DataError) as refused:
-        prepare_sequences(path, tmp_path / "out", label="y", level=level, shard_bytes=30, workers=1)
+        prepare_sequences(path, tmp_path / "out", SequenceOptions(label="y", level=level, shard_bytes=30), workers=1)
     assert str(refused.value).startswith(f"{path}, row 3: {problem}")
-    assert str(refused.value).endswith(", or leave such rows out with --bad-rows skip")
+    assert str(refused.value).endswith(", or skip such rows with bad_rows=skip")
     assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
     skipped: list[SkippedRows] = []
-    (store,) = prepare_sequences(
-        path, tmp_path / "out", label="y", level=level, shard_bytes=30, workers=1,
-        bad_rows="skip", on_skipped=skipped.append,
-    )  # fmt: skip
+    (store,) = prepare_sequences(path, tmp_path / "out", SequenceOptions(label="y", level=level, shard_bytes=30, bad_rows="skip"), workers=1, on_skipped=skipped.append)  # fmt: skip
     assert store.num_sequences == 3
     assert skipped[0].num_rows == 2 and skipped[0].first.startswith(f"{path}, row 3: {problem}")
 
@@ -270,19 +274,21 @@ def test_a_bad_row_is_refused_by_its_number_or_left_out(kind: str, bad: str, pro
 def test_a_first_row_that_is_bad_is_left_out_too(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{\n{"y": 1}\n{"values": []}\n{"values": [[1.5, 2]]}\n')
     skipped: list[SkippedRows] = []
-    (store,) = prepare_sequences(tmp_path / "a.jsonl", tmp_path / "out", bad_rows="skip", on_skipped=skipped.append)
+    (store,) = prepare_sequences(
+        tmp_path / "a.jsonl", tmp_path / "out", SequenceOptions(bad_rows="skip"), on_skipped=skipped.append
+    )
     assert rows_of(store) == [[[1.5, 2]]] and skipped[0].num_rows == 3
 
 
 def test_left_out_rows_are_said_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "a.jsonl").write_text('{"tokens": [1]}\n{\n')
-    prepare_sequences(tmp_path / "a.jsonl", tmp_path / "out", bad_rows="skip")
-    assert "left out 1 bad row, the first: " in caplog.text
+    prepare_sequences(tmp_path / "a.jsonl", tmp_path / "out", SequenceOptions(bad_rows="skip"))
+    assert "skipped 1 bad row, the first: " in caplog.text
 
 
 def test_nan_can_be_a_missing_value(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"values": [1, NaN, Infinity, null]}\n')
-    (store,) = prepare_sequences(tmp_path / "a.jsonl", tmp_path / "out", nan="missing")
+    (store,) = prepare_sequences(tmp_path / "a.jsonl", tmp_path / "out", SequenceOptions(nan="missing"))
     assert np.isnan(rows_of(store)[0]).ravel().tolist() == [False, True, True, True]
 
 
@@ -295,45 +301,49 @@ def test_nan_can_be_a_missing_value(tmp_path: Path) -> None:
         (
             [{"text": "a"}, {"text": ""}],
             {"label": "y", "bad_rows": "skip"},
-            "no sequence is left for .*all rows are bad",
+            "would be empty: all rows are bad",
         ),
-        ([{"text": "a"}], {"num_tokens": 5}, "num-tokens=5 has no meaning for sequences of text"),
-        ([{"tokens": [1]}], {"num_tokens": 0}, "num-tokens=0 must be between 1"),
-        ([{"tokens": [7]}], {"num_tokens": 7}, r"row 1: 'tokens' has token 7, but there are only 7 \(from 0\)"),
-        ([{"tokens": [1]}], {"level": "word"}, "level has no meaning for sequences of tokens"),
-        ([{"tokens": [1]}], {"vocabulary": ByteVocabulary()}, "vocabulary has no meaning for sequences of tokens"),
-        ([{"text": "a"}], {"max_symbols": 9}, "max-symbols=9 has no meaning for bytes"),
-        ([{"text": "a"}], {"validation_fraction": 1}, r"validation-fraction=1 is not in \[0, 1\)"),
-        ([{"text": "a"}], {"validation_fraction": 0.5}, "validation-fraction=0.5 leaves nothing for"),
+        ([{"text": "a"}], {"num_tokens": 5}, "num_tokens=5 has no effect on sequences of text"),
+        ([{"tokens": [1]}], {"num_tokens": 0}, "num_tokens=0 must be between 1"),
+        ([{"tokens": [7]}], {"num_tokens": 7}, "row 1: 'tokens' has token 7, but tokens must be below 7"),
+        ([{"tokens": [1]}], {"level": "word"}, "level=word has no effect on sequences of tokens"),
+        ([{"tokens": [1]}], {"vocabulary": ByteVocabulary()}, "vocabulary=.* has no effect on sequences of tokens"),
+        ([{"text": "a"}], {"max_symbols": 9}, "max_symbols=9 has no effect on bytes"),
+        ([{"text": "a"}], {"validation_fraction": 1}, r"validation_fraction=1 is not in \[0, 1\)"),
+        ([{"text": "a"}], {"validation_fraction": 0.5}, "validation_fraction=0.5 leaves nothing for"),
         ([{"text": "a"}], {"workers": 0}, "workers=0 must be at least 1"),
-        ([{"text": "a"}], {"shard_bytes": 0}, "shard-bytes=0 must be at least 1"),
-        ([{"text": "a"}], {"bad_rows": "keep"}, "bad-rows='keep' is not refuse or skip"),
-        ([{"text": "a"}], {"nan": "zero"}, "nan='zero' is not refuse or missing"),
-        ([{"text": "a"}], {"read_as": "video"}, "read-as='video' is not text, tokens or channels"),
+        ([{"text": "a"}], {"shard_bytes": 0}, "shard_bytes=0 must be at least 1"),
+        ([{"text": "a"}], {"bad_rows": "keep"}, "bad_rows='keep' is not allowed; choose from error, skip"),
+        ([{"text": "a"}], {"nan": "zero"}, "nan='zero' is not allowed; choose from error, missing"),
+        ([{"text": "a"}], {"read_as": "video"}, "read_as='video' is not allowed; choose from text, tokens, channels"),
         ([{"text": "a"}], {"read_as": "tokens"}, "row 1: 'text' is \"a\", not a list"),
         ([{"text": "a"}], {"like": "tokens"}, "like=.* has tokens, but 'text' holds text"),
-        ([{"tokens": [3]}], {"like": "tokens"}, "row 1: 'tokens' has token 3, but there are only 3"),
-        ([{"tokens": [1]}], {"like": "tokens", "num_tokens": 9}, "has no meaning for a number taken by --like"),
-        ([{"tokens": [1], "y": "z"}], {"like": "tokens", "label": "y"}, "which is none of the 1 classes of --like"),
+        ([{"tokens": [3]}], {"like": "tokens"}, "row 1: 'tokens' has token 3, but tokens must be below 3"),
+        ([{"tokens": [1]}], {"like": "tokens", "num_tokens": 9}, "num_tokens=9 has no effect on the tokens of like="),
+        ([{"tokens": [1], "y": "z"}], {"like": "tokens", "label": "y"}, "which is not one of the 1 classes of like="),
         ([{"values": [[1, 2]]}], {"like": "values"}, "like=.* has 1 channels, but 'values' has 2"),
-        ([{"values": [1], "y": 1}], {"like": "values", "label": "y"}, "has no labels; leave --label y out"),
+        ([{"values": [1], "y": 1}], {"like": "values", "label": "y"}, "has no labels; leave label=y out"),
     ],
 )
 def test_what_can_not_be_meant_is_refused(
     records: list[Any], options: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
-    prepare_sequences(jsonl(tmp_path / "b.jsonl", [{"tokens": [2], "y": "a"}]), tmp_path / "tokens", label="y")
+    prepare_sequences(
+        jsonl(tmp_path / "b.jsonl", [{"tokens": [2], "y": "a"}]), tmp_path / "tokens", SequenceOptions(label="y")
+    )
     prepare_sequences(jsonl(tmp_path / "b.jsonl", [{"values": [2.5]}]), tmp_path / "values")
-    if "like" in options:
-        options = {**options, "like": tmp_path / options["like"]}
+    options = {**options, **({"like": tmp_path / options["like"]} if "like" in options else {})}
+    workers = options.pop("workers", None)
     with pytest.raises(DataError, match=reason):
-        prepare_sequences(jsonl(tmp_path / "a.jsonl", records), tmp_path / "out", **options)
+        prepare_sequences(
+            jsonl(tmp_path / "a.jsonl", records), tmp_path / "out", SequenceOptions(**options), workers=workers
+        )
     assert not (tmp_path / "out").exists() and not (tmp_path / "out.partial").exists()
 
 
 def test_true_and_false_are_labels(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "x", "y": true}\n{"text": "y", "y": false}\n{"text": "z", "y": true}\n')
-    (store,) = prepare_sequences(tmp_path / "a.jsonl", tmp_path / "out", label="y")
+    (store,) = prepare_sequences(tmp_path / "a.jsonl", tmp_path / "out", SequenceOptions(label="y"))
     assert store.fields.labels is not None and store.fields.labels.names == ("false", "true")
     assert store.read_labels([(0, 0), (0, 1), (0, 2)]).tolist() == [1, 0, 1]
 
@@ -341,8 +351,8 @@ def test_true_and_false_are_labels(tmp_path: Path) -> None:
 def test_whole_floats_are_classes(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps({"text": "ab", "label": float(row % 3)}) + "\n" for row in range(9)))
-    (sequences,) = prepare_sequences(path, tmp_path / "out", label="label")
+    (sequences,) = prepare_sequences(path, tmp_path / "out", SequenceOptions(label="label"))
     assert sequences.fields.labels is not None and sequences.fields.labels.names == ("0", "1", "2")
     path.write_text('{"text": "ab", "label": 0.5}\n')
-    with pytest.raises(DataError, match=r"'label' is 0\.5, not a label: text or a whole number"):
-        prepare_sequences(path, tmp_path / "other", label="label")
+    with pytest.raises(DataError, match=r"'label' is 0\.5, not a label: text or an integer"):
+        prepare_sequences(path, tmp_path / "other", SequenceOptions(label="label"))

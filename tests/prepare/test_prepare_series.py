@@ -8,7 +8,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from stretto.data import Sequences, prepare_sequences, prepare_series
+from stretto.data import Sequences, SeriesOptions, prepare_sequences, prepare_series
 from stretto.errors import DataError
 from stretto.prepare.record_parser import SkippedRows
 from stretto.store.sequences import Channels
@@ -49,14 +49,16 @@ def test_a_file_is_a_series_of_its_numeric_columns(tmp_path: Path) -> None:
 
 
 def test_a_column_tells_series_apart(meters: Path, tmp_path: Path) -> None:
-    (store,) = prepare_series(meters, tmp_path / "out", by="meter", time="when", columns=["heat", "load"])
+    (store,) = prepare_series(
+        meters, tmp_path / "out", SeriesOptions(by="meter", time="when", columns=["heat", "load"])
+    )
     assert names_of(store) == ("heat", "load")
     assert steps_of(store) == [[[step * 2, step] for step in range(10)], [[0, 100 + step] for step in range(5)]]
 
 
 def test_the_end_of_each_series_is_held_out_with_the_statistics_of_the_rest(meters: Path, tmp_path: Path) -> None:
     train, valid = prepare_series(
-        meters, tmp_path / "out", by="meter", time="when", columns=["load"], validation_fraction=0.2
+        meters, tmp_path / "out", SeriesOptions(by="meter", time="when", columns=["load"], validation_fraction=0.2)
     )
     assert steps_of(train) == [[[step] for step in range(8)], [[100 + step] for step in range(4)]]
     assert steps_of(valid) == [[[8], [9]], [[104]]]
@@ -81,18 +83,18 @@ def test_every_format_and_any_number_of_workers_give_the_same_store(tmp_path: Pa
                 path.write_text("\n".join(["t,x,y", *cells]))
         for workers in (1, 2) if ending == "csv" else (1,):
             out = tmp_path / f"{ending}{workers}"
-            prepare_series(files, out, time="t", validation_fraction=0.3, workers=workers)
+            prepare_series(files, out, SeriesOptions(time="t", validation_fraction=0.3), workers=workers)
             stores.append(content(out))
     assert stores[0] == stores[1] == stores[2] == stores[3]
 
 
 def test_like_takes_columns_and_statistics(meters: Path, tmp_path: Path) -> None:
-    (one,) = prepare_series(meters, tmp_path / "one", by="meter", columns=["heat"])
+    (one,) = prepare_series(meters, tmp_path / "one", SeriesOptions(by="meter", columns=["heat"]))
     (tmp_path / "b.csv").write_text("load,heat\n5,7\n")
-    (two,) = prepare_series(tmp_path / "b.csv", tmp_path / "two", like=tmp_path / "one")
+    (two,) = prepare_series(tmp_path / "b.csv", tmp_path / "two", SeriesOptions(like=tmp_path / "one"))
     assert two.fields.values == one.fields.values and steps_of(two) == [[[7]]]
-    with pytest.raises(DataError, match=r"columns=\['load'\] are not those of --like=.*\['heat'\]; leave one out"):
-        prepare_series(tmp_path / "b.csv", tmp_path / "three", like=tmp_path / "one", columns=["load"])
+    with pytest.raises(DataError, match=r"columns=load are not those of like=.*, heat; leave one"):
+        prepare_series(tmp_path / "b.csv", tmp_path / "three", SeriesOptions(like=tmp_path / "one", columns=["load"]))
 
 
 @pytest.mark.parametrize(
@@ -100,7 +102,7 @@ def test_like_takes_columns_and_statistics(meters: Path, tmp_path: Path) -> None
     [
         ("a,2", "it has 2 cells, but the header has 3"),
         ("a,2,x", "'x' has \"x\", not a number"),
-        ("a,2,nan", "'x' has a NaN or an infinity; mend it, take it for a missing value with --nan missing"),
+        ("a,2,nan", "'x' has a NaN or an infinity; fix it, read it as missing with nan=missing"),
         ("a,2,-inf", "'x' has a NaN or an infinity"),
         ("a,2,1e39", "'x' has a number that is too large for 32-bit floats; scale it"),
         (",2,1", "'by' is empty"),
@@ -108,7 +110,7 @@ def test_like_takes_columns_and_statistics(meters: Path, tmp_path: Path) -> None
         ("a,soon,1", "'t' is \"soon\", neither a number nor a time such as"),
         ("a,nan,1", "'t' is \"nan\", neither a number nor a time"),
         ("a,inf,1", "'t' is \"inf\", neither a number nor a time"),
-        ("a,0,1", "'t' is 0.0, which is before the 1.0 of the row above; sort the rows by time"),
+        ("a,0,1", "'t' is 0.0, which is before 1.0 in the row above; sort the rows by time"),
         ("a,2025-01-01,1", "'t' is 2025-01-01 00:00:00, which can't be compared with 1.0"),
     ],
 )
@@ -116,11 +118,13 @@ def test_a_bad_row_is_refused_by_its_number_or_left_out(row: str, problem: str, 
     path = tmp_path / "a.csv"
     path.write_text(f"by,t,x\na,1,5\n{row}\na,2,6\n")
     with pytest.raises(DataError) as refused:
-        prepare_series(path, tmp_path / "out", by="by", time="t")
+        prepare_series(path, tmp_path / "out", SeriesOptions(by="by", time="t"))
     assert str(refused.value).startswith(f"{path}, row 2: {problem}")
-    assert str(refused.value).endswith(", or leave such rows out with --bad-rows skip")
+    assert str(refused.value).endswith(", or skip such rows with bad_rows=skip")
     skipped: list[SkippedRows] = []
-    (store,) = prepare_series(path, tmp_path / "out", by="by", time="t", bad_rows="skip", on_skipped=skipped.append)
+    (store,) = prepare_series(
+        path, tmp_path / "out", SeriesOptions(by="by", time="t", bad_rows="skip"), on_skipped=skipped.append
+    )
     assert steps_of(store) == [[[5], [6]]]
     assert skipped[0].num_rows == 1 and f"{path}, row 2: " in skipped[0].first
 
@@ -132,40 +136,40 @@ def test_json_has_numbers_and_null_but_no_text_or_gaps(tmp_path: Path) -> None:
         path.write_text(f'{{"x": 1}}\n{{"x": null}}\n{row}\n')
         with pytest.raises(DataError, match=rf"row 3: {problem}"):
             prepare_series(path, tmp_path / "out")
-    (store,) = prepare_series(path, tmp_path / "out", nan="missing")
+    (store,) = prepare_series(path, tmp_path / "out", SeriesOptions(nan="missing"))
     assert np.isnan(steps_of(store)).ravel().tolist() == [False, True, True]
 
 
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"columns": []}, "columns is empty"),
-        ({"columns": ["load", "load"]}, "columns names 'load' twice"),
-        ({"columns": ["when"], "time": "when"}, "columns names 'when' twice, or it is --by or --time"),
+        ({"columns": []}, "columns= is empty"),
+        ({"columns": ["load", "load"]}, "columns=load,load names 'load' twice"),
+        ({"columns": ["when"], "time": "when"}, "columns=when includes time=when; leave it out of the columns"),
         ({"columns": ["gone"]}, "row 1: it has no 'gone'"),
         ({"time": "gone"}, "row 1: it has no 'gone'"),
         ({"columns": ["meter"]}, "row 1: 'meter' has \"a\", not a number"),
-        ({"columns": ["meter"], "bad_rows": "skip"}, r"no sequence is left for .* \(of 15 bad rows the first is"),
-        ({"validation_fraction": 0.01}, "validation-fraction=0.01 leaves nothing for .*valid"),
-        ({"validation_fraction": -1}, "validation-fraction=-1 is not in"),
+        ({"columns": ["meter"], "bad_rows": "skip"}, "would be empty: 15 bad rows, the first is"),
+        ({"validation_fraction": 0.01}, "validation_fraction=0.01 leaves nothing for .*valid"),
+        ({"validation_fraction": -1}, "validation_fraction=-1 is not in"),
         ({"workers": 0}, "workers=0 must be at least 1"),
-        ({"nan": "zero"}, "nan='zero' is not"),
+        ({"nan": "zero"}, "nan='zero' is not allowed; choose from error, missing"),
         ({"like": "tokens"}, "like=.* has tokens, not channels"),
     ],
 )
 def test_what_can_not_be_meant_is_refused(options: dict[str, Any], reason: str, meters: Path, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"tokens": [1]}\n')
     prepare_sequences(tmp_path / "a.jsonl", tmp_path / "tokens")
-    if "like" in options:
-        options = {**options, "like": tmp_path / options["like"]}
+    options = {**options, **({"like": tmp_path / options["like"]} if "like" in options else {})}
+    workers = options.pop("workers", None)
     with pytest.raises(DataError, match=reason):
-        prepare_series(meters, tmp_path / "out", **options)
+        prepare_series(meters, tmp_path / "out", SeriesOptions(**options), workers=workers)
     assert not (tmp_path / "out").exists() and not (tmp_path / "out.partial").exists()
 
 
 def test_columns_without_a_number_are_no_channels(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x,y\na,b\n")
-    with pytest.raises(DataError, match=r"no column of numbers, only \['x', 'y'\]; name the channels with --col"):
+    with pytest.raises(DataError, match=r"no column of numbers, only \['x', 'y'\]; choose channels with columns=NAMES"):
         prepare_series(tmp_path / "a.csv", tmp_path / "out")
 
 
@@ -181,10 +185,10 @@ def test_a_column_that_shows_no_value_has_to_be_named(missing: str, tmp_path: Pa
     rows = [f"{step},{missing if step < 1000 else step}" for step in range(1200)]
     (tmp_path / "a.csv").write_text("\n".join(["x,y", *rows]) + "\n")
     with pytest.raises(
-        DataError, match=r"a\.csv: 'y' has no value in the first 1,000 rows; name the channels with --colu"
+        DataError, match=r"a\.csv: 'y' has no value in the first 1,000 rows; choose channels with columns=NAMES"
     ):
         prepare_series(tmp_path / "a.csv", tmp_path / "out")
-    (store,) = prepare_series(tmp_path / "a.csv", tmp_path / "out", columns=["x", "y"], nan="missing")
+    (store,) = prepare_series(tmp_path / "a.csv", tmp_path / "out", SeriesOptions(columns=["x", "y"], nan="missing"))
     assert names_of(store) == ("x", "y")
 
 
@@ -194,19 +198,19 @@ def test_a_number_that_is_too_large_makes_no_column_vanish(tmp_path: Path) -> No
         prepare_series(tmp_path / "a.csv", tmp_path / "out")
 
 
-@pytest.mark.parametrize("bad_rows", ["refuse", "skip"])
+@pytest.mark.parametrize("bad_rows", ["error", "skip"])
 def test_a_series_that_comes_back_after_another_is_refused(bad_rows: Any, tmp_path: Path) -> None:  # noqa: ANN401
     (tmp_path / "a.csv").write_text("by,x\na,1\nb,2\na,3\nb,4\n")
-    reason = r"a\.csv, row 3: 'by' is \"a\", whose series ended above; sort the rows by 'by' first$"
+    reason = r"a\.csv, row 3: 'by' is \"a\", but the series of that name ended above; sort the rows by 'by' first$"
     with pytest.raises(DataError, match=reason):
-        prepare_series(tmp_path / "a.csv", tmp_path / "out", by="by", bad_rows=bad_rows)
+        prepare_series(tmp_path / "a.csv", tmp_path / "out", SeriesOptions(by="by", bad_rows=bad_rows))
 
 
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
         ({"by": "a", "t": 10**400, "x": 1}, "'t' is 1000"),
-        ({"by": [1], "t": 1, "x": 1}, "'by' is [1], which can't name a series"),
+        ({"by": [1], "t": 1, "x": 1}, "'by' is [1], which can't be the name of a series"),
         ({"by": float("nan"), "t": 1, "x": 1}, "'by' is empty"),
     ],
 )
@@ -214,7 +218,7 @@ def test_what_json_can_say_beyond_csv_makes_bad_rows_too(row: dict[str, Any], pr
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in ({"by": "a", "t": 0, "x": 1}, row)))
     with pytest.raises(DataError) as refused:
-        prepare_series(path, tmp_path / "out", by="by", time="t")
+        prepare_series(path, tmp_path / "out", SeriesOptions(by="by", time="t"))
     assert str(refused.value).startswith(f"{path}, row 2: {problem}")
 
 
@@ -230,7 +234,7 @@ def test_statistics_are_of_the_numbers_before_they_are_rounded(tmp_path: Path) -
 def test_a_channel_that_rounding_would_flatten_is_refused(tmp_path: Path) -> None:
     seconds = "".join(f"{1_700_000_000 + step},{step}\n" for step in range(100))
     (tmp_path / "a.csv").write_text("seconds,step\n" + seconds)
-    reason = r"'seconds' reaches 1\.7e\+09, where 32-bit floats are 128 apart: too coarse for its spread of 28\.9; sub"
+    reason = r"'seconds' reaches 1\.7e\+09, where 32-bit floats are 128 apart: too coarse for its standard deviation of 28\.9; subtract"
     with pytest.raises(DataError, match=reason):
         prepare_series(tmp_path / "a.csv", tmp_path / "out")
     assert not (tmp_path / "out").exists() and not (tmp_path / "out.partial").exists()
@@ -244,6 +248,6 @@ def test_with_like_it_is_the_spread_taken_that_rounding_is_held_against(tmp_path
         (tmp_path / f"{name}.csv").write_text("x\n" + "".join(f"{number}\n" for number in numbers))
     for name in ("wide", "narrow"):
         prepare_series(tmp_path / f"{name}.csv", tmp_path / name)
-    prepare_series(tmp_path / "far.csv", tmp_path / "fits", like=tmp_path / "wide")
-    with pytest.raises(DataError, match=r"too coarse for its spread of 0\.5"):
-        prepare_series(tmp_path / "far.csv", tmp_path / "out", like=tmp_path / "narrow")
+    prepare_series(tmp_path / "far.csv", tmp_path / "fits", SeriesOptions(like=tmp_path / "wide"))
+    with pytest.raises(DataError, match=r"too coarse for its standard deviation of 0\.5"):
+        prepare_series(tmp_path / "far.csv", tmp_path / "out", SeriesOptions(like=tmp_path / "narrow"))

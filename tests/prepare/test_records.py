@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stretto.errors import DataError
-from stretto.prepare.records import cut_records, read_rows
+from stretto.prepare.records import cut_records, list_paths, read_rows
 
 RECORDS = [{"text": f"wörd {number}", "label": number % 3} for number in range(50)]
 
@@ -23,7 +23,7 @@ def write_jsonl(path: Path, records: list[dict[str, Any]]) -> Path:
 
 
 def read(path: Path, part_bytes: int | None) -> list[dict[str, Any]]:
-    return [dict(row.record) for part in cut_records(path, part_bytes) for row in read_rows(part)]
+    return [dict(row.record) for part in cut_records([path], part_bytes) for row in read_rows(part)]
 
 
 @pytest.mark.parametrize("format", ["jsonl", "parquet", "datasets"])
@@ -38,7 +38,7 @@ def test_parts_are_all_the_rows_in_order(format: str, part_bytes: int | None, tm
         datasets.disable_progress_bars()
         datasets.Dataset.from_list(RECORDS).save_to_disk(path)
     assert read(path, part_bytes) == RECORDS
-    assert (len(cut_records(path, part_bytes)) > 1) == (part_bytes is not None)
+    assert (len(cut_records([path], part_bytes)) > 1) == (part_bytes is not None)
 
 
 @given(lines=st.lists(st.integers(0, 10**6), min_size=1, max_size=30), part_bytes=st.integers(1, 60))
@@ -49,7 +49,7 @@ def test_the_number_of_a_row_is_that_of_its_line(
     path = tmp_path_factory.mktemp("records") / "a.jsonl"
     path.write_text("".join(json.dumps({"x": line}) + "\n" * (1 + line % 2) for line in lines))
     there = path.read_text().split("\n")
-    for part in cut_records(path, part_bytes):
+    for part in cut_records([path], part_bytes):
         for row in read_rows(part):
             assert json.loads(there[part.row_number(row.row_index) - 1]) == row.record
 
@@ -75,7 +75,7 @@ def test_a_blank_line_under_one_name_is_an_empty_cell_unless_the_file_ends_there
     content: str, cells: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "a.csv").write_bytes(content.encode())
-    (part,) = cut_records(tmp_path / "a.csv", None)
+    (part,) = cut_records([tmp_path / "a.csv"], None)
     assert [(row.row_index, row.record["x"]) for row in read_rows(part)] == list(enumerate(cells))
 
 
@@ -86,7 +86,7 @@ def test_a_blank_line_under_several_names_is_no_row(tmp_path: Path) -> None:
 
 def test_only_the_fields_that_are_asked_for_are_read_from_columns(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(RECORDS), tmp_path / "a.parquet")
-    (part,) = cut_records(tmp_path / "a.parquet", None)
+    (part,) = cut_records([tmp_path / "a.parquet"], None)
     assert [row.record for row in read_rows(part, ["label", "more"])] == [{"label": x["label"]} for x in RECORDS]
     assert [row.record for row in read_rows(part, ["more"])] == [{}] * len(RECORDS)
     assert part.row_number(6) == 7
@@ -98,8 +98,8 @@ def test_only_the_fields_that_are_asked_for_are_read_from_columns(tmp_path: Path
         (b"{\n", "the line is not JSON (Expecting property name"),
         (b'{"a": "\xff"}\n', "byte 8 of the line is not UTF-8"),
         (b"[1, 2]\n", "the line is not a JSON object but [1, 2]"),
-        (b"[" * 100_000, "the line is not JSON that can be read"),
-        (b'{"a": ' + b"9" * 5000 + b"}\n", "the line is not JSON that can be read"),
+        (b"[" * 100_000, "the JSON of the line can't be read"),
+        (b'{"a": ' + b"9" * 5000 + b"}\n", "the JSON of the line can't be read"),
     ],
 )
 def test_a_line_that_is_no_record_has_a_problem_and_others_have_none(
@@ -107,7 +107,7 @@ def test_a_line_that_is_no_record_has_a_problem_and_others_have_none(
 ) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"a": 1}\n\n' + content + (b"" if content.endswith(b"\n") else b"\n") + b'{"a": 2}')
-    (part,) = cut_records(path, None)
+    (part,) = cut_records([path], None)
     first, bad, last = read_rows(part)
     assert first.record == {"a": 1} and last.record == {"a": 2} and not first.problem and not last.problem
     assert bad.problem.startswith(problem) and part.row_number(bad.row_index) == 3
@@ -125,7 +125,7 @@ def test_a_line_that_is_no_record_has_a_problem_and_others_have_none(
 def test_a_csv_row_that_is_no_record_has_a_problem(content: bytes, problem: str, tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(b"a,b\n1,2\n" + content + b"3,4\n")
-    (part,) = cut_records(path, None)
+    (part,) = cut_records([path], None)
     rows = list(read_rows(part))
     assert rows[0].record == {"a": "1", "b": "2"} and rows[-1].record == {"a": "3", "b": "4"}
     assert rows[1].problem.startswith(problem) and part.row_number(rows[1].row_index) == 2
@@ -134,14 +134,14 @@ def test_a_csv_row_that_is_no_record_has_a_problem(content: bytes, problem: str,
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("a.txt", b"x", r"a\.txt ends in '\.txt', which is none of \.jsonl, \.ndjson, \.csv, \.parquet; convert"),
+        ("a.txt", b"x", r"a\.txt ends in '\.txt', which is not one of \.jsonl, \.ndjson, \.csv, \.parquet; convert"),
         ("a.jsonl", b"", r"a\.jsonl is empty; leave it out"),
-        ("a.csv", b"a,b\n", r"a\.csv has a header and no rows; leave it out"),
-        ("a.csv", b"1,2\n3,4\n", "its first line is no header; write the names"),
-        ("a.csv", b",b\n3,4\n", "names a column ''; give each column a name of its own"),
-        ("a.csv", b'a,b\n1,2\n3,"4\n5,6\n', r"a\.csv, row 2: a quote opens there that is never closed; mend the file"),
-        ("a.csv", b"b,b\n3,4\n", "names a column 'b'; give each"),
-        ("a.parquet", b"PAR1 or not", r"a\.parquet can't be read \(.*\); copy or write it again"),
+        ("a.csv", b"a,b\n", r"a\.csv has a header but no rows; leave it out"),
+        ("a.csv", b"1,2\n3,4\n", "its first line is not a header; write the names"),
+        ("a.csv", b",b\n3,4\n", "has a column ''; give each column its own name"),
+        ("a.csv", b'a,b\n1,2\n3,"4\n5,6\n', r"a\.csv, row 2: a quote is opened there and never closed; fix the file"),
+        ("a.csv", b"b,b\n3,4\n", "has a column 'b'; give each"),
+        ("a.parquet", b"PAR1 or not", r"a\.parquet can't be read \(.*\); copy it or write it again"),
     ],
 )
 def test_a_file_that_can_not_be_read_is_refused(name: str, content: bytes, reason: str, tmp_path: Path) -> None:
@@ -151,21 +151,21 @@ def test_a_file_that_can_not_be_read_is_refused(name: str, content: bytes, reaso
 
 
 def test_a_folder_that_is_no_dataset_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is a folder, and not one that datasets' save_to_disk wrote"):
-        cut_records(tmp_path, None)
+    with pytest.raises(DataError, match="is a folder, but not one that datasets' save_to_disk wrote"):
+        cut_records([tmp_path], None)
     with pytest.raises(DataError, match="missing is not a file"):
-        cut_records(tmp_path / "missing", None)
+        cut_records([tmp_path / "missing"], None)
     (tmp_path / "dataset_dict.json").touch()
-    with pytest.raises(DataError, match="holds several datasets; give the folder of one of them"):
-        cut_records(tmp_path, None)
+    with pytest.raises(DataError, match="holds several datasets; use the folder of one of them"):
+        cut_records([tmp_path], None)
     with pytest.raises(DataError, match="there are no files"):
-        cut_records([], None)
+        list_paths([])
 
 
 def test_rows_are_needed_in_parquet_and_datasets(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.table({"a": []}), tmp_path / "a.parquet")
     with pytest.raises(DataError, match="has no rows"):
-        cut_records(tmp_path / "a.parquet", None)
+        cut_records([tmp_path / "a.parquet"], None)
 
 
 @pytest.mark.parametrize(("module", "extra"), [("pyarrow", "parquet"), ("datasets", "datasets")])
@@ -176,5 +176,5 @@ def test_a_missing_library_is_named_with_how_to_get_it(
     (tmp_path / "a.parquet").write_text("x")
     (tmp_path / "state.json").write_text("{}")
     monkeypatch.setitem(sys.modules, "pyarrow.parquet" if extra == "parquet" else module, None)
-    with pytest.raises(DataError, match=rf"can only be read with {module}; pip install 'stretto\[{extra}\]'$"):
-        cut_records(path, None)
+    with pytest.raises(DataError, match=rf"needs {module} to be read; pip install 'stretto\[{extra}\]'$"):
+        cut_records([path], None)

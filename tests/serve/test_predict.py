@@ -15,7 +15,7 @@ from helpers.rank_pool import RankPools
 from helpers.stores import write_series, write_tokens
 from stretto import TrainedModel, World
 from stretto.config.toml import parse_config
-from stretto.data import Corpus, Forecast, Sequences, prepare_sequences, prepare_series
+from stretto.data import Corpus, Forecast, SequenceOptions, Sequences, SeriesOptions, prepare_sequences, prepare_series
 from stretto.errors import ConfigError, DataError
 from stretto.nn import Linear, Rows, Stack, initialize
 from stretto.serve import forecast, predict, prediction, write_predictions
@@ -257,7 +257,7 @@ def test_outputs_of_a_custom_loss_are_refused(tmp_path: Path) -> None:
 def test_a_table_of_several_series_is_read_like_the_runs_data(tmp_path: Path) -> None:
     rows = "".join(f"{shop},{day},{day + 10 * shop}\n" for shop in range(3) for day in range(30))
     (tmp_path / "sales.csv").write_text(f"shop,day,sold\n{rows}")
-    prepare_series(tmp_path / "sales.csv", tmp_path / "data", by="shop", time="day")
+    prepare_series(tmp_path / "sales.csv", tmp_path / "data", SeriesOptions(by="shop", time="day"))
     trained = untrained(tmp_path / "data", context=8, horizon=2)
     results = list(forecast(trained, tmp_path / "sales.csv"))
     assert [future.start for future in results] == [30, 30, 30]
@@ -302,7 +302,7 @@ def test_a_file_is_read_like_the_runs_data(tmp_path: Path) -> None:
     records = [{"text": f"it is {word} " * 3, "mood": word} for word in ("good", "bad", "good", "fine")]
     file = tmp_path / "all.jsonl"
     file.write_text("".join(json.dumps(record) + "\n" for record in records))
-    prepare_sequences(file, tmp_path / "data", label="mood", level="word")
+    prepare_sequences(file, tmp_path / "data", SequenceOptions(label="mood", level="word"))
     trained = untrained(tmp_path / "data")
     # Without labels, with a word that the run has not seen, and the training data gone.
     other = tmp_path / "other.jsonl"
@@ -320,7 +320,7 @@ def test_a_file_is_read_like_the_runs_data(tmp_path: Path) -> None:
 def test_series_of_a_file_are_scaled_like_the_runs_data(tmp_path: Path) -> None:
     rows = "".join(f"{hour},{hour * 0.5},{hour % 7}\n" for hour in range(50))
     (tmp_path / "all.csv").write_text(f"hour,a,b\n{rows}")
-    prepare_series(tmp_path / "all.csv", tmp_path / "data", time="hour", validation_fraction=0.2)
+    prepare_series(tmp_path / "all.csv", tmp_path / "data", SeriesOptions(time="hour", validation_fraction=0.2))
     trained = untrained(tmp_path / "data" / "train", context=8, horizon=2)
     prepare_source(tmp_path / "all.csv", tmp_path / "prepared", trained.data_spec)
     source = open_source(tmp_path / "prepared", trained.data_spec)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stretto.data import Corpus, Sequences, prepare_text
+from stretto.data import Corpus, Sequences, TextOptions, prepare_text
 from stretto.errors import DataError
 from stretto.store.file_writer import write_file, write_index
 from stretto.store.index import Store
@@ -15,7 +15,7 @@ from stretto.store.vocabulary import SymbolVocabulary, vocabulary_bytes
 
 
 def test_a_gather_is_one_request_for_all_its_rows(text_file: Path, tmp_path: Path) -> None:
-    (corpus,) = prepare_text(text_file, tmp_path / "out", "word", shard_bytes=700, workers=1)
+    (corpus,) = prepare_text(text_file, tmp_path / "out", TextOptions(level="word", shard_bytes=700), workers=1)
     tokens = corpus.read(0, corpus.num_tokens)
     requests: list[int] = []
     pages = corpus.store.pages
@@ -104,7 +104,7 @@ def test_a_damaged_corpus_is_refused_by_name(
 
 
 def test_a_folder_of_several_says_which_they_are(text_file: Path, tmp_path: Path) -> None:
-    prepare_text([text_file], tmp_path / "out", validation_fraction=0.2)
+    prepare_text([text_file], tmp_path / "out", TextOptions(validation_fraction=0.2))
     with pytest.raises(DataError, match=r"its subfolders \['train', 'valid'\] do"):
         Corpus.open(tmp_path / "out")
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from helpers.rank_pool import RankPools
 from stretto import Evaluation, Layout, World, evaluate, make_engine
-from stretto.data import Batches, Corpus, LabeledItems, Lanes, Sequences, prepare_sequences
+from stretto.data import Batches, Corpus, LabeledItems, Lanes, SequenceOptions, Sequences, prepare_sequences
 from stretto.nn import LSTM, Embedding, Linear, LossSum, SequenceLoss, Stack, TokenLoss, initialize
 from stretto.testing import LocalEngine
 
@@ -50,7 +50,7 @@ def labeled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("labeled")
     lines = ({"text": "abcde"[row % 5 :] * (row % 7 + 1), "kind": row % 3} for row in range(101))
     (folder / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    prepare_sequences(folder / "a.jsonl", folder / "data", label="kind")
+    prepare_sequences(folder / "a.jsonl", folder / "data", SequenceOptions(label="kind"))
     return folder / "data"
 
 

@@ -13,7 +13,7 @@ import torch
 from helpers.stores import write_series, write_tokens
 from stretto import Run, StepReport, StrettoError, TrainConfig, Trainer, load_model, make_engine
 from stretto.config.toml import parse_config
-from stretto.data import Corpus, DocumentLanes, Forecast, Position, prepare_text
+from stretto.data import Corpus, DocumentLanes, Forecast, Position, TextOptions, prepare_text
 from stretto.errors import ConfigError, DataError
 from stretto.nn import LSTM, Linear, SquaredError, Stack, initialize
 from stretto.train import EvaluationReport
@@ -164,7 +164,7 @@ def test_little_held_out_data_is_no_trouble(
     if kind == "corpus":
         text = tmp_path / "text.txt"
         text.write_text("short enough\n")
-        (valid,) = prepare_text(text, tmp_path / "small", vocabulary=byte_corpus.vocabulary)
+        (valid,) = prepare_text(text, tmp_path / "small", TextOptions(vocabulary=byte_corpus.vocabulary))
         places: dict[str, object] = {"train": byte_corpus.location, "valid": valid.location}
     else:
         places = {}

@@ -10,7 +10,7 @@ from stretto import Run, StepReport, load_config, load_model
 from stretto.checkpoint import SaveReport
 from stretto.config.run import RunConfig
 from stretto.config.toml import parse_config
-from stretto.data import Corpus, prepare_text
+from stretto.data import Corpus, TextOptions, prepare_text
 from stretto.engine.pipeline import PipelineEngine
 from stretto.errors import ConfigError, DataError
 from stretto.mesh.device import find_device
@@ -121,7 +121,7 @@ def test_a_run_that_can_not_be_loaded_says_why(byte_corpus: Corpus, text_file: P
     with pytest.raises(DataError, match="holds no checkpoint"):
         load_model(tmp_path / "run")
     list(events)
-    (other,) = prepare_text([text_file], tmp_path / "chars", "char")
+    (other,) = prepare_text([text_file], tmp_path / "chars", TextOptions(level="char"))
     with pytest.raises(DataError, match="another vocabulary than the run"):
         load_model(tmp_path / "run").evaluate(other.location)
     weights = tmp_path / "run" / "weights.safetensors"

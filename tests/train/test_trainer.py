@@ -14,7 +14,17 @@ from helpers import reference_loop
 from helpers.rank_pool import RankPools
 from stretto import Layout, StepResult, TrainConfig, Trainer, World, evaluate, make_engine
 from stretto.base.optimizer import OptimizerFactory
-from stretto.data import Batches, Corpus, Lanes, NextTokenItems, Sequences, Window, prepare_sequences, prepare_text
+from stretto.data import (
+    Batches,
+    Corpus,
+    Lanes,
+    NextTokenItems,
+    Sequences,
+    TextOptions,
+    Window,
+    prepare_sequences,
+    prepare_text,
+)
 from stretto.engine.engine import BeforeLastBackward, no_op, window_tensor
 from stretto.errors import ConfigError, DataError, DivergedError
 from stretto.nn import LSTM, BidirectionalLSTM, Embedding, Linear, Pointwise, Stack, State, TokenLoss, initialize
@@ -32,8 +42,8 @@ def make(corpus: Corpus, hidden: int = 16, seed: int = 5) -> Stack:
 def test_200_steps_on_wikitext_equal_the_hand_written_loop(
     level: Literal["byte", "word"], hidden: int, wikitext: Path, tmp_path: Path
 ) -> None:
-    (train,) = prepare_text([wikitext / "valid.txt"], tmp_path / "train", level)
-    (held_out,) = prepare_text([wikitext / "test.txt"], tmp_path / "valid", vocabulary=train.vocabulary)
+    (train,) = prepare_text([wikitext / "valid.txt"], tmp_path / "train", TextOptions(level=level))
+    (held_out,) = prepare_text([wikitext / "test.txt"], tmp_path / "valid", TextOptions(vocabulary=train.vocabulary))
     data = Lanes(train, lanes=16, window=32)
     stack = make(train, hidden)
     by_hand = reference_loop.ReferenceModel(len(train.vocabulary), hidden, num_layers=2)
@@ -194,7 +204,7 @@ def test_a_run_that_diverges_stops_before_it_spoils_the_weights(byte_corpus: Cor
 
 
 def test_more_lanes_than_words_is_a_clear_error_and_not_an_empty_epoch(wikitext: Path, tmp_path: Path) -> None:
-    (train,) = prepare_text([wikitext / "valid.txt"], tmp_path / "train", "word")
+    (train,) = prepare_text([wikitext / "valid.txt"], tmp_path / "train", TextOptions(level="word"))
     assert 210_000 < train.num_tokens < 220_000
     for lanes, window in ((220_000, 1), (64, 4096)):
         with pytest.raises(DataError, match=r"tokens per step, but .* has 21\d,\d\d\d to predict"):
@@ -208,7 +218,7 @@ def train_on_texts(world: World, folder: Path, *, is_shared: bool = False) -> li
     engine = make_engine(model, TokenLoss(), layout, world, seed=1)
     windows = Batches(NextTokenItems(Sequences.open(folder)), budget=200)
     if is_shared:
-        windows = windows.share(engine.mesh.replica, engine.mesh.num_replicas)
+        windows = windows.share(engine.replica, engine.num_replicas)
     trainer = Trainer(engine, windows, TrainConfig(epochs=1, lr=1e-2))
     return [(report.loss, report.tokens) for report in trainer]
 

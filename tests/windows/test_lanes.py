@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stretto.data import Corpus, Lanes, Position, prepare_text
+from stretto.data import Corpus, Lanes, Position, TextOptions, prepare_text
 from stretto.errors import DataError
 
 EXAMPLES = settings(max_examples=60, deadline=None)
@@ -76,7 +76,9 @@ def test_the_number_of_shards_changes_no_window(
     shard: int, lanes: int, window: int, position: int, text_file: Path, word_corpus: Corpus
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        (sharded,) = prepare_text(text_file, Path(folder) / "out", "word", shard_bytes=shard, workers=1)
+        (sharded,) = prepare_text(
+            text_file, Path(folder) / "out", TextOptions(level="word", shard_bytes=shard), workers=1
+        )
         cut = [Lanes(corpus, lanes, window) for corpus in (word_corpus, sharded)]
         one, many = (data.read(data.position(position)) for data in cut)
     assert one.inputs is not None and one.targets is not None and many.inputs is not None and many.targets is not None

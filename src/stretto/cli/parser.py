@@ -1,15 +1,24 @@
-"""Parser: argparse that answers a mistake like the rest of the house, with one sentence."""
+"""Parser: argparse that raises our errors, each one sentence, with options named as the user types them."""
 
 import argparse
 import difflib
+import re
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from stretto.base.errors import ConfigError
+from stretto.base.errors import ConfigError, StrettoError
 
-# What argparse takes where it wraps, at most: the text has to be read in a narrow terminal too.
+if TYPE_CHECKING:
+    from stretto.prepare.options import PrepareOptions
+
+# The description has to be readable in a narrow terminal too.
 _WIDTH = 78
+
+Options = TypeVar("Options", bound="PrepareOptions")
 
 
 class Parser(argparse.ArgumentParser):
@@ -26,15 +35,15 @@ class Parser(argparse.ArgumentParser):
         )
 
     def parse_all(self, arguments: list[str]) -> argparse.Namespace:
-        """Parse arguments; an option that does not exist is answered with the one most like it."""
+        """Parse arguments; for an unknown option, the error suggests the most similar one."""
         options, unknown = self.parse_known_args(arguments)
         if unknown:
             name = unknown[0].split("=")[0]
             known = [option for option in self._option_string_actions if option not in ("-h", "--help")]
-            near = [option for option in known if option.endswith("." + name.lstrip("-"))]
-            near = near or difflib.get_close_matches(name, known, n=1)
+            similar = [option for option in known if option.endswith("." + name.lstrip("-"))]
+            similar = similar or difflib.get_close_matches(name, known, n=1)
             inner = [option for option in known if option.startswith(f"{name}.")]
-            hint = f"did you mean {near[0]}?" if near else f"see `{self.prog} --help`"
+            hint = f"did you mean {similar[0]}?" if similar else f"see `{self.prog} --help`"
             if inner:
                 hint = f"it is a section: {', '.join(inner)}"
             raise ConfigError(f"{name} is not an option of `{self.prog}`; {hint}")
@@ -43,21 +52,62 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see `{self.prog} --help`")
 
+    def add_dashes(self, message: str) -> str:
+        """Return a message of the library with options instead of parameters.
+
+        `max_symbols=3` becomes `--max-symbols=3`, and `has_label=False` the flag `--no-label`.
+        """
+        for action in self._actions:
+            if not action.option_strings:
+                continue
+            parameter, option = f"{action.dest}=", f"{action.option_strings[-1]}="
+            if action.nargs == 0:
+                parameter, option = f"{action.dest}={action.const}", action.option_strings[-1]
+            # Not within a word, a path or a dotted field: `a/label=3.csv` is a file.
+            message = re.sub(rf"(?<![\w./-]){re.escape(parameter)}", option, message)
+        return message
+
+    @contextmanager
+    def option_errors(self) -> Iterator[None]:
+        """Name options with dashes in the errors of library functions."""
+        try:
+            yield
+        except StrettoError as error:
+            error.args = (self.add_dashes(str(error)),)
+            raise
+
 
 def refuse_existing(option: str, path: Path) -> None:
-    """Refuse a file to write that is there already: what was made before is never lost to a slip of the hand."""
+    """Reject an output file that already exists, so that a typing error never overwrites a result."""
     try:
-        is_there = path.exists()
+        exists = path.exists()
     except OSError:
-        return  # a name that can't be; whoever writes it says so
-    if is_there:
-        raise ConfigError(f"{option}={path} exists already; give another, or delete it")
+        return  # not a possible name; whoever writes the file reports it
+    if exists:
+        raise ConfigError(f"{option}={path} already exists; choose a different path, or delete it")
 
 
 def add_model_arguments(parser: Parser) -> None:
-    """Let a command take the model of a run."""
-    parser.add_argument("run", metavar="RUN", help="the run's folder, or a checkpoint")
-    parser.add_argument("--device", metavar="NAME", help="where to compute; the run's own run.device if not given")
+    """Add the arguments of commands that use the model of a run."""
+    parser.add_argument("run", metavar="RUN", help="folder of the run, or a checkpoint")
+    parser.add_argument("--device", metavar="NAME", help="device to compute on (default: the run's run.device)")
+    add_trust_argument(parser)
+
+
+def add_trust_argument(parser: Parser) -> None:
+    """Add the option that lets a run's own code run."""
     parser.add_argument(
         "--trust", action="store_true", help="run the code that the run's model.factory or model.loss names"
     )
+
+
+def add_prepare_options(parser: Parser, kind: "type[PrepareOptions]") -> None:
+    """Add an option for each field of a kind of preparation."""
+    for item in fields(kind):
+        more = {key: item.metadata[key] for key in ("help", "metavar", "type", "choices")}
+        parser.add_argument(f"--{item.name.replace('_', '-')}", default=item.default, **more)
+
+
+def read_prepare_options(kind: type[Options], namespace: argparse.Namespace) -> Options:
+    """Return the options of a preparation from parsed arguments."""
+    return kind(**{item.name: getattr(namespace, item.name) for item in fields(kind)})

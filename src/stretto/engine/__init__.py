@@ -1,1 +1,1 @@
-"""Engines: one step, forward and backward, in any layout."""
+"""One step forward and backward, in whatever layout."""

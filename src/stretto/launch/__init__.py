@@ -1,4 +1,4 @@
-"""Start ranks on this machine, and check the machines that ranks run on."""
+"""Starting ranks: this machine, torchrun, Slurm, TF_CONFIG."""
 
 from stretto.base.lazy import lazy_exports
 

@@ -1,4 +1,4 @@
-"""FilePreview: the first rows of a file of records and some of its last, however large it is."""
+"""FilePreview: the first rows of a file of records and some of the last, however large it is."""
 
 import csv
 import io
@@ -12,7 +12,7 @@ from stretto.base.errors import DataError
 from stretto.prepare.records import Format, ParsedRow, check_header, csv_row, find_format, open_dataset, open_parquet
 from stretto.prepare.records import parse_line as parse_jsonl
 
-# Of a file, so much is looked at.
+# How much of a file is read.
 MAX_BYTES = 1 << 20
 MAX_ROWS = 2000
 _TAIL_BYTES = 64 << 10
@@ -21,12 +21,12 @@ _TAIL_ROWS = 100
 
 @dataclass(frozen=True)
 class FilePreview:
-    """What was seen of a file."""
+    """Rows from the beginning and the end of a file."""
 
     format: Format
     rows: tuple[ParsedRow, ...]  # the first ones
-    last: tuple[ParsedRow, ...]  # some of the last ones, where there are more
-    num_rows: int  # of the whole file, about
+    last: tuple[ParsedRow, ...]  # some of the last ones, if there are more
+    num_rows: int  # in the whole file, approximately
 
     @property
     def is_csv(self) -> bool:
@@ -35,7 +35,7 @@ class FilePreview:
 
 
 def preview_file(path: Path) -> FilePreview:
-    """Return what the beginning and the end of a file of records show."""
+    """Read the beginning and the end of a file of records."""
     format = find_format(path)
     if format == "parquet":
         return _preview_parquet(path)
@@ -44,12 +44,12 @@ def preview_file(path: Path) -> FilePreview:
         rows = [dataset[index] for index in range(min(len(dataset), MAX_ROWS))]
         last = [dataset[index] for index in range(max(len(dataset) - _TAIL_ROWS, MAX_ROWS), len(dataset))]
         return FilePreview(format, _parsed_rows(rows), _parsed_rows(last), len(dataset))
-    content, is_whole = read_beginning(path)
-    if not is_whole and b"\n" not in content:
-        raise DataError(f"{path} has no end of a line in its first {MAX_BYTES >> 20} MiB; is it {format}?")
-    tail = b"" if is_whole else _read_end(path)
+    content, is_complete = read_beginning(path)
+    if not is_complete and b"\n" not in content:
+        raise DataError(f"{path} has no line break in its first {MAX_BYTES >> 20} MiB; is it {format}?")
+    tail = b"" if is_complete else _read_end(path)
     if format == "csv":
-        header, rows = _preview_csv(path, content, is_whole)
+        header, rows = _preview_csv(path, content, is_complete)
         ending = _csv_rows(header, tail) if tail else rows[MAX_ROWS:]
         num_seen = len(rows)
     else:
@@ -58,21 +58,21 @@ def preview_file(path: Path) -> FilePreview:
         rows = [parse_jsonl(index, line) for index, line in enumerate(lines[:MAX_ROWS])]
         ending = [parse_jsonl(0, line) for line in (tail.splitlines() or lines[MAX_ROWS:])[-_TAIL_ROWS:]]
     if not rows:
-        raise DataError(f"{path} has no rows; give another file")
-    # A whole file is counted; of others, the rows seen tell how long a row is.
-    num_rows = num_seen if is_whole else round(num_seen * path.stat().st_size / max(len(content), 1))
+        raise DataError(f"{path} has no rows; choose a different file")
+    # Exact if the whole file was read, else extrapolated from the mean length of a row.
+    num_rows = num_seen if is_complete else round(num_seen * path.stat().st_size / max(len(content), 1))
     return FilePreview(format, tuple(rows[:MAX_ROWS]), tuple(ending[-_TAIL_ROWS:]), num_rows)
 
 
 def read_beginning(path: Path) -> tuple[bytes, bool]:
-    """Return the first bytes of a file, up to the end of a line, and whether they are all of it."""
+    """Return the first bytes of a file, up to the end of a line, and whether they are the whole file."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES)
-            is_whole = len(content) == os.fstat(file.fileno()).st_size
+            is_complete = len(content) == os.fstat(file.fileno()).st_size
     except OSError as error:
-        raise DataError(f"{path} can't be read ({error.strerror}); give another file") from None
-    if is_whole:
+        raise DataError(f"{path} can't be read ({error.strerror}); choose a different file") from None
+    if is_complete:
         return content, True
     edge = content.rfind(b"\n") + 1
     return content[: edge or len(content)], False
@@ -81,19 +81,19 @@ def read_beginning(path: Path) -> tuple[bytes, bool]:
 def _read_end(path: Path) -> bytes:
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-        # It starts within a line.
+        # The first line is incomplete.
         return file.read().partition(b"\n")[2]
 
 
-def _preview_csv(path: Path, content: bytes, is_whole: bool) -> tuple[list[str], list[ParsedRow]]:
+def _preview_csv(path: Path, content: bytes, is_complete: bool) -> tuple[list[str], list[ParsedRow]]:
     reader = csv.reader(io.StringIO(_text(content), newline=""), strict=True)
     try:
         header = next(reader, [])
     except csv.Error as error:
-        raise DataError(f"{path}: its header line can't be read ({error}); mend it") from None
+        raise DataError(f"{path}: its header line can't be read ({error}); fix it") from None
     rows = list(_cells(check_header(path, header), reader))
-    # What was cut may end within quotes.
-    return header, rows if is_whole or not rows or not rows[-1].problem else rows[:-1]
+    # The last row may be incomplete, within quotes.
+    return header, rows if is_complete or not rows or not rows[-1].problem else rows[:-1]
 
 
 def _csv_rows(header: list[str], content: bytes) -> list[ParsedRow]:
@@ -123,7 +123,7 @@ def _preview_parquet(path: Path) -> FilePreview:
     file = open_parquet(path)
     num_rows, num_groups = file.metadata.num_rows, file.metadata.num_row_groups
     if not num_rows:
-        raise DataError(f"{path} has no rows; give another file")
+        raise DataError(f"{path} has no rows; choose a different file")
     try:
         first = next(file.iter_batches(MAX_ROWS)).to_pylist()
         # A row group can't be read from its end.

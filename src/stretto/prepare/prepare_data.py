@@ -1,173 +1,139 @@
-"""Prepare what was found: each kind in its own way, once for the same files."""
+"""prepare_data: inspected files into stores, reused if the same files were prepared before."""
 
-import hashlib
-import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from stretto.base.disk import write_atomic
 from stretto.base.errors import DataError
-from stretto.prepare.file_listing import list_validation_files
-from stretto.prepare.inspection import Inspection
-from stretto.prepare.prepare_job import OnProgress
+from stretto.prepare.inspection import Inspection, TextData
+from stretto.prepare.options import BadRowPolicy, NanPolicy, SequenceOptions, SeriesOptions, TextOptions
+from stretto.prepare.prepare_job import OnProgress, source_fingerprint
 from stretto.prepare.prepare_sequences import prepare_sequences
 from stretto.prepare.prepare_series import prepare_series
 from stretto.prepare.prepare_text import prepare_text
-from stretto.prepare.record_parser import BadRowPolicy, NanPolicy, OnSkipped, ValueType, log_skipped_rows
+from stretto.prepare.record_parser import OnSkipped, log_skipped_rows
+from stretto.prepare.sequence_data import SequenceData
 from stretto.store.corpus import Corpus
-from stretto.store.index import INDEX, VERSION, Store
+from stretto.store.index import INDEX, Store
 from stretto.store.sequences import Sequences
 
-# Beside what was prepared: a digest of what it was made from.
-SOURCE_DIGEST = "source.sha256"
+# In the folder of prepared data: a fingerprint of the files and options that it was made from.
+SOURCE_FINGERPRINT = "source.sha256"
 _MAX_SYMBOLS = 20_000
-_READ_AS: dict[str, ValueType] = {"text": "text", "tokens": "tokens", "channels": "channels"}
 
 Stores = list[Corpus] | list[Sequences]
-MakeStores = Callable[[Path], Stores]
+Options = TextOptions | SequenceOptions | SeriesOptions
 
 
 @dataclass(frozen=True)
 class PreparedData:
-    """Data to train on, and what is held out of it."""
+    """Data for training and for validation."""
 
     train: Corpus | Sequences
     valid: Corpus | Sequences | None
-    is_reused: bool = False  # nothing was done: it was there already
+    is_reused: bool = False  # the folder already held this data
 
 
 def prepare_data(
-    found: Inspection,
+    inspection: Inspection,
     folder: Path | str,
     *,
-    valid: Sequence[Path | str] = (),
     validation_fraction: float | None = None,
     max_symbols: int | None = None,
-    bad_rows: BadRowPolicy = "refuse",
+    bad_rows: BadRowPolicy = "error",
     nan: NanPolicy | None = None,
     on_progress: OnProgress = lambda progress: None,
     on_skipped: OnSkipped = log_skipped_rows,
 ) -> PreparedData:
-    """Prepare what `inspect_data` found into `folder/train` and `folder/valid`; reuse what is there of the same files.
+    """Prepare inspected files into `folder/train` and `folder/valid`; reuse them if they exist and nothing changed.
 
-    Held out are the `valid` files, else those that were found by their names, else the part `validation_fraction`: a tenth, or the
-    last fifth of each series, if not said.
+    The validation data is the inspection's validation files. If it has none, it is `validation_fraction` of the data:
+    a tenth, or the last fifth of each series, by default.
     """
-    if found.level == "word" and max_symbols is None:
-        max_symbols = _MAX_SYMBOLS
-    settings = _PrepareSettings(found, max_symbols, bad_rows, nan or found.nan, on_progress, on_skipped)
-    beside = list_validation_files(map(Path, valid), found.format, found.kind == "text") or found.valid
+    prepare = _Preparation(on_progress, on_skipped)
     folder = Path(folder)
-    if not beside:
-        part = (0.2 if found.kind == "series" else 0.1) if validation_fraction is None else validation_fraction
-        stores, is_reused = _make_or_reuse(
-            folder, settings, found.paths, {"validation_fraction": part}, lambda to: settings.make(to, part)
+    options = _make_options(inspection, max_symbols, bad_rows, nan)
+    if not inspection.valid:
+        default = 0.2 if isinstance(options, SeriesOptions) else 0.1
+        fraction = default if validation_fraction is None else validation_fraction
+        stores, is_reused = prepare.make_or_reuse(
+            inspection.paths, folder, replace(options, validation_fraction=fraction)
         )
         return PreparedData(stores[0], stores[1] if len(stores) > 1 else None, is_reused)
     if validation_fraction:
         raise DataError(
-            f"--validation-fraction={validation_fraction} has no meaning beside --valid; leave one of them out"
+            f"validation_fraction={validation_fraction} has no effect with validation files "
+            f"({inspection.valid[0]}); leave one of them out"
         )
-    (train,), is_old = _make_or_reuse(folder / "train", settings, found.paths, {}, lambda to: settings.make(to, 0.0))
-    like = Store.open(train.location).digest
-    (held,), is_old_too = _make_or_reuse(
-        folder / "valid", settings, beside, {"like": like}, lambda to: settings.make_validation(beside, to, train)
-    )
-    return PreparedData(train, held, is_old and is_old_too)
+    (train,), is_train_reused = prepare.make_or_reuse(inspection.paths, folder / "train", options)
+    options = _make_validation_options(options, train)
+    (valid,), is_valid_reused = prepare.make_or_reuse(inspection.valid, folder / "valid", options)
+    return PreparedData(train, valid, is_train_reused and is_valid_reused)
+
+
+def _make_options(
+    inspection: Inspection, max_symbols: int | None, bad_rows: BadRowPolicy, nan: NanPolicy | None
+) -> Options:
+    data = inspection.data
+    if isinstance(data, TextData | SequenceData) and data.level == "word" and max_symbols is None:
+        max_symbols = _MAX_SYMBOLS
+    if isinstance(data, TextData):
+        return TextOptions(level=data.level, max_symbols=max_symbols)
+    if isinstance(data, SequenceData):
+        return SequenceOptions(
+            sequence=data.sequence,
+            label=data.label,
+            # As inferred from many rows: the numbers of the first alone may be integers by chance.
+            read_as=data.value_type,
+            level=data.level,
+            max_symbols=max_symbols,
+            bad_rows=bad_rows,
+            nan=nan or "error",
+        )
+    return SeriesOptions(columns=data.columns, by=data.by, time=data.time, bad_rows=bad_rows, nan=nan or data.nan)
+
+
+def _make_validation_options(options: Options, train: Corpus | Sequences) -> Options:
+    """Return options for validation files: they get the vocabulary, labels and statistics of the training data."""
+    if isinstance(options, TextOptions):
+        assert isinstance(train, Corpus)
+        return TextOptions(vocabulary=train.vocabulary)
+    if isinstance(options, SequenceOptions):
+        return replace(options, like=train.location, level=None, max_symbols=None)
+    return replace(options, like=train.location, columns=None)
 
 
 @dataclass(frozen=True)
-class _PrepareSettings:
-    inspection: Inspection
-    max_symbols: int | None
-    bad_rows: BadRowPolicy
-    nan: NanPolicy
+class _Preparation:
     on_progress: OnProgress
     on_skipped: OnSkipped
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """What tells this preparation from another, beside its files."""
-        found = self.inspection
-        return {
-            "kind": found.kind,
-            "level": found.level,
-            "sequence": found.sequence,
-            "label": found.label,
-            "time": found.time,
-            "by": found.by,
-            "columns": found.columns,
-            "max_symbols": self.max_symbols,
-            "bad_rows": self.bad_rows,
-            "nan": self.nan,
-        }
+    def make_or_reuse(self, paths: Sequence[Path], folder: Path, options: Options) -> tuple[Stores, bool]:
+        """Prepare files into a folder, unless it holds the same files, prepared in the same way."""
+        fingerprint = source_fingerprint(paths, options.to_dict()).encode()
+        fingerprint_path = folder / SOURCE_FINGERPRINT
+        inner = sorted(path.parent for path in folder.glob(f"*/{INDEX}"))
+        if (folder / INDEX).exists() or inner:
+            if not fingerprint_path.is_file() or fingerprint_path.read_bytes() != fingerprint:
+                raise DataError(
+                    f"{folder} holds data that was prepared from other files, or in a different way; choose a "
+                    "different folder, or delete it"
+                )
+            return [_open(path) for path in inner or [folder]], True
+        stores = self._make(paths, folder, options)
+        write_atomic(fingerprint_path, fingerprint)
+        return stores, False
 
-    def make(self, folder: Path, validation_fraction: float) -> Stores:
-        found = self.inspection
-        if found.kind == "text":
-            return prepare_text(
-                found.paths, folder, found.level, max_symbols=self.max_symbols, validation_fraction=validation_fraction,
-                on_progress=self.on_progress,
-            )  # fmt: skip
-        # As all rows have it that were looked at: the first alone may have whole numbers by chance.
-        read_as = _READ_AS.get(found.sequence_type or "")
-        if found.kind == "sequences":
-            return prepare_sequences(
-                found.paths, folder, sequence=found.sequence, label=found.label, read_as=read_as, level=found.level,
-                max_symbols=self.max_symbols, validation_fraction=validation_fraction, bad_rows=self.bad_rows, nan=self.nan,
-                on_progress=self.on_progress, on_skipped=self.on_skipped,
-            )  # fmt: skip
-        return prepare_series(
-            found.paths, folder, columns=found.columns, by=found.by, time=found.time, validation_fraction=validation_fraction,
-            bad_rows=self.bad_rows, nan=self.nan, on_progress=self.on_progress, on_skipped=self.on_skipped,
-        )  # fmt: skip
-
-    def make_validation(self, paths: Sequence[Path], folder: Path, train: Corpus | Sequences) -> Stores:
-        """Prepare held-out files with the vocabulary, labels and statistics of the others."""
-        found = self.inspection
-        if isinstance(train, Corpus):
-            return prepare_text(paths, folder, vocabulary=train.vocabulary, on_progress=self.on_progress)
-        # As all rows have it that were looked at: the first alone may have whole numbers by chance.
-        read_as = _READ_AS.get(found.sequence_type or "")
-        if found.kind == "sequences":
-            return prepare_sequences(
-                paths, folder, sequence=found.sequence, label=found.label, read_as=read_as, like=train.location,
-                bad_rows=self.bad_rows, nan=self.nan, on_progress=self.on_progress, on_skipped=self.on_skipped,
-            )  # fmt: skip
-        return prepare_series(
-            paths, folder, by=found.by, time=found.time, like=train.location, bad_rows=self.bad_rows, nan=self.nan,
-            on_progress=self.on_progress, on_skipped=self.on_skipped,
-        )  # fmt: skip
-
-
-def _make_or_reuse(
-    folder: Path, settings: _PrepareSettings, paths: Sequence[Path], more: Mapping[str, Any], make: MakeStores
-) -> tuple[Stores, bool]:
-    """Make something in a folder, unless it was made there from the same files in the same way."""
-    digest = _digest(paths, {**settings.options, **more})
-    note = folder / SOURCE_DIGEST
-    inner = sorted(path.parent for path in folder.glob(f"*/{INDEX}"))
-    if (folder / INDEX).exists() or inner:
-        if not note.is_file() or note.read_bytes() != digest:
-            raise DataError(
-                f"{folder} holds data that was prepared from other files, or in another way; choose another --name, or "
-                "delete that folder"
-            )
-        return [_open(path) for path in inner or [folder]], True
-    stores = make(folder)
-    write_atomic(note, digest)
-    return stores, False
+    def _make(self, paths: Sequence[Path], folder: Path, options: Options) -> Stores:
+        if isinstance(options, TextOptions):
+            return prepare_text(paths, folder, options, on_progress=self.on_progress)
+        if isinstance(options, SequenceOptions):
+            return prepare_sequences(paths, folder, options, on_progress=self.on_progress, on_skipped=self.on_skipped)
+        return prepare_series(paths, folder, options, on_progress=self.on_progress, on_skipped=self.on_skipped)
 
 
 def _open(folder: Path) -> Any:  # noqa: ANN401 - a corpus or sequences, never both
     store = Store.open(folder)
     return Corpus.from_store(store) if store.kind == "tokens" else Sequences.from_store(store)
-
-
-def _digest(paths: Sequence[Path], options: Mapping[str, Any]) -> bytes:
-    listed = [file for path in paths for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
-    files = [(str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns) for path in listed]
-    tree = {"version": VERSION, "files": files, "options": options}
-    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest().encode()

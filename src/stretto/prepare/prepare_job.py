@@ -1,40 +1,39 @@
-"""Parts: a preparation in parts, done in parallel, and taken up again where it was cut off.
+"""A preparation in parts: done in parallel, and resumed where it was interrupted.
 
-data/book.partial/      beside data/book until all is done, then renamed to it
-  parts/fingerprint     a fingerprint of what is prepared: the inputs and all options
-  parts/count-00000     the record of a part: what was counted in it
-  parts/write-00000     or what was written of it; once it is there, so are its files
-  train/ valid/         the stores, or this folder itself is the store
+data/book.partial/      next to data/book until everything is done, then renamed to it
+  parts/fingerprint     fingerprint of the preparation: its input files and all options
+  parts/count-00000     result of a part: what was counted in it
+  parts/write-00000     or what was written; once this file exists, so do the files it lists
+  train/ valid/         the stores; without a validation split, this folder itself is the store
 """
 
 import fcntl
-import hashlib
 import json
 import os
 import shutil
 import signal
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from stretto.base.disk import fsync_folder
+from stretto.base.disk import atomic_path, fsync_folder
 from stretto.base.errors import DataError
+from stretto.base.fingerprint import fingerprint
 from stretto.base.remote import is_remote
 from stretto.store.file_writer import write_file
 from stretto.store.index import INDEX, VERSION
 from stretto.store.pages import PagedFile
 
-PART_BYTES = 64 << 20
-# Bytes, or rows, for which one more process is worth its start.
+# One more process pays off for this many bytes (or rows).
 _WORK_PER_WORKER = 16 << 20
 _PARTS = "parts"
 _FINGERPRINT = "fingerprint"
@@ -57,68 +56,65 @@ OnProgress = Callable[[Progress], None]
 
 
 class PartTask(Protocol[PartIn]):
-    """What is done with a part; it must pickle, and what it returns must be JSON."""
+    """The work on one part. It must pickle, and its result must be JSON."""
 
     def __call__(self, part: PartIn, number: int, folder: Path, /) -> PartResult: ...
 
 
 class LostWorkerError(DataError):
-    """A worker went away; what is finished is kept, so it is worth another try."""
+    """A worker process ended early. Finished parts are kept, so it is worth another try."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A preparation under way."""
+    """A running preparation."""
 
     target: Path
-    folder: Path  # where it is written until it is whole
-    workers: int | None  # none: as many as the work is worth
+    folder: Path  # where files are written until all of them are complete
+    workers: int | None  # None: as many as the work is worth
     on_progress: OnProgress
 
     def run(
         self, phase: str, task: PartTask[Part], parts: Sequence[Part], sizes: Sequence[int], description: str
     ) -> list[PartResult]:
-        """Return the record of each part; a part that has one already is not done again."""
-        records = dict(self.run_unordered(phase, task, parts, sizes, description))
-        return [records[number] for number in range(len(parts))]
+        """Return the result of each part; finished parts are not done again."""
+        results = dict(self.run_unordered(phase, task, parts, sizes, description))
+        return [results[number] for number in range(len(parts))]
 
     def run_unordered(
         self, phase: str, task: PartTask[Part], parts: Sequence[Part], sizes: Sequence[int], description: str
     ) -> Iterator[tuple[int, PartResult]]:
-        """Return the number and the record of each part as they come, in no order; none of them is held."""
+        """Yield the number and the result of each part as it finishes, in any order, without keeping results."""
         total, done = sum(sizes), 0
         missing = []
         for number, part in enumerate(parts):
-            record = _read_record(self.folder, phase, number)
-            if record is None:
+            result = _find_result(self.folder, phase, number)
+            if result is None:
                 missing.append((number, part))
             else:
                 done += sizes[number]
-                yield number, record
+                yield number, result
         if done:
             self.on_progress(Progress(description, done, total))
-        # Starting processes costs seconds, and a script without a guard can't: little work is done here.
+        # Starting a process takes a second, and a script without a main guard can't: little work is done here.
         worth = -(-sum(sizes[number] for number, _ in missing) // _WORK_PER_WORKER)
-        workers = min(_num_processors(), worth) if self.workers is None else self.workers
-        for number in self._do(_PartRunner(phase, task, self.folder), missing, workers):
-            yield number, _load_record(self.folder, phase, number)
+        workers = min(len(missing), min(_num_processors(), worth) if self.workers is None else self.workers)
+        runner = _PartRunner(phase, task, self.folder)
+        numbers = _run_in_processes(runner, missing, workers) if workers > 1 else (runner(*item) for item in missing)
+        for number in numbers:
+            yield number, _read_result(self.folder, phase, number)
             done += sizes[number]
             self.on_progress(Progress(description, done, total))
 
-    def _do(self, task: "_PartRunner[Part]", parts: Sequence[tuple[int, Part]], workers: int) -> Iterator[int]:
-        if min(workers, len(parts)) > 1:
-            return _in_processes(task, parts, min(workers, len(parts)))
-        return (task(number, part) for number, part in parts)
-
     def finish(self) -> None:
-        """Put what was prepared in its place: all of it is there, or nothing is."""
+        """Rename the folder to its final name: all of the data is there, or none of it."""
         for folder in (*(path for path in self.folder.iterdir() if path.is_dir()), self.folder):
-            # Those of parts in which there was nothing to keep.
+            # Files of parts that had nothing to keep.
             for unused in folder.glob("part-*"):
                 unused.unlink()
             fsync_folder(folder)
         self.folder.rename(self.target)
-        # Only now: without it, what a cut leaves behind would not be known as ours.
+        # Last: without `parts`, an interrupted preparation would not be recognized as ours.
         shutil.rmtree(self.target / _PARTS)
         fsync_folder(self.target)
         fsync_folder(self.target.absolute().parent)
@@ -132,45 +128,38 @@ def open_job(
     workers: int | None = None,
     on_progress: OnProgress = lambda progress: None,
 ) -> Iterator[Job]:
-    """Begin a preparation, or go on with the same one; what another left behind is thrown away."""
+    """Start a preparation, or resume the same one; the remains of a different one are deleted."""
     if workers is not None and workers < 1:
-        raise DataError(f"--workers={workers} must be at least 1")
-    target = check_target(target)
+        raise DataError(f"workers={workers} must be at least 1")
+    target = _check_target(target)
     folder = target.with_name(target.name + ".partial")
     job = Job(target, folder, workers, on_progress)
     try:
         _check_partial(folder)
         (folder / _PARTS).mkdir(parents=True, exist_ok=True)
         with _locked(folder):
-            _resume_or_clear(folder, _fingerprint(inputs, options))
+            _resume_or_clear(folder, source_fingerprint(inputs, options).encode())
             try:
                 yield job
             except LostWorkerError:
                 raise
             except DataError:
-                # It would end here again: there is nothing to go on with.
+                # The same error would stop it again: there is nothing to resume.
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
     except BrokenPipeError:
-        # Of whoever listens to the progress, not of a disk.
+        # From whoever listens to the progress, not from a disk.
         raise
     except OSError as error:
         reason = error.strerror or error
-        raise DataError(f"{error.filename or target}: {reason}; is it readable, and is there room?") from None
+        raise DataError(f"{error.filename or target}: {reason}; is it readable, and is there space?") from None
 
 
-def check_target(target: Path | str) -> Path:
-    """Refuse a place that can't be prepared into, or that would be written over."""
-    if is_remote(target):
-        raise DataError(f"{target} is a URL; prepare into a local folder and copy that")
-    target = Path(target)
-    if target.name in ("", ".."):
-        raise DataError(f"{str(target)!r} has no name of its own; choose another folder")
-    if (target / INDEX).exists() or any(target.glob(f"*/{INDEX}")):
-        raise DataError(f"{target} holds prepared data already; choose another folder, or delete it first")
-    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise DataError(f"{target} exists already and is no prepared data; choose another folder")
-    return target
+def source_fingerprint(inputs: Sequence[Path], options: Mapping[str, Any]) -> str:
+    """Return the fingerprint of a preparation: its options, and path, size and time of each input file."""
+    paths = [file for path in inputs for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
+    files = [(str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    return fingerprint({"version": VERSION, "files": files, "options": dict(options)})
 
 
 def part_path(folder: Path, split: str, number: int, suffix: str) -> Path:
@@ -179,7 +168,7 @@ def part_path(folder: Path, split: str, number: int, suffix: str) -> Path:
 
 
 def file_record(file: PagedFile, folder: str = "") -> PartResult:
-    """Return what a record says of a file; `folder` is where it lies within the job's."""
+    """Return how a part's result describes a file; `folder` is its place within the job's folder."""
     return {
         "path": f"{folder}/{file.name}" if folder else file.name,
         "num_bytes": file.num_bytes,
@@ -196,90 +185,106 @@ def move_into_store(record: PartResult, folder: Path, name: str) -> PagedFile:
 
 @dataclass(frozen=True)
 class _PartRunner(Generic[Part]):
-    """What a worker does with each part it is given."""
+    """Does a task on one part and writes down the result."""
 
     phase: str
     task: PartTask[Part]
     folder: Path
 
     def __call__(self, number: int, part: Part) -> int:
-        record = self.task(part, number, self.folder)
-        path = _record_path(self.folder, self.phase, number)
-        beside = path.with_suffix(".new")
-        write_file(beside, json.dumps(record).encode())
-        beside.rename(path)
-        # The record is read when it is wanted: those of a pool would pile up here.
+        result = self.task(part, number, self.folder)
+        with atomic_path(_result_path(self.folder, self.phase, number)) as partial:
+            write_file(partial, json.dumps(result).encode())
+        # The caller reads the result from the file when it needs it: results of many workers would fill its memory.
         return number
 
 
-def _in_processes(task: _PartRunner[Part], parts: Sequence[tuple[int, Part]], workers: int) -> Iterator[int]:
-    context = get_context("spawn")
-    lifeline, held = context.Pipe(duplex=False)
-    # The task, which may hold a large vocabulary, goes to each worker once; a part is small.
-    pool = ProcessPoolExecutor(workers, context, _init_worker, (task, lifeline))
+def _run_in_processes(runner: _PartRunner[Part], parts: Sequence[tuple[int, Part]], workers: int) -> Iterator[int]:
+    """Run the parts in worker processes; yield the number of each when it is finished."""
+    processes: dict[Connection, BaseProcess] = {}
+    waiting = iter(parts)
     try:
-        # Ctrl-C reaches a whole group of processes: workers inherit that it is blocked, and leave it to their parent.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-        try:
-            futures = [pool.submit(_run_part, number, part) for number, part in parts]
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        for future in as_completed(futures):
-            yield future.result()
-    except BrokenProcessPool:
+        for _ in range(workers):
+            connection, process = _start_worker(runner)
+            processes[connection] = process
+            connection.send(next(waiting))
+        busy = list(processes)
+        while busy:
+            ready = wait(busy)
+            for connection in [connection for connection in busy if connection in ready]:
+                answer = connection.recv()
+                if isinstance(answer, Exception):
+                    raise answer
+                yield answer
+                following = next(waiting, None)
+                busy.remove(connection) if following is None else connection.send(following)
+    except (EOFError, ConnectionError):
         raise LostWorkerError(
-            f"a worker process of {task.folder} ended (out of memory, or called from a script without "
-            "`if __name__ == '__main__':`); run the same again to go on, maybe with fewer workers"
+            f"a worker process of {runner.folder} ended early (out of memory, or called from a script without "
+            "`if __name__ == '__main__':`); run the same command again to resume, maybe with fewer workers"
         ) from None
-    except BaseException:
-        held.close()
-        raise
     finally:
-        pool.shutdown(cancel_futures=True)
-        held.close()
-        lifeline.close()
+        for connection, process in processes.items():
+            process.terminate()
+            process.join()
+            connection.close()
 
 
-# Of a worker process: what it was started for.
-_runner: _PartRunner[Any]
+def _start_worker(runner: _PartRunner[Any]) -> tuple[Connection, BaseProcess]:
+    # The runner may hold a large vocabulary: it goes to each worker once, with the start. A part is small.
+    context = get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_work, args=(runner, theirs), daemon=True)
+    # Ctrl-C reaches the whole process group: workers inherit the blocked signal and leave it to their parent.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    theirs.close()
+    return ours, process
 
 
-def _init_worker(task: _PartRunner[Any], lifeline: Connection) -> None:
-    global _runner
-    _runner = task
-    threading.Thread(target=_exit_with_parent, args=(lifeline,), daemon=True).start()
+def _work(runner: _PartRunner[Any], connection: Connection) -> None:
+    """Run parts as they come; answer each with its number, or with the exception."""
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    while True:
+        number, part = connection.recv()
+        try:
+            connection.send(runner(number, part))
+        except Exception as error:  # noqa: BLE001 - the parent raises it
+            error.add_note(traceback.format_exc())
+            connection.send(error)
 
 
-def _exit_with_parent(lifeline: Connection) -> None:
-    """End at once when the parent stops or is killed: a pool's workers would wait for it forever."""
-    lifeline.poll(None)
+def _exit_with_parent() -> None:
+    """End at once when the parent is killed: a part that is still being written would disturb the next start."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
     os._exit(1)
 
 
-def _run_part(number: int, part: Any) -> int:  # noqa: ANN401 - whatever the task takes
-    return _runner(number, part)
-
-
-def _record_path(folder: Path, phase: str, number: int) -> Path:
+def _result_path(folder: Path, phase: str, number: int) -> Path:
     return folder / _PARTS / f"{phase}-{number:05}"
 
 
-def _read_record(folder: Path, phase: str, number: int) -> PartResult | None:
-    """Return the record of a finished part, if its files are there as it says."""
-    if not _record_path(folder, phase, number).exists():
+def _find_result(folder: Path, phase: str, number: int) -> PartResult | None:
+    """Return the result of a finished part, if the files that it lists exist."""
+    if not _result_path(folder, phase, number).exists():
         return None
-    record = _load_record(folder, phase, number)
-    for file in record.get("files", ()):
-        written = folder / file["path"]
-        # It may have got its name in the store already, just before the job was cut off.
-        if not written.is_file() or written.stat().st_size != file["num_bytes"]:
+    result = _read_result(folder, phase, number)
+    for file in result.get("files", ()):
+        path = folder / file["path"]
+        # It may have got its name in the store already, just before the interruption.
+        if not path.is_file() or path.stat().st_size != file["num_bytes"]:
             return None
-    return record
+    return result
 
 
-def _load_record(folder: Path, phase: str, number: int) -> PartResult:
-    record: PartResult = json.loads(_record_path(folder, phase, number).read_bytes())
-    return record
+def _read_result(folder: Path, phase: str, number: int) -> PartResult:
+    result: PartResult = json.loads(_result_path(folder, phase, number).read_bytes())
+    return result
 
 
 def _num_processors() -> int:
@@ -289,19 +294,25 @@ def _num_processors() -> int:
         return os.cpu_count() or 1
 
 
-def _fingerprint(inputs: Sequence[Path], options: Mapping[str, Any]) -> bytes:
-    """Return what tells this job from any other: its options, and which files it reads, as they are now."""
-    paths = [file for path in inputs for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
-    files = [(str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
-    tree = {"version": VERSION, "files": files, "options": dict(options)}
-    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest().encode()
+def _check_target(target: Path | str) -> Path:
+    """Reject a folder that can't be written to, or that already holds something."""
+    if is_remote(target):
+        raise DataError(f"{target} is a URL; prepare into a local folder, then copy it")
+    target = Path(target)
+    if target.name in ("", ".."):
+        raise DataError(f"{str(target)!r} does not name a folder; choose a different one")
+    if (target / INDEX).exists() or any(target.glob(f"*/{INDEX}")):
+        raise DataError(f"{target} already holds prepared data; choose a different folder, or delete it first")
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise DataError(f"{target} already exists and is not prepared data; choose a different folder")
+    return target
 
 
 def _check_partial(folder: Path) -> None:
-    """Refuse to write where something else lies, such as a user's own folder of that name."""
+    """Refuse to write into something else of that name, such as a user's own folder."""
     if folder.is_symlink() or (folder.exists() and not _is_ours(folder)):
         raise DataError(
-            f"{folder} exists already and is no unfinished preparation; move it away or choose another folder"
+            f"{folder} already exists and is not an unfinished preparation; move it away or choose a different folder"
         )
 
 
@@ -309,20 +320,21 @@ def _is_ours(folder: Path) -> bool:
     parts = folder / _PARTS
     if parts.is_symlink() or not folder.is_dir():
         return False
-    # Cut off before its job was written, it has no more than an empty folder in it.
+    # Interrupted before its fingerprint was written, it contains at most an empty `parts`.
     return (parts / _FINGERPRINT).is_file() or all(path == parts for path in folder.rglob("*"))
 
 
-def _resume_or_clear(folder: Path, fingerprint: bytes) -> None:
+def _resume_or_clear(folder: Path, expected: bytes) -> None:
+    """Keep the finished parts of the same preparation; delete those of a different one."""
     path = folder / _PARTS / _FINGERPRINT
-    if path.exists() and path.read_bytes() == fingerprint:
+    if path.exists() and path.read_bytes() == expected:
         return
-    # First of all no job's and last this one's, but always there: it is what shows that the folder is ours.
+    # The file marks the folder as ours, so it exists throughout: empty while the old parts are deleted.
     write_file(path, b"")
     for inner in (*folder.iterdir(), *path.parent.iterdir()):
         if inner not in (path, path.parent):
             shutil.rmtree(inner) if inner.is_dir() and not inner.is_symlink() else inner.unlink()
-    write_file(path, fingerprint)
+    write_file(path, expected)
 
 
 @contextmanager
@@ -332,7 +344,9 @@ def _locked(folder: Path) -> Iterator[None]:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        raise DataError(f"{folder} is being written by another process; wait for it or choose another folder") from None
+        raise DataError(
+            f"{folder} is being written by another process; wait for it or choose a different folder"
+        ) from None
     try:
         yield
     finally:

@@ -1,9 +1,9 @@
-"""Prepare series: files whose rows are steps of time into a store of sequences of channels."""
+"""prepare_series: tables into a store, each row one step of time of a series of channels."""
 
 import math
 from array import array
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import date, datetime
 from itertools import islice
 from pathlib import Path
@@ -13,24 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.base.errors import DataError
+from stretto.prepare.options import BadRowPolicy, NanPolicy, SeriesOptions, open_schema
 from stretto.prepare.prepare_job import Job, OnProgress, PartResult, open_job
-from stretto.prepare.prepare_text import check_validation_fraction
 from stretto.prepare.record_parser import (
     FLOAT32_MAX,
     BadRowError,
-    BadRowPolicy,
     BadRows,
-    NanPolicy,
     OnSkipped,
     SkippedRows,
-    check_policies,
     get_record,
     log_skipped_rows,
     missing_field,
     parse_number,
     to_number,
 )
-from stretto.prepare.records import RecordPart, cut_records, read_rows, shorten
+from stretto.prepare.records import RecordPart, cut_records, list_paths, read_rows, shorten
 from stretto.prepare.shard_writer import (
     check_splits,
     finish_part,
@@ -45,51 +42,39 @@ from stretto.store.sequences import VALUES, Channels, Origin, Sequences
 
 Timestamp = float | datetime
 
-# How many rows are looked at to find out which columns hold numbers.
+# How many rows are read to see which columns hold numbers.
 _MAX_ROWS_SAMPLED = 1000
 
 
 def prepare_series(
     files: Sequence[Path | str] | Path | str,
     folder: Path | str,
+    options: SeriesOptions = SeriesOptions(),
     *,
-    columns: Sequence[str] | None = None,
-    by: str | None = None,
-    time: str | None = None,
-    like: Path | str | Schema | None = None,
-    validation_fraction: float = 0.0,
-    bad_rows: BadRowPolicy = "refuse",
-    nan: NanPolicy = "refuse",
     workers: int | None = None,
     on_progress: OnProgress = lambda progress: None,
     on_skipped: OnSkipped = log_skipped_rows,
 ) -> list[Sequences]:
-    """Write the series of some CSV, Parquet or JSONL files, a row a step of time, to `folder`.
+    """Write the rows of CSV, Parquet or JSONL files as series to `folder`, each row one step of time.
 
-    `columns` are the channels: all whose first value is a number, if not said. A file is a series, or each run of
-    rows with the same value in column `by`. `time` names a column that must not decrease within a series.
-    With `validation_fraction`, the last part of each series goes to `folder/valid`, the rest to `folder/train`, which the
-    statistics are of. `like` is a prepared folder to take columns and statistics from.
+    A file is one series, or each run of rows with the same value in the column `by`. The channels are `columns`, by
+    default all whose first value is a number. Times in the column `time` must not decrease within a series.
+    With `validation_fraction`, the end of each series goes to `folder/valid`, the rest to `folder/train`, and the
+    statistics are those of the rest. `like` takes columns and statistics from other prepared data.
     """
-    check_policies(bad_rows, nan)
-    check_validation_fraction(validation_fraction)
-    parts = cut_records(files, None)
-    channels = None if like is None else _channels_from_schema(Schema.from_location(like), columns)
+    paths = list_paths(files)
+    parts = cut_records(paths, None)
+    schema, columns = open_schema(options.like), options.columns
+    channels = None if schema is None else _channels_from_schema(schema, columns)
     if channels is not None:
         columns = channels.names
     if columns is None:
-        columns = _numeric_columns(parts[0], {by, time})
-    parser = _StepParser(_check_columns(columns, by, time), by, time, nan)
-    options = {
-        "what": "series",
-        "parser": asdict(parser),
-        "channels": None if channels is None else channels.model_dump(mode="json"),
-        "validation_fraction": validation_fraction,
-        "bad_rows": bad_rows,
-    }
-    splits = ("train", "valid") if validation_fraction else ("",)
-    with open_job(folder, [part.path for part in parts], options, workers, on_progress) as job:
-        skipped = _write(job, parts, _WriteSeries(parser, splits, validation_fraction, bad_rows), channels)
+        columns = _numeric_columns(parts[0], {options.by, options.time})
+    parser = _StepParser(_check_columns(columns, options), options.by, options.time, options.nan)
+    splits = ("train", "valid") if options.validation_fraction else ("",)
+    task = _WriteSeries(parser, splits, options.validation_fraction, options.bad_rows)
+    with open_job(folder, paths, options.to_dict(), workers, on_progress) as job:
+        skipped = _write(job, parts, task, channels)
         job.finish()
     if skipped.num_rows:
         on_skipped(skipped)
@@ -99,63 +84,68 @@ def prepare_series(
 def _write(job: Job, parts: Sequence[RecordPart], task: "_WriteSeries", like: Channels | None) -> SkippedRows:
     for split in task.splits:
         (job.folder / split).mkdir(exist_ok=True)
-    records = job.run("write", task, parts, [part.size for part in parts], f"writing {job.target}")
-    check_splits(job, records, task.splits, task.validation_fraction)
-    shards = {split: [record["splits"][split] for record in records] for split in task.splits}
+    results = job.run("write", task, parts, [part.size for part in parts], f"writing {job.target}")
+    check_splits(job, results, task.splits, task.validation_fraction)
+    shards = {split: [result["splits"][split] for result in results] for split in task.splits}
     channels = make_channels(task.parser.columns, shards[task.splits[0]], like)
     for split in task.splits:
         origin = Origin(by=task.parser.by, time=task.parser.time)
         write_store(job, split, shards[split], channels, origin=origin)
-    return sum_skipped_rows(records)
+    return sum_skipped_rows(results)
 
 
-def _channels_from_schema(like: Schema, columns: Sequence[str] | None) -> Channels:
-    values = like.values
+def _channels_from_schema(schema: Schema, columns: Sequence[str] | None) -> Channels:
+    values = schema.values
     if not isinstance(values, Channels):
-        raise DataError(f"--like={like.location} has {values.type}, not channels; give another")
+        raise DataError(f"like={schema.location} has {values.type}, not channels; use different data")
     if columns is not None and tuple(columns) != values.names:
         raise DataError(
-            f"--columns={list(columns)} are not those of --like={like.location}, {list(values.names)}; leave one out"
+            f"columns={','.join(columns)} are not those of like={schema.location}, {','.join(values.names)}; "
+            "leave one of them out"
         )
     return values
 
 
-def _check_columns(columns: Sequence[str], by: str | None, time: str | None) -> tuple[str, ...]:
+def _check_columns(columns: Sequence[str], options: SeriesOptions) -> tuple[str, ...]:
+    listed = ",".join(columns)
     if not columns:
-        raise DataError("--columns is empty; name at least one")
+        raise DataError("columns= is empty; name at least one column")
     for name in columns:
-        if name in (by, time) or list(columns).count(name) > 1:
-            raise DataError(f"--columns names {name!r} twice, or it is --by or --time; name each column once")
+        if list(columns).count(name) > 1:
+            raise DataError(f"columns={listed} names {name!r} twice; name each column once")
+        if name in (options.by, options.time):
+            role = "by" if name == options.by else "time"
+            raise DataError(f"columns={listed} includes {role}={name}; leave it out of the columns")
     return tuple(columns)
 
 
 def _numeric_columns(part: RecordPart, others: set[str | None]) -> list[str]:
-    """Return the columns of the first row that can be read whose first values are numbers."""
-    is_numeric: dict[str, bool | None] = {}  # nothing, until a value has been seen
+    """Return the columns of the first readable row whose first values are numbers."""
+    is_numeric: dict[str, bool | None] = {}  # None until a value has been seen
     num_rows = 0
     for row in islice(read_rows(part), _MAX_ROWS_SAMPLED):
         num_rows += 1
         if not is_numeric:
             is_numeric = {name: None for name in row.record if name not in others}
         for name in [name for name in is_numeric if is_numeric[name] is None]:
-            is_numeric[name] = _shows_number(row.record.get(name), part.format == "csv")
+            is_numeric[name] = _is_number(row.record.get(name), part.format == "csv")
         if is_numeric and None not in is_numeric.values():
             break
     for name, kind in is_numeric.items():
         if kind is None:
             raise DataError(
-                f"{part.path}: {name!r} has no value in the first {num_rows:,} rows; name the channels with --columns"
+                f"{part.path}: {name!r} has no value in the first {num_rows:,} rows; choose channels with columns=NAMES"
             )
     numeric = [name for name, kind in is_numeric.items() if kind]
     if not numeric:
         raise DataError(
-            f"{part.path} has no column of numbers, only {sorted(is_numeric)}; name the channels with --columns"
+            f"{part.path} has no column of numbers, only {sorted(is_numeric)}; choose channels with columns=NAMES"
         )
     return numeric
 
 
-def _shows_number(value: object, is_csv: bool) -> bool | None:
-    """Is it a number? Nothing, if that can't be said: it is missing, or NaN."""
+def _is_number(value: object, is_csv: bool) -> bool | None:
+    """Is it a number? None if that is unknown, because the value is missing or NaN."""
     number = parse_number(value, is_csv)
     if number is None:
         return False
@@ -164,7 +154,7 @@ def _shows_number(value: object, is_csv: bool) -> bool | None:
 
 @dataclass(frozen=True)
 class _StepParser:
-    """How a row becomes a step."""
+    """How a row becomes a step of time."""
 
     columns: tuple[str, ...]
     by: str | None
@@ -185,11 +175,11 @@ class _StepParser:
         if self.by is None:
             return None
         value = record.get(self.by)
-        # NaN is no name: it differs even from itself.
+        # NaN can't name a series: it differs even from itself.
         if value is None or value == "" or value != value:
             raise missing_field(record, self.by)
         if not isinstance(value, Hashable):
-            raise BadRowError(f"{self.by!r} is {shorten(value)}, which can't name a series")
+            raise BadRowError(f"{self.by!r} is {shorten(value)}, which can't be the name of a series")
         return value
 
     def timestamp(self, record: Mapping[str, Any], is_csv: bool) -> Timestamp | None:
@@ -207,21 +197,21 @@ class _StepParser:
 
 
 def parse_timestamp(value: object, is_csv: bool) -> Timestamp | None:
-    """Return a time that can be compared, if it is one."""
+    """Return a time that can be compared, or None if the value is not a time."""
     if isinstance(value, datetime):
         return value
     if isinstance(value, date):
         return datetime(value.year, value.month, value.day)
     number = parse_number(value, is_csv)
     if number is not None:
-        # NaN, infinities and what is too large for a float are no times.
+        # NaN, infinities and numbers too large for a float are not times.
         return number if abs(number) <= FLOAT32_MAX else None
     return parse_time(value) if isinstance(value, str) else None
 
 
 @dataclass(frozen=True)
 class _WriteSeries:
-    """Write the series of a file, the end of each to the held-out split."""
+    """Write the series of a file, the end of each to the validation split."""
 
     parser: _StepParser
     splits: tuple[str, ...]
@@ -239,7 +229,7 @@ class _WriteSeries:
             return finish_part(writers, bad)
 
     def _series(self, part: RecordPart, bad: BadRows) -> Iterator[NDArray[np.float64]]:
-        """Return one series after the other; only the one that is being read is held, and the names of the others."""
+        """Yield one series after the other; memory holds the current one and the names of the others."""
         parser, is_csv = self.parser, part.format == "csv"
         values: array[float] = array("d")
         current, last = None, None
@@ -260,9 +250,9 @@ class _WriteSeries:
                 values = array("d")
                 ended.add(current)
             if series in ended:
-                place = f"{part.path}, row {part.row_number(row.row_index):,}"
-                what = f"{parser.by!r} is {shorten(series)}, whose series ended above"
-                raise DataError(f"{place}: {what}; sort the rows by {parser.by!r} first")
+                where = f"{part.path}, row {part.row_number(row.row_index):,}"
+                problem = f"{parser.by!r} is {shorten(series)}, but the series of that name ended above"
+                raise DataError(f"{where}: {problem}; sort the rows by {parser.by!r} first")
             current, last = series, timestamp
             values.extend(step)
         if values:
@@ -274,11 +264,9 @@ class _WriteSeries:
 
 def _check_order(last: Timestamp, timestamp: Timestamp, name: str | None) -> None:
     try:
-        # Text and numbers, or times with a zone and without one, have no order.
+        # Dates and numbers, or times with a zone and without one, have no order.
         is_before = timestamp < last  # type: ignore[operator]
     except TypeError:
-        raise BadRowError(f"{name!r} is {timestamp}, which can't be compared with {last} before it") from None
+        raise BadRowError(f"{name!r} is {timestamp}, which can't be compared with {last} in the row above") from None
     if is_before:
-        raise BadRowError(
-            f"{name!r} is {timestamp}, which is before the {last} of the row above", "sort the rows by time"
-        )
+        raise BadRowError(f"{name!r} is {timestamp}, which is before {last} in the row above", "sort the rows by time")

@@ -1,4 +1,4 @@
-"""Rows: what makes a record a sequence with a label, and what is done with one that can't be."""
+"""RecordParser: a record into a sequence and a label; and what happens to rows that can't be read."""
 
 import json
 import logging
@@ -7,36 +7,33 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import chain
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stretto.base.errors import DataError
+from stretto.prepare.options import BadRowPolicy, NanPolicy, ValueType
 from stretto.prepare.records import ParsedRow, RecordPart, shorten
 from stretto.store.vocabulary import Level, split_symbols
 
-BadRowPolicy = Literal["refuse", "skip"]
-NanPolicy = Literal["refuse", "missing"]
-ValueType = Literal["text", "tokens", "channels"]
-
 _MAX_TOKENS = 1 << 32
 FLOAT32_MAX = float(np.finfo(np.float32).max)
-# What programs write into a cell of CSV without a number; it is a NaN, such as float() itself takes "nan" for.
+# What programs write into a CSV cell that has no number; float() itself reads "nan" as NaN.
 _NA_VALUES = {"na", "n/a", "#n/a", "null", "none"}
 _NUMBERS = {int, float, Decimal, type(None)}
 
 
 class BadRowError(Exception):
-    """A row that no sequence can be made of."""
+    """A row that can't be read as a sequence."""
 
-    def __init__(self, problem: str, remedy: str = "mend it") -> None:
+    def __init__(self, problem: str, remedy: str = "fix it") -> None:
         super().__init__(problem)
         self.problem, self.remedy = problem, remedy
 
 
 def get_record(row: ParsedRow) -> Mapping[str, Any]:
-    """Return the record of a row that has one."""
+    """Return the record of a row; a row without one is a bad row."""
     if row.problem:
         raise BadRowError(row.problem)
     return row.record
@@ -44,7 +41,7 @@ def get_record(row: ParsedRow) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class SkippedRows:
-    """Rows that were left out: how many, and where and why the first."""
+    """Rows that were skipped: how many, and the first with its reason."""
 
     num_rows: int
     first: str
@@ -58,13 +55,13 @@ OnSkipped = Callable[[SkippedRows], None]
 
 
 def log_skipped_rows(skipped: SkippedRows) -> None:
-    """Say in the log that rows were left out."""
-    logging.getLogger("stretto").warning("left out %s, the first: %s", skipped.summary, skipped.first)
+    """Log a warning about skipped rows."""
+    logging.getLogger("stretto").warning("skipped %s, the first: %s", skipped.summary, skipped.first)
 
 
 @dataclass
 class BadRows:
-    """The bad rows of a part: the first is refused, or all are counted."""
+    """The bad rows of a part: the first is an error, or all are counted."""
 
     part: RecordPart
     policy: BadRowPolicy
@@ -74,31 +71,23 @@ class BadRows:
     def add(self, row_index: int, bad: BadRowError) -> None:
         if not self.num_rows:
             self.first = f"{self.part.path}, row {self.part.row_number(row_index):,}: {bad.problem}"
-        if self.policy == "refuse":
-            raise DataError(f"{self.first}; {bad.remedy}, or leave such rows out with --bad-rows skip")
+        if self.policy == "error":
+            raise DataError(f"{self.first}; {bad.remedy}, or skip such rows with bad_rows=skip")
         self.num_rows += 1
-
-
-def check_policies(bad_rows: str, nan: str) -> None:
-    """Refuse words that are no policies."""
-    if bad_rows not in ("refuse", "skip"):
-        raise DataError(f"--bad-rows={bad_rows!r} is not refuse or skip; use one of these")
-    if nan not in ("refuse", "missing"):
-        raise DataError(f"--nan={nan!r} is not refuse or missing; use one of these")
 
 
 @dataclass(frozen=True)
 class RecordParser:
-    """How a record becomes a sequence: which fields, and what they hold."""
+    """How a record becomes a sequence: which fields it uses, and what they hold."""
 
     sequence: str
     value_type: ValueType
     label: str | None = None
     level: Level = "byte"  # of text
-    num_tokens: int | None = None  # if it is known beforehand
-    num_channels: int | None = None  # none: a step is a plain number
-    classes: Mapping[str, int] | None = None  # if they are known beforehand
-    nan: NanPolicy = "refuse"
+    num_tokens: int | None = None  # None: not known yet
+    num_channels: int | None = None  # None: a step is a plain number
+    classes: Mapping[str, int] | None = None  # None: not known yet
+    nan: NanPolicy = "error"
 
     @property
     def fields(self) -> list[str]:
@@ -124,26 +113,26 @@ class RecordParser:
         if self.label is None:
             return None
         value = _take(record, self.label)
-        # Where some labels are missing, others become floats in a table.
+        # A table with missing labels stores the others as floats.
         if isinstance(value, float | Decimal) and math.isfinite(value) and value == int(value):
             value = int(value)
         if not isinstance(value, str | int) or value == "":
-            raise BadRowError(f"{self.label!r} is {shorten(value)}, not a label: text or a whole number")
+            raise BadRowError(f"{self.label!r} is {shorten(value)}, not a label: text or an integer")
         name = shorten(value) if isinstance(value, bool) else str(value)
         _check_text(name, self.label)
         if self.classes is not None and name not in self.classes:
             raise BadRowError(
-                f"{self.label!r} is {shorten(value)}, which is none of the {len(self.classes)} classes of --like"
+                f"{self.label!r} is {shorten(value)}, which is not one of the {len(self.classes)} classes of like="
             )
         return name
 
     def _tokens(self, value: list[Any]) -> NDArray[np.int64]:
-        _check_types(value, {int}, self.sequence, "a whole number")
+        _check_types(value, {int}, self.sequence, "an integer")
         limit = _MAX_TOKENS if self.num_tokens is None else self.num_tokens
         if min(value) < 0:
             raise BadRowError(f"{self.sequence!r} has token {min(value)}, which is negative")
         if max(value) >= limit:
-            raise BadRowError(f"{self.sequence!r} has token {max(value)}, but there are only {limit:,} (from 0)")
+            raise BadRowError(f"{self.sequence!r} has token {max(value)}, but tokens must be below {limit:,}")
         return np.array(value, np.int64)
 
     def _channels(self, value: list[Any]) -> NDArray[np.float64]:
@@ -152,22 +141,20 @@ class RecordParser:
         _check_types(value, {list}, self.sequence, "a list of numbers")
         lengths = set(map(len, value))
         if lengths != {self.num_channels}:
-            found = next(len(step) for step in value if len(step) != self.num_channels)
-            raise BadRowError(f"{self.sequence!r} has a step of {found} numbers where others have {self.num_channels}")
+            length = next(len(step) for step in value if len(step) != self.num_channels)
+            raise BadRowError(f"{self.sequence!r} has a step of {length} numbers where others have {self.num_channels}")
         numbers = list(chain.from_iterable(value))
         return _to_numbers(numbers, self.sequence, self.nan).reshape(-1, self.num_channels)
 
 
 def to_number(value: object, name: str, nan: NanPolicy, is_csv: bool = False) -> float:
-    """Return a number that a 32-bit float has room for, NaN if it is missing."""
+    """Return a number that fits a 32-bit float, NaN if it is missing."""
     number = parse_number(value, is_csv)
     if number is None:
         raise BadRowError(f"{name!r} has {shorten(value)}, not a number")
     if not math.isfinite(number) and not _is_missing(value, is_csv):
-        if nan == "refuse":
-            raise BadRowError(
-                f"{name!r} has a NaN or an infinity", "mend it, take it for a missing value with --nan missing"
-            )
+        if nan == "error":
+            raise BadRowError(f"{name!r} has a NaN or an infinity", "fix it, read it as missing with nan=missing")
         number = math.nan
     if abs(number) > FLOAT32_MAX:
         raise BadRowError(f"{name!r} has a number that is too large for 32-bit floats", "scale it")
@@ -175,7 +162,7 @@ def to_number(value: object, name: str, nan: NanPolicy, is_csv: bool = False) ->
 
 
 def parse_number(value: object, is_csv: bool) -> float | None:
-    """Return the number that a value or a cell of CSV is, NaN if it is missing; nothing, if it is no number."""
+    """Return the number in a value or a CSV cell: NaN if it is missing, None if it is not a number."""
     if _is_missing(value, is_csv) or (is_csv and isinstance(value, str) and value.strip().lower() in _NA_VALUES):
         return math.nan
     if not isinstance(value, str if is_csv else int | float | Decimal) or isinstance(value, bool):
@@ -196,7 +183,7 @@ def _to_numbers(value: list[Any], name: str, nan: NanPolicy) -> NDArray[np.float
     _check_types(value, _NUMBERS, name, "a number")
     try:
         numbers = np.array(value, np.float64)
-        # Where all are ordinary or missing, asking them all at once is enough.
+        # The usual case, all finite or missing, needs only one check of the whole array.
         if np.count_nonzero(~(np.abs(numbers) <= FLOAT32_MAX)) == value.count(None):
             return numbers
     except OverflowError:
@@ -207,12 +194,12 @@ def _to_numbers(value: list[Any], name: str, nan: NanPolicy) -> NDArray[np.float
 def infer_parser(
     record: Mapping[str, Any], is_csv: bool, sequence: str | None, value_type: ValueType | None
 ) -> RecordParser:
-    """Return how records like this one are to be read."""
+    """Return a parser for records like this one."""
     names = ("text", "tokens", "values") if sequence is None else (sequence,)
     name = next((name for name in names if record.get(name) is not None), None)
     if name is None:
-        asked = "none of 'text', 'tokens' and 'values'" if sequence is None else f"no {sequence!r}"
-        raise BadRowError(f"it has {asked}, only {sorted(record)}", "name the field with --sequence")
+        missing = "none of 'text', 'tokens' and 'values'" if sequence is None else f"no {sequence!r}"
+        raise BadRowError(f"it has {missing}, only {sorted(record)}", "name the field with sequence=FIELD")
     if value_type is None and name in ("tokens", "values"):
         value_type = "tokens" if name == "tokens" else "channels"
     value = record[name]
@@ -225,23 +212,23 @@ def infer_parser(
 
 
 def sort_names(names: set[str]) -> list[str]:
-    """Return the names of classes in order: whole numbers by value, anything else as text."""
+    """Return the names of classes in order: integers by value, anything else as text."""
     is_numeric = all(name.removeprefix("-").isascii() and name.removeprefix("-").isdigit() for name in names)
     return sorted(names, key=lambda name: (int(name), name)) if is_numeric else sorted(names)
 
 
 def infer_list_type(name: str, kinds: set[type]) -> ValueType | None:
-    """Return what lists in a field with steps of these types hold, if it is something to learn from."""
+    """Return what lists with elements of these types hold, or None if they are not sequences."""
     if kinds == {int} and name != "values":
         return "tokens"
     return "channels" if kinds == {list} or (kinds and kinds <= _NUMBERS) else None
 
 
 def _list_type(value: list[Any], name: str) -> ValueType:
-    found = infer_list_type(name, set(map(type, value)))
-    if found is None:
+    value_type = infer_list_type(name, set(map(type, value)))
+    if value_type is None:
         raise BadRowError(f"{name!r} is {shorten(value)}, which is neither text nor a list of numbers")
-    return found
+    return value_type
 
 
 def _take(record: Mapping[str, Any], name: str) -> object:
@@ -252,7 +239,7 @@ def _take(record: Mapping[str, Any], name: str) -> object:
 
 
 def missing_field(record: Mapping[str, Any], name: str) -> BadRowError:
-    """Return what is bad about a row without a field: it has other fields, or no value in this one."""
+    """Return the error for a row without a value in a field, or without the field."""
     if name in record:
         return BadRowError(f"{name!r} is empty")
     return BadRowError(f"it has no {name!r}, only {shorten(list(record))}")
@@ -264,23 +251,23 @@ def _take_list(record: Mapping[str, Any], name: str, is_csv: bool) -> list[Any]:
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
-            raise BadRowError(f"{name!r} is {shorten(value)}, not a list as JSON has it") from None
+            raise BadRowError(f"{name!r} is {shorten(value)}, not a JSON list") from None
     if not isinstance(value, list):
         raise BadRowError(f"{name!r} is {shorten(value)}, not a list")
     if not value:
-        raise BadRowError(f"{name!r} is a sequence of no steps")
+        raise BadRowError(f"{name!r} is an empty list")
     return value
 
 
 def _check_types(value: list[Any], kinds: set[type], name: str, wanted: str) -> None:
-    # Asked of all types at once, without a loop of ours: a sequence may have a million steps.
+    # One set of all types instead of a Python loop: a sequence may have a million steps.
     if not set(map(type, value)) <= kinds:
-        found = next(step for step in value if type(step) not in kinds)
-        raise BadRowError(f"{name!r} has {shorten(found)}, not {wanted}")
+        wrong = next(step for step in value if type(step) not in kinds)
+        raise BadRowError(f"{name!r} has {shorten(wrong)}, not {wanted}")
 
 
 def _check_text(value: str, name: str) -> None:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise BadRowError(f"{name!r} has half of a surrogate pair, which is not UTF-8") from None
+        raise BadRowError(f"{name!r} has half of a surrogate pair, which is not valid UTF-8") from None

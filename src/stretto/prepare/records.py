@@ -1,4 +1,4 @@
-"""Records: rows of JSONL, CSV, Parquet and Hugging Face datasets, in parts, each with where it came from."""
+"""Records: rows of JSONL, CSV, Parquet and Hugging Face datasets, read in parts."""
 
 import csv
 import json
@@ -18,13 +18,13 @@ Format = Literal["jsonl", "csv", "parquet", "datasets"]
 FORMATS: dict[str, Format] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
 _BATCH = 1024
 _BLOCK = 1 << 20
-# As the csv module says it.
+# Text of the csv module's error.
 _UNCLOSED = "unexpected end of data"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class ParsedRow(NamedTuple):
-    """What was found in a row of a part: a record, or why there is none."""
+    """A row of a part: its record, or why it can't be read."""
 
     row_index: int  # in the part, from 0
     record: Mapping[str, Any]
@@ -37,15 +37,12 @@ class RecordPart:
 
     path: Path
     format: Format
-    start: int  # in bytes, row groups or rows, as the format has it
+    start: int  # in bytes, row groups or rows, depending on the format
     stop: int
-    size: int  # how much there is to do, for progress
+    size: int  # the amount of work, for progress
 
     def row_number(self, row_index: int) -> int:
-        """Return the number that a person would give to a row of this part: from 1, in its file.
-
-        In JSONL it is that of the line; in CSV the header is not counted.
-        """
+        """Return the number of a row in its file, from 1: of the line in JSONL, without the header in CSV."""
         if self.format == "jsonl":
             return _lines_before(self.path, self.start) + row_index + 1
         if self.format == "parquet":
@@ -54,18 +51,21 @@ class RecordPart:
         return self.start + row_index + 1
 
 
-def cut_records(paths: Sequence[Path | str] | Path | str, part_bytes: int | None) -> list[RecordPart]:
-    """Cut files into parts of about so many bytes, or into one part each; only the files have a say in where."""
-    found = [Path(path) for path in ([paths] if isinstance(paths, Path | str) else paths)]
-    if not found:
+def list_paths(files: Sequence[Path | str] | Path | str) -> list[Path]:
+    """Return one or several files as paths."""
+    paths = [Path(path) for path in ([files] if isinstance(files, Path | str) else files)]
+    if not paths:
         raise DataError("there are no files to prepare; give at least one")
-    if part_bytes is not None and part_bytes < 1:
-        raise DataError(f"--shard-bytes={part_bytes} must be at least 1")
-    return [part for path in found for part in _cut(path, find_format(path), part_bytes or sys.maxsize)]
+    return paths
+
+
+def cut_records(paths: Sequence[Path], part_bytes: int | None) -> list[RecordPart]:
+    """Cut files into parts of about this many bytes, or into one part each; the result depends on the files only."""
+    return [part for path in paths for part in _cut(path, find_format(path), part_bytes or sys.maxsize)]
 
 
 def read_rows(part: RecordPart, fields: Sequence[str] | None = None) -> Iterator[ParsedRow]:
-    """Return the rows of a part; those of columnar files have no more than the given fields."""
+    """Return the rows of a part; from columnar files, only the given fields are read."""
     if part.format == "jsonl":
         return _jsonl_rows(part)
     if part.format == "csv":
@@ -75,23 +75,25 @@ def read_rows(part: RecordPart, fields: Sequence[str] | None = None) -> Iterator
 
 
 def shorten(value: object) -> str:
-    """Return a value as an error names it."""
+    """Return a value as text for an error message."""
     text = json.dumps(value, default=str)
     return text if len(text) < 40 else text[:37] + "..."
 
 
 def find_format(path: Path) -> Format:
-    """Return what a path is by its name; refuse what can't be read."""
+    """Return the format of a file by its name; reject one that can't be read."""
     if path.is_dir():
         if (path / "dataset_dict.json").is_file():
-            raise DataError(f"{path} holds several datasets; give the folder of one of them")
+            raise DataError(f"{path} holds several datasets; use the folder of one of them")
         if (path / "state.json").is_file():
             return "datasets"
-        raise DataError(f"{path} is a folder, and not one that datasets' save_to_disk wrote; give its files")
+        raise DataError(f"{path} is a folder, but not one that datasets' save_to_disk wrote; use its files")
     if not path.is_file():
-        raise DataError(f"{path} is not a file; give the paths of files")
+        raise DataError(f"{path} is not a file; use the paths of files")
     if path.suffix.lower() not in FORMATS:
-        raise DataError(f"{path} ends in {path.suffix!r}, which is none of {', '.join(FORMATS)}; convert or rename it")
+        raise DataError(
+            f"{path} ends in {path.suffix!r}, which is not one of {', '.join(FORMATS)}; convert or rename it"
+        )
     if not path.stat().st_size:
         raise DataError(f"{path} is empty; leave it out")
     return FORMATS[path.suffix.lower()]
@@ -129,14 +131,14 @@ def _jsonl_rows(part: RecordPart) -> Iterator[ParsedRow]:
             left -= len(line)
             if not index and not part.start:
                 line = line.removeprefix(_BYTE_ORDER_MARK)
-            # A blank line is no row, but an editor counts it.
+            # A blank line is not a row, but an editor counts it.
             if not line.isspace():
                 yield parse_line(index, line)
             index += 1
 
 
 def parse_line(index: int, line: bytes) -> ParsedRow:
-    """Return what a line of JSONL holds."""
+    """Return the row in a line of JSONL."""
     try:
         record = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -144,7 +146,7 @@ def parse_line(index: int, line: bytes) -> ParsedRow:
     except json.JSONDecodeError as error:
         return ParsedRow(index, {}, f"the line is not JSON ({error.msg.removesuffix(' at')}, character {error.colno})")
     except (ValueError, RecursionError) as error:
-        return ParsedRow(index, {}, f"the line is not JSON that can be read ({error})")
+        return ParsedRow(index, {}, f"the JSON of the line can't be read ({error})")
     if not isinstance(record, dict):
         return ParsedRow(index, {}, f"the line is not a JSON object but {shorten(record)}")
     return ParsedRow(index, record)
@@ -155,20 +157,20 @@ def _read_header(path: Path) -> list[str]:
         try:
             header = next(csv.reader(file, strict=True), [])
         except csv.Error as error:
-            raise DataError(f"{path}: its header line can't be read ({error}); mend it") from None
+            raise DataError(f"{path}: its header line can't be read ({error}); fix it") from None
     return check_header(path, header)
 
 
 def check_header(path: Path, header: list[str]) -> list[str]:
-    """Refuse a header line that doesn't name each column."""
+    """Reject a header line that doesn't name each column."""
     other = next((mark for mark in ";\t|" if len(header) == 1 and mark in header[0]), None)
     if other is not None:
-        raise DataError(f"{path}: its columns are separated by {other!r}; write the file with commas")
+        raise DataError(f"{path}: its columns are separated by {other!r}; use commas")
     for name in header:
         if not name or not _is_utf8(name) or header.count(name) > 1:
-            raise DataError(f"{path}: its header line names a column {name!r}; give each column a name of its own")
+            raise DataError(f"{path}: its header line has a column {name!r}; give each column its own name")
     if not header or all(_is_number(name) or looks_like_time(name) for name in header):
-        raise DataError(f"{path}: its first line is no header; write the names of the columns there")
+        raise DataError(f"{path}: its first line is not a header; write the names of the columns there")
     return header
 
 
@@ -176,7 +178,7 @@ def _csv_rows(part: RecordPart) -> Iterator[ParsedRow]:
     header = _read_header(part.path)
     index, is_blank = 0, False
     for cells in _csv_cells(part.path):
-        # Under one name a blank line is an empty cell, unless it is the last: then it is only where the file ends.
+        # With a single column, a blank line is an empty cell, unless it is the last: that is just the end of the file.
         if is_blank and len(header) == 1:
             yield csv_row(index, header, [""])
             index += 1
@@ -185,20 +187,20 @@ def _csv_rows(part: RecordPart) -> Iterator[ParsedRow]:
             continue
         if isinstance(cells, str):
             if cells == _UNCLOSED:
-                # Not one bad row: it has taken all that follow.
-                place = f"{part.path}, row {part.row_number(index):,}"
-                raise DataError(f"{place}: a quote opens there that is never closed; mend the file")
+                # More than one bad row: the quote swallows everything after it.
+                where = f"{part.path}, row {part.row_number(index):,}"
+                raise DataError(f"{where}: a quote is opened there and never closed; fix the file")
             yield ParsedRow(index, {}, f"the row can't be read ({cells})")
         else:
             yield csv_row(index, header, cells)
         index += 1
     if not index:
-        raise DataError(f"{part.path} has a header and no rows; leave it out")
+        raise DataError(f"{part.path} has a header but no rows; leave it out")
 
 
 def _csv_cells(path: Path) -> Iterator[list[str] | str]:
-    """Return the cells of each row after the header, or why it has none."""
-    # The module's own limit is 128 KiB, less than a long text has.
+    """Yield the cells of each row after the header, or why it can't be read."""
+    # The default limit is 128 KiB, less than a long text.
     csv.field_size_limit(sys.maxsize)
     # Bytes that are not UTF-8 become surrogates, so that one bad cell is one bad row.
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
@@ -215,7 +217,7 @@ def _csv_cells(path: Path) -> Iterator[list[str] | str]:
 
 
 def csv_row(index: int, header: list[str], cells: list[str]) -> ParsedRow:
-    """Return what the cells of a row hold."""
+    """Return the row with these cells."""
     if len(cells) != len(header):
         return ParsedRow(index, {}, f"it has {len(cells)} cells, but the header has {len(header)}")
     for name, cell in zip(header, cells, strict=True):
@@ -254,7 +256,7 @@ def _extra(module: str, extra: str, path: Path) -> Any:  # noqa: ANN401 - an opt
         return import_module(module)
     except ImportError:
         name = module.split(".")[0]
-        raise DataError(f"{path} can only be read with {name}; pip install 'stretto[{extra}]'") from None
+        raise DataError(f"{path} needs {name} to be read; pip install 'stretto[{extra}]'") from None
 
 
 def open_parquet(path: Path) -> Any:  # noqa: ANN401 - pyarrow has no types
@@ -267,7 +269,7 @@ def open_parquet(path: Path) -> Any:  # noqa: ANN401 - pyarrow has no types
 
 
 def _unreadable(path: Path, error: Exception) -> DataError:
-    return DataError(f"{path} can't be read ({str(error).splitlines()[0]}); copy or write it again")
+    return DataError(f"{path} can't be read ({str(error).splitlines()[0]}); copy it or write it again")
 
 
 def _cut_parquet(path: Path, part_bytes: int) -> Iterator[RecordPart]:
@@ -287,7 +289,7 @@ def _parquet_records(part: RecordPart, fields: Sequence[str] | None) -> Iterator
     names = [name for name in file.schema_arrow.names if fields is None or name in fields]
     try:
         for batch in file.iter_batches(_BATCH, row_groups=range(part.start, part.stop), columns=names):
-            # Without any of the columns a row is still a row, with nothing in it.
+            # A row without any of the columns is still a row, an empty one.
             yield from batch.to_pylist() if names else ({} for _ in range(batch.num_rows))
     except (ValueError, OSError) as error:
         raise _unreadable(part.path, error) from None

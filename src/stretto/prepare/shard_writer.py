@@ -1,4 +1,4 @@
-"""Shards: sequences into the files of a part, and the parts into a store."""
+"""ShardWriter: sequences into the files of a part, and the parts into a store."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -29,12 +29,12 @@ from stretto.store.vocabulary import FILE as VOCABULARY
 from stretto.store.vocabulary import Vocabulary, vocabulary_bytes
 
 _BUFFER = 1 << 20
-# The part of a channel's spread that 32-bit floats may lie apart.
+# 32-bit floats may be this fraction of a channel's standard deviation apart.
 _MAX_ROUNDING = 0.01
 
 
 class ShardWriter:
-    """The sequences of one part and one split, as they come."""
+    """Writes the sequences of one part and one split."""
 
     def __init__(self, folder: Path, split: str, number: int, dtype: np.dtype[Any], has_labels: bool) -> None:
         names = ("values", "ends", "labels") if has_labels else ("values", "ends")
@@ -56,7 +56,7 @@ class ShardWriter:
             file.__exit__()
 
     def append(self, steps: NDArray[Any], label: int | None = None, num_bytes: int = 0) -> None:
-        """Add a sequence; `num_bytes` are those of its text."""
+        """Add a sequence; `num_bytes` is the size of its text."""
         self._num_sequences += 1
         self._num_steps += len(steps)
         self._longest = max(self._longest, len(steps))
@@ -81,7 +81,7 @@ class ShardWriter:
         self._buffered, self._num_buffered, self._ends, self._labels = [], 0, [], []
 
     def finish(self) -> PartResult:
-        """Return what is to be known of the shard."""
+        """Close the files and return the facts about the shard."""
         self._flush()
         return {
             "files": [file_record(file.finish(), self._split) for file in self._files.values()],
@@ -103,30 +103,30 @@ def open_shards(
 
 
 def finish_part(writers: Mapping[str, ShardWriter], bad: BadRows) -> PartResult:
-    """Return the record of a part whose rows have all been seen."""
+    """Return the result of a part whose rows have all been read."""
     splits = {split: writer.finish() for split, writer in writers.items()}
     files = [file for shard in splits.values() for file in shard["files"]]
     return {"files": files, "splits": splits, "num_bad": bad.num_rows, "bad": bad.first}
 
 
-def sum_skipped_rows(records: Sequence[PartResult]) -> SkippedRows:
-    """Return the rows that all parts left out."""
-    return SkippedRows(
-        sum(record["num_bad"] for record in records), next((record["bad"] for record in records if record["bad"]), "")
-    )
+def sum_skipped_rows(results: Sequence[PartResult]) -> SkippedRows:
+    """Return the skipped rows of all parts."""
+    num_rows = sum(result["num_bad"] for result in results)
+    return SkippedRows(num_rows, next((result["bad"] for result in results if result["bad"]), ""))
 
 
-def check_splits(job: Job, records: Sequence[PartResult], splits: Sequence[str], validation_fraction: float) -> None:
-    """Refuse to write a store with nothing in it."""
-    num_sequences = {split: sum(record["splits"][split]["num_sequences"] for record in records) for split in splits}
-    skipped = sum_skipped_rows(records)
+def check_splits(job: Job, results: Sequence[PartResult], splits: Sequence[str], validation_fraction: float) -> None:
+    """Refuse to write an empty store."""
+    num_sequences = {split: sum(result["splits"][split]["num_sequences"] for result in results) for split in splits}
+    skipped = sum_skipped_rows(results)
     if not any(num_sequences.values()):
-        bad = f" (of {skipped.summary} the first is {skipped.first})" if skipped.num_rows else ""
-        raise DataError(f"no sequence is left for {job.target}{bad}; give other files")
+        bad = f": {skipped.summary}, the first is {skipped.first}" if skipped.num_rows else ""
+        raise DataError(f"{job.target} would be empty{bad}; use different files")
     for split, number in num_sequences.items():
         if not number:
             raise DataError(
-                f"--validation-fraction={validation_fraction} leaves nothing for {job.target / split}; use another part, 0, or more data"
+                f"validation_fraction={validation_fraction} leaves nothing for {job.target / split}; use a different "
+                "fraction, 0, or more data"
             )
 
 
@@ -139,17 +139,17 @@ def write_store(
     vocabulary: Vocabulary | None = None,
     origin: Origin | None = None,
 ) -> None:
-    """Make a store of the shards of all parts; those without a sequence leave no trace."""
+    """Make a store of the shards of all parts, except those without a sequence."""
     folder = job.folder / split
     files: list[PagedFile] = []
     shards: list[Shard] = []
     for record in records:
         if record["num_sequences"]:
             for file in record["files"]:
-                what = file["path"].rpartition(".")[2]
-                files.append(move_into_store(file, job.folder, shard_file(what, len(shards))))
-            numbers = {name: record[name] for name in ("num_sequences", "num_steps", "longest")}
-            shards.append(Shard(**numbers))
+                suffix = file["path"].rpartition(".")[2]
+                files.append(move_into_store(file, job.folder, shard_file(suffix, len(shards))))
+            sizes = {name: record[name] for name in ("num_sequences", "num_steps", "longest")}
+            shards.append(Shard(**sizes))
     num_bytes = None
     if vocabulary is not None:
         num_bytes = sum(record["num_bytes"] for record in records)
@@ -158,28 +158,28 @@ def write_store(
     write_index(folder, KIND, fields.model_dump(mode="json"), files)
 
 
-# Of each channel: how many values, their mean, the sum of squares around it, the least and the greatest.
+# One column per channel: count, mean, sum of squares around the mean, minimum, maximum.
 Moments = NDArray[np.float64]
 
 
 def no_moments(num_channels: int) -> Moments:
-    """Return the moments of nothing."""
+    """Return the moments of no values at all."""
     return moments(np.zeros((0, num_channels)))
 
 
 def moments(values: NDArray[np.float64]) -> Moments:
-    """Return the moments of some steps [steps, channels]; what is missing doesn't count."""
-    is_there = ~np.isnan(values)
-    count = is_there.sum(0)
-    mean = np.where(is_there, values, 0).sum(0) / np.maximum(count, 1)
-    squares = (np.where(is_there, values - mean, 0) ** 2).sum(0)
-    least = np.where(is_there, values, np.inf).min(0, initial=np.inf)
-    greatest = np.where(is_there, values, -np.inf).max(0, initial=-np.inf)
-    return np.stack([count, mean, squares, least, greatest])
+    """Return the moments of steps [steps, channels]; missing values don't count."""
+    is_present = ~np.isnan(values)
+    count = is_present.sum(0)
+    mean = np.where(is_present, values, 0).sum(0) / np.maximum(count, 1)
+    squares = (np.where(is_present, values - mean, 0) ** 2).sum(0)
+    minimum = np.where(is_present, values, np.inf).min(0, initial=np.inf)
+    maximum = np.where(is_present, values, -np.inf).max(0, initial=-np.inf)
+    return np.stack([count, mean, squares, minimum, maximum])
 
 
 def join_moments(one: Moments, other: Moments) -> Moments:
-    """Return the moments of both together."""
+    """Return the moments of two sets of values together."""
     if not one.shape[1] or not other.shape[1]:
         return one if one.shape[1] else other
     count = one[0] + other[0]
@@ -192,25 +192,26 @@ def join_moments(one: Moments, other: Moments) -> Moments:
 
 
 def make_channels(names: Sequence[str], records: Sequence[PartResult], like: Channels | None = None) -> Channels:
-    """Return the channels with their statistics, or with those of `like`; refuse one that 32-bit floats would flatten.
+    """Return the channels with their statistics, or with those of `like`.
 
-    A channel that never changes has a spread of 1, to divide by.
+    A constant channel gets a standard deviation of 1, to divide by. A channel whose differences 32-bit floats can't
+    resolve is rejected.
     """
     total = no_moments(len(names))
     for record in records:
         total = join_moments(total, np.array(record["moments"]).reshape(len(total), -1))
-    count, mean, squares, least, greatest = total
-    std = np.where(least < greatest, np.sqrt(squares / np.maximum(count, 1)), 1.0)
+    count, mean, squares, minimum, maximum = total
+    std = np.where(minimum < maximum, np.sqrt(squares / np.maximum(count, 1)), 1.0)
     channels = like or Channels(names=tuple(names), mean=tuple(mean.tolist()), std=tuple(std.tolist()))
     for channel, name in enumerate(names):
-        if least[channel] >= greatest[channel]:
+        if minimum[channel] >= maximum[channel]:
             continue
-        reach = np.float32(max(-least[channel], greatest[channel]))
-        # Looked at from below: beyond the largest float there is no next.
+        reach = np.float32(max(-minimum[channel], maximum[channel]))
+        # Spacing toward zero: beyond the largest float there is no next one.
         apart = np.spacing(np.nextafter(reach, np.float32(0)))
         if apart > _MAX_ROUNDING * channels.std[channel]:
             raise DataError(
-                f"{name!r} reaches {reach:.3g}, where 32-bit floats are {apart:.3g} apart: too coarse for "
-                f"its spread of {channels.std[channel]:.3g}; subtract an offset from it, or scale it"
+                f"{name!r} reaches {reach:.3g}, where 32-bit floats are {apart:.3g} apart: too coarse for its standard "
+                f"deviation of {channels.std[channel]:.3g}; subtract an offset from it"
             )
     return channels

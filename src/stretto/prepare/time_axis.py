@@ -1,4 +1,4 @@
-"""Steps: in which order the rows of a table stand, what tells its series apart, and when they repeat themselves."""
+"""Time axis of a table: the order of its rows, the interval between them, and their seasonal period."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ Records = Sequence[Mapping[str, Any]]
 
 _HOUR = 3600.0
 _DAY = 24 * _HOUR
-# Rows that come so many seconds apart may repeat themselves after so many rows: a minute, hour, day, week or year.
+# Interval of the rows in seconds, and the period in rows to expect: a minute, hour, day, week or year.
 _PERIODS = (
     (1.0, 60),
     (60.0, 60),
@@ -38,13 +38,13 @@ _PERIODS = (
 
 
 def parse_timestamps(records: Records, time: str, is_csv: bool) -> list[Timestamp]:
-    """Return the times of rows that have one."""
-    found = (parse_timestamp(record.get(time), is_csv) for record in records)
-    return [timestamp for timestamp in found if timestamp is not None]
+    """Return the times of the rows that have one."""
+    timestamps = (parse_timestamp(record.get(time), is_csv) for record in records)
+    return [timestamp for timestamp in timestamps if timestamp is not None]
 
 
 def is_decreasing_anywhere(times: Sequence[Timestamp]) -> bool:
-    """Does a time come before the one above it?"""
+    """Is a time earlier than the one in the row above?"""
     try:
         return any(after < before for before, after in pairwise(times))  # type: ignore[operator]
     except TypeError:
@@ -52,12 +52,12 @@ def is_decreasing_anywhere(times: Sequence[Timestamp]) -> bool:
 
 
 def has_many_repeats(times: Sequence[Timestamp]) -> bool:
-    """Does more than every third row have the time of the one above it?"""
+    """Do more than a third of the rows have the same time as the row above?"""
     return sum(before == after for before, after in pairwise(times)) > len(times) / 3
 
 
 def is_row_counter(records: Records, name: str, is_csv: bool) -> bool:
-    """Does a column only count its rows?"""
+    """Does a column only number the rows?"""
     numbers = [parse_number(record.get(name), is_csv) for record in records]
     return len(numbers) > 2 and all(
         after is not None and before is not None and after - before == 1 for before, after in pairwise(numbers)
@@ -65,13 +65,13 @@ def is_row_counter(records: Records, name: str, is_csv: bool) -> bool:
 
 
 def is_grouped(records: Records, by: str) -> bool:
-    """Do rows with the same value in a column stand together?"""
+    """Are rows with the same value in a column next to each other?"""
     runs = [value for value, _ in groupby(str(record.get(by)) for record in records)]
     return len(runs) == len(set(runs))
 
 
 def median_interval(times: Sequence[Timestamp]) -> float | None:
-    """Return how many seconds lie between two rows, where their times are dates."""
+    """Return the seconds between two rows, if their times are dates."""
     gaps = [
         (after - before).total_seconds()
         for before, after in pairwise(times)
@@ -86,25 +86,26 @@ def _comparable(before: datetime, after: datetime) -> bool:
 
 
 def infer_period(seconds: float | None, values: NDArray[np.float64]) -> int:
-    """Return after how many rows values `[rows, channels]` repeat themselves: 0 if not better than the last value does.
+    """Return the seasonal period of values `[rows, channels]` in rows, 0 if there is none.
 
-    What rows so far apart may repeat after is known; the values say whether they do.
+    The interval of the rows suggests a period. It counts only if repeating the value of one period ago is a better
+    forecast than repeating the last value.
     """
     if seconds is None:
         return 0
-    near = [period for apart, period in _PERIODS if abs(seconds / apart - 1) < 0.1]
-    if not near or len(values) < 3 * near[0]:
+    expected = [period for interval, period in _PERIODS if abs(seconds / interval - 1) < 0.1]
+    if not expected or len(values) < 3 * expected[0]:
         return 0
-    period = near[0]
-    ahead = range(1, period + 1, max(1, period // 8))
-    last = np.mean([_square_error(values, steps) for steps in ahead])
-    again = _square_error(values, period)
-    return period if math.isfinite(again) and again < last else 0
+    period = expected[0]
+    horizons = range(1, period + 1, max(1, period // 8))
+    last_value_error = np.mean([_square_error(values, steps) for steps in horizons])
+    seasonal_error = _square_error(values, period)
+    return period if math.isfinite(seasonal_error) and seasonal_error < last_value_error else 0
 
 
 def _square_error(values: NDArray[np.float64], steps: int) -> float:
-    """How wrong it is to say the value of so many rows before, in units of each channel's own spread."""
-    spread = np.nanvar(values, axis=0)
-    spread[~(spread > 0)] = 1.0
-    errors = (values[steps:] - values[:-steps]) ** 2 / spread
+    """The error of repeating the value of this many rows ago, relative to each channel's variance."""
+    variance = np.nanvar(values, axis=0)
+    variance[~(variance > 0)] = 1.0
+    errors = (values[steps:] - values[:-steps]) ** 2 / variance
     return float(np.nanmean(errors)) if np.isfinite(errors).any() else math.inf

@@ -1,4 +1,4 @@
-"""Times: text that says when something was, whether or not it is written such that it can be read."""
+"""Time formats: text that is a date or a time, whether or not we can parse it."""
 
 import re
 from datetime import datetime
@@ -19,7 +19,7 @@ _TIME = re.compile(rf"(?:{_DAY})(?:[t, ]+{_CLOCK})?|{_CLOCK}", re.IGNORECASE)
 
 
 def parse_time(text: str) -> datetime | None:
-    """Return the time that a text is, if it is written as 2025-01-31T12:00:00 is."""
+    """Return the time in an ISO text such as 2025-01-31T12:00:00, or None."""
     try:
         return datetime.fromisoformat(text)
     except ValueError:
@@ -27,5 +27,5 @@ def parse_time(text: str) -> datetime | None:
 
 
 def looks_like_time(text: str) -> bool:
-    """Is it a date or a time of day, in any of the usual ways to write one?"""
+    """Is it a date or a time of day in one of the usual formats?"""
     return parse_time(text) is not None or _TIME.fullmatch(text.strip()) is not None

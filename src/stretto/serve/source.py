@@ -8,10 +8,11 @@ from pathlib import Path
 from stretto.base.errors import DataError
 from stretto.base.remote import is_remote
 from stretto.base.scratch import make_scratch_folder
+from stretto.prepare.options import SequenceOptions, SeriesOptions, TextOptions
 from stretto.prepare.prepare_sequences import prepare_sequences
 from stretto.prepare.prepare_series import prepare_series
 from stretto.prepare.prepare_text import prepare_text
-from stretto.prepare.records import FORMATS, cut_records, read_rows
+from stretto.prepare.records import FORMATS, cut_records, list_paths, read_rows
 from stretto.store.corpus import Corpus
 from stretto.store.index import Store
 from stretto.store.schema import Schema
@@ -71,22 +72,22 @@ def prepare_source(file: Path | str, folder: Path, data_spec: DataSpec, fields: 
                 raise DataError(f"{file} has no column {name!r}, which the run was trained on; use a table that has it")
         by = fields.by or (origin.by if origin.by in names else None)
         time = origin.time if origin.time in names else None
-        prepare_series(file, folder, by=by, time=time, like=like, nan="missing")
+        prepare_series(file, folder, SeriesOptions(by=by, time=time, like=like, nan="missing"))
     elif Path(file).suffix.lower() in FORMATS:
         names = _field_names(file)
         # The true labels are optional.
         label = fields.label or (origin.label if labels is not None and origin.label in names else None)
         sequence = fields.sequence or (origin.sequence if origin.sequence in names else None)
-        prepare_sequences(file, folder, like=like, sequence=sequence, label=label)
+        prepare_sequences(file, folder, SequenceOptions(like=like, sequence=sequence, label=label))
     elif data_spec.vocabulary is not None and task.targets == "tokens":
-        prepare_text(file, folder, data_spec.vocabulary.level, vocabulary=data_spec.vocabulary)
+        prepare_text(file, folder, TextOptions(vocabulary=data_spec.vocabulary))
     else:
         raise DataError(f"{file} is not a file of records; use one of {', '.join(FORMATS)}, or a prepared folder")
 
 
 def _field_names(file: Path | str) -> set[str]:
     """The field names of a file's first record."""
-    row = next(iter(read_rows(cut_records(file, None)[0])), None)
+    row = next(iter(read_rows(cut_records(list_paths(file), None)[0])), None)
     return set() if row is None or row.problem else set(row.record)
 
 

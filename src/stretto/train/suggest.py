@@ -16,6 +16,7 @@ from stretto.config.toml import parse_config
 from stretto.config.toml_comments import Setting, write_commented_toml
 from stretto.prepare.inspection import Inspection
 from stretto.prepare.prepare_data import PreparedData
+from stretto.prepare.series_data import SeriesData
 from stretto.store.corpus import Corpus
 from stretto.store.sequences import Channels, Sequences
 from stretto.train.build import validate_config
@@ -66,7 +67,8 @@ def suggest(
     if isinstance(train, Corpus):
         shape = _lanes(train)
     elif isinstance(train.fields.values, Channels) and train.fields.labels is None:
-        forecast = _forecast(found, train, valid, horizon, season, context, targets)
+        series = found.data if isinstance(found.data, SeriesData) else SeriesData(train.fields.values.names)
+        forecast = _forecast(series, train, valid, horizon, season, context, targets)
         shape, naive_loss = forecast.shape, forecast.naive_loss
     else:
         shape = _batches(train)
@@ -154,7 +156,7 @@ class _ForecastSettings:
 
 
 def _forecast(
-    found: Inspection,
+    series: SeriesData,
     train: Sequences,
     valid: Sequences | Corpus | None,
     horizon: int | None,
@@ -165,10 +167,10 @@ def _forecast(
     given = [("season", season), ("horizon", horizon), ("context", context)]
     store = min((store for store in (train, valid) if isinstance(store, Sequences)), key=lambda store: store.longest)
     shortest = store.longest
-    horizon = horizon or max(1, min(found.period or 8, shortest // 4))
+    horizon = horizon or max(1, min(series.period or 8, shortest // 4))
     if season is None:
         # What is compared with must be known by then: whole periods, as many as the horizon has.
-        season = found.period * -(-horizon // found.period) if found.period else 0
+        season = series.period * -(-horizon // series.period) if series.period else 0
         season = season if season + horizon <= shortest else 0
     context = context or max(season, 1, min(max(4 * season, 2 * horizon, 32), shortest - horizon, 1024))
     if context + horizon > shortest:
@@ -178,7 +180,7 @@ def _forecast(
             f"{store.location}: no series is longer than {shortest}, and {asked or 'a forecast'} needs "
             f"{context + horizon} steps; {remedy}, or hold out another part with --validation-fraction (0: none)"
         )
-    forecast = Forecast.from_sequences(train, horizon, season=season, targets=targets, masks=found.has_missing)
+    forecast = Forecast.from_sequences(train, horizon, season=season, targets=targets, masks=series.has_missing)
     num_stretches = sum(SlidingWindows(train, forecast, context).shard_sizes)
     num_steps = num_stretches * context
     naive_loss = None
@@ -186,17 +188,17 @@ def _forecast(
         naive_loss = _naive_loss(SlidingWindows(valid, forecast, context))
     layers, hidden = _size(num_steps, train.num_steps * 4, forecast.task.num_inputs, forecast.task.num_outputs)
     budget = 64 * context
-    every = "" if found.period == 0 or not found.seconds else f" ({_duration_text(found.period * found.seconds)})"
+    every = "" if series.period == 0 or not series.seconds else f" ({_duration_text(series.period * series.seconds)})"
     settings = [
         Setting("data.context", context, "steps that a forecast looks at"),
-        Setting("data.horizon", horizon, f"steps ahead that are asked for{every if horizon == found.period else ''}"),
+        Setting("data.horizon", horizon, f"steps ahead that are asked for{every if horizon == series.period else ''}"),
     ]
     if season:
         beat = "" if naive_loss is None else f"; no difference: loss {naive_loss:.4f}"
         settings.append(Setting("data.season", season, f"asked is the difference to so many steps before{beat}"))
     if targets:
         settings.append(Setting("data.targets", list(targets), "the channels that are asked for"))
-    if found.has_missing:
+    if series.has_missing:
         settings.append(Setting("data.masks", True, "some values are missing: the network is told which"))
     settings += [
         Setting("data.every_step", True, "in training, every step of the context is asked, not only its last"),

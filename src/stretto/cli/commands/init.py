@@ -1,11 +1,12 @@
-"""`stretto init`: from someone's data to a run that trains, with few questions."""
+"""`stretto init`: from your data to a run that trains, with few questions."""
 
 import argparse
 import re
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -15,13 +16,13 @@ from stretto.cli.parser import Parser
 from stretto.cli.views.console import make_console
 
 if TYPE_CHECKING:
-    from stretto.prepare.inspection import Inspection
+    from stretto.prepare.inspection import DataHints, Inspection
     from stretto.prepare.prepare_data import PreparedData
     from stretto.prepare.record_parser import SkippedRows
     from stretto.train.suggest import Suggestion
 
 _FORECAST = ("horizon", "season", "context")
-# What an option is for; sequences may hold text, tokens or channels.
+# The kinds of data that an option applies to; sequences may be of text, tokens or channels.
 _OPTION_KINDS: dict[str, tuple[str, ...]] = {
     "level": ("text", "sequences of text"),
     "max_symbols": ("text", "sequences of text"),
@@ -40,112 +41,139 @@ _OPTION_KINDS: dict[str, tuple[str, ...]] = {
 
 
 def run(arguments: list[str]) -> None:
-    """Parse, look, ask, prepare, and write."""
-    options = _parser().parse_all(arguments)
+    """Parse, inspect, ask, prepare, and write the run."""
+    parser = _parser()
+    options = parser.parse_all(arguments)
     _check(options)
-    console = make_console()
-    answers = {name: getattr(options, name) for name in ("kind", "format", "level", "sequence", "label", "time", "by")}
-    answers |= {"is_labeled": not options.no_label, "valid": options.valid or ()}
-    asker = _Prompter(console, is_interactive=sys.stdin.isatty() and sys.stdout.isatty() and not options.yes)
-    found = asker.inspect(options.paths, answers)
-    _check_options(options, found)
-    _print_inspection(console, found)
-    found = asker.confirm(options.paths, answers, found)
-    console.print(f"task    {_describe_task(found)}")
-    forecast, targets = asker.choose_targets(found, options)
-    name = options.name or _default_name(options.paths[0])
-    folder = Path("data") / name
-    prepared = _prepare(console, found, folder, options)
-    _print_stores(console, prepared)
+    with parser.option_errors():
+        _init(parser, options)
+
+
+def _init(parser: Parser, options: argparse.Namespace) -> None:
+    from stretto.prepare.inspection import DataHints
     from stretto.train.suggest import suggest
 
-    suggestion = suggest(found, prepared, folder=Path("runs") / name, path=options.out, targets=targets, **forecast)
+    console = make_console()
+    names = ("kind", "format", "level", "sequence", "label", "has_label", "time", "by")
+    hints = DataHints(**{name: getattr(options, name) for name in names})
+    is_interactive = sys.stdin.isatty() and sys.stdout.isatty() and not options.yes
+    prompter = _Prompter(console, options.paths, options.valid or [], is_interactive=is_interactive)
+    inspection, hints = prompter.inspect(hints)
+    _check_options(options, inspection)
+    console.print(f"found   {_describe(inspection)}")
+    for note in inspection.notes:
+        console.print(f"        {parser.add_dashes(note)}")
+    inspection = prompter.confirm(inspection, hints)
+    console.print(f"task    {_describe_task(inspection)}")
+    forecast, targets = prompter.choose_targets(inspection, options)
+    name = options.name or _default_name(options.paths[0])
+    prepared = _prepare(console, inspection, Path("data") / name, options)
+    _print_stores(console, prepared)
+    folder = Path("runs") / name
+    suggestion = suggest(inspection, prepared, folder=folder, path=options.out, targets=targets, **forecast)
     write_atomic(options.out, suggestion.text.encode())
-    _print_next_steps(console, found, suggestion, options.out)
+    _print_next_steps(console, inspection, suggestion, options.out)
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Find what is wrong before any work is done."""
+    """Reject wrong options before any work is done."""
     if options.out.exists() and not options.force:
-        raise ConfigError(f"{options.out} is there already; name another with --out, or write over it with --force")
+        raise ConfigError(f"--out={options.out} already exists; choose a different file, or overwrite it with --force")
     if not options.out.absolute().parent.is_dir():
-        raise ConfigError(f"--out={options.out}: the folder {options.out.parent} is not there; make it first")
+        raise ConfigError(f"--out={options.out}: the folder {options.out.parent} does not exist; create it first")
     if options.name is not None and not re.fullmatch(r"[\w][\w.+-]*", options.name):
-        raise ConfigError(f"--name={options.name} can't name a folder; use letters, digits, - and _")
-    if options.label is not None and options.no_label:
+        raise ConfigError(f"--name={options.name} can't be the name of a folder; use letters, digits, - and _")
+    if options.label is not None and not options.has_label:
         raise ConfigError(f"--label={options.label} and --no-label contradict each other; leave one of them out")
     for name in _FORECAST:
-        given, least = getattr(options, name), 0 if name == "season" else 1
-        if given is not None and given < least:
-            raise ConfigError(f"--{name}={given} should be {least} or more; leave it out")
+        value, minimum = getattr(options, name), 0 if name == "season" else 1
+        if value is not None and value < minimum:
+            raise ConfigError(f"--{name}={value} must be at least {minimum}")
 
 
-def _check_options(options: argparse.Namespace, found: "Inspection") -> None:
-    """Refuse an option that has no meaning for what was found."""
-    kind = found.kind if found.kind != "sequences" else f"sequences of {found.sequence_type}"
+def _check_options(options: argparse.Namespace, inspection: "Inspection") -> None:
+    """Reject an option that has no effect on this kind of data."""
+    from stretto.prepare.sequence_data import SequenceData
+
+    data = inspection.data
+    kind = f"sequences of {data.value_type}" if isinstance(data, SequenceData) else inspection.kind
     for name, kinds in _OPTION_KINDS.items():
-        if getattr(options, name) not in (None, False) and not kind.startswith(kinds):
+        is_given = not options.has_label if name == "no_label" else getattr(options, name) is not None
+        if is_given and not kind.startswith(kinds):
             option = name.replace("_", "-")
-            raise ConfigError(f"--{option} is for {' and '.join(kinds)}, and this is {kind}; leave it out")
+            raise ConfigError(f"--{option} is for {' and '.join(kinds)}, but this is {kind}; leave it out")
 
 
 class _Prompter:
-    """Asks in a terminal; elsewhere takes what is usual."""
+    """Asks questions in a terminal; elsewhere takes the defaults."""
 
-    def __init__(self, console: Console, *, is_interactive: bool) -> None:
+    def __init__(self, console: Console, paths: list[Path], valid: list[Path], *, is_interactive: bool) -> None:
         self._console = console
+        self._paths, self._valid = paths, valid
         self._is_interactive = is_interactive
 
-    def inspect(self, paths: list[Path], answers: dict[str, Any]) -> "Inspection":
-        """Look until nothing is unclear; keep what was asked in the answers."""
+    def inspect(self, hints: "DataHints") -> "tuple[Inspection, DataHints]":
+        """Inspect the files, asking until nothing is ambiguous; return the hints with the answers added."""
         from stretto.prepare.file_listing import AmbiguousInputError
         from stretto.prepare.inspection import inspect_data
 
         while True:
             try:
-                return inspect_data(paths, **answers)
-            except AmbiguousInputError as unclear:
+                return inspect_data(self._paths, hints, valid=self._valid), hints
+            except AmbiguousInputError as ambiguity:
                 if not self._is_interactive:
                     raise
-                choice = self._ask_choice(unclear.question, unclear.choices, None)
-                is_none = unclear.option == "label" and choice == "none"
-                answers |= {"is_labeled": False} if is_none else {unclear.option: choice}
+                choice = self._ask_choice(ambiguity.question, ambiguity.choices, None)
+                is_none = ambiguity.hint == "label" and choice == "none"
+                hints = replace(hints, **({"has_label": False} if is_none else {ambiguity.hint: choice}))
 
-    def confirm(self, paths: list[Path], answers: dict[str, Any], found: "Inspection") -> "Inspection":
-        """Ask what could be otherwise, if nobody has said it yet."""
-        from stretto.prepare.inspection import inspect_data
+    def confirm(self, inspection: "Inspection", hints: "DataHints") -> "Inspection":
+        """Ask about choices that nobody has made yet."""
+        from stretto.prepare.inspection import TextData, inspect_data
+        from stretto.prepare.options import LEVELS
+        from stretto.prepare.sequence_data import SequenceData
 
-        again = dict(answers)
-        if self._is_interactive and found.label is not None and answers["label"] is None:
+        data, confirmed = inspection.data, hints
+        if not self._is_interactive:
+            return inspection
+        if isinstance(data, SequenceData) and data.label is not None and hints.label is None:
             choice = self._ask_choice(
-                "Which field is the label? (none: go on with the sequence)",
-                (found.label, *found.labels, "none"),
-                found.label,
+                "Which field is the label? (none: predict the next step of the sequence)",
+                (data.label, *data.other_labels, "none"),
+                data.label,
             )
-            again |= {"is_labeled": False} if choice == "none" else {"label": choice}
-        if self._is_interactive and found.level is not None and found.is_utf8 and answers["level"] is None:
-            again["level"] = self._ask_choice("What is a token of the text?", ("byte", "char", "word"), found.level)
-        return found if again == answers else inspect_data(paths, **again)
+            confirmed = replace(hints, has_label=False) if choice == "none" else replace(hints, label=choice)
+        is_text = data.is_utf8 if isinstance(data, TextData) else isinstance(data, SequenceData)
+        level = data.level if isinstance(data, TextData | SequenceData) else None
+        if is_text and level is not None and hints.level is None:
+            choice = self._ask_choice("What is a token of the text?", LEVELS, level)
+            confirmed = replace(confirmed, level=next(level for level in LEVELS if level == choice))
+        return inspection if confirmed == hints else inspect_data(self._paths, confirmed, valid=self._valid)
 
     def choose_targets(
-        self, found: "Inspection", options: argparse.Namespace
+        self, inspection: "Inspection", options: argparse.Namespace
     ) -> tuple[dict[str, int | None], list[str]]:
-        """What a forecast is asked for."""
+        """Return the sizes and the target columns of a forecast."""
+        from stretto.prepare.sequence_data import SequenceData
+        from stretto.prepare.series_data import SeriesData
+
+        data = inspection.data
         forecast = {name: getattr(options, name) for name in _FORECAST}
         targets = [] if options.targets is None else [name.strip() for name in options.targets.split(",")]
-        if found.kind != "series":
+        if not isinstance(data, SeriesData):
             given = next((name for name in (*_FORECAST, "targets") if getattr(options, name) is not None), None)
-            if given is not None and found.label is not None:
-                raise ConfigError(f"--{given} is for a forecast, not for the label {found.label!r}; say --no-label")
+            if given is not None and isinstance(data, SequenceData) and data.label is not None:
+                raise ConfigError(f"--{given} is for a forecast, not for the label {data.label!r}; add --no-label")
             return forecast, targets
         for name in targets:
-            if name not in found.columns:
-                raise ConfigError(f"--targets={name} is not a column of numbers; there are {', '.join(found.columns)}")
-        if self._is_interactive and not targets and len(found.columns) > 1:
-            choice = self._ask_choice("Which column is to be forecast?", ("all", *found.columns), "all")
+            if name not in data.columns:
+                columns = ", ".join(data.columns)
+                raise ConfigError(f"--targets={name} is not a column of numbers; choose from {columns}")
+        if self._is_interactive and not targets and len(data.columns) > 1:
+            choice = self._ask_choice("Which column do you want to forecast?", ("all", *data.columns), "all")
             targets = [] if choice == "all" else [choice]
         if self._is_interactive and forecast["horizon"] is None:
-            forecast["horizon"] = self._ask_number("How many steps ahead?", found.period or 8)
+            forecast["horizon"] = self._ask_number("How many steps ahead?", data.period or 8)
         return forecast, targets
 
     def _ask_choice(self, question: str, choices: tuple[str, ...], default: str | None) -> str:
@@ -154,24 +182,24 @@ class _Prompter:
         for number, choice in enumerate(choices, 1):
             self._console.print(f"  {number}. {choice}")
         while True:
-            said = self._read_answer("" if default is None else default)
-            if not said and default is not None:
+            answer = self._read_answer("" if default is None else default)
+            if not answer and default is not None:
                 return default
-            if said in choices:
-                return said
-            if said.isdecimal() and 1 <= int(said) <= len(choices):
-                return choices[int(said) - 1]
-            self._console.print(f"Give one of these, or its number: {', '.join(choices)}")
+            if answer in choices:
+                return answer
+            if answer.isdecimal() and 1 <= int(answer) <= len(choices):
+                return choices[int(answer) - 1]
+            self._console.print(f"Please enter one of these, or its number: {', '.join(choices)}")
 
     def _ask_number(self, question: str, default: int) -> int:
         self._console.print(question)
         while True:
-            said = self._read_answer(str(default))
-            if not said:
+            answer = self._read_answer(str(default))
+            if not answer:
                 return default
-            if said.isdecimal() and int(said):
-                return int(said)
-            self._console.print("Give a number, 1 or more.")
+            if answer.isdecimal() and int(answer):
+                return int(answer)
+            self._console.print("Please enter a number, 1 or more.")
 
     def _read_answer(self, default: str) -> str:
         try:
@@ -180,75 +208,77 @@ class _Prompter:
             raise KeyboardInterrupt(": nothing was written") from None
 
 
-def _prepare(console: Console, found: "Inspection", folder: Path, options: argparse.Namespace) -> "PreparedData":
+def _prepare(console: Console, inspection: "Inspection", folder: Path, options: argparse.Namespace) -> "PreparedData":
     from stretto.cli.views.result_views import PrepareView
+    from stretto.cli.views.store_lines import describe_skipped
     from stretto.prepare.prepare_data import prepare_data
 
     skipped: list[SkippedRows] = []
     try:
         with PrepareView(console) as view:
             prepared = prepare_data(
-                found,
+                inspection,
                 folder,
                 validation_fraction=options.validation_fraction,
                 max_symbols=options.max_symbols,
-                bad_rows=options.bad_rows or "refuse",
+                bad_rows=options.bad_rows or "error",
                 nan=options.nan,
                 on_progress=view.show,
                 on_skipped=skipped.append,
             )
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(": what is finished is kept; run the same command again to go on") from None
+        raise KeyboardInterrupt(": finished parts are kept; run the same command again to resume") from None
     for rows in skipped:
-        console.print(f"left out {rows.summary}; the first: {rows.first}")
+        console.print(describe_skipped(rows))
     return prepared
 
 
-def _print_inspection(console: Console, found: "Inspection") -> None:
-    console.print(f"found   {_describe(found)}")
-    for note in found.notes:
-        console.print(f"        {note}")
+def _describe(inspection: "Inspection") -> str:
+    from stretto.prepare.inspection import TextData
+    from stretto.prepare.sequence_data import SequenceData
 
-
-def _describe(found: "Inspection") -> str:
-    files = str(found.paths[0]) if len(found.paths) == 1 else f"{len(found.paths):,} files, the first {found.paths[0]}"
-    if found.kind == "text":
-        return f"text: {files}, {found.num_bytes:,} bytes"
-    rows = f"about {found.num_rows:,} rows of {found.format}"
-    if found.kind == "sequences":
-        label = "" if found.label is None else f", label {found.label!r}"
-        return f"sequences: {files}, {rows}, {found.sequence_type} in {found.sequence!r}{label}"
-    by = "" if found.by is None else f", a series for each {found.by!r}"
-    names = ", ".join(found.columns[:8]) + (", ..." if len(found.columns) > 8 else "")
+    paths, data = inspection.paths, inspection.data
+    files = str(paths[0]) if len(paths) == 1 else f"{len(paths):,} files, the first {paths[0]}"
+    if isinstance(data, TextData):
+        return f"text: {files}, {inspection.num_bytes:,} bytes"
+    rows = f"about {inspection.num_rows:,} rows of {inspection.format}"
+    if isinstance(data, SequenceData):
+        label = "" if data.label is None else f", label {data.label!r}"
+        return f"sequences: {files}, {rows}, {data.value_type} in {data.sequence!r}{label}"
+    by = "" if data.by is None else f", one series per {data.by!r}"
+    names = ", ".join(data.columns[:8]) + (", ..." if len(data.columns) > 8 else "")
     return f"series: {files}, {rows}{by}, numbers in {names}"
 
 
-def _describe_task(found: "Inspection") -> str:
+def _describe_task(inspection: "Inspection") -> str:
     from stretto.plan.units import format_duration
+    from stretto.prepare.inspection import TextData
+    from stretto.prepare.sequence_data import SequenceData
 
-    if found.kind == "text":
-        return f"which {found.level} comes next? State is carried through the text, in lanes"
-    if found.kind == "sequences":
-        tokens = "" if found.level is None else f" Read {found.level} by {found.level}"
-        if found.label is not None:
-            return f"which {found.label!r} does a sequence have?{tokens}"
-        return f"what comes next in a sequence?{tokens}"
-    apart = "" if found.seconds is None else f" (rows are {format_duration(found.seconds)} apart"
-    apart += "" if not apart else ")" if not found.period else f", and repeat themselves after {found.period})"
-    return f"what are the next values?{apart}"
+    data = inspection.data
+    if isinstance(data, TextData):
+        return f"predict the next {data.level}; state is carried along the text, in lanes"
+    if isinstance(data, SequenceData):
+        tokens = "" if data.level is None else f", read {data.level} by {data.level}"
+        if data.label is not None:
+            return f"predict {data.label!r} of a sequence{tokens}"
+        return f"predict the next step of a sequence{tokens}"
+    facts = [] if data.seconds is None else [f"one row every {format_duration(data.seconds)}"]
+    facts += [f"seasonal period of {data.period} rows"] if data.period else []
+    return "forecast the next values" + (f" ({', '.join(facts)})" if facts else "")
 
 
 def _print_stores(console: Console, prepared: "PreparedData") -> None:
-    from stretto.cli.commands.prepare import describe_store
+    from stretto.cli.views.store_lines import describe_store
 
     for store in (prepared.train, prepared.valid):
         if store is not None:
             console.print(f"data    {describe_store(store)}")
     if prepared.is_reused:
-        console.print("        made before from the same files, and used again")
+        console.print("        reused: the same files were prepared before")
 
 
-def _print_next_steps(console: Console, found: "Inspection", suggestion: "Suggestion", out: Path) -> None:
+def _print_next_steps(console: Console, inspection: "Inspection", suggestion: "Suggestion", out: Path) -> None:
     config = suggestion.config
     folder = str(config.run.folder)
     length = (
@@ -257,25 +287,26 @@ def _print_next_steps(console: Console, found: "Inspection", suggestion: "Sugges
         else f"{config.train.epochs} epoch{'s' * (config.train.epochs > 1)}"
     )
     model = f"{config.model.layers} x {config.model.cell} of {config.model.hidden}"
-    console.print(f"run     {out}: {model}, {length}; every line says why")
+    console.print(f"run     {out}: {model}, {length}; a comment on each line says why")
     if suggestion.naive_loss is not None:
-        naive = f"repeats the last {config.data.season} steps has a loss of {suggestion.naive_loss:.4f}"
-        console.print(f"        a forecast that {naive}: beat that")
-    commands = [("train", str(out), "about a minute or two"), ("report", folder, "a page with its curves")]
+        console.print(
+            f"        baseline: repeating the last {config.data.season} steps has a loss of {suggestion.naive_loss:.4f}"
+        )
+    commands = [("train", str(out), "takes a minute or two"), ("report", folder, "a page with the curves")]
     if config.data.valid is not None:
-        commands.append(("predict", folder, "what it says of the held-out data"))
-    if found.kind == "text":
+        commands.append(("predict", folder, "predictions for the validation data"))
+    if inspection.kind == "text":
         commands.append(("generate", folder, "text from the model"))
-    if found.kind == "series":
-        commands.append(("forecast", folder, "what comes after the data"))
+    if inspection.kind == "series":
+        commands.append(("forecast", folder, "the values after the end of the data"))
     console.print("next")
-    for command, path, what in commands:
-        console.print(f"  stretto {command} {shlex.quote(path)}  # {what}")
+    for command, path, comment in commands:
+        console.print(f"  stretto {command} {shlex.quote(path)}  # {comment}")
 
 
 def _default_name(path: Path) -> str:
-    found = path.resolve()
-    name = re.sub(r"[^\w.+-]+", "-", found.name if found.is_dir() else found.stem).strip("-.")
+    path = path.resolve()
+    name = re.sub(r"[^\w.+-]+", "-", path.name if path.is_dir() else path.stem).strip("-.")
     return name or "data"
 
 
@@ -283,40 +314,60 @@ def _parser() -> Parser:
     parser = Parser(
         prog="stretto init",
         usage="stretto init PATH... [--out run.toml] [--name NAME] [--yes] [options]",
-        description="Look at files or a folder (text, CSV, Parquet, JSONL), prepare what is there, and write a run's\n"
-        "TOML file that trains as it is. Asks a few questions in a terminal, and none elsewhere.",
+        description="Inspect files or a folder (text, CSV, Parquet, JSONL), prepare the data, and write the TOML file of "
+        "a run that trains without changes. In a terminal, it asks a few questions.",
         epilog="example:\n  stretto init book.txt\n  stretto init reviews.jsonl --label stars --yes\n"
         "  stretto init load.csv --time when --targets heat --horizon 24 --out heat.toml",
     )
-    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="files, or a folder of them")
-    parser.add_argument("--out", type=Path, default=Path("run.toml"), metavar="FILE", help="default: run.toml")
-    parser.add_argument("--name", metavar="NAME", help="data goes to data/NAME, the run to runs/NAME (default: PATH's)")
-    parser.add_argument("--yes", action="store_true", help="ask nothing: take what is usual")
-    parser.add_argument("--force", action="store_true", help="write over a file that is there")
+    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="files, or a folder of files")
     parser.add_argument(
-        "--kind", dest="kind", choices=["text", "sequences", "series"], help="what it is, where that is unclear"
+        "--out", type=Path, default=Path("run.toml"), metavar="FILE", help="file to write (default: run.toml)"
     )
     parser.add_argument(
-        "--format", choices=["text", "jsonl", "csv", "parquet", "datasets"], help="which files of a folder are meant"
+        "--name", metavar="NAME", help="write data to data/NAME, and the run to runs/NAME (default: the name of PATH)"
     )
-    parser.add_argument("--valid", type=Path, nargs="+", metavar="FILE", help="held-out files")
+    parser.add_argument("--yes", action="store_true", help="ask no questions: use the defaults")
+    parser.add_argument("--force", action="store_true", help="overwrite an existing file")
+    _add_data_options(parser)
+    _add_forecast_options(parser)
+    return parser
+
+
+def _add_data_options(parser: Parser) -> None:
+    parser.add_argument("--kind", choices=["text", "sequences", "series"], help="what the files hold")
+    parser.add_argument(
+        "--format",
+        choices=["text", "jsonl", "csv", "parquet", "datasets"],
+        help="format of the files to use, if a folder holds several",
+    )
+    parser.add_argument("--valid", type=Path, nargs="+", metavar="FILE", help="files for validation")
     parser.add_argument(
         "--validation-fraction",
         type=float,
-        metavar="PART",
-        help="else, the part to hold out (default: 0.1, of series 0.2)",
+        metavar="FRACTION",
+        help="without such files, the fraction of the data for validation (default: 0.1, for series 0.2)",
     )
     parser.add_argument("--level", choices=["byte", "char", "word"], help="text: what a token is")
     parser.add_argument("--max-symbols", type=int, metavar="N", help="text: keep only the N most frequent symbols")
-    parser.add_argument("--sequence", metavar="FIELD", help="sequences: the field with the sequence")
-    parser.add_argument("--label", metavar="FIELD", help="sequences: the field with the label")
-    parser.add_argument("--no-label", action="store_true", help="sequences: no label, go on with the sequence")
-    parser.add_argument("--time", metavar="COLUMN", help="series: the column of times")
-    parser.add_argument("--by", metavar="COLUMN", help="series: the column that tells series apart")
-    parser.add_argument("--targets", metavar="A,B", help="series: the columns to forecast (default: all)")
-    parser.add_argument("--horizon", type=int, metavar="N", help="series: steps ahead")
-    parser.add_argument("--season", type=int, metavar="N", help="series: compare with N steps before; 0 doesn't")
-    parser.add_argument("--context", type=int, metavar="N", help="series: steps that a forecast looks at")
-    parser.add_argument("--bad-rows", choices=["refuse", "skip"], help="default: refuse")
-    parser.add_argument("--nan", choices=["refuse", "missing"], help="what a NaN is: a bad row, or a missing value")
-    return parser
+    parser.add_argument("--sequence", metavar="FIELD", help="sequences: field with the sequence")
+    parser.add_argument("--label", metavar="FIELD", help="sequences: field with the label")
+    parser.add_argument(
+        "--no-label", dest="has_label", action="store_false", help="sequences: no label, predict the next step"
+    )
+    parser.add_argument("--time", metavar="COLUMN", help="series: column of times")
+    parser.add_argument("--by", metavar="COLUMN", help="series: column that names the series of a row")
+    parser.add_argument(
+        "--bad-rows",
+        choices=["error", "skip"],
+        help="an unreadable row is an error, or is skipped (default: error)",
+    )
+    parser.add_argument("--nan", choices=["error", "missing"], help="a NaN is an error, or a missing value")
+
+
+def _add_forecast_options(parser: Parser) -> None:
+    parser.add_argument("--targets", metavar="A,B", help="series: columns to forecast (default: all)")
+    parser.add_argument("--horizon", type=int, metavar="N", help="series: number of steps to forecast")
+    parser.add_argument(
+        "--season", type=int, metavar="N", help="series: predict the difference to N steps before; 0 for none"
+    )
+    parser.add_argument("--context", type=int, metavar="N", help="series: number of steps that a forecast sees")

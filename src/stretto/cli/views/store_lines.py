@@ -1,0 +1,60 @@
+"""Lines that describe prepared data."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stretto.store.corpus import Corpus
+from stretto.store.sequences import Channels, Sequences
+
+if TYPE_CHECKING:
+    from stretto.prepare.record_parser import SkippedRows
+
+# With more sequences, reading all lengths only to print the median takes too long.
+_MAX_LENGTHS = 10**7
+
+
+def describe_store(store: Corpus | Sequences) -> str:
+    """Return what a store holds, in one line."""
+    return _describe_corpus(store) if isinstance(store, Corpus) else _describe_sequences(store)
+
+
+def describe_skipped(rows: "SkippedRows") -> str:
+    """Return how many rows were skipped, and why the first was."""
+    return f"skipped {rows.summary}; the first: {rows.first}"
+
+
+def _describe_corpus(corpus: Corpus) -> str:
+    is_byte = corpus.vocabulary.level == "byte"
+    unknown = "" if is_byte else f" ({corpus.num_unknown / corpus.num_tokens:.1%} unknown)"
+    return (
+        f"{corpus.location}: {corpus.num_tokens:,} tokens, {corpus.vocabulary.level} vocabulary of "
+        f"{len(corpus.vocabulary):,}{unknown}, from {corpus.num_bytes:,} bytes of text"
+    )
+
+
+def _describe_sequences(store: Sequences) -> str:
+    values, labels = store.fields.values, store.fields.labels
+    if isinstance(values, Channels):
+        names = ", ".join(values.names[:5]) + (", ..." if len(values.names) > 5 else "")
+        contents = f"{_count(len(values.names), 'channel')} ({names})"
+    elif store.vocabulary is not None:
+        contents = f"{store.vocabulary.level} vocabulary of {values.num_tokens:,}"
+    else:
+        contents = f"{values.num_tokens:,} different tokens"
+    classes = "" if labels is None else f", {len(labels.names):,} classes"
+    return (
+        f"{store.location}: {_count(store.num_sequences, 'sequence')} of {_describe_lengths(store)} steps, "
+        f"{store.num_steps:,} steps in total, {contents}{classes}"
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def _describe_lengths(store: Sequences) -> str:
+    if store.num_sequences > _MAX_LENGTHS:
+        return f"up to {store.longest:,}"
+    lengths = np.concatenate([np.diff(store.ends(shard, 0, size)) for shard, size in enumerate(store.shard_sizes)])
+    return f"{lengths.min():,} to {lengths.max():,} (median {int(np.median(lengths)):,})"

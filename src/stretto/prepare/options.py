@@ -1,0 +1,163 @@
+"""Options of each kind of preparation: the arguments of the Python call, the command line and the fingerprint."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from stretto.base.errors import DataError
+from stretto.store.index import Store
+from stretto.store.schema import Schema
+from stretto.store.vocabulary import FILE as VOCABULARY_FILE
+from stretto.store.vocabulary import Level, Vocabulary, parse_vocabulary, vocabulary_bytes
+
+BadRowPolicy = Literal["error", "skip"]
+NanPolicy = Literal["error", "missing"]
+ValueType = Literal["text", "tokens", "channels"]
+
+LEVELS: tuple[Level, ...] = get_args(Level)
+SHARD_BYTES = 64 << 20
+
+
+def option(
+    default: Any,  # noqa: ANN401 - the default of any field
+    help: str,
+    metavar: str | None = None,
+    *,
+    type: Callable[[str], object] = str,
+    choices: Sequence[str] | None = None,
+) -> Any:  # noqa: ANN401 - as dataclasses.field
+    """Return a dataclass field that knows its help text and how the command line parses it."""
+    return field(default=default, metadata={"help": help, "metavar": metavar, "type": type, "choices": choices})
+
+
+def split_names(text: str) -> tuple[str, ...]:
+    """Return the names in `a, b, c`."""
+    return tuple(name.strip() for name in text.split(","))
+
+
+@dataclass(frozen=True)
+class PrepareOptions:
+    """What the options of all kinds have in common: they are checked when they are created."""
+
+    def __post_init__(self) -> None:
+        """Reject values that no kind of data allows."""
+        for item in fields(self):
+            value, choices = getattr(self, item.name), item.metadata["choices"]
+            if choices is not None and value is not None and value not in choices:
+                raise DataError(f"{item.name}={value!r} is not allowed; choose from {', '.join(choices)}")
+            if item.name == "validation_fraction" and not 0 <= value < 1:
+                raise DataError(f"validation_fraction={value} is not in [0, 1); use a fraction such as 0.1")
+            if item.name == "shard_bytes" and value < 1:
+                raise DataError(f"shard_bytes={value} must be at least 1")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the options as plain values, for a fingerprint."""
+        values: dict[str, Any] = {"options": type(self).__name__}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            # What other prepared data contributes counts, not where that data is.
+            opened = {"vocabulary": open_vocabulary, "like": open_schema}.get(item.name)
+            values[item.name] = _plain(value if opened is None else opened(value))
+        return values
+
+
+_LEVEL_HELP = "what a token of text is (default: byte)"
+_VOCABULARY_HELP = "use the vocabulary of this prepared data instead of counting one"
+_MAX_SYMBOLS_HELP = "keep only the N most frequent characters or words"
+_SPLIT_HELP = "for validation, such as 0.1; writes FOLDER/train and FOLDER/valid (default: 0)"
+_BAD_ROWS_HELP = "a row that can't be read is an error, or is skipped (default: error)"
+_NAN_HELP = "a NaN or an infinity is an error, or a missing value (default: error)"
+
+
+@dataclass(frozen=True)
+class TextOptions(PrepareOptions):
+    """How `prepare_text` turns text into tokens."""
+
+    level: Level | None = option(None, _LEVEL_HELP, choices=LEVELS)
+    vocabulary: Vocabulary | Path | str | None = option(None, _VOCABULARY_HELP, "FOLDER")
+    max_symbols: int | None = option(None, _MAX_SYMBOLS_HELP, "N", type=int)
+    validation_fraction: float = option(0.0, f"fraction of the text, its end, {_SPLIT_HELP}", "FRACTION", type=float)
+    shard_bytes: int = option(SHARD_BYTES, "bytes of text in one shard (default: 64 MiB)", "N", type=int)
+
+
+@dataclass(frozen=True)
+class SequenceOptions(PrepareOptions):
+    """How `prepare_sequences` turns records into sequences."""
+
+    sequence: str | None = option(None, "field with the sequence (default: text, tokens or values)", "FIELD")
+    label: str | None = option(None, "field with the class of a sequence, text or a number", "FIELD")
+    read_as: ValueType | None = option(
+        None, "what a sequence holds (default: what the first record looks like)", choices=get_args(ValueType)
+    )
+    level: Level | None = option(None, _LEVEL_HELP, choices=LEVELS)
+    vocabulary: Vocabulary | Path | str | None = option(None, _VOCABULARY_HELP, "FOLDER")
+    max_symbols: int | None = option(None, _MAX_SYMBOLS_HELP, "N", type=int)
+    num_tokens: int | None = option(
+        None, "how many different tokens there are (default: the largest in the data + 1)", "N", type=int
+    )
+    like: Path | str | Schema | None = option(
+        None, "use the vocabulary, classes and statistics of this prepared data", "FOLDER"
+    )
+    validation_fraction: float = option(
+        0.0, f"fraction of the sequences, drawn at random, {_SPLIT_HELP}", "FRACTION", type=float
+    )
+    seed: int = option(0, "seed of the random validation split (default: 0)", "N", type=int)
+    bad_rows: BadRowPolicy = option("error", _BAD_ROWS_HELP, choices=get_args(BadRowPolicy))
+    nan: NanPolicy = option("error", _NAN_HELP, choices=get_args(NanPolicy))
+    shard_bytes: int = option(
+        SHARD_BYTES,
+        "bytes of JSONL or Parquet in one shard (default: 64 MiB); a CSV file is always one shard",
+        "N",
+        type=int,
+    )
+
+
+@dataclass(frozen=True)
+class SeriesOptions(PrepareOptions):
+    """How `prepare_series` turns tables into series."""
+
+    columns: Sequence[str] | None = option(
+        None, "columns to use as channels (default: all columns of numbers)", "A,B,...", type=split_names
+    )
+    by: str | None = option(None, "column that names the series of a row (default: each file is one series)", "COLUMN")
+    time: str | None = option(None, "column of times, which must not decrease within a series", "COLUMN")
+    like: Path | str | Schema | None = option(None, "use the columns and statistics of this prepared data", "FOLDER")
+    validation_fraction: float = option(0.0, f"fraction of each series, its end, {_SPLIT_HELP}", "FRACTION", type=float)
+    bad_rows: BadRowPolicy = option("error", _BAD_ROWS_HELP, choices=get_args(BadRowPolicy))
+    nan: NanPolicy = option("error", _NAN_HELP, choices=get_args(NanPolicy))
+
+
+def open_vocabulary(vocabulary: Vocabulary | Path | str | None) -> Vocabulary | None:
+    """Return a vocabulary, read from prepared data if this is its location."""
+    if not isinstance(vocabulary, Path | str):
+        return vocabulary
+    return parse_vocabulary(Store.open(vocabulary).read_file(VOCABULARY_FILE), str(vocabulary))
+
+
+def open_schema(like: Path | str | Schema | None) -> Schema | None:
+    """Return a schema, read from prepared data if this is its location."""
+    return None if like is None else Schema.from_location(like)
+
+
+def check_level(level: Level | None, vocabulary: Vocabulary | None, max_symbols: int | None) -> Level:
+    """Return the level of the tokens; reject options that contradict each other."""
+    if vocabulary is not None and level not in (None, vocabulary.level):
+        raise DataError(f"level={level} is not the level of the given vocabulary, {vocabulary.level}; leave one out")
+    chosen = vocabulary.level if vocabulary is not None else level or "byte"
+    if max_symbols is not None and (vocabulary is not None or chosen == "byte"):
+        reason = "a given vocabulary" if vocabulary is not None else "bytes"
+        raise DataError(f"max_symbols={max_symbols} has no effect on {reason}; leave it out")
+    if max_symbols is not None and max_symbols < 2:
+        raise DataError(f"max_symbols={max_symbols} leaves only <unk>, which counts as a symbol; use at least 2")
+    return chosen
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - the value of any field
+    """Return a value that JSON can hold."""
+    if isinstance(value, Schema):
+        labels = None if value.labels is None else value.labels.model_dump(mode="json")
+        return [value.values.model_dump(mode="json"), labels, _plain(value.vocabulary)]
+    if value is None or isinstance(value, str | int | float):
+        return value
+    return list(value) if isinstance(value, tuple | list) else vocabulary_bytes(value).decode()

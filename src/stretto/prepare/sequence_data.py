@@ -1,0 +1,121 @@
+"""SequenceData: which fields of records hold the sequence and its label."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stretto.base.errors import DataError
+from stretto.prepare.field_summary import FieldSummary
+from stretto.prepare.file_listing import AmbiguousInputError
+from stretto.prepare.options import ValueType
+from stretto.prepare.record_sample import RecordSample, has_unparsed_times
+from stretto.store.vocabulary import Level, split_symbols
+
+_LABEL_COLUMNS = ("label", "labels", "class", "target", "category", "sentiment", "y")
+# Text with a larger fraction of different words has too many for a vocabulary of words.
+_MAX_UNIQUE_FRACTION = 0.5
+_MAX_WORD_CHARS = 15
+
+
+@dataclass(frozen=True)
+class SequenceData:
+    """How records are read as sequences."""
+
+    sequence: str  # field with the sequence
+    value_type: ValueType | None  # what a sequence consists of; None: nothing that can be read
+    level: Level | None = None  # of text
+    label: str | None = None  # field with the label
+    other_labels: tuple[str, ...] = ()  # other fields that could be the label
+
+
+def infer_sequence_data(
+    sample: RecordSample, sequence: str | None, label: str | None, has_label: bool, level: Level | None
+) -> tuple[SequenceData, list[str]]:
+    """Return how the records are read as sequences, and notes on what was inferred."""
+    sequence = sequence or _choose_sequence(sample)
+    classes = [field.name for field in sample.fields if field.is_categorical and field.name != sequence]
+    notes = []
+    if label is None and has_label:
+        label = _choose_label(sample, sequence, classes)
+        if label is not None:
+            notes.append(f"{label!r} is used as the label; choose a different one with label=FIELD, or has_label=False")
+    value_type = _value_type(next(field for field in sample.fields if field.name == sequence))
+    if value_type == "text":
+        texts = [str(record[sequence]) for record in sample.records if record.get(sequence)]
+        level = level or _choose_level(texts, label)
+    else:
+        level = None
+    other_labels = tuple(name for name in classes if name != label)
+    return SequenceData(sequence, value_type, level, label, other_labels), notes
+
+
+def list_sequence_fields(sample: RecordSample) -> list[FieldSummary]:
+    """Return the fields that hold a sequence by their looks, or by their name if their texts repeat."""
+    return [
+        field
+        for field in sample.fields
+        if (field.is_named_sequence and field.type in ("category", "unparsed time"))
+        or (field.is_sequence and not has_unparsed_times(field))
+    ]
+
+
+def list_short_texts(sample: RecordSample) -> list[str]:
+    """Return the fields with a few different texts: they are the sequences if there is nothing else."""
+    return [field.name for field in sample.fields if field.type == "category" and field.mean_length]
+
+
+def _value_type(field: FieldSummary) -> ValueType | None:
+    if field.type in ("text", "category", "unparsed time"):
+        return "text"
+    return field.type if field.type == "tokens" or field.type == "channels" else None
+
+
+def _choose_sequence(sample: RecordSample) -> str:
+    sequence_fields = list_sequence_fields(sample)
+    names = [field.name for field in sequence_fields] or list_short_texts(sample)
+    if not names:
+        raise DataError(
+            f"{sample.path} has no field of text, tokens or lists of numbers, only {', '.join(sample.field_names)}; "
+            "use different data"
+        )
+    # `text` before `tokens` before `values`.
+    usual = sorted((field for field in sequence_fields if field.is_named_sequence), key=lambda field: field.name)
+    if not usual and len(names) > 1:
+        raise AmbiguousInputError(
+            f"{sample.path} has several fields that could be the sequence ({', '.join(names)}); choose one with "
+            "sequence=FIELD",
+            "sequence",
+            "Which field is the sequence?",
+            names,
+        )
+    return usual[0].name if usual else names[0]
+
+
+def _choose_label(sample: RecordSample, sequence: str, classes: Sequence[str]) -> str | None:
+    usual = [name for column in _LABEL_COLUMNS for name in classes if name.lower() == column]
+    if usual:
+        return usual[0]
+    constant = [field.name for field in sample.fields if field.is_constant and field.name.lower() in _LABEL_COLUMNS]
+    constant = [name for name in constant if name != sequence]
+    choices = (*constant, *classes)
+    if not constant and len(choices) < 2:
+        return next(iter(choices), None)
+    if constant:
+        problem = f"{constant[0]!r} has the same value in all rows that were read; use label={constant[0]} to use it"
+    else:
+        problem = f"several fields could be the label ({', '.join(classes)}); choose one with label=FIELD"
+    raise AmbiguousInputError(
+        f"{sample.path}: {problem}, or has_label=False for none",
+        "label",
+        "Which field is the label to predict? (none: predict the next step of the sequence)",
+        (*choices, "none"),
+    )
+
+
+def _choose_level(texts: Sequence[str], label: str | None) -> Level:
+    """Words to classify text: they are few steps. Bytes to generate it."""
+    words = [word for text in texts for word in split_symbols(text, "word")]
+    if label is None or not words:
+        return "byte"
+    has_few_words = len(set(words)) < _MAX_UNIQUE_FRACTION * len(words)
+    has_short_words = sum(map(len, words)) < _MAX_WORD_CHARS * len(words)
+    return "word" if has_few_words and has_short_words else "byte"

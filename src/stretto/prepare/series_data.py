@@ -1,0 +1,178 @@
+"""SeriesData: which columns of a table hold the time, the name of a series, and its channels."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stretto.base.errors import DataError
+from stretto.prepare.file_listing import AmbiguousInputError
+from stretto.prepare.options import NanPolicy
+from stretto.prepare.record_parser import parse_number
+from stretto.prepare.record_sample import TIME_COLUMNS, RecordSample, has_unparsed_times
+from stretto.prepare.time_axis import (
+    has_many_repeats,
+    infer_period,
+    is_decreasing_anywhere,
+    is_grouped,
+    is_row_counter,
+    median_interval,
+    parse_timestamps,
+)
+
+_SERIES_COLUMNS = (
+    "id",
+    "unique_id",
+    "series",
+    "series_id",
+    "meter",
+    "station",
+    "sensor",
+    "unit",
+    "store",
+    "item",
+    "symbol",
+)
+
+
+@dataclass(frozen=True)
+class SeriesData:
+    """How a table is read as series."""
+
+    columns: tuple[str, ...]  # the channels
+    time: str | None = None  # column with the time of a row
+    by: str | None = None  # column that names the series of a row
+    seconds: float | None = None  # between two rows
+    period: int = 0  # seasonal period in rows, such as 24 for hours; 0 if there is none
+    nan: NanPolicy = "error"
+    has_missing: bool = False
+
+
+def infer_series_data(sample: RecordSample, time: str | None, by: str | None) -> tuple[SeriesData, list[str]]:
+    """Return how the table is read as series, and notes on what was inferred."""
+    time = time or _choose_time(sample)
+    by = by or _choose_by(sample, time)
+    channels = [field for field in sample.fields if field.type == "number" and field.name not in (time, by)]
+    if not channels:
+        others = " and ".join(name for name in (time, by) if name is not None)
+        raise DataError(
+            f"{sample.path} has no column of numbers{' besides ' * bool(others)}{others}; use different data"
+        )
+    dates = [field.name for field in sample.fields if has_unparsed_times(field) and field.name not in (time, by)]
+    notes = [] if time else [_file_order_note(dates, sample.records)]
+    unused = [field.name for field in sample.fields if field not in channels and field.name not in (time, by, *dates)]
+    if unused:
+        notes.append(f"ignored, not numbers: {', '.join(unused)}")
+    with_nan = [field.name for field in channels if field.has_nan]
+    if with_nan:
+        notes.append(f"NA or NaN in {', '.join(with_nan)}: read as missing values (nan=error rejects them)")
+    first_series = [row for row in sample.records if by is None or row.get(by) == sample.records[0].get(by)]
+    seconds = None if time is None else median_interval(parse_timestamps(first_series, time, sample.is_csv))
+    values = np.array(
+        [[_finite_number(row.get(field.name), sample.is_csv) for field in channels] for row in first_series],
+        dtype=np.float64,
+    )
+    data = SeriesData(
+        columns=tuple(field.name for field in channels),
+        time=time,
+        by=by,
+        seconds=seconds,
+        period=infer_period(seconds, values),
+        nan="missing" if with_nan else "error",
+        has_missing=any(field.num_missing or field.has_nan for field in channels),
+    )
+    return data, notes
+
+
+def _file_order_note(dates: Sequence[str], records: Sequence[Mapping[str, Any]]) -> str:
+    if not dates:
+        return "no column of times: rows are steps in the order of the file (time=COLUMN names one)"
+    example = next((record[dates[0]] for record in records if record.get(dates[0])), "")
+    return (
+        f"times in {dates[0]!r} ({example}) can't be parsed, because they are not like 2025-01-31T12:00:00: rows are "
+        "steps in the order of the file (season=N sets the seasonal period)"
+    )
+
+
+def _finite_number(value: object, is_csv: bool) -> float:
+    number = parse_number(value, is_csv)
+    return number if number is not None and abs(number) < np.inf else np.nan
+
+
+def _choose_time(sample: RecordSample) -> str | None:
+    times = [field.name for field in sample.fields if field.type == "time"]
+    numbers = [field.name for field in sample.fields if field.type == "number"]
+    if not times:
+        usual = [name for name in numbers if name.lower() in TIME_COLUMNS]
+        times = [
+            name for name in usual if not is_decreasing_anywhere(parse_timestamps(sample.records, name, sample.is_csv))
+        ]
+    if not times:
+        return next((name for name in numbers[:1] if is_row_counter(sample.records, name, sample.is_csv)), None)
+    usual = [name for name in times if name.lower() in TIME_COLUMNS]
+    if not usual and len(times) > 1:
+        raise AmbiguousInputError(
+            f"{sample.path} has several columns of times ({', '.join(times)}); choose one with time=COLUMN",
+            "time",
+            "Which column is the time of a row?",
+            times,
+        )
+    return (usual or times)[0]
+
+
+def _choose_by(sample: RecordSample, time: str | None) -> str | None:
+    """Return the column that names the series: its values are in groups, or time starts again where it changes."""
+    candidates, mixed = _list_series_columns(sample, time)
+    if mixed and not candidates:
+        raise DataError(
+            f"{sample.path}: rows of several {mixed[0]!r} are mixed; sort them by {mixed[0]!r}, then by {time!r}, "
+            "or choose a different column with by=COLUMN"
+        )
+    usual = [name for name in candidates if name.lower() in _SERIES_COLUMNS]
+    if len(candidates) > 1 and len(usual) != 1:
+        raise AmbiguousInputError(
+            f"{sample.path} has several columns that could name the series ({', '.join(candidates)}); choose one with "
+            "by=COLUMN",
+            "by",
+            "Which column names the series of a row?",
+            candidates,
+        )
+    return next(iter(usual or candidates), None)
+
+
+def _list_series_columns(sample: RecordSample, time: str | None) -> tuple[list[str], list[str]]:
+    """Return columns that could name the series, with the rows of each series in one group, or mixed."""
+    records = sample.records
+    times = [] if time is None else parse_timestamps(records, time, sample.is_csv)
+    # Several series: time starts again where one ends, or stands still where their rows are mixed.
+    has_several = is_decreasing_anywhere(times) or has_many_repeats(times)
+    named = [
+        field for field in sample.fields if field.type in ("category", "text") or field.name.lower() in _SERIES_COLUMNS
+    ]
+    named = [field for field in named if not has_unparsed_times(field)]
+    integers = [field for field in sample.fields if has_several and field.is_integer and field not in named]
+    grouped: list[str] = []
+    mixed: list[str] = []
+    # An integer column may name the series too, if no other column does.
+    for fields in (named, integers):
+        for field in fields if not grouped and not mixed else ():
+            num_different = len({str(record.get(field.name)) for record in (*records, *sample.last_records)})
+            if field.name == time or not 1 < num_different <= len(records) / 2:
+                continue
+            if is_grouped(records, field.name):
+                grouped.append(field.name)
+            elif time is not None and has_several and field in named and _is_mixed(sample, field.name, time):
+                mixed.append(field.name)
+    return grouped, mixed
+
+
+def _is_mixed(sample: RecordSample, by: str, time: str) -> bool:
+    """Does time increase for each value of a column by itself?"""
+    values = {str(record.get(by)) for record in sample.records}
+    for value in values:
+        rows = [record for record in sample.records if str(record.get(by)) == value]
+        times = parse_timestamps(rows, time, sample.is_csv)
+        if is_decreasing_anywhere(times) or has_many_repeats(times):
+            return False
+    return True
