@@ -50,15 +50,9 @@ class XAxis:
     css_class: str | None = None
 
 
-@dataclass(frozen=True)
-class Mark:
-    """An event at some place of the x axis: a dotted line with a tooltip."""
-
-    x: Sequence[float]  # one position per x axis
-    text: str
-
-
 STEP_AXIS = (XAxis("step"),)
+# An event, drawn as a dotted line with a tooltip: its position on each x axis, and the text.
+Mark = tuple[Sequence[float], str]
 
 
 def line_chart(
@@ -86,7 +80,7 @@ def line_chart(
         x = linear(start, end, 10 if is_large else 5, is_integer=axis.is_integer, is_tight=True)
         drawn = [_band(x, y, line, index) for line in shown if len(line.low)]
         drawn += [part for line in shown for part in _draw_line(x, y, line, index)]
-        dotted = [_draw_mark(x, mark.x[index], mark.text, height) for mark in marks if x.low <= mark.x[index] <= x.high]
+        dotted = [_draw_mark(x, at[index], text, height) for at, text in marks if x.low <= at[index] <= x.high]
         view = (*_x_axis(x, axis.label, height), *dotted, _viewport(height, drawn))
         x_range = f"{x.low:.12g} {x.high:.12g}"
         attributes: dict[str, Attribute] = {"data_range": x_range, "data_integer": axis.is_integer}

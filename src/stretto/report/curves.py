@@ -123,13 +123,13 @@ def _limits(series: DownsampledSeries, name: str) -> tuple[Sequence[float], Sequ
 def _restarts(record: Record, columns: Sequence[_XColumn]) -> list[Mark]:
     series = record.steps.series
     positions, bucket_steps = _positions(series, columns), series.mean("step")
-    marks = []
+    marks: list[Mark] = []
     for start in record.starts:
         step = read_int(start, "step")
         if step and len(bucket_steps):
             bucket = min(int(np.searchsorted(bucket_steps, step)), len(bucket_steps) - 1)
             text = f"restarted after step {step:,} on {read_str(start, 'ranks')} ranks"
-            marks.append(Mark([x[bucket] for x in positions], text))
+            marks.append(([x[bucket] for x in positions], text))
     return marks[:50]
 
 
