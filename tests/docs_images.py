@@ -26,7 +26,7 @@ RUN = (
 )
 TIMES = "--train.epochs 3 --run.eval_every 100 --run.log_every 20 --save.minutes 0.4 --run.folder runs/manual"
 PLAN = "--hardware H100 --devices 8 --model.layers 8 --model.hidden 1024 --html plan.html"
-COLUMNS = 112
+COLUMNS = 116
 # As rich has it, but without fonts from the network.
 SVG = """<svg viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg"><style>{styles}
 .{unique_id}-matrix {{ font: {char_height}px ui-monospace, Menlo, Consolas, monospace; line-height: {line_height}px; }}
