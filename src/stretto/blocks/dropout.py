@@ -17,25 +17,26 @@ def _lane_keys(rows: Rows) -> Tensor:
     return mix(mix(rows.lanes) ^ rows.key).to(rows.device)
 
 
-def _check(probability: float, name: str) -> None:
-    if not 0 <= probability < 1:
-        raise ConfigError(f"{name} probability={probability} is not in [0, 1); use a value such as 0.2")
+class _RandomMask(Block):
+    """What both kinds of dropout share: a probability."""
+
+    def __init__(self, probability: float) -> None:
+        super().__init__()
+        if not 0 <= probability < 1:
+            name = type(self).__name__
+            raise ConfigError(f"{name} probability={probability} is not in [0, 1); use a value such as 0.2")
+        self.probability = probability
+
+    def extra_repr(self) -> str:
+        return f"{self.probability}"
 
 
-class Dropout(Block):
+class Dropout(_RandomMask):
     """Zeroes each feature of each step with `probability`, and scales the others to keep the mean.
 
     The mask is a function of (seed, step, block, lane, absolute time, feature). The state is `(keys, time)`, the
     position of each row, so cutting in time or splitting rows does not change the mask.
     """
-
-    def __init__(self, probability: float) -> None:
-        super().__init__()
-        _check(probability, "Dropout")
-        self.probability = probability
-
-    def extra_repr(self) -> str:
-        return f"{self.probability}"
 
     def initial_state(self, rows: Rows) -> State:
         return _lane_keys(rows), torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
@@ -59,19 +60,11 @@ class Dropout(Block):
         return x * mask.view_as(x) * (1 / keep), after
 
 
-class LockedDropout(Block):
+class LockedDropout(_RandomMask):
     """Zeroes the same features at all steps of a window; each window and lane has its own mask (variational dropout).
 
     The mask is a function of (seed, step, block, lane, feature). The state is the keys of the rows.
     """
-
-    def __init__(self, probability: float) -> None:
-        super().__init__()
-        _check(probability, "LockedDropout")
-        self.probability = probability
-
-    def extra_repr(self) -> str:
-        return f"{self.probability}"
 
     def initial_state(self, rows: Rows) -> State:
         return (_lane_keys(rows),)

@@ -84,7 +84,7 @@ def read_ahead(
     loader = DataLoader(
         _WindowDataset(data, inputs, targets),
         batch_size=None,
-        sampler=_PositionSampler(data, start),
+        sampler=_positions(data, start),
         num_workers=workers,
         prefetch_factor=_PREFETCH_FACTOR if workers else None,
         pin_memory=pin,
@@ -97,18 +97,11 @@ def read_ahead(
         yield window, position
 
 
-@dataclass(frozen=True)
-class _PositionSampler:
-    """Yields positions in order."""
-
-    data: WindowSource
-    start: Position
-
-    def __iter__(self) -> Iterator[Position]:
-        position = self.start
-        while True:
-            yield position
-            position = self.data.next_position(position)
+def _positions(data: WindowSource, position: Position) -> Iterator[Position]:
+    """Yield positions in order, without end."""
+    while True:
+        yield position
+        position = data.next_position(position)
 
 
 @dataclass(frozen=True)

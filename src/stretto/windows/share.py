@@ -26,8 +26,8 @@ def take_share(taken: Share | None, index: int, count: int, min_rows: int) -> Sh
     if taken is not None:
         # A share of a share would leave rows that no replica trains on.
         raise DataError(
-            f"these windows are already share {taken.index} of {taken.count}; pass the windows without calling share(): "
-            "Trainer and evaluate take this replica's share themselves"
+            f"these windows are already share {taken.index} of {taken.count}; pass the windows without calling "
+            "share(): Trainer and evaluate take this replica's share themselves"
         )
     if not 0 <= index < count:
         raise DataError(f"index={index} is out of range for count={count} shares; use 0 to {count - 1}")
