@@ -335,5 +335,5 @@ def lost_peer() -> None:
 def predict_beside_another() -> None:
     trained = load_model("runs/done")
     Path("new.jsonl.parts").mkdir()
-    Path("new.jsonl.parts", "about.json").write_text("{}")
+    Path("new.jsonl.parts", "fingerprint").write_text("of another model")
     write_predictions(trained, "data/valid", "new.jsonl")
