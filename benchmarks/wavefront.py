@@ -92,7 +92,7 @@ def stretto_step(world: World, shape: Shape, layout: Layout) -> Step:
     def step() -> list[TimedAction]:
         spans: list[TimedAction] = []
         if isinstance(engine, PipelineEngine):
-            engine.recorded_actions = spans
+            engine.recorder.actions = spans
         engine.step(batch, None, 0)
         return spans
 

@@ -50,11 +50,11 @@ with stretto.world() as world:
         layout = stretto.Layout(replicas=world.size, micro_batches=2)
         engine = stretto.make_engine(stack, stretto.nn.TokenLoss(), layout, world)
         batches = stretto.data.Batches(stretto.data.NextTokenItems(store), budget=10**6).share(
-            engine.replica, layout.replicas, 2
+            engine.mesh.replica, layout.replicas, 2
         )
         outcome = engine.step(batches.read(stretto.data.Position()), None, key=0)
     # The engine leaves the gradient of the sum; the trainer divides it by the count over all ranks, once.
-    after = gradient(stack) / engine.all_reduce([float(outcome.count)])[0]
+    after = gradient(stack) / engine.mesh.world.all_reduce([float(outcome.count)])[0]
 
     if world.is_rank_zero:
         for name, found in (("before", before), ("stretto", after)):

@@ -118,7 +118,7 @@ def test_the_section_to_paste_is_the_layout_that_was_chosen(tmp_path: Path) -> N
 def test_auto_leaves_no_room_for_other_wishes(run_toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "run.toml", "--layout.auto", "true", "--layout.stages", "2"]) == 2
     assert "auto chooses stages itself; leave them out, or set auto to false" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match=r"layout\.auto has not been planned yet"):
+    with pytest.raises(ConfigError, match=r"layout\.auto has not been resolved"):
         Run(load_config("run.toml", {"layout.auto": "true"}))
 
 

@@ -83,9 +83,9 @@ def gradients_in_layout(
     position = Position()
     for _ in range(number):
         position = share.next_position(position)
-    window = share.read(position, inputs=engine.needs_inputs, targets=engine.needs_targets)
+    window = share.read(position, inputs=engine.mesh.is_first_stage, targets=engine.mesh.is_last_stage)
     outcome = engine.step(window, None, key=0)
-    total, count = engine.all_reduce([float(outcome.total), float(outcome.count)])
+    total, count = engine.mesh.world.all_reduce([float(outcome.total), float(outcome.count)])
     found = {name: weight.grad for name, weight in engine.stack.named_parameters() if weight.grad is not None}
     return total, count, found
 

@@ -75,7 +75,7 @@ def test_a_row_that_ends_within_a_window_hands_on_a_fresh_start(micro_batches: i
     engine = LocalEngine(model(), TokenLoss(), micro_batches=micro_batches)
     state = engine.step(replace(window, lengths=torch.tensor([12, 5, 12, 0])), None, 1).state
     whole = engine.step(window, None, 1).state
-    begun = engine.stack.begin(window.rows(1, engine.device, torch.float64))
+    begun = engine.stack.begin(window.rows(1, engine.mesh.world.device, torch.float64))
     for found, full, start in zip(state, whole, begun, strict=True):
         assert torch.equal(found[[0, 2]], full[[0, 2]])
         assert torch.equal(found[[1, 3]], start[[1, 3]])
@@ -141,7 +141,7 @@ def test_impossible_engines_are_refused(byte_corpus: Corpus) -> None:
         LocalEngine(model(), TokenLoss(), micro_batches=0)
     with pytest.raises(ConfigError, match="exceeds the batch's 3 rows"):
         LocalEngine(model(), TokenLoss(), micro_batches=4).step(Lanes(byte_corpus, 3, 5).read(Position()), None, 0)
-    with pytest.raises(ConfigError, match="precision='fp16' is not fp32 or bf16"):
+    with pytest.raises(ConfigError, match="precision='fp16' is not supported; use fp32 or bf16"):
         LocalEngine(model(), TokenLoss(), precision="fp16")  # type: ignore[arg-type]
     with pytest.raises(DataError, match="has no inputs, which this rank needs"):
         LocalEngine(model(), TokenLoss()).step(Lanes(byte_corpus, 3, 5).read(Position(), inputs=False), None, 0)

@@ -640,7 +640,7 @@ ERROR_SECTIONS = (
                 PlanError,
             ),
             ErrorCase(
-                "layout.blocks=[<numbers>] are <n> blocks, but the model has <n>; make them add up to that",
+                "layout.blocks=[<numbers>] has <n> blocks in total, but the model has <n>; make them sum to <n>",
                 "Every block belongs to one stage.",
                 "`stretto train` prints the blocks of the model when it starts.",
                 "stretto train run.toml --layout.stages 2 --layout.blocks 1,1",

@@ -321,7 +321,7 @@ def die_or_wait(world: World) -> None:
     engine = make_engine(Stack([Linear(2, 2)]), SquaredError(), Layout(replicas=2), world, seed=1)
     if world.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    engine.all_reduce([1.0])
+    engine.mesh.world.all_reduce([1.0])
 
 
 def lost_peer() -> None:

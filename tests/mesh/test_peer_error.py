@@ -24,7 +24,7 @@ def fail_alone(world: World, layout: Layout, guilty: int) -> None:
         error = DataError("shard 7 is damaged")
         world.publish_error(error)
         raise error
-    engine.all_reduce([1.0])
+    engine.mesh.world.all_reduce([1.0])
 
 
 def fail_before_the_mesh(world: World, layout: Layout, guilty: int) -> None:

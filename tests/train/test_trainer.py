@@ -218,7 +218,7 @@ def train_on_texts(world: World, folder: Path, *, is_shared: bool = False) -> li
     engine = make_engine(model, TokenLoss(), layout, world, seed=1)
     windows = Batches(NextTokenItems(Sequences.open(folder)), budget=200)
     if is_shared:
-        windows = windows.share(engine.replica, engine.num_replicas)
+        windows = windows.share(engine.mesh.replica, engine.mesh.num_replicas)
     trainer = Trainer(engine, windows, TrainConfig(epochs=1, lr=1e-2))
     return [(report.loss, report.tokens) for report in trainer]
 

@@ -1,1 +1,1 @@
-"""One step forward and backward, in whatever layout."""
+"""Engines: one step, forward and backward, in any layout."""

@@ -1,4 +1,4 @@
-"""Edge: what one step of one row looks like where two stages meet."""
+"""BoundarySpec: the features and dtype of the activations between two stages."""
 
 from dataclasses import dataclass
 
@@ -10,54 +10,58 @@ from stretto.blocks.stack import Stack
 from stretto.engine.engine import window_tensor
 from stretto.mesh.mesh import Mesh
 
+# Sent by index, so the order must be the same on all ranks.
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32)
-_SIZE = 8
+_NUM_NUMBERS = 8
 
 
 @dataclass(frozen=True)
 class BoundarySpec:
-    """Features and dtype of what passes; steps and rows differ from message to message."""
+    """The feature dims and dtype of messages `[steps, rows, *features]`; steps and rows differ between messages."""
 
     features: tuple[int, ...]
     dtype: torch.dtype
 
     @classmethod
     def of(cls, y: Tensor) -> "BoundarySpec":
-        """Return the edge that a stage's output passes."""
+        """Return the spec of a stage's output `[steps, rows, *features]`."""
         return cls(tuple(y.shape[2:]), y.dtype)
 
     def empty(self, shape: tuple[int, int], device: torch.device) -> Tensor:
-        """Return a buffer for some steps and rows."""
+        """Return an uninitialized message of `shape` = (steps, rows)."""
         return torch.empty(*shape, *self.features, dtype=self.dtype, device=device)
 
     def pack(self, device: torch.device) -> Tensor:
-        """Return the edge as a few numbers, to tell the next stage."""
+        """Return the spec as a tensor of fixed size, to send to the next stage."""
         numbers = [_DTYPES.index(self.dtype), len(self.features), *self.features]
-        return torch.tensor(numbers + [0] * (_SIZE - len(numbers)), device=device)
+        return torch.tensor(numbers + [0] * (_NUM_NUMBERS - len(numbers)), device=device)
 
     @classmethod
     def unpack(cls, numbers: Tensor) -> "BoundarySpec":
-        """Return the edge that `pack` told of."""
+        """Return the spec from the tensor that `pack` returned."""
         dtype, dims, *features = numbers.tolist()
         return cls(tuple(features[:dims]), _DTYPES[dtype])
 
 
 def infer_boundaries(stack: Stack, mesh: Mesh, window: Window) -> tuple[BoundarySpec | None, BoundarySpec | None]:
-    """Send one step of one row up the stages, once; return the edges below and above this stage."""
+    """Run one step of one row through all stages; return the specs of this stage's input and output.
+
+    None at the ends: the first stage's input and the last stage's output are not messages.
+    """
     device = mesh.world.device
-    below: BoundarySpec | None = None
+    input_spec: BoundarySpec | None = None
     if mesh.is_first_stage:
         x = window_tensor(window, "inputs", stack.dtype)[:1, :1].to(device)
     else:
         assert mesh.forward_channel is not None
-        mesh.forward_channel.post_receives(iter([torch.empty(_SIZE, dtype=torch.int64, device=device)]))
-        below = BoundarySpec.unpack(mesh.forward_channel.receive("the first message"))
-        x = torch.zeros_like(below.empty((1, 1), device))
+        mesh.forward_channel.post_receives(iter([torch.empty(_NUM_NUMBERS, dtype=torch.int64, device=device)]))
+        input_spec = BoundarySpec.unpack(mesh.forward_channel.receive("the shape of the activations"))
+        x = torch.zeros_like(input_spec.empty((1, 1), device))
     y, _ = stack(x, stack.begin(Rows.of(1, 1, device=device, dtype=stack.dtype)))
     if mesh.is_last_stage:
-        return below, None
+        return input_spec, None
     assert mesh.forward_channel is not None
-    above = BoundarySpec.of(y)
-    mesh.forward_channel.send(above.pack(device))
+    output_spec = BoundarySpec.of(y)
+    mesh.forward_channel.send(output_spec.pack(device))
     mesh.forward_channel.flush()
-    return below, above
+    return input_spec, output_spec

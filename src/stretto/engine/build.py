@@ -1,4 +1,4 @@
-"""make_engine: the engine of this rank, for a model and a layout."""
+"""make_engine: build this rank's engine for a model and a layout."""
 
 import torch
 
@@ -30,44 +30,44 @@ def make_engine(
 ) -> PipelineEngine | ReplicaEngine:
     """Return the engine that runs this rank's part of `model`.
 
-    With `seed`, the weights of this rank's blocks are drawn by seed and name, and `model` may be on the meta device,
-    so that no rank ever holds all of it. Without, they are taken as they are, from the first replica.
+    With `seed`, the weights of this rank's blocks are initialized by seed and name, and `model` may be on the meta
+    device, so that no rank ever holds all of it. Without, weights are taken as they are, from the first replica.
     """
     layout = layout or Layout()
     if layout.auto:
         raise ConfigError(
-            "layout.auto has not been planned yet; use `stretto train`, or the layout of stretto.plan.find_plan"
+            "layout.auto has not been resolved; pass the layout that stretto.choose_layout returns, or use `stretto train`"
         )
     world = world or World(0, 1, _device_of(model))
     mesh = Mesh(world, Topology(layout.replicas, layout.stages, layout.adjacent))
     if not model.causal:
-        # A block that looks ahead is a barrier in time: the whole window passes as one chunk.
+        # A block that looks ahead needs the whole window at once, so there is one chunk.
         layout = layout.model_copy(update={"chunks": 1})
     stage = model[stage_parts(model, layout)[mesh.stage]]
     if seed is not None:
         initialize(stage, seed, world.device)
     elif any(parameter.is_meta for parameter in stage.parameters()):
-        raise ConfigError("the model's weights are on the meta device; give make_engine a seed to draw them")
+        raise ConfigError("the model's weights are on the meta device; pass seed=... to make_engine to initialize them")
     stage.to(world.device)
     engine = PipelineEngine(stage, loss, layout, mesh, precision=precision, is_causal=model.causal)
     return ReplicaEngine(engine, mesh, is_synced=seed is not None) if layout.replicas > 1 else engine
 
 
 def stage_parts(model: Stack, layout: Layout) -> list[slice]:
-    """Return the blocks of each stage: as the layout says, or else balanced by a guess of what they cost."""
+    """Return the blocks of each stage: from `layout.blocks`, or else balanced by estimated cost."""
     if layout.blocks:
         if sum(layout.blocks) != len(model):
             raise PlanError(
-                f"layout.blocks={list(layout.blocks)} are {sum(layout.blocks)} blocks, but the model has {len(model)}; "
-                "make them add up to that"
+                f"layout.blocks={list(layout.blocks)} has {sum(layout.blocks)} blocks in total, but the model has {len(model)}; "
+                f"make them sum to {len(model)}"
             )
         return partition_from_counts(layout.blocks)
     return partition([block_cost(block) for block in model], layout.stages)
 
 
 def block_cost(block: Block) -> float:
-    """Return a guess of what a block costs: its weights, each multiplied once a step; a table is only looked up."""
-    # Never quite nothing, so that blocks without weights are spread rather than piled up.
+    """Return the estimated cost of a block: its number of weights. An embedding's are only looked up, and cost nothing."""
+    # Never zero, so that blocks without weights are spread over stages too.
     return 1.0 + (0 if isinstance(block, Embedding) else sum(parameter.numel() for parameter in block.parameters()))
 
 

@@ -1,4 +1,4 @@
-"""Cut: how one window is divided into micro-batches of rows and chunks of time; every rank of a replica finds the same."""
+"""WindowCut: how a window is cut into micro-batches (rows) and chunks (time); the same on every rank of a replica."""
 
 from dataclasses import dataclass
 
@@ -12,50 +12,50 @@ from stretto.plan.cut import MicroBatchShape, cut_lengths
 
 @dataclass(frozen=True)
 class MicroBatchCut:
-    """One micro-batch: which rows, longest first, its chunks of time, and how many rows are still there at each.
+    """One micro-batch: its rows, longest first, its chunks, and the number of rows in each chunk.
 
-    Longest first, so that the rows which go on are always the first ones: dropping the others is a view. A micro-batch ends
-    with its longest row, whatever the window's other rows do.
+    Rows that have ended are dropped where the next chunk begins. With the longest first, the remaining rows are always the
+    first ones, so dropping the others is a view. A micro-batch ends with its longest row, even if the window is longer.
 
-        rows   |==========|====   chunk edges at |
-          0    ##############          2 rows in the second chunk
-          1    ############
-          2    ######                  left at the edge
+        time ->     chunk 0     chunk 1          rows_per_chunk = (3, 2)
+        row 5      |#########|#########|
+        row 2      |#########|####     |
+        row 7      |####     |                   dropped after chunk 0
     """
 
-    rows: Tensor  # int64 [rows]: numbers of the window's rows, longest first
-    is_sorted: bool  # the rows are a plain range: no need to pick them
+    rows: Tensor  # int64 [rows]: indices of the window's rows, longest first
+    is_sorted: bool  # the rows are a range of the window, so a slice selects them
     shape: MicroBatchShape
 
     @property
     def chunk_bounds(self) -> tuple[tuple[int, int], ...]:
-        """First step and stop of each chunk; a short micro-batch may have fewer than others."""
+        """First step and stop of each chunk; a short micro-batch may have fewer chunks than others."""
         return self.shape.chunk_bounds
 
     @property
     def rows_per_chunk(self) -> tuple[int, ...]:
-        """Of each chunk."""
+        """The number of rows in each chunk."""
         return self.shape.rows_per_chunk
 
 
 @dataclass(frozen=True)
 class WindowCut:
-    """A window's micro-batches, each with its chunks."""
+    """The micro-batches of a window, each with its chunks."""
 
     micro_batches: tuple[MicroBatchCut, ...]
 
     @property
     def num_chunks(self) -> int:
-        """The chunks of the micro-batch that has most."""
-        return max(len(part.chunk_bounds) for part in self.micro_batches)
+        """The number of chunks of the longest micro-batch."""
+        return max(len(micro_batch.chunk_bounds) for micro_batch in self.micro_batches)
 
     def shape(self, action: Action) -> tuple[int, int]:
-        """Return steps and rows of what an action works on; no rows means that there is nothing to do."""
+        """Return the numbers of steps and rows of an action; with no rows the action is skipped."""
         return self.micro_batches[action.micro_batch].shape.chunk(action.chunk)
 
 
 def cut_window(window: Window, num_micro_batches: int, num_chunks: int) -> WindowCut:
-    """Cut a window into micro-batches of nearly equal work and chunks of nearly equal length, none of them empty."""
+    """Cut a window into micro-batches of about equal work and chunks of about equal length, none of them empty."""
     lengths = window.lengths.clamp(max=window.num_steps)
     is_sorted = bool((lengths[:-1] >= lengths[1:]).all())
     rows = torch.arange(len(lengths)) if is_sorted else lengths.argsort(descending=True, stable=True)

@@ -1,4 +1,4 @@
-"""Gather: what the stages hold, brought together by absolute names."""
+"""Gathers the tensors of all stages on every rank, by name."""
 
 import torch
 from torch import Tensor
@@ -7,17 +7,18 @@ from stretto.blocks.stack import Stack
 from stretto.mesh.mesh import Mesh
 
 
-def gather_model_tensors(model: Stack, parts: list[slice], own: dict[str, Tensor], mesh: Mesh) -> dict[str, Tensor]:
-    """Return every rank's copy of the tensors of a whole model, by name, on the CPU.
+def gather_model_tensors(model: Stack, parts: list[slice], local: dict[str, Tensor], mesh: Mesh) -> dict[str, Tensor]:
+    """Return the tensors of the whole model by name, on every rank and on the CPU.
 
-    `own` holds this rank's; `model` (maybe on the meta device) says which names and shapes there are, and `parts` who
-    has them.
+    `local` holds the tensors of this rank. `model`, which may be on the meta device, gives their names and shapes, and
+    `parts` the blocks of each stage.
     """
-    found: dict[str, Tensor] = {}
+    gathered: dict[str, Tensor] = {}
     for stage, part in enumerate(parts):
-        for name, like in model[part].state_dict().items():
+        for name, reference in model[part].state_dict().items():
             source = mesh.topology.rank(0, stage)
-            mine = own.get(name) if mesh.stage == stage else None
-            tensor = torch.zeros(like.shape, dtype=like.dtype, device=mesh.world.device) if mine is None else mine
-            found[name] = mesh.world.broadcast(tensor.detach().clone(), source).cpu()
-    return found
+            tensor = local.get(name) if mesh.stage == stage else None
+            if tensor is None:
+                tensor = torch.zeros(reference.shape, dtype=reference.dtype, device=mesh.world.device)
+            gathered[name] = mesh.world.broadcast(tensor.detach().clone(), source).cpu()
+    return gathered

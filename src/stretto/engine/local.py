@@ -1,6 +1,5 @@
 """LocalEngine: a step on one device, its rows in one or several micro-batches."""
 
-import time
 from dataclasses import replace
 
 import torch
@@ -22,116 +21,83 @@ from stretto.engine.engine import (
     sum_losses,
     window_tensor,
 )
+from stretto.engine.recorder import ActionRecorder
+from stretto.mesh.mesh import Mesh
+from stretto.mesh.topology import Topology
+from stretto.mesh.world import World
 from stretto.plan.actions import Action, ActionKind
-from stretto.plan.timeline import TimedAction
 
 
 class LocalEngine:
-    """Runs the whole stack on the device its weights are on.
+    """Runs the whole stack on the device of its weights: the reference that all layouts are compared with.
 
-    With several micro-batches the rows go through one part after the other and gradients add up: the same step
-    in a part of the memory.
+    With several micro-batches, the rows run one micro-batch after the other and gradients accumulate: the same step in a
+    fraction of the memory.
     """
 
     def __init__(self, stack: Stack, loss: Loss, *, micro_batches: int = 1, precision: Precision = "fp32") -> None:
         if micro_batches < 1:
             raise ConfigError(f"micro_batches={micro_batches} must be at least 1")
-        self._stack = stack
-        self._loss = loss
-        self.num_micro_batches = micro_batches
-        self._precision = check_precision(precision)
-        self.recorded_actions: list[TimedAction] | None = None
         self._device = stack.device
         if self._device.type == "meta":
-            raise ConfigError("the stack's weights are on the meta device; draw them with stretto.nn.initialize first")
-
-    @property
-    def stack(self) -> Stack:
-        return self._stack
-
-    @property
-    def device(self) -> torch.device:
-        return self._device
-
-    @property
-    def is_causal(self) -> bool:
-        return self._stack.causal
-
-    @property
-    def needs_inputs(self) -> bool:
-        return True
-
-    @property
-    def needs_targets(self) -> bool:
-        return True
-
-    num_replicas = 1
-    replica = 0
-    stage = 0
-    wait_seconds = 0.0
+            raise ConfigError("the stack's weights are on the meta device; create them with stretto.nn.initialize")
+        self.stack = stack
+        self.mesh = Mesh(World(0, 1, self._device), Topology(1, 1))
+        self.is_causal = stack.causal
+        self.num_micro_batches = micro_batches
+        self.recorder = ActionRecorder(self._device)
+        self._loss = loss
+        self._precision = check_precision(precision)
 
     @flush_denormals()
     def step(
         self, window: Window, carried: State | None, key: int, before_last_backward: BeforeLastBackward = no_op
     ) -> StepResult:
         """Run forward and backward; leave the gradient of the summed loss in the parameters' `.grad`."""
-        self._stack.train()
-        self._stack.zero_grad(set_to_none=True)
+        self.stack.train()
+        self.stack.zero_grad(set_to_none=True)
         return self._run(window, carried, key, before_last_backward)
 
     @torch.no_grad()
     def eval_step(self, window: Window, carried: State | None, key: int) -> StepResult:
         """Run forward only, without dropout and without gradients."""
-        self._stack.eval()
+        self.stack.eval()
         return self._run(window, carried, key, no_op)
 
     def squared_grad_norm(self) -> float:
-        """Return the squared norm of the whole gradient."""
-        return squared_grad_norm(self._stack)
-
-    def all_reduce(self, values: list[float]) -> list[float]:
-        """Return the values: there is nobody else."""
-        return values
-
-    def gather(self, values: list[float]) -> list[list[float]]:
-        """Return the values of the only rank."""
-        return [values]
+        """Return the squared norm of the gradient."""
+        return squared_grad_norm(self.stack)
 
     def _run(
         self, window: Window, carried: State | None, key: int, before_last_backward: BeforeLastBackward
     ) -> StepResult:
         if self.num_micro_batches > window.num_rows:
             raise ConfigError(
-                f"layout.micro_batches={self.num_micro_batches} exceeds the batch's {window.num_rows} rows; use at most that many"
+                f"layout.micro_batches={self.num_micro_batches} exceeds the batch's {window.num_rows} rows; "
+                f"use at most {window.num_rows}"
             )
         losses, states = [], []
-        *others, last = window.micro_batches(self.num_micro_batches)
-        for index, rows in enumerate((*others, last)):
-            started = self._now()
+        for index, rows in enumerate(window.micro_batches(self.num_micro_batches)):
+            started = self.recorder.now()
             loss, after = self._forward(window[rows], carried and slice_rows(carried, rows), key)
-            middle = self._now()
+            forward_stopped = self.recorder.now()
             if loss.total.requires_grad:
-                extra = before_last_backward() if rows is last else None
-                torch.autograd.backward([loss.total] if extra is None else [loss.total, extra])
-            if self.recorded_actions is not None and torch.is_grad_enabled():
-                self.recorded_actions.append(TimedAction(0, Action(ActionKind.FORWARD, index, 0), started, middle))
-                self.recorded_actions.append(TimedAction(0, Action(ActionKind.BACKWARD, index, 0), middle, self._now()))
+                is_last = index == self.num_micro_batches - 1
+                extra_root = before_last_backward() if is_last else None
+                torch.autograd.backward([loss.total] if extra_root is None else [loss.total, extra_root])
+            if torch.is_grad_enabled():
+                self.recorder.record(0, Action(ActionKind.FORWARD, index, 0), started, forward_stopped)
+                self.recorder.record(0, Action(ActionKind.BACKWARD, index, 0), forward_stopped)
             losses.append(replace(loss, total=loss.total.detach()))
             states.append(detach(after))
-        added = sum_losses(losses)
-        return StepResult(added.total, added.count, cat_rows(states), added.num_correct)
-
-    def _now(self) -> float:
-        if self.recorded_actions is not None and self._device.type != "cpu":
-            # Else it would be the time at which work was put into a queue.
-            torch.accelerator.synchronize(self._device)
-        return time.perf_counter()
+        loss = sum_losses(losses)
+        return StepResult(loss.total, loss.count, cat_rows(states), loss.num_correct)
 
     def _forward(self, window: Window, carried: State | None, key: int) -> tuple[LossSum, State]:
-        rows = window.rows(key, self._device, self._stack.dtype)
-        state = self._stack.begin(rows, carried)
-        inputs, targets = window_tensor(window, "inputs", self._stack.dtype), window_tensor(window, "targets")
+        rows = window.rows(key, self._device, self.stack.dtype)
+        state = self.stack.begin(rows, carried)
+        inputs, targets = window_tensor(window, "inputs", self.stack.dtype), window_tensor(window, "targets")
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._precision == "bf16"):
-            y, after = self._stack(inputs.to(self._device, non_blocking=True), state)
+            y, after = self.stack(inputs.to(self._device, non_blocking=True), state)
         loss = self._loss(y, targets.to(self._device, non_blocking=True))
-        return loss, reset_ended_rows(self._stack, rows, window.num_steps, after)
+        return loss, reset_ended_rows(self.stack, rows, window.num_steps, after)

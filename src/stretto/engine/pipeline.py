@@ -1,14 +1,27 @@
-"""PipelineEngine: one stage's part of a step, cut over rows and over time.
+"""PipelineEngine: one stage's part of a step, split into micro-batches (rows) and chunks (time).
 
-The engine takes the actions of its stage one by one, exactly as plan/ simulated and drew them. At a chunk's edge the
-state is detached; the gradient that comes back to it is fed by hand into the backward of the chunk before: exact
-backpropagation through the whole window.
+The engine runs the actions of its stage in order, exactly as plan/ simulates and draws them. Each chunk has an autograd
+graph of its own:
 
-        x ──► blocks ──► y ──► next stage          F: keep (x, state, y, after), send y
-    state ──►        ──► after ──► next chunk      B: backward from dy and d(after), send dx, hand d(state) on
+                x ──►┌────────┐──► y        F: keep (x, state, y, after), send y to the next stage,
+                     │ blocks │                start the next chunk from `after`, detached
+            state ──►└────────┘──► after
+
+               dx ◄──┌────────┐◄── dy       B: receive dy from the next stage; d(after) comes from the backward of
+                     │ blocks │                the next chunk; send dx to the previous stage,
+         d(state) ◄──└────────┘◄── d(after)    keep d(state) for the backward of the previous chunk
+
+Detaching at a chunk's end cuts the graph, and feeding d(state) in by hand joins it again: this is exact backpropagation
+through the whole window. Worked example with 2 stages and 3 chunks, on stage 0 (a graph lives from its F to its B):
+
+    F0           after0 ─detach─► state1                                 live: 0
+    F1           after1 ─detach─► state2                                 live: 0 1
+    F2           after2 is the state for the next window                 live: 0 1 2
+    B2           root y2 with dy2 from stage 1    ─► d(state2)           live: 0 1
+    B1           roots y1 (dy1), after1 (d(state2)) ─► d(state1)         live: 0
+    B0           roots y0 (dy0), after0 (d(state1))                      all gradients are complete
 """
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -35,10 +48,10 @@ from stretto.engine.engine import (
     sum_losses,
     window_tensor,
 )
+from stretto.engine.recorder import ActionRecorder
 from stretto.mesh.mesh import Mesh
 from stretto.plan.actions import Action, ActionKind
 from stretto.plan.schedule import forward_schedule, stage_schedule
-from stretto.plan.timeline import TimedAction
 
 
 @dataclass
@@ -47,7 +60,7 @@ class _LiveChunk:
 
     x: Tensor  # a leaf
     state: State  # leaves
-    y: Tensor | None = None  # what was sent, or the summed loss on the last stage; none if it will be computed again
+    y: Tensor | None = None  # what was sent, or the summed loss on the last stage; None if it is to be recomputed
     after: State = ()
 
 
@@ -55,17 +68,17 @@ class _LiveChunk:
 class _MicroBatchProgress:
     """How far one micro-batch is in time."""
 
-    state: State  # what its next forward starts from
-    ended_states: list[State] = field(
-        default_factory=list
-    )  # final states of rows that have ended, those that ended first first
-    gradients: list[Tensor | None] | None = None  # of the state its next backward ends with
+    state: State  # the next forward starts from it
+    # Final states of the rows dropped at each chunk's end, in order of time; concatenated in reverse they follow `state`.
+    ended_states: list[State] = field(default_factory=list)
+    gradients: list[Tensor | None] | None = None  # d(after) of the next backward
 
 
 class PipelineEngine:
-    """Runs one stage of a model. Neighbouring stages are ranks of their own; with one stage, it is all here.
+    """Runs one stage of a model; the neighboring stages are other ranks.
 
-    `stack` is this rank's stage, and must be causal if `layout.chunks` is more than one.
+    `stack` is this rank's stage, and must be causal if `layout.chunks` is more than one. `is_causal` concerns the whole
+    model, by default this stage.
     """
 
     def __init__(
@@ -76,53 +89,25 @@ class PipelineEngine:
         mesh: Mesh,
         *,
         precision: Precision = "fp32",
-        is_causal: bool | None = None,  # of the whole model; of this stage, if not given
+        is_causal: bool | None = None,
     ) -> None:
         self.stack = stack
         self.is_causal = stack.causal if is_causal is None else is_causal
         self.mesh = mesh
         self.layout = layout
+        self.num_micro_batches = layout.micro_batches
+        self.device = mesh.world.device
+        self.recorder = ActionRecorder(self.device)
+        self.num_windows = 0  # started since this engine was created
         self._loss = loss
         self._precision = check_precision(precision)
         self._boundaries: tuple[BoundarySpec | None, BoundarySpec | None] | None = None
-        self.num_windows = 0  # begun since this engine was made
-        self.recorded_actions: list[TimedAction] | None = (
-            None  # a list put here collects when each action ran, for those who measure
-        )
-
-    @property
-    def device(self) -> torch.device:
-        return self.mesh.world.device
-
-    @property
-    def needs_inputs(self) -> bool:
-        return self.mesh.is_first_stage
-
-    @property
-    def needs_targets(self) -> bool:
-        return self.mesh.is_last_stage
-
-    # More of them are a replica engine's affair.
-    num_replicas = 1
-    replica = 0
-
-    @property
-    def num_micro_batches(self) -> int:
-        return self.layout.micro_batches
-
-    @property
-    def stage(self) -> int:
-        return self.mesh.stage
-
-    @property
-    def wait_seconds(self) -> float:
-        return self.mesh.world.wait_timer.seconds
 
     @flush_denormals()
     def step(
         self, window: Window, carried: State | None, key: int, before_last_backward: BeforeLastBackward = no_op
     ) -> StepResult:
-        """Take this stage's actions; leave the gradient of the summed loss in the parameters' `.grad`."""
+        """Run this stage's actions; leave the gradient of the summed loss in the parameters' `.grad`."""
         self.stack.train()
         self.stack.zero_grad(set_to_none=True)
         cut = self._cut(window)
@@ -131,7 +116,7 @@ class PipelineEngine:
 
     @torch.no_grad()
     def eval_step(self, window: Window, carried: State | None, key: int) -> StepResult:
-        """Take the forwards only, without dropout and without gradients."""
+        """Run the forwards only, without dropout and without gradients."""
         self.stack.eval()
         cut = self._cut(window)
         return _PipelineStep(self, window, cut, carried, key, no_op).run(
@@ -142,23 +127,16 @@ class PipelineEngine:
         """Return the squared norm of this stage's gradient."""
         return squared_grad_norm(self.stack)
 
-    def all_reduce(self, values: list[float]) -> list[float]:
-        """Return the sums over all stages."""
-        return self.mesh.world.all_reduce(values)
-
-    def gather(self, values: list[float]) -> list[list[float]] | None:
-        """Return the values of all stages, on the first."""
-        return self.mesh.world.gather(values)
-
     def _cut(self, window: Window) -> WindowCut:
         if self.layout.micro_batches > window.num_rows:
             raise ConfigError(
-                f"layout.micro_batches={self.layout.micro_batches} exceeds a replica's {window.num_rows} rows; use at most that many"
+                f"layout.micro_batches={self.layout.micro_batches} exceeds a replica's {window.num_rows} rows; "
+                f"use at most {window.num_rows}"
             )
         return cut_window(window, self.layout.micro_batches, self.layout.chunks)
 
     def boundaries(self, window: Window) -> tuple[BoundarySpec | None, BoundarySpec | None]:
-        """Return what a step of one row looks like where it enters this stage and where it leaves it."""
+        """Return the specs of this stage's input and output messages; the first call runs a collective of the stages."""
         if self._boundaries is None:
             with self.autocast(), torch.no_grad():
                 self._boundaries = infer_boundaries(self.stack, self.mesh, window)
@@ -168,14 +146,14 @@ class PipelineEngine:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self._precision == "bf16")
 
     def run_blocks(self, x: Tensor, state: State, targets: Tensor | None) -> tuple[Tensor | LossSum, State]:
-        """Run the stage over one chunk; return what it sends on, or the loss if there are targets."""
+        """Run the stage over one chunk; return its output, or the loss if there are targets, and the state after it."""
         with self.autocast():
             y, after = self.stack(x, state)
         return (y if targets is None else self._loss(y, targets)), after
 
 
 class _PipelineStep:
-    """One step of one stage: what is alive while its actions are taken."""
+    """One step of one stage: the data that lives while its actions run."""
 
     def __init__(
         self,
@@ -197,16 +175,18 @@ class _PipelineStep:
         self.live: dict[tuple[int, int], _LiveChunk] = {}
         self.losses: list[LossSum] = []
         self.rows = window.rows(key, engine.device, engine.stack.dtype)
-        # Each micro-batch begins by itself, so that a learned initial state has a graph of its own to be backwarded through.
+        # Each micro-batch calls `begin` itself: a learned initial state then has one graph per micro-batch, which the
+        # backward of its first chunk frees.
         self.progress = [
             _MicroBatchProgress(
-                engine.stack.begin(self.rows[part.rows], None if carried is None else _pick(carried, part))
+                engine.stack.begin(self.rows[part.rows], None if carried is None else _select_rows(carried, part))
             )
             for part in cut.micro_batches
         ]
 
     def run(self, actions: list[Action]) -> StepResult:
-        """Take the actions in order; return what this stage has to say of the step."""
+        """Run the actions in order; return this stage's result of the step."""
+        # A micro-batch that ended early has fewer chunks than the schedule, on every stage alike.
         actions = [action for action in actions if self.cut.shape(action)[1]]
         self._post_receives(actions)
         last_backward = next((action for action in reversed(actions) if action.kind is ActionKind.BACKWARD), None)
@@ -225,26 +205,29 @@ class _PipelineStep:
         return StepResult(loss.total, loss.count, state, loss.num_correct)
 
     def _post_receives(self, actions: list[Action]) -> None:
-        """Post the first receives; shapes are known from the lengths, so nothing is negotiated."""
+        """Post the first receives. Every rank knows the lengths, and so the shapes: nothing is negotiated."""
         if self.mesh.forward_channel is None or self.mesh.backward_channel is None:
             return
-        before, after = self.engine.boundaries(self.window)
-        if before is not None:
-            self.mesh.forward_channel.post_receives(self._buffers(actions, ActionKind.FORWARD, before))
-        if after is not None:
-            self.mesh.backward_channel.post_receives(self._buffers(actions, ActionKind.BACKWARD, after))
+        input_spec, output_spec = self.engine.boundaries(self.window)
+        if input_spec is not None:
+            self.mesh.forward_channel.post_receives(self._buffers(actions, ActionKind.FORWARD, input_spec))
+        if output_spec is not None:
+            self.mesh.backward_channel.post_receives(self._buffers(actions, ActionKind.BACKWARD, output_spec))
 
-    def _buffers(self, actions: list[Action], kind: ActionKind, edge: BoundarySpec) -> Iterator[Tensor]:
-        return (edge.empty(self.cut.shape(action), self.engine.device) for action in actions if action.kind is kind)
+    def _buffers(self, actions: list[Action], kind: ActionKind, spec: BoundarySpec) -> Iterator[Tensor]:
+        # A generator: a buffer is allocated only when its receive is posted.
+        return (spec.empty(self.cut.shape(action), self.engine.device) for action in actions if action.kind is kind)
 
     def _forward(self, action: Action) -> None:
         progress = self.progress[action.micro_batch]
         x, state = self._input(action), progress.state
-        started = self._now()
+        started = self.engine.recorder.now()
         if action.chunk:
             state = self._drop_ended(progress, action)
         live = _LiveChunk(
-            self._leaf(x, not self.mesh.is_first_stage), tuple(self._leaf(t, action.chunk > 0) for t in state)
+            self._leaf(x, needs_grad=not self.mesh.is_first_stage),
+            # The state of the first chunk keeps its graph: it may lead to a learned initial state.
+            tuple(self._leaf(tensor, needs_grad=action.chunk > 0) for tensor in state),
         )
         with torch.set_grad_enabled(self.keeps_graph and not self.recompute):
             y, after = self.engine.run_blocks(live.x, live.state, self._targets(action))
@@ -258,49 +241,42 @@ class _PipelineStep:
             if not self.recompute:
                 live.y, live.after = y, after
             self.live[action.micro_batch, action.chunk] = live
-        self._record(action, started)
+        self.engine.recorder.record(self.mesh.stage, action, started)
 
     def _backward(self, action: Action, is_last: bool) -> None:
         progress, live = self.progress[action.micro_batch], self.live.pop((action.micro_batch, action.chunk))
-        gradient = None
+        y_gradient = None
         if not self.mesh.is_last_stage:
             assert self.mesh.backward_channel is not None
-            gradient = self.mesh.backward_channel.receive(f"the gradient of {action}")
-        started = self._now()
+            y_gradient = self.mesh.backward_channel.receive(f"the gradient of {action}")
+        started = self.engine.recorder.now()
         if live.y is None:
+            # layout.recompute: the forward ran without a graph, so it runs again with one.
             y, live.after = self.engine.run_blocks(live.x, live.state, self._targets(action))
             live.y = y.total if isinstance(y, LossSum) else y
-        outputs: list[Tensor] = []
+        # The roots of this backward: the output, the state that the next chunk started from, and on the last backward
+        # what the reducer needs.
+        roots: list[Tensor] = []
         gradients: list[Tensor | None] = []
-        # A stage without weights, at the start of the line, has nothing to take a gradient of.
+        # A first stage without weights has nothing to take a gradient of.
         if live.y.requires_grad:
-            outputs.append(live.y)
-            gradients.append(gradient)
-        for tensor, from_next in zip(live.after, progress.gradients or [None] * len(live.after), strict=True):
-            if from_next is not None and tensor.requires_grad:
-                outputs.append(tensor)
-                gradients.append(_pad_rows(from_next, len(tensor)))
-        extra = self.before_last_backward() if is_last else None
-        if extra is not None:
-            outputs.append(extra)
+            roots.append(live.y)
+            gradients.append(y_gradient)
+        for tensor, gradient in zip(live.after, progress.gradients or [None] * len(live.after), strict=True):
+            if gradient is not None and tensor.requires_grad:
+                roots.append(tensor)
+                gradients.append(_pad_rows(gradient, len(tensor)))
+        extra_root = self.before_last_backward() if is_last else None
+        if extra_root is not None:
+            roots.append(extra_root)
             gradients.append(None)
-        if outputs:
-            torch.autograd.backward(outputs, gradients)
+        if roots:
+            torch.autograd.backward(roots, gradients)
         progress.gradients = [leaf.grad if leaf.is_leaf else None for leaf in live.state]
         if not self.mesh.is_first_stage:
             assert self.mesh.backward_channel is not None
             self.mesh.backward_channel.send(torch.zeros_like(live.x) if live.x.grad is None else live.x.grad)
-        self._record(action, started)
-
-    def _record(self, action: Action, started: float) -> None:
-        if self.engine.recorded_actions is not None:
-            self.engine.recorded_actions.append(TimedAction(self.mesh.stage, action, started, self._now()))
-
-    def _now(self) -> float:
-        if self.engine.recorded_actions is not None and self.engine.device.type != "cpu":
-            # Else it would be the time at which work was put into a queue.
-            torch.accelerator.synchronize(self.engine.device)
-        return time.perf_counter()
+        self.engine.recorder.record(self.mesh.stage, action, started)
 
     def _input(self, action: Action) -> Tensor:
         if self.mesh.forward_channel is not None and not self.mesh.is_first_stage:
@@ -313,7 +289,7 @@ class _PipelineStep:
         return self._part(window_tensor(self.window, "targets"), action)
 
     def _part(self, tensor: Tensor, action: Action) -> Tensor:
-        """The steps and rows of the window that an action works on."""
+        """Return the steps and rows of a window's tensor that an action works on, on the device."""
         micro_batch_cut = self.cut.micro_batches[action.micro_batch]
         start, stop = micro_batch_cut.chunk_bounds[action.chunk]
         num_rows = micro_batch_cut.rows_per_chunk[action.chunk]
@@ -325,31 +301,31 @@ class _PipelineStep:
         return part.to(self.engine.device, non_blocking=True)
 
     def _drop_ended(self, progress: _MicroBatchProgress, action: Action) -> State:
-        """Let rows go that ended before this chunk; return the state of those that go on."""
+        """Set aside the states of rows that ended before this chunk; return the state of the others."""
         num_rows = self.cut.micro_batches[action.micro_batch].rows_per_chunk[action.chunk]
         if len(progress.state) and num_rows < len(progress.state[0]):
             progress.ended_states.append(slice_rows(progress.state, slice(num_rows, None)))
             return slice_rows(progress.state, slice(num_rows))
         return progress.state
 
-    def _leaf(self, tensor: Tensor, needs_gradient: bool) -> Tensor:
-        if not needs_gradient:
-            # The input of the first stage, or a state that a window begins with: its own graph, if any, goes on.
+    def _leaf(self, tensor: Tensor, *, needs_grad: bool) -> Tensor:
+        if not needs_grad:
             return tensor
         leaf = tensor.detach()
         return leaf.requires_grad_(self.keeps_graph and leaf.is_floating_point())
 
     def _final_state(self) -> State:
-        """Put the rows' final states back into the window's order."""
-        parts = [cat_rows([progress.state, *reversed(progress.ended_states)]) for progress in self.progress]
-        joined = cat_rows(parts)
+        """Return the final states of all rows, in the window's order."""
+        # Longest rows first: those that ended last come right after the remaining ones.
+        joined = cat_rows([cat_rows([part.state, *reversed(part.ended_states)]) for part in self.progress])
         if all(micro_batch_cut.is_sorted for micro_batch_cut in self.cut.micro_batches):
             return joined
-        places = torch.cat([micro_batch_cut.rows for micro_batch_cut in self.cut.micro_batches]).argsort()
-        return tuple(tensor[places.to(tensor.device)] for tensor in joined)
+        order = torch.cat([micro_batch_cut.rows for micro_batch_cut in self.cut.micro_batches]).argsort()
+        return tuple(tensor[order.to(tensor.device)] for tensor in joined)
 
 
-def _pick(state: State, micro_batch_cut: MicroBatchCut) -> State:
+def _select_rows(state: State, micro_batch_cut: MicroBatchCut) -> State:
+    """Return the state of a micro-batch's rows, in its order."""
     if micro_batch_cut.is_sorted:
         first = int(micro_batch_cut.rows[0])
         return slice_rows(state, slice(first, first + len(micro_batch_cut.rows)))
@@ -357,7 +333,7 @@ def _pick(state: State, micro_batch_cut: MicroBatchCut) -> State:
 
 
 def _pad_rows(gradient: Tensor, num_rows: int) -> Tensor:
-    """Rows that left after this chunk give no gradient back."""
+    """Return the gradient with zeros for the rows that were dropped after this chunk."""
     if len(gradient) == num_rows:
         return gradient
     padded = gradient.new_zeros(num_rows, *gradient.shape[1:])

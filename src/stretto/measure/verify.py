@@ -166,11 +166,11 @@ class _ParallelRun:
     def step(self, position: Position, key: int) -> _StepTensors:
         engine = self.engine
         window = self.shares[engine.mesh.replica].read(
-            position, inputs=engine.needs_inputs, targets=engine.needs_targets
+            position, inputs=engine.mesh.is_first_stage, targets=engine.mesh.is_last_stage
         )
         result = engine.step(window, self.state, key)
         self.state = result.state
-        total, count = engine.all_reduce([float(result.total), float(result.count)])
+        total, count = engine.mesh.world.all_reduce([float(result.total), float(result.count)])
         gradients = gather_model_tensors(self.model, self.parts, _gradients(engine.stack), engine.mesh)
         return _StepTensors(total / max(count, 1), gradients, self._gather_states(result.state, position))
 
@@ -184,7 +184,7 @@ class _ParallelRun:
         states: dict[int, State] = {}
         for stage, part in enumerate(self.parts):
             replicas = []
-            for replica in range(mesh.topology.num_replicas):
+            for replica in range(mesh.num_replicas):
                 is_here = (mesh.replica, mesh.stage) == (replica, stage)
                 rows = Rows.of(len(lanes[replica]), dtype=self.model.dtype)
                 tensors = state if is_here else self.model[part].initial_state(rows)

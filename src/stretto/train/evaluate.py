@@ -80,13 +80,14 @@ def evaluate(
     each window with the fraction that is done. If `is_interrupted` returns true on any rank, all ranks soon raise
     EvaluationInterruptedError together.
     """
-    share = windows.share(engine.replica, engine.num_replicas, engine.num_micro_batches)
+    mesh = engine.mesh
+    share = windows.share(mesh.replica, mesh.num_replicas, engine.num_micro_batches)
     state: State | None = None
     total = num_targets = num_correct = num_judged = 0.0
-    reader = read_ahead(share, Position(), inputs=engine.needs_inputs, targets=engine.needs_targets, workers=workers)
+    reader = read_ahead(share, Position(), inputs=mesh.is_first_stage, targets=mesh.is_last_stage, workers=workers)
     for number, (window, position) in enumerate(reader):
         is_check_due = number % _CHECK_EVERY == 0
-        if is_interrupted is not None and is_check_due and any(engine.all_reduce([float(is_interrupted())])):
+        if is_interrupted is not None and is_check_due and any(mesh.world.all_reduce([float(is_interrupted())])):
             raise EvaluationInterruptedError
         result = engine.eval_step(window, state, key=0)
         state = result.state
@@ -98,7 +99,7 @@ def evaluate(
         on_window(1.0 if position.epoch else share.fraction(position))
         if position.epoch:
             break
-    total, num_targets, num_correct, num_judged = engine.all_reduce([total, num_targets, num_correct, num_judged])
+    total, num_targets, num_correct, num_judged = mesh.world.all_reduce([total, num_targets, num_correct, num_judged])
     if not num_targets:
         raise DataError("the data has no targets, so there is nothing to evaluate; use other data")
     return Evaluation(

@@ -45,7 +45,8 @@ class RankMonitor:
         """
         means = [self._seconds / self._num_steps, self._waiting / self._num_steps]
         self._num_steps, self._seconds, self._waiting = 0, 0.0, 0.0
-        found = self._engine.gather([*means, float(peak_memory(self._engine.device))])
+        world = self._engine.mesh.world
+        found = world.gather([*means, float(peak_memory(world.device))])
         if found is None:
             return None
         return RankReport(

@@ -107,7 +107,7 @@ class Run:
             found = [
                 float(self.world.is_rank_zero and what) for what in (self._lacks_weights(), self._lacks_evaluation())
             ]
-            self._is_weights_pending, self._is_evaluation_pending = (bool(sum) for sum in self.engine.all_reduce(found))
+            self._is_weights_pending, self._is_evaluation_pending = (bool(sum) for sum in self.world.all_reduce(found))
         except BaseException:
             self.close()
             raise

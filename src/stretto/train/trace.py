@@ -27,12 +27,12 @@ def gather_trace(trainer: Trainer) -> Trace | None:
     Set `trainer.is_recording` before a step to record it. Of more than 64 ranks only as many whole replicas tell of it
     as have so many, and at least one.
     """
-    engine, events = trainer.engine, trainer.recorded_events
-    # All leave a sum at about the same moment, which is what clocks of different machines are set by.
-    (num_stages,) = engine.all_reduce([float(engine.replica == 0)])
-    told = [time.perf_counter(), _clock(), engine.replica, engine.stage, *_pack(events)]
-    is_telling = engine.replica < max(1, _MAX_RANKS // int(num_stages))
-    found = engine.gather([float(value) for value in told] if is_telling else [])
+    mesh, events = trainer.engine.mesh, trainer.recorded_events
+    # All ranks leave the barrier at about the same moment, by which the clocks of different machines are aligned.
+    mesh.world.barrier()
+    told = [time.perf_counter(), _clock(), mesh.replica, mesh.stage, *_pack(events)]
+    is_telling = mesh.replica < max(1, _MAX_RANKS // mesh.num_stages)
+    found = mesh.world.gather([float(value) for value in told] if is_telling else [])
     return None if found is None else Trace.of(trainer.step, _align(found))
 
 

@@ -139,7 +139,7 @@ class Trainer:
         if optimizer is not None:
             reject_unused_fields(config)
         self.engine = engine
-        self.windows = windows.share(engine.replica, engine.num_replicas, engine.num_micro_batches)
+        self.windows = windows.share(engine.mesh.replica, engine.mesh.num_replicas, engine.num_micro_batches)
         self.config = config
         self.seed = seed
         self.optimizer = make_optimizer(optimizer or optimizer_factory(config), engine.stack.parameters())
@@ -202,7 +202,7 @@ class Trainer:
         """Return this rank's part of a checkpoint of the last step."""
         engine, windows, position = self.engine, self.windows, self.position
         replicated = [*weight_shards(engine.stack), *optimizer_shards(engine.stack, self.optimizer)]
-        shards = shards_to_write(replicated, engine.replica, engine.num_replicas)
+        shards = shards_to_write(replicated, engine.mesh.replica, engine.mesh.num_replicas)
         if windows.is_stateful and self.state is not None:
             shards += lane_shards(engine.stack, self.state, windows.lane_indices, windows.lanes)
         training_state = TrainingState(
@@ -237,7 +237,7 @@ class Trainer:
         for name, values in optimizer_state.items():
             shards += [TensorShard(f"optimizer.{name}.{key}", value) for key, value in values.items()]
         if windows.is_stateful and any(name.startswith("lanes.") for name in checkpoint.manifest.tensors()):
-            state = empty_lane_state(stack, len(windows.lane_indices), self.engine.device)
+            state = empty_lane_state(stack, len(windows.lane_indices), self.engine.mesh.world.device)
             shards += lane_shards(stack, state, windows.lane_indices, windows.lanes)
         checkpoint.read(shards)
         set_optimizer_state(stack, self.optimizer, optimizer_state)
@@ -248,9 +248,9 @@ class Trainer:
 
     def advance(self) -> StepReport:
         """Take one optimizer step and return its report."""
-        wait_seconds_before, actions = self.engine.wait_seconds, list[TimedAction]()
+        wait_seconds_before, actions = self.engine.mesh.world.wait_timer.seconds, list[TimedAction]()
         if self.is_recording:
-            self.engine.recorded_actions = actions
+            self.engine.recorder.actions = actions
         started = time.perf_counter()
         learning_rate = set_learning_rate(self.optimizer, learning_rate_factor(self.config, self.step, self.progress))
         self.window, next_position = next(self._read_ahead())
@@ -261,7 +261,7 @@ class Trainer:
         self.agreed = totals.agreed
         self._requests -= self.agreed
         computed = time.perf_counter()
-        waiting_seconds = self.engine.wait_seconds - wait_seconds_before
+        waiting_seconds = self.engine.mesh.world.wait_timer.seconds - wait_seconds_before
 
         gradient_norm, state = self._update(totals, result.state)
         epoch = self.position.epoch + 1
@@ -299,7 +299,7 @@ class Trainer:
             save_votes=float(Request.SAVE in self._requests),
             stop_votes=float(Request.STOP in self._requests),
         )
-        return _StepTotals(*self.engine.all_reduce(list(local)))
+        return _StepTotals(*self.engine.mesh.world.all_reduce(list(local)))
 
     def _update(self, totals: _StepTotals, state: State) -> tuple[float, State | None]:
         """Update the weights, if the step's numbers allow it; return the gradient's norm and the state to continue from."""
@@ -330,7 +330,7 @@ class Trainer:
             )
         # Lanes continue, unless this window has made any lane's state non-finite: then all repeat the state before it.
         is_spoiled = any(not torch.isfinite(tensor).all() for tensor in state if tensor.is_floating_point())
-        (num_spoiled,) = self.engine.all_reduce([float(is_spoiled)])
+        (num_spoiled,) = self.engine.mesh.world.all_reduce([float(is_spoiled)])
         return self.state if num_spoiled else state
 
     def _check_epoch(self, num_targets: float, next_position: Position) -> None:
@@ -343,7 +343,7 @@ class Trainer:
             self._num_epoch_targets = 0.0
 
     def _record(self, actions: list[TimedAction], data: tuple[float, float], optimizer: tuple[float, float]) -> None:
-        self.engine.recorded_actions = None
+        self.engine.recorder.actions = None
         self.recorded_events = (
             TraceEvent("data", *data),
             *map(TraceEvent.of, actions),
@@ -356,9 +356,9 @@ class Trainer:
             self._reader = read_ahead(
                 self.windows,
                 self.position,
-                inputs=engine.needs_inputs,
-                targets=engine.needs_targets,
+                inputs=engine.mesh.is_first_stage,
+                targets=engine.mesh.is_last_stage,
                 workers=self._workers,
-                pin=engine.device.type != "cpu",
+                pin=engine.mesh.world.device.type != "cpu",
             )
         return self._reader
