@@ -41,15 +41,15 @@ def test_a_check_that_fails_is_a_finding() -> None:
         raise OSError("the driver is gone\nand more")
 
     (found,) = run_check("devices", broken, 5)
-    assert found.level == "problem" and found.detail == "could not be looked at (OSError: the driver is gone)"
+    assert found.level == "problem" and found.detail == "the check failed (OSError: the driver is gone)"
 
 
-def test_a_torch_that_can_not_be_imported_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_that_cannot_be_imported_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so: cannot open shared object file')")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     (found,) = machine.check_torch(60)
     assert found.level == "problem" and "libcudart.so" in found.detail
-    # Whoever asks for help is helped all the same.
+    # The other checks still run.
     findings = check_machine()
     assert levels(findings)["torch"] == "problem" and levels(findings)["loopback"] == "ok"
 
@@ -71,7 +71,7 @@ def test_an_old_torch_is_a_problem(version: str, level: str, monkeypatch: pytest
     assert levels(machine.check_torch(1))["torch"] == level
 
 
-def test_a_device_that_does_not_work_is_a_problem_and_a_full_one_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_device_is_a_problem_and_a_full_one_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     devices: list[dict[str, Any]] = [
         {"name": "A", "error": None, "free": 70e9, "total": 80e9},
         {"name": "B", "error": "no kernel image is available"},
@@ -83,13 +83,13 @@ def test_a_device_that_does_not_work_is_a_problem_and_a_full_one_a_note(monkeypa
     assert [found[f"device {number}"] for number in range(3)] == ["ok", "problem", "warning"]
 
 
-def test_a_folder_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
+def test_a_folder_is_used_and_left_as_it_was(tmp_path: Path) -> None:
     found = check_folder("run folder", tmp_path / "runs" / "first")
     assert levels(found) == {"run folder": "ok", "run folder, disk": "ok", "run folder, locks": "ok"}
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_can_not_be_written_is_a_problem() -> None:
+def test_a_folder_that_cannot_be_written_is_a_problem() -> None:
     (found,) = check_folder("run folder", Path("/proc/runs"))
     assert found.level == "problem" and "/proc can't be written" in found.detail
 
@@ -98,7 +98,7 @@ def test_a_folder_that_can_not_be_written_is_a_problem() -> None:
 def test_a_folder_that_is_a_file_is_a_problem(tmp_path: Path, inner: str) -> None:
     (tmp_path / "runs").touch()
     (found,) = check_folder("run folder", tmp_path / "runs" / inner)
-    assert found.level == "problem" and found.detail == f"{tmp_path / 'runs'} is no folder"
+    assert found.level == "problem" and found.detail == f"{tmp_path / 'runs'} is not a folder"
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_folder_that_is_a_file_is_a_problem(tmp_path: Path, inner: str) -> Non
         ("https_proxy", "http://proxy:8080", "$https_proxy"),
     ],
 )
-def test_a_variable_that_bites_is_noted(name: str, value: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_risky_variable_is_a_warning(name: str, value: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
     monkeypatch.setenv(name, value)
@@ -118,13 +118,13 @@ def test_a_variable_that_bites_is_noted(name: str, value: str, what: str, monkey
     assert found[what].level == "warning" and found[what].remedy
 
 
-def test_more_threads_than_cores_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_threads_than_cores_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "4096")
     (found,) = machine.check_cores()
     assert found.level == "warning" and "set OMP_NUM_THREADS to" in found.remedy
 
 
-def test_an_address_to_meet_at_is_noted_only_where_nobody_has_started_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_master_address_without_a_launcher_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_ADDR", "host0")
     assert levels(machine.check_environment())["$MASTER_ADDR"] == "warning"
     # mpirun's ranks on several hosts need it.
@@ -133,7 +133,7 @@ def test_an_address_to_meet_at_is_noted_only_where_nobody_has_started_ranks(monk
     assert "$MASTER_ADDR" not in levels(machine.check_environment())
 
 
-def test_what_a_container_only_caches_is_free_memory(tmp_path: Path) -> None:
+def test_page_cache_of_a_container_counts_as_free_memory(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("1000\n")
     (tmp_path / "memory.current").write_text("900\n")
     assert machine.memory_limit(tmp_path) == (1000, 900)
@@ -149,32 +149,32 @@ def told(**changes: Any) -> dict[str, Any]:  # noqa: ANN401
 
 def test_versions_that_differ_are_a_problem_that_names_the_host() -> None:
     other = told(host="b", versions={"torch": "2.12.0", "numpy": "2.4"})
-    found = links._same_versions([told(), told(), other])
+    found = links._compare_versions([told(), told(), other])
     assert found.level == "problem" and found.detail == "torch 2.12.0 on b (rank 2), 2.13.0 on a"
-    assert links._same_versions([told(), told()]).level == "ok"
+    assert links._compare_versions([told(), told()]).level == "ok"
 
 
 @pytest.mark.parametrize(("clock", "level"), [(100.2, "ok"), (97.0, "warning"), (1000.0, "problem")])
-def test_clocks_that_differ_are_noted(clock: float, level: str) -> None:
-    found = links._same_clock([told(), told(host="b", clock=clock)])
+def test_clocks_that_differ_are_a_finding(clock: float, level: str) -> None:
+    found = links._compare_clocks([told(), told(host="b", clock=clock)])
     assert found.level == level and (level == "ok" or "clock of b" in found.remedy)
 
 
 @pytest.mark.parametrize(
     ("latency", "bandwidth", "level"), [(5e-5, 2e9, "ok"), (0.1, 2e9, "warning"), (5e-5, 1e6, "warning")]
 )
-def test_a_slow_link_is_noted(latency: float, bandwidth: float, level: str) -> None:
+def test_a_slow_link_is_a_warning(latency: float, bandwidth: float, level: str) -> None:
     link = {"target": 1, "latency": latency, "bandwidth": bandwidth, "is_same_node": True, "device": "cpu"}
     assert levels(links.link_findings([link])) == {"link 0-1": level}
 
 
 def _meet(world: World) -> tuple[list[Finding], list[dict[str, Any]]]:
     own = [ok("memory", f"of rank {world.rank}")]
-    # As if each rank were a machine of its own.
+    # As if each rank ran on a different machine.
     return links.gather_findings(world, 0, own), links.measure_links(world, 1)
 
 
-def test_the_first_rank_hears_what_every_machine_found(pools: RankPools) -> None:
+def test_rank_0_gathers_the_findings_of_every_machine(pools: RankPools) -> None:
     first, second = pools[2].run(_meet)
     assert [finding.detail for finding in first[0][:2]] == ["of rank 0", "of rank 1"]
     assert levels(first[0][2:]) == {"versions": "ok", "clocks": "ok"} and all(finding.host for finding in first[0][:2])
@@ -182,20 +182,20 @@ def test_the_first_rank_hears_what_every_machine_found(pools: RankPools) -> None
     assert [replace(finding, host="") for finding in second[0]] == [ok("memory", "of rank 1")]
 
 
-def test_ranks_that_look_at_nothing_wait_for_those_that_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_wait_for_each_other_as_long_as_all_checks_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = []
 
     def record(what: str, check: object, seconds: float) -> list[Finding]:
         limits.append(seconds)
         return []
 
-    monkeypatch.setattr(doctor, "look", record)
+    monkeypatch.setattr(doctor, "run_check", record)
     check_machine()
     assert len(limits) > 10 and doctor.rendezvous_timeout(None).total_seconds() == sum(limits) + 90
 
 
-def test_the_first_rank_says_which_ranks_are_near(pools: RankPools) -> None:
-    # Three ranks on the first machine and one on the second, which each knows of its own only.
+def test_links_within_and_between_machines_are_told_apart(pools: RankPools) -> None:
+    # Three ranks on the first machine and one on the second; each knows only its own machine.
     for measured in pools[4].run(_unequal):
         assert [(link["target"], link["is_same_node"]) for link in measured] == [(1, True), (3, False)]
 
@@ -204,7 +204,7 @@ def _unequal(world: World) -> list[dict[str, Any]]:
     return links.measure_links(world, 1 if world.rank == 3 else 3)
 
 
-def test_ranks_of_any_launcher_look_at_each_other_and_one_says_it(tmp_path: Path) -> None:
+def test_doctor_on_ranks_of_a_launcher_prints_one_report(tmp_path: Path) -> None:
     cluster = {"worker": [f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"]}
     ranks = []
     for index in range(2):
@@ -222,7 +222,7 @@ def test_ranks_of_any_launcher_look_at_each_other_and_one_says_it(tmp_path: Path
     assert not (tmp_path / "1.json").exists()
 
 
-def test_ranks_are_started_on_the_device_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_are_started_on_the_given_device(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def record(ranks: int, device: str, seconds: float) -> list[Finding]:
@@ -235,7 +235,9 @@ def test_ranks_are_started_on_the_device_that_is_asked_for(monkeypatch: pytest.M
     assert asked == ["cuda:1", "cpu"]
 
 
-def test_the_command_starts_ranks_and_ends_with_the_right_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_starts_ranks_and_exits_with_1_only_for_problems(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     command = [sys.executable, "-m", "stretto", "doctor", "--json", "found.json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=250)
     found = levels([Finding(**finding) for finding in json.loads((tmp_path / "found.json").read_text())])
@@ -251,9 +253,9 @@ def test_a_problem_ends_in_exit_code_1(
     Path("run.toml").write_text('[data]\ntrain = "data"\n[run]\nfolder = "/proc/run"\n')
     assert main(["doctor", "--run", "run.toml", "--ranks", "1"]) == 1
     said = capsys.readouterr()
-    assert "problem: run folder: choose another folder" in said.out and said.err == ""
+    assert "problem: run folder: choose a different folder" in said.out and said.err == ""
 
 
-def test_a_mistake_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_option_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--ranks", "0"]) == 2
     assert capsys.readouterr().err == "stretto: error: --ranks=0 should be 1 or more; 1 starts none\n"

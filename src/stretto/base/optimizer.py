@@ -6,4 +6,4 @@ import torch
 from torch import nn
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-"""Takes a rank's parameters, returns their optimizer: `torch.optim.AdamW`, `lambda parameters: SGD(parameters, lr=0.1)`."""
+"""From a rank's parameters to their optimizer: `torch.optim.AdamW`, `lambda parameters: SGD(parameters, lr=0.1)`."""

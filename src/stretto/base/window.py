@@ -99,7 +99,7 @@ class Window:
         return [slice(start, stop) for start, stop in pairwise(edges)]
 
     def pin_memory(self) -> Self:
-        """Return the same window with inputs and targets in pinned memory, from which copies to a GPU are asynchronous."""
+        """Return the same window with inputs and targets in pinned memory, for asynchronous copies to a GPU."""
         return replace(
             self,
             inputs=None if self.inputs is None else self.inputs.pin_memory(),

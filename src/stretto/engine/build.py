@@ -36,7 +36,7 @@ def make_engine(
     layout = layout or Layout()
     if layout.auto:
         raise ConfigError(
-            "layout.auto has not been resolved; pass the layout that stretto.choose_layout returns, or use `stretto train`"
+            "layout.auto has not been resolved; pass the layout from stretto.choose_layout, or use `stretto train`"
         )
     world = world or World(0, 1, _device_of(model))
     mesh = Mesh(world, Topology(layout.replicas, layout.stages, layout.adjacent))
@@ -58,15 +58,15 @@ def stage_parts(model: Stack, layout: Layout) -> list[slice]:
     if layout.blocks:
         if sum(layout.blocks) != len(model):
             raise PlanError(
-                f"layout.blocks={list(layout.blocks)} has {sum(layout.blocks)} blocks in total, but the model has {len(model)}; "
-                f"make them sum to {len(model)}"
+                f"layout.blocks={list(layout.blocks)} has {sum(layout.blocks)} blocks in total, but the model "
+                f"has {len(model)}; make them sum to {len(model)}"
             )
         return partition_from_counts(layout.blocks)
     return partition([block_cost(block) for block in model], layout.stages)
 
 
 def block_cost(block: Block) -> float:
-    """Return the estimated cost of a block: its number of weights. An embedding's are only looked up, and cost nothing."""
+    """Return the estimated cost of a block: its number of weights, but an embedding only looks up rows."""
     # Never zero, so that blocks without weights are spread over stages too.
     return 1.0 + (0 if isinstance(block, Embedding) else sum(parameter.numel() for parameter in block.parameters()))
 

@@ -14,8 +14,9 @@ from stretto.plan.cut import MicroBatchShape, cut_lengths
 class MicroBatchCut:
     """One micro-batch: its rows, longest first, its chunks, and the number of rows in each chunk.
 
-    Rows that have ended are dropped where the next chunk begins. With the longest first, the remaining rows are always the
-    first ones, so dropping the others is a view. A micro-batch ends with its longest row, even if the window is longer.
+    Rows that have ended are dropped where the next chunk begins. With the longest first, the remaining rows are always
+    the first ones, so dropping the others is a view. A micro-batch ends with its longest row, even in a
+    longer window.
 
         time ->     chunk 0     chunk 1          rows_per_chunk = (3, 2)
         row 5      |#########|#########|

@@ -62,7 +62,7 @@ class Engine(Protocol):
         """Run forward and backward; leave the gradient of the *summed* loss in the parameters' `.grad`.
 
         `carried` is the state of the previous window's result, None at the start. All randomness of the step is derived
-        from `key`. `before_last_backward` is called just before the step's last backward, to reduce gradients during it.
+        from `key`. `before_last_backward` is called before the step's last backward, to reduce gradients during it.
         """
         ...
 

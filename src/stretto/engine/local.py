@@ -31,8 +31,8 @@ from stretto.plan.actions import Action, ActionKind
 class LocalEngine:
     """Runs the whole stack on the device of its weights: the reference that all layouts are compared with.
 
-    With several micro-batches, the rows run one micro-batch after the other and gradients accumulate: the same step in a
-    fraction of the memory.
+    With several micro-batches, the rows run one micro-batch after the other and gradients accumulate: the same step in
+    a fraction of the memory.
     """
 
     def __init__(self, stack: Stack, loss: Loss, *, micro_batches: int = 1, precision: Precision = "fp32") -> None:

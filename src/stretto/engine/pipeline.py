@@ -69,7 +69,7 @@ class _MicroBatchProgress:
     """How far one micro-batch is in time."""
 
     state: State  # the next forward starts from it
-    # Final states of the rows dropped at each chunk's end, in order of time; concatenated in reverse they follow `state`.
+    # Final states of the rows dropped at each chunk's end, in order of time.
     ended_states: list[State] = field(default_factory=list)
     gradients: list[Tensor | None] | None = None  # d(after) of the next backward
 
@@ -136,7 +136,7 @@ class PipelineEngine:
         return cut_window(window, self.layout.micro_batches, self.layout.chunks)
 
     def boundaries(self, window: Window) -> tuple[BoundarySpec | None, BoundarySpec | None]:
-        """Return the specs of this stage's input and output messages; the first call runs a collective of the stages."""
+        """Return the specs of this stage's input and output messages; all stages make the first call together."""
         if self._boundaries is None:
             with self.autocast(), torch.no_grad():
                 self._boundaries = infer_boundaries(self.stack, self.mesh, window)

@@ -1,4 +1,4 @@
-"""Starting ranks: this machine, torchrun, Slurm, TF_CONFIG."""
+"""Start ranks on this machine, and check the machines that ranks run on."""
 
 from stretto.base.lazy import lazy_exports
 

@@ -1,4 +1,4 @@
-"""Doctor: all that is looked at, one after the other, each within its time."""
+"""All checks of a machine, one after the other, each with a time limit."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -8,15 +8,15 @@ from stretto.launch import machine
 from stretto.launch.finding import Finding, run_check
 from stretto.launch.folders import check_folder, run_folders
 
-# A check has so many seconds; torch, and ranks that are started, have more.
+# Time limits of a check, of the import of torch, and of starting ranks.
 _SECONDS = 20.0
 _TORCH_SECONDS = 90.0
 _LINK_SECONDS = 120.0
-# Ranks that are ready have so long to meet.
+# How long ranks wait for each other.
 RENDEZVOUS_TIMEOUT = timedelta(seconds=90)
 
 OnCheck = Callable[[str], None]
-"""Told of each thing before it is looked at."""
+"""Called with the name of each check before it runs."""
 
 
 def diagnose(
@@ -24,12 +24,12 @@ def diagnose(
     *,
     ranks: int = 2,
     device: str = "auto",
-    on_check: OnCheck = lambda what: None,
+    on_check: OnCheck = lambda name: None,
 ) -> list[Finding]:
-    """Look at this machine: is what a run needs of it there? Each check ends in time, whatever it meets.
+    """Check whether this machine has what a run needs. Each check ends in time, even on a broken machine.
 
-    `config` says which folders a run writes to. So many `ranks` are started on `device` and measure the way from one to
-    another; fewer than two start none.
+    `config` gives the folders that a run writes to. `ranks` ranks are started on `device` to measure the links between
+    them; with fewer than two, none are started.
     """
     findings = check_machine(config, on_check=on_check)
     if ranks > 1:
@@ -38,22 +38,22 @@ def diagnose(
     return findings
 
 
-def check_machine(config: RunConfig | None = None, *, on_check: OnCheck = lambda what: None) -> list[Finding]:
-    """Look at all that one process can see."""
+def check_machine(config: RunConfig | None = None, *, on_check: OnCheck = lambda name: None) -> list[Finding]:
+    """Run the checks that need one process only."""
     findings: list[Finding] = []
-    for what, seconds, check in _checks(config):
-        on_check(what)
-        findings += run_check(what, check, seconds)
+    for name, seconds, check in _checks(config):
+        on_check(name)
+        findings += run_check(name, check, seconds)
     return findings
 
 
 def rendezvous_timeout(config: RunConfig | None) -> timedelta:
-    """Return how long ranks wait for each other: the first of a machine comes only when it has looked at that."""
+    """Return how long ranks wait for each other: the first rank of each machine checks that machine before it joins."""
     return RENDEZVOUS_TIMEOUT + timedelta(seconds=sum(seconds for _, seconds, _ in _checks(config)))
 
 
 def _checks(config: RunConfig | None) -> list[tuple[str, float, Callable[[], list[Finding]]]]:
-    """What is looked at, and how long that may take."""
+    """Return the name, time limit and function of each check."""
     checks: list[tuple[str, float, Callable[[], list[Finding]]]] = [
         ("python", _SECONDS, machine.check_python),
         ("torch", _TORCH_SECONDS + 10, lambda: machine.check_torch(_TORCH_SECONDS)),

@@ -1,4 +1,4 @@
-"""Finding: one thing that was looked at, whether it is as it should be, and what to do if it isn't."""
+"""Finding: the result of a check, and what to do about it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,46 +11,46 @@ Level = Literal["ok", "warning", "problem"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What was seen of one thing. A note may bite some day; a problem will."""
+    """The result of one check. A warning may cause trouble; a problem will."""
 
     name: str
     level: Level
     detail: str
-    remedy: str = ""  # one sentence, where it isn't ok
-    host: str = ""  # where, if there are several
+    remedy: str = ""  # one sentence, unless ok
+    host: str = ""  # if there are several
 
 
 def ok(name: str, detail: str) -> Finding:
-    """Return the finding that a thing is as it should be."""
+    """Return a finding that all is well."""
     return Finding(name, "ok", detail)
 
 
 def warning(name: str, detail: str, remedy: str) -> Finding:
-    """Return the finding of something that may bite."""
+    """Return a finding that may cause trouble."""
     return Finding(name, "warning", detail, remedy)
 
 
 def problem(name: str, detail: str, remedy: str) -> Finding:
-    """Return the finding of something that will not work."""
+    """Return a finding that something will not work."""
     return Finding(name, "problem", detail, remedy)
 
 
 def run_check(name: str, check: Callable[[], list[Finding]], seconds: float) -> list[Finding]:
-    """Return what a check finds; one that fails, or doesn't end in time, is a finding too."""
+    """Return the findings of a check; if it raises or does not end in time, that is the finding."""
 
     def run() -> list[Finding]:
         try:
             return check()
-        except Exception as error:  # noqa: BLE001 - whatever a broken machine raises is what was looked for
+        except Exception as error:  # noqa: BLE001 - a broken machine may raise anything
             reason = (f"{type(error).__name__}: {error}".splitlines() or [""])[0]
-            return [problem(name, f"could not be looked at ({reason})", "see name the system says about it")]
+            return [problem(name, f"the check failed ({reason})", "check the system's logs")]
 
     try:
         return call_with_timeout(seconds, run)
     except OperationTimeoutError:
-        return [problem(name, f"no answer within {seconds:.0f} s", "see name holds it up: a disk, a network, a driver")]
+        return [problem(name, f"no answer within {seconds:.0f} s", "check what hangs: a disk, a network, a driver")]
 
 
 def with_host(findings: list[Finding], host: str) -> list[Finding]:
-    """Return findings with the name of the host they were made on."""
+    """Return findings with the name of the host that they are about."""
     return [replace(finding, host=host) for finding in findings]

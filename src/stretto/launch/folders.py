@@ -1,4 +1,4 @@
-"""Places: the folders that a run writes to, tried as a run would use them."""
+"""Checks of the folders that a run writes to, used as a run would use them."""
 
 import os
 import shutil
@@ -21,46 +21,48 @@ _WRITE_BYTES = 1 << 20
 
 
 def run_folders(config: RunConfig | None) -> dict[str, Path]:
-    """Return the folders that a run writes to, by name; without a run, those of one started here."""
+    """Return the folders that a run writes to, by name; without a config, those of a run started here."""
     if config is None:
         return {"run folder": Path("runs"), "cache": Path("~/.cache/stretto").expanduser()}
-    places = {"run folder": config.run.folder, "cache": config.data.cache.expanduser()}
+    folders = {"run folder": config.run.folder, "cache": config.data.cache.expanduser()}
     if config.save.to is not None and not is_remote(config.save.to):
-        places["checkpoints"] = Path(config.save.to)
-    return places
+        folders["checkpoints"] = Path(config.save.to)
+    return folders
 
 
-def check_folder(what: str, folder: Path) -> list[Finding]:
-    """Try all that a run does in a folder, in one of its own within it, or beside where it will be; leave nothing."""
+def check_folder(name: str, folder: Path) -> list[Finding]:
+    """Do what a run does with a folder, in a temporary folder within it or its nearest existing parent."""
     paths = (folder.absolute(), *folder.absolute().parents)
-    there = next(path for path in paths if path.exists() or path.is_symlink())
-    if not there.is_dir():
-        return [problem(what, f"{there} is no folder", "choose another folder, or move away what is there")]
+    existing = next(path for path in paths if path.exists() or path.is_symlink())
+    if not existing.is_dir():
+        return [problem(name, f"{existing} is not a folder", "choose a different folder, or move the file")]
     try:
-        made = tempfile.mkdtemp(prefix=".stretto-doctor-", dir=there)
+        scratch = tempfile.mkdtemp(prefix=".stretto-doctor-", dir=existing)
     except OSError as error:
-        remedy = "choose another folder, or get the right to write there"
-        return [problem(what, f"{there} can't be written ({error.strerror})", remedy)]
+        remedy = "choose a different folder, or get permission to write there"
+        return [problem(name, f"{existing} can't be written ({error.strerror})", remedy)]
     try:
         return [
-            _space(what, there),
-            _speed(f"{what}, disk", Path(made)),
-            _check_guarantees(f"{what}, locks", Path(made)),
+            _check_space(name, existing),
+            _check_speed(f"{name}, disk", Path(scratch)),
+            _check_guarantees(f"{name}, locks", Path(scratch)),
         ]
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _space(what: str, folder: Path) -> Finding:
+def _check_space(name: str, folder: Path) -> Finding:
     usage = shutil.disk_usage(folder)
-    found = f"{folder}, {format_bytes(usage.free)} of {format_bytes(usage.total)} free"
+    detail = f"{folder}, {format_bytes(usage.free)} of {format_bytes(usage.total)} free"
     if usage.free < _GB // 10:
-        return problem(what, found, "make room: checkpoints would not be saved")
-    return warning(what, found, "make room for checkpoints and data") if usage.free < 2 * _GB else ok(what, found)
+        return problem(name, detail, "free some space: checkpoints could not be saved")
+    if usage.free < 2 * _GB:
+        return warning(name, detail, "free some space for checkpoints and data")
+    return ok(name, detail)
 
 
-def _speed(what: str, folder: Path) -> Finding:
-    """How long it takes until a file is safe, which is what every checkpoint waits for."""
+def _check_speed(name: str, folder: Path) -> Finding:
+    """Measure how long it takes until a file is on the disk: every checkpoint waits for that."""
     times = []
     for number in range(_NUM_WRITES):
         started = time.perf_counter()
@@ -70,27 +72,27 @@ def _speed(what: str, folder: Path) -> Finding:
             os.fsync(file.fileno())
         fsync_folder(folder)
         times.append(time.perf_counter() - started)
-    middle = sorted(times)[_NUM_WRITES // 2]
-    found = f"{format_bytes(_WRITE_BYTES)} is safe after {format_seconds(middle)}"
-    if middle > 1:
-        return warning(what, found, "save less often (save.minutes), or to a local disk: saves will take long")
-    return ok(what, found)
+    median = sorted(times)[_NUM_WRITES // 2]
+    detail = f"{format_bytes(_WRITE_BYTES)} on disk after {format_seconds(median)}"
+    if median > 1:
+        return warning(name, detail, "save less often (save.minutes), or to a local disk: saves will be slow")
+    return ok(name, detail)
 
 
-def _check_guarantees(what: str, folder: Path) -> Finding:
-    """What keeps two runs apart and a checkpoint whole: a lock, and a name that only one can take."""
+def _check_guarantees(name: str, folder: Path) -> Finding:
+    """Check what keeps two runs apart and checkpoints intact: locks, and files that only one process can create."""
     storage = open_storage(folder / "storage")
     if not storage.create("kept/first", b"one") or storage.create("kept/first", b"two"):
-        return problem(what, "a file that is there can be created again", "save to another filesystem (save.to)")
+        return problem(name, "a file can be created twice", "save to a different filesystem (save.to)")
     if storage.read("kept/first") != b"one":
-        return problem(what, "a file that was refused was written over", "save to another filesystem (save.to)")
+        return problem(name, "a file was overwritten by a refused create", "save to a different filesystem (save.to)")
     try:
         FolderLock(folder, seconds=0).release()
     except (StrettoError, OSError) as error:
-        return problem(what, f"a lock can't be taken ({error})", "mount the folder with locks, or choose another")
+        return problem(name, f"can't lock a file ({error})", "mount the folder with locks, or choose a different one")
     try:
         os.link(folder / "written-0", folder / "linked")
     except OSError as error:
-        remedy = "nothing, if one process writes there at a time: names are then reserved in another way"
-        return warning(what, f"no hard links ({error.strerror})", remedy)
-    return ok(what, "locks, hard links and create-only all work")
+        remedy = "none needed if one process at a time writes there: creating files is then less strict"
+        return warning(name, f"no hard links ({error.strerror})", remedy)
+    return ok(name, "locks, hard links and exclusive creation work")

@@ -1,4 +1,4 @@
-"""Machine: what of this machine a run depends on, looked at without torch."""
+"""Checks of this machine that need no torch in this process."""
 
 import importlib.util
 import os
@@ -36,99 +36,103 @@ _GB = 1 << 30
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that must be equal on all nodes; nothing is imported for it."""
-    found = {"python": platform.python_version()}
+    """Return the versions that must be the same on all machines, without importing the packages."""
+    by_name = {"python": platform.python_version()}
     for name in ("torch", "numpy", "stretto"):
         try:
-            found[name] = version(name)
+            by_name[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "absent"
-    return found
+            by_name[name] = "absent"
+    return by_name
 
 
 def check_python() -> list[Finding]:
-    """Look at Python, and at what belongs to it."""
-    found = f"{platform.python_version()} at {sys.executable}"
+    """Check the version of Python and the installed packages."""
+    detail = f"{platform.python_version()} at {sys.executable}"
     oldest = ".".join(map(str, _OLDEST_PYTHON))
-    told = versions()
-    packages = ", ".join(f"{name} {told[name]}" for name in ("stretto", "numpy"))
+    by_name = versions()
+    packages = ", ".join(f"{name} {by_name[name]}" for name in ("stretto", "numpy"))
     return [
-        ok("python", found)
+        ok("python", detail)
         if sys.version_info >= _OLDEST_PYTHON
-        else problem("python", found, f"install Python {oldest} or newer"),
+        else problem("python", detail, f"install Python {oldest} or newer"),
         ok("packages", packages) if "absent" not in packages else problem("packages", packages, "pip install stretto"),
     ]
 
 
 def check_torch(seconds: float) -> list[Finding]:
-    """Ask torch for its version, its build and its devices."""
+    """Check torch's version, backends and devices, in a process of its own."""
     try:
-        told = probe_torch(seconds)
+        probe = probe_torch(seconds)
     except ProbeFailedError as error:
         return [problem("torch", str(error), "install torch again; `python -c 'import torch'` must work")]
-    build = f"CUDA {told['cuda']}" if told["cuda"] else f"ROCm {told['hip']}" if told["hip"] else "CPU only"
-    found = f"{told['version']}, {build}, {', '.join(told['backends']) or 'no backends'}"
-    numbers = tuple(int(part) for part in told["version"].split("+")[0].split(".")[:2] if part.isdecimal())
+    build = f"CUDA {probe['cuda']}" if probe["cuda"] else f"ROCm {probe['hip']}" if probe["hip"] else "CPU only"
+    detail = f"{probe['version']}, {build}, {', '.join(probe['backends']) or 'no backends'}"
+    numbers = tuple(int(part) for part in probe["version"].split("+")[0].split(".")[:2] if part.isdecimal())
     oldest = ".".join(map(str, _OLDEST_TORCH))
     if numbers < _OLDEST_TORCH:
-        findings = [problem("torch", found, f"install torch {oldest} or newer: loading weights is not safe before it")]
-    elif "gloo" not in told["backends"]:
-        findings = [problem("torch", found, "install a torch with gloo: without it there is one rank only")]
+        findings = [
+            problem("torch", detail, f"install torch {oldest} or newer: loading weights is not safe in older versions")
+        ]
+    elif "gloo" not in probe["backends"]:
+        findings = [problem("torch", detail, "install a torch with gloo: it is needed for more than one rank")]
     else:
-        findings = [ok("torch", found)]
-    return [*findings, *_devices(told)]
+        findings = [ok("torch", detail)]
+    return [*findings, *_check_devices(probe)]
 
 
-def _devices(told: Mapping[str, object]) -> list[Finding]:
-    devices = told["devices"]
+def _check_devices(probe: Mapping[str, object]) -> list[Finding]:
+    devices = probe["devices"]
     assert isinstance(devices, list)
     if not devices:
-        is_there = any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/kfd").exists()
-        if told["error"] and is_there:
-            return [problem("devices", f"none: {told['error']}", "mend the driver; `nvidia-smi` must show the devices")]
-        if is_there:
-            return [problem("devices", "a GPU is here, but this torch has no CUDA", "install a torch built with CUDA")]
-        return [ok("devices", "no accelerator: ranks compute on cores")]
-    driver = "" if told["driver"] is None else f", driver {told['driver']}"
+        has_gpu = any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/kfd").exists()
+        if probe["error"] and has_gpu:
+            return [problem("devices", f"none: {probe['error']}", "fix the driver; `nvidia-smi` must show the devices")]
+        if has_gpu:
+            return [problem("devices", "there is a GPU, but this torch has no CUDA", "install a torch built with CUDA")]
+        return [ok("devices", "no accelerator: ranks use the CPU")]
+    driver = "" if probe["driver"] is None else f", driver {probe['driver']}"
     findings = []
     for number, device in enumerate(devices):
-        what = f"device {number}"
+        name = f"device {number}"
         if device["error"]:
-            findings.append(problem(what, f"{device['name']}: {device['error']}", "mend it, or hide it with "
-                            "CUDA_VISIBLE_DEVICES"))  # fmt: skip
+            remedy = "fix it, or hide it with CUDA_VISIBLE_DEVICES"
+            findings.append(problem(name, f"{device['name']}: {device['error']}", remedy))
             continue
         memory = f", {format_bytes(device['free'])} of {format_bytes(device['total'])} free" if device["total"] else ""
-        found = f"{device['name']}{memory}{driver}"
+        detail = f"{device['name']}{memory}{driver}"
         is_used = device["total"] and device["free"] < 0.5 * device["total"]
         findings.append(
-            warning(what, found, "end what else uses its memory; `nvidia-smi` names it") if is_used else ok(what, found)
+            warning(name, detail, "end other processes that use its memory; `nvidia-smi` lists them")
+            if is_used
+            else ok(name, detail)
         )
     return findings
 
 
 def check_cores() -> list[Finding]:
-    """Look at how many cores there are for us, and how many threads would use them."""
-    there, ours = os.cpu_count() or 1, len(os.sched_getaffinity(0))
+    """Check how many cores this process may use, and how many threads it would start."""
+    num_cores, num_ours = os.cpu_count() or 1, len(os.sched_getaffinity(0))
     limit = _cpu_limit()
     threads = os.environ.get("OMP_NUM_THREADS", "")
     load = os.getloadavg()[0]
-    found = f"{ours} of {there} cores" if ours < there else f"{there} cores"
-    found += "" if limit is None else f", limited to {limit:.1f}"
-    found += f", OMP_NUM_THREADS {threads or 'not set'}, load {load:.1f}"
-    usable = ours if limit is None else min(ours, limit)
+    detail = f"{num_ours} of {num_cores} cores" if num_ours < num_cores else f"{num_cores} cores"
+    detail += "" if limit is None else f", limited to {limit:.1f}"
+    detail += f", OMP_NUM_THREADS {threads or 'not set'}, load {load:.1f}"
+    usable = num_ours if limit is None else min(num_ours, limit)
     if threads.isdecimal() and int(threads) > usable:
         return [
-            warning("cores", found, f"set OMP_NUM_THREADS to {max(1, int(usable))} or less: more threads only wait")
+            warning("cores", detail, f"set OMP_NUM_THREADS to {max(1, int(usable))} or less: more threads only wait")
         ]
-    if not threads and usable < there:
-        return [warning("cores", found, f"set OMP_NUM_THREADS to {max(1, int(usable))}: torch may count all cores")]
+    if not threads and usable < num_cores:
+        return [warning("cores", detail, f"set OMP_NUM_THREADS to {max(1, int(usable))}: torch may use all cores")]
     if load > 1.5 * usable:
-        return [warning("cores", found, "wait, or end what else is running: a rank that is held up holds up all")]
-    return [ok("cores", found)]
+        return [warning("cores", detail, "wait, or end other processes: one slow rank delays all")]
+    return [ok("cores", detail)]
 
 
 def _cpu_limit() -> float | None:
-    """Cores that a container may use, as its cgroup has it."""
+    """Return the number of cores that the cgroup allows; None without a limit."""
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
     except (OSError, ValueError):
@@ -137,92 +141,97 @@ def _cpu_limit() -> float | None:
 
 
 def check_memory() -> list[Finding]:
-    """Look at memory, and at how much of it is on a disk."""
-    told = {line.split(":")[0]: 1024 * int(line.split()[1]) for line in Path("/proc/meminfo").read_text().splitlines()}
-    total, free = told["MemTotal"], told["MemAvailable"]
+    """Check free memory and swap."""
+    meminfo = {
+        line.split(":")[0]: 1024 * int(line.split()[1]) for line in Path("/proc/meminfo").read_text().splitlines()
+    }
+    total, free = meminfo["MemTotal"], meminfo["MemAvailable"]
     limit = memory_limit()
     if limit is not None and limit[0] < total:
         total, free = limit[0], min(free, limit[0] - limit[1])
-    swapped = told["SwapTotal"] - told["SwapFree"]
-    found = f"{format_bytes(free)} of {format_bytes(total)} free, {format_bytes(swapped)} of {format_bytes(told['SwapTotal'])} swap used"
+    swap_used = meminfo["SwapTotal"] - meminfo["SwapFree"]
+    swap = f"{format_bytes(swap_used)} of {format_bytes(meminfo['SwapTotal'])} swap used"
+    detail = f"{format_bytes(free)} of {format_bytes(total)} free, {swap}"
     if free < _GB // 2:
-        return [problem("memory", found, "end something, or give the container more: ranks would be killed")]
+        return [problem("memory", detail, "end other processes, or raise the container's limit: ranks would be killed")]
     if free < 2 * _GB:
-        return [warning("memory", found, "leave more of it free: each rank takes about 0.3 GB before it has a model")]
-    if swapped > 0.1 * total:
-        return [warning("memory", found, "see what was swapped out: a rank that waits for a disk holds up all")]
-    return [ok("memory", found)]
+        return [warning("memory", detail, "free some memory: each rank needs about 0.3 GB before it has a model")]
+    if swap_used > 0.1 * total:
+        return [warning("memory", detail, "check what is swapped out: one rank that waits for the disk delays all")]
+    return [ok("memory", detail)]
 
 
 def memory_limit(group: Path = Path("/sys/fs/cgroup")) -> tuple[int, int] | None:
-    """Return the bytes that a container may use, and that it uses: not those of files that it would forget first."""
+    """Return the memory limit of a container and its use, without droppable page cache; None without a limit."""
     try:
-        most = (group / "memory.max").read_text().strip()
+        limit = (group / "memory.max").read_text().strip()
         used = int((group / "memory.current").read_text())
     except OSError:
         return None
     try:
-        parts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
     except OSError:
-        parts = {}
-    return None if most == "max" else (int(most), max(0, used - int(parts.get("inactive_file", 0))))
+        stat = {}
+    return None if limit == "max" else (int(limit), max(0, used - int(stat.get("inactive_file", 0))))
 
 
 def check_shared_memory(config: RunConfig | None) -> list[Finding]:
-    """Look at /dev/shm, through which workers that read ahead hand over what they have read."""
-    what = "shared memory"
+    """Check /dev/shm, through which data workers pass what they have read."""
+    name = "shared memory"
     if not Path("/dev/shm").is_dir():
-        return [warning(what, "/dev/shm is not there", "leave data.workers at 0")]
+        return [warning(name, "/dev/shm does not exist", "leave data.workers at 0")]
     usage = shutil.disk_usage("/dev/shm")
-    found = f"{format_bytes(usage.free)} of {format_bytes(usage.total)} free in /dev/shm"
+    detail = f"{format_bytes(usage.free)} of {format_bytes(usage.total)} free in /dev/shm"
     if usage.free < _GB // 4:
-        remedy = "give more (docker: --shm-size 1g), or leave data.workers at 0"
+        remedy = "make it larger (docker: --shm-size 1g), or leave data.workers at 0"
         is_used = config is not None and config.data.workers > 0
-        return [problem(what, found, remedy) if is_used else warning(what, found, remedy)]
-    return [ok(what, found)]
+        return [problem(name, detail, remedy) if is_used else warning(name, detail, remedy)]
+    return [ok(name, detail)]
 
 
 def check_open_files() -> list[Finding]:
-    """Look at how many files and connections a process may have."""
+    """Check how many files and connections a process may open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    found = f"{soft:,} a process, up to {hard:,}"
+    detail = f"{soft:,} per process, up to {hard:,}"
     if soft < 256:
-        return [problem("open files", found, "raise the limit: `ulimit -n 4096`")]
+        return [problem("open files", detail, "raise the limit: `ulimit -n 4096`")]
     if soft < 1024:
-        return [warning("open files", found, "raise the limit for many ranks or workers: `ulimit -n 4096`")]
-    return [ok("open files", found)]
+        return [warning("open files", detail, "raise the limit for many ranks or workers: `ulimit -n 4096`")]
+    return [ok("open files", detail)]
 
 
 def check_loopback() -> list[Finding]:
-    """Send a few bytes to ourselves, as ranks of one machine do."""
+    """Send a few bytes over loopback, as ranks of one machine do."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(3)
-        with socket.create_connection(server.getsockname(), timeout=3) as there:
-            here, _ = server.accept()
-            with here:
-                here.sendall(b"stretto")
-                if there.recv(7) != b"stretto":
-                    return [problem("loopback", "127.0.0.1 gave back something else", "see what filters it")]
+        with socket.create_connection(server.getsockname(), timeout=3) as client:
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(b"stretto")
+                if client.recv(7) != b"stretto":
+                    return [problem("loopback", "127.0.0.1 returned different bytes", "check what filters it")]
         port = server.getsockname()[1]
     if "lo" not in {name for _, name in socket.if_nameindex()}:
-        return [warning("loopback", "there is no interface lo", "name the one of 127.0.0.1 in GLOO_SOCKET_IFNAME")]
+        return [warning("loopback", "there is no interface lo", "set GLOO_SOCKET_IFNAME to the interface of 127.0.0.1")]
     return [ok("loopback", f"127.0.0.1 answers, port {port} was free")]
 
 
 def check_host_name() -> list[Finding]:
-    """Look up this host's own name, as ranks of several machines do."""
+    """Resolve this host's name, as ranks of several machines do."""
     name = socket.gethostname()
     started = time.perf_counter()
-    remedy = f"put `{name}` into /etc/hosts; only runs over several machines look it up"
+    remedy = f"add `{name}` to /etc/hosts; only runs on several machines need it"
     try:
         addresses = call_with_timeout(5.0, lambda: _resolve(name))
     except OperationTimeoutError:
-        return [warning("host name", f"{name} takes more than 5 s to look up", remedy)]
+        return [warning("host name", f"{name} takes more than 5 s to resolve", remedy)]
     seconds = time.perf_counter() - started
     if isinstance(addresses, str):
-        return [warning("host name", f"{name} can't be looked up ({addresses})", remedy)]
-    found = f"{name} is {', '.join(addresses[:3])}"
-    return [warning("host name", f"{found}, after {seconds:.1f} s", remedy) if seconds > 1 else ok("host name", found)]
+        return [warning("host name", f"{name} can't be resolved ({addresses})", remedy)]
+    detail = f"{name} is {', '.join(addresses[:3])}"
+    return [
+        warning("host name", f"{detail}, after {seconds:.1f} s", remedy) if seconds > 1 else ok("host name", detail)
+    ]
 
 
 def _resolve(name: str) -> list[str] | str:
@@ -233,38 +242,36 @@ def _resolve(name: str) -> list[str] | str:
 
 
 def check_environment() -> list[Finding]:
-    """Look for variables that change what happens, often set long ago by someone else."""
+    """Look for environment variables that change how a run behaves, often set long ago by someone else."""
     findings = [
         warning(f"${name}", _shorten(os.environ[name]), remedy)
         for name, remedy in _RISKY_VARIABLES
         if os.environ.get(name)
     ]
     findings += [
-        warning(f"${name}", _shorten(value), "unset it unless you know why it is set: it changes how NCCL connects")
+        warning(f"${name}", _shorten(value), "unset it unless you need it: it changes how NCCL connects")
         for name, value in sorted(os.environ.items())
         if name.startswith("NCCL_") and name != "NCCL_DEBUG"
     ]
     if os.environ.get("MASTER_ADDR") and find_launch_info(os.environ) is None:
-        remedy = "unset it: no launcher has started ranks here, so it is left over from something else"
+        remedy = "unset it: no launcher has started ranks here"
         findings.append(warning("$MASTER_ADDR", _shorten(os.environ["MASTER_ADDR"]), remedy))
     proxies = [name for name in _PROXIES if os.environ.get(name)]
-    spared = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
-    if proxies and not ("127.0.0.1" in spared or "localhost" in spared or spared == "*"):
-        remedy = (
-            "set no_proxy=localhost,127.0.0.1: object storage on this machine would be asked for by way of the proxy"
-        )
-        findings.append(warning(f"${proxies[0]}", "set, and localhost is not spared", remedy))
-    return findings or [ok("environment", "no variable that commonly bites is set")]
+    no_proxy = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    if proxies and not ("127.0.0.1" in no_proxy or "localhost" in no_proxy or no_proxy == "*"):
+        remedy = "set no_proxy=localhost,127.0.0.1: requests to object storage on this machine would go to the proxy"
+        findings.append(warning(f"${proxies[0]}", "set, and applies to localhost too", remedy))
+    return findings or [ok("environment", "no risky variable is set")]
 
 
 _PROXIES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 _RISKY_VARIABLES = (
-    ("PYTHONOPTIMIZE", "unset it: it takes the checks out of Python's own and torch's code"),
-    ("TORCH_DISTRIBUTED_DEBUG", "unset it for real runs: every collective is checked, and takes longer"),
-    ("CUDA_LAUNCH_BLOCKING", "unset it for real runs: every kernel waits for the one before"),
-    ("CUDA_VISIBLE_DEVICES", "only these devices are seen; unset it to see all"),
-    ("GLOO_SOCKET_IFNAME", "ranks connect by this interface only; it must be there on every machine"),
-    ("NCCL_DEBUG", "unset it when all works: it fills the output"),
+    ("PYTHONOPTIMIZE", "unset it: it removes assertions from Python and torch"),
+    ("TORCH_DISTRIBUTED_DEBUG", "unset it for real runs: it checks every collective, which is slow"),
+    ("CUDA_LAUNCH_BLOCKING", "unset it for real runs: every kernel waits for the previous one"),
+    ("CUDA_VISIBLE_DEVICES", "only these devices are visible; unset it to use all"),
+    ("GLOO_SOCKET_IFNAME", "ranks use this interface only; every machine must have it"),
+    ("NCCL_DEBUG", "unset it for real runs: it fills the output"),
 )
 
 
@@ -273,8 +280,9 @@ def _shorten(value: str) -> str:
 
 
 def check_extras() -> list[Finding]:
-    """Say which optional packages are here; none is needed."""
-    there = [name for name in _EXTRAS if importlib.util.find_spec(name) is not None]
-    absent = [name for name in _EXTRAS if name not in there]
-    parts = [f"here: {', '.join(there)}"] * bool(there) + [f"not here: {', '.join(absent)}"] * bool(absent)
+    """List the optional packages that are installed; none is required."""
+    installed = [name for name in _EXTRAS if importlib.util.find_spec(name) is not None]
+    missing = [name for name in _EXTRAS if name not in installed]
+    parts = [f"installed: {', '.join(installed)}"] * bool(installed)
+    parts += [f"not installed: {', '.join(missing)}"] * bool(missing)
     return [ok("extras", "; ".join(parts))]

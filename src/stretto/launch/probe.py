@@ -21,7 +21,7 @@ def probe_torch(seconds: float) -> dict[str, Any]:
             [sys.executable, "-c", _CODE], capture_output=True, text=True, timeout=seconds, check=False
         )
     except subprocess.TimeoutExpired:
-        raise ProbeFailedError(f"it did not print_probe within {seconds:.0f} s") from None
+        raise ProbeFailedError(f"it did not answer within {seconds:.0f} s") from None
     lines = done.stdout.splitlines()
     if done.returncode or not lines:
         said = (done.stderr.strip().splitlines() or [f"it ended with code {done.returncode}"])[-1]

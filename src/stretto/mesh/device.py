@@ -13,7 +13,7 @@ from stretto.base.errors import ConfigError
 def find_device(name: str, local_rank: int = 0, local_size: int = 1, *, is_bound: bool = False) -> torch.device:
     """Return this rank's device of the kind that a config names; `auto` is an accelerator if there is one.
 
-    `is_bound` means that the launcher has chosen which devices each rank sees: a single visible device is the rank's own.
+    `is_bound`: the launcher has chosen which devices each rank sees, so a single visible device is the rank's own.
     """
     if name == "auto":
         kind = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")

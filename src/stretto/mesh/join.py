@@ -27,13 +27,14 @@ def world(size: int | None = None, *, device: str = "auto", timeout: timedelta =
     """Join the ranks started by torchrun, srun, mpirun or with TF_CONFIG, or be a single rank; leave at the end.
 
     `size` is the number of ranks the layout needs: a different number is an error on every rank, before any of them
-    waits for another. A rank that fails leaves at once, so its connections close and the ranks that wait for it fail too.
+    waits for another. A rank that fails leaves at once, so its connections close and ranks that wait for it fail too.
     """
     launch_info = find_launch_info(os.environ) or _SINGLE_RANK
     if size is not None and size != launch_info.size:
         raise MeshError(
-            f"the layout needs {size} ranks, but {launch_info.size} {'was' if launch_info.size == 1 else 'were'} started; "
-            f"start {size} ({launch_info.launch_command.format(size)}), change the layout, or set layout.elastic"
+            f"the layout needs {size} ranks, but {launch_info.size} {'was' if launch_info.size == 1 else 'were'} "
+            f"started; start {size} ({launch_info.launch_command.format(size)}), change the layout, or set "
+            "layout.elastic"
         )
     if launch_info.size == 1:
         yield World(0, 1, find_device(device))

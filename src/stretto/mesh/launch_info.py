@@ -1,7 +1,7 @@
 """LaunchInfo: this process's rank among those that a launcher has started, read from the environment.
 
-Supported are torchrun, TF_CONFIG, Open MPI's mpirun and Slurm's srun, in this order: the launcher nearest to the process
-wins. mpirun may run within srun, and torchrun within any of them.
+Supported are torchrun, TF_CONFIG, Open MPI's mpirun and Slurm's srun, in this order: the launcher nearest to the
+process wins. mpirun may run within srun, and torchrun within any of them.
 """
 
 import re

@@ -1,8 +1,8 @@
 """LivenessCheck: which rank is lost, and has a rank published an error?
 
-A broken connection shows that some rank is lost, but not which one: its neighbors leave as well, and their neighbors see
-only that. So a rank that notices pings the others through the store. Each rank answers from a thread, even while its
-main thread waits in a collective. Without a failure this costs nothing.
+A broken connection shows that some rank is lost, but not which one: its neighbors leave as well, and their neighbors
+see only that. So a rank that notices pings the others through the store. Each rank answers from a thread, even while
+its main thread waits in a collective. Without a failure this costs nothing.
 
     rank 0                    store                      rank 1 (thread)            rank 2 (killed)
     add ping/1, ping/2  ───►  pings/1 = 1, pings/2 = 1

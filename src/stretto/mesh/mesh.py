@@ -13,8 +13,8 @@ from stretto.mesh.world import World
 class Mesh:
     """This rank's replica and stage, the channels to its neighbors and the group that reduces its gradients.
 
-    Each pair of neighbors has one process group per direction. On NCCL each group is a communicator with an order of its
-    own, so a receive that is posted ahead delays only later messages from the same neighbor.
+    Each pair of neighbors has one process group per direction. On NCCL each group is a communicator with an order of
+    its own, so a receive that is posted ahead delays only later messages from the same neighbor.
 
         stage 0 ──forward──► stage 1 ──forward──► stage 2     replica 0
                 ◄─backward──         ◄─backward──

@@ -12,25 +12,24 @@ from stretto.mesh.launch_info import LaunchInfo
 
 def open_store(launch_info: LaunchInfo, timeout: timedelta) -> TCPStore:
     """Return this rank's connection to the store; rank 0 hosts it, at its own address only where possible."""
+    address, port = launch_info.address, launch_info.port
     is_host = launch_info.rank == 0 and not launch_info.has_agent_store
-    listening = (
-        listen_at(launch_info.address, launch_info.port, is_single_node=launch_info.is_single_node) if is_host else None
-    )
+    listening = listen_at(address, port, is_single_node=launch_info.is_single_node) if is_host else None
     try:
         return TCPStore(
-            launch_info.address, launch_info.port, launch_info.size, is_host, timeout, wait_for_workers=False,
+            address, port, launch_info.size, is_host, timeout, wait_for_workers=False,
             master_listen_fd=None if listening is None else listening.detach(),
         )  # fmt: skip
     except RuntimeError as error:
         if is_host:
             reason = str(error).splitlines()[0]
             raise MeshError(
-                f"rank 0 can't host the store at {launch_info.address}:{launch_info.port} ({reason}); set MASTER_ADDR and "
+                f"rank 0 can't host the store at {address}:{port} ({reason}); set MASTER_ADDR and "
                 "MASTER_PORT (or the first worker in TF_CONFIG) to an address of its host and a free port"
             ) from error
         raise LostPeerError(
-            f"rank {launch_info.rank} can't connect to rank 0 at {launch_info.address}:{launch_info.port}; check that rank 0 was "
-            "started, that this is its host's address, and that no firewall blocks it"
+            f"rank {launch_info.rank} can't connect to rank 0 at {address}:{port}; check that rank 0 was started, "
+            "that this is its host's address, and that no firewall blocks it"
         ) from error
 
 

@@ -46,7 +46,7 @@ class WaitTimer:
             self._resolve()
 
     def begin_all_reduce(self) -> None:
-        """Start to count: this rank has all its gradients, and the rest of its backward waits for those of other ranks."""
+        """Start to count: this rank has all its gradients and only waits for those of other ranks."""
         self._all_reduce_start = self._now()
 
     def end_all_reduce(self) -> None:

@@ -202,7 +202,8 @@ class World:
                 "if the network was interrupted, restart this host's ranks"
             )
         return LostPeerError(
-            f"rank {self.rank} lost {self._describe_rank(lost)} while {activity}; check that rank's output for the cause"
+            f"rank {self.rank} lost {self._describe_rank(lost)} while {activity}; "
+            "check that rank's output for the cause"
         )
 
     def _find_straggler(self) -> int | None:

@@ -120,7 +120,7 @@ def _print_findings(console: "Console", findings: "list[Finding]", path: Path | 
             where = f" ({finding.host})" if finding.host else ""
             console.print(f"{finding.level}: {finding.name}{where}: {finding.remedy}")
     counts = {level: sum(finding.level == level for finding in findings) for level in styles}
-    console.print(f"{counts['ok']} ok, {counts['note']} to note, {counts['problem']} problems")
+    console.print(f"{counts['ok']} ok, {counts['warning']} warnings, {counts['problem']} problems")
     if counts["problem"]:
         raise ProblemsFoundError
 
