@@ -19,6 +19,6 @@ def test_ranks_on_accelerators_equal_the_cpu() -> None:
     alone = run_single_device(case)
     with world(SIZE) as joined:
         for layout in (Layout(stages=SIZE, chunks=4), Layout(replicas=SIZE, micro_batches=2)):
-            found = run_case(joined, case, layout)
-            # Another device sums in another order; fp32 keeps 24 bits.
-            assert found.losses == pytest.approx(alone.losses, rel=1e-4)
+            result = run_case(joined, case, layout)
+            # A different device sums in a different order; fp32 has 24 bits.
+            assert result.losses == pytest.approx(alone.losses, rel=1e-4)

@@ -19,11 +19,11 @@ def run(pools: RankPools, layout: Layout, case: Case) -> list[Result]:
     return sorted(results, key=lambda result: (result.replica, result.stage))
 
 
-def assert_equal(found: Tensor, expected: Tensor, tolerance: float, what: str) -> None:
-    """Relative to the tensor's largest value: sums in another order differ in the last digits of the largest term."""
-    difference = (found.double() - expected.double()).abs().max() if found.numel() else torch.zeros(())
-    assert found.shape == expected.shape, what
-    assert difference <= tolerance * max(float(expected.double().abs().max()), 1e-3), f"{what}: {difference:.1e}"
+def assert_equal(actual: Tensor, expected: Tensor, tolerance: float, name: str) -> None:
+    """Relative to the largest value: a different order of summation changes the last digits of the largest term."""
+    difference = (actual.double() - expected.double()).abs().max() if actual.numel() else torch.zeros(())
+    assert actual.shape == expected.shape, name
+    assert difference <= tolerance * max(float(expected.double().abs().max()), 1e-3), f"{name}: {difference:.1e}"
 
 
 def check(pools: RankPools, layout: Layout, case: Case, tolerance: float) -> None:
@@ -31,9 +31,9 @@ def check(pools: RankPools, layout: Layout, case: Case, tolerance: float) -> Non
     for result in results:
         assert result.losses == pytest.approx(alone.losses, rel=tolerance)
         assert result.norms == pytest.approx(alone.norms, rel=tolerance)
-        assert result.losses == results[0].losses, "every rank reports the same"
+        assert result.losses == results[0].losses, "every rank reports the same losses"
         for name, weight in result.weights.items():
-            # A weight that nothing depends on has no gradient alone, and a zero one from a reducer.
+            # An unused weight has no gradient on one device, and a zero gradient from the reducer.
             expected = alone.gradients.get(name, torch.zeros_like(weight))
             gradient = result.gradients.get(name, torch.zeros_like(weight))
             assert_equal(gradient, expected, tolerance, f"gradient of {name}")
@@ -43,13 +43,13 @@ def check(pools: RankPools, layout: Layout, case: Case, tolerance: float) -> Non
     for replica in range(layout.replicas):
         stages = results[replica * layout.stages : (replica + 1) * layout.stages]
         rows = slice(case.num_rows * replica // layout.replicas, case.num_rows * (replica + 1) // layout.replicas)
-        for index, (found, expected) in enumerate(
+        for index, (actual, expected) in enumerate(
             zip([tensor for stage in stages for tensor in stage.state], alone.state, strict=True)
         ):
-            if found.is_floating_point():
-                assert_equal(found, expected[rows], tolerance, f"state {index} of replica {replica}")
+            if actual.is_floating_point():
+                assert_equal(actual, expected[rows], tolerance, f"state {index} of replica {replica}")
             else:
-                assert torch.equal(found, expected[rows])
+                assert torch.equal(actual, expected[rows])
 
 
 @st.composite
@@ -87,7 +87,7 @@ def test_any_layout_equals_one_device_in_float64(
     check(pools, layout, case, tolerance=1e-9)
 
 
-ALL_FOUR = [
+COMMON_LAYOUTS = [
     Layout(stages=2, chunks=4),
     Layout(replicas=2, micro_batches=2),
     Layout(replicas=2, stages=2, micro_batches=2, chunks=3),
@@ -95,26 +95,26 @@ ALL_FOUR = [
 ]
 
 
-@pytest.mark.parametrize("layout", ALL_FOUR, ids=str)
+@pytest.mark.parametrize("layout", COMMON_LAYOUTS, ids=str)
 @pytest.mark.parametrize("model", ["lstm", "barrier"])
-def test_these_layouts_equal_one_device_in_float32(layout: Layout, model: str, pools: RankPools) -> None:
+def test_common_layouts_equal_one_device_in_float32(layout: Layout, model: str, pools: RankPools) -> None:
     check(pools, layout, Case(model, dtype=torch.float32), tolerance=1e-5)
 
 
-@pytest.mark.parametrize("layout", ALL_FOUR, ids=str)
-def test_bf16_stays_as_near_to_one_device_as_its_eight_bits_allow(layout: Layout, pools: RankPools) -> None:
-    # A state that crosses a chunk's edge is rounded to bf16 there, and within one fused call it isn't (oneDNN keeps the
-    # cell state in fp32): results differ by about 2^-8 of the largest value, gradients of small weights by some more.
+@pytest.mark.parametrize("layout", COMMON_LAYOUTS, ids=str)
+def test_bf16_equals_one_device_within_its_eight_bits(layout: Layout, pools: RankPools) -> None:
+    # A state is rounded to bf16 at the end of a chunk, but not within one fused call (oneDNN keeps the cell state in
+    # fp32): results differ by about 2^-8 of the largest value, gradients of small weights by a little more.
     check(pools, layout, Case(dtype=torch.float32, precision="bf16", num_steps=1), tolerance=8 * 2**-8)
 
 
 @pytest.mark.parametrize("layout", [Layout(stages=4, chunks=3), Layout(replicas=2, stages=2, chunks=3)], ids=str)
-def test_stages_without_weights_take_part(layout: Layout, pools: RankPools) -> None:
+def test_stages_without_weights_work(layout: Layout, pools: RankPools) -> None:
     check(pools, layout, Case("bare"), tolerance=1e-9)
 
 
-@pytest.mark.parametrize("layout", ALL_FOUR, ids=str)
-def test_idle_weights_and_learned_starts_are_done_right(layout: Layout, pools: RankPools) -> None:
+@pytest.mark.parametrize("layout", COMMON_LAYOUTS, ids=str)
+def test_unused_weights_and_learned_initial_states_get_the_right_gradients(layout: Layout, pools: RankPools) -> None:
     alone = run_single_device(Case("odd"))
     assert alone.gradients["blocks.2.start.bias"].any() and not alone.gradients["blocks.1.unused.weight"].any()
     check(pools, layout, Case("odd"), tolerance=1e-9)
@@ -126,20 +126,20 @@ def weights_without_a_seed(world: World) -> Tensor:
     return next(engine.stack.parameters()).detach().clone()
 
 
-def test_replicas_of_weights_that_were_not_drawn_by_seed_start_from_the_first(pools: RankPools) -> None:
+def test_without_a_seed_all_replicas_start_from_the_weights_of_the_first(pools: RankPools) -> None:
     first, second = pools[2].run(weights_without_a_seed)
     assert torch.equal(first, second)
 
 
 def test_a_batch_whose_rows_all_ended_does_not_hang_a_replica(pools: RankPools) -> None:
-    # Seeds were looked for in which some replica's rows are all shorter than the window.
+    # With these seeds, all rows of some replica are shorter than the window.
     for seed in range(5):
         check(pools, Layout(replicas=4, chunks=4), Case(num_rows=4, seed=seed, num_steps=5), tolerance=1e-9)
 
 
 @pytest.mark.slow
-def test_a_hundred_steps_of_dropout_are_the_same_curve(pools: RankPools) -> None:
+def test_a_hundred_steps_with_dropout_give_the_same_losses(pools: RankPools) -> None:
     case = Case(num_steps=100, dtype=torch.float32, lr=0.3, clip=0.5)
     alone = run_single_device(case)
-    for layout in ALL_FOUR:
+    for layout in COMMON_LAYOUTS:
         assert run(pools, layout, case)[0].losses == pytest.approx(alone.losses, rel=1e-4)

@@ -1,4 +1,4 @@
-"""Unequal lengths: the gradient of a batch is the sum of what its sequences give one at a time, unpadded."""
+"""Different lengths: the gradient of a batch is the sum over its sequences, one at a time and unpadded."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -60,7 +60,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def make(kind: str, folders: tuple[Path, Path]) -> tuple[Batches, Stack, Loss]:
-    """The data, a model in float64, and a loss."""
+    """Return the data, a model in float64, and a loss."""
     sequences = Sequences.open(folders[kind == "values"])
     if kind == "values":
         items = SlidingWindows(sequences, Forecast.from_sequences(sequences, 3, season=4), 7, stride=3, every_step=True)
@@ -76,7 +76,7 @@ def make(kind: str, folders: tuple[Path, Path]) -> tuple[Batches, Stack, Loss]:
 def gradients_in_layout(
     world: World, kind: str, folders: tuple[Path, Path], layout: Layout, number: int
 ) -> tuple[float, float, dict[str, Tensor]]:
-    """One step of one batch, cut over ranks, rows and time."""
+    """One step of one batch, split over ranks, rows and time."""
     data, stack, loss = make(kind, folders)
     engine = make_engine(stack, loss, layout, world, seed=5)
     share = data.share(engine.mesh.replica, layout.replicas, layout.micro_batches)
@@ -84,16 +84,16 @@ def gradients_in_layout(
     for _ in range(number):
         position = share.next_position(position)
     window = share.read(position, inputs=engine.mesh.is_first_stage, targets=engine.mesh.is_last_stage)
-    outcome = engine.step(window, None, key=0)
-    total, count = engine.mesh.world.all_reduce([float(outcome.total), float(outcome.count)])
-    found = {name: weight.grad for name, weight in engine.stack.named_parameters() if weight.grad is not None}
-    return total, count, found
+    result = engine.step(window, None, key=0)
+    total, count = engine.mesh.world.all_reduce([float(result.total), float(result.count)])
+    gradients = {name: weight.grad for name, weight in engine.stack.named_parameters() if weight.grad is not None}
+    return total, count, gradients
 
 
 def gradients_one_at_a_time(
     kind: str, folders: tuple[Path, Path], number: int
 ) -> tuple[float, float, dict[str, Tensor]]:
-    """The same batch, each sequence by itself and no longer than it is; no engine, just torch."""
+    """The same batch, each sequence alone and without padding; no engine, just torch."""
     data, stack, loss = make(kind, folders)
     initialize(stack, 5)
     position = Position()
@@ -104,21 +104,21 @@ def gradients_one_at_a_time(
     total = count = 0.0
     for row, length in enumerate(window.lengths.tolist()):
         if length:
-            x, asked = window.inputs[:length, row : row + 1], window.targets[:length, row : row + 1]
+            x, targets = window.inputs[:length, row : row + 1], window.targets[:length, row : row + 1]
             y, _ = stack(x, stack.begin(Rows.of(1, length, dtype=torch.float64)))
-            found = loss(y, asked)
-            found.total.backward()  # type: ignore[no-untyped-call]
-            total, count = total + found.total.item(), count + float(found.count)
+            loss_sum = loss(y, targets)
+            loss_sum.total.backward()  # type: ignore[no-untyped-call]
+            total, count = total + loss_sum.total.item(), count + float(loss_sum.count)
     return total, count, {name: weight.grad for name, weight in stack.named_parameters() if weight.grad is not None}
 
 
 def _double(window: Window) -> Window:
-    """Real numbers in float64, so that equality can be asked for to nine digits."""
-    x, asked = window.inputs, window.targets
+    """Return the window with real numbers in float64, to compare nine digits."""
+    inputs, targets = window.inputs, window.targets
     return replace(
         window,
-        inputs=x.double() if x is not None and x.is_floating_point() else x,
-        targets=asked.double() if asked is not None and asked.is_floating_point() else asked,
+        inputs=inputs.double() if inputs is not None and inputs.is_floating_point() else inputs,
+        targets=targets.double() if targets is not None and targets.is_floating_point() else targets,
     )
 
 
@@ -130,12 +130,12 @@ def test_a_batch_gives_the_sum_of_its_sequences_one_at_a_time(
     for number in (0, 1, 3):
         total, count, expected = gradients_one_at_a_time(kind, folders, number)
         results = pools[layout.num_ranks].run(gradients_in_layout, kind, folders, layout, number)
-        found: dict[str, Tensor] = {}
+        actual: dict[str, Tensor] = {}
         for rank_total, rank_count, gradients in results:
             assert rank_total == pytest.approx(total, rel=1e-9) and rank_count == count > 0
-            found |= gradients
-        assert found.keys() == expected.keys()
+            actual |= gradients
+        assert actual.keys() == expected.keys()
         for name, gradient in expected.items():
             scale = max(float(gradient.abs().max()), 1e-3)
-            difference = float((found[name] - gradient).abs().max()) / scale
+            difference = float((actual[name] - gradient).abs().max()) / scale
             assert difference < 1e-9, f"{name} differs by {difference:.1e}"

@@ -1,4 +1,4 @@
-"""Two hosts under torchrun: a network that is cut and heals, and ranks that are fewer for a while."""
+"""Two hosts under torchrun: an interrupted network, and hosts that leave and join."""
 
 import json
 import os
@@ -31,15 +31,15 @@ def start(hosts: HostPair, name: str, run: TrainProcess) -> "subprocess.Popen[st
         f"--local-addr={address}", "--monitor-interval=0.2", "-m",
     ]  # fmt: skip
     command = [*torchrun, *run.command()[2:]]
-    found = subprocess.run(
+    rows = subprocess.run(
         ["ip", "-n", name, "-br", "addr"], capture_output=True, text=True, check=True
     ).stdout.splitlines()
-    device = next(row.split()[0] for row in found if address in row)
+    device = next(row.split()[0] for row in rows if address in row)
     environment = {
         "GLOO_SOCKET_IFNAME": device,
         "OMP_NUM_THREADS": "1",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
-        # Else torch's agents keep the address of the first round's store to themselves, and a late one waits for it.
+        # Otherwise torch's agents reuse the first round's store without sharing its address, and a late agent waits.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
     return hosts.run(name, command, environment)
@@ -47,12 +47,12 @@ def start(hosts: HostPair, name: str, run: TrainProcess) -> "subprocess.Popen[st
 
 def finish(process: "subprocess.Popen[str]", seconds: float) -> tuple[int, str]:
     try:
-        said, _ = process.communicate(timeout=seconds)
+        output, _ = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGKILL)
-        said, _ = process.communicate()
-        raise AssertionError(f"it did not end within {seconds} s:\n{said[-5000:]}") from None
-    return process.returncode, said
+        output, _ = process.communicate()
+        raise AssertionError(f"it did not end within {seconds} s:\n{output[-5000:]}") from None
+    return process.returncode, output
 
 
 OPTIONS: dict[str, object] = {
@@ -66,7 +66,7 @@ OPTIONS: dict[str, object] = {
 
 
 @pytest.mark.parametrize("seconds", [pytest.param(15.0, marks=pytest.mark.short), 30.0])
-def test_a_cut_network_leaves_one_side_that_writes(seconds: float, faults_data: Path, tmp_path: Path) -> None:
+def test_after_a_network_failure_only_one_side_writes(seconds: float, faults_data: Path, tmp_path: Path) -> None:
     run = TrainProcess(tmp_path / "run", faults_data, (2, 1), OPTIONS)
     storage = LocalStorage(tmp_path / "run" / "checkpoints")
     with two_hosts(tmp_path) as hosts:
@@ -76,28 +76,28 @@ def test_a_cut_network_leaves_one_side_that_writes(seconds: float, faults_data: 
         run.await_step(60)
         assert len(read_claims(storage)) == 1
         hosts.disconnect()
-        cut = time.monotonic()
+        disconnected = time.monotonic()
         (rank_of_second,) = ranks_of(second)
-        # The side that is cut off ends by itself.
-        while is_running(rank_of_second) and time.monotonic() - cut < 30:
+        # The disconnected side ends by itself.
+        while is_running(rank_of_second) and time.monotonic() - disconnected < 30:
             time.sleep(0.1)
-        ended = time.monotonic() - cut
-        # The side that has the rendezvous goes on alone, in a layout for the ranks there are.
+        ended = time.monotonic() - disconnected
+        # The side with the rendezvous continues alone, in a layout for the remaining ranks.
         assert await_claim(storage, 2).num_ranks == 1
-        time.sleep(max(0.0, seconds - (time.monotonic() - cut)))
+        time.sleep(max(0.0, seconds - (time.monotonic() - disconnected)))
         hosts.reconnect()
-        # Torchrun's agent on the other side now comes back or ends, as chance has it; either is right.
+        # torchrun's agent on the other side now rejoins or ends, depending on timing; both are right.
         time.sleep(seconds / 3)
         first.send_signal(signal.SIGTERM)
-        _, said = finish(first, 60)
+        _, output = finish(first, 60)
         second.send_signal(signal.SIGTERM)
         finish(second, 60)
-    assert ended < 6 + 15, f"the side that was cut off took {ended:.0f} s to end"
-    assert "it is saved, and the run goes on from there" in said, said
-    check_line(tmp_path / "run")
+    assert ended < 6 + 15, f"the disconnected side took {ended:.0f} s to end"
+    assert "it is saved, and the run goes on from there" in output, output
+    check_lineage(tmp_path / "run")
 
 
-def test_hosts_may_come_and_go(faults_data: Path, tmp_path: Path) -> None:
+def test_hosts_can_leave_and_join(faults_data: Path, tmp_path: Path) -> None:
     run = TrainProcess(tmp_path / "run", faults_data, (2, 1), OPTIONS)
     storage = LocalStorage(tmp_path / "run" / "checkpoints")
     with two_hosts(tmp_path) as hosts:
@@ -108,21 +108,21 @@ def test_hosts_may_come_and_go(faults_data: Path, tmp_path: Path) -> None:
         assert await_claim(storage, 2).num_ranks == 2
         before = int(str(read_claims(storage)[2].resumed_from).split("-")[1])
         run.await_step(before + 60)
-        # The whole host, all at once.
+        # All processes of the host at once.
         for process in [second.pid, *ranks_of(second)]:
             os.kill(process, signal.SIGKILL)
         assert await_claim(storage, 3).num_ranks == 1
         before = int(str(read_claims(storage)[3].resumed_from).split("-")[1])
         run.await_step(before + 60)
         first.send_signal(signal.SIGTERM)
-        _, said = finish(first, 60)
+        _, output = finish(first, 60)
     assert [claim.num_ranks for claim in read_claims(storage).values()] == [1, 2, 1]
-    assert said.count("resume  after step") == 2, said
-    check_line(tmp_path / "run")
+    assert output.count("resume  after step") == 2, output
+    check_lineage(tmp_path / "run")
 
 
-def check_line(folder: Path) -> None:
-    """One line, without a checkpoint beside it, and without a step that was taken twice or not at all."""
+def check_lineage(folder: Path) -> None:
+    """Check that all checkpoints are in one lineage, and that no step is missing or logged twice."""
     storage = LocalStorage(folder / "checkpoints")
     names = complete_checkpoint_names(storage)
     assert sorted(lineage(read_claims(storage), names)) == sorted(names)
@@ -132,7 +132,7 @@ def check_line(folder: Path) -> None:
 
 
 def is_running(pid: int) -> bool:
-    """Does a process still run? Its parent may not have noticed its end."""
+    """Is a process running? A zombie, whose parent has not waited for it, is not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
@@ -140,15 +140,15 @@ def is_running(pid: int) -> bool:
 
 
 def ranks_of(agent: "subprocess.Popen[str]") -> list[int]:
-    """The ranks that torchrun has started; `ip netns exec` has become torchrun itself."""
+    """Return the ranks that torchrun has started; `ip netns exec` has replaced itself by torchrun."""
     return [pid for pid in children(agent.pid) if b"train" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def await_claim(storage: LocalStorage, generation: int, seconds: float = 60) -> Claim:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        found = read_claims(storage).get(generation)
-        if found is not None:
-            return found
+        claim = read_claims(storage).get(generation)
+        if claim is not None:
+            return claim
         time.sleep(0.1)
     raise AssertionError(f"there is no generation {generation}")

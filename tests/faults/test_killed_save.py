@@ -1,4 +1,4 @@
-"""SIGKILL at many points inside a save: the next start finds a whole checkpoint, and the end is bitwise the same."""
+"""SIGKILL at many points of a save: the next start finds a complete checkpoint, and the end is bitwise the same."""
 
 import os
 from pathlib import Path
@@ -11,7 +11,7 @@ from stretto.checkpoint.storage import LocalStorage
 
 KILLER = Path(__file__).parent / "killer"
 SAVE = 3  # the one to be interrupted
-# Which rank of which layout, and how many points.
+# Layout, rank, and number of points.
 CASES = [((1, 1), 0, 30), ((2, 1), 0, 6), ((2, 1), 1, 6), ((1, 2), 1, 6)]
 POINTS = [(grid, rank, point, count) for grid, rank, count in CASES for point in range(count)]
 SHORT = [((2, 1), 1, 4, 6)]
@@ -30,7 +30,7 @@ def start(folder: Path, data: Path, grid: tuple[int, int], rank: int, line: int)
 
 @pytest.fixture(scope="session")
 def num_lines(faults_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[tuple[int, int], int], int]:
-    """How many lines the save of a rank runs, by layout and rank; filled as they are asked for."""
+    """The number of lines that a rank's save runs, by layout and rank; filled on demand."""
     return {}
 
 
@@ -39,8 +39,8 @@ def count_lines(
 ) -> int:
     if (grid, rank) not in known:
         run = start(folder / "counted", data, grid, rank, -1)
-        code, said = run.finish()
-        assert code == 0, said
+        code, output = run.finish()
+        assert code == 0, output
         known[grid, rank] = int(Path(str(folder / "counted") + ".count").read_text())
         assert known[grid, rank] > 100
     return known[grid, rank]
@@ -51,7 +51,7 @@ def count_lines(
     ("grid", "rank", "point", "count"),
     [pytest.param(*case, marks=[pytest.mark.short] if case in SHORT else []) for case in POINTS],
 )
-def test_a_save_that_is_killed_leaves_the_ones_before_it(
+def test_a_killed_save_leaves_the_earlier_checkpoints_intact(
     grid: tuple[int, int],
     rank: int,
     point: int,
@@ -63,20 +63,20 @@ def test_a_save_that_is_killed_leaves_the_ones_before_it(
 ) -> None:
     expected = reference_runs[grid]
     total = count_lines(num_lines, faults_data, grid, rank, tmp_path)
-    # The very last lines may not be reached: how often a rank looks at the board is a matter of time.
+    # The very last lines may not be reached: how often a rank polls for messages depends on timing.
     run = start(tmp_path / "run", faults_data, grid, rank, 1 + point * (total - 40) // count)
-    code, said = run.finish()
-    assert code == 0, said
-    assert f"rank {rank} was killed by SIGKILL; all ranks are started again" in said, said
+    code, output = run.finish()
+    assert code == 0, output
+    assert f"rank {rank} was killed by SIGKILL; all ranks are started again" in output, output
     assert run.final_state() == expected
 
     storage = LocalStorage(tmp_path / "run" / "checkpoints")
     claims = read_claims(storage)
     assert set(claims) == {1, 2}
-    # From the interrupted one if it was whole, or else from the one before; both are as they were written.
+    # From the interrupted save if it was complete, or else from the one before; both are as they were written.
     assert claims[2].resumed_from in (f"step-{SAVE_EVERY * SAVE:09}-g1", f"step-{SAVE_EVERY * (SAVE - 1):09}-g1")
     names = complete_checkpoint_names(storage)
-    assert names == list(all_checkpoint_names(storage)), "what was not finished is tidied up"
+    assert names == list(all_checkpoint_names(storage)), "incomplete checkpoints are removed"
     assert {SAVE_EVERY * number for number in range(1, SAVE)} <= {name.step for name in names if name.generation == 1}
     for name in names:
         saved = Checkpoint.open(storage, str(name))

@@ -28,38 +28,38 @@ def ports(pids: list[int]) -> int:
     return sum(any(f"pid={pid}," in row for pid in pids) for row in listed)
 
 
-def left_over() -> set[str]:
-    """What is in the folders where processes leave things."""
+def temporary_files() -> set[str]:
+    """Return what is in the folders where processes leave temporary files."""
     folders = ["/dev/shm", tempfile.gettempdir()]
-    found = {str(path) for folder in folders for path in Path(folder).iterdir()}
-    # Torchrun leaves a folder of its own; our launcher makes none, but other tests use torchrun.
-    return {path for path in found if "pytest" not in path and "torchelastic" not in path}
+    paths = {str(path) for folder in folders for path in Path(folder).iterdir()}
+    # torchrun leaves a folder; our launcher does not, but other tests use torchrun.
+    return {path for path in paths if "pytest" not in path and "torchelastic" not in path}
 
 
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("num_restarts", [pytest.param(3, marks=pytest.mark.short), 200])
 def test_restarts_leave_nothing_behind(num_restarts: int, faults_data: Path, tmp_path: Path) -> None:
-    before = left_over()
+    before = temporary_files()
     options: dict[str, object] = {"run.restarts": 10**6, "train.steps": 10**6, "data.workers": 1}
     run = TrainProcess(tmp_path / "run", faults_data, (2, 1), options).start()
     assert run.process is not None
     launcher = run.process.pid
-    chance = random.Random(1)
+    generator = random.Random(1)
     seen: set[int] = set()
     counts: list[tuple[int, int, int]] = []
     for number in range(num_restarts + 1):
         ranks = await_new_ranks(run, seen)
         seen |= set(ranks)
-        # Some are killed while they start, some while they train and save. The first and the last are counted when
-        # they train: ranks that still start have fewer connections to the launcher.
-        time.sleep(chance.uniform(0.0, 4.0) if 0 < number < num_restarts else 8.0)
+        # Some are killed while they start, some while they train and save. The first and last are counted while they
+        # train: starting ranks have fewer connections to the launcher.
+        time.sleep(generator.uniform(0.0, 4.0) if 0 < number < num_restarts else 8.0)
         counts.append((open_files(launcher), threads(launcher), ports([launcher])))
         if number < num_restarts:
-            os.kill(ranks[chance.randrange(2)], signal.SIGKILL)
+            os.kill(ranks[generator.randrange(2)], signal.SIGKILL)
     run.process.send_signal(signal.SIGTERM)
-    code, said = run.finish()
-    assert code in (75, 143), said
-    assert said.count("all ranks are started again") == num_restarts
+    code, output = run.finish()
+    assert code in (75, 143), output
+    assert output.count("all ranks are started again") == num_restarts
     assert not [pid for pid in seen if Path(f"/proc/{pid}").exists()]
     first, last = counts[0], counts[-1]
     assert last[0] <= first[0] + 2 and last[1] <= first[1] + 2 and last[2] <= max(first[2], 1), counts
@@ -67,13 +67,13 @@ def test_restarts_leave_nothing_behind(num_restarts: int, faults_data: Path, tmp
 
 
 def assert_nothing_stays(before: set[str]) -> None:
-    """Other tests may be running and have things of their own there, but these go again; a leak stays."""
-    stays = left_over() - before
+    """Other tests that run meanwhile have files there too, but only for a while; a leak stays."""
+    remaining = temporary_files() - before
     until = time.monotonic() + 60
-    while stays and time.monotonic() < until:
+    while remaining and time.monotonic() < until:
         time.sleep(0.5)
-        stays &= left_over()
-    assert stays == set()
+        remaining &= temporary_files()
+    assert remaining == set()
 
 
 def await_new_ranks(run: TrainProcess, seen: set[int]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Signals, and what else a machine does to a run: it saves, leaves, names who hangs, and keeps to itself."""
+"""Preemption signals, stopped ranks, open ports and full disks."""
 
 import os
 import re
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.faults
         ((2, 2), signal.SIGUSR1, "rank"),
     ],
 )
-def test_a_run_that_is_asked_to_leave_saves_and_goes_on_later(
+def test_a_preempted_run_saves_and_resumes_later(
     grid: tuple[int, int],
     number: signal.Signals,
     whom: str,
@@ -35,7 +35,7 @@ def test_a_run_that_is_asked_to_leave_saves_and_goes_on_later(
     tmp_path: Path,
 ) -> None:
     expected = reference_runs[grid]
-    # Alone, it is watched by nobody; of several, none is started again that was asked to leave.
+    # A single rank has no launcher; with several, the launcher does not restart ranks that were preempted.
     options: dict[str, object] = {"run.restarts": 0 if whom == "alone" else 3, "save.every": 1000}
     run = TrainProcess(tmp_path / "run", faults_data, grid, options).start()
     run.await_step(11)
@@ -45,21 +45,21 @@ def test_a_run_that_is_asked_to_leave_saves_and_goes_on_later(
         assert run.kill(grid[0] * grid[1] - 1, number)
     else:
         run.process.send_signal(number)
-    code, said = run.finish()
+    code, output = run.finish()
     assert time.monotonic() - started < 20
-    assert code == 75, said
-    found = re.findall(r"stretto: left after step (\d+), as asked: it is saved, and the run goes on from there", said)
-    assert len(found) == 1, said
+    assert code == 75, output
+    found = re.findall(r"stretto: left after step (\d+), as asked: it is saved, and the run goes on from there", output)
+    assert len(found) == 1, output
     left = TrainProcess(tmp_path / "run", faults_data, grid, options)
     assert left.final_state().training_state.step == int(found[0]) >= 11  # type: ignore[attr-defined]
-    code, said = left.start().finish()
-    assert code == 0 and f"resume  after step {found[0]}" in said, said
+    code, output = left.start().finish()
+    assert code == 0 and f"resume  after step {found[0]}" in output, output
     assert left.final_state() == expected
 
 
 @pytest.mark.parametrize("grid", [(1, 1), (2, 1)])
 @pytest.mark.parametrize("seconds", [0.5, 2.0, 4.0])
-def test_a_run_that_is_asked_to_leave_before_its_first_step_may_be_started_again(
+def test_a_run_preempted_before_its_first_step_can_be_restarted(
     grid: tuple[int, int], seconds: float, faults_data: Path, tmp_path: Path
 ) -> None:
     restarts = 0 if grid == (1, 1) else 3
@@ -67,10 +67,10 @@ def test_a_run_that_is_asked_to_leave_before_its_first_step_may_be_started_again
     time.sleep(seconds)
     assert run.process is not None
     run.process.send_signal(signal.SIGTERM)
-    code, said = run.finish()
-    # Python itself has not come far after half a second: then it is ended as any process is.
-    assert code == 75 or (seconds < 3 and code in (-signal.SIGTERM, 143)), said
-    assert "Traceback" not in said, said
+    code, output = run.finish()
+    # Early on the handler is not installed yet, so the signal ends the process.
+    assert code == 75 or (seconds < 3 and code in (-signal.SIGTERM, 143)), output
+    assert "Traceback" not in output, output
 
 
 @pytest.mark.parametrize("grid", [(1, 1), (2, 1)])
@@ -85,12 +85,12 @@ def test_ranks_do_not_outlive_their_launcher(grid: tuple[int, int], faults_data:
     while time.monotonic() < until and any(Path(f"/proc/{pid}").exists() for pid in ranks):
         time.sleep(0.1)
     assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
-    _, said = run.finish()
-    # Several ranks have lost the launcher's store as well, without which they can't agree that all is written.
+    _, output = run.finish()
+    # Several ranks have lost the launcher's store too, without which they can't agree that all shards are written.
     if grid == (1, 1):
-        assert "as asked: it is saved" in said and run.final_state().training_state.step >= 5  # type: ignore[attr-defined]
+        assert "as asked: it is saved" in output and run.final_state().training_state.step >= 5  # type: ignore[attr-defined]
     else:
-        assert "it is saved" not in said and "the ranks' store is gone" in said, said
+        assert "it is saved" not in output and "the ranks' store is gone" in output, output
 
 
 @pytest.mark.short
@@ -107,39 +107,41 @@ def test_a_stopped_rank_is_named_with_its_last_action(faults_data: Path, tmp_pat
             time.sleep(0.1)
         named = time.monotonic() - stopped
     finally:
-        # The launcher kills it after a time of grace; a stopped process hears nothing else.
+        # The launcher would kill it after a grace period; a stopped process handles no other signal.
         os.kill(ranks[1], signal.SIGKILL)
-    code, said = run.finish()
-    assert code == 75, said
-    assert re.search(r"rank 0 lost rank 1 \(replica 0, stage 1, last seen [^)]+\) while ", said), said
+    code, output = run.finish()
+    assert code == 75, output
+    assert re.search(r"rank 0 lost rank 1 \(replica 0, stage 1, last seen [^)]+\) while ", output), output
     assert named < 6 + 3 + 5, f"it took {named:.1f} s"
 
 
 @pytest.mark.short
-def test_a_run_of_one_machine_listens_on_the_loopback_only(faults_data: Path, tmp_path: Path) -> None:
+def test_a_run_on_one_machine_listens_on_loopback_only(faults_data: Path, tmp_path: Path) -> None:
     if shutil.which("ss") is None:
         assert "CI" not in os.environ
-        pytest.skip("ss is not here")
+        pytest.skip("needs ss")
     run = TrainProcess(tmp_path / "run", faults_data, (1, 2), {"train.steps": 10**6}).start()
     run.await_step(3)
     assert run.process is not None
     pids = [run.process.pid, *run.ranks(), *(child for pid in run.ranks() for child in children(pid))]
     listed = subprocess.run(["ss", "-lntupH"], capture_output=True, text=True, check=True).stdout.splitlines()
-    own = [row for row in listed if any(f"pid={pid}," in row for pid in pids)]
+    sockets = [row for row in listed if any(f"pid={pid}," in row for pid in pids)]
     second = TrainProcess(tmp_path / "run", faults_data, (1, 1), {"run.restarts": 0}).start()
-    code, said = second.finish()
+    code, output = second.finish()
     run.process.kill()
     run.finish()
-    assert own, listed
-    for row in own:
+    assert sockets, listed
+    for row in sockets:
         address = row.split()[4]
         assert address.startswith(("127.", "[::1]", "[::ffff:127.")), row
-    # Two runs in one folder: the second is refused, and says who is there.
-    assert code == 2 and re.search(r"checkpoints is in use by process \d+ on \S+; wait for that run to end", said), said
+    # A second run in the same folder is refused, and names the first.
+    assert code == 2 and re.search(r"checkpoints is in use by process \d+ on \S+; wait for that run to end", output), (
+        output
+    )
 
 
 @pytest.mark.short
-def test_a_full_disk_leaves_the_last_checkpoint_whole(faults_data: Path, tmp_path: Path) -> None:
+def test_a_full_disk_leaves_the_last_checkpoint_intact(faults_data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "disk"
     folder.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(folder)], capture_output=True)
@@ -156,17 +158,17 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(faults_data: Path, tmp_pat
                     filler.flush()
             except OSError:
                 pass
-        code, said = run.finish()
-        # The run went on with a warning; what it could not do at its end is an error.
-        assert code == 2, said
-        assert re.search(r"warning: step \d+ was not saved: .*disk/run.*No space left on device", said), said
-        whole = run.final_state()
-        assert whole.training_state.step >= SAVE_EVERY  # type: ignore[attr-defined]
+        code, output = run.finish()
+        # The run continued with a warning; that it could not save at the end is an error.
+        assert code == 2, output
+        assert re.search(r"warning: step \d+ was not saved: .*disk/run.*No space left on device", output), output
+        final_state = run.final_state()
+        assert final_state.training_state.step >= SAVE_EVERY  # type: ignore[attr-defined]
         (folder / "filler").unlink()
-        code, said = TrainProcess(folder / "run", faults_data, (2, 1)).start().finish()
-        assert code == 0 and "resume  after step" in said, said
+        code, output = TrainProcess(folder / "run", faults_data, (2, 1)).start().finish()
+        assert code == 0 and "resume  after step" in output, output
         subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
-        code, said = TrainProcess(folder / "other", faults_data, (1, 1), {"run.restarts": 0}).start().finish()
-        assert code == 2 and "run.folder=" in said and "can't be written (Read-only file system)" in said, said
+        code, output = TrainProcess(folder / "other", faults_data, (1, 1), {"run.restarts": 0}).start().finish()
+        assert code == 2 and "run.folder=" in output and "can't be written (Read-only file system)" in output, output
     finally:
         subprocess.run(["umount", str(folder)], check=True)

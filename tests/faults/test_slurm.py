@@ -1,4 +1,4 @@
-"""Real Slurm: a task of srun is a rank, and a job that is asked to leave goes on when it is queued again."""
+"""Real Slurm: a task of srun is a rank, and a preempted job resumes when it is queued again."""
 
 import json
 import re
@@ -15,17 +15,17 @@ from stretto.mesh.launch_info import first_host
 
 pytestmark = pytest.mark.slurm
 
-PAGE = Path(__file__).parents[2] / "docs" / "clusters.md"
-# What the page asks of its cluster and runs there; in its place comes what can be had here.
-ASKED = "--nodes=2 --ntasks-per-node=8 --gpus-per-node=8 --cpus-per-task=8"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "run-on-a-cluster.md"
+# What the page requests from its cluster; replaced by what this machine has.
+REQUESTED = "--nodes=2 --ntasks-per-node=8 --gpus-per-node=8 --cpus-per-task=8"
 RUN = "stretto train run.toml --layout.replicas 16"
 
 
 def script_of_the_page(command: list[str]) -> str:
-    """The batch script that docs/how-to/run-on-a-cluster.md shows, with another command."""
+    """The batch script that docs/how-to/run-on-a-cluster.md shows, with a different command."""
     (script,) = re.findall(r"^```text\n(#!/bin/bash\n.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    assert ASKED in script and f"srun --kill-on-bad-exit {RUN}" in script
-    return str(script).replace(ASKED, "--nodes=2 --ntasks=2").replace(RUN, " ".join(command))
+    assert REQUESTED in script and f"srun --kill-on-bad-exit {RUN}" in script
+    return str(script).replace(REQUESTED, "--nodes=2 --ntasks=2").replace(RUN, " ".join(command))
 
 
 def train(data: str, folder: Path, steps: int, *options: str) -> list[str]:
@@ -42,13 +42,13 @@ def losses(folder: Path) -> list[float]:
     return [row["loss"] for row in rows if row["kind"] == "step"]
 
 
-def test_tasks_of_srun_are_ranks_with_the_losses_of_one(byte_corpus: Corpus, tmp_path: Path) -> None:
+def test_tasks_of_srun_are_ranks_with_the_losses_of_one_rank(byte_corpus: Corpus, tmp_path: Path) -> None:
     with slurm(tmp_path / "slurm") as cluster:
         step = ["srun", "--nodes=2", "--ntasks=3"]
         layout = ["--layout.replicas", "3"]
-        said = cluster.run(*step, *train(byte_corpus.location, tmp_path / "three", 6, *layout), seconds=100)
-        assert said.count("done: config, log") == 1, said
-        # Not within a step, though in a job of several tasks: alone.
+        output = cluster.run(*step, *train(byte_corpus.location, tmp_path / "three", 6, *layout), seconds=100)
+        assert output.count("done: config, log") == 1, output
+        # Not within a step, though in a job of several tasks: a single rank.
         alone = ["salloc", "--nodes=2", "--ntasks=2", *train(byte_corpus.location, tmp_path / "one", 6)]
         cluster.run(*alone, seconds=100)
         names = "n[01-03,7],login"
@@ -58,20 +58,20 @@ def test_tasks_of_srun_are_ranks_with_the_losses_of_one(byte_corpus: Corpus, tmp
 
 
 @pytest.mark.slow
-def test_a_job_that_is_asked_to_leave_is_queued_again_and_goes_on(byte_corpus: Corpus, tmp_path: Path) -> None:
+def test_a_preempted_job_is_queued_again_and_resumes(byte_corpus: Corpus, tmp_path: Path) -> None:
     options = ["--layout.replicas", "2", "--save.every", "10"]
     with slurm(tmp_path / "slurm") as cluster:
         script = tmp_path / "job.sh"
         command = train(byte_corpus.location, tmp_path / "run", 400, *options)
         script.write_text(script_of_the_page(command))
-        job = cluster.run("sbatch", "--parsable", f"--output={tmp_path}/said", str(script)).strip()
+        job = cluster.run("sbatch", "--parsable", f"--output={tmp_path}/output", str(script)).strip()
         await_steps(tmp_path / "run", 20)
         # To the tasks, not to the script that started them.
         cluster.run("scancel", "--signal=USR1", job)
-        await_job(cluster, job, tmp_path / "said")
-    said = (tmp_path / "said").read_text()
-    assert "it is saved, and the run goes on from there" in said, said
-    assert "resume  after step" in said and "done: config, log" in said, said
+        await_job(cluster, job, tmp_path / "output")
+    output = (tmp_path / "output").read_text()
+    assert "it is saved, and the run goes on from there" in output, output
+    assert "resume  after step" in output and "done: config, log" in output, output
     assert len(losses(tmp_path / "run")) == find_checkpoint(tmp_path / "run").manifest.training_state.step == 400
 
 
@@ -84,15 +84,15 @@ def await_steps(folder: Path, count: int, seconds: float = 60) -> None:
     raise AssertionError(f"the run did not reach step {count}; see {folder.parent}")
 
 
-def await_job(cluster: Slurm, job: str, said: Path, seconds: float = 240) -> None:
-    """Wait until a job has ended for good; one that is queued again waits for a while, which is cut short."""
+def await_job(cluster: Slurm, job: str, output: Path, seconds: float = 240) -> None:
+    """Wait until a job has completed; a requeued job would wait for a while, so it is started at once."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         state = cluster.run("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T").strip()
         if state == "COMPLETED":
             return
-        assert state not in ("FAILED", "CANCELLED"), said.read_text()
+        assert state not in ("FAILED", "CANCELLED"), output.read_text()
         if state == "PENDING":
             cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")
         time.sleep(0.5)
-    raise AssertionError(f"the job is {state}:\n{said.read_text()}")
+    raise AssertionError(f"the job is {state}:\n{output.read_text()}")

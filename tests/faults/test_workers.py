@@ -1,4 +1,4 @@
-"""Two hosts without torchrun: workers of TF_CONFIG, and a store that listens at the first one's address only."""
+"""Two hosts without torchrun: TF_CONFIG workers, and a store that listens only at the first host's address."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ PORT = 29512
 
 
 def device_of(name: str) -> str:
-    """The link of a host, by which it reaches the other."""
+    """Return the network device through which a host reaches the other."""
     rows = subprocess.run(["ip", "-n", name, "-br", "addr"], capture_output=True, text=True, check=True).stdout
     return next(row.split()[0] for row in rows.splitlines() if ADDRESSES[name] in row)
 
@@ -35,7 +35,7 @@ def losses(folder: Path) -> list[float]:
     return [row["loss"] for row in rows if row["kind"] == "step"]
 
 
-def test_workers_of_tf_config_on_two_hosts_have_the_losses_of_one(byte_corpus: Corpus, tmp_path: Path) -> None:
+def test_tf_config_workers_on_two_hosts_have_the_losses_of_one_rank(byte_corpus: Corpus, tmp_path: Path) -> None:
     config = tmp_path / "run.toml"
     config.write_text(
         f'[data]\ntrain = "{byte_corpus.location}"\nlanes = 4\nwindow = 16\n[model]\nhidden = 8\n[train]\nsteps = 3\n'
@@ -52,8 +52,8 @@ def test_workers_of_tf_config_on_two_hosts_have_the_losses_of_one(byte_corpus: C
             show = ["ip", "netns", "exec", hosts.names[0], "ss", "-ltnH"]
             listening = subprocess.run(show, capture_output=True, text=True, check=True).stdout
         second = start(hosts, 1, command)
-        said = [process.communicate(timeout=120)[0] for process in (first, second)]
-    assert [first.returncode, second.returncode] == [0, 0], said
-    at = [row.split()[3] for row in listening.splitlines() if f":{PORT}" in row]
-    assert at == [f"{ADDRESSES['strettoA']}:{PORT}"]
+        outputs = [process.communicate(timeout=120)[0] for process in (first, second)]
+    assert [first.returncode, second.returncode] == [0, 0], outputs
+    addresses = [row.split()[3] for row in listening.splitlines() if f":{PORT}" in row]
+    assert addresses == [f"{ADDRESSES['strettoA']}:{PORT}"]
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)

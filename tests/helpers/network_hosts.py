@@ -1,4 +1,4 @@
-"""Two hosts on one machine: network namespaces joined by a link that a test can cut and heal."""
+"""Two hosts on one machine: network namespaces joined by a link that a test can interrupt."""
 
 import fcntl
 import os
@@ -20,7 +20,7 @@ ADDRESSES = {"strettoA": "10.88.0.1", "strettoB": "10.88.0.2"}
 
 @dataclass(frozen=True)
 class HostPair:
-    """The two namespaces and the file that rules their link."""
+    """The two namespaces and the file that controls their link."""
 
     control: Path
     started: list["subprocess.Popen[str]"] = field(default_factory=list)
@@ -46,8 +46,8 @@ class HostPair:
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
-    """The names are this machine's: one test at a time."""
+def _lock_hosts() -> Iterator[None]:
+    """Namespaces are global on a machine, so one test at a time."""
     with (Path(tempfile.gettempdir()) / "stretto-hosts.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -55,12 +55,12 @@ def _alone() -> Iterator[None]:
 
 @contextmanager
 def two_hosts(folder: Path) -> Iterator[HostPair]:
-    """Make the hosts, if this machine lets us."""
+    """Create the hosts, or skip the test if this machine does not allow it."""
     is_able = os.geteuid() == 0 and shutil.which("ip") and Path("/dev/net/tun").exists() and TUNLINK.is_file()
     if not is_able:
         assert "CI" not in os.environ
         pytest.skip("needs root, iproute2 and /dev/net/tun")
-    with _alone():
+    with _lock_hosts():
         yield from _make_hosts(folder / "link")
 
 
@@ -102,7 +102,7 @@ def _await_link() -> None:
         if subprocess.run(ping, capture_output=True, check=False).returncode == 0:
             return
         time.sleep(0.2)
-    raise AssertionError("the two hosts don't reach each other")
+    raise AssertionError("the two hosts can't reach each other")
 
 
 def _remove() -> None:

@@ -18,7 +18,7 @@ from stretto.mesh.world import World
 
 
 class RanksFailedError(AssertionError):
-    """What the ranks said that did not end well, by rank."""
+    """The errors of the ranks that failed, by rank."""
 
     def __init__(self, errors: dict[int, str]) -> None:
         super().__init__("\n".join(f"rank {rank}: {text}" for rank, text in errors.items()))
@@ -26,10 +26,10 @@ class RanksFailedError(AssertionError):
 
 
 class RankPool:
-    """A world of processes that call functions `(world, *arguments)` as often as they are told to."""
+    """A world of processes that call functions `(world, *arguments)`."""
 
     def __init__(self, size: int) -> None:
-        # Ranks that are ended by their parent see the store go; torch would fill the screen with that.
+        # Ranks that their parent kills lose the store, and torch would log much about that.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         context = get_context("spawn")
         port = free_port()
@@ -44,7 +44,7 @@ class RankPool:
             self.processes.append(process)
 
     def run(self, function: Callable[..., Any], *arguments: Any, seconds: float = 120) -> list[Any]:  # noqa: ANN401
-        """Call a function on every rank; return what each returned, or raise what they said, and end them."""
+        """Call a function on every rank and return the results; if one fails, end all and raise their errors."""
         for pipe in self.pipes:
             pipe.send_bytes(pickle.dumps((function, arguments)))
         until = time.monotonic() + seconds
@@ -61,7 +61,7 @@ class RankPool:
                 self.processes[rank].join(5)
                 failed[rank] = f"ended with code {self.processes[rank].exitcode}"
             if failed:
-                # The others may wait for this one; let them say so, but not for long.
+                # The others may wait for this one; give them a little time to report it.
                 until = min(until, time.monotonic() + 10)
         if failed:
             self.close()
@@ -79,7 +79,7 @@ class RankPool:
 
 
 class RankPools:
-    """Worlds of any size, started when they are first needed, kept, and started again when one was ended."""
+    """Pools of any size, started on first use and restarted after a failure."""
 
     def __init__(self) -> None:
         self._started: dict[int, RankPool] = {}
@@ -95,9 +95,9 @@ class RankPools:
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
 
 
 def _serve(rank: int, size: int, port: int, pipe: Connection) -> None:
@@ -110,11 +110,11 @@ def _serve(rank: int, size: int, port: int, pipe: Connection) -> None:
     with world(size, device="cpu") as joined:
         while True:
             function, arguments = pickle.loads(pipe.recv_bytes())  # noqa: S301 - our own parent
-            # By value: torch's own way of sending tensors shares memory that the sender may not outlive.
+            # By value: torch would share the tensors' memory, which ends with the sender.
             is_done, value = _answer(function, joined, arguments)
             pipe.send_bytes(pickle.dumps((is_done, value)))
             if not is_done:
-                # As the command does: who fails leaves, so that those who wait for it see its connections close.
+                # Like the command: a rank that fails exits, so that ranks that wait for it see its connections close.
                 os._exit(1)
 
 

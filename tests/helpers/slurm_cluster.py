@@ -1,4 +1,4 @@
-"""A real Slurm with two virtual nodes on this machine, for as long as a test needs it."""
+"""A real Slurm with two virtual nodes on this machine, for one test."""
 
 import os
 import shutil
@@ -51,23 +51,23 @@ class Slurm:
     environment: dict[str, str]
 
     def start(self, *command: str) -> "subprocess.Popen[str]":
-        """Start a command that talks to it."""
+        """Start a command on it."""
         return subprocess.Popen(
             command, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
 
     def run(self, *command: str, seconds: float = 60) -> str:
-        """Run a command to its end; return what it said."""
-        done = subprocess.run(
+        """Run a command and return its output."""
+        process = subprocess.run(
             command, env=self.environment, capture_output=True, text=True, timeout=seconds, check=False
         )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        assert process.returncode == 0, process.stdout + process.stderr
+        return process.stdout
 
 
 @contextmanager
 def slurm(folder: Path) -> Iterator[Slurm]:
-    """Start the cluster, if this machine lets us."""
+    """Start the cluster, or skip the test if this machine does not allow it."""
     programs = ("munged", "slurmctld", "slurmd", "srun", "unshare")
     if os.geteuid() != 0 or not all(map(shutil.which, programs)):
         assert "CI" not in os.environ, "CI must have Slurm: a test that is skipped there tests nothing"
@@ -75,19 +75,19 @@ def slurm(folder: Path) -> Iterator[Slurm]:
     (folder / "state").mkdir(parents=True)
     ports = {name: free_port() for name in ("control", "first", "second")}
     (folder / "slurm.conf").write_text(CONFIG.format(folder=folder, **ports))
-    # The nodes' names lead to this machine, in the nodes' own view of its files only.
+    # The nodes' names resolve to this machine, in their own mount namespaces only.
     (folder / "hosts").write_text(f"127.0.0.1 localhost n1 n2 {socket.gethostname()}\n")
     environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
     key = folder / "munge.key"
     key.write_bytes(os.urandom(1024))
     key.chmod(0o400)
-    seen = f"mount --bind {folder}/hosts /etc/hosts; exec slurmd -D -N"
+    start_node = f"mount --bind {folder}/hosts /etc/hosts; exec slurmd -D -N"
     commands: list[Sequence[str]] = [
         ["munged", "--foreground", "--force", f"--key-file={key}", f"--socket={folder}/munge.socket",
          f"--pid-file={folder}/munged.pid", f"--log-file={folder}/munged.log", f"--seed-file={folder}/munged.seed"],
         ["slurmctld", "-D"],
-        ["unshare", "-m", "sh", "-c", f"{seen} n1"],
-        ["unshare", "-m", "sh", "-c", f"{seen} n2"],
+        ["unshare", "-m", "sh", "-c", f"{start_node} n1"],
+        ["unshare", "-m", "sh", "-c", f"{start_node} n2"],
     ]  # fmt: skip
     started = []
     try:
@@ -108,14 +108,14 @@ def slurm(folder: Path) -> Iterator[Slurm]:
             process.wait(20)
 
 
-def _await(is_there: Callable[[], bool], otherwise: str, seconds: float = 20) -> None:
+def _await(condition: Callable[[], bool], error: str, seconds: float = 20) -> None:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         try:
-            if is_there():
+            if condition():
                 return
         except AssertionError:
             # Slurm's controller does not answer yet.
             time.sleep(0.1)
         time.sleep(0.1)
-    raise AssertionError(otherwise)
+    raise AssertionError(error)

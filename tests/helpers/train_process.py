@@ -1,4 +1,4 @@
-"""Runs to be disturbed: a small one of `stretto train` in processes of its own, and what is left of it."""
+"""A small `stretto train` run in its own processes, for tests that kill it, and its final state."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ SAVE_EVERY = 7
 
 @dataclass
 class TrainProcess:
-    """One run: started, disturbed, waited for."""
+    """One run: start it, disturb it, wait for its end."""
 
     folder: Path
     data: Path
@@ -59,53 +59,52 @@ class TrainProcess:
         return self
 
     def finish(self, seconds: float = 180) -> tuple[int, str]:
-        """Wait for the run to end by itself; return its exit code and what it said."""
+        """Wait for the run to end by itself; return its exit code and output."""
         assert self.process is not None
         try:
-            said, _ = self.process.communicate(timeout=seconds)
+            output, _ = self.process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
             for pid in [self.process.pid, *self.ranks()]:
                 os.kill(pid, signal.SIGKILL)
             raise
-        return self.process.returncode, said
+        return self.process.returncode, output
 
     def ranks(self) -> list[int]:
-        """The processes of the ranks, in order, as far as they have been started."""
+        """Return the processes of the ranks that have been started, in order."""
         assert self.process is not None
-        found = children(self.process.pid)
-        return [pid for pid in found if b"\0train\0" in _read(f"/proc/{pid}/cmdline")]
+        return [pid for pid in children(self.process.pid) if b"\0train\0" in _read(f"/proc/{pid}/cmdline")]
 
     def kill(self, rank: int, number: signal.Signals = signal.SIGKILL) -> bool:
-        """Send a signal to a rank; false if it isn't there."""
-        there = self.ranks()
-        if rank >= len(there):
+        """Send a signal to a rank; return False if it is not running."""
+        ranks = self.ranks()
+        if rank >= len(ranks):
             return False
         try:
-            os.kill(there[rank], number)
+            os.kill(ranks[rank], number)
         except ProcessLookupError:
             return False
         return True
 
     def await_step(self, step: int, seconds: float = 90) -> None:
-        """Wait until the log has a step."""
+        """Wait until a step is in the log."""
         until = time.monotonic() + seconds
         needle = f'"kind": "step", "step": {step},'
         while time.monotonic() < until:
             log = self.folder / "log.jsonl"
             if log.exists() and needle in log.read_text():
                 return
-            assert self.process is not None and self.process.poll() is None, "the run has ended before"
+            assert self.process is not None and self.process.poll() is None, "the run has ended"
             time.sleep(0.02)
         raise AssertionError(f"step {step} was not reached")
 
     def final_state(self) -> "FinalState":
-        """What the run has left."""
+        """Return the final state of the run."""
         return FinalState.of(find_checkpoint(self.folder))
 
 
 @dataclass(frozen=True)
 class FinalState:
-    """The end of a run: the bytes of all its tensors (weights, optimizer, lanes), by file, and where it stood."""
+    """The last checkpoint of a run: its training state, and the bytes of all tensors by file."""
 
     training_state: object
     tensors: dict[str, dict[str, bytes]]
@@ -115,35 +114,37 @@ class FinalState:
         manifest = saved.manifest
         for file in manifest.files:
             assert saved.check(file) is None
-        # Not the digests of the files: safetensors writes its header in any order.
+        # Not the checksums of the files: the order of a safetensors header is not fixed.
         folder = Path(saved.location)
         shards = {file.name: load_file(folder / file.name) for file in manifest.files if file.shards}
-        plain = {name: {key: value.numpy().tobytes() for key, value in held.items()} for name, held in shards.items()}
-        return cls(manifest.training_state, plain)
+        tensors = {
+            name: {key: value.numpy().tobytes() for key, value in shard.items()} for name, shard in shards.items()
+        }
+        return cls(manifest.training_state, tensors)
 
 
 class ReferenceRuns:
-    """What runs leave that nobody disturbs, by layout; each is run when it is first asked for."""
+    """The final states of undisturbed runs, by layout; each runs on first use."""
 
     def __init__(self, data: Path) -> None:
         self._data = data
-        self._found: dict[tuple[int, int], FinalState] = {}
+        self._final_states: dict[tuple[int, int], FinalState] = {}
 
     def __getitem__(self, grid: tuple[int, int]) -> FinalState:
-        if grid not in self._found:
+        if grid not in self._final_states:
             run = TrainProcess(self._data.parent / f"undisturbed-{grid[0]}x{grid[1]}", self._data, grid)
-            code, said = run.start().finish()
-            assert code == 0 and f"step {STEPS}/{STEPS}" in said, said
-            self._found[grid] = run.final_state()
-        return self._found[grid]
+            code, output = run.start().finish()
+            assert code == 0 and f"step {STEPS}/{STEPS}" in output, output
+            self._final_states[grid] = run.final_state()
+        return self._final_states[grid]
 
 
 def children(pid: int) -> list[int]:
-    """The children of a process."""
-    found: list[int] = []
+    """Return the child processes of a process."""
+    pids: list[int] = []
     for thread in Path(f"/proc/{pid}/task").glob("*/children"):
-        found += map(int, _read(str(thread)).split())
-    return sorted(found)
+        pids += map(int, _read(str(thread)).split())
+    return sorted(pids)
 
 
 def _read(path: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Ranks that a cluster's own launcher has started: they meet, agree, and listen where they were told to."""
+"""Ranks that a cluster's launcher has started: they connect, agree, and listen only at the given address."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def start(environment: dict[str, str], *command: str) -> "subprocess.Popen[str]"
     )  # fmt: skip
 
 
-def test_the_command_trains_on_the_workers_of_tf_config_as_it_does_alone(byte_corpus: Corpus, tmp_path: Path) -> None:
+def test_training_on_workers_of_tf_config_equals_one_rank(byte_corpus: Corpus, tmp_path: Path) -> None:
     config = tmp_path / "run.toml"
     config.write_text(
         f'[data]\ntrain = "{byte_corpus.location}"\nlanes = 4\nwindow = 16\n[model]\nhidden = 8\n[train]\nsteps = 3\n'
@@ -41,13 +41,15 @@ def test_the_command_trains_on_the_workers_of_tf_config_as_it_does_alone(byte_co
     assert main(["train", str(config)]) == 0
     options = ["--run.folder", str(tmp_path / "two"), "--layout.replicas", "2"]
     ranks = [start(variables, "-m", "stretto", "train", str(config), *options) for variables in tf_configs(2)]
-    said = [rank.communicate(timeout=100) for rank in ranks]
-    # Not a word of the store that goes with the first: it goes last.
-    assert [(rank.returncode, err) for rank, (_, err) in zip(ranks, said, strict=True)] == [(0, ""), (0, "")], said
+    outputs = [rank.communicate(timeout=100) for rank in ranks]
+    # Nothing is printed about the store, which ends with rank 0: it leaves last.
+    assert [(rank.returncode, err) for rank, (_, err) in zip(ranks, outputs, strict=True)] == [(0, ""), (0, "")], (
+        outputs
+    )
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
 
 
-def test_a_port_that_is_taken_is_named() -> None:
+def test_a_port_in_use_is_named() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -56,23 +58,23 @@ def test_a_port_that_is_taken_is_named() -> None:
             listen_at("localhost", port, is_single_node=True)
 
 
-def test_a_store_that_cannot_be_kept_is_said_with_what_to_set() -> None:
+def test_a_store_that_cannot_be_hosted_is_an_error_with_a_remedy() -> None:
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
-        # Its name means loopback here, and ranks of another host are to come: torch listens, and fails.
+        # The name is loopback here and other hosts are to connect, so torch listens on all addresses, and fails.
         launch_info = LaunchInfo(0, 2, 0, 1, "localhost", taken.getsockname()[1])
         with pytest.raises(MeshError, match=r"rank 0 can't host the store .*; set MASTER_ADDR and") as error:
             open_store(launch_info, timedelta(seconds=2))
     assert "\n" not in str(error.value)
 
 
-def test_a_name_that_means_loopback_here_is_not_bound_while_other_hosts_are_to_come() -> None:
+def test_a_name_that_resolves_to_loopback_is_not_bound_if_other_hosts_are_to_connect() -> None:
     assert listen_at("localhost", 0, is_single_node=False) is None
-    assert listen_at("192.0.2.1", 0, is_single_node=False) is None  # an address that no host has
+    assert listen_at("192.0.2.1", 0, is_single_node=False) is None  # an address of no host
     assert listen_at("no-such-host.invalid", 0, is_single_node=True) is None
-    with listen_at("localhost", 0, is_single_node=True) as found:  # type: ignore[union-attr]
-        assert found.getsockname()[0] == "127.0.0.1"
+    with listen_at("localhost", 0, is_single_node=True) as listening:  # type: ignore[union-attr]
+        assert listening.getsockname()[0] == "127.0.0.1"
 
 
 def losses(folder: Path) -> list[float]:

@@ -1,4 +1,4 @@
-"""A rank that is killed: the others end soon, and say which one it was."""
+"""A rank that is killed: the others end soon and name it."""
 
 import os
 import re
@@ -27,7 +27,7 @@ from stretto.data import Corpus
     ],
     ids=str,
 )
-def test_survivors_of_a_sigkill_end_and_name_the_lost_rank(layout: Layout, victim: int) -> None:
+def test_ranks_that_survive_a_sigkill_end_and_name_the_lost_rank(layout: Layout, victim: int) -> None:
     ranks = RankPool(layout.num_ranks)
     ranks.run(run_case, Case(num_rows=9), layout)
     threading.Timer(2.0, lambda: ranks.processes[victim].kill()).start()
@@ -35,15 +35,15 @@ def test_survivors_of_a_sigkill_end_and_name_the_lost_rank(layout: Layout, victi
     with pytest.raises(RanksFailedError) as caught:
         ranks.run(run_case, Case(num_rows=9, num_steps=1_000_000), layout, seconds=60)
     assert time.monotonic() - started < 30
-    said = caught.value.errors
-    assert said.pop(victim) == "ended with code -9"
-    place = rf"\(replica {victim // layout.stages}, stage {victim % layout.stages}(, last seen [^)]+)?\)"
-    assert len(said) == layout.num_ranks - 1
-    for rank, sentence in said.items():
-        assert re.match(f"rank {rank} lost rank {victim} {place} while ", sentence), sentence
-        assert "\n" not in sentence
-    # Who keeps the store takes with it what it knows.
-    assert victim == 0 or any("last seen" in sentence for sentence in said.values())
+    messages = caught.value.errors
+    assert messages.pop(victim) == "ended with code -9"
+    position = rf"\(replica {victim // layout.stages}, stage {victim % layout.stages}(, last seen [^)]+)?\)"
+    assert len(messages) == layout.num_ranks - 1
+    for rank, message in messages.items():
+        assert re.match(f"rank {rank} lost rank {victim} {position} while ", message), message
+        assert "\n" not in message
+    # The store, with all statuses, ends with the rank that hosts it.
+    assert victim == 0 or any("last seen" in message for message in messages.values())
 
 
 def test_a_killed_rank_of_a_run_is_named_once_and_nothing_is_left_behind(byte_corpus: Corpus, tmp_path: Path) -> None:
@@ -64,10 +64,10 @@ def test_a_killed_rank_of_a_run_is_named_once_and_nothing_is_left_behind(byte_co
     victims = [int(pid) for pid in children if b"\0train\0" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     assert len(victims) == 2
     os.kill(victims[1], signal.SIGKILL)
-    _, said = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 75
-    # Rank 0 may have had the time to say whom it lost.
-    *before, last = said.splitlines()
+    # Rank 0 may have had the time to report the lost rank.
+    *before, last = errors.splitlines()
     assert "rank 1 was killed by SIGKILL, so the others were ended too" in last
-    assert all("rank 0 lost rank 1" in sentence for sentence in before) and len(before) <= 1
+    assert all("rank 0 lost rank 1" in line for line in before) and len(before) <= 1
     assert not Path(f"/proc/{victims[0]}").exists()

@@ -1,4 +1,4 @@
-"""A rank that meets a mistake alone: all ranks end with its sentence, which is said once, and nobody waits."""
+"""An error on one rank: all ranks end with it, it is printed once, and no rank keeps waiting."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ from stretto.nn import Linear, Stack
 
 
 def fail_alone(world: World, layout: Layout, guilty: int) -> None:
-    """One rank raises while the others are in a collective; as the command does, it leaves word and goes."""
+    """One rank raises while the others are in a collective; like the command, it publishes its error and ends."""
     engine = make_engine(Stack([Linear(2, 2), Linear(2, 2)]), SquaredError(), layout, world, seed=1)
     if world.rank == guilty:
         time.sleep(0.5)
@@ -28,7 +28,7 @@ def fail_alone(world: World, layout: Layout, guilty: int) -> None:
 
 
 def fail_before_the_mesh(world: World, layout: Layout, guilty: int) -> None:
-    """One rank finds its data damaged before it has met the others."""
+    """One rank finds its data damaged before it has connected to the others."""
     if world.rank == guilty:
         error = DataError("checksums.bin is damaged")
         world.publish_error(error)
@@ -37,7 +37,7 @@ def fail_before_the_mesh(world: World, layout: Layout, guilty: int) -> None:
 
 
 @pytest.mark.parametrize(("layout", "guilty"), [(Layout(replicas=2), 1), (Layout(stages=2), 0)], ids=str)
-def test_a_rank_that_fails_before_the_mesh_is_made_keeps_nobody_waiting(layout: Layout, guilty: int) -> None:
+def test_a_rank_that_fails_before_the_mesh_is_created_ends_all_ranks(layout: Layout, guilty: int) -> None:
     ranks = RankPool(2)
     with pytest.raises(RanksFailedError) as caught:
         ranks.run(fail_before_the_mesh, layout, guilty, seconds=30)
@@ -46,7 +46,7 @@ def test_a_rank_that_fails_before_the_mesh_is_made_keeps_nobody_waiting(layout: 
 
 @pytest.mark.parametrize("guilty", [0, 2])
 @pytest.mark.parametrize("layout", [Layout(replicas=3), Layout(stages=2, replicas=2)], ids=str)
-def test_all_ranks_end_with_the_sentence_of_the_one_that_failed(layout: Layout, guilty: int) -> None:
+def test_all_ranks_end_with_the_error_of_the_one_that_failed(layout: Layout, guilty: int) -> None:
     ranks = RankPool(layout.num_ranks)
     with pytest.raises(RanksFailedError) as caught:
         ranks.run(fail_alone, layout, guilty, seconds=30)
@@ -54,7 +54,7 @@ def test_all_ranks_end_with_the_sentence_of_the_one_that_failed(layout: Layout, 
 
 
 @pytest.mark.parametrize("file", ["values-00000.bin", "labels-00000.bin"])
-def test_a_flipped_bit_that_one_stage_alone_reads_ends_a_run_with_one_sentence(file: str, tmp_path: Path) -> None:
+def test_a_flipped_bit_that_only_one_stage_reads_ends_a_run_with_one_message(file: str, tmp_path: Path) -> None:
     rows = [[token % 7 for token in range(3 + row % 9)] for row in range(64)]
     write_tokens(tmp_path / "data", [rows], 7, [[row % 3 for row in range(64)]])
     damaged = bytearray((tmp_path / "data" / file).read_bytes())
@@ -81,7 +81,7 @@ def _nothing(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "budget", "micro_batches", "sentence"),
+    ("spoil", "budget", "micro_batches", "message"),
     [
         (_cut_short, 100, 1, "values-00000.bin has 441 bytes, not 444 bytes; prepare the data again"),
         pytest.param(
@@ -93,8 +93,8 @@ def _nothing(folder: Path) -> None:
         ),
     ],
 )  # fmt: skip
-def test_data_that_no_rank_can_use_is_refused_once_under_torchrun(
-    spoil: Callable[[Path], None], budget: int, micro_batches: int, sentence: str, tmp_path: Path
+def test_unusable_data_is_reported_once_under_torchrun(
+    spoil: Callable[[Path], None], budget: int, micro_batches: int, message: str, tmp_path: Path
 ) -> None:
     rows = [[token % 7 for token in range(3 + row % 9)] for row in range(64)]
     write_tokens(tmp_path / "data", [rows], 7, [[row % 3 for row in range(64)]])
@@ -108,6 +108,6 @@ def test_data_that_no_rank_can_use_is_refused_once_under_torchrun(
         [*command, str(tmp_path / "run.toml")], capture_output=True, text=True, timeout=90, check=False
     )
     assert done.returncode != 0
-    said = [line for line in done.stderr.splitlines() if line.startswith("stretto: error: ")]
-    assert len(said) == 1 and sentence in said[0], done.stderr
-    assert "exitcode  : 2" in done.stderr, "torchrun's own report of the rank that failed first"
+    messages = [line for line in done.stderr.splitlines() if line.startswith("stretto: error: ")]
+    assert len(messages) == 1 and message in messages[0], done.stderr
+    assert "exitcode  : 2" in done.stderr, "torchrun reports the rank that failed first"

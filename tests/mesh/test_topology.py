@@ -7,14 +7,14 @@ from stretto.mesh.topology import Topology
 
 
 @given(st.integers(1, 24), st.integers(1, 24))
-def test_ranks_and_places_are_one_to_one(replicas: int, stages: int) -> None:
+def test_ranks_and_positions_are_one_to_one(replicas: int, stages: int) -> None:
     topology = Topology(replicas, stages)
-    places = [topology.position(rank) for rank in range(topology.size)]
-    assert len(set(places)) == topology.size == replicas * stages
-    assert [topology.rank(place.replica, place.stage) for place in places] == list(range(topology.size))
+    positions = [topology.position(rank) for rank in range(topology.size)]
+    assert len(set(positions)) == topology.size == replicas * stages
+    assert [topology.rank(position.replica, position.stage) for position in positions] == list(range(topology.size))
     for stage in range(stages):
         assert [topology.position(rank).stage for rank in topology.stage_ranks(stage)] == [stage] * replicas
-    assert topology.replica_ranks(0) == list(range(stages)), "neighbouring stages are neighbouring ranks"
+    assert topology.replica_ranks(0) == list(range(stages)), "neighboring stages are neighboring ranks"
 
 
 def test_a_rank_beyond_the_grid_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Python runs this first in every process that has this folder on its path: the killer of one rank, inside a save.
+"""Python runs this first in every process that has this folder on its path. It kills one rank within a save.
 
 KILL_RANK names the rank, KILL_SAVE which of its saves, KILL_AT the line of that save, counted as they are run, at which
 the process kills itself. Lines of torch, safetensors and Python count too. The number of lines goes to KILL_COUNT.
@@ -45,6 +45,6 @@ def _trace_save(frame: FrameType, event: str, argument: Any) -> Callable[..., An
     return _trace_save
 
 
-# The first start only: whoever takes over is left alone.
+# Only in the first start: the ranks that take over must survive.
 if os.environ.get("KILL_RANK") == os.environ.get("RANK", "") and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
     threading.settrace(_trace)
