@@ -920,11 +920,12 @@ ERROR_SECTIONS = (
                 LostPeerError,
             ),
             ErrorCase(
-                "these windows are already share <n> of <n>; pass the windows without calling share(): Trainer and evaluate "
-                "take this replica's share themselves",
-                "In a script of your own, `share` was called before the windows were given to `Trainer` or `evaluate`.",
+                "these windows are already share <n> of <n>; pass the windows without calling share(): Trainer and "
+                "evaluate take this replica's share themselves",
+                "In your own script, `share` was called before the windows were passed to `Trainer` or `evaluate`.",
                 "Pass the windows as they are.",
                 mishaps.share_twice,
+                DataError,
             ),
         ),
     ),
