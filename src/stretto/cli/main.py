@@ -30,6 +30,7 @@ COMMANDS = {
     "show": "show what a run or a checkpoint holds, and whether it is whole",
     "verify": "check that a run's layout computes what one rank computes",
     "schema": "print the JSON schema of a run's TOML file, for editors",
+    "completion": "print a script that completes this command in bash, zsh or tcsh",
 }
 
 
@@ -74,7 +75,7 @@ def entry() -> NoReturn:
 
 
 def _parser() -> Parser:
-    listing = "\n".join(f"  {name:<9} {what}" for name, what in COMMANDS.items())
+    listing = "\n".join(f"  {name:<10} {what}" for name, what in COMMANDS.items())
     parser = Parser(
         prog="stretto",
         description="Train recurrent networks across many GPUs, exactly.",

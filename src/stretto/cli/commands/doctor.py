@@ -29,7 +29,7 @@ class ProblemsFoundError(StrettoError):
 
 def run(arguments: list[str]) -> None:
     """Parse, look, and say what was found."""
-    options = _parser().parse_all(arguments)
+    options = make_parser().parse_all(arguments)
     if options.ranks is not None and options.ranks < 1:
         raise ConfigError(f"--ranks={options.ranks} should be 1 or more; 1 starts none")
     config = None if options.run is None else load_config(options.run)
@@ -125,7 +125,8 @@ def _print_findings(console: "Console", findings: "list[Finding]", path: Path | 
         raise ProblemsFoundError
 
 
-def _parser() -> Parser:
+def make_parser() -> Parser:
+    """Return the command's parser."""
     parser = Parser(
         prog="stretto doctor",
         usage="stretto doctor [--ranks N] [--run RUN.toml] [--json FILE] [--device NAME]",

@@ -6,7 +6,7 @@ from stretto.cli.parser import Parser, add_model_arguments
 
 def run(arguments: list[str]) -> None:
     """Parse and evaluate."""
-    options = _parser().parse_all(arguments)
+    options = make_parser().parse_all(arguments)
     from stretto.cli.views.result_views import show_evaluation
     from stretto.train.trained_model import load_model
 
@@ -17,7 +17,8 @@ def run(arguments: list[str]) -> None:
     show_evaluation(trained, data)
 
 
-def _parser() -> Parser:
+def make_parser() -> Parser:
+    """Return the command's parser."""
     parser = Parser(
         prog="stretto eval",
         description="Evaluate the model of a run: loss, perplexity, bits per byte, accuracy.",

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def run(arguments: list[str]) -> None:
     """Parse, export, and say what is in the files."""
-    options = _parser().parse_all(arguments)
+    options = make_parser().parse_all(arguments)
     if options.onnx is None and options.torch is None:
         raise ConfigError("nothing to export to; give --onnx FILE, --torch FILE or both")
     if options.onnx == options.torch:
@@ -56,7 +56,8 @@ def _onnx_lines(exported: "OnnxExport") -> list[str]:
     ]
 
 
-def _parser() -> Parser:
+def make_parser() -> Parser:
+    """Return the command's parser."""
     parser = Parser(
         prog="stretto export",
         usage="stretto export RUN [--onnx FILE] [--torch FILE] [--trust]",

@@ -7,7 +7,7 @@ from stretto.cli.parser import Parser, add_model_arguments, refuse_existing
 
 def run(arguments: list[str]) -> None:
     """Parse and forecast."""
-    options = _parser().parse_all(arguments)
+    options = make_parser().parse_all(arguments)
     if options.out is not None:
         refuse_existing("--out", options.out)
     from stretto.cli.views.prediction_view import show_forecast
@@ -18,7 +18,8 @@ def run(arguments: list[str]) -> None:
     show_forecast(trained, data, options.steps, options.out, options.by)
 
 
-def _parser() -> Parser:
+def make_parser() -> Parser:
+    """Return the command's parser."""
     parser = Parser(
         prog="stretto forecast",
         description="Say what comes after the end of each series, in its own units: a table of the first series, and "

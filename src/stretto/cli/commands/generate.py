@@ -7,7 +7,7 @@ from stretto.cli.parser import Parser, add_model_arguments
 
 def run(arguments: list[str]) -> None:
     """Parse and write."""
-    options = _parser().parse_all(arguments)
+    options = make_parser().parse_all(arguments)
     from stretto.serve.generation import Sampling, generate
     from stretto.train.trained_model import load_model
 
@@ -26,7 +26,8 @@ def run(arguments: list[str]) -> None:
     sys.stdout.write("\n---\n".join(f"{options.prompt}{text}" for text in texts) + "\n")
 
 
-def _parser() -> Parser:
+def make_parser() -> Parser:
+    """Return the command's parser."""
     parser = Parser(
         prog="stretto generate",
         description="Write text with a run's model: go on from a prompt, a token at a time.",

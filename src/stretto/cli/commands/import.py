@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def run(arguments: list[str]) -> None:
     """Parse, convert, and say what was found."""
-    options = _parser().parse_all(arguments)
+    options = make_parser().parse_all(arguments)
     refuse_existing("--out", options.out)
     from stretto.cli.views.console import make_console
     from stretto.exchange.keras_import import from_keras
@@ -42,7 +42,8 @@ def _describe_block(block: "nn.Module") -> tuple[str, str]:
     return f"{type(block).__name__}({kind})" if is_wrapper else type(block).__name__, sizes
 
 
-def _parser() -> Parser:
+def make_parser() -> Parser:
+    """Return the command's parser."""
     parser = Parser(
         prog="stretto import",
         usage="stretto import FILE --out WEIGHTS.safetensors",

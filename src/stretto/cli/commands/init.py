@@ -42,7 +42,7 @@ _OPTION_KINDS: dict[str, tuple[str, ...]] = {
 
 def run(arguments: list[str]) -> None:
     """Parse, inspect, ask, prepare, and write the run."""
-    parser = _parser()
+    parser = make_parser()
     options = parser.parse_all(arguments)
     _check(options)
     with parser.option_errors():
@@ -310,7 +310,8 @@ def _default_name(path: Path) -> str:
     return name or "data"
 
 
-def _parser() -> Parser:
+def make_parser() -> Parser:
+    """Return the command's parser."""
     parser = Parser(
         prog="stretto init",
         usage="stretto init PATH... [--out run.toml] [--name NAME] [--yes] [options]",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def run(arguments: list[str]) -> None:
     """Parse, measure if need be, search, and show."""
-    options = _parser().parse_all(arguments)
+    options = make_parser().parse_all(arguments)
     config = load_config(options.config, config_overrides(options))
     from stretto.cli.quantities import parse_bytes
     from stretto.cli.views.console import make_console
@@ -85,7 +85,8 @@ def _write(path: Path, text: str) -> None:
         raise ConfigError(f"{path} can't be written ({error.strerror}); choose another path") from None
 
 
-def _parser() -> Parser:
+def make_parser() -> Parser:
+    """Return the command's parser."""
     parser = Parser(
         prog="stretto plan",
         usage="stretto plan RUN.toml [--devices N] [--nodes N] [--memory 24GB] [--profile FILE | --hardware A100|H100] "

@@ -12,7 +12,7 @@ _NAME_DIFFERS = "if it is not called as in the run's own files"
 
 def run(arguments: list[str]) -> None:
     """Parse, and predict on the ranks that were asked for."""
-    options = _parser().parse_all(arguments)
+    options = make_parser().parse_all(arguments)
     if options.ranks < 1:
         raise ConfigError(f"--ranks={options.ranks} is not a number from 1 on; use at least 1")
     from stretto.cli.run_on_ranks import run_on_ranks
@@ -65,7 +65,8 @@ def _output_path(run: str, out: Path | None) -> Path:
     return Path(run) / "predictions.jsonl"
 
 
-def _parser() -> Parser:
+def make_parser() -> Parser:
+    """Return the command's parser."""
     parser = Parser(
         prog="stretto predict",
         description="Write what a run's model says of each row of some data to a file of JSON lines: the label of a "

@@ -22,8 +22,8 @@ KINDS = {
 
 def run(arguments: list[str]) -> None:
     """Parse, prepare, and describe the result."""
-    choice = _kinds_parser().parse_all(arguments)
-    parser = _parser(choice.kind)
+    choice = make_parser().parse_all(arguments)
+    parser = make_kind_parser(choice.kind)
     options = parser.parse_all(choice.arguments)
     console = make_console()
     skipped: list[SkippedRows] = []
@@ -65,7 +65,8 @@ def _prepare(
     )
 
 
-def _kinds_parser() -> Parser:
+def make_parser() -> Parser:
+    """Return the command's parser."""
     listing = "\n".join(f"  {name:<10} {description}" for name, description in KINDS.items())
     parser = Parser(
         prog="stretto prepare",
@@ -80,7 +81,8 @@ def _kinds_parser() -> Parser:
     return parser
 
 
-def _parser(kind: str) -> Parser:
+def make_kind_parser(kind: str) -> Parser:
+    """Return the parser of one kind."""
     from stretto.prepare.options import SequenceOptions, SeriesOptions, TextOptions
 
     options, description, files, example = {

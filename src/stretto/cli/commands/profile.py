@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def run(arguments: list[str]) -> None:
     """Parse, measure, and write the profile."""
-    options = _parser().parse_all(arguments)
+    options = make_parser().parse_all(arguments)
     config = load_config(options.config, config_overrides(options))
     for name in ("ranks", "threads"):
         if (getattr(options, name) or 0) < 0:
@@ -65,7 +65,8 @@ def _measure(profile_input: "ProfileInput", world: "World", path: Path) -> None:
         console.print(f"profile of {profile.device} is in {path}")
 
 
-def _parser() -> Parser:
+def make_parser() -> Parser:
+    """Return the command's parser."""
     parser = Parser(
         prog="stretto profile",
         usage="stretto profile RUN.toml [--out FILE] [--ranks N] [--hardware A100|H100] [--section.field VALUE ...]",

@@ -12,7 +12,7 @@ _DOCTYPE = b"<!doctype html>"
 
 def run(arguments: list[str]) -> None:
     """Write the page and print where it is."""
-    options = _parser().parse_all(arguments)
+    options = make_parser().parse_all(arguments)
     out = options.out or options.run / ("compare.html" if options.compare else "report.html")
     with _write_errors(out):
         _check(options.run, out)
@@ -70,7 +70,8 @@ def _progress() -> Iterator[Callable[[float], None]]:
         yield lambda fraction: bars.update(task, completed=fraction)
 
 
-def _parser() -> Parser:
+def make_parser() -> Parser:
+    """Return the command's parser."""
     parser = Parser(
         prog="stretto report",
         usage="stretto report RUN [--out FILE] [--compare RUN ...]",

@@ -5,13 +5,14 @@ from stretto.cli.parser import Parser
 
 def run(arguments: list[str]) -> None:
     """Parse and show."""
-    options = _parser().parse_all(arguments)
+    options = make_parser().parse_all(arguments)
     from stretto.cli.views.checkpoint_tables import show_checkpoint
 
     show_checkpoint(options.path, is_quick=options.quick)
 
 
-def _parser() -> Parser:
+def make_parser() -> Parser:
+    """Return the command's parser."""
     parser = Parser(
         prog="stretto show",
         description="Show what a run has saved, and of its newest checkpoint, or of the one that is named: where it "

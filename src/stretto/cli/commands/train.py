@@ -12,7 +12,7 @@ from stretto.config.toml import load_config
 
 def run(arguments: list[str]) -> None:
     """Parse, check and train."""
-    options = _parser().parse_all(arguments)
+    options = make_parser().parse_all(arguments)
     config = load_config(options.config, config_overrides(options))
     # Only now is torch needed: help and a bad config answer at once.
     from stretto.cli.run_on_ranks import run_on_ranks
@@ -35,7 +35,8 @@ def run(arguments: list[str]) -> None:
     )
 
 
-def _parser() -> Parser:
+def make_parser() -> Parser:
+    """Return the command's parser."""
     parser = Parser(
         prog="stretto train",
         usage="stretto train RUN.toml [--resume auto|never|PATH] [--section.field VALUE ...]",

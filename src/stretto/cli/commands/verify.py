@@ -21,7 +21,7 @@ class LayoutMismatchError(StrettoError):
 
 def run(arguments: list[str]) -> None:
     """Parse, compare, and say what was found."""
-    options = _parser().parse_all(arguments)
+    options = make_parser().parse_all(arguments)
     config = load_config(options.config, config_overrides(options))
     if options.steps < 1:
         raise ConfigError(f"--steps={options.steps} compares nothing; use at least 1")
@@ -59,7 +59,8 @@ def _verify(config: RunConfig, world: "World", num_steps: int, is_double: bool) 
         raise LayoutMismatchError(found.verdict if world.is_rank_zero else "")
 
 
-def _parser() -> Parser:
+def make_parser() -> Parser:
+    """Return the command's parser."""
     parser = Parser(
         prog="stretto verify",
         usage="stretto verify RUN.toml [--steps N] [--double] [--section.field VALUE ...]",
