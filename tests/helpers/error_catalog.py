@@ -6,13 +6,13 @@ from datetime import timedelta
 
 import torch
 from torch import nn
-from torch._C._distributed_c10d import HashStore
 
 from helpers import error_triggers as mishaps
 from stretto import StrettoError, testing
 from stretto.base.errors import DivergedError, FencedError, PlanError
 from stretto.cli.commands.verify import LayoutMismatchError
 from stretto.errors import ConfigError, DataError, LawError, LostPeerError, MeshError, PreemptedError
+from stretto.mesh.c10d import HashStore
 from stretto.mesh.rank_store import RankStore
 from stretto.mesh.rendezvous import rendezvous
 from stretto.nn import (

@@ -4,9 +4,9 @@ import threading
 from datetime import timedelta
 
 import pytest
-from torch._C._distributed_c10d import HashStore, TCPStore
 
 from stretto.errors import LostPeerError
+from stretto.mesh.c10d import HashStore, TCPStore
 from stretto.mesh.rendezvous import leave, rendezvous
 
 SOON = timedelta(seconds=10)

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
-from torch.distributed.checkpoint._hf_utils import _HFStorageInfo
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -37,6 +36,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from stretto.base.errors import DataError
+from stretto.checkpoint.hf_storage_info import HFStorageInfo, make_storage_info
 from stretto.checkpoint.manifest import CheckpointFile, ShardMetadata
 from stretto.checkpoint.storage import digest_of
 
@@ -127,7 +127,7 @@ def load_shards(paths: Mapping[Path, CheckpointFile], shards: Sequence[TensorSha
 def _metadata(paths: Mapping[Path, CheckpointFile]) -> Metadata:
     """What torch would gather by opening every file there is."""
     tensors: dict[str, TensorStorageMetadata] = {}
-    places: dict[MetadataIndex, _HFStorageInfo] = {}
+    places: dict[MetadataIndex, HFStorageInfo] = {}
     for path, file in paths.items():
         for part in file.shards:
             dtype: torch.dtype = getattr(torch, part.dtype)
@@ -136,7 +136,7 @@ def _metadata(paths: Mapping[Path, CheckpointFile]) -> Metadata:
                 part.name, TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(part.full_shape), [])
             )
             found.chunks.append(ChunkStorageMetadata(offsets, torch.Size(part.shape)))
-            places[MetadataIndex(part.name, offsets)] = _HFStorageInfo(str(path), torch.Size(part.shape), dtype)
+            places[MetadataIndex(part.name, offsets)] = make_storage_info(path, torch.Size(part.shape), dtype)
     return Metadata(tensors, storage_data=places)  # type: ignore[arg-type]
 
 

@@ -8,6 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from stretto.base.state import State
 from stretto.base.window import Window
+from stretto.engine.ddp_reducer import prepare_for_backward, rebuild_buckets
 from stretto.engine.engine import BeforeLastBackward, Engine, StepResult, no_op
 from stretto.mesh.mesh import Mesh
 from stretto.mesh.reduction import ReduceHookState, all_reduce_hook
@@ -55,7 +56,7 @@ class ReplicaEngine:
         """Run this replica's step; leave the gradient, summed over all replicas, in the parameters' `.grad`."""
         if self._reducer is not None:
             # DDP's forward would do this: fix the buckets once the order of gradients is known.
-            self._reducer.reducer._rebuild_buckets()
+            rebuild_buckets(self._reducer)
         # Buckets are reduced within the backward, so a lost replica shows as an error of the backward.
         with self.mesh.world.explain_errors("reducing gradients"):
             result = self.engine.step(window, carried, key, self._prepare_reducer)
@@ -73,7 +74,7 @@ class ReplicaEngine:
     def _prepare_reducer(self) -> Tensor | None:
         if self._reducer is None:
             return None
-        self._reducer.reducer.prepare_for_backward([])
+        prepare_for_backward(self._reducer)
         # In the order in which gradients are ready: last blocks first.
         parameters = [parameter for parameter in self.stack.parameters() if parameter.requires_grad][::-1]
         ready_signal: Tensor = _ReadyWithoutGradient.apply(*parameters)  # type: ignore[no-untyped-call]
@@ -89,7 +90,7 @@ class ReplicaEngine:
         assert ready_signal is not None and self._reducer is not None
         ready_signal.backward()  # type: ignore[no-untyped-call]
         self.mesh.world.wait_timer.end_all_reduce()
-        self._reducer.reducer._rebuild_buckets()
+        rebuild_buckets(self._reducer)
         self.stack.zero_grad(set_to_none=True)
 
 

@@ -7,14 +7,14 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-from torch.distributed.elastic.multiprocessing.api import SignalException, SubprocessContext
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from stretto.base.errors import FencedError, LostPeerError, StrettoError
 from stretto.base.scratch import make_scratch_folder
+from stretto.launch.elastic_agent import ElasticAgent
 from stretto.launch.loopback import LoopbackRendezvous
 from stretto.launch.parent_exit import LAUNCHER_PID_VARIABLE, PREEMPTED_EXIT_CODE
 
@@ -59,7 +59,12 @@ def launch_local(
         monitor_interval=0.1,
     )
     # No folder of logs: the ranks write where we do.
-    agent = _Agent(spec, DefaultLogsSpecs(os.devnull), progress, on_message)
+    agent = ElasticAgent(
+        spec,
+        DefaultLogsSpecs(os.devnull),
+        _RestartPolicy(restarts, progress, on_message),
+        shutdown_timeout=GRACE,
+    )
     # What ranks that are killed leave behind in a temporary folder goes with us.
     with make_scratch_folder() as folder, _environment(_rank_environment(num_ranks, folder)):
         try:
@@ -100,43 +105,26 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-class _Agent(LocalElasticAgent):
-    """Torch's agent, which counts tries without progress, and none that would end in the same way."""
+class _RestartPolicy:
+    """Counts tries without progress, and allows none that would end in the same way."""
 
-    def __init__(
-        self,
-        spec: WorkerSpec,
-        logs: DefaultLogsSpecs,
-        progress: Callable[[], object],
-        on_message: Callable[[str], None],
-    ) -> None:
-        super().__init__(spec, logs, shutdown_timeout=GRACE)
-        self._progress, self._on_message = progress, on_message
+    def __init__(self, restarts: int, progress: Callable[[], object], on_message: Callable[[str], None]) -> None:
+        self._restarts, self._progress, self._on_message = restarts, progress, on_message
         self._last_progress = progress()
 
-    def exit_codes(self) -> list[int | None]:
-        """Return the exit codes of the ranks, as far as they have ended."""
-        assert isinstance(self._pcontext, SubprocessContext)
-        return [handler.proc.returncode for handler in self._pcontext.subprocess_handlers.values()]
-
-    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        result: RunResult = super()._monitor_workers(worker_group)
-        if result.is_failed():
-            codes = [failure.exitcode for failure in result.failures.values()]
-            if any(code in _PERMANENT_EXIT_CODES for code in codes) or all(
-                code == PREEMPTED_EXIT_CODE for code in codes
-            ):
-                self._remaining_restarts = 0
-                return result
-            now = self._progress()
-            if now != self._last_progress:
-                self._last_progress, self._remaining_restarts = now, worker_group.spec.max_restarts
-            if self._remaining_restarts > 0:
-                rank, failure = _root_cause(result)
-                left = self._remaining_restarts - 1
-                how = f"was killed by {failure.signal_name()}" if failure.exitcode < 0 else "was lost"
-                self._on_message(f"rank {rank} {how}; all ranks are started again ({left} more tries after this)")
-        return result
+    def __call__(self, result: RunResult, remaining: int) -> int:
+        """Return how many restarts are left after this failure, the coming one included."""
+        codes = [failure.exitcode for failure in result.failures.values()]
+        if any(code in _PERMANENT_EXIT_CODES for code in codes) or all(code == PREEMPTED_EXIT_CODE for code in codes):
+            return 0
+        now = self._progress()
+        if now != self._last_progress:
+            self._last_progress, remaining = now, self._restarts
+        if remaining > 0:
+            rank, failure = _root_cause(result)
+            how = f"was killed by {failure.signal_name()}" if failure.exitcode < 0 else "was lost"
+            self._on_message(f"rank {rank} {how}; all ranks are started again ({remaining - 1} more tries after this)")
+        return remaining
 
 
 def _root_cause(result: RunResult) -> tuple[int, ProcessFailure]:

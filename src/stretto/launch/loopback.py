@@ -2,13 +2,13 @@
 
 from datetime import timedelta
 
-from torch._C._distributed_c10d import TCPStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
     RendezvousStoreInfo,
 )
 
+from stretto.mesh.c10d import TCPStore
 from stretto.mesh.store import listen_at
 
 BACKEND = "stretto-loopback"

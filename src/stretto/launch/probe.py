@@ -34,6 +34,7 @@ def print_probe() -> None:
     """Write what there is to say as a line of JSON."""
     import torch
 
+    from stretto.launch.cuda_driver import driver_version
     from stretto.mesh.device import find_backends
 
     accelerator = _try(lambda: torch.accelerator.current_accelerator(check_available=True), None)
@@ -48,7 +49,7 @@ def print_probe() -> None:
         "backends": _try(find_backends, []),
         "kind": kind,
         "devices": [_device(f"{kind}:{index}") for index in range(count)],
-        "driver": _try(lambda: torch._C._cuda_getDriverVersion(), None) if kind == "cuda" else None,  # type: ignore[attr-defined]
+        "driver": _try(driver_version, None) if kind == "cuda" else None,
         "error": _cuda_error() if kind is None and (torch.version.cuda or torch.version.hip) else None,
     }
     sys.stdout.write("\n" + json.dumps(told) + "\n")

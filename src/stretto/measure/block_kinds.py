@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from stretto.base.denormals import flush_denormals
 from stretto.base.errors import PlanError
+from stretto.base.foreach import multiply_all
 from stretto.base.optimizer import OptimizerFactory
 from stretto.base.state import State
 from stretto.base.window import Rows
@@ -280,7 +281,7 @@ def _time_optimizer(weights: list[nn.Parameter], make_optimizer: OptimizerFactor
 
     def update() -> None:
         float(torch.nn.utils.get_total_norm(gradients))
-        torch._foreach_mul_(gradients, 1.0)
+        multiply_all(gradients, 1.0)
         with flush_denormals():
             optimizer.step()
 

@@ -2,8 +2,7 @@
 
 import threading
 
-from torch._C._distributed_c10d import Store
-
+from stretto.mesh.c10d import Store
 from stretto.mesh.rank_store import RankStore
 
 WAITING = "waiting"

@@ -7,9 +7,9 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store
 
 from stretto.base.errors import MeshError
+from stretto.mesh.c10d import PrefixStore, Store
 from stretto.mesh.device import find_device
 from stretto.mesh.heartbeat import Heartbeat
 from stretto.mesh.launch_info import LaunchInfo, find_launch_info

@@ -17,8 +17,7 @@ from contextlib import suppress
 from datetime import timedelta
 from itertools import count
 
-from torch._C._distributed_c10d import Store
-
+from stretto.mesh.c10d import Store
 from stretto.mesh.heartbeat import status_key
 from stretto.mesh.rank_store import RankStore
 

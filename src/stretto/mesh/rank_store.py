@@ -5,9 +5,8 @@ from datetime import timedelta
 from itertools import count
 from typing import TypeVar
 
-from torch._C._distributed_c10d import Store
-
 from stretto.base.errors import LostPeerError
+from stretto.mesh.c10d import Store
 from stretto.mesh.timeouts import OperationTimeoutError, call_with_timeout, poll
 
 Value = TypeVar("Value")

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import GradBucket
 
+from stretto.mesh.c10d import GradBucket
 from stretto.mesh.wait_timer import WaitTimer
 
 TensorFuture = torch.futures.Future[Tensor]

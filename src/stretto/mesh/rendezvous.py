@@ -13,9 +13,8 @@ import uuid
 from contextlib import suppress
 from datetime import timedelta
 
-from torch._C._distributed_c10d import Store
-
 from stretto.base.errors import LostPeerError
+from stretto.mesh.c10d import Store
 from stretto.mesh.timeouts import poll
 
 # How long rank 0 waits for ranks that still have something to do.

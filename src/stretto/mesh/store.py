@@ -4,9 +4,8 @@ import errno
 import socket
 from datetime import timedelta
 
-from torch._C._distributed_c10d import TCPStore
-
 from stretto.base.errors import LostPeerError, MeshError
+from stretto.mesh.c10d import TCPStore
 from stretto.mesh.launch_info import LaunchInfo
 
 

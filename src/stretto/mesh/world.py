@@ -10,7 +10,6 @@ from functools import cached_property
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import HashStore
 
 from stretto.base.errors import (
     ConfigError,
@@ -21,6 +20,7 @@ from stretto.base.errors import (
     PlanError,
     StrettoError,
 )
+from stretto.mesh.c10d import HashStore
 from stretto.mesh.heartbeat import WAITING, Heartbeat
 from stretto.mesh.liveness import LivenessCheck
 from stretto.mesh.rank_store import RankStore

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto.base.errors import ConfigError
+from stretto.base.foreach import multiply_all
 from stretto.base.optimizer import OptimizerFactory
 from stretto.config.train import TrainConfig
 
@@ -114,5 +115,5 @@ def scale_gradients(parameters: Iterable[nn.Parameter], count: float, norm: floa
         if parameter.grad is not None:
             gradients.append(parameter.grad)
     if gradients:
-        torch._foreach_mul_(gradients, scale)
+        multiply_all(gradients, scale)
     return mean_norm

@@ -1,0 +1,12 @@
+"""Arithmetic on many tensors in one kernel launch, with torch's private foreach functions.
+
+`torch._foreach_mul_` is what `torch.nn.utils.clip_grad_norm_` and torch's optimizers use; there is no public name.
+"""
+
+import torch
+from torch import Tensor
+
+
+def multiply_all(tensors: list[Tensor], factor: float) -> None:
+    """Multiply all tensors by a factor, in place."""
+    torch._foreach_mul_(tensors, factor)

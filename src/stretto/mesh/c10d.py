@@ -1,0 +1,13 @@
+"""c10d: torch's stores and gradient buckets, imported in one place.
+
+torch.distributed has these names at run time, but type checkers find them only in the private module that makes them.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import GradBucket, HashStore, PrefixStore, Store, TCPStore
+else:
+    from torch.distributed import GradBucket, HashStore, PrefixStore, Store, TCPStore
+
+__all__ = ["GradBucket", "HashStore", "PrefixStore", "Store", "TCPStore"]

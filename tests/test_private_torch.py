@@ -1,0 +1,129 @@
+"""The private names of torch that stretto uses: each behind one module, and each still there in the torch installed."""
+
+import ast
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import stretto
+from helpers.rank_pool import RankPools
+from stretto.base.foreach import multiply_all
+from stretto.mesh.world import World
+
+SOURCE = Path(stretto.__file__).parent
+# Each private name, and the one module that may use it.
+PRIVATE_NAMES = {
+    "base/foreach.py": {"torch._foreach_mul_"},
+    "checkpoint/hf_storage_info.py": {
+        "torch.distributed.checkpoint._hf_utils",
+        "torch.distributed.checkpoint._hf_utils._HFStorageInfo",
+    },
+    "engine/ddp_reducer.py": {"ddp.reducer._rebuild_buckets"},
+    "launch/cuda_driver.py": {"torch._C", "torch._C._cuda_getDriverVersion"},
+    "launch/elastic_agent.py": {"super()._monitor_workers"},
+    # For type checkers only.
+    "mesh/c10d.py": {
+        f"torch._C._distributed_c10d{name}"
+        for name in ("", ".GradBucket", ".HashStore", ".PrefixStore", ".Store", ".TCPStore")
+    },
+}
+
+
+@contextmanager
+def private_name(name: str) -> Iterator[None]:
+    """Say which private name of torch has changed, and in which version."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"torch {torch.__version__} has changed the private name {name}")
+        raise
+
+
+def private_names(source: str) -> set[str]:
+    """Return what a source uses of others that begins with one underscore."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom):
+            names |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Attribute):
+            names.add(ast.unparse(node))
+    return {
+        name
+        for name in names
+        if (name.startswith("torch.") and "._" in name.replace(".__", "."))
+        or (name.startswith(("super()._", "ddp.reducer._")) and not name.startswith("super().__"))
+    }
+
+
+def test_a_private_name_of_torch_is_used_in_one_module_only() -> None:
+    used = {str(path.relative_to(SOURCE)): private_names(path.read_text()) for path in SOURCE.rglob("*.py")}
+    assert {path: names for path, names in used.items() if names} == PRIVATE_NAMES
+
+
+def test_foreach_mul_multiplies_in_place() -> None:
+    tensors = [torch.ones(2), torch.full((3,), 2.0)]
+    with private_name("torch._foreach_mul_"):
+        multiply_all(tensors, 0.5)
+    assert tensors[0].tolist() == [0.5, 0.5] and tensors[1].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_hf_storage_info_takes_a_path_a_shape_and_a_dtype() -> None:
+    with private_name("torch.distributed.checkpoint._hf_utils._HFStorageInfo"):
+        from stretto.checkpoint.hf_storage_info import make_storage_info
+
+        info = make_storage_info(Path("a.safetensors"), torch.Size([2, 3]), torch.float32)
+        assert (info.relative_path, info.shape, info.dtype) == ("a.safetensors", torch.Size([2, 3]), torch.float32)
+
+
+def test_the_reducer_reduces_a_backward_that_ddp_did_not_start(pools: RankPools) -> None:
+    assert pools[2].run(_reduce_by_hand) == [[3.0, 3.0], [3.0, 3.0]]
+
+
+def _reduce_by_hand(world: World) -> list[float]:
+    from stretto.engine.ddp_reducer import prepare_for_backward, rebuild_buckets
+
+    model = nn.Linear(2, 1, bias=False)
+    ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    x: Tensor = torch.full((1, 2), 2.0 * (world.rank + 1))
+    with private_name("Reducer._rebuild_buckets and Reducer.prepare_for_backward"):
+        for _ in range(2):
+            model.zero_grad(set_to_none=True)
+            rebuild_buckets(ddp)
+            prepare_for_backward(ddp)
+            # The model itself, not `ddp`, whose forward would prepare the reducer.
+            model(x).sum().backward()
+    assert model.weight.grad is not None
+    return model.weight.grad.flatten().tolist()
+
+
+def test_the_agent_asks_for_the_workers_state_with_the_method_that_we_extend() -> None:
+    from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+
+    with private_name("LocalElasticAgent._monitor_workers, ._remaining_restarts or ._pcontext"):
+        assert list(inspect.signature(LocalElasticAgent._monitor_workers).parameters) == ["self", "worker_group"]
+        loop = inspect.getsource(SimpleElasticAgent._invoke_run)
+        # Called in the loop before it asks how many restarts are left.
+        assert loop.index("self._monitor_workers(") < loop.index("self._remaining_restarts > 0")
+        assert "self._pcontext" in inspect.getsource(LocalElasticAgent)
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="a CPU build of torch has no CUDA driver to ask")
+def test_a_cuda_build_tells_the_drivers_version() -> None:
+    with private_name("torch._C._cuda_getDriverVersion"):
+        assert callable(torch._C._cuda_getDriverVersion)  # type: ignore[attr-defined]
+
+
+def test_torch_distributed_has_the_stores_and_the_bucket() -> None:
+    with private_name("torch.distributed.GradBucket, HashStore, PrefixStore, Store or TCPStore"):
+        from stretto.mesh.c10d import HashStore, PrefixStore
+
+        PrefixStore("stretto", HashStore()).set("key", "value")
