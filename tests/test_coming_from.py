@@ -90,6 +90,7 @@ def test_links_to_threads_have_the_form_that_leads_to_them() -> None:
         assert links and all(re.fullmatch(pattern, link) for link in links), links
 
 
+@pytest.mark.long
 def test_the_gradient_of_a_hand_written_ddp_step_is_off_and_ours_is_not(data: Path) -> None:
     printed = on_two_ranks(data, str(FILES / "ddp_gradients.py"))
     off = {name: float(share) for name, share in re.findall(r"(\w+): norm [\d.]+, off by (\S+) of", printed)}
@@ -100,6 +101,7 @@ def test_the_gradient_of_a_hand_written_ddp_step_is_off_and_ours_is_not(data: Pa
     assert all(norm[:6] in page for norm in norms), norms
 
 
+@pytest.mark.long
 def test_the_hand_written_ddp_script_runs_and_its_successor_is_the_same_on_one_rank_and_two(
     data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -111,6 +113,7 @@ def test_the_hand_written_ddp_script_runs_and_its_successor_is_the_same_on_one_r
     assert (data / "model.pt").is_file()
 
 
+@pytest.mark.long
 def test_two_stages_have_the_losses_of_a_layer_on_each_device(
     data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -120,6 +123,7 @@ def test_two_stages_have_the_losses_of_a_layer_on_each_device(
     assert len(before) == 10 and after == pytest.approx(before, rel=1e-4)
 
 
+@pytest.mark.long
 def test_two_workers_of_tf_config_have_the_losses_of_one(
     data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

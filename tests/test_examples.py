@@ -43,6 +43,7 @@ def ett() -> Path:
     return path
 
 
+@pytest.mark.long
 def test_the_forecast_beats_the_last_day_and_is_drawn(ett: Path, tmp_path: Path) -> None:
     printed = run(tmp_path, sys.executable, str(EXAMPLES / "03_forecast.py"), str(ett))
     error, naive = figures(printed, r"squared error ([\d.]+), repeating the last day ([\d.]+)")
@@ -52,6 +53,7 @@ def test_the_forecast_beats_the_last_day_and_is_drawn(ett: Path, tmp_path: Path)
     assert len(svg.findall(".//{http://www.w3.org/2000/svg}polyline")) == 9
 
 
+@pytest.mark.long
 def test_texts_are_classified_alike_by_one_rank_by_two_and_by_the_command(tmp_path: Path) -> None:
     script = str(EXAMPLES / "04_classify.py")
     alone = run(tmp_path, sys.executable, script)
@@ -68,6 +70,7 @@ def test_texts_are_classified_alike_by_one_rank_by_two_and_by_the_command(tmp_pa
     assert figures(command, r"held out: loss ([\d.]+)")[0] < 0.1
 
 
+@pytest.mark.long
 def test_a_language_model_learns_from_articles(wikitext: Path, tmp_path: Path) -> None:
     printed = run(tmp_path, sys.executable, str(EXAMPLES / "05_documents.py"), str(wikitext))
     assert printed.startswith("60 articles to train on")
@@ -76,6 +79,7 @@ def test_a_language_model_learns_from_articles(wikitext: Path, tmp_path: Path) -
     assert perplexity < 160 and bits < 1.6
 
 
+@pytest.mark.long
 def test_a_run_that_is_killed_moved_and_cut_off_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
     printed = run(tmp_path, sys.executable, str(EXAMPLES / "06_survive.py"))
     assert "resume  after step 20" in printed and "preempted: exit code 75" in printed
@@ -100,6 +104,7 @@ def test_a_layout_is_chosen_on_the_ranks_there_are_and_trained_in(tmp_path: Path
     assert loss < 3.5
 
 
+@pytest.mark.long
 def test_a_trained_model_is_used(tmp_path: Path) -> None:
     prepare_manual(tmp_path)
     train = ["train", str(EXAMPLES / "01_first_model.toml"), "--train.steps", "100"]

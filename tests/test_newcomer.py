@@ -45,6 +45,7 @@ def shared() -> Path:
     return SHARED
 
 
+@pytest.mark.long
 @pytest.mark.timeout(70 * MINUTES)
 @pytest.mark.parametrize("steps", [pytest.param(None, marks=pytest.mark.slow, id="whole"), 20])
 def test_a_newcomer_gets_from_three_kinds_of_files_to_predictions(

@@ -147,6 +147,7 @@ def test_a_checkpoint_that_comes_too_late_is_on_nobodys_line(tmp_path: Path) -> 
         assert saved is not None and saved.manifest.training_state.step == 2
 
 
+@pytest.mark.long
 def test_a_folder_in_use_is_refused_and_free_again_when_its_process_is_gone(tmp_path: Path) -> None:
     with CheckpointManager(tmp_path) as checkpoints:
         checkpoints.start()
@@ -277,6 +278,7 @@ def save_with(world: World, folder: Path, bad_rank: int) -> int | None:
     return checkpoints.last_step
 
 
+@pytest.mark.long
 def test_a_save_that_one_rank_can_not_write_is_none_and_the_run_goes_on(pools: RankPools, tmp_path: Path) -> None:
     assert pools[3].run(save_with, tmp_path, 2)[0] == 3
     assert steps(tmp_path) == [1, 3]

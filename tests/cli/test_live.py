@@ -125,6 +125,7 @@ class Screen:
         self.column += len(text)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("width", "height", "layout"),
     [(80, 24, []), (120, 40, ["--layout.stages", "2", "--layout.chunks", "4"])],

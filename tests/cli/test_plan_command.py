@@ -122,6 +122,7 @@ def test_auto_leaves_no_room_for_other_wishes(run_toml: Path, capsys: pytest.Cap
         Run(load_config("run.toml", {"layout.auto": "true"}))
 
 
+@pytest.mark.long
 def test_auto_measures_chooses_trains_and_compares(run_toml: Path, capfd: pytest.CaptureFixture[str]) -> None:
     text = run_toml.read_text()
     run_toml.write_text('layout = "auto"\n' + text)
@@ -139,6 +140,7 @@ def test_auto_measures_chooses_trains_and_compares(run_toml: Path, capfd: pytest
     assert "profile measuring" not in capfd.readouterr().out
 
 
+@pytest.mark.long
 def test_auto_under_torchrun_uses_the_ranks_that_were_started(run_toml: Path) -> None:
     run_toml.write_text('layout = "auto"\n' + run_toml.read_text())
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -86,6 +86,7 @@ def test_predictions_are_written_and_summed_up(capsys: pytest.CaptureFixture[str
     assert "mean absolute error of b" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_predictions_cut_off_by_sigkill_go_on_from_a_file_on_other_ranks(folder: Path) -> None:
     records = [json.loads(line) for line in Path("moods.jsonl").read_text().splitlines()]
     Path("new.jsonl").write_text("".join(json.dumps({"text": record["text"]}) + "\n" for record in records))

@@ -69,6 +69,7 @@ def layouts(draw: st.DrawFn) -> Layout:
     )
 
 
+@pytest.mark.long
 @given(
     layout=layouts(),
     model=st.sampled_from(["lstm", "lstm", "barrier", "odd"]),

@@ -122,6 +122,7 @@ def _double(window: Window) -> Window:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_a_batch_gives_the_sum_of_its_sequences_one_at_a_time(

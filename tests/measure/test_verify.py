@@ -111,6 +111,7 @@ def on_rank_of(world: World, folder: Path, layout: Layout) -> Verification:
     return verify(stack, SequenceLoss(), Batches(LabeledItems(sequences), 40), layout, world, num_steps=4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "layout", [Layout(replicas=2, micro_batches=3), Layout(stages=2, micro_batches=2, chunks=3)], ids=str
 )

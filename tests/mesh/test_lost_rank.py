@@ -17,6 +17,7 @@ from stretto import Layout
 from stretto.data import Corpus
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("layout", "victim"),
     [

@@ -36,6 +36,7 @@ def fail_before_the_mesh(world: World, layout: Layout, guilty: int) -> None:
     make_engine(Stack([Linear(2, 2), Linear(2, 2)]), SquaredError(), layout, world, seed=1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("layout", "guilty"), [(Layout(replicas=2), 1), (Layout(stages=2), 0)], ids=str)
 def test_a_rank_that_fails_before_the_mesh_is_created_ends_all_ranks(layout: Layout, guilty: int) -> None:
     ranks = RankPool(2)
@@ -44,6 +45,7 @@ def test_a_rank_that_fails_before_the_mesh_is_created_ends_all_ranks(layout: Lay
     assert caught.value.errors == dict.fromkeys(range(2), "checksums.bin is damaged")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("guilty", [0, 2])
 @pytest.mark.parametrize("layout", [Layout(replicas=3), Layout(stages=2, replicas=2)], ids=str)
 def test_all_ranks_end_with_the_error_of_the_one_that_failed(layout: Layout, guilty: int) -> None:
@@ -53,6 +55,7 @@ def test_all_ranks_end_with_the_error_of_the_one_that_failed(layout: Layout, gui
     assert caught.value.errors == dict.fromkeys(range(layout.num_ranks), "shard 7 is damaged")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("file", ["values-00000.bin", "labels-00000.bin"])
 def test_a_flipped_bit_that_only_one_stage_reads_ends_a_run_with_one_message(file: str, tmp_path: Path) -> None:
     rows = [[token % 7 for token in range(3 + row % 9)] for row in range(64)]

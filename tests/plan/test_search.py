@@ -19,6 +19,7 @@ from stretto.plan.workload import Workload
 LOAD = Workload.of(8, 16)
 
 
+@pytest.mark.long
 @given(profiles(), st.integers(1, 6), st.lists(st.integers(1, 20), min_size=4, max_size=9))
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 def test_what_is_not_simulated_could_not_be_among_the_best(drawn: Profile, devices: int, lengths: list[int]) -> None:
@@ -162,6 +163,7 @@ def test_links_that_nobody_gave_are_asked_for() -> None:
         find_plan(alone, LOAD, Cluster(2, 2))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(("layers", "memory", "seconds"), [(8, 80e9, 10), (30, 80e9, 30), (30, 6e9, 30)])
 def test_four_thousand_devices_are_planned_in_ten_seconds(layers: int, memory: float, seconds: float) -> None:

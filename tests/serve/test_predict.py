@@ -65,6 +65,7 @@ def write_on_ranks(world: World, location: Path, out: Path) -> int:
     return write_predictions(untrained(location), location, out, world)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_predictions_on_several_ranks_equal_those_of_one_in_order(
     pools: RankPools, tmp_path: Path, num_ranks: int

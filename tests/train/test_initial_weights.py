@@ -90,6 +90,7 @@ def _begin(world: World, config: RunConfig) -> list[float]:
     return losses(Run(config, world))
 
 
+@pytest.mark.long
 def test_each_stage_begins_with_its_part(byte_corpus: Corpus, plain: Path, tmp_path: Path, pools: RankPools) -> None:
     model: dict[str, object] = {"weights": str(plain), "dropout": 0.2}
     alone = losses(Run(config_for(byte_corpus, tmp_path / "alone", model=model)))

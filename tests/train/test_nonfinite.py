@@ -63,6 +63,7 @@ def train(world: World, case: Case, layout: Layout, folder: Path | None = None) 
     return losses, trainer.skipped, bool(finite)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "layout", [Layout(replicas=3), Layout(stages=2, chunks=3), Layout(replicas=2, stages=2, micro_batches=2)]
 )

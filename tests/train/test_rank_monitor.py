@@ -79,6 +79,7 @@ def train_and_monitor(
 LAYOUTS = [Layout(replicas=2, stages=2, chunks=4), Layout(stages=3, micro_batches=2, chunks=3)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_watching_changes_no_bit_and_says_what_every_rank_did(pools: RankPools, layout: Layout) -> None:
     plain = pools[layout.num_ranks].run(train_and_monitor, layout, CASE, None, False)

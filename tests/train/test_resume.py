@@ -64,6 +64,7 @@ def layout_of(grid: tuple[int, int]) -> Layout:
     return Layout(replicas=grid[0], stages=grid[1], chunks=3 if grid[1] > 1 else 1, micro_batches=2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "optimizer"), [("lstm", "adamw"), ("lstm", "sgd"), ("lstm", "asgd"), ("odd", "adamw")]
 )

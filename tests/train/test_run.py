@@ -181,6 +181,7 @@ def test_a_model_and_a_loss_of_the_users_own_are_trained(byte_corpus: Corpus, tm
         list(Run(config_for(byte_corpus, tmp_path / "third", model={"loss": f"{code}:mean"})).events())
 
 
+@pytest.mark.long
 def test_a_model_that_fits_nowhere_is_refused(byte_corpus: Corpus, tmp_path: Path) -> None:
     for hidden in (3 * 10**6, 10**10):
         with pytest.raises(ConfigError, match=r"the model('s .* weights can't be made| can't be built)"):

@@ -75,6 +75,7 @@ def await_no_services(pids: list[int], seconds: float = 10) -> None:
     assert not any(wandb_services(pid) for pid in pids), "W&B's service outlives the run"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_a_run_that_was_killed_has_each_step_once_in_all_sinks(
     byte_corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -292,6 +293,7 @@ def run_watched(world: World, path: Path) -> list[str]:
     return sorted(name for name in names if name.startswith("stretto-"))
 
 
+@pytest.mark.long
 def test_only_the_first_rank_has_sinks(byte_corpus: Corpus, tmp_path: Path, pools: RankPools) -> None:
     path = tmp_path / "run.toml"
     path.write_text(

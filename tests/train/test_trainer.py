@@ -38,6 +38,7 @@ def make(corpus: Corpus, hidden: int = 16, seed: int = 5) -> Stack:
     return initialize(Stack(blocks), seed)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("level", "hidden"), [("byte", 64), pytest.param("word", 48, marks=pytest.mark.slow)])
 def test_200_steps_on_wikitext_equal_the_hand_written_loop(
     level: Literal["byte", "word"], hidden: int, wikitext: Path, tmp_path: Path
