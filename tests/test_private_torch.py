@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -25,7 +24,6 @@ PRIVATE_NAMES = {
         "torch.distributed.checkpoint._hf_utils._HFStorageInfo",
     },
     "engine/ddp_reducer.py": {"ddp.reducer._rebuild_buckets"},
-    "launch/cuda_driver.py": {"torch._C", "torch._C._cuda_getDriverVersion"},
     "launch/elastic_agent.py": {"super()._monitor_workers"},
     # For type checkers only.
     "mesh/c10d.py": {
@@ -114,12 +112,6 @@ def test_the_agent_asks_for_the_workers_state_with_the_method_that_we_extend() -
         # Called in the loop before it asks how many restarts are left.
         assert loop.index("self._monitor_workers(") < loop.index("self._remaining_restarts > 0")
         assert "self._pcontext" in inspect.getsource(LocalElasticAgent)
-
-
-@pytest.mark.skipif(torch.version.cuda is None, reason="a CPU build of torch has no CUDA driver to ask")
-def test_a_cuda_build_tells_the_drivers_version() -> None:
-    with private_name("torch._C._cuda_getDriverVersion"):
-        assert callable(torch._C._cuda_getDriverVersion)  # type: ignore[attr-defined]
 
 
 def test_torch_distributed_has_the_stores_and_the_bucket() -> None:

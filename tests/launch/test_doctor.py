@@ -1,5 +1,6 @@
 """Findings about this machine, with real parts: processes, folders, ranks."""
 
+import ctypes
 import json
 import os
 import subprocess
@@ -15,6 +16,7 @@ from helpers.rank_pool import RankPools, free_port
 from stretto import World
 from stretto.cli.main import main
 from stretto.launch import Finding, doctor, links, machine
+from stretto.launch.cuda_driver import driver_version
 from stretto.launch.doctor import check_machine
 from stretto.launch.finding import ok, run_check
 from stretto.launch.folders import check_folder
@@ -260,3 +262,16 @@ def test_a_problem_ends_in_exit_code_1(
 def test_an_invalid_option_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--ranks", "0"]) == 2
     assert capsys.readouterr().err == "stretto: error: --ranks=0 should be 1 or more; 1 starts none\n"
+
+
+def test_the_version_of_the_cuda_driver_is_asked_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Driver:
+        def __init__(self, name: str) -> None:
+            assert name == "libcuda.so.1"
+
+        def cuDriverGetVersion(self, version: Any) -> int:  # noqa: ANN401, N802 - the driver's name for it
+            version._obj.value = 12080
+            return 0
+
+    monkeypatch.setattr(ctypes, "CDLL", Driver)
+    assert driver_version() == 12080

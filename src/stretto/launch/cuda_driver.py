@@ -1,9 +1,11 @@
-"""The version of the CUDA driver, which torch knows and tells only by a private function."""
+"""The version of the CUDA driver, asked of the driver itself: torch has no name for it."""
 
-import torch
+import ctypes
 
 
 def driver_version() -> int:
-    """Return the newest CUDA version that the driver supports, 12080 for 12.8; needs a CUDA build of torch."""
-    version: int = torch._C._cuda_getDriverVersion()  # type: ignore[attr-defined]
-    return version
+    """Return the newest CUDA version that the driver supports, 12080 for 12.8; an OSError where there is no driver."""
+    version = ctypes.c_int()
+    if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)) != 0:
+        raise OSError("the CUDA driver does not tell its version")
+    return version.value
