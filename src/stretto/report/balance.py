@@ -1,6 +1,6 @@
 """Load balance: how long each rank computed and waited, and how much memory it used."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -21,7 +21,7 @@ _UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1.0, "bytes"))
 def balance_section(record: Record) -> Html:
     """Return how long each rank was busy and waiting, and its memory."""
     ranks = record.ranks
-    if ranks is None:
+    if not ranks.num_ranks:
         words = "The log has no figures per rank: the run was too short, or an older version wrote it."
         return section("balance", "Load balance", note(words))
     if ranks.num_ranks == 1:
@@ -29,7 +29,7 @@ def balance_section(record: Record) -> Html:
     charts = [figure(_memory_chart(ranks))]
     if ranks.bubbles.num_rows > 1:
         charts.append(figure(_bubble_chart(ranks)))
-    times = figure(_time_chart(ranks), class_="full-width")
+    times = figure(_time_chart(ranks), "full-width")
     return section("balance", "Load balance", note(_describe(ranks)), times, tag("div", *charts, class_="grid"))
 
 
@@ -53,40 +53,41 @@ def _describe(ranks: RankMeans) -> str:
 
 
 def _time_chart(ranks: RankMeans) -> Html:
-    title = "Mean step of each rank"
-    factor, unit = step_time_unit(ranks.seconds)
     waiting = np.nan_to_num(ranks.waiting)
     other = np.maximum(0.0, ranks.seconds - ranks.busy - waiting)
     parts = [("busy", "c0", ranks.busy), ("waiting for others", "idle", waiting)]
     if float(other.max()) > 0.02 * ranks.seconds:
         parts.append(("other", "rest", other))
-    scaled = [(name, css_class, _columns(values * factor)) for name, css_class, values in parts]
-    if ranks.num_ranks > _MAX_ROWS:
-        return stacked_column_chart(title, unit, "rank", scaled, ranks.num_ranks)
-    busy = [f"{format_percent(float(seconds) / ranks.seconds)} busy" for seconds in ranks.busy]
-    return stacked_bar_chart(title, unit, _names(ranks), scaled, lambda value: format_seconds(value / factor), busy)
+    values = [f"{format_percent(float(seconds) / ranks.seconds)} busy" for seconds in ranks.busy]
+    return _rank_chart("Mean step of each rank", step_time_unit(ranks.seconds), parts, format_seconds, values)
 
 
 def _memory_chart(ranks: RankMeans) -> Html:
-    title = "Peak memory"
     memory = np.nan_to_num(ranks.memory)
-    factor, unit = next(pair for pair in _UNITS if float(memory.max()) >= pair[0] or pair[0] == 1.0)
-    parts = [("memory", "c2", _columns(memory / factor))]
-    if ranks.num_ranks > _MAX_ROWS:
-        return stacked_column_chart(title, unit, "rank", parts, ranks.num_ranks)
+    size, name = next(unit for unit in _UNITS if float(memory.max()) >= unit[0] or unit[0] == 1.0)
     values = [format_bytes(float(value)) for value in memory]
-    return stacked_bar_chart(title, unit, _names(ranks), parts, lambda value: format_bytes(value * factor), values)
+    return _rank_chart("Peak memory", (1 / size, name), [("memory", "c2", memory)], format_bytes, values)
 
 
-def _names(ranks: RankMeans) -> list[str]:
-    return [f"rank {rank}" for rank in range(ranks.num_ranks)]
+def _rank_chart(
+    title: str,
+    unit: tuple[float, str],
+    parts: Sequence[tuple[str, str, Floats]],
+    format_value: Callable[[float], str],
+    values: Sequence[str],
+) -> Html:
+    """Return a chart with a row per rank, or with columns if there are too many ranks."""
+    num_ranks, (factor, unit_name) = len(values), unit
+    if num_ranks > _MAX_ROWS:
+        columns = [(name, css_class, _columns(amounts * factor)) for name, css_class, amounts in parts]
+        return stacked_column_chart(title, unit_name, "rank", columns, num_ranks)
+    rows = [(name, css_class, amounts.tolist()) for name, css_class, amounts in parts]
+    return stacked_bar_chart(title, unit, [f"rank {rank}" for rank in range(num_ranks)], rows, format_value, values)
 
 
 def _columns(values: Floats) -> Sequence[float]:
     """Return a value per column: of one rank, or the mean of neighbors if there are too many ranks."""
-    if len(values) <= _MAX_COLUMNS:
-        return [float(value) for value in values]
-    return [float(part.mean()) for part in np.array_split(values, _MAX_COLUMNS)]
+    return [float(part.mean()) for part in np.array_split(values, min(len(values), _MAX_COLUMNS))]
 
 
 def _bubble_chart(ranks: RankMeans) -> Html:

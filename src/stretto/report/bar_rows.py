@@ -89,7 +89,7 @@ class BarChart:
 
 def stacked_bar_chart(
     title: str,
-    unit: str,
+    unit: tuple[float, str],
     names: Sequence[str],
     parts: Sequence[tuple[str, str, Sequence[float]]],
     format_value: Callable[[float], str],
@@ -97,22 +97,23 @@ def stacked_bar_chart(
 ) -> Html:
     """Return a bar per name, stacked from parts, each a name, a color class and one amount per bar.
 
-    `values` are texts to the right of the bars.
+    `unit` is the number of units in an amount of one, and its name. `values` are texts to the right of the bars.
     """
+    factor, unit_name = unit
     totals = [sum(amounts[index] for _, _, amounts in parts) for index in range(len(names))]
-    x = linear(0.0, max(totals, default=0.0) or 1.0, 8, is_tight=True)
+    x = linear(0.0, max(totals, default=0.0) * factor or 1.0, 8, is_tight=True)
     rows = []
     for index, name in enumerate(names):
         boxes, start = [], 0.0
         for part, css_class, amounts in parts:
             stop = start + amounts[index]
             tooltip = f"{name}, {part}: {format_value(amounts[index])}"
-            boxes.append(Box(x.fraction(start), x.fraction(stop), css_class, tooltip))
+            boxes.append(Box(x.fraction(start * factor), x.fraction(stop * factor), css_class, tooltip))
             start = stop
         rows.append(BarRow(name, boxes, values[index] if values else ""))
     totals_text = [f"{name} {format_value(total)}" for name, total in zip(names[:8], totals, strict=False)]
     entries = [(name, css_class) for name, css_class, _ in parts]
-    return BarChart(title, "; ".join(totals_text), entries, rows, x, unit).to_html()
+    return BarChart(title, "; ".join(totals_text), entries, rows, x, unit_name).to_html()
 
 
 def _draw_bar(boxes: Sequence[Box], screens: Sequence[tuple[float, str]]) -> list[Html]:

@@ -48,6 +48,8 @@ class XAxis:
     end: float = 0.0  # the axis reaches at least this far
     is_integer: bool = True
     css_class: str | None = None
+    column: str = "step"  # of the series that is drawn over this axis
+    unit: float = 1.0  # the column is divided by this
 
 
 STEP_AXIS = (XAxis("step"),)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from stretto.base.errors import StrettoError
@@ -21,10 +21,10 @@ class CheckpointInventory:
     """What is known about a run's checkpoints."""
 
     location: str
-    problem: str | None  # why nothing is known
-    claims: Mapping[int, Claim]
-    manifests: Mapping[CheckpointName, Manifest]  # of the run's lineage, the newest first
-    losses: Mapping[CheckpointName, float]
+    problem: str | None = None  # why nothing is known
+    claims: Mapping[int, Claim] = field(default_factory=dict)
+    manifests: Mapping[CheckpointName, Manifest] = field(default_factory=dict)  # of the run's lineage, newest first
+    losses: Mapping[CheckpointName, float] = field(default_factory=dict)
 
     @property
     def newest(self) -> Manifest | None:
@@ -44,9 +44,9 @@ def read_checkpoint_inventory(record: Record) -> CheckpointInventory:
     save_to = None if record.config is None else record.config.save.to
     location = save_to or str(RunFolder(record.folder).checkpoints)
     if is_remote(location):
-        return _unknown(location, "they are in object storage, which a report does not read")
+        return CheckpointInventory(location, "they are in object storage, which a report does not read")
     if not Path(location).is_dir():
-        return _unknown(location, "the folder does not exist")
+        return CheckpointInventory(location, "the folder does not exist")
     try:
         storage = open_storage(location)
         claims = read_claims(storage)
@@ -54,9 +54,5 @@ def read_checkpoint_inventory(record: Record) -> CheckpointInventory:
         manifests = {name: Checkpoint.open(storage, str(name)).manifest for name in names}
         losses = {name: loss for name in names if (loss := read_loss(storage, name)) is not None}
     except (StrettoError, OSError) as error:
-        return _unknown(location, str(error))
+        return CheckpointInventory(location, str(error))
     return CheckpointInventory(location, None, claims, manifests, losses)
-
-
-def _unknown(location: str, problem: str) -> CheckpointInventory:
-    return CheckpointInventory(location, problem, {}, {}, {})

@@ -1,12 +1,13 @@
 """Several runs as one HTML page: their curves in one chart, their results, and how their configs differ."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from stretto.base.errors import ConfigError
-from stretto.report.curves import NamedRun, curves
-from stretto.report.markup import Html, tag
+from stretto.report.curves import curves
+from stretto.report.markup import Html, join, tag
 from stretto.report.page import note, page, section, table
+from stretto.report.record import Record
 from stretto.report.record_reader import ProgressCallback, read_record
 from stretto.report.summary import final_metrics, flatten_config
 
@@ -23,9 +24,9 @@ def render_comparison(folders: Sequence[Path | str], on_progress: ProgressCallba
         read_record(folder, lambda fraction, done=index: on_progress((done + fraction) / number))  # type: ignore[misc]
         for index, folder in enumerate(folders)
     ]
-    runs = [NamedRun(name, record) for name, record in zip(_names(folders), records, strict=True)]
-    title = " / ".join(run.name for run in runs)
-    has_steps = any(run.record.steps.last for run in runs)
+    runs = dict(zip(_names(folders), records, strict=True))
+    title = " / ".join(runs)
+    has_steps = any(record.steps.last for record in records)
     return page(
         f"Runs {title}",
         tag("header", tag("p", "Comparison of runs", class_="kind"), tag("h1", title)),
@@ -37,31 +38,28 @@ def render_comparison(folders: Sequence[Path | str], on_progress: ProgressCallba
     )
 
 
-def _runs_table(runs: Sequence[NamedRun]) -> Html:
+def _runs_table(runs: Mapping[str, Record]) -> Html:
     rows = [
-        tag("tr", tag("td", tag("span", class_=f"chip c{color}"), run.name, class_="text"),
-            tag("td", run.record.status, class_="text"), tag("td", str(run.record.folder), class_="text"))
-        for color, run in enumerate(runs)
-    ]  # fmt: skip
-    headers = tag("tr", *(tag("th", name, scope="col", class_="text") for name in ("run", "status", "folder")))
-    return tag("div", tag("table", tag("thead", headers), tag("tbody", *rows)), class_="scroll")
+        (join(tag("span", class_=f"chip c{color}"), name), record.status, str(record.folder))
+        for color, (name, record) in enumerate(runs.items())
+    ]
+    return table(("run", "status", "folder"), rows, text_columns=range(3))
 
 
-def _results_table(runs: Sequence[NamedRun]) -> Html:
-    all_metrics = [final_metrics(run.record) for run in runs]
+def _results_table(runs: Mapping[str, Record]) -> Html:
+    all_metrics = [final_metrics(record) for record in runs.values()]
     names = list(dict.fromkeys(name for metrics in all_metrics for name in metrics))
-    rows = [[name, *(metrics.get(name, "-") for metrics in all_metrics)] for name in names]
-    return table(["metric", *(run.name for run in runs)], rows)
+    return table(["metric", *runs], [[name, *(metrics.get(name, "-") for metrics in all_metrics)] for name in names])
 
 
-def _differences(runs: Sequence[NamedRun]) -> Html:
-    configs = [flatten_config(run.record) for run in runs]
+def _differences(runs: Mapping[str, Record]) -> Html:
+    configs = [flatten_config(record) for record in runs.values()]
     names = sorted({name for config in configs for name in config} - {"run.folder"})
     rows = [[name, *(config.get(name, "-") for config in configs)] for name in names]
     differences = [row for row in rows if len(set(row[1:])) > 1]
     if not differences:
         return note("None: the configs are the same except for the folder.")
-    return table(["field", *(run.name for run in runs)], differences, text_columns=range(len(runs) + 1))
+    return table(["field", *runs], differences, text_columns=range(len(runs) + 1))
 
 
 def _names(folders: Sequence[Path | str]) -> list[str]:

@@ -1,8 +1,7 @@
 """Training curves: loss, learning rate, gradient norm and speed, of one run or of several."""
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -14,39 +13,32 @@ from stretto.report.page import figure
 from stretto.report.record import Record, StepHistory, read_int, read_str
 
 
-class NamedRun(NamedTuple):
-    """A run and its name among the others."""
-
-    name: str
-    record: Record
-
-
-class _XColumn(NamedTuple):
-    """A choice of x axis: a column of the series, in some unit."""
-
-    key: str
-    column: str
-    button: str
-    axis: XAxis
-    unit: float = 1.0
-
-
-def curves(runs: Sequence[NamedRun]) -> Html:
-    """Return the charts, with buttons that choose their x axis: steps, time or tokens."""
-    columns = _x_columns(runs)
+def curves(runs: Mapping[str, Record]) -> Html:
+    """Return the charts of runs, given by name, with buttons that choose their x axis: steps, time or tokens."""
+    records = list(runs.values())
+    target_names = {record.target_name for record in records}
+    targets = target_names.pop() if len(target_names) == 1 else "tokens"
+    axes = _x_axes([record.steps for record in records], targets)
     buttons = [
-        tag("input", type="radio", name="by", id=f"by-{column.key}", class_="switch", checked=column.key == "steps")
-        for column in columns
+        tag("input", type="radio", name="by", id=axis.css_class, class_="switch", checked=axis.column == "step")
+        for axis in axes
     ]
-    labels = [tag("label", column.button, for_=f"by-{column.key}") for column in columns]
-    charts = [_validation_chart] if len(runs) > 1 and any(run.record.evaluations.last for run in runs) else []
-    charts += [_learning_rate_chart, _gradient_norm_chart, _speed_chart]
+    texts = ("steps", "time", targets)
+    labels = [tag("label", text, for_=axis.css_class) for text, axis in zip(texts, axes, strict=True)]
+    charts = [
+        line_chart("Learning rate", _lines(runs, axes, "learning_rate"), axes, from_zero=True),
+        _gradient_norm_chart(runs, axes),
+        _speed_chart(runs, axes, targets),
+    ]
+    if len(runs) > 1 and any(record.evaluations.last for record in records):
+        charts.insert(0, _validation_chart(runs, axes))
+    loss = _loss_chart(records[0], axes) if len(runs) == 1 else _losses_chart(runs, axes)
     return tag(
         "div",
         *buttons,
         tag("div", "x axis: ", *labels, class_="switches"),
-        figure(_loss_chart(runs, columns), class_="full-width"),
-        tag("div", *(figure(draw(runs, columns)) for draw in charts), class_="grid"),
+        figure(loss, "full-width"),
+        tag("div", *map(figure, charts), class_="grid"),
     )
 
 
@@ -59,52 +51,25 @@ def final_loss(steps: StepHistory) -> float:
     return float(finite[-1]) if len(finite) else math.nan
 
 
-def _x_columns(runs: Sequence[NamedRun]) -> list[_XColumn]:
-    all_steps = [run.record.steps for run in runs]
-    last_step, seconds, tokens = (
-        max(values) for values in zip(*((steps.last, steps.seconds, steps.tokens) for steps in all_steps), strict=True)
-    )
+def _x_axes(histories: Sequence[StepHistory], targets: str) -> list[XAxis]:
+    """Return the axes to choose from, each long enough for all runs."""
+    seconds, tokens = max(steps.seconds for steps in histories), max(steps.tokens for steps in histories)
     unit, unit_seconds = run_time_unit(seconds)
-    targets = _target_name(runs)
-    time_axis = XAxis(f"{unit} in steps", seconds / unit_seconds, is_integer=False, css_class="by-seconds")
     return [
-        _XColumn("steps", "step", "steps", XAxis("step", last_step, css_class="by-steps")),
-        _XColumn("seconds", "seconds", "time", time_axis, unit_seconds),
-        _XColumn("tokens", "tokens", targets, XAxis(f"{targets} trained on", tokens, css_class="by-tokens")),
+        XAxis("step", max(steps.last for steps in histories), css_class="by-steps"),
+        XAxis(f"{unit} in steps", seconds / unit_seconds, False, "by-seconds", "seconds", unit_seconds),
+        XAxis(f"{targets} trained on", tokens, css_class="by-tokens", column="tokens"),
     ]
 
 
-def _target_name(runs: Sequence[NamedRun]) -> str:
-    names = {run.record.target_name for run in runs}
-    return names.pop() if len(names) == 1 else "tokens"
+def _positions(series: DownsampledSeries, axes: Sequence[XAxis]) -> list[list[float]]:
+    return [(series.mean(axis.column) / axis.unit).tolist() for axis in axes]
 
 
-def _positions(series: DownsampledSeries, columns: Sequence[_XColumn]) -> list[list[float]]:
-    return [(series.mean(column.column) / column.unit).tolist() for column in columns]
-
-
-def _axes(columns: Sequence[_XColumn]) -> list[XAxis]:
-    return [column.axis for column in columns]
-
-
-def _loss_chart(runs: Sequence[NamedRun], columns: Sequence[_XColumn]) -> Html:
-    if len(runs) == 1:
-        record = runs[0].record
-        return line_chart(
-            "Loss", _loss_lines(record, columns), _axes(columns), marks=_restarts(record, columns), is_large=True
-        )
-    lines = []
-    for color, run in enumerate(runs):
-        series, span = run.record.steps.series, run.record.steps.smoothing_span
-        mean = smooth(series.mean("loss"), series.count("loss"), span)
-        lines.append(Line(run.name, color, _positions(series, columns), mean.tolist(), has_dots=span == 1))
-    return line_chart("Training loss, smoothed", lines, _axes(columns), is_large=True)
-
-
-def _loss_lines(record: Record, columns: Sequence[_XColumn]) -> list[Line]:
-    """Return the lines of a single run: each step, smoothed, and validation."""
+def _loss_chart(record: Record, axes: Sequence[XAxis]) -> Html:
+    """Return the loss of a single run: each step, smoothed, and validation."""
     series, span = record.steps.series, record.steps.smoothing_span
-    x, loss = _positions(series, columns), series.mean("loss")
+    x, loss = _positions(series, axes), series.mean("loss")
     name = f"training, mean of {series.bucket_size:,} steps" if series.bucket_size > 1 else "training, each step"
     lines = [Line(name, 0, x, loss.tolist(), *_limits(series, "loss"), is_faint=span > 1, has_dots=span == 1)]
     if span > 1:
@@ -112,7 +77,17 @@ def _loss_lines(record: Record, columns: Sequence[_XColumn]) -> list[Line]:
         lines.append(Line(f"training, smoothed over {span:,} steps", 0, x, smoothed.tolist()))
     evaluations = record.evaluations.series
     losses = evaluations.mean("loss").tolist()
-    return [*lines, Line("validation", 1, _positions(evaluations, columns), losses, has_dots=True)]
+    lines.append(Line("validation", 1, _positions(evaluations, axes), losses, has_dots=True))
+    return line_chart("Loss", lines, axes, marks=_restarts(record, x), is_large=True)
+
+
+def _losses_chart(runs: Mapping[str, Record], axes: Sequence[XAxis]) -> Html:
+    lines = []
+    for color, (name, record) in enumerate(runs.items()):
+        series, span = record.steps.series, record.steps.smoothing_span
+        smoothed = smooth(series.mean("loss"), series.count("loss"), span)
+        lines.append(Line(name, color, _positions(series, axes), smoothed.tolist(), has_dots=span == 1))
+    return line_chart("Training loss, smoothed", lines, axes, is_large=True)
 
 
 def _limits(series: DownsampledSeries, name: str) -> tuple[Sequence[float], Sequence[float]]:
@@ -120,9 +95,8 @@ def _limits(series: DownsampledSeries, name: str) -> tuple[Sequence[float], Sequ
     return (series.min(name).tolist(), series.max(name).tolist()) if series.bucket_size > 1 else ((), ())
 
 
-def _restarts(record: Record, columns: Sequence[_XColumn]) -> list[Mark]:
-    series = record.steps.series
-    positions, bucket_steps = _positions(series, columns), series.mean("step")
+def _restarts(record: Record, positions: Sequence[Sequence[float]]) -> list[Mark]:
+    bucket_steps = record.steps.series.mean("step")
     marks: list[Mark] = []
     for start in record.starts:
         step = read_int(start, "step")
@@ -133,46 +107,44 @@ def _restarts(record: Record, columns: Sequence[_XColumn]) -> list[Mark]:
     return marks[:50]
 
 
-def _validation_chart(runs: Sequence[NamedRun], columns: Sequence[_XColumn]) -> Html:
-    lines = [
-        Line(run.name, color, _positions(series, columns), series.mean("loss").tolist(), has_dots=True)
-        for color, run in enumerate(runs)
-        for series in (run.record.evaluations.series,)
-    ]
-    return line_chart("Validation loss", lines, _axes(columns))
+def _validation_chart(runs: Mapping[str, Record], axes: Sequence[XAxis]) -> Html:
+    lines = []
+    for color, (name, record) in enumerate(runs.items()):
+        series = record.evaluations.series
+        lines.append(Line(name, color, _positions(series, axes), series.mean("loss").tolist(), has_dots=True))
+    return line_chart("Validation loss", lines, axes)
 
 
-def _learning_rate_chart(runs: Sequence[NamedRun], columns: Sequence[_XColumn]) -> Html:
-    return line_chart("Learning rate", _lines(runs, columns, "learning_rate"), _axes(columns), from_zero=True)
-
-
-def _gradient_norm_chart(runs: Sequence[NamedRun], columns: Sequence[_XColumn]) -> Html:
-    clips = {run.record.config.train.clip for run in runs if run.record.config is not None}
+def _gradient_norm_chart(runs: Mapping[str, Record], axes: Sequence[XAxis]) -> Html:
+    clips = {record.config.train.clip for record in runs.values() if record.config is not None}
     clip = clips.pop() if len(clips) == 1 else 0.0
     unit = f"clipped to {clip:g}" if clip else ""
-    return line_chart("Gradient norm", _lines(runs, columns, "gradient_norm"), _axes(columns), unit=unit)
+    return line_chart("Gradient norm", _lines(runs, axes, "gradient_norm"), axes, unit=unit)
 
 
-def _lines(runs: Sequence[NamedRun], columns: Sequence[_XColumn], name: str) -> list[Line]:
+def _lines(runs: Mapping[str, Record], axes: Sequence[XAxis], column: str) -> list[Line]:
+    """Return a line per run, with a name and without limits if there are several runs."""
     lines = []
-    for color, run in enumerate(runs):
-        series = run.record.steps.series
-        limits = _limits(series, name) if len(runs) == 1 else ((), ())
-        line_name = run.name if len(runs) > 1 else ""
-        lines.append(Line(line_name, color, _positions(series, columns), series.mean(name).tolist(), *limits))
+    for color, (name, record) in enumerate(runs.items()):
+        series = record.steps.series
+        x, y = _positions(series, axes), series.mean(column).tolist()
+        lines.append(Line(name, color, x, y) if len(runs) > 1 else Line("", color, x, y, *_limits(series, column)))
     return lines
 
 
-def _speed_chart(runs: Sequence[NamedRun], columns: Sequence[_XColumn]) -> Html:
-    lines = []
-    for color, run in enumerate(runs):
-        name = run.name if len(runs) > 1 else ""
-        speed = _smoothed_speed(run.record.steps)
-        lines.append(Line(name, color, _positions(run.record.steps.series, columns), speed.tolist()))
-    span = runs[0].record.steps.smoothing_span
+def _speed_chart(runs: Mapping[str, Record], axes: Sequence[XAxis], targets: str) -> Html:
+    lines = [
+        Line(
+            name if len(runs) > 1 else "",
+            color,
+            _positions(record.steps.series, axes),
+            _smoothed_speed(record.steps).tolist(),
+        )
+        for color, (name, record) in enumerate(runs.items())
+    ]
+    span = next(iter(runs.values())).steps.smoothing_span
     smoothed = f", smoothed over {span:,} steps" if len(runs) == 1 and span > 1 else ""
-    unit = f"{_target_name(runs)} per second{smoothed}"
-    return line_chart("Speed", lines, _axes(columns), unit=unit, from_zero=True)
+    return line_chart("Speed", lines, axes, unit=f"{targets} per second{smoothed}", from_zero=True)
 
 
 def _smoothed_speed(steps: StepHistory) -> Floats:

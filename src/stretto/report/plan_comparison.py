@@ -47,7 +47,7 @@ def plan_comparison_section(record: Record) -> Html | None:
     else:
         parts.append(note("The plan has no prediction for the layout of this run."))
     if len(record.plan_events) > 1:
-        compared = [_event_row(line) for line in record.plan_events[-10:]]
+        compared = [_event_row(line) for line in record.plan_events]
         parts.append(note("Each start compares its own first steps:"))
         parts.append(table(("after step", "planned", "measured", "measured / planned"), compared))
     if record.plan.get("is_simulated") is True:
@@ -63,7 +63,7 @@ def _rows(record: Record, prediction: JsonObject | None) -> list[_Row]:
         seconds, measured = read_number(line, "predicted"), read_number(line, "measured")
     rows = [_row("time per step", seconds, measured, format_seconds)]
     ranks = record.ranks
-    if prediction is not None and ranks is not None:
+    if prediction is not None and ranks.num_ranks:
         rows.append(_row("bubble", read_number(prediction, "bubble"), ranks.bubble, format_percent))
         rows.append(_row(_MEMORY, read_number(prediction, "memory"), ranks.max_memory, format_bytes))
         if record.config is not None:

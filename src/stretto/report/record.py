@@ -1,58 +1,67 @@
-"""What a run's files say about it: one frozen record, split by what its parts hold."""
+"""What a run's files say about it: one record, split by the kinds of lines in its log."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from stretto.config.run import RunConfig
-from stretto.report.downsampled_series import DownsampledSeries, Floats
+from stretto.report.downsampled_series import DownsampledSeries
 
 JsonObject = Mapping[str, Any]
 # Nothing that a log counts or measures is larger. A larger value means a damaged line.
 _MAX_VALUE = 1e15
+# Events that can happen any number of times are listed up to this many.
+_MAX_LISTED = 50
 
 
-@dataclass(frozen=True)
 class StepHistory:
     """The steps of a run."""
 
-    series: DownsampledSeries
-    skipped: tuple[int, ...]  # the first steps that were skipped
+    def __init__(self) -> None:
+        self.series = DownsampledSeries(
+            "step", "seconds", "tokens", "loss", "gradient_norm", "learning_rate", "num_targets", "took", "data",
+            "compute", "optimizer", "padding",
+        )  # fmt: skip
+        self.last = self.epoch = 0
+        self.tokens = 0.0
+        self.seconds = 0.0  # spent in steps: reading data, computing and the optimizer
+        self.num_nonfinite = 0  # steps whose loss or gradient norm is not finite
+        self.num_skipped = 0
+        self.skipped: list[int] = []  # the first steps that were skipped
 
-    @property
-    def last(self) -> int:
-        return int(self.series.highest("step"))
-
-    @property
-    def epoch(self) -> int:
-        return int(self.series.highest("epoch"))
-
-    @property
-    def tokens(self) -> float:
-        return self.series.total("num_targets")
-
-    @property
-    def seconds(self) -> float:
-        """The time spent in steps: reading data, computing and the optimizer."""
-        return self.series.total("took")
+    def add(self, line: JsonObject) -> None:
+        step, loss, norm = read_int(line, "step"), read_number(line, "loss"), read_number(line, "gradient_norm")
+        tokens = read_amount(line, "tokens")
+        phases = [read_amount(line, f"{phase}_seconds") for phase in ("data", "compute", "optimizer")]
+        took = sum(phases)
+        if math.isfinite(tokens):
+            self.tokens += tokens
+        if math.isfinite(took):
+            self.seconds += took
+        else:
+            phases = [math.nan] * 3
+        num_skipped = read_int(line, "skipped")
+        if num_skipped > self.num_skipped:
+            self.num_skipped = num_skipped
+            if len(self.skipped) < _MAX_LISTED:
+                self.skipped.append(step)
+        self.last, self.epoch = max(self.last, step), max(self.epoch, read_int(line, "epoch"))
+        self.num_nonfinite += tokens > 0 and not math.isfinite(loss + norm)
+        # The totals so far are the x axes of the curves.
+        self.series.add(
+            step, self.seconds, self.tokens, loss, norm, read_number(line, "learning_rate"), tokens, took, *phases,
+            read_amount(line, "padding"),
+        )  # fmt: skip
 
     @property
     def speed(self) -> float:
         """Tokens per second."""
         return self.tokens / self.seconds if self.seconds else math.nan
-
-    @property
-    def num_skipped(self) -> int:
-        return int(self.series.highest("num_skipped"))
-
-    @property
-    def num_nonfinite(self) -> int:
-        """The number of steps whose loss or gradient norm is not finite."""
-        return int(self.series.total("is_nonfinite"))
 
     @property
     def padding(self) -> float:
@@ -67,37 +76,75 @@ class StepHistory:
         return max(3, round(number / 40)) if number >= 20 else 1
 
 
-@dataclass(frozen=True)
 class EvaluationHistory:
     """The evaluations on the validation data."""
 
-    series: DownsampledSeries
-    last: JsonObject | None
-    best: JsonObject | None
+    def __init__(self) -> None:
+        self.series = DownsampledSeries("step", "seconds", "tokens", "loss", max_buckets=300)
+        self.last: JsonObject | None = None
+        self.best: JsonObject | None = None
+
+    def add(self, line: JsonObject, seconds: float, tokens: float) -> None:
+        loss = read_number(line, "loss")
+        self.series.add(read_int(line, "step"), seconds, tokens, loss)
+        self.last = line
+        if math.isfinite(loss) and (self.best is None or loss < read_number(self.best, "loss")):
+            self.best = line
 
 
-@dataclass(frozen=True)
 class SaveHistory:
     """The checkpoints that a run saved or failed to save."""
 
-    series: DownsampledSeries
-    last: tuple[JsonObject, ...]
-    failed: tuple[JsonObject, ...]  # the first failures
-    num_failed: int
+    def __init__(self) -> None:
+        self.series = DownsampledSeries("step", "num_bytes", "seconds", "blocked", max_buckets=300)
+        self.last: deque[JsonObject] = deque(maxlen=12)
+        self.failed: list[JsonObject] = []  # the first failures
+        self.num_failed = 0
+
+    def add(self, line: JsonObject) -> None:
+        if line.get("error") is not None:
+            self.num_failed += 1
+            if self.num_failed <= _MAX_LISTED:
+                self.failed.append(line)
+            return
+        amounts = (read_amount(line, name) for name in ("num_bytes", "seconds", "blocked_seconds"))
+        self.series.add(read_int(line, "step"), *amounts)
+        self.last.append(line)
 
 
-@dataclass(frozen=True)
 class RankMeans:
     """What each rank did in a step, averaged over the log lines with the current number of ranks."""
 
-    seconds: float
-    busy: Floats
-    waiting: Floats
-    memory: Floats  # the maximum, not the mean
-    bubbles: DownsampledSeries
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.busy = self.waiting = self.memory = np.zeros(0)  # of memory the maximum, not the mean
+        self.bubbles = DownsampledSeries("step", "bubble", max_buckets=300)
+        self._num_lines = 0
+
+    def add(self, line: JsonObject) -> None:
+        try:
+            busy, waiting, memory = (
+                np.array([math.nan if value is None else value for value in line[name]], np.float64)
+                for name in ("busy", "waiting", "memory")
+            )
+        except (KeyError, TypeError, ValueError, OverflowError):
+            return
+        seconds = read_number(line, "seconds")
+        if not len(busy) == len(waiting) == len(memory) > 0 or not 0 < seconds < 1e9 or not (np.abs(busy) < 1e9).all():
+            return
+        self.bubbles.add(read_int(line, "step"), 1 - float(busy.mean()) / seconds)
+        if self.num_ranks != len(busy):
+            self._num_lines, self.seconds, self.busy, self.waiting, self.memory = 1, seconds, busy, waiting, memory
+            return
+        self._num_lines += 1
+        self.seconds += (seconds - self.seconds) / self._num_lines
+        self.busy += (busy - self.busy) / self._num_lines
+        self.waiting += (waiting - self.waiting) / self._num_lines
+        self.memory = np.fmax(self.memory, memory)
 
     @property
     def num_ranks(self) -> int:
+        """The number of ranks; 0 if the log has no figures per rank."""
         return len(self.busy)
 
     @property
@@ -111,7 +158,7 @@ class RankMeans:
         return float(np.fmax.reduce(self.memory))
 
 
-@dataclass(frozen=True)
+@dataclass
 class Record:
     """Everything that is known about a run."""
 
@@ -121,14 +168,33 @@ class Record:
     data_spec: JsonObject
     plan: JsonObject | None
     has_weights: bool
-    nonfinite_files: tuple[str, ...]
-    starts: tuple[JsonObject, ...]
-    steps: StepHistory
-    evaluations: EvaluationHistory
-    saves: SaveHistory
-    ranks: RankMeans | None
-    plan_events: tuple[JsonObject, ...]
-    num_unreadable_lines: int
+    nonfinite_files: Sequence[str]
+    starts: list[JsonObject] = field(default_factory=list)
+    steps: StepHistory = field(default_factory=StepHistory)
+    evaluations: EvaluationHistory = field(default_factory=EvaluationHistory)
+    saves: SaveHistory = field(default_factory=SaveHistory)
+    ranks: RankMeans = field(default_factory=RankMeans)
+    plan_events: deque[JsonObject] = field(default_factory=lambda: deque(maxlen=10))
+    num_unreadable_lines: int = 0
+
+    def add(self, line: JsonObject | None) -> None:
+        """Add a line of the log; None is a line that could not be read."""
+        if line is None:
+            self.num_unreadable_lines += 1
+            return
+        match line.get("kind"):
+            case "step":
+                self.steps.add(line)
+            case "evaluation":
+                self.evaluations.add(line, self.steps.seconds, self.steps.tokens)
+            case "save":
+                self.saves.add(line)
+            case "ranks":
+                self.ranks.add(line)
+            case "start":
+                self.starts.append(line)
+            case "plan":
+                self.plan_events.append(line)
 
     @property
     def name(self) -> str:

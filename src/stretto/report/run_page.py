@@ -4,7 +4,7 @@ from pathlib import Path
 
 from stretto.report.balance import balance_section
 from stretto.report.checkpoint_inventory import read_checkpoint_inventory
-from stretto.report.curves import NamedRun, curves
+from stretto.report.curves import curves
 from stretto.report.failures import checkpoints_section, failures_section
 from stretto.report.markup import Html, tag
 from stretto.report.page import definition_list, note, page, section
@@ -52,4 +52,4 @@ def _badge(status: str) -> Html:
 def _curves_section(record: Record) -> Html:
     if not record.steps.series.num_rows:
         return section("curves", "Training curves", note("The log has no step yet."))
-    return section("curves", "Training curves", curves([NamedRun(record.name, record)]))
+    return section("curves", "Training curves", curves({record.name: record}))

@@ -48,12 +48,12 @@ def step_section(record: Record) -> Html:
         names, bars = stage_names(planned)[:_MAX_ROWS], bars_from_timeline(planned)
         parts += [_gantt_figure("Step of one replica, planned", names, bars, max_seconds), note(origin)]
     if record.steps.seconds:
-        parts.append(figure(_phases_chart(record.steps), class_="full-width"))
+        parts.append(figure(_phases_chart(record.steps), "full-width"))
     return section("timeline", "Step timeline", *parts)
 
 
 def _gantt_figure(title: str, names: Sequence[str], bars: Sequence[Bar], max_seconds: float | None) -> Html:
-    return figure(gantt(title, names, bars, max_seconds).to_html(), class_="full-width")
+    return figure(gantt(title, names, bars, max_seconds).to_html(), "full-width")
 
 
 def _read_trace(record: Record) -> tuple[Trace | None, str]:
@@ -119,8 +119,8 @@ def _phases_chart(steps: StepHistory) -> Html:
     total = sum(means.values()) or 1.0
     factor, unit = step_time_unit(total)
     parts = [
-        (f"{name} {format_percent(means[phase] / total)}", css_class, [means[phase] * factor])
+        (f"{name} {format_percent(means[phase] / total)}", css_class, [means[phase]])
         for phase, name, css_class in _PHASES
     ]
     title = f"Mean step of rank 0: {format_seconds(total)}"
-    return stacked_bar_chart(title, f"{unit} per step", ["mean step"], parts, lambda v: format_seconds(v / factor))
+    return stacked_bar_chart(title, (factor, f"{unit} per step"), ["mean step"], parts, format_seconds)

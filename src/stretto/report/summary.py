@@ -35,7 +35,7 @@ def final_metrics(record: Record) -> dict[str, str]:
         metrics["time in steps"] = format_duration(steps.seconds)
         metrics[f"{targets} per second"] = format_count(steps.speed)
     metrics["padding"] = format_percent(steps.padding)
-    if record.ranks is not None:
+    if record.ranks.num_ranks:
         metrics["bubble"] = format_percent(record.ranks.bubble)
         metrics["memory of the fullest rank"] = format_bytes(record.ranks.max_memory)
     if record.saves.series.num_rows:
@@ -65,7 +65,7 @@ def summary_tiles(record: Record) -> Html:
             (f"{targets} per second", format_count(steps.speed)),
             ("time in steps", format_duration(steps.seconds)),
         ]
-    if record.ranks is not None and record.ranks.num_ranks > 1:
+    if record.ranks.num_ranks > 1:
         pairs.append(("bubble: ranks waiting", format_percent(record.ranks.bubble)))
     return tiles([pair for pair in pairs if pair[1] != "-"])
 
