@@ -54,7 +54,7 @@ def test_a_plan_says_what_to_take_and_why(run_toml: Path, capsys: pytest.Capture
 def test_a_model_that_is_too_small_stays_on_one_device(run_toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
     light = by_hand(run_toml.parent / "light.json", 1e-7)
     assert main(["plan", "run.toml", "--profile", light, "--devices", "4"]) == 0
-    assert "stay on one device: the best on more of them" in capsys.readouterr().out
+    assert "stay on one device: the best layout on several" in capsys.readouterr().out
 
 
 def test_devices_that_are_not_here_are_planned_from_a_data_sheet(
@@ -70,7 +70,7 @@ def test_devices_that_are_not_here_are_planned_from_a_data_sheet(
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--devices", "0"], "devices=0 on nodes=1 is nothing to plan for; use at least 1"),
+        (["--devices", "0"], "devices=0 and nodes=1 must be positive; use at least 1"),
         (["--devices", "5", "--nodes", "2"], "devices=5 can't be spread evenly over nodes=2"),
         (["--memory", "much"], "--memory=much is not a number of bytes; write it like 24GB"),
         (["--memory", "1kB"], "needs more than 1e-06 GB"),
@@ -95,7 +95,7 @@ def test_a_profile_that_does_not_fit_is_refused(run_toml: Path, capsys: pytest.C
     assert main(["plan", "run.toml", "--profile", "nowhere.json"]) == 2
     assert "--profile=nowhere.json is no file; make it with `stretto profile --out`" in capsys.readouterr().err
     assert main(["plan", "run.toml", "--hardware", "Z80"]) == 2
-    assert "--hardware=Z80 is not known; known are A100, H100" in capsys.readouterr().err
+    assert "hardware=Z80 is unknown; choose from A100, H100" in capsys.readouterr().err
     save_profile(profile([kind()] * 2), Path("two.json"))
     assert main(["plan", "run.toml", "--profile", "two.json"]) == 2
     assert "two.json is the profile of a model with 2 blocks, but this model has 4" in capsys.readouterr().err

@@ -807,14 +807,14 @@ ERROR_SECTIONS = (
         '`stretto plan`, `stretto profile` and `layout = "auto"`; see [the planner](../concepts/planner.md).',
         (
             ErrorCase(
-                "devices=<n> can't be spread evenly over nodes=<n>; give the devices of all nodes",
+                "devices=<n> can't be spread evenly over nodes=<n>; count the devices of all nodes",
                 "`--devices` counts those of all nodes together.",
                 "Give a multiple of `--nodes`.",
                 "stretto plan run.toml --hardware a100 --devices 3 --nodes 2",
                 PlanError,
             ),
             ErrorCase(
-                "--hardware=<name> is not known; known are <names>, or write a profile by hand",
+                "hardware=<name> is unknown; choose from <names>, or write a profile by hand",
                 "There is no description of such a device.",
                 "Take one that is named, or measure your own with `stretto profile`.",
                 "stretto plan run.toml --hardware a1",
@@ -833,7 +833,7 @@ ERROR_SECTIONS = (
                 "stretto plan run.toml --hardware a100 --memory much",
             ),
             ErrorCase(
-                "no layout for <n> devices fits (<reasons>); <what to do>",
+                "no layout is possible with devices=<n> (<reasons>); <what to do>",
                 "In every layout some rank would need more memory than a device has.",
                 "Do what the sentence ends with: more devices, a smaller batch or window, a smaller model.",
                 "stretto plan run.toml --hardware a100 --devices 1 --memory 1KB",

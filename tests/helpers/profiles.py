@@ -1,4 +1,4 @@
-"""Profiles for tests: small ones, drawn or written by hand."""
+"""Small profiles, drawn by hypothesis or written by hand."""
 
 from hypothesis import strategies as st
 
@@ -9,7 +9,7 @@ def kind(
     forward: float = 1e-3, backward: float = 2e-3, *, start: float = 0.0, weight_bytes: int = 1000,
     saved: float = 100.0, output_bytes: float = 8.0, accumulate: float = 0.0, optimizer: float = 0.0,
 ) -> BlockKind:  # fmt: skip
-    """A block that costs `start` a chunk and then in proportion to rows and steps; measured at 8 rows, 16 steps."""
+    """A block that costs `start` per chunk, plus a share in proportion to rows and steps (of 8 x 16)."""
     points = [
         CostPoint(
             rows=rows,
@@ -29,10 +29,11 @@ def kind(
 
 def profile(
     kinds: list[BlockKind], *, node: Link | None = None, network: Link | None = None, memory: float = 1e9,
-    speeds: tuple[RankSpeed, ...] = (), all_reduces: tuple[AllReduceCost, ...] = (), overlap: float = 0.0, action_overhead: float = 0.0,
+    speeds: tuple[RankSpeed, ...] = (), all_reduces: tuple[AllReduceCost, ...] = (), overlap: float = 0.0,
+    action_overhead: float = 0.0,
 ) -> Profile:  # fmt: skip
     return Profile(
-        device="test", memory=memory, kinds={str(index): found for index, found in enumerate(kinds)},
+        device="test", memory=memory, kinds={str(index): kind for index, kind in enumerate(kinds)},
         blocks=tuple(str(index) for index in range(len(kinds))),
         loss=BlockKind(points=(CostPoint(rows=8, steps=16, forward=0, backward=0, saved=0),)),
         node=node or Link(latency=1e-6, bandwidth=1e10), network=network or Link(latency=1e-5, bandwidth=1e9),
@@ -42,7 +43,7 @@ def profile(
 
 @st.composite
 def profiles(draw: st.DrawFn) -> Profile:
-    """Any small profile, sometimes of ranks that share their cores."""
+    """Any small profile, with or without contention."""
     seconds = st.floats(1e-6, 1e-2)
     kinds = [
         kind(
@@ -65,6 +66,6 @@ def profiles(draw: st.DrawFn) -> Profile:
         )
     )
     return profile(
-        kinds, speeds=speeds, overlap=draw(st.sampled_from([0.0, 0.9])), action_overhead=draw(st.sampled_from([0.0, 1e-5])),
-        memory=draw(st.sampled_from([1e9, 2e7])),
+        kinds, speeds=speeds, overlap=draw(st.sampled_from([0.0, 0.9])),
+        action_overhead=draw(st.sampled_from([0.0, 1e-5])), memory=draw(st.sampled_from([1e9, 2e7])),
     )  # fmt: skip

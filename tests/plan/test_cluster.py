@@ -8,7 +8,7 @@ from stretto.plan import Cluster
 
 @pytest.mark.parametrize("adjacent", ["stages", "replicas"])
 @pytest.mark.parametrize(("replicas", "stages"), [(1, 1), (2, 2), (4, 2), (12, 2), (3, 4), (2, 8), (5, 3), (16, 1)])
-def test_nodes_are_those_of_the_ranks_that_run(replicas: int, stages: int, adjacent: str) -> None:
+def test_the_nodes_of_a_layout_are_those_of_its_ranks(replicas: int, stages: int, adjacent: str) -> None:
     layout = Layout(replicas=replicas, stages=stages, adjacent=adjacent)  # type: ignore[arg-type]
     topology = Topology(replicas, stages, layout.adjacent)
     cluster = Cluster(32, 4)
@@ -20,11 +20,11 @@ def test_nodes_are_those_of_the_ranks_that_run(replicas: int, stages: int, adjac
     assert cluster.ranks_on_node(layout) == min(8, replicas * stages)
 
 
-def test_devices_that_can_not_be_are_refused() -> None:
+def test_an_impossible_number_of_devices_is_rejected() -> None:
     for devices, nodes in ((0, 1), (4, 0), (-1, 1)):
-        with pytest.raises(PlanError, match="nothing to plan for; use at least 1"):
+        with pytest.raises(PlanError, match="must be positive; use at least 1"):
             Cluster(devices, nodes)
     with pytest.raises(PlanError, match="devices=5 can't be spread evenly over nodes=2"):
         Cluster(5, 2)
-    with pytest.raises(PlanError, match="memory=0 holds nothing"):
+    with pytest.raises(PlanError, match="memory=0 must be positive"):
         Cluster(1, 1, 0)

@@ -74,14 +74,14 @@ def test_the_same_profile_gives_the_same_plan(drawn: Profile) -> None:
     assert plans[0] == plans[1]
 
 
-def test_a_model_whose_layers_balance_is_spread_and_one_that_costs_nothing_stays() -> None:
+def test_a_balanced_model_uses_all_devices_and_a_cheap_one_stays_on_one() -> None:
     heavy = find_plan(profile([kind(0.1, 0.2)] * 4), LOAD, Cluster(4))
     assert heavy.chosen.layout.num_ranks == 4 and heavy.speed_up(heavy.chosen) > 3
     assert advise(heavy).startswith("use ")
     link = Link(latency=0.1, bandwidth=1e6)
     light = find_plan(profile([kind(1e-4, 2e-4)] * 4, node=link), LOAD, Cluster(4))
     assert light.chosen.layout.num_ranks == 1
-    assert advise(light).startswith("stay on one device: the best on more of them, ")
+    assert advise(light).startswith("stay on one device: the best layout on several, ")
     forced = find_plan(profile([kind(1e-4, 2e-4)] * 4, node=link), LOAD, Cluster(4), uses_all=True)
     assert "one device alone would be" in advise(forced)
 
@@ -102,7 +102,7 @@ def test_a_heavy_last_block_gets_a_stage_of_its_own() -> None:
     assert balance(profile(kinds), LOAD, Cluster(2), Layout(stages=2, chunks=4)).blocks == (5, 1)
 
 
-def test_memory_rules_layouts_out_and_brings_recomputation_in() -> None:
+def test_too_little_memory_rejects_layouts_and_turns_on_recomputation() -> None:
     kinds = [kind(saved=1e9, weight_bytes=10**6)] * 4
     roomy = find_plan(profile(kinds, memory=1e12), LOAD, Cluster(2))
     assert roomy.fits_single_device and not roomy.chosen.layout.recompute
@@ -116,10 +116,10 @@ def test_memory_rules_layouts_out_and_brings_recomputation_in() -> None:
     assert not weighty.fits_single_device and "one device would need 2 GB" in advise(weighty)
     assert ("1 stage", "needs more than 1.2 GB") in {(found.layouts, found.reason) for found in weighty.rejected}
     with pytest.raises(
-        PlanError, match=r"no layout for 2 devices fits .*needs more than 1e-06 GB\); give more devices"
+        PlanError, match=r"no layout is possible with devices=2 .*needs more than 1e-06 GB\); use more devices"
     ):
         find_plan(profile(kinds, memory=1e3), LOAD, Cluster(2))
-    with pytest.raises(PlanError, match=r"no layout for 7 devices fits .*; use another number of devices"):
+    with pytest.raises(PlanError, match=r"no layout is possible with devices=7 .*; use fewer devices"):
         find_plan(profile(kinds), Workload.of(4, 16), Cluster(7), uses_all=True)
 
 
@@ -154,12 +154,12 @@ def test_a_model_that_looks_ahead_is_not_cut_in_time() -> None:
     assert all(found.layout.chunks == 1 for found in plan.best)
 
 
-def test_links_that_nobody_gave_are_asked_for() -> None:
+def test_a_missing_link_is_an_error_that_names_it() -> None:
     alone = profile([kind()]).model_copy(update={"node": None, "network": None})
     assert find_plan(alone, LOAD, Cluster(1)).chosen.layout.num_ranks == 1
-    with pytest.raises(PlanError, match="no link inside a node, but devices=2; give --node"):
+    with pytest.raises(PlanError, match="node=None in the profile of test, but devices=2; set the link"):
         find_plan(alone, LOAD, Cluster(2))
-    with pytest.raises(PlanError, match="no link between nodes, but nodes=2; give --network"):
+    with pytest.raises(PlanError, match="network=None in the profile of test, but nodes=2; set the link"):
         find_plan(alone, LOAD, Cluster(2, 2))
 
 
@@ -181,7 +181,7 @@ def test_four_thousand_devices_are_planned_in_ten_seconds(layers: int, memory: f
     assert plan.chosen.layout.num_ranks > 64 and plan.num_layouts > 500
 
 
-def test_a_layout_can_be_asked_about_by_itself() -> None:
+def test_a_single_layout_can_be_predicted() -> None:
     costs = CostModel(profile([kind(0.1, 0.2)] * 2))
     one = predict(costs, LOAD, Layout(), Cluster(1))
     assert one.seconds == pytest.approx(0.6) and one.tokens_per_second == pytest.approx(128 / 0.6)

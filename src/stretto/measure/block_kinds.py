@@ -46,7 +46,7 @@ def name_kinds(model: Stack) -> list[str]:
 
 
 def measure_kinds(profile_input: ProfileInput, memory_limit: float) -> Iterator[tuple[str, BlockKind]]:
-    """Measure each kind of block once, then the loss as kind `loss`; no point may need more than `memory_limit` bytes."""
+    """Measure each kind of block once, then the loss as kind `loss`; no point may exceed `memory_limit` bytes."""
     model = profile_input.model
     inputs = window_tensor(profile_input.window, "inputs", model.dtype)
     # The output of each kind for one step of one row: the shape of the next block's input.

@@ -203,7 +203,7 @@ def _difference(this: Tensor, that: Tensor | None, scale: float) -> float:
 
 
 def check_loss(loss: Loss, y: Tensor, targets: Tensor, *, tolerance: float = 1e-4) -> None:
-    """Check that a loss is a sum: the parts of a batch, in time and in rows, must sum to the whole; else raise a `LawError`."""
+    """Check that a loss is a sum: parts of a batch in time and rows must sum to the whole; else raise a `LawError`."""
     whole = loss(y, targets)
     for axis, dim in (("time", 0), ("rows", 1)):
         edge = max(1, y.shape[dim] // 3)

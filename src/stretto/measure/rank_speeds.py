@@ -24,7 +24,7 @@ _UNSHARED = 0.97
 
 @dataclass(frozen=True)
 class SpeedMeasurement:
-    """The speeds of ranks that compute at the same time; none if each has a device of its own."""
+    """The speeds of ranks that compute at the same time; empty if each has its own device."""
 
     speeds: tuple[RankSpeed, ...] = ()
     is_disturbed: bool = False  # other work on the machine kept the figures from being plausible

@@ -1,6 +1,4 @@
-"""Shapes: what arithmetic has to know of a model's blocks, to say what they would cost on a device that is not here."""
-
-from itertools import chain
+"""The sizes of a model's blocks, from which their cost on other hardware is estimated."""
 
 import torch
 
@@ -13,32 +11,32 @@ from stretto.engine.engine import window_tensor
 from stretto.plan.hardware import BlockShape
 from stretto.windows.loader import WindowSource
 
-# Gates and cell of a recurrent step, beside its output.
-_SAVED_BY_STATE = 6
+# Numbers that an LSTM step saves per hidden feature: four gates, the cell state and its tanh.
+_SAVED_PER_FEATURE = 6
 
 
 def block_shapes(model: Stack, data: WindowSource) -> list[BlockShape]:
     """Return the shapes of a model's blocks, which may be on the meta device."""
     inputs = window_tensor(data.read(Position()), "inputs", model.dtype)
     x = inputs[:1, :1].to("meta")
-    found = []
+    shapes = []
     for block in model:
         rows = Rows.of(1, 1, device=torch.device("meta"), dtype=model.dtype)
         state = block.begin(rows)
         with torch.no_grad():
             y, _ = block(x, state)
-        found.append(_shape(block, x, y, sum(tensor.numel() for tensor in state)))
+        shapes.append(_shape(block, x, y, sum(tensor.numel() for tensor in state)))
         x = y
-    return found
+    return shapes
 
 
 def _shape(block: Block, x: torch.Tensor, y: torch.Tensor, num_state: int) -> BlockShape:
-    sizes = {name: weight.numel() for name, weight in chain(block.named_parameters())}
+    sizes = {name: weight.numel() for name, weight in block.named_parameters()}
     total = sum(sizes.values())
     is_table = isinstance(block, Embedding)
     recurrent = sum(size for name, size in sizes.items() if "_hh" in name or "_hr" in name)
     if num_state and not recurrent:
-        # A block of the user's own that has a state: each step may wait for all of it.
+        # A custom block with a state: assume that every step needs all weights.
         recurrent = total
     outputs = y[0, 0].numel()
     return BlockShape(
@@ -47,6 +45,6 @@ def _shape(block: Block, x: torch.Tensor, y: torch.Tensor, num_state: int) -> Bl
         embedding_weights=total if is_table else 0,
         recurrent=0 if is_table else recurrent,
         outputs=outputs,
-        saved=0 if is_table else x[0, 0].numel() + (_SAVED_BY_STATE * num_state // 2 if num_state else 0),
+        saved=0 if is_table else x[0, 0].numel() + (_SAVED_PER_FEATURE * num_state // 2 if num_state else 0),
         state=num_state,
     )

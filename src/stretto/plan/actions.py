@@ -28,7 +28,7 @@ class Action:
 
 
 def action_labels(actions: Iterable[Action]) -> Callable[[Action], str]:
-    """Return a function that labels actions: `F1.2` for micro-batch 1, chunk 2; `F2` if there is only one micro-batch."""
+    """Return the labels of actions: `F1.2` for micro-batch 1, chunk 2, or `F2` if there is only one micro-batch."""
     if any(action.micro_batch for action in actions):
         return str
     return lambda action: f"{action.kind.value}{action.chunk}"

@@ -1,4 +1,4 @@
-"""Cluster: so many devices on so many nodes, and which ranks of a layout share a node."""
+"""Cluster: how many devices on how many nodes, and which ranks of a layout share a node."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,35 +9,35 @@ from stretto.config.layout import Layout
 
 
 def divisors(number: int) -> list[int]:
-    """Return the numbers of groups that so many ranks can be cut into evenly."""
+    """Return the divisors of a number, in order."""
     small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
     return sorted({*small, *(number // n for n in small)})
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """What there is to plan for."""
+    """The devices to plan for."""
 
     devices: int
     nodes: int = 1
-    memory: float | None = None  # bytes of a device; the profile's if not given
+    memory: float | None = None  # bytes per device; None for the profile's
 
     def __post_init__(self) -> None:
         if self.devices < 1 or self.nodes < 1:
-            raise PlanError(f"devices={self.devices} on nodes={self.nodes} is nothing to plan for; use at least 1")
+            raise PlanError(f"devices={self.devices} and nodes={self.nodes} must be positive; use at least 1")
         if self.devices % self.nodes:
             raise PlanError(
-                f"devices={self.devices} can't be spread evenly over nodes={self.nodes}; give the devices of all nodes"
+                f"devices={self.devices} can't be spread evenly over nodes={self.nodes}; count the devices of all nodes"
             )
         if self.memory is not None and not self.memory > 0:
-            raise PlanError(f"memory={self.memory} holds nothing; give the bytes of one device")
+            raise PlanError(f"memory={self.memory} must be positive; use the bytes of one device")
 
     @cached_property
     def devices_per_node(self) -> int:
         return self.devices // self.nodes
 
     def ranks_on_node(self, layout: Layout) -> int:
-        """Return how many ranks the fullest node holds."""
+        """Return how many ranks the fullest node has."""
         return min(self.devices_per_node, layout.num_ranks)
 
     def crosses_nodes(self, layout: Layout, stage: int) -> bool:
@@ -49,7 +49,7 @@ class Cluster:
                 return False
             first = [replica * layout.stages + stage for replica in range(min(layout.replicas, self.devices_per_node))]
             return any(rank // self.devices_per_node != (rank + 1) // self.devices_per_node for rank in first)
-        # A whole column of replicas away; only the shortest of columns stay together.
+        # The next stage is `replicas` ranks away, so only a few replicas fit on one node.
         if layout.replicas >= self.devices_per_node:
             return True
         return any(
@@ -58,9 +58,9 @@ class Cluster:
         )
 
     def num_nodes_of_stage(self, layout: Layout) -> int:
-        """Return over how many nodes the ranks that hold one stage are spread."""
+        """Return how many nodes the replicas of one stage are on."""
         if layout.adjacent == "stages":
             return min(layout.replicas, ceil(layout.num_ranks / self.devices_per_node))
-        # A column may begin in the middle of a node, and then ends in another one.
+        # The replicas of a stage may start in the middle of a node and end on the next.
         edges = [(stage * layout.replicas, (stage + 1) * layout.replicas - 1) for stage in range(layout.stages)]
         return max(last // self.devices_per_node - first // self.devices_per_node + 1 for first, last in edges)

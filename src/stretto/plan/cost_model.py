@@ -1,4 +1,4 @@
-"""Costs: seconds and bytes of any chunk on any run of blocks, from a profile."""
+"""The cost model: seconds and bytes of any chunk on any range of blocks, from a profile."""
 
 import math
 from bisect import bisect_right
@@ -12,15 +12,15 @@ from stretto.plan.profile import BlockKind, CostPoint, Link, Profile
 
 @dataclass(frozen=True)
 class ChunkCost:
-    """What one chunk costs on a stage."""
+    """The cost of one chunk on a stage."""
 
     forward: float
     backward: float
-    saved: float  # bytes kept from the forward to the backward
+    saved: float  # bytes kept from forward to backward
 
 
 class CostModel:
-    """A profile, asked about runs of blocks, `start` to `stop`; the loss belongs to the last block."""
+    """The costs of ranges of blocks, `start` to `stop`; the loss belongs to the last block."""
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
@@ -33,13 +33,13 @@ class CostModel:
         self._accumulate = _prefix_sums([kind.accumulate for kind in self.kinds])
         self._optimizer = _prefix_sums([kind.optimizer for kind in self.kinds])
         self._state = _prefix_sums([kind.state_bytes for kind in self.kinds])
-        # Sums over blocks from the first, for each shape that was asked about: a run is then a difference.
+        # Prefix sums over blocks for each shape, so that a range is a difference of two.
         self._chunks: Callable[[int, int], list[ChunkCost]] = cache(self._cumulative_costs)
 
     def chunk(self, start: int, stop: int, rows: int, steps: int) -> ChunkCost:
-        """Return what a chunk costs on some blocks, without what the engine adds."""
+        """Return the cost of a chunk on a range of blocks, without the overhead of the engine."""
         sums = self._chunks(rows, steps)
-        # The loss comes after the last block, with which it always is.
+        # The loss is one more entry after the last block.
         last = stop + 1 if stop == self.num_blocks else stop
         before, after = sums[start], sums[last]
         return ChunkCost(
@@ -47,11 +47,11 @@ class CostModel:
         )
 
     def accumulate(self, start: int, stop: int) -> float:
-        """Return what a backward takes longer that adds to gradients which are there."""
+        """Return the extra seconds of a backward that adds to existing gradients."""
         return self._accumulate[stop] - self._accumulate[start]
 
     def optimizer(self, start: int, stop: int) -> float:
-        """Return the seconds from gradients to new weights."""
+        """Return the seconds of gradient norm, scaling and optimizer step."""
         return self._optimizer[stop] - self._optimizer[start]
 
     def weight_bytes(self, start: int, stop: int) -> float:
@@ -61,7 +61,7 @@ class CostModel:
         return self._state[stop] - self._state[start]
 
     def sent_bytes(self, stop: int) -> float:
-        """Return the size of one step of one row where it leaves the block before `stop`."""
+        """Return the bytes of one step of one row that the block before `stop` sends to the next stage."""
         return self.kinds[stop - 1].output_bytes
 
     def _cumulative_costs(self, rows: int, steps: int) -> list[ChunkCost]:
@@ -70,8 +70,8 @@ class CostModel:
         for kind in [*self.kinds, self.profile.loss]:
             if id(kind) not in by_kind:
                 by_kind[id(kind)] = interpolate(kind, rows, steps)
-            own, last = by_kind[id(kind)], sums[-1]
-            sums.append(ChunkCost(last.forward + own.forward, last.backward + own.backward, last.saved + own.saved))
+            cost, last = by_kind[id(kind)], sums[-1]
+            sums.append(ChunkCost(last.forward + cost.forward, last.backward + cost.backward, last.saved + cost.saved))
         return sums
 
     @cached_property
@@ -79,84 +79,85 @@ class CostModel:
         return ContentionModel(self.profile)
 
     def all_reduce_seconds(self, num_bytes: float, num_ranks: int, num_nodes: int) -> float:
-        """Return how long it takes to add up gradients over some ranks, evenly on some nodes.
+        """Return the seconds of an all-reduce over ranks that are spread evenly over nodes.
 
-        As measured, where it was. Else by what such algorithms reach: inside a node each byte passes each link about
-        twice (a ring); between nodes each rank of a node carries its part of the bytes, and the number of messages
-        one after the other grows with the logarithm of the number of nodes (trees).
+        Uses the measured cost inside a node if there is one. Otherwise assumes a ring inside a node, where each byte
+        passes each link about twice. Between nodes each rank of a node carries its share of the bytes, and latency
+        grows with the logarithm of the number of nodes, as in a tree.
         """
         if num_ranks == 1 or num_bytes == 0:
             return 0.0
         per_node = math.ceil(num_ranks / num_nodes)
         seconds = 0.0
         if per_node > 1:
-            measured = next((found for found in self.profile.all_reduces if found.ranks == per_node), None)
+            measured = next((cost for cost in self.profile.all_reduces if cost.ranks == per_node), None)
             if measured is not None:
                 seconds += measured.latency + num_bytes / measured.bandwidth
             else:
-                seconds += _ring_seconds(num_bytes, per_node, self._between(self.node, per_node))
+                seconds += _ring_seconds(num_bytes, per_node, self._effective_link(per_node))
         if num_nodes > 1:
             seconds += _ring_seconds(num_bytes / per_node, num_nodes, self.network)
         return seconds
 
-    def _between(self, link: Link, num_ranks: int) -> Link:
-        """The link that a measured sum of fewer ranks speaks of, if there is one; else as it is."""
-        measured = [found for found in self.profile.all_reduces if found.ranks < num_ranks]
+    def _effective_link(self, num_ranks: int) -> Link:
+        """The link inside a node, with the bandwidth that a measured all-reduce of fewer ranks reached, if any."""
+        measured = [cost for cost in self.profile.all_reduces if cost.ranks < num_ranks]
         if not measured:
-            return link
-        most = max(measured, key=lambda found: found.ranks)
-        passes = 2 * (most.ranks - 1) / most.ranks
-        return Link(latency=link.latency, bandwidth=most.bandwidth * passes)
+            return self.node
+        largest = max(measured, key=lambda cost: cost.ranks)
+        passes = 2 * (largest.ranks - 1) / largest.ranks
+        return Link(latency=self.node.latency, bandwidth=largest.bandwidth * passes)
 
 
 class ContentionModel:
-    """How fast ranks compute that share a node, against the one that was measured."""
+    """How fast ranks of one node compute, relative to the rank on which blocks were measured."""
 
     def __init__(self, profile: Profile) -> None:
         self._known = {speed.ranks: speed for speed in profile.speeds}
 
     def of(self, num_ranks: int, num_busy: int) -> float:
-        """Return the speed of each of `num_busy` ranks at work on a node that holds `num_ranks`.
+        """Return the speed of each of `num_busy` computing ranks on a node that has `num_ranks`.
 
-        Together they are as fast as all of them would be, but none is faster than alone.
+        Together they are as fast as all ranks would be, but none is faster than when it computes alone.
         """
         if not self._known or num_busy == 0:
             return 1.0
-        each, alone = self._at(num_ranks)
-        return min(alone, each * num_ranks / num_busy)
+        contended, solo = self._at(num_ranks)
+        return min(solo, contended * num_ranks / num_busy)
 
     def _at(self, num_ranks: int) -> tuple[float, float]:
         fewer = max((n for n in self._known if n <= num_ranks), default=min(self._known))
         speed = self._known[fewer]
-        # More ranks than were measured share what those had.
+        # If there are more ranks than were measured, they share the cores of those.
         return speed.contended * min(1.0, fewer / num_ranks), speed.solo
 
 
 def interpolate(kind: BlockKind, rows: int, steps: int) -> ChunkCost:
-    """Return a chunk's cost between the points that were measured, linear in rows and in steps; beyond them too."""
+    """Return the cost of a chunk, interpolated or extrapolated linearly in rows and steps from measured points."""
     at = {(point.rows, point.steps): point for point in kind.points}
-    # Of nothing, nothing: so a single point is taken in proportion.
-    nothing = CostPoint(rows=1, steps=1, forward=0, backward=0, saved=0)
-    row_pair, row_part = _between(kind.rows, rows)
-    step_pair, step_part = _between(kind.steps, steps)
+    # Zero rows or steps cost nothing, so a single measured point is scaled in proportion.
+    zero = CostPoint(rows=1, steps=1, forward=0, backward=0, saved=0)
+    row_pair, row_weight = _neighbors(kind.rows, rows)
+    step_pair, step_weight = _neighbors(kind.steps, steps)
+    size_ratio = min(1.0, rows * steps / (kind.rows[0] * kind.steps[0]))
 
-    def blend(what: Callable[[CostPoint], float]) -> float:
+    def blend(value_of: Callable[[CostPoint], float]) -> float:
         low, high = (
-            what(at.get((row, step_pair[0]), nothing)) * (1 - step_part)
-            + what(at.get((row, step_pair[1]), nothing)) * step_part
+            value_of(at.get((row, step_pair[0]), zero)) * (1 - step_weight)
+            + value_of(at.get((row, step_pair[1]), zero)) * step_weight
             for row in row_pair
         )
-        # Never less than the least that was measured of so few.
-        least = min(what(point) for point in kind.points) * min(1.0, rows * steps / (kind.rows[0] * kind.steps[0]))
-        return max(low * (1 - row_part) + high * row_part, least)
+        # Extrapolation must not go below the smallest measured value, in proportion to its size.
+        least = min(value_of(point) for point in kind.points) * size_ratio
+        return max(low * (1 - row_weight) + high * row_weight, least)
 
     return ChunkCost(
         blend(lambda point: point.forward), blend(lambda point: point.backward), blend(lambda point: point.saved)
     )
 
 
-def _between(known: Sequence[int], value: int) -> tuple[tuple[int, int], float]:
-    """The two known numbers around a value, or nearest to it, and how far it is from the first to the second."""
+def _neighbors(known: Sequence[int], value: int) -> tuple[tuple[int, int], float]:
+    """The two known numbers around or nearest to a value, and its relative distance from the first to the second."""
     if len(known) == 1:
         return (0, known[0]), value / known[0]
     index = min(max(bisect_right(known, value), 1), len(known) - 1)

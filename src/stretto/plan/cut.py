@@ -1,4 +1,4 @@
-"""Cut: how rows of unequal length are divided into micro-batches of rows and chunks of time."""
+"""How rows of different lengths are split into micro-batches of rows and chunks of time."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -7,12 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 RowLengths = NDArray[np.int64]
-"""Of rows, longest first."""
+"""Lengths of rows, longest first."""
 
 
 @dataclass(frozen=True)
 class MicroBatchShape:
-    """Which of the rows, longest first; the steps of its chunks; and how many rows are still there at each."""
+    """The rows of a micro-batch (longest first), the steps of each chunk, and how many rows reach each chunk."""
 
     start: int
     stop: int
@@ -20,7 +20,7 @@ class MicroBatchShape:
     rows_per_chunk: tuple[int, ...]
 
     def chunk(self, index: int) -> tuple[int, int]:
-        """Return steps and rows of a chunk; no rows where the micro-batch has ended before."""
+        """Return the steps and rows of a chunk; (0, 0) if the micro-batch ends before it."""
         if index >= len(self.chunk_bounds):
             return 0, 0
         first, stop = self.chunk_bounds[index]
@@ -28,31 +28,31 @@ class MicroBatchShape:
 
 
 def cut_lengths(lengths: RowLengths, num_micro_batches: int, num_chunks: int) -> list[MicroBatchShape]:
-    """Cut rows, longest first, into micro-batches of nearly equal work and chunks of nearly equal length, none of them empty.
+    """Split rows, longest first, into micro-batches of nearly equal work and chunks of nearly equal length.
 
-    A micro-batch ends with its longest row. All its rows are there at the first chunk, empty ones too, so that each micro-batch
-    has a backward; after that, rows leave where they have ended.
+    No micro-batch or chunk is empty. A micro-batch ends with its longest row. All its rows take part in the first
+    chunk, even empty ones, so that each micro-batch has a backward; later chunks leave out the rows that have ended.
     """
     micro_batches = []
     for start, stop in pairwise(_micro_batch_bounds(lengths, num_micro_batches)):
         num_steps = max(int(lengths[start]), 1)
         chunks = min(num_chunks, num_steps)
         chunk_bounds = tuple(pairwise(num_steps * index // chunks for index in range(chunks + 1)))
-        # Shortest first, to be searched for those that end at or before a chunk's first step.
+        # Shortest first, so that searchsorted counts the rows that end at or before a chunk's first step.
         part = lengths[start:stop][::-1]
         ended = np.searchsorted(part, [first for first, _ in chunk_bounds[1:]], side="right").tolist()
         micro_batches.append(
-            MicroBatchShape(start, stop, chunk_bounds, (stop - start, *(stop - start - gone for gone in ended)))
+            MicroBatchShape(start, stop, chunk_bounds, (stop - start, *(stop - start - count for count in ended)))
         )
     return micro_batches
 
 
 def _micro_batch_bounds(lengths: RowLengths, num_micro_batches: int) -> list[int]:
-    """Cut where the sum of lengths is in equal parts; each micro-batch has a row at least."""
+    """Split where the sum of lengths has equal parts; each micro-batch gets at least one row."""
     if num_micro_batches == 1:
         return [0, len(lengths)]
     before = np.concatenate([[0], np.maximum(lengths, 1).cumsum()])
-    # The last edge at or before an equal part, in whole numbers.
+    # The last edge at or before each equal part, in integers.
     wanted = [int(before[-1]) * index // num_micro_batches for index in range(1, num_micro_batches)]
     edges = [0]
     for index, edge in enumerate((np.searchsorted(before, wanted, side="right") - 1).tolist(), 1):

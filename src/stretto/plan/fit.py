@@ -1,14 +1,14 @@
-"""Fit: the layout for another number of ranks than was asked for."""
+"""Fitting a layout to a different number of ranks."""
 
 from stretto.base.errors import PlanError
 from stretto.config.layout import Layout
 
 
 def fit_layout(layout: Layout, num_ranks: int, num_blocks: int, num_rows: int) -> Layout:
-    """Return a layout for so many ranks, all of them used, as near as can be to the one that was asked for.
+    """Return the layout closest to `layout` that uses all of `num_ranks` ranks.
 
-    As many stages as before, if the ranks can be divided so. Else more, which need less memory each, and only then
-    fewer. A model has no more stages than blocks, and a replica at least a row for each of its micro-batches.
+    The number of stages stays the same if it divides the ranks. Otherwise more stages are preferred, which need less
+    memory each, over fewer. A model has at most as many stages as blocks, and each micro-batch needs a row.
     """
     fitting = [
         stages
@@ -17,10 +17,11 @@ def fit_layout(layout: Layout, num_ranks: int, num_blocks: int, num_rows: int) -
     ]
     if not fitting:
         raise PlanError(
-            f"{num_ranks} ranks can't be used: no number of stages up to the model's {num_blocks} blocks leaves each "
-            f"replica a row of {num_rows} for each of its {layout.micro_batches} micro_batches; start fewer, or set other micro_batches"
+            f"no layout uses all {num_ranks} ranks: with at most {num_blocks} stages (the model's blocks), {num_rows} "
+            f"rows are too few for layout.micro_batches={layout.micro_batches} in each replica; start fewer ranks, or "
+            "use fewer micro-batches"
         )
     wanted = layout.stages
-    stages = min(fitting, key=lambda found: (found != wanted, found < wanted, abs(found - wanted)))
+    stages = min(fitting, key=lambda count: (count != wanted, count < wanted, abs(count - wanted)))
     blocks = layout.blocks if stages == wanted else ()
     return layout.model_copy(update={"replicas": num_ranks // stages, "stages": stages, "blocks": blocks})

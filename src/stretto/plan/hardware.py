@@ -1,7 +1,7 @@
-"""Hardware: devices that are not here, by the figures of their data sheets; and the profile a model would have on them.
+"""Hardware by its data sheet, and the profile that a model would have on it.
 
-A derived profile is a simulation: times are what arithmetic and memory allow at a stated part of their peaks, and never
-less than what starting the work of each step takes.
+A derived profile is a roofline estimate: each time is the larger of arithmetic and memory traffic at a stated fraction
+of their peaks, plus the time to launch kernels.
 """
 
 from collections.abc import Sequence
@@ -13,22 +13,22 @@ from stretto.plan.profile import BlockKind, CostPoint, Link, Profile
 
 @dataclass(frozen=True)
 class Hardware:
-    """What a data sheet says of a device and its links, and what of it is reached."""
+    """The figures of a data sheet, and the fraction of them that a model reaches."""
 
     name: str
     memory: float  # bytes
-    flops: float  # a second, dense bf16
-    fp32_flops: float  # without tensor cores, as torch multiplies fp32 unless told otherwise
-    bandwidth: float  # of memory, bytes a second
+    flops: float  # per second, dense bf16
+    fp32_flops: float  # per second, without tensor cores: torch's default for fp32
+    bandwidth: float  # of memory, bytes per second
     node: Link
-    network: Link  # for each device
+    network: Link  # per device
     source: str
-    utilization: float = 0.5  # of the peak of arithmetic, in a large product
-    element_size: int = 2  # of what is multiplied
-    launch_seconds: float = 5e-6  # seconds that each step of a recurrent layer takes at least
+    utilization: float = 0.5  # fraction of peak arithmetic that a large matrix product reaches
+    element_size: int = 2  # bytes per multiplied number
+    launch_seconds: float = 5e-6  # minimum time of each step of a recurrent layer
 
 
-_LINKS = "half of NVLink's two-way figure each way; between nodes one 400 Gb/s port a device (A100: 200 Gb/s), 5 us"
+_LINKS = "half of NVLink's two-way figure each way; between nodes one 400 Gb/s port per device (A100: 200 Gb/s), 5 us"
 
 KNOWN_HARDWARE = {
     "A100": Hardware(
@@ -56,22 +56,22 @@ KNOWN_HARDWARE = {
 
 @dataclass(frozen=True)
 class BlockShape:
-    """What arithmetic has to know of a block."""
+    """The sizes of a block that its cost depends on."""
 
     name: str
-    weights: int  # that are multiplied once for each step of each row
-    embedding_weights: int = 0  # weights that are only looked up
-    recurrent: int = 0  # those of `weights` that each step must wait for
-    outputs: int = 0  # features that it gives for each step of each row
-    saved: int = 0  # numbers that its forward keeps for each step of each row
-    state: int = 0  # numbers of a row's state
+    weights: int  # multiplied once for each step of each row
+    embedding_weights: int = 0  # only looked up
+    recurrent: int = 0  # the part of `weights` that is multiplied with the state of the step before
+    outputs: int = 0  # output features
+    saved: int = 0  # numbers that the forward saves for each step of each row
+    state: int = 0  # numbers in a row's state
 
 
 def find_hardware(name: str) -> Hardware:
-    """Return the figures of a device."""
+    """Return the data sheet of a device."""
     if name.upper() not in KNOWN_HARDWARE:
         raise PlanError(
-            f"--hardware={name} is not known; known are {', '.join(KNOWN_HARDWARE)}, or write a profile by hand"
+            f"hardware={name} is unknown; choose from {', '.join(KNOWN_HARDWARE)}, or write a profile by hand"
         )
     return KNOWN_HARDWARE[name.upper()]
 
@@ -79,16 +79,16 @@ def find_hardware(name: str) -> Hardware:
 def derive_profile(
     hardware: Hardware, blocks: Sequence[BlockShape], num_rows: int, num_steps: int, *, is_bf16: bool = True
 ) -> Profile:
-    """Return the profile that a model would have on a device, by its figures; weights in fp32, AdamW."""
+    """Return the profile that a model would have on a device, with fp32 weights and AdamW."""
     if not is_bf16:
         hardware = replace(hardware, flops=hardware.fp32_flops, element_size=4)
     shapes = list(dict.fromkeys(blocks))
     names = {shape: f"{shape.name}-{index}" for index, shape in enumerate(shapes)}
-    # It costs nothing to be asked: every half, as a product goes from waiting for memory to waiting for arithmetic.
+    # Many numbers of rows: costs bend where a product stops being limited by memory.
     rows = sorted({max(1, num_rows >> power) for power in range(num_rows.bit_length())})
     steps = sorted({1, num_steps})
     # The loss reads the outputs and writes their gradient, in fp32, a few times each.
-    last = blocks[-1].outputs
+    num_outputs = blocks[-1].outputs
     return Profile(
         device=hardware.name,
         memory=hardware.memory,
@@ -101,9 +101,9 @@ def derive_profile(
                 CostPoint(
                     rows=row,
                     steps=step,
-                    forward=hardware.launch_seconds + 3 * 4 * last * row * step / hardware.bandwidth,
-                    backward=hardware.launch_seconds + 3 * 4 * last * row * step / hardware.bandwidth,
-                    saved=4.0 * last * row * step,
+                    forward=hardware.launch_seconds + 3 * 4 * num_outputs * row * step / hardware.bandwidth,
+                    backward=hardware.launch_seconds + 3 * 4 * num_outputs * row * step / hardware.bandwidth,
+                    saved=4.0 * num_outputs * row * step,
                 )
                 for row in rows
                 for step in steps
@@ -121,8 +121,8 @@ def _assumptions(hardware: Hardware) -> str:
     return (
         f"{'bf16' if hardware.element_size == 2 else 'fp32'} products at {hardware.utilization:.0%} of their peak; "
         "weights read from memory at each step of a recurrent layer; "
-        f"{hardware.launch_seconds * 1e6:.0f} us at least for each such step; gradients in fp32, added up behind 90 % of the "
-        "last backward"
+        f"at least {hardware.launch_seconds * 1e6:.0f} us for each such step; gradients in fp32, all-reduced during "
+        "90 % of the last backward"
     )
 
 
@@ -132,7 +132,7 @@ def _derive_kind(hardware: Hardware, shape: BlockShape, rows: Sequence[int], ste
     for row in rows:
         for step in steps:
             forward = _forward_seconds(hardware, shape, row, step)
-            # Two products where the forward has one: for what came in, and for the weights.
+            # Two products for each one of the forward: the gradient of the input, and of the weights.
             backward = 2 * forward
             points.append(
                 CostPoint(
@@ -148,7 +148,7 @@ def _derive_kind(hardware: Hardware, shape: BlockShape, rows: Sequence[int], ste
         output_bytes=hardware.element_size * shape.outputs,
         state_bytes=4 * shape.state,
         accumulate=3 * weight_bytes / hardware.bandwidth,
-        # Reads weights, gradients and two moments, and writes three of them; the norm reads gradients once more.
+        # Reads weights, gradients and two moments, writes three of them, and reads the gradients once for their norm.
         optimizer=8 * weight_bytes / hardware.bandwidth,
         points=tuple(points),
     )
@@ -156,11 +156,12 @@ def _derive_kind(hardware: Hardware, shape: BlockShape, rows: Sequence[int], ste
 
 def _forward_seconds(hardware: Hardware, shape: BlockShape, rows: int, steps: int) -> float:
     peak = hardware.flops * hardware.utilization
-    at_once = shape.weights - shape.recurrent
-    product = 2 * at_once * rows * steps / peak
-    memory = hardware.element_size * (at_once + shape.outputs * rows * steps) / hardware.bandwidth
-    seconds = hardware.launch_seconds + max(product, memory)
+    # One product for all steps, except with the state, which is one product per step.
+    batched = shape.weights - shape.recurrent
+    arithmetic = 2 * batched * rows * steps / peak
+    memory = hardware.element_size * (batched + shape.outputs * rows * steps) / hardware.bandwidth
+    seconds = hardware.launch_seconds + max(arithmetic, memory)
     if shape.recurrent:
-        each = max(2 * shape.recurrent * rows / peak, hardware.element_size * shape.recurrent / hardware.bandwidth)
-        seconds += steps * (hardware.launch_seconds + each)
+        step = max(2 * shape.recurrent * rows / peak, hardware.element_size * shape.recurrent / hardware.bandwidth)
+        seconds += steps * (hardware.launch_seconds + step)
     return seconds

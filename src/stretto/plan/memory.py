@@ -1,4 +1,4 @@
-"""Memory: what a rank holds at its fullest moment."""
+"""The peak memory of a rank."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,18 +10,18 @@ from stretto.plan.cost_model import CostModel
 from stretto.plan.partition import RangeCosts, range_costs
 from stretto.plan.schedule import max_live_chunks
 
-# Messages of each direction that are posted ahead or under way.
-_MESSAGES = 3
+# Messages per direction that are posted ahead or in transit.
+_NUM_MESSAGES = 3
 
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Bytes of one rank, by what they are for."""
+    """Bytes of one rank, by purpose."""
 
     weights: float
     gradients: float
     optimizer: float
-    activations: float  # of the chunks that are alive
+    activations: float  # of live chunks
     messages: float
 
     @property
@@ -30,47 +30,47 @@ class RankMemory:
 
 
 def rank_memory(costs: CostModel, layout: Layout, stage: int, part: slice, rows: int, steps: int) -> RankMemory:
-    """Return the memory of a stage that holds the blocks `part`, for chunks of so many rows and steps.
+    """Return the memory of a stage that holds the blocks `part`, for chunks of `rows` rows and `steps` steps.
 
-    A stage keeps what its forwards saved until their backwards. With recomputation it keeps only what they started
-    from, and what one of them saves while it is run again.
+    A stage keeps what its forwards save until their backwards. With recomputation it keeps only the inputs of live
+    chunks, and what one forward saves while it runs again.
     """
     weights = costs.weight_bytes(part.start, part.stop)
     live = max_live_chunks(stage, layout.stages, layout.micro_batches, layout.chunks)
     saved = costs.chunk(part.start, part.stop, rows, steps).saved
-    arriving, leaving = (_boundary_bytes(costs, edge) * rows * steps for edge in (part.start, part.stop))
+    received, sent = (_boundary_bytes(costs, edge) * rows * steps for edge in (part.start, part.stop))
     state = costs.state_bytes(part.start, part.stop) * rows
-    activations = live * (arriving + state) + saved if layout.recompute else live * (saved + state)
+    activations = live * (received + state) + saved if layout.recompute else live * (saved + state)
     return RankMemory(
         weights,
         weights,
         weights * costs.profile.optimizer_bytes,
         activations,
-        _MESSAGES * (arriving + leaving),
+        _NUM_MESSAGES * (received + sent),
     )
 
 
 def all_memory_totals(costs: CostModel, layout: Layout, rows: int, steps: int) -> Callable[[int], RangeCosts]:
-    """Return, for each stage, the total of `rank_memory` for every run of blocks at once."""
+    """Return a function of the stage that gives the total of `rank_memory` for every range of blocks at once."""
     edges = range(costs.num_blocks + 1)
-    # The loss belongs to the last block, and so to any run that ends with it.
+    # The loss belongs to the last block, and so to every range that ends with it.
     saved = range_costs(np.array([costs.chunk(0, stop, rows, steps).saved for stop in edges]))
     weights = range_costs(np.array([costs.weight_bytes(0, stop) for stop in edges])) * (
         2 + costs.profile.optimizer_bytes
     )
     state = range_costs(np.array([costs.state_bytes(0, stop) for stop in edges])) * rows
-    passing = np.array([_boundary_bytes(costs, edge) for edge in edges]) * rows * steps
-    fixed = weights + _MESSAGES * (passing[:, None] + passing[None, :])
+    boundary = np.array([_boundary_bytes(costs, edge) for edge in edges]) * rows * steps
+    fixed = weights + _NUM_MESSAGES * (boundary[:, None] + boundary[None, :])
 
     def totals(stage: int) -> RangeCosts:
         live = max_live_chunks(stage, layout.stages, layout.micro_batches, layout.chunks)
         if layout.recompute:
-            return np.asarray(fixed + live * (passing[:, None] + state) + saved)
+            return np.asarray(fixed + live * (boundary[:, None] + state) + saved)
         return np.asarray(fixed + live * (saved + state))
 
     return totals
 
 
 def _boundary_bytes(costs: CostModel, edge: int) -> float:
-    """One step of one row where it passes from one stage to another; nothing at either end of the model."""
+    """Bytes of one step of one row that are sent between stages at `edge`; 0 at either end of the model."""
     return costs.sent_bytes(edge) if 0 < edge < costs.num_blocks else 0.0

@@ -1,6 +1,6 @@
-"""Profile: what a model's blocks, its device and the links between devices cost; measured, derived, or written by hand.
+"""Profiles: what a model's blocks, its device and its links cost; measured, derived, or written by hand.
 
-A profile is one JSON file. Times are seconds, sizes are bytes, bandwidths are bytes per second.
+A profile is one JSON file. Times are in seconds, sizes in bytes, bandwidths in bytes per second.
 """
 
 from functools import cached_property
@@ -15,7 +15,7 @@ from stretto.base.strict_model import StrictModel, first_error
 
 VERSION = 2
 
-# Whatever was measured or written by hand is within these; what is not would end in a division by nothing or infinity.
+# Bounds that every real figure is within. Without them a plan could divide by zero or overflow.
 Seconds = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 Bytes = Annotated[float, Field(ge=0, le=1e18, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=10**9)]
@@ -24,28 +24,28 @@ Bandwidth = Annotated[float, Field(ge=1, le=1e18, allow_inf_nan=False)]
 
 
 class CostPoint(StrictModel):
-    """One chunk of so many rows and steps through a block."""
+    """The cost of a chunk with some rows and steps on a block."""
 
     rows: Count
     steps: Count
     forward: Seconds
     backward: Seconds
     saved: Bytes
-    """Bytes that the forward keeps for the backward."""
+    """Bytes that the forward saves for the backward."""
 
 
 class BlockKind(StrictModel):
-    """A kind of block: blocks of the same make and shapes are measured once."""
+    """The cost of one kind of block; blocks of the same class, settings and shapes are measured once."""
 
     weight_bytes: int = Field(0, ge=0, le=10**18)
     output_bytes: Bytes = 0
-    """Of one step of one row, as it is sent to the next stage."""
+    """Bytes of one step of one row, as sent to the next stage."""
     state_bytes: Bytes = 0
-    """Of one row."""
+    """Bytes of one row."""
     accumulate: Seconds = 0
-    """Added to a backward that finds a gradient there to add to."""
+    """Extra time of a backward that adds to an existing gradient."""
     optimizer: Seconds = 0
-    """Norm, scaling and optimizer step of its weights."""
+    """Gradient norm, scaling and optimizer step."""
     points: tuple[CostPoint, ...] = Field(min_length=1, strict=False)
 
     @model_validator(mode="after")
@@ -53,8 +53,8 @@ class BlockKind(StrictModel):
         pairs = [(point.rows, point.steps) for point in self.points]
         if sorted(pairs) != [(rows, steps) for rows in self.rows for steps in self.steps]:
             raise ValueError(
-                f"points are {len(self.points)} of {len(self.rows)} numbers of rows and {len(self.steps)} of steps; "
-                "give exactly one for each pair"
+                f"points has {len(self.points)} entries for {len(self.rows)} values of rows and {len(self.steps)} of "
+                "steps; it needs exactly one for each pair"
             )
         return self
 
@@ -68,69 +68,69 @@ class BlockKind(StrictModel):
 
 
 class Link(StrictModel):
-    """How fast a message gets from one device to another."""
+    """The speed of messages between two devices."""
 
     latency: Seconds
     bandwidth: Bandwidth
 
     def seconds(self, num_bytes: float) -> float:
-        """Return how long a message takes."""
+        """Return the seconds of a message."""
         return self.latency + num_bytes / self.bandwidth
 
 
 class AllReduceCost(StrictModel):
-    """Adding up gradients over so many ranks of one node, as measured."""
+    """The measured all-reduce of gradients over some ranks of one node."""
 
     ranks: int = Field(ge=2, le=10**9)
     latency: Seconds
     bandwidth: Bandwidth
-    """Bytes of gradients added up per second."""
+    """Bytes of gradients per second."""
 
 
 class RankSpeed(StrictModel):
-    """How fast ranks compute when a node holds so many, against the one that the blocks were measured on."""
+    """How fast the ranks of a node compute, relative to the rank on which blocks were measured."""
 
     ranks: Count
     contended: Rate
-    """When all of them compute at once."""
+    """Speed of each while all compute."""
     solo: Rate
-    """When one computes and the others wait."""
+    """Speed of one while the others wait."""
 
 
 class Profile(StrictModel):
-    """Everything that a plan is made from."""
+    """Everything about the model and the hardware that a plan needs."""
 
     version: int = VERSION
     device: str
     memory: Annotated[Bytes, Field(gt=0)]
-    """Of one device; of the whole machine where processes share it."""
+    """Bytes of one device, or of the machine if ranks share it."""
     shares_memory: bool = False
-    """Do ranks of a node share that memory, as processes on a CPU do?"""
+    """Do the ranks of a node share the memory, as processes on a CPU do?"""
     key: str = ""
-    """Names device, versions, model and shapes; a profile with another key is measured anew."""
+    """Fingerprint of device, versions, model and shapes; a run with a different key is measured again."""
     notes: dict[str, str] = Field(default_factory=dict)
-    """Versions, and where figures come from."""
+    """Versions, and the source of the figures."""
     is_simulated: bool = False
-    """The figures were derived or written by hand: no such device was measured."""
+    """True if the figures were derived or written by hand, not measured."""
     kinds: dict[str, BlockKind]
     blocks: tuple[str, ...] = Field(min_length=1, strict=False)
     """The kind of each block of the model, in order."""
     loss: BlockKind
     node: Link | None = None
-    """Between devices of one node; not known where only one was measured."""
+    """Between devices of one node; None if only one device was measured."""
     network: Link | None = None
-    """Between devices of different nodes, for each device."""
+    """Between devices of different nodes, per device."""
     all_reduces: tuple[AllReduceCost, ...] = Field((), strict=False)
     speeds: tuple[RankSpeed, ...] = Field((), strict=False)
-    """Where ranks share what they compute with, as processes share cores; none where each has a device of its own."""
+    """For ranks that share cores; empty if each rank has its own device."""
     action_overhead: Seconds = 0
-    """What the engine adds to each forward and backward of a chunk."""
+    """What the engine adds to each forward and backward of a chunk, in seconds."""
     step_overhead: Seconds = 0
-    """What a step adds once: reading data, agreeing on sums."""
+    """What each step adds once, in seconds: reading data."""
     overlap: float = Field(0, ge=0, le=1, allow_inf_nan=False)
-    """The part of the last backward during which gradients are added up without slowing it."""
+    """The fraction of the last backward that overlaps with the all-reduce of gradients."""
     optimizer_bytes: float = Field(2, ge=0, le=100, allow_inf_nan=False)
-    """Bytes that the optimizer keeps for each byte of weights."""
+    """Bytes of optimizer state per byte of weights."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -142,7 +142,7 @@ class Profile(StrictModel):
             if name in self.kinds
             for point in self.kinds[name].points
         ):
-            raise ValueError("no block takes any time; give at least one a forward or backward")
+            raise ValueError("no block takes any time; at least one needs a forward or backward above 0")
         unknown = [name for name in self.blocks if name not in self.kinds]
         if unknown:
             raise ValueError(f"blocks has {unknown[0]!r}, which is not one of kinds ({', '.join(self.kinds)})")
@@ -154,7 +154,7 @@ class Profile(StrictModel):
 
 
 def load_profile(path: Path) -> Profile:
-    """Read a profile; what is wrong with it becomes one sentence."""
+    """Read a profile; a mistake in it raises a `PlanError` with one sentence."""
     try:
         return Profile.model_validate_json(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -166,9 +166,9 @@ def load_profile(path: Path) -> Profile:
 
 
 def save_profile(profile: Profile, path: Path) -> None:
-    """Write a profile, whole or not at all."""
+    """Write a profile atomically."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, f"{profile.model_dump_json(indent=1)}\n".encode())
     except OSError as error:
-        raise PlanError(f"{path} can't be written ({error.strerror}); choose another path") from None
+        raise PlanError(f"{path} can't be written ({error.strerror}); choose a different path") from None

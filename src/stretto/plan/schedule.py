@@ -1,14 +1,14 @@
-"""Orders: in which order a stage takes its actions.
+"""Schedules: the order in which a stage runs its actions.
 
-One micro-batch of four chunks over three stages, fill and drain:
+One micro-batch of four chunks over three stages:
 
     stage 0  F0 F1 F2 F3 .  .  .  .  B3 B2 B1 B0
     stage 1     F0 F1 F2 F3 .  .  B3 B2 B1 B0
     stage 2        F0 F1 F2 F3 B3 B2 B1 B0
 
-Several micro-batches: first in, first out over micro-batches; last in, first out over the chunks of one micro-batch. A stage runs ahead
-by as many forwards as it takes until its first gradient can be back, then takes one backward for each further
-forward, so it never holds more than `max_live_chunks` chunks.
+With several micro-batches the order is FIFO over micro-batches and LIFO over the chunks of one, as in Seq1F1B. A stage
+runs forwards until its first gradient can arrive, then one backward for each further forward (1F1B), so it never holds
+more than `max_live_chunks` chunks.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from stretto.plan.actions import Action, ActionKind
 
 
 def stage_schedule(stage: int, num_stages: int, num_micro_batches: int, num_chunks: int) -> list[Action]:
-    """Return the actions of one stage for one step, in the order in which they are taken."""
+    """Return the actions of one stage for one step, in order."""
     forwards = iter(_forwards(num_micro_batches, num_chunks))
     backwards = iter(_backwards(num_micro_batches, num_chunks))
     warm_up = min(max_live_chunks(stage, num_stages, num_micro_batches, num_chunks), num_micro_batches * num_chunks)
@@ -28,12 +28,12 @@ def stage_schedule(stage: int, num_stages: int, num_micro_batches: int, num_chun
 
 
 def forward_schedule(num_micro_batches: int, num_chunks: int) -> list[Action]:
-    """Return the actions of any stage for a step without gradients."""
+    """Return the actions of any stage for an evaluation step, which has no backward."""
     return list(_forwards(num_micro_batches, num_chunks))
 
 
 def max_live_chunks(stage: int, num_stages: int, num_micro_batches: int, num_chunks: int) -> int:
-    """Return how many chunks a stage holds at most: a whole micro-batch, and what the stages after it are ahead by."""
+    """Return the maximum number of live chunks of a stage: one micro-batch, plus one for each stage after this one."""
     return min(num_chunks + num_stages - 1 - stage, num_micro_batches * num_chunks)
 
 

@@ -1,4 +1,4 @@
-"""A plan as plain values, for JSON, and its layout as TOML: what programs read, and what a run compares itself with."""
+"""A plan as plain values for JSON, and its layout as TOML."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,12 +12,12 @@ from stretto.plan.profile import Profile
 from stretto.plan.search import Plan
 from stretto.plan.timeline import TimedAction, Timeline
 
-# A step of more actions than this is left out: the file would be mostly that.
+# A timeline with more actions than this is left out, to keep the file small.
 _MAX_ACTIONS = 10_000
 
 
 def plan_to_dict(plan: Plan, profile: Profile, timeline: Timeline) -> dict[str, Any]:
-    """Return all of a plan as what JSON knows; the timeline is that of a step of the chosen layout."""
+    """Return a plan as JSON values; `timeline` is that of a step in the chosen layout."""
     return {
         "advice": advise(plan),
         "device": profile.device,
@@ -28,14 +28,14 @@ def plan_to_dict(plan: Plan, profile: Profile, timeline: Timeline) -> dict[str, 
         "layouts": plan.num_layouts,
         "simulated": plan.num_simulated,
         "one_device": {**prediction_to_dict(plan, plan.single_device), "fits": plan.fits_single_device},
-        "best": [prediction_to_dict(plan, found) for found in plan.best],
+        "best": [prediction_to_dict(plan, prediction) for prediction in plan.best],
         "timeline": timeline_to_dict(plan.chosen.layout, timeline),
-        "rejected": [{"layouts": found.layouts, "reason": found.reason} for found in plan.rejected],
+        "rejected": [{"layouts": rejection.layouts, "reason": rejection.reason} for rejection in plan.rejected],
     }
 
 
 def prediction_to_dict(plan: Plan, prediction: Prediction) -> dict[str, Any]:
-    """Return one layout's prediction as plain values."""
+    """Return the prediction for one layout as JSON values."""
     layout = prediction.layout
     return {
         "layout": _layout_to_dict(layout),
@@ -60,27 +60,27 @@ def prediction_to_dict(plan: Plan, prediction: Prediction) -> dict[str, Any]:
 
 
 def timeline_to_dict(layout: Layout, timeline: Timeline) -> dict[str, Any]:
-    """Return when each action of a step runs, a line each: `stage kind micro-batch chunk start stop`."""
-    spans = timeline.timed_actions if len(timeline.timed_actions) <= _MAX_ACTIONS else ()
+    """Return when each action of a step runs, as one text per action: `stage kind micro-batch chunk start stop`."""
+    timed_actions = timeline.timed_actions if len(timeline.timed_actions) <= _MAX_ACTIONS else ()
     actions = [
         f"{stage} {action.kind.value} {action.micro_batch} {action.chunk} {start:.9g} {stop:.9g}"
-        for stage, action, start, stop in spans
+        for stage, action, start, stop in timed_actions
     ]
     return {"layout": _layout_to_dict(layout), "actions": actions}
 
 
 def timeline_from_dict(plan: Mapping[str, Any], layout: Layout) -> Timeline | None:
-    """Return the timeline of a plan that was read from JSON; none if it has none of this layout."""
+    """Return the timeline of a plan that was read from JSON; None if it has no timeline of this layout."""
     try:
-        found = plan["timeline"]
-        if found["layout"] != _layout_to_dict(layout):
+        values = plan["timeline"]
+        if values["layout"] != _layout_to_dict(layout):
             return None
-        spans = tuple(map(_parse_action, found["actions"]))
+        timed_actions = tuple(map(_parse_action, values["actions"]))
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
-    if not spans or any(not 0 <= span.stage < layout.stages for span in spans):
+    if not timed_actions or any(not 0 <= timed.stage < layout.stages for timed in timed_actions):
         return None
-    return Timeline(layout.stages, spans)
+    return Timeline(layout.stages, timed_actions)
 
 
 def _parse_action(line: str) -> TimedAction:

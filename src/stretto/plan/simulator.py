@@ -64,8 +64,9 @@ class _Simulator:
         speed: SpeedFunction,
         blocking: bool,
     ) -> None:
-        self.cost, self.link, self.speed, self.blocking = cost, link, speed, blocking
+        self.cost, self.link, self.blocking = cost, link, blocking
         self.stages = [_SimulatedStage(index, actions) for index, actions in enumerate(schedules)]
+        self.speeds = [1.0, *(speed(num_busy) for num_busy in range(1, len(schedules) + 1))]
         self.now = 0.0
         self.ends: list[tuple[float, int]] = []  # heap of running actions: (work at the end, stage)
         self.wake_ups: list[tuple[float, int]] = []  # heap of stages that wait for a message: (time, stage)
@@ -78,6 +79,7 @@ class _Simulator:
     def run(self) -> Timeline:
         for stage in self.stages:
             self._start_next(stage)
+        self._update_speed()
         while self.ends or self.wake_ups:
             end = self._time_at(self.ends[0][0]) if self.ends else math.inf
             if self.wake_ups and self.wake_ups[0][0] <= end:
@@ -89,6 +91,7 @@ class _Simulator:
                 stage = self.stages[index]
                 self._end(stage)
             self._start_next(stage)
+            self._update_speed()
         self.timed_actions.sort(key=lambda timed: (timed.start, timed.stage))
         stuck = [
             f"stage {stage.index} waits to {'send' if stage.sending else 'receive'} {action}"
@@ -104,7 +107,7 @@ class _Simulator:
         return self.base_work + (self.now - self.base_time) * self.current_speed
 
     def _update_speed(self) -> None:
-        speed = self.speed(len(self.ends)) if self.ends else self.current_speed
+        speed = self.speeds[len(self.ends)]
         if speed != self.current_speed:
             self.base_time, self.base_work = self.now, self._work_now()
             self.current_speed = speed
@@ -124,7 +127,6 @@ class _Simulator:
             del stage.arrivals[action]
         stage.is_busy, stage.started = True, self.now
         heapq.heappush(self.ends, (self._work_now() + self.cost(stage.index, action), stage.index))
-        self._update_speed()
         if self.blocking and source is not None:
             stage.open_receives[action.kind] += 1
             self._try_to_send(self.stages[source])
@@ -135,7 +137,6 @@ class _Simulator:
         self.timed_actions.append(TimedAction(stage.index, action, stage.started, self.now))
         stage.position += 1
         stage.is_busy = False
-        self._update_speed()
         target = sends_to(action, stage.index, len(self.stages))
         if target is None:
             return

@@ -8,7 +8,7 @@ from stretto.plan.actions import Action, ActionKind
 
 
 class TimedAction(NamedTuple):
-    """One action on its stage, from when to when."""
+    """One action on its stage, with start and stop in seconds."""
 
     stage: int
     action: Action
@@ -18,11 +18,11 @@ class TimedAction(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """When every action of a step ran, or how far the stages got before they all waited for each other."""
+    """When each action of a step runs; in a deadlock, the actions that ran before it."""
 
     num_stages: int
     timed_actions: tuple[TimedAction, ...]
-    stuck: tuple[str, ...] = ()  # what each stage waits for, where there is a deadlock
+    stuck: tuple[str, ...] = ()  # in a deadlock, what each stage waits for
 
     @property
     def is_deadlock(self) -> bool:
@@ -30,20 +30,20 @@ class Timeline:
 
     @cached_property
     def seconds(self) -> float:
-        """From the first start to the last stop: the time of a step."""
-        return max((span.stop for span in self.timed_actions), default=0.0)
+        """The time of a step: when the last action stops."""
+        return max((timed.stop for timed in self.timed_actions), default=0.0)
 
     @property
     def bubble(self) -> float:
-        """The part of all stages' time that is spent waiting."""
-        busy = sum(span.stop - span.start for span in self.timed_actions)
+        """The fraction of the stages' time that they spend waiting."""
+        busy = sum(timed.stop - timed.start for timed in self.timed_actions)
         return 1 - busy / (self.num_stages * self.seconds) if self.seconds else 0.0
 
     def peak_live_chunks(self, stage: int) -> int:
-        """Return how many chunks a stage holds at most: forwards whose backward isn't done."""
+        """Return the maximum number of live chunks of a stage: forwards whose backward has not run."""
         live = peak = 0
-        for span in self.timed_actions:
-            if span.stage == stage:
-                live += 1 if span.action.kind is ActionKind.FORWARD else -1
+        for timed in self.timed_actions:
+            if timed.stage == stage:
+                live += 1 if timed.action.kind is ActionKind.FORWARD else -1
                 peak = max(peak, live)
         return peak
