@@ -1,48 +1,48 @@
-"""docs/reference/errors.md, made from the mistakes that tests make: `python tests/errors_page.py > docs/reference/errors.md`."""
+"""docs/reference/errors.md, from the catalog: `python tests/errors_page.py > docs/reference/errors.md`."""
 
 from helpers.error_catalog import ERROR_SECTIONS, ErrorCase
 
 HEAD = """# Errors
 
-A mistake is answered with one line, `stretto: error: ...`: what is wrong, the value, and what to do. There is no
-traceback; if you meet one, it is a bug, so please report it. In Python the same sentence is raised as a
-`stretto.StrettoError` of the kind that stands behind it. Each error below is made for real by a test, so the sentences
-are as you will see them; `<...>` is what differs.
+A command reports an error in one line, `stretto: error: ...`: the option or field, its value, and what to do. There is no
+traceback; if you see one, it is a bug, so please report it. In Python, the same message is raised as a subclass of
+`stretto.StrettoError`, which is given after each message. Tests trigger each error below, so the messages are exact;
+`<...>` stands for what differs.
 
-| exit code | what it means | in a script |
+| exit code | meaning | what to do |
 |---|---|---|
 | 0 | done | |
-| 1 | `stretto verify`: the layout does not compute what one rank computes | look at the first block that differs |
-| 1 | `stretto doctor`: something will not work | do what the sentences under its table say |
-| 2 | a mistake that you can mend: all errors but those below | mend it; the same again ends the same |
-| 75 | a rank was lost (`LostPeerError`), or the run was asked to leave (`PreemptedError`) | start it again: it goes on |
-| 76 | a newer start of the same run has gone on (`FencedError`) | nothing to do |
-| 130 | interrupted with Ctrl-C | start it again: it goes on from the newest checkpoint |
-| 141 | whoever read the output has gone, as `head` does | nothing to do |
+| 1 | `stretto verify`: the layout does not compute the same as one rank | look at the first block that differs |
+| 1 | `stretto doctor`: a check found a problem | follow the remedies below its table |
+| 2 | an error that you can fix: all errors but those below | fix it; the same command would fail again |
+| 75 | a rank was lost (`LostPeerError`), or the run was preempted (`PreemptedError`) | start it again: it resumes |
+| 76 | a newer start of the same run has taken over (`FencedError`) | nothing |
+| 130 | interrupted with Ctrl-C | start it again: it resumes from the newest checkpoint |
+| 141 | the reader of the output has exited, as `head` does | nothing |
 
-torchrun ends with 1 whatever its ranks said; their own codes are in its report.
+torchrun always exits with 1 if a rank fails; the exit codes of the ranks are in its report.
 """
 
 
 def errors_page() -> str:
     """Return the page."""
     lines = [HEAD]
-    for chapter in ERROR_SECTIONS:
-        lines += [f"## {chapter.title}", "", chapter.about, ""]
-        lines += [line for mistake in chapter.cases for line in _entry(mistake)]
+    for section in ERROR_SECTIONS:
+        lines += [f"## {section.title}", "", section.about, ""]
+        lines += [line for case in section.cases for line in _entry(case)]
         lines.append("")
     return "\n".join(lines)
 
 
-def _entry(mistake: ErrorCase) -> list[str]:
-    # A sentence with a backtick in it needs two around it.
-    fence = "``" if "`" in mistake.message else "`"
-    pad = " " if fence == "``" and mistake.message.endswith("`") else ""
-    code = "" if mistake.error.exit_code == 2 else f", exit code {mistake.error.exit_code}"
-    example = f" *Made trigger:* `{mistake.trigger}`" if isinstance(mistake.trigger, str) else ""
+def _entry(case: ErrorCase) -> list[str]:
+    # A message with a backtick in it needs two around it.
+    fence = "``" if "`" in case.message else "`"
+    pad = " " if fence == "``" and case.message.endswith("`") else ""
+    code = "" if case.error.exit_code == 2 else f", exit code {case.error.exit_code}"
+    example = f" *Example:* `{case.trigger}`" if isinstance(case.trigger, str) else ""
     return [
-        f"- {fence}{pad}{mistake.message}{pad}{fence} ({mistake.error.__name__}{code})<br>",
-        f"  {mistake.meaning} **Do:** {mistake.remedy}{example}",
+        f"- {fence}{pad}{case.message}{pad}{fence} ({case.error.__name__}{code})<br>",
+        f"  {case.meaning} **Do:** {case.remedy}{example}",
     ]
 
 

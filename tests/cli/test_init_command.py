@@ -125,7 +125,7 @@ def test_given_validation_files_take_precedence_over_names(capsys: pytest.Captur
         ),
     ],
 )
-def test_a_mistake_is_one_sentence_that_names_the_option(
+def test_an_error_is_one_sentence_that_names_the_option(
     arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("load.csv").write_text("row,load\n" + "".join(f"{row},{row % 7}\n" for row in range(50)))

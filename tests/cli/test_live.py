@@ -60,24 +60,24 @@ def test_no_frame_is_larger_than_the_terminal(
 
 
 @pytest.mark.parametrize(("width", "height", "num_ranks"), [(80, 23, 8), (120, 39, 8), (80, 23, 4096), (80, 12, 8)])
-def test_all_there_is_to_say_is_said_where_there_is_room(width: int, height: int, num_ranks: int) -> None:
+def test_all_figures_are_shown_if_there_is_space(width: int, height: int, num_ranks: int) -> None:
     text = "\n".join(drawn(full_view(num_ranks), width, height))
     for figure in (
-        *("30/2,000", "left", "2.5333", "2.5000 at step 20", "perplexity 12.18", "4,655 tokens/s", "220 ms a step"),
+        *("30/2,000", "left", "2.5333", "2.5000 at step 20", "perplexity 12.18", "4,655 tokens/s", "220 ms per step"),
         *("padding 25%", "bubble 2", "% busy" if height > 20 else "busy 7", "1.00e-03", "step 30, 12.3 MB, 0 s ago"),
-        *("predicted 200 ms a step, now 220 ms", "1 restart   3 steps skipped"),
+        *("predicted 200 ms per step, now 220 ms", "1 restart   3 steps skipped"),
     ):
         assert figure in text, text
     assert text.count(" busy ") == (1 if height < 20 else 8 if num_ranks == 8 else 3)
 
 
-def test_the_curve_goes_down_where_the_loss_does() -> None:
+def test_the_curve_falls_with_the_loss() -> None:
     (row,) = (row for row in drawn(full_view(), 80, 24) if row.startswith("loss"))
     curve = row.split()[-1]
     assert curve[0] == "█" and curve[-1] == "▁" and list(curve) == sorted(curve, reverse=True)
 
 
-def test_a_terminal_without_unicode_gets_other_marks() -> None:
+def test_a_terminal_without_unicode_gets_ascii_characters() -> None:
     written = io.BytesIO()
     file = io.TextIOWrapper(written, encoding="ascii")
     Console(width=80, height=24, file=file).print(full_view())
@@ -85,7 +85,7 @@ def test_a_terminal_without_unicode_gets_other_marks() -> None:
     assert b"####" in written.getvalue()
 
 
-def test_plain_lines_tell_of_padding_and_bubble_where_there_are_any() -> None:
+def test_plain_lines_show_padding_and_bubble_if_there_are_any() -> None:
     def line(padding: float, busy: tuple[float, ...]) -> str:
         report = StepReport(30, 1, 2.5, 1024, 0.4, 1e-3, 0.01, 0.2, 0.01, 0, padding)
         waiting = tuple(0.22 - part for part in busy)
@@ -145,7 +145,7 @@ def test_a_run_in_a_terminal_leaves_its_last_frame_and_nothing_else(
     assert not re.search(r"\x1b\[[0-9;]*3[0-9][0-9;]*m", seen) and seen.rindex("\x1b[?25h") > seen.rindex("\x1b[?25l")
     rows = Screen(width).feed(seen)
     text = "\n".join(rows)
-    for label in ("step      ", "loss      ", "held out  ", "speed     ", "rate      ", "saved     "):
+    for label in ("step      ", "loss      ", "val loss  ", "speed     ", "lr        ", "saved     "):
         assert sum(row.startswith(label) for row in rows) == 1, f"one frame is left\n{text}"
     frame = rows[next(index for index, row in enumerate(rows) if row.startswith("step      ")) :]
     assert frame[0].startswith("step      20/20  ━") and "100%  in 0:0" in frame[0]
@@ -155,7 +155,7 @@ def test_a_run_in_a_terminal_leaves_its_last_frame_and_nothing_else(
     said = rows[: len(rows) - len(frame)]
     # A save in the background may be told of later than it was made.
     assert sorted(row.split(":")[0] for row in said if row.startswith(("saved", "step"))) == [
-        *("saved step 10", "saved step 20", "step 10/20  held out", "step 20/20  held out")
+        *("saved step 10", "saved step 20", "step 10/20  validation", "step 20/20  validation")
     ], "messages scroll above it"
 
 

@@ -29,7 +29,7 @@ def test_prepare_train_and_eval_work_together(prepared: Path, capsys: pytest.Cap
     assert main(["train", "run.toml", "--train.lr", "3e-3", "--model.dropout", "0.1"]) == 0
     said = capsys.readouterr().out
     assert "Embedding > LockedDropout > LSTM > LockedDropout > LSTM > LockedDropout > Linear" in said
-    assert "step 10/20  loss" in said and "tokens/s" in said and "held out: loss" in said
+    assert "step 10/20  loss" in said and "tokens/s" in said and "validation: loss" in said
     assert "padding" not in said and "bubble" not in said, "one rank with full lanes has neither"
     assert main(["eval", "runs/one"]) == 0
     said = capsys.readouterr().out
@@ -78,7 +78,7 @@ def test_the_schema_is_json_and_names_every_section(capsys: pytest.CaptureFixtur
         (["schema", "--yaml"], "--yaml is not an option of `stretto schema`"),
     ],
 )
-def test_a_mistake_ends_in_one_sentence_and_code_2(
+def test_an_error_is_one_sentence_and_exit_code_2(
     arguments: list[str], sentence: str, prepared: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
@@ -104,7 +104,7 @@ def test_an_interrupted_run_says_so(prepared: Path, monkeypatch: pytest.MonkeyPa
     assert main(["schema"]) == 130
 
 
-def test_help_answers_at_once_with_torch_asleep() -> None:
+def test_help_is_instant_and_does_not_import_torch() -> None:
     check = (
         "import sys; from stretto.cli.main import main\n"
         "try: main(['--help'])\nexcept SystemExit: sys.exit('torch' in sys.modules)"

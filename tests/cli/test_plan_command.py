@@ -36,7 +36,7 @@ def by_hand(path: Path, cost: float, **options: float) -> str:
     return str(path)
 
 
-def test_a_plan_says_what_to_take_and_why(run_toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_recommends_a_layout_and_says_why(run_toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
     heavy = by_hand(run_toml.parent / "heavy.json", 0.1)
     options = ["--devices", "2", "--json", "plan.json", "--html", "plan.html"]
     assert main(["plan", "run.toml", "--profile", heavy, *options]) == 0
@@ -57,9 +57,7 @@ def test_a_model_that_is_too_small_stays_on_one_device(run_toml: Path, capsys: p
     assert "stay on one device: the best layout on several" in capsys.readouterr().out
 
 
-def test_devices_that_are_not_here_are_planned_from_a_data_sheet(
-    run_toml: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_devices_are_planned_from_a_data_sheet(run_toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "run.toml", "--hardware", "H100", "--devices", "16", "--nodes", "2"]) == 0
     said = capsys.readouterr().out
     assert "16 x H100 80 GB SXM on 2 nodes, simulated" in said.replace("\n", " ").replace("  ", " ")
@@ -70,19 +68,19 @@ def test_devices_that_are_not_here_are_planned_from_a_data_sheet(
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--devices", "0"], "devices=0 and nodes=1 must be positive; use at least 1"),
-        (["--devices", "5", "--nodes", "2"], "devices=5 can't be spread evenly over nodes=2"),
+        (["--devices", "0"], "--devices=0 and --nodes=1 must be positive; use at least 1"),
+        (["--devices", "5", "--nodes", "2"], "--devices=5 can't be spread evenly over --nodes=2"),
         (["--memory", "much"], "--memory=much is not a number of bytes; write it like 24GB"),
         (["--memory", "1kB"], "needs more than 1e-06 GB"),
         (["--memory", "24"], "--memory=24 is not a number of bytes; write it like 24GB"),
         (["--node", "3,300"], "--node=3,300 is not a latency and a bandwidth"),
         (["--network", "fast"], "--network=fast is not a latency and a bandwidth; write it like 5us,25GB"),
-        (["--hardware", "Z80"], "--hardware=Z80 and --profile=here.json are two profiles; give one"),
+        (["--hardware", "Z80"], "--hardware=Z80 and --profile=here.json are two profiles; leave one of them out"),
         (["--json", "no/such/folder/plan.json"], "no/such/folder/plan.json can't be written"),
         (["--layout.blocks", "2,3"], "must say for each of stages=1 how many blocks it holds"),
     ],
 )
-def test_a_mistake_ends_in_one_sentence(
+def test_an_error_ends_in_one_sentence(
     options: list[str], sentence: str, run_toml: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     by_hand(Path("here.json"), 0.1)
@@ -91,9 +89,9 @@ def test_a_mistake_ends_in_one_sentence(
     assert sentence in error and len(error.splitlines()) == 1
 
 
-def test_a_profile_that_does_not_fit_is_refused(run_toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_profile_of_another_model_is_an_error(run_toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "run.toml", "--profile", "nowhere.json"]) == 2
-    assert "--profile=nowhere.json is no file; make it with `stretto profile --out`" in capsys.readouterr().err
+    assert "--profile=nowhere.json is not a file; create it with `stretto profile --out`" in capsys.readouterr().err
     assert main(["plan", "run.toml", "--hardware", "Z80"]) == 2
     assert "hardware=Z80 is unknown; choose from A100, H100" in capsys.readouterr().err
     save_profile(profile([kind()] * 2), Path("two.json"))
@@ -115,7 +113,7 @@ def test_the_section_to_paste_is_the_layout_that_was_chosen(tmp_path: Path) -> N
         assert load_config(tmp_path / "run.toml").layout == layout
 
 
-def test_auto_leaves_no_room_for_other_wishes(run_toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_auto_excludes_other_layout_options(run_toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "run.toml", "--layout.auto", "true", "--layout.stages", "2"]) == 2
     assert "auto chooses stages itself; leave them out, or set auto to false" in capsys.readouterr().err
     with pytest.raises(ConfigError, match=r"layout\.auto has not been resolved"):

@@ -76,7 +76,7 @@ def test_an_interrupt_keeps_the_finished_parts_and_says_where(tmp_path: Path) ->
     assert (tmp_path / "out.partial").exists() and not (tmp_path / "out").exists()
 
 
-def test_output_that_nobody_reads_ends_with_141(tmp_path: Path) -> None:
+def test_a_closed_output_ends_with_exit_code_141(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("some words\n" * 9)
     command = f"{sys.executable} -m stretto prepare text a.txt --out out"
     done = subprocess.run(

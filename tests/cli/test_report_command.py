@@ -21,7 +21,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "runs"
 
 
-def test_a_page_is_written_and_the_command_says_where(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_a_page_and_prints_where(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "runs/one"]) == 0
     assert "the page is runs/one/report.html" in capsys.readouterr().out
     assert_self_contained((runs / "one" / "report.html").read_text())
@@ -52,7 +52,7 @@ def test_a_page_is_written_and_the_command_says_where(runs: Path, capsys: pytest
         (["runs/one", "--output", "x"], "--output is not an option of `stretto report`; did you mean --out?"),
     ],
 )
-def test_a_mistake_is_one_sentence(
+def test_an_error_is_one_sentence(
     runs: Path, arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["report", *arguments]) == 2

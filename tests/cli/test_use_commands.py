@@ -73,7 +73,7 @@ def _there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
 
 
-def test_predictions_are_written_and_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
+def test_predictions_are_written_and_their_metrics_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", "runs/moods", "--data", "data/moods", "--out", "moods.out"]) == 0
     said = capsys.readouterr().out
     assert "moods.out: 3,001 lines" in said and "accuracy" in said
@@ -87,7 +87,7 @@ def test_predictions_are_written_and_summed_up(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.long
-def test_predictions_cut_off_by_sigkill_go_on_from_a_file_on_other_ranks(folder: Path) -> None:
+def test_predictions_killed_by_sigkill_resume_on_another_number_of_ranks(folder: Path) -> None:
     records = [json.loads(line) for line in Path("moods.jsonl").read_text().splitlines()]
     Path("new.jsonl").write_text("".join(json.dumps({"text": record["text"]}) + "\n" for record in records))
     command = [sys.executable, "-m", "stretto", "predict", "runs/moods", "--data", "new.jsonl", "--out", "killed.out"]
@@ -107,7 +107,7 @@ def test_predictions_cut_off_by_sigkill_go_on_from_a_file_on_other_ranks(folder:
     assert len(Path("whole.out").read_text().splitlines()) == 3001
 
 
-def test_text_is_written_as_it_comes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_is_printed_while_it_is_generated(capsys: pytest.CaptureFixture[str]) -> None:
     ask = ["generate", "runs/book", "--prompt", "the stretto", "--temperature", "0", "--length", "5"]
     assert main(ask) == 0
     said = capsys.readouterr().out
@@ -116,7 +116,7 @@ def test_text_is_written_as_it_comes(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out == f"{said[:-1]}\n---\n{said}"
 
 
-def test_a_forecast_is_shown_and_written(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_forecast_is_printed_and_written(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["forecast", "runs/load", "--data", "load.csv", "--steps", "14", "--out", "next.csv"]) == 0
     said = capsys.readouterr().out
     assert "series 0, after its 300 steps" in said and "and 2 more steps" in said
@@ -128,18 +128,18 @@ def test_a_forecast_is_shown_and_written(capsys: pytest.CaptureFixture[str]) -> 
     ("arguments", "sentence"),
     [
         (["predict", "nowhere"], "nowhere"),
-        (["predict", "runs/moods"], "trained without data.valid; name the data with --data"),
-        (["predict", "runs/moods", "--data", "data/moods", "--out", "moods.jsonl"], "--out=moods.jsonl exists already"),
+        (["predict", "runs/moods"], "trained without data.valid; choose the data with --data=DATA"),
+        (["predict", "runs/moods", "--data", "data/moods", "--out", "moods.jsonl"], "--out=moods.jsonl already exists"),
         (["predict", "runs/moods", "--data", "data/load/valid", "--out", "x"], "holds channels"),
         (["predict", "runs/moods", "--data", "data/moods", "--ranks", "0"], "--ranks=0"),
         (["generate", "runs/moods"], "predicts labels, so it can't generate text"),
-        (["generate", "runs/book", "--top-p", "2"], "top_p=2.0"),
+        (["generate", "runs/book", "--top-p", "2"], "--top-p=2.0"),
         (["forecast", "runs/book"], "predicts tokens, not values"),
         (["forecast", "runs/load", "--steps", "0"], "steps=0 is less than 1"),
-        (["forecast", "runs/load", "--out", "load.csv"], "--out=load.csv exists already"),
+        (["forecast", "runs/load", "--out", "load.csv"], "--out=load.csv already exists"),
     ],
 )
-def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_is_one_sentence(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
     said = capsys.readouterr().err
     assert sentence in said and said.count("\n") == 1

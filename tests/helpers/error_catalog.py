@@ -1,4 +1,4 @@
-"""The mistakes that docs/reference/errors.md lists: what is said, what it means, what to do, and how each is made."""
+"""The errors that docs/reference/errors.md lists: message, meaning, remedy, and how to trigger each."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from datetime import timedelta
 import torch
 from torch import nn
 
-from helpers import error_triggers as mishaps
+from helpers import error_triggers as triggers
 from stretto import StrettoError, testing
 from stretto.base.errors import DivergedError, FencedError, PlanError
 from stretto.cli.commands.verify import LayoutMismatchError
@@ -30,7 +30,7 @@ from stretto.nn import (
 
 @dataclass(frozen=True)
 class ErrorCase:
-    """One error: `<...>` in what is said stands for what differs; `by` is a command line, or code, that makes it."""
+    """One error. `<...>` in a message stands for what differs; `trigger` is a command line, or code, that raises it."""
 
     message: str
     meaning: str
@@ -41,7 +41,7 @@ class ErrorCase:
 
 @dataclass(frozen=True)
 class ErrorSection:
-    """What someone was about to do, and what can be wrong with it."""
+    """The errors of one task."""
 
     title: str
     about: str
@@ -51,32 +51,31 @@ class ErrorSection:
 ERROR_SECTIONS = (
     ErrorSection(
         "The command line and the config",
-        "Found before torch is imported, so the answer is there at once. Fields are listed in [config](config.md), "
-        "commands in [commands](commands.md).",
+        "Reported at once, before torch is imported. Fields are listed in [config](config.md), commands in "
+        "[commands](commands.md).",
         (
             ErrorCase(
                 "the following arguments are required: COMMAND; see `stretto --help`",
                 "`stretto` alone does nothing.",
-                "Name one of the commands that `stretto --help` lists.",
+                "Use one of the commands that `stretto --help` lists.",
                 "stretto",
             ),
             ErrorCase(
                 "<word> is not a command; did you mean <command>?",
                 "There is no such command.",
-                "Look at the spelling; `stretto --help` lists all commands.",
+                "Check the spelling; `stretto --help` lists all commands.",
                 "stretto trian run.toml",
             ),
             ErrorCase(
                 "<option> is not an option of `stretto train`; did you mean <option>?",
-                "The option is not known, and one that is known is spelt almost like it, or is the same field with its "
-                "section in front.",
-                "Take the one that is named, or see `stretto train --help`.",
+                "There is no such option, but there is one with a similar name, or a field of that name in a section.",
+                "Use the suggested option, or see `stretto train --help`.",
                 "stretto train run.toml --lr 0.001",
             ),
             ErrorCase(
                 "<option> is not an option of `stretto train`; it is a section: <options>",
-                "A section of the config was given where one of its fields belongs.",
-                "Give a field of it, such as `--layout.stages 2`.",
+                "The option names a section of the config, not one of its fields.",
+                "Use a field of the section, such as `--layout.stages 2`.",
                 "stretto train run.toml --layout 2",
             ),
             ErrorCase(
@@ -87,57 +86,57 @@ ERROR_SECTIONS = (
             ),
             ErrorCase(
                 "<file> is not TOML: <what and where>; mend it there",
-                "The file can't be parsed; line and column are in the sentence.",
-                "Text needs quotes, a section square brackets: `[data]`.",
-                mishaps.no_toml,
+                "The file can't be parsed; the message has the line and the column.",
+                "Text needs quotes, and a section square brackets: `[data]`.",
+                triggers.no_toml,
             ),
             ErrorCase(
                 "<file>: data.train is missing; it has no default, so set it",
                 "It is the only field that every run must set.",
-                'Write `train = "FOLDER"` under `[data]`; `stretto prepare` makes that folder.',
-                mishaps.no_data,
+                'Write `train = "FOLDER"` under `[data]`; `stretto prepare` writes that folder.',
+                triggers.no_data,
             ),
             ErrorCase(
                 "<file>: [data] is missing; write that section, with train in it, the folder of the data",
                 "Every run needs data.",
                 'Write `[data]` and below it `train = "FOLDER"`.',
-                mishaps.no_data_section,
+                triggers.no_data_section,
             ),
             ErrorCase(
                 "<file>: <field> is not a known field; it belongs into [<section>]",
-                "The field stands outside its section.",
-                "Move it under the section that is named.",
-                mishaps.no_section,
+                "The field is outside its section.",
+                "Move it to the section in the message.",
+                triggers.no_section,
             ),
             ErrorCase(
                 "--<field>=<value> should be greater than 0",
-                "The value is outside what the field allows; other fields say their own bounds in the same form.",
+                "The value is outside the allowed range; other fields report their own range in the same way.",
                 "See the field in [config](config.md).",
                 "stretto train run.toml --train.lr -1",
             ),
             ErrorCase(
                 "--<field>=<value> should be a valid number",
                 "The text is not of the field's type.",
-                "Write numbers plainly, as `0.001` or `1e-3`; booleans as `true` and `false`.",
+                "Write numbers like `0.001` or `1e-3`, and booleans as `true` or `false`.",
                 "stretto train run.toml --train.lr fast",
             ),
             ErrorCase(
                 "<file>: data='data/train' should be a section; write it as [data]",
                 "A section was written as one value.",
                 "Put `[data]` on a line of its own and its fields below it.",
-                mishaps.section_as_value,
+                triggers.section_as_value,
             ),
             ErrorCase(
                 "<file>: layout: auto chooses <fields> itself; leave them out, or set auto to false",
                 'With `layout = "auto"` the planner chooses replicas, stages, micro-batches and chunks.',
-                "Leave the other fields of the section out; [the planner](../concepts/planner.md) says what it measures.",
-                mishaps.two_configs,
+                "Leave the other fields of the section out; [the planner](../concepts/planner.md) explains the choice.",
+                triggers.two_configs,
             ),
             ErrorCase(
                 "<file>: layout: blocks=[<numbers>] must say for each of stages=<n> how many blocks it holds, 1 at "
                 "least",
-                "There is not one number for each stage.",
-                "Give as many numbers as stages, or leave `layout.blocks` out: the stages are balanced then.",
+                "The list needs one number for each stage.",
+                "Give as many numbers as stages, or leave `layout.blocks` out to balance the stages automatically.",
                 "stretto train run.toml --layout.stages 2 --layout.blocks 3",
             ),
             ErrorCase(
@@ -160,19 +159,19 @@ ERROR_SECTIONS = (
             ),
             ErrorCase(
                 "--<field>=<value> should be a valid boolean",
-                "A switch was given something else than true or false.",
+                "The field is true or false.",
                 "Write `true` or `false`.",
                 "stretto train run.toml --layout.elastic maybe",
             ),
             ErrorCase(
                 "--layout.blocks: <value> is not a list of numbers; write it like 5,1",
-                "One whole number for each stage is expected.",
+                "The field is a list with one integer for each stage.",
                 "Write numbers with commas between them.",
                 "stretto train run.toml --layout.blocks a,b",
             ),
             ErrorCase(
                 "<file>: model: projection=<n> must be less than hidden=<n>; make it smaller",
-                "A projection makes the outputs narrower than the cell.",
+                "A projection reduces the size of the output.",
                 "Lower `model.projection`, or leave it out.",
                 "stretto train run.toml --model.projection 9",
             ),
@@ -513,7 +512,7 @@ ERROR_SECTIONS = (
                 "again",
                 "The checksum of each page of a store is verified when the page is first read.",
                 "Copy the file again. If it happens again, check the disk and the memory.",
-                mishaps.spoil_shard,
+                triggers.spoil_shard,
                 DataError,
             ),
             ErrorCase(
@@ -536,8 +535,8 @@ ERROR_SECTIONS = (
                 "data.valid=<folder> has another vocabulary than data.train=<folder>; prepare it with --like, or text "
                 "with "
                 "--vocabulary, set to that data",
-                "The same number would stand for another symbol.",
-                "Prepare the held-out text with `--vocabulary FOLDER`, or let `--validation-fraction` cut it off.",
+                "The same token number would mean a different symbol.",
+                "Prepare the validation text with `--vocabulary FOLDER`, or use `--validation-fraction`.",
                 "stretto train run.toml --data.valid words",
                 DataError,
             ),
@@ -545,20 +544,20 @@ ERROR_SECTIONS = (
                 "data.valid=<folder> holds <kind> and targets for <kind>, but data.train=<folder> holds <kind> and targets "
                 "for <kind>; "
                 "give data of the same kind",
-                "A model for one of them can't be judged on the other.",
-                "Name data that was prepared in the same way.",
+                "A model for one kind can't be evaluated on the other.",
+                "Use data that was prepared in the same way.",
                 "stretto train run.toml --data.valid songs",
                 DataError,
             ),
             ErrorCase(
                 "data.feed='batches' needs sequences, and a corpus is one long text; use lanes",
-                "`stretto prepare text` makes one stream; batches are made of sequences.",
+                "`stretto prepare text` writes one stream; batches are made of sequences.",
                 "Leave `data.feed` out, or prepare the text with `stretto prepare sequences`.",
                 "stretto train run.toml --data.feed batches",
             ),
             ErrorCase(
                 "data.<field>=<value> has no meaning for <what>; leave it out",
-                "The field is for another kind of data, and would be ignored without a word.",
+                "The field applies to a different kind of data.",
                 "Leave it out.",
                 "stretto train run.toml --data.horizon 3",
             ),
@@ -654,20 +653,20 @@ ERROR_SECTIONS = (
             ),
             ErrorCase(
                 "run.device=<name> is not a device of this machine; use auto or cpu",
-                "Torch knows no such device here.",
+                "Torch does not find this device.",
                 '`python -c "import torch; print(torch.cuda.is_available())"` says whether torch sees a GPU.',
                 "stretto train run.toml --run.device cuda",
             ),
             ErrorCase(
                 "model.factory=<spec> names no object; write it as file.py:name or package.module:name",
-                "Your own model is named by a file or module and, after a colon, a function in it.",
-                "Add the part that is missing.",
+                "The field names a file or a module and, after a colon, a function in it.",
+                "Add the colon and the name.",
                 "stretto train run.toml --model.factory models.py",
             ),
             ErrorCase(
                 "model.factory=<spec> can't be imported (<reason>); give a file or module that is there",
-                "The file is not there, or importing it failed.",
-                "Paths are relative to where the command runs; try `python FILE` by itself.",
+                "The file does not exist, or its import failed.",
+                "Paths are relative to the current folder; try `python FILE`.",
                 "stretto train run.toml --model.factory nowhere.py:model",
             ),
             ErrorCase(
@@ -684,13 +683,13 @@ ERROR_SECTIONS = (
             ),
             ErrorCase(
                 "model.factory=<spec> can't be built (<reason>); it is called with a stretto.data.Task",
-                "Your function raised; its own words are in the brackets.",
+                "Your function raised an exception; its message is in the brackets.",
                 "Call it in Python with `stretto.data.Task.language(256)` to see where.",
                 "stretto train run.toml --model.factory models.py:fails",
             ),
             ErrorCase(
                 "model.loss=<spec> gave no stretto.nn.LossSum; return LossSum(total, count)",
-                "A mean can't be added up over ranks, micro-batches and chunks; a sum and a count can.",
+                "Means of ranks, micro-batches and chunks can't be combined; sums and counts can.",
                 "Return `LossSum(total, count)`; see [losses](../how-to/use-a-custom-loss.md).",
                 "stretto train run.toml --model.loss models.py:mean",
             ),
@@ -706,13 +705,13 @@ ERROR_SECTIONS = (
                 "<name> (<type>) has weights but no reset_parameters() to draw them with; add that method",
                 "Initial weights depend on the seed and the name of the module, so that they are equal in every layout.",
                 "Write `reset_parameters(self)`, which fills the module's own parameters.",
-                lambda: initialize(Stack([Pointwise(mishaps.WithoutReset())]), seed=1),
+                lambda: initialize(Stack([Pointwise(triggers.WithoutReset())]), seed=1),
             ),
             ErrorCase(
                 "<name> and <name> are the same parameter; tied weights are not supported, so untie them",
                 "Two blocks share a weight. They may be on two ranks, and each would have its own copy.",
                 "Give each block its own weight; tied weights are [a limit](../project/limitations.md).",
-                mishaps.tied,
+                triggers.tied,
             ),
             ErrorCase(
                 "a Stack has no blocks; give it at least one block",
@@ -753,9 +752,9 @@ ERROR_SECTIONS = (
             ),
             ErrorCase(
                 "<block> breaks the chunk law: <how it was run>, <what> differs by <x>; <what to do>",
-                "`check_chunk_law` ran the block in parts and got other numbers than from the whole.",
-                "Do what the sentence ends with; [laws](../concepts/laws.md) has the three laws.",
-                lambda: testing.check_chunk_law(mishaps.HiddenStateBlock(), torch.randn(6, 2, 3)),
+                "`check_chunk_law` ran the block on parts of the input and got different numbers than on the whole.",
+                "Follow the end of the message; [laws](../concepts/laws.md) has the three laws.",
+                lambda: testing.check_chunk_law(triggers.HiddenStateBlock(), torch.randn(6, 2, 3)),
                 LawError,
             ),
             ErrorCase(
@@ -774,7 +773,7 @@ ERROR_SECTIONS = (
             ),
             ErrorCase(
                 "model.loss=<spec> can't be called; name a function of (outputs, targets)",
-                "The name stands for something else than a function.",
+                "The name is not a function.",
                 "Name a function that returns a `LossSum`; see [losses](../how-to/use-a-custom-loss.md).",
                 "stretto train run.toml --model.loss models.py:number",
             ),
@@ -787,17 +786,17 @@ ERROR_SECTIONS = (
             ),
             ErrorCase(
                 "<block> declares causal=False: it looks ahead in time and is never cut there; check a causal block",
-                "A block that looks ahead has no chunk law to keep.",
-                "Nothing, if it means to look ahead.",
+                "The chunk law does not apply to a block that looks ahead.",
+                "Nothing, if the block is meant to look ahead.",
                 lambda: testing.check_chunk_law(BidirectionalLSTM(2, 2), torch.zeros(2, 2, 2)),
                 LawError,
             ),
             ErrorCase(
                 "the loss is not a sum over <axis>: two parts give <x> over <n> targets, the whole <x> over <n>; return a sum "
                 "and a count, never a mean",
-                "`check_loss` cut a batch in two, and the parts gave another sum.",
+                "`check_loss` split a batch in two, and the parts gave a different sum.",
                 "Return `LossSum(total, count)`; see [losses](../how-to/use-a-custom-loss.md).",
-                lambda: testing.check_loss(mishaps.mean_loss, torch.ones(4, 4), torch.ones(4, 4)),
+                lambda: testing.check_loss(triggers.mean_loss, torch.ones(4, 4), torch.ones(4, 4)),
                 LawError,
             ),
         ),
@@ -807,21 +806,21 @@ ERROR_SECTIONS = (
         '`stretto plan`, `stretto profile` and `layout = "auto"`; see [the planner](../concepts/planner.md).',
         (
             ErrorCase(
-                "devices=<n> can't be spread evenly over nodes=<n>; count the devices of all nodes",
-                "`--devices` counts those of all nodes together.",
-                "Give a multiple of `--nodes`.",
+                "--devices=<n> can't be spread evenly over --nodes=<n>; count the devices of all nodes",
+                "`--devices` is the total of all nodes.",
+                "Use a multiple of `--nodes`.",
                 "stretto plan run.toml --hardware a100 --devices 3 --nodes 2",
                 PlanError,
             ),
             ErrorCase(
-                "hardware=<name> is unknown; choose from <names>, or write a profile by hand",
-                "There is no description of such a device.",
-                "Take one that is named, or measure your own with `stretto profile`.",
+                "--hardware=<name> is unknown; choose from <names>, or write a profile by hand",
+                "There is no data sheet of this device.",
+                "Use one of the listed devices, or measure yours with `stretto profile`.",
                 "stretto plan run.toml --hardware a1",
                 PlanError,
             ),
             ErrorCase(
-                "--profile=<file> is no file; make it with `stretto profile --out`",
+                "--profile=<file> is not a file; create it with `stretto profile --out`",
                 "A plan can be made from a profile that was measured elsewhere.",
                 "`stretto profile run.toml --out profile.json` on the machine that will train.",
                 "stretto plan run.toml --profile nowhere.json",
@@ -833,28 +832,28 @@ ERROR_SECTIONS = (
                 "stretto plan run.toml --hardware a100 --memory much",
             ),
             ErrorCase(
-                "no layout is possible with devices=<n> (<reasons>); <what to do>",
+                "no layout is possible with --devices=<n> (<reasons>); <what to do>",
                 "In every layout some rank would need more memory than a device has.",
-                "Do what the sentence ends with: more devices, a smaller batch or window, a smaller model.",
+                "Follow the end of the message: more devices, a smaller batch or window, or a smaller model.",
                 "stretto plan run.toml --hardware a100 --devices 1 --memory 1KB",
                 PlanError,
             ),
             ErrorCase(
-                "<file> can't be written (there is no folder <folder>); choose another path",
-                "Said before minutes are spent on measuring.",
-                "Make the folder first.",
+                "--json=<file> can't be written (<folder> does not exist); choose a different file",
+                "Reported before minutes are spent on measuring.",
+                "Create the folder first.",
                 "stretto plan run.toml --hardware a100 --json nowhere/plan.json",
             ),
             ErrorCase(
                 "--network=<text> is not a latency and a bandwidth; write it like 5us,25GB",
-                "Links are given by hand where they can't be measured.",
-                "Write the latency, a comma, and the bytes a second.",
+                "The option describes a link that can't be measured here.",
+                "Write the latency, a comma, and the bytes per second.",
                 "stretto plan run.toml --hardware H100 --devices 16 --nodes 2 --network slow",
             ),
             ErrorCase(
-                "--hardware=<name> and --profile=<file> are two profiles; give one",
-                "One says what to derive, the other what was measured.",
-                "Leave one out.",
+                "--hardware=<name> and --profile=<file> are two profiles; leave one of them out",
+                "One is estimated from a data sheet, the other was measured.",
+                "Leave one of them out.",
                 "stretto plan run.toml --hardware H100 --profile profile.json",
             ),
             ErrorCase(
@@ -868,28 +867,28 @@ ERROR_SECTIONS = (
     ),
     ErrorSection(
         "Starting ranks, and losing them",
-        "What ranks say of each other. Exit code 75 means that nothing is wrong with the run itself; see "
+        "What ranks report about each other. Exit code 75 means that nothing is wrong with the run itself; see "
         "[faults](../how-to/survive-failures.md).",
         (
             ErrorCase(
                 "the layout needs <n> ranks, but <n> was started; start <n> (torchrun --nproc-per-node <n>), change "
                 "the layout, or set layout.elastic",
                 "Under torchrun, or in a script of your own, the number of ranks must be replicas x stages.",
-                "Start as many as the sentence says; `stretto train` by itself starts them all on this machine.",
-                lambda: mishaps.start_world(2),
+                "Start as many as the message says; without a launcher, `stretto train` starts all of them on this machine.",
+                lambda: triggers.start_world(2),
                 MeshError,
             ),
             ErrorCase(
                 "the environment has RANK but no <variable>; start the ranks with torchrun, which sets all",
-                "Half of torchrun's variables are set, often left over from another shell.",
+                "Only some of torchrun's variables are set, maybe left over from another command.",
                 "`unset RANK`, or start with torchrun.",
-                mishaps.environment,
+                triggers.environment,
                 MeshError,
             ),
             ErrorCase(
                 "rank <n> did not join in time; check that rank's output for the cause",
                 "Not all ranks found each other within `run.timeout`.",
-                "Look whether the rank was started, and whether its host can reach the first.",
+                "Check whether the rank was started, and whether its host can reach the first one.",
                 lambda: rendezvous(HashStore(), 0, 2, timedelta(seconds=0.1)),
                 LostPeerError,
             ),
@@ -904,19 +903,18 @@ ERROR_SECTIONS = (
                 "rank <n> lost rank <n> (replica <n>, stage <n><last seen>) while <doing>; check that rank's output "
                 "for the cause",
                 "The other rank's connection broke: it was killed, or it failed first.",
-                "Read what that rank printed. `stretto train` starts all ranks again by itself, from the newest "
-                "checkpoint.",
-                mishaps.lost_peer,
+                "Read what that rank printed. `stretto train` restarts all ranks from the newest checkpoint.",
+                triggers.lost_peer,
                 LostPeerError,
             ),
             ErrorCase(
                 "rank <n> was killed by <signal>, so the others were ended too; if nobody did that, the machine may "
                 "have run out of "
                 "memory",
-                "The system, or someone, ended a rank, and no restart was left.",
+                "The system, or someone, killed a rank, and no restart was left.",
                 "See `dmesg` for the out-of-memory killer; use more stages, micro-batches or `layout.recompute`; raise "
                 "`run.restarts`.",
-                mishaps.killed,
+                triggers.killed,
                 LostPeerError,
             ),
             ErrorCase(
@@ -924,24 +922,24 @@ ERROR_SECTIONS = (
                 "evaluate take this replica's share themselves",
                 "In your own script, `share` was called before the windows were passed to `Trainer` or `evaluate`.",
                 "Pass the windows as they are.",
-                mishaps.share_twice,
+                triggers.share_twice,
                 DataError,
             ),
         ),
     ),
     ErrorSection(
-        "Training, saving and going on",
-        "What a run meets between its first step and its last; see [training](../how-to/train-in-a-script.md) and "
+        "Training, saving and resuming",
+        "Errors between the first and the last step of a run; see [training](../how-to/train-in-a-script.md) and "
         "[checkpoints](../how-to/save-and-resume.md).",
         (
             ErrorCase(
                 "run.folder=<folder> holds a run already; choose another --run.folder, or delete it",
                 "`--resume never` was given, and the folder is not empty.",
-                "Leave `--resume` out to go on with that run, or choose another folder.",
+                "Leave `--resume` out to resume that run, or choose a different folder.",
                 "stretto train run.toml --run.folder runs/done --resume never",
             ),
             ErrorCase(
-                "--resume=<text> is not auto, never, or a path that is there; give one of these",
+                "--resume=<text> is not auto, never, or an existing path; use one of these",
                 "There is no such checkpoint.",
                 "`stretto show RUN` lists the checkpoints of a run.",
                 "stretto train run.toml --resume nowhere",
@@ -950,9 +948,9 @@ ERROR_SECTIONS = (
                 "<field> was <value> when <checkpoint> was saved and is <value> now, so its numbers would mean "
                 "something else; set "
                 "it back, or choose another --run.folder",
-                "The folder holds a run with another model or other data cuts; layout and learning rate may change, "
-                "this may not.",
-                "Set the field back, or start a new run in another folder.",
+                "The folder holds a run with a different model or different batches. Layout and learning rate may change, but "
+                "not this field.",
+                "Set the field back, or start a new run in a different folder.",
                 "stretto train run.toml --run.folder runs/done --model.hidden 16",
             ),
             ErrorCase(
@@ -965,38 +963,38 @@ ERROR_SECTIONS = (
             ),
             ErrorCase(
                 "run.folder=<folder> can't be written (<reason>); choose a different one",
-                "The folder can't be made, or is read-only, or the disk is full.",
+                "The folder can't be created, or is read-only, or the disk is full.",
                 "Choose a folder that you may write to.",
                 "stretto train run.toml --run.folder run.toml/run",
             ),
             ErrorCase(
                 "<folder> is in use by <who>; wait for that run to end, or choose another folder",
                 "Two runs would write into one folder.",
-                "The process is named; wait for it, or end it.",
-                mishaps.lock,
+                "The message names the process; wait for it, or end it.",
+                triggers.lock,
             ),
             ErrorCase(
                 "<folder>: generation <n> of this run has gone on, so this one, number <n>, was cut off and ends; "
                 "nothing of the "
                 "other was ready_signal",
-                "The run was started once more elsewhere while this start was cut off; exit code 76.",
-                "Nothing: the newer start goes on.",
-                mishaps.fence,
+                "The run was started again elsewhere while this start could not reach its storage; exit code 76.",
+                "Nothing: the newer start continues.",
+                triggers.fence,
                 FencedError,
             ),
             ErrorCase(
                 "left after step <n>, as asked: it is saved, and the run goes on from there",
-                "SIGTERM or SIGUSR1 came; exit code 75.",
+                "The run received SIGTERM or SIGUSR1; exit code 75.",
                 "Start the same command again.",
-                mishaps.preempt,
+                triggers.preempt,
                 PreemptedError,
             ),
             ErrorCase(
                 "step <n> has loss <x> and gradient norm <x>; the weights are still those of step <n>: lower "
                 "train.lr=<x>, or raise "
                 "train.warmup=<n>; the batch is in <file>",
-                "A loss or a gradient is not finite. The weights were not ready_signal.",
-                'Do what the sentence says; `train.nonfinite = "skip"` passes over single bad batches.',
+                "A loss or a gradient is not finite. The weights were not changed.",
+                'Follow the message; `train.nonfinite = "skip"` skips single bad batches.',
                 "stretto train run.toml --train.optimizer sgd --train.lr 1e38 --train.clip 0",
                 DivergedError,
             ),
@@ -1004,29 +1002,29 @@ ERROR_SECTIONS = (
                 "<tensor> holds numbers that are not finite after step <n>, so no checkpoint was made of it; lower "
                 "train.lr, and "
                 "start again: the run goes on from the checkpoint before",
-                "A checkpoint that is spoiled is never written.",
+                "A checkpoint with such values is never written.",
                 "Start again with a lower `train.lr`.",
-                mishaps.save_nan,
+                triggers.save_nan,
                 DivergedError,
             ),
             ErrorCase(
                 "nothing can be saved before start() has said where the run goes on from; call it first",
-                "In a script of your own, `Checkpoints.start` was not called.",
-                "Call `checkpoints.start()` once, before the first step.",
-                mishaps.save_first,
+                "In your own script, `CheckpointManager.start` was not called.",
+                "Call `start()` once, before the first step.",
+                triggers.save_first,
             ),
             ErrorCase(
                 "<file> is damaged (<reason>); resume from another checkpoint with --resume PATH, or copy it again",
-                "A file of the checkpoint is not as it was written. Another one is never taken without a word.",
+                "A file of the checkpoint has changed since it was written. No other checkpoint is used without your decision.",
                 "`stretto show RUN` lists the others; resume from one of them.",
-                mishaps.spoil_checkpoint,
+                triggers.spoil_checkpoint,
                 DataError,
             ),
             ErrorCase(
                 "run.folder=<folder> holds a run with its checkpoints in its own folder, not in <folder>; leave "
                 "save.to out, or choose another --run.folder",
-                "The run would begin again, without a word of what it had.",
-                "Give `save.to` as it was at the first start.",
+                "Without its checkpoints, the run would start from scratch.",
+                "Set `save.to` as it was at the first start.",
                 "stretto train run.toml --run.folder runs/done --save.to elsewhere",
             ),
         ),
@@ -1044,42 +1042,42 @@ ERROR_SECTIONS = (
             ),
             ErrorCase(
                 "<path> holds no checkpoint; give the folder of a run that has saved one",
-                "The folder is there, but no run has saved anything in it.",
-                "Wait for the first save (`save.every`, `save.minutes`), or name another folder.",
+                "The folder exists, but no run has saved a checkpoint in it.",
+                "Wait for the first checkpoint (`save.every`, `save.minutes`), or use a different folder.",
                 "stretto show data",
                 DataError,
             ),
             ErrorCase(
                 "<folder> runs code of its own (model.factory=<spec>); if you trust it, pass trust=True, or --trust",
                 "Loading this run would execute the file that its config names.",
-                "If you wrote it, or trust who did: `stretto eval RUN --trust`.",
-                mishaps.load_untrusted,
+                "If you trust the code, use `stretto eval RUN --trust`.",
+                triggers.load_untrusted,
             ),
             ErrorCase(
                 "<file> does not hold this model's weights (<reason>); train again",
-                "The file is not safetensors, or of another model.",
+                "The file is not safetensors, or belongs to a different model.",
                 "Copy it again, or load a checkpoint of the run.",
-                mishaps.spoil_weights,
+                triggers.spoil_weights,
                 DataError,
             ),
             ErrorCase(
                 "<folder> has another vocabulary than the run; prepare it with --like, or text with --vocabulary, set "
                 "to that data",
-                "The model's numbers stand for other symbols than the data's.",
+                "The same token number would mean a different symbol.",
                 "Prepare the text with `--vocabulary` set to the data that the run was trained on.",
                 "stretto eval runs/done --data words",
                 DataError,
             ),
             ErrorCase(
                 "--steps=<n> compares nothing; use at least 1",
-                "`stretto verify` compares so many steps.",
+                "It is the number of steps that `stretto verify` compares.",
                 "Leave `--steps` out.",
                 "stretto verify run.toml --steps 0",
             ),
             ErrorCase(
                 "block <n>: <type> breaks the chunk law: <how>; <what to do>",
-                "`stretto verify` found that the layout computes something else, and which block is why; exit code 1.",
-                "Mend the block, as the sentence says.",
+                "`stretto verify` found that the layout computes different numbers because of this block; exit code 1.",
+                "Fix the block as the message says.",
                 "stretto verify run.toml --model.factory models.py:hides --layout.chunks 2",
                 LayoutMismatchError,
             ),
@@ -1091,51 +1089,51 @@ ERROR_SECTIONS = (
         "`import` ([export](../how-to/export-to-onnx.md)).",
         (
             ErrorCase(
-                "<run> was trained without data.valid; name the data with --data",
-                "Without `--data`, a run is asked about its held-out data, and it has none.",
-                "Give `--data` a prepared folder or a file.",
+                "<run> was trained without data.valid; choose the data with --data=DATA",
+                "By default, the predictions are for the validation data of the run, and it has none.",
+                "Use `--data` with a prepared folder or a file.",
                 "stretto predict runs/alone",
             ),
             ErrorCase(
                 "--out=<file> already exists; choose a different path, or delete it",
-                "What was written before is never lost.",
-                "Give another file, or delete it.",
+                "Existing files are never overwritten.",
+                "Choose a different file, or delete it.",
                 "stretto predict runs/done --out book.txt",
             ),
             ErrorCase(
                 "<folder> holds predictions of another model or other data; delete it, or choose a different file",
                 "Interrupted predictions are resumed only by the same model with the same data and settings.",
                 "Delete the folder of parts, or choose a different `--out`.",
-                mishaps.predict_beside_another,
+                triggers.predict_beside_another,
             ),
             ErrorCase(
-                "--ranks=<n> is not a number from 1 on; use at least 1",
-                "Somebody has to do the work.",
-                "Leave it out, or give how many ranks share it.",
+                "--ranks=<n> must be at least 1",
+                "It is the number of ranks that share the work.",
+                "Leave it out, or use at least 1.",
                 "stretto predict runs/done --ranks 0",
             ),
             ErrorCase(
                 "<data> holds channels and targets for tokens, but the run holds tokens and targets for tokens; give data of "
                 "the same kind",
-                "The model was trained on another kind of data.",
-                "Give data as the run's own was.",
+                "The model was trained on a different kind of data.",
+                "Use data like that of the run.",
                 "stretto predict runs/done --data meters --out new.jsonl",
                 DataError,
             ),
             ErrorCase(
-                "temperature=<number> is not at least 0; use a value such as 0.8",
+                "--temperature=<number> is not at least 0; use a value such as 0.8",
                 "A temperature can't be negative.",
                 "Use 0 for the most likely token, 1 for the probabilities of the model.",
                 "stretto generate runs/done --temperature -1",
             ),
             ErrorCase(
-                "top_p=<number> is not in (0, 1]; use a value such as 0.9",
+                "--top-p=<number> is not in (0, 1]; use a value such as 0.9",
                 "It is a probability.",
                 "Leave it out, or use a value such as 0.9.",
                 "stretto generate runs/done --top-p 2",
             ),
             ErrorCase(
-                "length=<n> is less than 1; use at least 1",
+                "--length=<n> is less than 1; use at least 1",
                 "There would be no text.",
                 "Use at least 1.",
                 "stretto generate runs/done --length 0",
@@ -1150,7 +1148,7 @@ ERROR_SECTIONS = (
                 "<path> does not contain a run (config.toml and log.jsonl are missing); give the folder of a run "
                 "(run.folder in its config)",
                 "A report is made from the files of a run.",
-                "Give the folder that `stretto train` prints, the run's `run.folder`.",
+                "Use the folder that `stretto train` prints, the run's `run.folder`.",
                 "stretto report data",
             ),
             ErrorCase(
@@ -1160,15 +1158,15 @@ ERROR_SECTIONS = (
                 "stretto report runs/done --out runs/done/log.jsonl",
             ),
             ErrorCase(
-                "nothing to export to; give --onnx FILE, --torch FILE or both",
-                "`stretto export` doesn't guess a format.",
-                "Say which.",
+                "nothing to export; use --onnx=FILE, --torch=FILE or both",
+                "The options choose the format.",
+                "Use one of them, or both.",
                 "stretto export runs/done",
             ),
             ErrorCase(
                 "--onnx=<file> already exists; choose a different path, or delete it",
-                "What was written before is never lost. It is so with `--torch`, and with `stretto import`, too.",
-                "Give another file, or delete it.",
+                "Existing files are never overwritten. The same applies to `--torch`, and to `stretto import`.",
+                "Choose a different file, or delete it.",
                 "stretto export runs/done --onnx book.txt",
             ),
         ),

@@ -1,4 +1,4 @@
-"""Mistakes, made for real in a furnished folder: what docs/reference/errors.md lists that no command line makes."""
+"""Triggers of the errors in docs/reference/errors.md that no command line raises, in a prepared folder."""
 
 import json
 import os
@@ -60,7 +60,7 @@ MALFORMED_FILES = {
 
 
 def make_workspace(folder: Path) -> None:
-    """Fill a folder with what the mistakes are made on: files, prepared data, a run that has finished."""
+    """Fill a folder with what the triggers need: files, prepared data, a finished run."""
     here = Path.cwd()
     os.chdir(folder)
     try:

@@ -1,6 +1,7 @@
 import json
 import math
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,7 @@ def test_every_format_gives_the_same_store(tmp_path: Path) -> None:
     assert stores[0] == stores[1] == stores[2] == stores[3]
 
 
-def test_the_field_is_text_or_tokens_or_values_if_not_named(tmp_path: Path) -> None:
+def test_the_default_field_is_text_tokens_or_values(tmp_path: Path) -> None:
     for record, what in (
         ({"text": "a", "tokens": [1]}, "tokens"),
         ({"tokens": [1, 2], "values": [1]}, "tokens"),
@@ -127,7 +128,7 @@ def test_the_field_is_text_or_tokens_or_values_if_not_named(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("name", "what"), [("values", "channels"), ("tokens", "tokens"), ("text", "tokens")])
-def test_a_field_that_is_named_is_read_as_it_is_without_being_named(name: str, what: str, tmp_path: Path) -> None:
+def test_naming_the_default_field_changes_nothing(name: str, what: str, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(f'{name}\n"[1, 2]"\n')
     prepare_sequences(tmp_path / "a.csv", tmp_path / "default")
     (named,) = prepare_sequences(tmp_path / "a.csv", tmp_path / "named", SequenceOptions(sequence=name))
@@ -141,7 +142,7 @@ def test_the_whole_range_of_32_bit_floats_is_kept(tmp_path: Path) -> None:
     assert rows_of(store) == [[[number] for number in numbers]]
 
 
-def test_files_that_are_named_once_less_make_another_job(tmp_path: Path) -> None:
+def test_a_file_given_once_instead_of_twice_makes_it_a_different_job(tmp_path: Path) -> None:
     one, two = (jsonl(tmp_path / f"{token}.jsonl", [{"tokens": [token]}]) for token in (1, 2))
 
     def stop(progress: Progress) -> None:
@@ -154,7 +155,7 @@ def test_files_that_are_named_once_less_make_another_job(tmp_path: Path) -> None
     assert rows_of(store) == [[1], [2]]
 
 
-def test_held_out_sequences_share_vocabulary_classes_and_the_statistics_of_the_others(tmp_path: Path) -> None:
+def test_validation_sequences_have_the_classes_and_statistics_of_the_training_sequences(tmp_path: Path) -> None:
     records = [{"values": [float(row), row + 0.5], "label": f"class {row % 3}"} for row in range(400)]
     train, valid = prepare_sequences(
         jsonl(tmp_path / "a.jsonl", records), tmp_path / "out", SequenceOptions(label="label", validation_fraction=0.2)
@@ -172,14 +173,14 @@ def test_held_out_sequences_share_vocabulary_classes_and_the_statistics_of_the_o
     assert rows_of(other) != rows_of(valid)
 
 
-def test_the_vocabulary_is_that_of_the_training_part(tmp_path: Path) -> None:
+def test_the_vocabulary_is_counted_on_the_training_part(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "a.jsonl", [{"text": f"word{row}"} for row in range(50)])
     train, valid = prepare_sequences(path, tmp_path / "out", SequenceOptions(level="word", validation_fraction=0.2))
     assert train.vocabulary == valid.vocabulary and len(train.vocabulary or ()) == train.num_sequences + 1
     assert rows_of(valid) == [[0]] * valid.num_sequences
 
 
-def test_statistics_pass_over_what_is_missing_and_a_constant_can_be_divided_by(tmp_path: Path) -> None:
+def test_statistics_ignore_missing_values_and_a_constant_channel_has_std_1(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "a.jsonl", [{"values": [[1, None, 0.1], [3, None, 0.1], [None, None, 0.1]]}])
     (store,) = prepare_sequences(path, tmp_path / "out")
     assert isinstance(store.fields.values, Channels)
@@ -202,14 +203,14 @@ def test_like_takes_everything_from_the_other_store(tmp_path: Path) -> None:
     assert near.fields.values == far.fields.values
 
 
-def test_a_vocabulary_can_be_that_of_a_corpus(text_file: Path, tmp_path: Path) -> None:
+def test_sequences_can_use_the_vocabulary_of_a_corpus(text_file: Path, tmp_path: Path) -> None:
     (corpus,) = prepare_text(text_file, tmp_path / "corpus", TextOptions(level="word"))
     path = jsonl(tmp_path / "a.jsonl", [{"text": "the theme nowhere"}])
     (store,) = prepare_sequences(path, tmp_path / "out", SequenceOptions(vocabulary=corpus.vocabulary))
     assert corpus.vocabulary.decode(rows_of(store)[0]) == "the theme <unk>"
 
 
-def test_classes_are_in_the_order_of_numbers_where_all_are_numbers(tmp_path: Path) -> None:
+def test_classes_are_sorted_as_numbers_if_all_are_numbers(tmp_path: Path) -> None:
     for labels, names in ((["10", "9", "-1"], ("-1", "9", "10")), ([10, 9, "x"], ("10", "9", "x"))):
         path = jsonl(tmp_path / "a.jsonl", [{"tokens": [1], "y": label} for label in labels])
         (store,) = prepare_sequences(path, tmp_path / str(labels[2]), SequenceOptions(label="y"))
@@ -256,22 +257,24 @@ GOOD: dict[str, dict[str, Any]] = {
         ("many", '{"values": [1, 2], "y": 1}', "'values' has 1, not a list of numbers"),
     ],
 )
-def test_a_bad_row_is_refused_by_its_number_or_left_out(kind: str, bad: str, problem: str, tmp_path: Path) -> None:
+def test_a_bad_row_is_an_error_with_its_number_or_is_skipped(kind: str, bad: str, problem: str, tmp_path: Path) -> None:
     path, good = tmp_path / "a.jsonl", json.dumps(GOOD[kind])
     path.write_text(f"{good}\n{good}\n{bad}\n{good}\n{bad}\n")
     level: Any = "word" if kind == "text" else None
+    options = SequenceOptions(label="y", level=level, shard_bytes=30)
     with pytest.raises(DataError) as refused:
-        prepare_sequences(path, tmp_path / "out", SequenceOptions(label="y", level=level, shard_bytes=30), workers=1)
+        prepare_sequences(path, tmp_path / "out", options, workers=1)
     assert str(refused.value).startswith(f"{path}, row 3: {problem}")
     assert str(refused.value).endswith(", or skip such rows with bad_rows=skip")
     assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
     skipped: list[SkippedRows] = []
-    (store,) = prepare_sequences(path, tmp_path / "out", SequenceOptions(label="y", level=level, shard_bytes=30, bad_rows="skip"), workers=1, on_skipped=skipped.append)  # fmt: skip
+    options = replace(options, bad_rows="skip")
+    (store,) = prepare_sequences(path, tmp_path / "out", options, workers=1, on_skipped=skipped.append)
     assert store.num_sequences == 3
     assert skipped[0].num_rows == 2 and skipped[0].first.startswith(f"{path}, row 3: {problem}")
 
 
-def test_a_first_row_that_is_bad_is_left_out_too(tmp_path: Path) -> None:
+def test_a_bad_first_row_is_skipped_too(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{\n{"y": 1}\n{"values": []}\n{"values": [[1.5, 2]]}\n')
     skipped: list[SkippedRows] = []
     (store,) = prepare_sequences(
@@ -280,7 +283,7 @@ def test_a_first_row_that_is_bad_is_left_out_too(tmp_path: Path) -> None:
     assert rows_of(store) == [[[1.5, 2]]] and skipped[0].num_rows == 3
 
 
-def test_left_out_rows_are_said_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_skipped_rows_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "a.jsonl").write_text('{"tokens": [1]}\n{\n')
     prepare_sequences(tmp_path / "a.jsonl", tmp_path / "out", SequenceOptions(bad_rows="skip"))
     assert "skipped 1 bad row, the first: " in caplog.text
@@ -325,7 +328,7 @@ def test_nan_can_be_a_missing_value(tmp_path: Path) -> None:
         ([{"values": [1], "y": 1}], {"like": "values", "label": "y"}, "has no labels; leave label=y out"),
     ],
 )
-def test_what_can_not_be_meant_is_refused(
+def test_contradictory_options_are_an_error(
     records: list[Any], options: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
     prepare_sequences(
@@ -348,7 +351,7 @@ def test_true_and_false_are_labels(tmp_path: Path) -> None:
     assert store.read_labels([(0, 0), (0, 1), (0, 2)]).tolist() == [1, 0, 1]
 
 
-def test_whole_floats_are_classes(tmp_path: Path) -> None:
+def test_floats_without_a_fraction_are_classes(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps({"text": "ab", "label": float(row % 3)}) + "\n" for row in range(9)))
     (sequences,) = prepare_sequences(path, tmp_path / "out", SequenceOptions(label="label"))

@@ -48,7 +48,7 @@ def test_a_file_is_a_series_of_its_numeric_columns(tmp_path: Path) -> None:
     assert store.fields.values.mean == (2, 2) and store.fields.values.std == (1, 1)
 
 
-def test_a_column_tells_series_apart(meters: Path, tmp_path: Path) -> None:
+def test_a_column_names_the_series(meters: Path, tmp_path: Path) -> None:
     (store,) = prepare_series(
         meters, tmp_path / "out", SeriesOptions(by="meter", time="when", columns=["heat", "load"])
     )
@@ -56,7 +56,9 @@ def test_a_column_tells_series_apart(meters: Path, tmp_path: Path) -> None:
     assert steps_of(store) == [[[step * 2, step] for step in range(10)], [[0, 100 + step] for step in range(5)]]
 
 
-def test_the_end_of_each_series_is_held_out_with_the_statistics_of_the_rest(meters: Path, tmp_path: Path) -> None:
+def test_the_end_of_each_series_is_validation_data_with_the_statistics_of_the_rest(
+    meters: Path, tmp_path: Path
+) -> None:
     train, valid = prepare_series(
         meters, tmp_path / "out", SeriesOptions(by="meter", time="when", columns=["load"], validation_fraction=0.2)
     )
@@ -114,7 +116,7 @@ def test_like_takes_columns_and_statistics(meters: Path, tmp_path: Path) -> None
         ("a,2025-01-01,1", "'t' is 2025-01-01 00:00:00, which can't be compared with 1.0"),
     ],
 )
-def test_a_bad_row_is_refused_by_its_number_or_left_out(row: str, problem: str, tmp_path: Path) -> None:
+def test_a_bad_row_is_an_error_with_its_number_or_is_skipped(row: str, problem: str, tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text(f"by,t,x\na,1,5\n{row}\na,2,6\n")
     with pytest.raises(DataError) as refused:
@@ -157,7 +159,7 @@ def test_json_has_numbers_and_null_but_no_text_or_gaps(tmp_path: Path) -> None:
         ({"like": "tokens"}, "like=.* has tokens, not channels"),
     ],
 )
-def test_what_can_not_be_meant_is_refused(options: dict[str, Any], reason: str, meters: Path, tmp_path: Path) -> None:
+def test_contradictory_options_are_an_error(options: dict[str, Any], reason: str, meters: Path, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"tokens": [1]}\n')
     prepare_sequences(tmp_path / "a.jsonl", tmp_path / "tokens")
     options = {**options, **({"like": tmp_path / options["like"]} if "like" in options else {})}
@@ -167,7 +169,7 @@ def test_what_can_not_be_meant_is_refused(options: dict[str, Any], reason: str, 
     assert not (tmp_path / "out").exists() and not (tmp_path / "out.partial").exists()
 
 
-def test_columns_without_a_number_are_no_channels(tmp_path: Path) -> None:
+def test_columns_without_a_number_are_not_channels(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x,y\na,b\n")
     with pytest.raises(DataError, match=r"no column of numbers, only \['x', 'y'\]; choose channels with columns=NAMES"):
         prepare_series(tmp_path / "a.csv", tmp_path / "out")
@@ -181,7 +183,7 @@ def test_a_column_whose_first_values_are_missing_is_a_channel(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("missing", ["", " ", "nan"])
-def test_a_column_that_shows_no_value_has_to_be_named(missing: str, tmp_path: Path) -> None:
+def test_a_column_without_values_at_the_start_must_be_named(missing: str, tmp_path: Path) -> None:
     rows = [f"{step},{missing if step < 1000 else step}" for step in range(1200)]
     (tmp_path / "a.csv").write_text("\n".join(["x,y", *rows]) + "\n")
     with pytest.raises(
@@ -192,14 +194,14 @@ def test_a_column_that_shows_no_value_has_to_be_named(missing: str, tmp_path: Pa
     assert names_of(store) == ("x", "y")
 
 
-def test_a_number_that_is_too_large_makes_no_column_vanish(tmp_path: Path) -> None:
+def test_a_number_that_is_too_large_is_an_error_not_an_ignored_column(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x,y\n1,1e39\n2,2\n")
     with pytest.raises(DataError, match="row 1: 'y' has a number that is too large for 32-bit floats; scale it"):
         prepare_series(tmp_path / "a.csv", tmp_path / "out")
 
 
 @pytest.mark.parametrize("bad_rows", ["error", "skip"])
-def test_a_series_that_comes_back_after_another_is_refused(bad_rows: Any, tmp_path: Path) -> None:  # noqa: ANN401
+def test_a_series_that_continues_after_another_is_an_error(bad_rows: Any, tmp_path: Path) -> None:  # noqa: ANN401
     (tmp_path / "a.csv").write_text("by,x\na,1\nb,2\na,3\nb,4\n")
     reason = r"a\.csv, row 3: 'by' is \"a\", but the series of that name ended above; sort the rows by 'by' first$"
     with pytest.raises(DataError, match=reason):
@@ -214,7 +216,7 @@ def test_a_series_that_comes_back_after_another_is_refused(bad_rows: Any, tmp_pa
         ({"by": float("nan"), "t": 1, "x": 1}, "'by' is empty"),
     ],
 )
-def test_what_json_can_say_beyond_csv_makes_bad_rows_too(row: dict[str, Any], problem: str, tmp_path: Path) -> None:
+def test_values_that_only_json_can_hold_can_be_bad_rows(row: dict[str, Any], problem: str, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in ({"by": "a", "t": 0, "x": 1}, row)))
     with pytest.raises(DataError) as refused:
@@ -222,7 +224,7 @@ def test_what_json_can_say_beyond_csv_makes_bad_rows_too(row: dict[str, Any], pr
     assert str(refused.value).startswith(f"{path}, row 2: {problem}")
 
 
-def test_statistics_are_of_the_numbers_before_they_are_rounded(tmp_path: Path) -> None:
+def test_statistics_use_the_numbers_before_rounding(tmp_path: Path) -> None:
     numbers = 10_000_000.25 + np.arange(1000)
     (tmp_path / "a.csv").write_text("x\n" + "".join(f"{number}\n" for number in numbers))
     (store,) = prepare_series(tmp_path / "a.csv", tmp_path / "out")
@@ -231,10 +233,10 @@ def test_statistics_are_of_the_numbers_before_they_are_rounded(tmp_path: Path) -
     assert store.fields.values.std == pytest.approx((numbers.std(),), rel=1e-9)
 
 
-def test_a_channel_that_rounding_would_flatten_is_refused(tmp_path: Path) -> None:
+def test_a_channel_that_32_bit_floats_cannot_resolve_is_an_error(tmp_path: Path) -> None:
     seconds = "".join(f"{1_700_000_000 + step},{step}\n" for step in range(100))
     (tmp_path / "a.csv").write_text("seconds,step\n" + seconds)
-    reason = r"'seconds' reaches 1\.7e\+09, where 32-bit floats are 128 apart: too coarse for its standard deviation of 28\.9; subtract"
+    reason = r"'seconds' reaches 1\.7e\+09, where 32-bit floats are 128 apart: too coarse for its standard deviation of 28\.9"
     with pytest.raises(DataError, match=reason):
         prepare_series(tmp_path / "a.csv", tmp_path / "out")
     assert not (tmp_path / "out").exists() and not (tmp_path / "out.partial").exists()
@@ -243,7 +245,7 @@ def test_a_channel_that_rounding_would_flatten_is_refused(tmp_path: Path) -> Non
     assert isinstance(store.fields.values, Channels) and store.fields.values.std == (1, 0.5)
 
 
-def test_with_like_it_is_the_spread_taken_that_rounding_is_held_against(tmp_path: Path) -> None:
+def test_with_like_rounding_is_compared_with_the_std_of_the_other_data(tmp_path: Path) -> None:
     for name, numbers in (("wide", [0, 2e9]), ("far", [1.7e9, 1.7e9 + 9]), ("narrow", [0, 1])):
         (tmp_path / f"{name}.csv").write_text("x\n" + "".join(f"{number}\n" for number in numbers))
     for name in ("wide", "narrow"):

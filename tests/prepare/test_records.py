@@ -28,7 +28,7 @@ def read(path: Path, part_bytes: int | None) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("format", ["jsonl", "parquet", "datasets"])
 @pytest.mark.parametrize("part_bytes", [1, 333, None])
-def test_parts_are_all_the_rows_in_order(format: str, part_bytes: int | None, tmp_path: Path) -> None:
+def test_the_parts_hold_all_rows_in_order(format: str, part_bytes: int | None, tmp_path: Path) -> None:
     path = tmp_path / f"a.{format}"
     if format == "jsonl":
         write_jsonl(path, RECORDS)
@@ -71,7 +71,7 @@ def test_a_csv_is_its_cells_under_the_names_of_its_header(tmp_path: Path) -> Non
         ('x\n1\n""\n', ["1", ""]),
     ],
 )
-def test_a_blank_line_under_one_name_is_an_empty_cell_unless_the_file_ends_there(
+def test_a_blank_line_in_a_single_column_is_an_empty_cell_unless_it_is_the_last(
     content: str, cells: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "a.csv").write_bytes(content.encode())
@@ -79,12 +79,12 @@ def test_a_blank_line_under_one_name_is_an_empty_cell_unless_the_file_ends_there
     assert [(row.row_index, row.record["x"]) for row in read_rows(part)] == list(enumerate(cells))
 
 
-def test_a_blank_line_under_several_names_is_no_row(tmp_path: Path) -> None:
+def test_a_blank_line_in_several_columns_is_not_a_row(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x,y\n1,2\n\n3,4\n")
     assert read(tmp_path / "a.csv", None) == [{"x": "1", "y": "2"}, {"x": "3", "y": "4"}]
 
 
-def test_only_the_fields_that_are_asked_for_are_read_from_columns(tmp_path: Path) -> None:
+def test_only_the_requested_columns_are_read(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(RECORDS), tmp_path / "a.parquet")
     (part,) = cut_records([tmp_path / "a.parquet"], None)
     assert [row.record for row in read_rows(part, ["label", "more"])] == [{"label": x["label"]} for x in RECORDS]
@@ -102,9 +102,7 @@ def test_only_the_fields_that_are_asked_for_are_read_from_columns(tmp_path: Path
         (b'{"a": ' + b"9" * 5000 + b"}\n", "the JSON of the line can't be read"),
     ],
 )
-def test_a_line_that_is_no_record_has_a_problem_and_others_have_none(
-    content: bytes, problem: str, tmp_path: Path
-) -> None:
+def test_only_a_line_that_is_not_a_record_has_a_problem(content: bytes, problem: str, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"a": 1}\n\n' + content + (b"" if content.endswith(b"\n") else b"\n") + b'{"a": 2}')
     (part,) = cut_records([path], None)
@@ -122,7 +120,7 @@ def test_a_line_that_is_no_record_has_a_problem_and_others_have_none(
         (b'1,"x"y\n', "the row can't be read ("),
     ],
 )
-def test_a_csv_row_that_is_no_record_has_a_problem(content: bytes, problem: str, tmp_path: Path) -> None:
+def test_a_bad_csv_row_has_a_problem(content: bytes, problem: str, tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(b"a,b\n1,2\n" + content + b"3,4\n")
     (part,) = cut_records([path], None)
@@ -144,13 +142,13 @@ def test_a_csv_row_that_is_no_record_has_a_problem(content: bytes, problem: str,
         ("a.parquet", b"PAR1 or not", r"a\.parquet can't be read \(.*\); copy it or write it again"),
     ],
 )
-def test_a_file_that_can_not_be_read_is_refused(name: str, content: bytes, reason: str, tmp_path: Path) -> None:
+def test_an_unreadable_file_is_an_error(name: str, content: bytes, reason: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=reason):
         read(tmp_path / name, None)
 
 
-def test_a_folder_that_is_no_dataset_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_dataset_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is a folder, but not one that datasets' save_to_disk wrote"):
         cut_records([tmp_path], None)
     with pytest.raises(DataError, match="missing is not a file"):
@@ -162,14 +160,14 @@ def test_a_folder_that_is_no_dataset_is_refused(tmp_path: Path) -> None:
         list_paths([])
 
 
-def test_rows_are_needed_in_parquet_and_datasets(tmp_path: Path) -> None:
+def test_parquet_without_rows_is_an_error(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.table({"a": []}), tmp_path / "a.parquet")
     with pytest.raises(DataError, match="has no rows"):
         cut_records([tmp_path / "a.parquet"], None)
 
 
 @pytest.mark.parametrize(("module", "extra"), [("pyarrow", "parquet"), ("datasets", "datasets")])
-def test_a_missing_library_is_named_with_how_to_get_it(
+def test_the_error_names_a_missing_library_and_how_to_install_it(
     module: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a.parquet" if extra == "parquet" else tmp_path

@@ -1,4 +1,4 @@
-"""Options from a config: one `--section.field` for each field, its text taken from the field itself."""
+"""Options for the config of a run: one `--section.field` for each field, with the help text of the field."""
 
 import argparse
 from types import UnionType
@@ -22,21 +22,21 @@ def add_config_options(parser: argparse.ArgumentParser) -> None:
 
 
 def config_overrides(options: argparse.Namespace) -> dict[str, str]:
-    """Return the dotted options that were given; they are checked where the file is."""
+    """Return the dotted options that were given; they are validated together with the file."""
     return {name: value for name, value in vars(options).items() if "." in name}
 
 
 def metavar(field: FieldInfo) -> str:
-    """Return what a field takes, in a word."""
+    """Return what a field takes, in one word."""
     if get_origin(field.annotation) is tuple:
         return "A,B,..."
-    found = get_args(field.annotation) if get_origin(field.annotation) in (Union, UnionType) else (field.annotation,)
+    types = get_args(field.annotation) if get_origin(field.annotation) in (Union, UnionType) else (field.annotation,)
     words: list[str] = []
-    for kind in found:
+    for kind in types:
         if get_origin(kind) is Literal:
             words += map(str, get_args(kind))
         elif kind is not type(None):
-            # A path is annotated text; what it is stands first.
+            # A path is annotated text; its own type comes first.
             words.append(getattr(getattr(kind, "__origin__", kind), "__name__", str(kind)).upper())
     return "|".join(words)
 

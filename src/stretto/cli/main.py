@@ -1,4 +1,4 @@
-"""The command `stretto`: finds the room a subcommand lives in, and turns errors into one line and exit code 2."""
+"""The command `stretto`: runs a subcommand, and turns errors into one line and an exit code."""
 
 import argparse
 import difflib
@@ -12,33 +12,33 @@ from stretto import __version__
 from stretto.base.errors import ConfigError, StrettoError
 from stretto.cli.parser import Parser
 
-# Imported only when called for, so that help is instant and never wakes torch.
+# A module is imported only for its own command, so that help is instant and does not import torch.
 COMMANDS = {
-    "init": "look at a file or a folder, prepare it, and write a run that trains",
-    "doctor": "check this machine, or all of a job's, and say what to do about what is found",
-    "prepare": "turn text, records or series into data to train on",
-    "plan": "say which layout of a run is fastest on some devices, and why",
-    "profile": "measure a run's model on this machine, for plans",
-    "train": "train a model from a run's TOML file",
+    "init": "inspect files, prepare the data, and write a run that trains",
+    "doctor": "check this machine, or all machines of a job",
+    "prepare": "convert text, records or tables to training data",
+    "plan": "find the fastest layout of a run for some devices, and say why",
+    "profile": "measure the model of a run on this machine, for `stretto plan`",
+    "train": "train a model, as described in a TOML file",
     "eval": "evaluate the model of a run",
-    "predict": "write what a run's model says of each row of some data",
-    "generate": "write text with a run's model",
-    "forecast": "say what comes after the end of each series",
-    "export": "write a run's model as ONNX, or as weights of torch's own modules",
-    "import": "turn weights of Keras or torch into some that a run can begin with",
-    "report": "make an HTML page of a run, or of several side by side",
-    "show": "show what a run or a checkpoint holds, and whether it is whole",
-    "verify": "check that a run's layout computes what one rank computes",
-    "schema": "print the JSON schema of a run's TOML file, for editors",
-    "completion": "print a script that completes this command in bash, zsh or tcsh",
+    "predict": "write the predictions of a model for each row of a data set",
+    "generate": "generate text with the model of a run",
+    "forecast": "forecast the values after the end of each series",
+    "export": "export the model of a run to ONNX, or as weights of torch modules",
+    "import": "convert weights of Keras or torch, to start a run from them",
+    "report": "write an HTML page about a run, or a comparison of runs",
+    "show": "show what a run or a checkpoint holds, and verify its checksums",
+    "verify": "check that the layout of a run computes the same as one rank",
+    "schema": "print the JSON schema of the TOML file, for editors",
+    "completion": "print a script for completion in bash, zsh or tcsh",
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code.
 
-    0 done, 1 `verify` or `doctor` has found a problem, 2 the user's mistake, 75 start it again, 76 a newer start has
-    gone on, 130 interrupted, 141 nobody reads.
+    0 done, 1 `verify` or `doctor` found a problem, 2 an error that the user can fix, 75 not finished: start it again,
+    76 replaced by a newer start of the run, 130 interrupted, 141 nobody reads the output.
     """
     try:
         options = _parser().parse_all(_check_command(sys.argv[1:] if arguments is None else list(arguments)))
@@ -53,33 +53,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"stretto: interrupted{interrupt}", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # Whoever read our output has gone (`| head`); Python would complain once more when it flushes at exit.
+        # The reader of our output has exited (`| head`). Python would fail again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     return 0
 
 
 def _check_command(arguments: list[str]) -> list[str]:
-    """Return the arguments, if they begin with a command or an option; answer a slip of the hand."""
+    """Return the arguments if they start with a command or an option; for a typo, suggest a command."""
     word = arguments[0] if arguments else "-"
-    near = difflib.get_close_matches(word, COMMANDS, n=1)
+    similar = difflib.get_close_matches(word, COMMANDS, n=1)
     if not word.startswith("-") and word not in COMMANDS:
-        hint = f"did you mean {near[0]}?" if near else "see `stretto --help`"
+        hint = f"did you mean {similar[0]}?" if similar else "see `stretto --help`"
         raise ConfigError(f"{word!r} is not a command; {hint}")
     return arguments
 
 
 def entry() -> NoReturn:
-    """The console script."""
+    """Run the console script."""
     sys.exit(main())
 
 
 def _parser() -> Parser:
-    listing = "\n".join(f"  {name:<10} {what}" for name, what in COMMANDS.items())
+    listing = "\n".join(f"  {name:<10} {description}" for name, description in COMMANDS.items())
     parser = Parser(
         prog="stretto",
-        description="Train recurrent networks across many GPUs, exactly.",
-        epilog=f"commands:\n{listing}\n\n`stretto COMMAND --help` tells more.",
+        description="Train recurrent networks on many GPUs, with the same results as on one.",
+        epilog=f"commands:\n{listing}\n\nFor the options of a command, see `stretto COMMAND --help`.",
     )
     parser.add_argument("--version", action="version", version=f"stretto {__version__}")
     parser.add_argument("command", metavar="COMMAND", choices=COMMANDS, help="one of the commands below")

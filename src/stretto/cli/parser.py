@@ -7,7 +7,6 @@ import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
-from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from stretto.base.errors import ConfigError, StrettoError
@@ -58,7 +57,8 @@ class Parser(argparse.ArgumentParser):
         `max_symbols=3` becomes `--max-symbols=3`, and `has_label=False` the flag `--no-label`.
         """
         for action in self._actions:
-            if not action.option_strings:
+            # Fields of a config, such as train.lr, are written as they are in the TOML file.
+            if not action.option_strings or "." in action.dest:
                 continue
             parameter, option = f"{action.dest}=", f"{action.option_strings[-1]}="
             if action.nargs == 0:
@@ -68,23 +68,14 @@ class Parser(argparse.ArgumentParser):
         return message
 
     @contextmanager
-    def option_errors(self) -> Iterator[None]:
-        """Name options with dashes in the errors of library functions."""
+    def parsed(self, arguments: list[str]) -> Iterator[argparse.Namespace]:
+        """Parse arguments; within the context, errors of library functions name the options with dashes."""
+        options = self.parse_all(arguments)
         try:
-            yield
+            yield options
         except StrettoError as error:
             error.args = (self.add_dashes(str(error)),)
             raise
-
-
-def refuse_existing(option: str, path: Path) -> None:
-    """Reject an output file that already exists, so that a typing error never overwrites a result."""
-    try:
-        exists = path.exists()
-    except OSError:
-        return  # not a possible name; whoever writes the file reports it
-    if exists:
-        raise ConfigError(f"{option}={path} already exists; choose a different path, or delete it")
 
 
 def add_model_arguments(parser: Parser) -> None:

@@ -1,4 +1,4 @@
-"""Quantities on a command line: bytes and links, as people write them."""
+"""Quantities on a command line: bytes such as 24GB, and links such as 5us,25GB."""
 
 import re
 
@@ -10,22 +10,22 @@ _SECONDS = {"S": 1, "MS": 1e-3, "US": 1e-6}
 
 
 def parse_bytes(option: str, text: str) -> float:
-    """Return the bytes that `24GB` or `40GiB` stand for."""
-    found = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?) *([kmgt]i?)b", text.strip(), re.IGNORECASE)
-    value = _number(found.group(1)) if found else None
-    if not found or not value or value > 1e18:
+    """Return the number of bytes in `24GB` or `40GiB`."""
+    match = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?) *([kmgt]i?)b", text.strip(), re.IGNORECASE)
+    value = _number(match.group(1)) if match else None
+    if not match or not value or value > 1e18:
         raise ConfigError(f"{option}={text} is not a number of bytes; write it like 24GB")
-    return value * _BYTES[found.group(2).upper()]
+    return value * _BYTES[match.group(2).upper()]
 
 
 def parse_link(option: str, text: str) -> Link:
-    """Return the link that `5us,25GB` stands for: latency, and bytes a second."""
+    """Return the link in `5us,25GB`: its latency, and its bytes per second."""
     latency, _, bandwidth = text.partition(",")
-    found = re.fullmatch(r"([0-9.]+(?:e-?[0-9]+)?) *(s|ms|us)", latency.strip(), re.IGNORECASE)
-    value = _number(found.group(1)) if found else None
-    if not found or value is None or value > 1e6 or not bandwidth:
+    match = re.fullmatch(r"([0-9.]+(?:e-?[0-9]+)?) *(s|ms|us)", latency.strip(), re.IGNORECASE)
+    value = _number(match.group(1)) if match else None
+    if not match or value is None or value > 1e6 or not bandwidth:
         raise ConfigError(f"{option}={text} is not a latency and a bandwidth; write it like 5us,25GB")
-    seconds = value * _SECONDS[found.group(2).upper()]
+    seconds = value * _SECONDS[match.group(2).upper()]
     return Link(latency=seconds, bandwidth=parse_bytes(option, bandwidth.removesuffix("/s")))
 
 

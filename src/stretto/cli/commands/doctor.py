@@ -1,4 +1,4 @@
-"""`stretto doctor`: is this machine, or are these machines, ready for a run, and if not, what to do?"""
+"""`stretto doctor`: check whether this machine, or all machines of a job, are ready for a run."""
 
 import argparse
 import json
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from stretto.base.disk import write_atomic
 from stretto.base.errors import ConfigError, StrettoError
+from stretto.cli.output_files import write_errors
 from stretto.cli.parser import Parser
 from stretto.cli.views.console import make_console
 from stretto.config.toml import load_config
@@ -22,16 +23,16 @@ if TYPE_CHECKING:
 
 
 class ProblemsFoundError(StrettoError):
-    """Something will not work; the table has said what."""
+    """The checks found a problem; the table says which."""
 
     exit_code = 1
 
 
 def run(arguments: list[str]) -> None:
-    """Parse, look, and say what was found."""
+    """Parse, run the checks, and print the findings."""
     options = make_parser().parse_all(arguments)
     if options.ranks is not None and options.ranks < 1:
-        raise ConfigError(f"--ranks={options.ranks} should be 1 or more; 1 starts none")
+        raise ConfigError(f"--ranks={options.ranks} must be at least 1; 1 starts no ranks")
     config = None if options.run is None else load_config(options.run)
     if options.links is not None:
         _measure_links(options, arguments)
@@ -43,12 +44,12 @@ def run(arguments: list[str]) -> None:
         return
     from stretto.launch.doctor import diagnose
 
-    with console.status("looking ...") as status:
+    with console.status("checking ...") as status:
         findings = diagnose(
             config,
             ranks=2 if options.ranks is None else options.ranks,
             device=options.device,
-            on_check=lambda what: status.update(f"looking at {what} ..."),
+            on_check=lambda name: status.update(f"checking {name} ..."),
         )
     _print_findings(console, findings, options.json)
 
@@ -56,7 +57,7 @@ def run(arguments: list[str]) -> None:
 def _run_on_ranks(
     console: "Console", options: argparse.Namespace, config: "RunConfig | None", launch_info: LaunchInfo
 ) -> None:
-    """Each machine looks at itself, by its first rank; then all look at each other, and one says it."""
+    """The first rank of each machine checks it; then all ranks check their links, and one prints the findings."""
     from stretto.launch.doctor import check_machine, rendezvous_timeout
     from stretto.launch.finding import problem
     from stretto.launch.links import gather_findings, link_findings, measure_links
@@ -69,16 +70,18 @@ def _run_on_ranks(
             findings = gather_findings(joined, launch_info.local_rank, findings)
             findings += link_findings(measure_links(joined, launch_info.local_size))
     except (StrettoError, RuntimeError) as error:
-        # Nobody can be told: each machine says what it has found.
+        # The ranks did not meet: each machine prints its own findings.
         is_rank_zero = launch_info.local_rank == 0
         reason = str(error).splitlines()[0]
-        findings.append(problem("ranks", f"did not meet: {reason}", "see that all were started and reach each other"))
+        findings.append(
+            problem("ranks", f"did not meet: {reason}", "check that all ranks were started and can reach each other")
+        )
     if is_rank_zero:
         _print_findings(console, findings, options.json)
 
 
 def _measure_links(options: argparse.Namespace, arguments: list[str]) -> None:
-    """What `diagnose` starts: ranks that measure the links between them, and write what they found."""
+    """Started by `diagnose`: ranks measure the links between them and write the result."""
     from stretto.launch.doctor import RENDEZVOUS_TIMEOUT
     from stretto.launch.links import measure_links
     from stretto.launch.local import launch_local
@@ -98,16 +101,14 @@ def _measure_links(options: argparse.Namespace, arguments: list[str]) -> None:
 def _print_findings(console: "Console", findings: "list[Finding]", path: Path | None) -> None:
     if path is not None:
         content = json.dumps([asdict(finding) for finding in findings], indent=1)
-        try:
+        with write_errors("--json", path):
             write_atomic(path, content.encode())
-        except OSError as error:
-            raise ConfigError(f"--json={path} can't be written ({error.strerror}); choose another") from None
     from rich.table import Table
 
     has_hosts = any(finding.host for finding in findings)
-    table = Table("", "what", "found", *(["host"] if has_hosts else []))
+    table = Table("", "check", "finding", *(["host"] if has_hosts else []))
     styles = {"ok": "green", "warning": "yellow", "problem": "bold red"}
-    # Of many machines, what is ok on the first is shown, and what isn't on all of them.
+    # Of many machines, show the checks that passed for the first only, and all that did not.
     first = next((finding.host for finding in findings), "")
     for finding in findings:
         if finding.level == "ok" and finding.host not in ("", first):
@@ -130,16 +131,18 @@ def make_parser() -> Parser:
     parser = Parser(
         prog="stretto doctor",
         usage="stretto doctor [--ranks N] [--run RUN.toml] [--json FILE] [--device NAME]",
-        description="Look at all that a run depends on: Python, torch, devices, cores, memory, shared memory, disks,\n"
-        "locks, ports, names, variables, and the links between ranks, which are really started; under torchrun,\n"
-        "srun, mpirun or TF_CONFIG, also whether versions and clocks of all machines agree.\n"
-        "Exit code 0: no problems. 1: some.",
+        description="Check everything that a run depends on: Python, torch, devices, cores, memory, shared memory, "
+        "disks, locks, ports, host names, environment variables, and the links between ranks, which it starts for "
+        "this. Under torchrun, srun, mpirun or TF_CONFIG, it also checks that versions and clocks of all machines "
+        "agree. Exit code 0: no problems. 1: some.",
         epilog="example:\n  stretto doctor --run run.toml\n"
         "  torchrun --nnodes 2 --nproc-per-node 8 ... -m stretto doctor",
     )
-    parser.add_argument("--ranks", type=int, metavar="N", help="ranks to start here; 1 starts none (default: 2)")
-    parser.add_argument("--run", type=Path, metavar="RUN.toml", help="look at the folders that this run writes to")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the findings there too")
-    parser.add_argument("--device", default="auto", metavar="NAME", help="where ranks compute (default: auto)")
+    parser.add_argument(
+        "--ranks", type=int, metavar="N", help="number of ranks to start on this machine; 1 starts none (default: 2)"
+    )
+    parser.add_argument("--run", type=Path, metavar="RUN.toml", help="also check the folders that this run writes to")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the findings to this file")
+    parser.add_argument("--device", default="auto", metavar="NAME", help="device of the ranks (default: auto)")
     parser.add_argument("--links", type=Path, help=argparse.SUPPRESS)
     return parser

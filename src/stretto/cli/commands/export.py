@@ -1,22 +1,28 @@
-"""`stretto export`: a run's model for use elsewhere, as an ONNX model or as weights of torch's own modules."""
+"""`stretto export`: the model of a run as an ONNX model, or as weights of torch modules."""
 
+import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stretto.base.errors import ConfigError
-from stretto.cli.parser import Parser, refuse_existing
+from stretto.cli.output_files import refuse_existing
+from stretto.cli.parser import Parser, add_trust_argument
 
 if TYPE_CHECKING:
     from stretto.exchange.onnx_export import OnnxExport
 
 
 def run(arguments: list[str]) -> None:
-    """Parse, export, and say what is in the files."""
-    options = make_parser().parse_all(arguments)
+    """Parse, export, and print what the files hold."""
+    with make_parser().parsed(arguments) as options:
+        _export(options)
+
+
+def _export(options: argparse.Namespace) -> None:
     if options.onnx is None and options.torch is None:
-        raise ConfigError("nothing to export to; give --onnx FILE, --torch FILE or both")
+        raise ConfigError("nothing to export; use --onnx=FILE, --torch=FILE or both")
     if options.onnx == options.torch:
-        raise ConfigError(f"--onnx and --torch are both {options.onnx}; give two files")
+        raise ConfigError(f"--onnx and --torch are both {options.onnx}; choose two different files")
     for option, path in (("--onnx", options.onnx), ("--torch", options.torch)):
         if path is not None:
             refuse_existing(option, path)
@@ -35,24 +41,22 @@ def run(arguments: list[str]) -> None:
         from stretto.exchange.to_torch import export_torch
 
         for name, module in export_torch(trained.stack, options.torch).items():
-            arguments_of = ", ".join(
-                f"{key}={value}" for key, value in module.items() if key not in ("kind", "residual")
-            )
-            added = ", its input added to its output" if module.get("residual") else ""
-            console.print(f"{name:<11} nn.{module['kind']}({arguments_of}){added}")
-        console.print(f"weights by these names are in {options.torch}")
+            sizes = ", ".join(f"{key}={value}" for key, value in module.items() if key not in ("kind", "residual"))
+            residual = ", with a residual connection" if module.get("residual") else ""
+            console.print(f"{name:<11} nn.{module['kind']}({sizes}){residual}")
+        console.print(f"the weights of these modules are in {options.torch}")
 
 
 def _onnx_lines(exported: "OnnxExport") -> list[str]:
     states = [name for name in exported.inputs if name != "x"]
     if exported.max_difference is None:
-        verdict = "not checked: there is no onnxruntime; pip install 'stretto[onnx]'"
+        verdict = "not checked, because onnxruntime is not installed: pip install 'stretto[onnx]'"
     else:
-        verdict = f"checked with onnxruntime: equal to torch to {exported.max_difference:.1e}"
+        verdict = f"checked with onnxruntime: the largest difference from torch is {exported.max_difference:.1e}"
     return [
         f"in    x{''.join(f', {name}' for name in states)}",
         f"out   y{''.join(f', {name}.after' for name in states)}",
-        f"model is in {exported.path}; {verdict}",
+        f"the model is in {exported.path}; {verdict}",
     ]
 
 
@@ -61,20 +65,20 @@ def make_parser() -> Parser:
     parser = Parser(
         prog="stretto export",
         usage="stretto export RUN [--onnx FILE] [--torch FILE] [--trust]",
-        description="Write the model of a run, or of a checkpoint, for use elsewhere. An ONNX model takes and gives\n"
-        "the state by name, for any number of steps and rows; it is checked with onnxruntime if that is installed.",
+        description="Export the model of a run, or of a checkpoint. An ONNX model has the state as named inputs and "
+        "outputs, and takes any number of steps and rows; it is checked with onnxruntime if that is installed.",
         epilog="example:\n  stretto export runs/first --onnx first.onnx\n"
         "  stretto export runs/first --torch first.safetensors",
     )
-    parser.add_argument("run", metavar="RUN", help="the run's folder, or a checkpoint")
-    parser.add_argument("--onnx", type=Path, metavar="FILE", help="write an ONNX model (needs the extra `onnx`)")
+    parser.add_argument("run", metavar="RUN", help="folder of the run, or a checkpoint")
+    parser.add_argument(
+        "--onnx", type=Path, metavar="FILE", help="write an ONNX model (needs `pip install 'stretto[onnx]'`)"
+    )
     parser.add_argument(
         "--torch",
         type=Path,
         metavar="FILE",
-        help="write safetensors with the names of torch's own nn.LSTM, nn.Linear, ...",
+        help="write a safetensors file with the parameter names of nn.LSTM, nn.Linear, ...",
     )
-    parser.add_argument(
-        "--trust", action="store_true", help="run the code that the run's model.factory or model.loss names"
-    )
+    add_trust_argument(parser)
     return parser

@@ -1,18 +1,23 @@
-"""`stretto import`: weights of torch's or Keras's layers as weights that a run can begin with."""  # noqa: N999 - the name of the command
+"""`stretto import`: weights of torch or Keras layers, converted to start a run from them."""  # noqa: N999 - the name of the command
 
+import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stretto.base.errors import ConfigError
-from stretto.cli.parser import Parser, refuse_existing
+from stretto.cli.output_files import refuse_existing, write_errors
+from stretto.cli.parser import Parser
 
 if TYPE_CHECKING:
     from torch import nn
 
 
 def run(arguments: list[str]) -> None:
-    """Parse, convert, and say what was found."""
-    options = make_parser().parse_all(arguments)
+    """Parse, convert, and print the blocks."""
+    with make_parser().parsed(arguments) as options:
+        _import(options)
+
+
+def _import(options: argparse.Namespace) -> None:
     refuse_existing("--out", options.out)
     from stretto.cli.views.console import make_console
     from stretto.exchange.keras_import import from_keras
@@ -21,19 +26,17 @@ def run(arguments: list[str]) -> None:
 
     is_keras = options.file.suffix in (".keras", ".h5")
     stack = from_keras(options.file) if is_keras else from_torch(options.file)
-    try:
+    with write_errors("--out", options.out):
         save_weights(stack, options.out)
-    except OSError as error:
-        raise ConfigError(f"--out={options.out} can't be written ({error.strerror}); choose another file") from None
     console = make_console()
     for index, block in enumerate(stack):
         kind, sizes = _describe_block(block)
         console.print(f"block {index:<3} {kind:<18} {sizes}".rstrip())
-    console.print(f"weights are in {options.out}; a run begins with them if model.weights names the file")
+    console.print(f"the weights are in {options.out}; set model.weights to this file to start a run from them")
 
 
 def _describe_block(block: "nn.Module") -> tuple[str, str]:
-    """What a block is, and its sizes as torch says them."""
+    """Return the kind of a block, and its sizes as torch prints them."""
     inner = next(block.children(), None)
     if inner is None:
         return type(block).__name__, block.extra_repr()
@@ -47,11 +50,11 @@ def make_parser() -> Parser:
     parser = Parser(
         prog="stretto import",
         usage="stretto import FILE --out WEIGHTS.safetensors",
-        description="Turn a file of weights into one that a run can begin with (model.weights). FILE is what Keras\n"
-        "saved (.keras, .weights.h5), or a state dict of torch's layers (.safetensors, .pt). No code in it is run.",
+        description="Convert a file of weights, to start a run from them (model.weights). FILE is a model saved by "
+        "Keras (.keras, .weights.h5), or a state dict of torch layers (.safetensors, .pt). No code in it is run.",
         epilog="example:\n  stretto import model.keras --out weights.safetensors\n"
         "  stretto train run.toml --model.weights weights.safetensors",
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="a .keras, .weights.h5, .safetensors or .pt file")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the safetensors file to write")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="safetensors file to write")
     return parser

@@ -43,9 +43,8 @@ _OPTION_KINDS: dict[str, tuple[str, ...]] = {
 def run(arguments: list[str]) -> None:
     """Parse, inspect, ask, prepare, and write the run."""
     parser = make_parser()
-    options = parser.parse_all(arguments)
-    _check(options)
-    with parser.option_errors():
+    with parser.parsed(arguments) as options:
+        _check(options)
         _init(parser, options)
 
 
@@ -315,8 +314,8 @@ def make_parser() -> Parser:
     parser = Parser(
         prog="stretto init",
         usage="stretto init PATH... [--out run.toml] [--name NAME] [--yes] [options]",
-        description="Inspect files or a folder (text, CSV, Parquet, JSONL), prepare the data, and write the TOML file of "
-        "a run that trains without changes. In a terminal, it asks a few questions.",
+        description="Inspect files or a folder (text, CSV, Parquet, JSONL), prepare the data, and write the TOML file "
+        "of a run that trains without changes. In a terminal, it asks a few questions.",
         epilog="example:\n  stretto init book.txt\n  stretto init reviews.jsonl --label stars --yes\n"
         "  stretto init load.csv --time when --targets heat --horizon 24 --out heat.toml",
     )

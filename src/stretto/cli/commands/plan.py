@@ -1,25 +1,30 @@
-"""`stretto plan`: which layout is fastest for a run on some devices, or whether one device is enough."""
+"""`stretto plan`: the fastest layout of a run for some devices, or that one device is enough."""
 
+import argparse
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stretto.base.disk import write_atomic
 from stretto.base.errors import ConfigError
 from stretto.cli.config_options import add_config_options, config_overrides
+from stretto.cli.output_files import write_errors
 from stretto.cli.parser import Parser
 from stretto.config.toml import load_config
 
 if TYPE_CHECKING:
-    import argparse
-
     from stretto.config.run import RunConfig
     from stretto.measure.profile_input import ProfileInput
     from stretto.plan.profile import Profile
 
 
 def run(arguments: list[str]) -> None:
-    """Parse, measure if need be, search, and show."""
-    options = make_parser().parse_all(arguments)
+    """Parse, measure if necessary, search, and print the plan."""
+    with make_parser().parsed(arguments) as options:
+        _plan(options)
+
+
+def _plan(options: argparse.Namespace) -> None:
     config = load_config(options.config, config_overrides(options))
     from stretto.cli.quantities import parse_bytes
     from stretto.cli.views.console import make_console
@@ -33,10 +38,12 @@ def run(arguments: list[str]) -> None:
     from stretto.report.plan_page import plan_page
 
     memory = None if options.memory is None else parse_bytes("--memory", options.memory)
-    for path in (options.json, options.html):
+    for option, path in (("--json", options.json), ("--html", options.html)):
         if path is not None and not path.parent.is_dir():
-            # Said before minutes are spent on measuring.
-            raise ConfigError(f"{path} can't be written (there is no folder {path.parent}); choose another path")
+            # Reported before minutes are spent on measuring.
+            raise ConfigError(
+                f"{option}={path} can't be written ({path.parent} does not exist); choose a different file"
+            )
     profile_input = profile_input_from_config(config)
     devices = num_local_devices(profile_input.device) if options.devices is None else options.devices
     cluster = Cluster(devices, options.nodes, memory)
@@ -45,44 +52,40 @@ def run(arguments: list[str]) -> None:
     timeline = predict_timeline(CostModel(profile), workload, plan.chosen.layout, cluster)
     console = make_console(is_wrapped=True)
     if profile.key not in ("", profile_input.key):
-        console.print(
-            "note: the profile was measured for another model, batch, device, optimizer or torch than this run's"
-        )
+        console.print("note: the profile was measured for a different model, batch, device, optimizer or torch version")
     show_plan(console, plan, profile, timeline)
     if options.json:
-        _write(options.json, json.dumps(plan_to_dict(plan, profile, timeline), indent=1) + "\n")
+        _write("--json", options.json, json.dumps(plan_to_dict(plan, profile, timeline), indent=1) + "\n")
     if options.html:
-        _write(options.html, plan_page(plan, profile, workload, timeline, str(options.config)))
+        _write("--html", options.html, plan_page(plan, profile, workload, timeline, str(options.config)))
 
 
-def _profile(options: "argparse.Namespace", config: "RunConfig", profile_input: "ProfileInput") -> "Profile":
+def _profile(options: argparse.Namespace, config: "RunConfig", profile_input: "ProfileInput") -> "Profile":
     from stretto.cli.quantities import parse_link
     from stretto.planning.profiles import derive_from_data_sheet, find_profile
 
     if options.hardware is not None:
         if options.profile is not None:
             raise ConfigError(
-                f"--hardware={options.hardware} and --profile={options.profile} are two profiles; give one"
+                f"--hardware={options.hardware} and --profile={options.profile} are two profiles; leave one of them out"
             )
         profile = derive_from_data_sheet(options.hardware, profile_input)
     else:
         if options.profile is not None and not options.profile.is_file():
-            raise ConfigError(f"--profile={options.profile} is no file; make it with `stretto profile --out`")
+            raise ConfigError(f"--profile={options.profile} is not a file; create it with `stretto profile --out`")
         profile = find_profile(config, profile_input, options.profile)
     links = {
         field: parse_link(f"--{field}", text)
         for field, text in (("node", options.node), ("network", options.network))
         if text is not None
     }
-    # Sums that were measured over another link say nothing of this one.
+    # All-reduces that were measured over a different link don't apply to this one.
     return profile.model_copy(update={**links, **({"all_reduces": ()} if "node" in links else {})})
 
 
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path} can't be written ({error.strerror}); choose another path") from None
+def _write(option: str, path: Path, text: str) -> None:
+    with write_errors(option, path):
+        write_atomic(path, text.encode())
 
 
 def make_parser() -> Parser:
@@ -91,21 +94,25 @@ def make_parser() -> Parser:
         prog="stretto plan",
         usage="stretto plan RUN.toml [--devices N] [--nodes N] [--memory 24GB] [--profile FILE | --hardware A100|H100] "
         "[--section.field VALUE ...]",
-        description="Say which layout of a run is fastest on some devices, by how much, and why. The model is\n"
+        description="Find the fastest layout of a run for some devices, and say by how much and why. The model is "
         "measured on this machine first, unless that was done before or a profile is given.",
         epilog="example:\n  stretto plan run.toml --devices 8\n"
         "  stretto plan run.toml --devices 4096 --nodes 512 --hardware H100 --html plan.html",
     )
-    parser.add_argument("config", type=Path, metavar="RUN.toml", help="the run's TOML file")
+    parser.add_argument("config", type=Path, metavar="RUN.toml", help="TOML file of the run")
     parser.add_argument(
-        "--devices", type=int, metavar="N", help="devices of all nodes (default: those of this machine)"
+        "--devices", type=int, metavar="N", help="total number of devices (default: those of this machine)"
     )
-    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes they are on (default: 1)")
-    parser.add_argument("--memory", metavar="BYTES", help="memory of a device, like 24GB (default: the profile's)")
-    parser.add_argument("--profile", type=Path, metavar="FILE", help="a profile made by `stretto profile`, or by hand")
-    parser.add_argument("--hardware", dest="hardware", metavar="NAME", help="a device that is not here: A100 or H100")
-    parser.add_argument("--node", metavar="LINK", help="link between devices of a node, like 3us,300GB")
-    parser.add_argument("--network", metavar="LINK", help="link of each device to other nodes, like 5us,25GB")
+    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="number of nodes (default: 1)")
+    parser.add_argument("--memory", metavar="BYTES", help="memory per device, like 24GB (default: from the profile)")
+    parser.add_argument("--profile", type=Path, metavar="FILE", help="profile written by `stretto profile`, or by hand")
+    parser.add_argument("--hardware", metavar="NAME", help="plan for a different device: A100 or H100")
+    parser.add_argument(
+        "--node", metavar="LINK", help="latency and bandwidth between devices of a node, like 3us,300GB"
+    )
+    parser.add_argument(
+        "--network", metavar="LINK", help="latency and bandwidth per device between nodes, like 5us,25GB"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the plan as JSON")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the plan as an HTML page")
     add_config_options(parser)

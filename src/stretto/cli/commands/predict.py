@@ -1,21 +1,27 @@
-"""`stretto predict`: what a run's model says of each row of some data, in order, on any number of ranks."""
+"""`stretto predict`: the predictions of a run's model for each row of a data set, on any number of ranks."""
 
+import argparse
 import os
 from pathlib import Path
 
 from stretto.base.errors import ConfigError
 from stretto.base.remote import is_remote
-from stretto.cli.parser import Parser, add_model_arguments, refuse_existing
+from stretto.cli.output_files import refuse_existing
+from stretto.cli.parser import Parser, add_model_arguments
 
-_NAME_DIFFERS = "if it is not called as in the run's own files"
+_IF_DIFFERENT = "if its name differs from the run's data"
 
 
 def run(arguments: list[str]) -> None:
-    """Parse, and predict on the ranks that were asked for."""
-    options = make_parser().parse_all(arguments)
+    """Parse, and predict on the given number of ranks."""
+    with make_parser().parsed(arguments) as options:
+        _predict(options, arguments)
+
+
+def _predict(options: argparse.Namespace, arguments: list[str]) -> None:
     if options.ranks < 1:
-        raise ConfigError(f"--ranks={options.ranks} is not a number from 1 on; use at least 1")
-    from stretto.cli.run_on_ranks import run_on_ranks
+        raise ConfigError(f"--ranks={options.ranks} must be at least 1")
+    from stretto.cli.run_on_ranks import RankCommand, run_on_ranks
     from stretto.cli.views.prediction_view import show_predictions
     from stretto.config.layout import Layout
     from stretto.mesh.launch_info import find_launch_info
@@ -27,9 +33,9 @@ def run(arguments: list[str]) -> None:
     config = read_config(options.run)
     data = options.data or config.data.valid
     if data is None:
-        raise ConfigError(f"{options.run} was trained without data.valid; name the data with --data")
+        raise ConfigError(f"{options.run} was trained without data.valid; choose the data with --data=DATA")
     out = _output_path(options.run, options.out)
-    # Whoever has started several has said how many.
+    # A launcher decides the number of ranks.
     launch_info = find_launch_info(os.environ)
     num_ranks = options.ranks if launch_info is None else launch_info.size
 
@@ -42,26 +48,23 @@ def run(arguments: list[str]) -> None:
             refuse_existing("--out", out)
 
     check(config)
-    run_on_ranks(
-        config.model_copy(
-            update={
-                "layout": Layout(replicas=num_ranks),
-                "run": config.run.model_copy(update={"device": options.device or config.run.device}),
-            }
-        ),
+    run_config = config.run.model_copy(update={"device": options.device or config.run.device})
+    config = config.model_copy(update={"layout": Layout(replicas=num_ranks), "run": run_config})
+    command = RankCommand(
         ["predict", *arguments],
         predict_on_rank,
-        check,
+        check=check,
         restarts=None if num_ranks > 1 else 0,
         progress=lambda: len(list(parts_folder(out).glob("*.jsonl"))),
     )
+    run_on_ranks(config, command)
 
 
 def _output_path(run: str, out: Path | None) -> Path:
     if out is not None:
         return out
     if is_remote(run) or not Path(run).is_dir():
-        raise ConfigError(f"{run} is not a folder of this machine; say where the predictions go with --out FILE")
+        raise ConfigError(f"{run} is not a local folder; choose where to write the predictions with --out=FILE")
     return Path(run) / "predictions.jsonl"
 
 
@@ -69,25 +72,21 @@ def make_parser() -> Parser:
     """Return the command's parser."""
     parser = Parser(
         prog="stretto predict",
-        description="Write what a run's model says of each row of some data to a file of JSON lines: the label of a "
-        "sequence, how likely a text is, or a forecast. Each row once, in order, the same on any number of ranks; "
-        "cut off, the same command goes on.",
+        description="Write the predictions of a run's model to a JSONL file: the label of a sequence, the likelihood "
+        "of a text, or a forecast. Each row appears once, in order, the same on any number of ranks. After an "
+        "interruption, the same command resumes.",
         epilog="example:\n  stretto predict runs/reviews --data new.jsonl --out new.predictions.jsonl --ranks 2",
     )
     add_model_arguments(parser)
     parser.add_argument(
         "--data",
         metavar="DATA",
-        help="a prepared folder or its URL, or a file as the run's own data was prepared from; the run's data.valid if "
-        "not given",
+        help="folder or URL of prepared data, or a file like the one the run's data was prepared from (default: the "
+        "run's data.valid)",
     )
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="where the predictions go (default: RUN/predictions.jsonl)"
-    )
-    parser.add_argument(
-        "--sequence", metavar="FIELD", help="the field of a file's records with the sequence, " + _NAME_DIFFERS
-    )
-    parser.add_argument("--label", metavar="FIELD", help="the field with the true class, " + _NAME_DIFFERS)
-    parser.add_argument("--by", metavar="COLUMN", help="the column of a table that names a series, " + _NAME_DIFFERS)
-    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="how many ranks share the work (default: 1)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="file to write (default: RUN/predictions.jsonl)")
+    parser.add_argument("--sequence", metavar="FIELD", help="field with the sequence, " + _IF_DIFFERENT)
+    parser.add_argument("--label", metavar="FIELD", help="field with the true label, " + _IF_DIFFERENT)
+    parser.add_argument("--by", metavar="COLUMN", help="column that names the series, " + _IF_DIFFERENT)
+    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="number of ranks (default: 1)")
     return parser

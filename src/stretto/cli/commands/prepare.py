@@ -23,17 +23,16 @@ KINDS = {
 def run(arguments: list[str]) -> None:
     """Parse, prepare, and describe the result."""
     choice = make_parser().parse_all(arguments)
-    parser = make_kind_parser(choice.kind)
-    options = parser.parse_all(choice.arguments)
     console = make_console()
     skipped: list[SkippedRows] = []
-    try:
-        with PrepareView(console) as view, parser.option_errors():
-            stores = _prepare(choice.kind, options, view, skipped)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(
-            f": finished parts are kept in {options.out}.partial; run the same command again to resume"
-        ) from None
+    with make_kind_parser(choice.kind).parsed(choice.arguments) as options:
+        try:
+            with PrepareView(console) as view:
+                stores = _prepare(choice.kind, options, view, skipped)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(
+                f": finished parts are kept in {options.out}.partial; run the same command again to resume"
+            ) from None
     from stretto.cli.views.store_lines import describe_skipped, describe_store
 
     for store in stores:

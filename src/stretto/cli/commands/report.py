@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from stretto.base.errors import ConfigError
+from stretto.cli.output_files import write_errors
 from stretto.cli.parser import Parser
 
 _DOCTYPE = b"<!doctype html>"
@@ -14,7 +15,7 @@ def run(arguments: list[str]) -> None:
     """Write the page and print where it is."""
     options = make_parser().parse_all(arguments)
     out = options.out or options.run / ("compare.html" if options.compare else "report.html")
-    with _write_errors(out):
+    with write_errors("--out", out):
         _check(options.run, out)
     from stretto.base.disk import write_atomic
     from stretto.cli.views.console import make_console
@@ -28,7 +29,7 @@ def run(arguments: list[str]) -> None:
         else:
             page = render_run(options.run, on_progress)
     content = page.encode("utf-8", "backslashreplace")
-    with _write_errors(out):
+    with write_errors("--out", out):
         write_atomic(out, content)
     make_console().print(f"the page is {out} ({format_bytes(len(content))}); open it in a browser")
 
@@ -38,7 +39,7 @@ def _check(folder: Path, out: Path) -> None:
     if not folder.is_dir():
         return  # the reader has a better message
     if out.is_dir():
-        raise ConfigError(f"--out={out} is a folder; give the path of a file, like {out / 'report.html'}")
+        raise ConfigError(f"--out={out} is a folder; use the path of a file, like {out / 'report.html'}")
     if not out.parent.is_dir():
         raise ConfigError(f"--out={out} can't be written ({out.parent} does not exist); choose a different file")
     # A typo must not overwrite a log or a device.
@@ -49,14 +50,6 @@ def _check(folder: Path, out: Path) -> None:
 def _is_page(path: Path) -> bool:
     with path.open("rb") as file:
         return file.read(len(_DOCTYPE)) == _DOCTYPE
-
-
-@contextmanager
-def _write_errors(out: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(f"--out={out} can't be written ({error.strerror}); choose a different file") from None
 
 
 @contextmanager

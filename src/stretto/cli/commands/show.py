@@ -1,4 +1,4 @@
-"""`stretto show`: what is in a checkpoint or a run, who wrote it, how large it is, and whether it is whole."""
+"""`stretto show`: the contents of a run or a checkpoint, who wrote it, its size, and whether it is intact."""
 
 from stretto.cli.parser import Parser
 
@@ -15,10 +15,10 @@ def make_parser() -> Parser:
     """Return the command's parser."""
     parser = Parser(
         prog="stretto show",
-        description="Show what a run has saved, and of its newest checkpoint, or of the one that is named: where it "
-        "stood, which layout wrote it, its sizes, and whether each file is as it was written.",
+        description="Show the checkpoints of a run, and the details of the newest one, or of the given one: its "
+        "training state, the layout that wrote it, its size, and whether the checksum of each file matches.",
         epilog="example:\n  stretto show runs/first\n  stretto show runs/first/checkpoints/step-000000400-g1",
     )
-    parser.add_argument("path", metavar="PATH", help="a run's folder, or a checkpoint, or the URL of one")
-    parser.add_argument("--quick", action="store_true", help="look at sizes only, don't read the files")
+    parser.add_argument("path", metavar="PATH", help="folder of a run, or a checkpoint; a path or a URL")
+    parser.add_argument("--quick", action="store_true", help="don't read the files to verify their checksums")
     return parser

@@ -1,4 +1,4 @@
-"""`stretto verify`: does the layout compute what one rank computes, with the user's own model and data?"""
+"""`stretto verify`: check that a layout computes the same as one rank, with your own model and data."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,23 +14,24 @@ if TYPE_CHECKING:
 
 
 class LayoutMismatchError(StrettoError):
-    """The layout does not compute what one rank computes."""
+    """The layout does not compute the same as one rank."""
 
     exit_code = 1
 
 
 def run(arguments: list[str]) -> None:
-    """Parse, compare, and say what was found."""
+    """Parse, compare, and print the differences."""
     options = make_parser().parse_all(arguments)
     config = load_config(options.config, config_overrides(options))
     if options.steps < 1:
         raise ConfigError(f"--steps={options.steps} compares nothing; use at least 1")
-    from stretto.cli.run_on_ranks import run_on_ranks
+    from stretto.cli.run_on_ranks import RankCommand, run_on_ranks
 
-    # The run's folder is not written, so one that holds a run is no trouble.
-    run_on_ranks(
-        config, ["verify", *arguments], lambda world, fitted: _verify(fitted, world, options.steps, options.double)
-    )
+    # Nothing is written to the run's folder, so it may hold a run.
+    def verify_on_rank(world: "World", config: RunConfig) -> None:
+        _verify(config, world, options.steps, options.double)
+
+    run_on_ranks(config, RankCommand(["verify", *arguments], verify_on_rank))
 
 
 def _verify(config: RunConfig, world: "World", num_steps: int, is_double: bool) -> None:
@@ -40,7 +41,7 @@ def _verify(config: RunConfig, world: "World", num_steps: int, is_double: bool) 
     from stretto.train.build import build_loss, validate_config
 
     model, feed, _ = validate_config(config)
-    found = verify(
+    verification = verify(
         model.double() if is_double else model,
         build_loss(config, feed.data_spec.task),
         feed.windows,
@@ -51,12 +52,12 @@ def _verify(config: RunConfig, world: "World", num_steps: int, is_double: bool) 
         precision=config.run.precision,
     )
     console = make_console(is_quiet=not world.is_rank_zero, is_wrapped=True)
-    console.print(verification_table(found))
-    if found.is_equal:
-        console.print(f"{config.layout}: {found.verdict}", soft_wrap=True)
+    console.print(verification_table(verification))
+    if verification.is_equal:
+        console.print(f"{config.layout}: {verification.verdict}", soft_wrap=True)
     else:
-        # One rank says it; the others end with the same code and no word.
-        raise LayoutMismatchError(found.verdict if world.is_rank_zero else "")
+        # One rank prints it; the others exit with the same code.
+        raise LayoutMismatchError(verification.verdict if world.is_rank_zero else "")
 
 
 def make_parser() -> Parser:
@@ -64,12 +65,12 @@ def make_parser() -> Parser:
     parser = Parser(
         prog="stretto verify",
         usage="stretto verify RUN.toml [--steps N] [--double] [--section.field VALUE ...]",
-        description="Take a few steps of a run on one rank and in its layout, and compare them block by block.\n"
+        description="Train a few steps of a run on one rank and in its layout, and compare them block by block. "
         "Exit code 0: equal. 1: not equal.",
         epilog="example:\n  stretto verify run.toml --layout.stages 2 --layout.chunks 8",
     )
-    parser.add_argument("config", type=Path, metavar="RUN.toml", help="the run's TOML file")
-    parser.add_argument("--steps", type=int, default=3, metavar="N", help="how many steps to compare (default: 3)")
-    parser.add_argument("--double", action="store_true", help="in float64, for the sharpest answer")
+    parser.add_argument("config", type=Path, metavar="RUN.toml", help="TOML file of the run")
+    parser.add_argument("--steps", type=int, default=3, metavar="N", help="number of steps to compare (default: 3)")
+    parser.add_argument("--double", action="store_true", help="compare in float64, with a smaller tolerance")
     add_config_options(parser)
     return parser

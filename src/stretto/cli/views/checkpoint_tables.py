@@ -1,4 +1,4 @@
-"""Inside: the tables of `stretto show`."""
+"""Tables of the checkpoints of a run, for `stretto show`."""
 
 from collections import defaultdict
 
@@ -23,7 +23,7 @@ from stretto.cli.views.console import make_console
 
 
 def show_checkpoint(path: str, *, is_quick: bool) -> None:
-    """Print what is at a path; damage is an error once all was shown."""
+    """Print the run or the checkpoint at a path; raise an error at the end if a file is damaged."""
     console = make_console()
     storage = find_storage(path)
     if storage is not None and (storage.names(GENERATIONS) or complete_checkpoint_names(storage)):
@@ -31,34 +31,33 @@ def show_checkpoint(path: str, *, is_quick: bool) -> None:
     checkpoint = find_checkpoint(path)
     console.print(_summary(checkpoint))
     console.print(_tensor_table(checkpoint.manifest))
-    wrong = None if is_quick else _verify_checksums(console, checkpoint)
-    if wrong is not None:
-        raise DataError(wrong)
+    num_files = len(checkpoint.manifest.files)
     if is_quick:
-        console.print(f"{len(checkpoint.manifest.files)} files, not read: leave out --quick to check them")
-    else:
-        console.print(f"{len(checkpoint.manifest.files)} files, all as they were written")
+        console.print(f"{num_files} files, checksums not verified; leave out --quick to verify them")
+        return
+    damage = _verify_checksums(console, checkpoint)
+    if damage is not None:
+        raise DataError(damage)
+    console.print(f"{num_files} files, all checksums match")
 
 
 def _history(storage: Storage) -> Group:
     """All checkpoints of a run, and all its starts."""
-    claims, names = (
-        read_claims(storage),
-        sorted(complete_checkpoint_names(storage), key=lambda name: (name.step, name.generation)),
-    )
+    claims = read_claims(storage)
+    names = sorted(complete_checkpoint_names(storage), key=lambda name: (name.step, name.generation))
     on_line = lineage(claims, names)
-    table = Table("checkpoint", "step", "saved", "MB", "held out", "", title=storage.location)
+    table = Table("checkpoint", "step", "saved", "MB", "val loss", "", title=storage.location)
     for name in names:
         try:
             manifest = Checkpoint.open(storage, str(name)).manifest
             saved_at, size = _format_time(manifest.created), f"{manifest.num_bytes / 1e6:,.1f}"
         except DataError:
             saved_at, size = "?", "damaged"
-        mark = "newest" if name == on_line[0] else "" if name in on_line else "left behind"
+        mark = "newest" if name == on_line[0] else "" if name in on_line else "abandoned"
         loss = read_loss(storage, name)
-        judged = "" if loss is None else f"{loss:.4f}"
-        table.add_row(str(name), f"{name.step:,}", saved_at, size, judged, mark)
-    starts = Table("start", "goes on from", "ranks", "host", "when", title="starts")
+        val_loss = "" if loss is None else f"{loss:.4f}"
+        table.add_row(str(name), f"{name.step:,}", saved_at, size, val_loss, mark)
+    starts = Table("generation", "resumed from", "ranks", "host", "time", title="starts")
     for generation, claim in sorted(claims.items()):
         starts.add_row(
             str(generation),
@@ -85,7 +84,7 @@ def _summary(checkpoint: Checkpoint) -> Table:
         f"epoch {training_state.epoch + 1}, pool {training_state.pool}, window {training_state.index} is next",
     )
     table.add_row("saved", f"{_format_time(manifest.created)} by generation {manifest.generation}")
-    table.add_row("layout", f"{manifest.run_info.layout or 'of the caller'}, {manifest.num_ranks} ranks")
+    table.add_row("layout", f"{manifest.run_info.layout or 'not recorded'}, {manifest.num_ranks} ranks")
     table.add_row(
         "optimizer", f"{training_state.optimizer}, seed {training_state.seed}, {training_state.skipped} steps skipped"
     )
@@ -95,7 +94,7 @@ def _summary(checkpoint: Checkpoint) -> Table:
 
 
 def _tensor_table(manifest: Manifest) -> Table:
-    """Sizes by block: weights, what the optimizer keeps of them, states of the lanes."""
+    """Sizes by block: weights, optimizer state, and the hidden state of the lanes."""
     kinds = ("weights", "optimizer", "lanes")
     sizes: dict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(kinds, 0))
     shapes: dict[str, list[str]] = defaultdict(list)
@@ -110,15 +109,16 @@ def _tensor_table(manifest: Manifest) -> Table:
             block, _, short = rest.removeprefix("blocks.").partition(".")
             shapes[block].append(f"{short} {'x'.join(map(str, part.full_shape))}")
     table = Table("block", "weights", *(f"{kind} MB" for kind in kinds))
-    for block, held in sorted(sizes.items(), key=lambda item: (not item[0].isdigit(), item[0].zfill(9))):
-        table.add_row(block, ", ".join(shapes[block]), *(f"{held[kind] / 1e6:,.3f}" for kind in kinds))
+    for block, by_kind in sorted(sizes.items(), key=lambda item: (not item[0].isdigit(), item[0].zfill(9))):
+        table.add_row(block, ", ".join(shapes[block]), *(f"{by_kind[kind] / 1e6:,.3f}" for kind in kinds))
     return table
 
 
 def _verify_checksums(console: Console, checkpoint: Checkpoint) -> str | None:
-    """Read every file; return the first thing that is wrong with one."""
+    """Read every file; return what is wrong with the first damaged one."""
     columns = (TextColumn("reading"), BarColumn(bar_width=20), DownloadColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bars:
         task = bars.add_task("reading", total=checkpoint.manifest.num_bytes)
-        found = [checkpoint.check(file, lambda count: bars.advance(task, count)) for file in checkpoint.manifest.files]
-    return next((wrong for wrong in found if wrong is not None), None)
+        files = checkpoint.manifest.files
+        damages = [checkpoint.check(file, lambda count: bars.advance(task, count)) for file in files]
+    return next((damage for damage in damages if damage is not None), None)

@@ -1,4 +1,4 @@
-"""Console: where the commands print, in one way."""
+"""The console that all commands print to."""
 
 from typing import NoReturn
 
@@ -7,10 +7,10 @@ from rich.console import Console
 
 class _Console(Console):
     def on_broken_pipe(self) -> NoReturn:
-        """Leave it to the command, which knows its exit code; rich would exit with 1."""
+        """Leave it to the command, which has its own exit code; rich would exit with 1."""
         raise
 
 
 def make_console(*, is_quiet: bool = False, is_wrapped: bool = False) -> Console:
-    """Return a console that prints text as it is; only tables and what `is_wrapped` are cut to the terminal's width."""
+    """Return a console that prints text unchanged; only tables, and text if `is_wrapped`, fit the terminal's width."""
     return _Console(highlight=False, markup=False, soft_wrap=not is_wrapped, quiet=is_quiet)

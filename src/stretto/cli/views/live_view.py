@@ -1,16 +1,16 @@
-"""Live: what a person sees in a terminal while a run trains; a few rows that fit it, whatever its size.
+"""LiveView: what a terminal shows while a run trains, in a few rows that fit its size.
 
 step      900/2,000  ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━───────────────────────────────  45%  0:04:01 left
 loss      2.3412  █▇▅▄▄▃▃▃▂▂▂▂▁▁▁
-held out  2.4101 at step 800   perplexity 11.1392
-speed     45,210 tokens/s   212 ms a step   padding 3%
+val loss  2.4101 at step 800   perplexity 11.1392
+speed     45,210 tokens/s   212 ms per step   padding 3%
 ranks     0 ███████████████████████████░░░  89% busy   412 MB
           1 ██████████████████████████░░░░  86% busy   398 MB
           bubble 12%
-rate      9.10e-04   gradient norm 0.42
+lr        9.10e-04   gradient norm 0.42
 saved     step 800, 12.3 MB, 40 s ago
-plan      predicted 200 ms a step, now 212 ms
-faults    2 steps skipped
+plan      predicted 200 ms per step, now 212 ms
+failures  2 steps skipped
 """
 
 import math
@@ -24,9 +24,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from stretto.plan.units import format_bytes as say_size
-from stretto.plan.units import format_loss as say_loss
-from stretto.plan.units import format_seconds as say_seconds
+from stretto.plan.units import format_bytes, format_loss, format_seconds
 
 if TYPE_CHECKING:
     from stretto.checkpoint.manager import SaveReport
@@ -37,14 +35,14 @@ if TYPE_CHECKING:
 
 _LABEL_WIDTH = 10
 _MAX_RANKS = 8
-_SPARKLINE_STEPS = 120  # steps that the curve shows at most
-_SPEED_STEPS = 20  # steps whose mean is the speed
+_SPARKLINE_STEPS = 120  # the most steps that the loss curve shows
+_SPEED_STEPS = 20  # the speed is the mean over these steps
 _BUSY, _WAITING, _DONE, _REMAINING = "cyan", "bright_black", "green", "bright_black"
 
 
 @dataclass(frozen=True)
 class _Glyphs:
-    """What bars and curves are made of."""
+    """The characters of bars and curves."""
 
     busy: str = "█"
     waiting: str = "░"
@@ -57,13 +55,13 @@ _UNICODE, _ASCII = _Glyphs(), _Glyphs("#", ".", "#", "-", "_.-=+*#")
 
 
 class LiveView:
-    """The rows, as far as they are known; rich draws them again a few times a second."""
+    """Rows for all that is known about the run so far; rich draws them a few times per second."""
 
     def __init__(
-        self, num_steps: int | None, asks: str, *, step: int = 0, progress: float = 0.0, restarts: int = 0
+        self, num_steps: int | None, targets: str, *, step: int = 0, progress: float = 0.0, restarts: int = 0
     ) -> None:
         self._total = "" if num_steps is None else f"/{num_steps:,}"
-        self._asks = asks
+        self._targets = targets
         self._restarts = restarts
         self._step, self._progress = step, progress
         self._started = time.monotonic()
@@ -79,7 +77,7 @@ class LiveView:
         self._ended: float | None = None
 
     def update_step(self, report: "StepReport", progress: float) -> None:
-        """Take in a step, and how much of the run is done."""
+        """Show a step, and which fraction of the run is done."""
         self._recent.append(report)
         self._step, self._progress = report.step, progress
         self._progress_history.append((time.monotonic(), progress))
@@ -87,30 +85,30 @@ class LiveView:
             self._losses.append(report.loss)
 
     def update_ranks(self, report: "RankReport") -> None:
-        """Take in what ranks say of their last steps."""
+        """Show what the ranks report about their last steps."""
         self._ranks = report
 
-    def update_evaluation_progress(self, part: float) -> None:
-        """Take in how far an evaluation is."""
-        self._evaluating = part
+    def update_evaluation_progress(self, fraction: float) -> None:
+        """Show how far an evaluation is."""
+        self._evaluating = fraction
 
     def update_evaluation(self, step: int, evaluation: "Evaluation") -> None:
-        """Take in a held-out loss."""
+        """Show the result of an evaluation."""
         self._evaluating, self._validation = None, (step, evaluation)
 
     def update_save(self, report: "SaveReport") -> None:
-        """Take in what became of a save."""
+        """Show the result of saving a checkpoint."""
         if report.error is None:
             self._saved = time.monotonic(), report
         else:
             self._num_failed_saves += 1
 
     def update_plan(self, report: "PlanReport") -> None:
-        """Take in what was predicted."""
+        """Show the predicted time of a step."""
         self._predicted = report.predicted
 
     def end(self) -> None:
-        """Stop the clock: what is drawn now stays."""
+        """Stop the clock: the view stays as it is."""
         self._ended = time.monotonic()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -118,19 +116,19 @@ class LiveView:
         yield from self.rows(options.max_width, console.size.height - 1, glyphs)
 
     def rows(self, width: int, height: int, glyphs: _Glyphs = _UNICODE) -> list[Text]:
-        """Return the rows for a terminal of this size: those that matter most, and none wider."""
+        """Return the most important rows that fit a terminal of this size."""
         rows = self._rows(width, self._rank_rows(width, glyphs), glyphs)
         if len(rows) > height and self._ranks is not None:
             rows = self._rows(width, [self._short_rank_row(width, self._ranks)], glyphs)
-        kept = sorted(number for number, _ in rows)[:height]
-        shown = [row for number, row in rows if number in kept]
+        kept = sorted(priority for priority, _ in rows)[:height]
+        shown = [row for priority, row in rows if priority in kept]
         for row in shown:
             row.truncate(width, overflow="ellipsis")
         return shown
 
     def _rows(self, width: int, ranks: list[Text], glyphs: _Glyphs) -> list[tuple[int, Text]]:
-        """The rows from top to bottom, each with a number: where there is no room, those with the largest go."""
-        there = [
+        """The rows from top to bottom, each with a priority: if space is short, the largest numbers are left out."""
+        rows = [
             (0, self._progress_row(width, glyphs)),
             (1, self._loss_row(width, glyphs)),
             (4, self._validation_row(width)),
@@ -141,7 +139,7 @@ class LiveView:
             (7, self._plan_row(width)),
             (3, self._failures_row(width)),
         ]
-        return [(number, row) for number, row in there if row is not None]
+        return [(priority, row) for priority, row in rows if row is not None]
 
     def _progress_row(self, width: int, glyphs: _Glyphs) -> Text:
         head, tail = f"{self._step:,}{self._total}  ", f"  {self._progress:4.0%}  {self._time_left()}"
@@ -155,17 +153,18 @@ class LiveView:
         now = time.monotonic() if self._ended is None else self._ended
         if self._progress >= 1 or self._ended is not None:
             return f"in {_format_clock(now - self._started)}"
-        then, part = self._progress_history[0]
-        last, progress = self._progress_history[-1]
-        if progress <= part:
+        first_time, first_progress = self._progress_history[0]
+        last_time, last_progress = self._progress_history[-1]
+        if last_progress <= first_progress:
             return "-:--:-- left"
-        # Steps that are under way count too: the clock goes on between them.
-        left = (last - then) * (1 - progress) / (progress - part) - (now - last)
+        seconds_per_run = (last_time - first_time) / (last_progress - first_progress)
+        # The clock keeps running between two steps.
+        left = seconds_per_run * (1 - last_progress) - (now - last_time)
         return f"{_format_clock(max(left, 0))} left"
 
     def _loss_row(self, width: int, glyphs: _Glyphs) -> Text:
         last = self._recent[-1] if self._recent else None
-        value = "-" if last is None or not last.tokens else say_loss(last.loss)
+        value = "-" if last is None or not last.tokens else format_loss(last.loss)
         row = _label("loss").append(value, style="bold")
         length = min(width - _LABEL_WIDTH - len(value) - 2, 60)
         if len(self._losses) > 1 and length > 4:
@@ -174,21 +173,21 @@ class LiveView:
 
     def _validation_row(self, width: int) -> Text | None:
         if self._evaluating is not None:
-            return _row(width, "held out", [f"evaluating, {self._evaluating:.0%}"])
+            return _row(width, "val loss", [f"evaluating, {self._evaluating:.0%}"])
         if self._validation is None:
             return None
-        step, found = self._validation
-        scores = (f"{name.replace('_', ' ')} {value:,.4f}" for name, value in found.scores.items())
-        return _row(width, "held out", [f"{say_loss(found.loss)} at step {step:,}", *scores])
+        step, evaluation = self._validation
+        scores = (f"{name.replace('_', ' ')} {value:,.4f}" for name, value in evaluation.scores.items())
+        return _row(width, "val loss", [f"{format_loss(evaluation.loss)} at step {step:,}", *scores])
 
     def _speed_row(self, width: int) -> Text | None:
         recent = list(self._recent)
         if not recent:
             return None
-        taken = sum(report.seconds for report in recent)
+        seconds = sum(report.seconds for report in recent)
         padding = sum(report.padding for report in recent) / len(recent)
-        parts = [f"{sum(report.tokens for report in recent) / taken:,.0f} {self._asks}/s"]
-        parts.append(f"{say_seconds(taken / len(recent))} a step")
+        parts = [f"{sum(report.tokens for report in recent) / seconds:,.0f} {self._targets}/s"]
+        parts.append(f"{format_seconds(seconds / len(recent))} per step")
         if padding >= 0.005:
             parts.append(f"padding {padding:.0%}")
         return _row(width, "speed", parts)
@@ -197,53 +196,51 @@ class LiveView:
         if not self._recent:
             return None
         last = self._recent[-1]
-        return _row(width, "rate", [f"{last.learning_rate:.2e}", f"gradient norm {last.gradient_norm:.3g}"])
+        return _row(width, "lr", [f"{last.learning_rate:.2e}", f"gradient norm {last.gradient_norm:.3g}"])
 
     def _rank_rows(self, width: int, glyphs: _Glyphs) -> list[Text]:
         ranks = self._ranks
         if ranks is None:
             return []
         if len(ranks.busy) == 1:
-            return [_row(width, "memory", [say_size(ranks.memory[0])])]
-        parts = [busy / ranks.seconds for busy in ranks.busy]
-        if len(parts) <= _MAX_RANKS:
-            named = [(str(rank), part, ranks.memory[rank]) for rank, part in enumerate(parts)]
+            return [_row(width, "memory", [format_bytes(ranks.memory[0])])]
+        busy = [seconds / ranks.seconds for seconds in ranks.busy]
+        if len(busy) <= _MAX_RANKS:
+            lines = [(str(rank), fraction, ranks.memory[rank]) for rank, fraction in enumerate(busy)]
         else:
-            mean = sum(parts) / len(parts)
-            middle = sum(ranks.memory) // len(parts)
-            named = [
-                ("least", min(parts), min(ranks.memory)),
-                ("mean", mean, middle),
-                ("most", max(parts), max(ranks.memory)),
+            lines = [
+                ("min", min(busy), min(ranks.memory)),
+                ("mean", sum(busy) / len(busy), sum(ranks.memory) // len(busy)),
+                ("max", max(busy), max(ranks.memory)),
             ]
-        name_width = max(len(name) for name, _, _ in named)
+        name_width = max(len(name) for name, _, _ in lines)
         rows = []
-        for index, (name, part, memory) in enumerate(named):
-            head, tail = f"{name:<{name_width}} ", f"  {part:4.0%} busy   {say_size(memory)}"
+        for index, (name, fraction, memory) in enumerate(lines):
+            head, tail = f"{name:<{name_width}} ", f"  {fraction:4.0%} busy   {format_bytes(memory)}"
             length = min(width - _LABEL_WIDTH - len(head) - len(tail), 60)
             row = _label("" if index else "ranks").append(head)
             if length >= 8:
-                row.append_text(_bar(part, length, (glyphs.busy, _BUSY), (glyphs.waiting, _WAITING)))
+                row.append_text(_bar(fraction, length, (glyphs.busy, _BUSY), (glyphs.waiting, _WAITING)))
             rows.append(row.append(tail))
         return [*rows, _row(width, "", [f"bubble {ranks.bubble:.0%}"])]
 
     def _short_rank_row(self, width: int, ranks: "RankReport") -> Text:
-        parts = [busy / ranks.seconds for busy in ranks.busy]
-        busy = f"busy {min(parts):.0%} to {max(parts):.0%}"
-        return _row(width, "ranks", [f"bubble {ranks.bubble:.0%}", busy, say_size(max(ranks.memory))])
+        busy = [seconds / ranks.seconds for seconds in ranks.busy]
+        busy_range = f"busy {min(busy):.0%} to {max(busy):.0%}"
+        return _row(width, "ranks", [f"bubble {ranks.bubble:.0%}", busy_range, format_bytes(max(ranks.memory))])
 
     def _saved_row(self, width: int) -> Text | None:
         if self._saved is None:
             return None
-        when, report = self._saved
-        ago = (time.monotonic() if self._ended is None else self._ended) - when
-        return _row(width, "saved", [f"step {report.step:,}, {say_size(report.num_bytes)}, {_format_age(ago)} ago"])
+        saved_at, report = self._saved
+        age = (time.monotonic() if self._ended is None else self._ended) - saved_at
+        return _row(width, "saved", [f"step {report.step:,}, {format_bytes(report.num_bytes)}, {_format_age(age)} ago"])
 
     def _plan_row(self, width: int) -> Text | None:
         if self._predicted is None or not self._recent:
             return None
         now = sum(report.seconds for report in self._recent) / len(self._recent)
-        return _row(width, "plan", [f"predicted {say_seconds(self._predicted)} a step, now {say_seconds(now)}"])
+        return _row(width, "plan", [f"predicted {format_seconds(self._predicted)} per step, now {format_seconds(now)}"])
 
     def _failures_row(self, width: int) -> Text | None:
         skipped = self._recent[-1].skipped if self._recent else 0
@@ -253,7 +250,7 @@ class LiveView:
             (self._num_failed_saves, "save", " failed"),
         )
         parts = [f"{number:,} {noun}{'s' * (number > 1)}{verb}" for number, noun, verb in counts if number]
-        return _row(width, "faults", parts, style="yellow") if parts else None
+        return _row(width, "failures", parts, style="yellow") if parts else None
 
 
 def _label(name: str) -> Text:
@@ -261,7 +258,7 @@ def _label(name: str) -> Text:
 
 
 def _row(width: int, name: str, parts: Sequence[str], style: str = "") -> Text:
-    """A row with as many parts as fit, the first of them in any case."""
+    """A row with as many parts as fit, but at least the first."""
     text = parts[0]
     for part in parts[1:]:
         if _LABEL_WIDTH + len(text) + 3 + len(part) > width:
@@ -270,14 +267,14 @@ def _row(width: int, name: str, parts: Sequence[str], style: str = "") -> Text:
     return _label(name).append(text, style=style)
 
 
-def _bar(part: float, length: int, full: tuple[str, str], empty: tuple[str, str]) -> Text:
-    """So much of the length in one mark and style, and the rest in another."""
-    filled = max(0, min(length, round(part * length)))
+def _bar(fraction: float, length: int, full: tuple[str, str], empty: tuple[str, str]) -> Text:
+    """A bar whose filled fraction has one character and style, and the rest another."""
+    filled = max(0, min(length, round(fraction * length)))
     return Text().append(full[0] * filled, style=full[1]).append(empty[0] * (length - filled), style=empty[1])
 
 
 def _sparkline(values: Sequence[float], length: int, levels: str) -> str:
-    """The values from the first to the last, the mean of a few for each place."""
+    """The values as a curve; each character is the mean of a few of them."""
     length = min(length, len(values))
     edges = [len(values) * index // length for index in range(length + 1)]
     means = [sum(values[start:stop]) / (stop - start) for start, stop in pairwise(edges)]

@@ -1,4 +1,4 @@
-"""What a person sees of predictions and forecasts: progress, where they are, and what they come to."""
+"""Progress and results of `stretto predict` and `stretto forecast`."""
 
 import csv
 import math
@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from stretto.base.errors import ConfigError
+from stretto.cli.output_files import write_errors
 from stretto.cli.views.console import make_console
 from stretto.cli.views.progress import make_progress, percentage_column
 from stretto.mesh.world import World
@@ -20,14 +20,14 @@ from stretto.serve.prediction import write_predictions
 from stretto.serve.source import FieldNames
 from stretto.train.trained_model import TrainedModel
 
-# Steps and channels of a forecast that a terminal shows; the file has all.
+# How much of a forecast is printed; the file has all of it.
 _MAX_STEPS, _MAX_CHANNELS = 12, 8
 
 
 def show_predictions(
     trained: TrainedModel, data: Path | str, out: Path, world: World, fields: FieldNames | None = None
 ) -> None:
-    """Write predictions with progress, and say what they come to."""
+    """Write predictions, showing the progress, and print their metrics."""
     console = make_console(is_quiet=not world.is_rank_zero)
     if not console.is_terminal:
         console.print(f"predicting {data} ...")
@@ -50,7 +50,7 @@ def show_predictions(
 def show_forecast(
     trained: TrainedModel, data: Path | str, steps: int | None, out: Path | None, by: str | None = None
 ) -> None:
-    """Print the forecast of the first series, and write those of all."""
+    """Print the forecast of the first series, and write those of all series."""
     console = make_console()
     num_series = 0
     with ExitStack() as files:
@@ -68,7 +68,7 @@ def show_forecast(
     if out is not None:
         console.print(f"{out}: {num_series:,} series")
     elif num_series > 1:
-        console.print(f"{num_series - 1:,} more series; --out FILE.csv writes them all")
+        console.print(f"{num_series - 1:,} more series; write them all with --out FILE.csv")
 
 
 def _show_first(console: Console, series_forecast: SeriesForecast) -> None:
@@ -81,23 +81,21 @@ def _show_first(console: Console, series_forecast: SeriesForecast) -> None:
     for index, values in enumerate(series_forecast.values[:_MAX_STEPS, :_MAX_CHANNELS].tolist()):
         table.add_row(str(series_forecast.start + index), *(_format_value(value) for value in values))
     console.print(table)
-    left = [
-        f"{more:,} more {what}"
-        for more, what in (
+    omitted = [
+        f"{count:,} more {noun}"
+        for count, noun in (
             (len(series_forecast.values) - _MAX_STEPS, "steps"),
             (len(series_forecast.channels) - _MAX_CHANNELS, "channels"),
         )
-        if more > 0
+        if count > 0
     ]
-    if left:
-        console.print(f"and {', '.join(left)}")
+    if omitted:
+        console.print(f"and {', '.join(omitted)}")
 
 
 def _open_csv(path: Path) -> TextIO:
-    try:
+    with write_errors("--out", path):
         return path.open("x", newline="", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--out={path} can't be written ({error.strerror}); give another") from None
 
 
 def _format_value(value: float) -> str:

@@ -1,4 +1,4 @@
-"""Bars: progress of long work, which show only in a terminal."""
+"""Progress bars, shown only in a terminal."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeR
 
 
 def make_progress(console: Console, *columns: ProgressColumn, stays: bool = True) -> Progress:
-    """Return bars with a name, the columns that are given, and the time that is left; they may go at the end."""
+    """Return bars with a name, the given columns, and the time left; `stays=False` removes them at the end."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=20),
@@ -21,21 +21,21 @@ def make_progress(console: Console, *columns: ProgressColumn, stays: bool = True
 
 
 def percentage_column() -> ProgressColumn:
-    """How much of a task is done."""
+    """Return a column with the percentage that is done."""
     return TextColumn("{task.percentage:>3.0f}%")
 
 
 @contextmanager
 def show_progress(console: Console) -> Iterator[Callable[[str, float], None]]:
-    """A bar in a terminal, a line for each thing elsewhere."""
-    said: set[str] = set()
+    """Show a bar in a terminal, and a line for each measurement elsewhere."""
+    printed: set[str] = set()
     with make_progress(console, stays=False) as bars:
         task = bars.add_task("measuring", total=1.0)
 
-        def show(what: str, part: float) -> None:
-            bars.update(task, description=what, completed=part)
-            if not console.is_terminal and what not in said:
-                said.add(what)
-                console.print(f"profile {what}")
+        def show(name: str, fraction: float) -> None:
+            bars.update(task, description=name, completed=fraction)
+            if not console.is_terminal and name not in printed:
+                printed.add(name)
+                console.print(f"profile {name}")
 
         yield show

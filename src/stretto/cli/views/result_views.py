@@ -1,4 +1,4 @@
-"""What a person sees: progress bars in a terminal, plain lines elsewhere."""
+"""Progress and results of preparing, evaluating and verifying."""
 
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class PrepareView:
-    """A bar for each phase of a preparation."""
+    """A progress bar for each phase of a preparation."""
 
     def __init__(self, console: Console) -> None:
         self._bars = make_progress(console, percentage_column())
@@ -40,17 +40,17 @@ class PrepareView:
 
 
 def show_evaluation(trained: "TrainedModel", data: Path | str) -> None:
-    """Evaluate with progress, and print the scores: as a table in a terminal, as a line elsewhere."""
+    """Evaluate, showing the progress, and print the scores: as a table in a terminal, as one line elsewhere."""
     console = make_console()
     if not console.is_terminal:
         console.print(f"evaluating {data} ...")
     with make_progress(console, percentage_column()) as bars:
         task = bars.add_task("evaluating", total=1.0)
-        evaluation = trained.evaluate(data, lambda part: bars.update(task, completed=part))
+        evaluation = trained.evaluate(data, lambda fraction: bars.update(task, completed=fraction))
     if not console.is_terminal:
         console.print(f"{data}: {evaluation}")
         return
-    table = Table("figure", "value", title=str(data))
+    table = Table("metric", "value", title=str(data))
     table.add_row("loss", f"{evaluation.loss:.4f}")
     for name, value in evaluation.scores.items():
         table.add_row(name.replace("_", " "), f"{value:,.4f}")
@@ -58,12 +58,15 @@ def show_evaluation(trained: "TrainedModel", data: Path | str) -> None:
     console.print(table)
 
 
-def verification_table(found: "Verification") -> Table:
-    """Return the largest differences, block by block."""
-    title = f"{found.num_steps} steps, largest relative difference from one rank (tolerance {found.tolerance:.0e})"
+def verification_table(verification: "Verification") -> Table:
+    """Return a table of the largest differences, block by block."""
+    tolerance = f"tolerance {verification.tolerance:.0e}"
+    title = f"{verification.num_steps} steps, largest relative difference from one rank ({tolerance})"
     table = Table("block", "kind", "gradients", "state", "", title=title)
-    for block in found.blocks:
-        mark = "ok" if block.max_difference <= found.tolerance else "differs"
+    for block in verification.blocks:
+        mark = "ok" if block.max_difference <= verification.tolerance else "differs"
         table.add_row(str(block.index), block.name, f"{block.gradients:.1e}", f"{block.state:.1e}", mark)
-    table.add_row("", "loss", f"{found.loss:.1e}", "", "ok" if found.loss <= found.tolerance else "differs")
+    table.add_row(
+        "", "loss", f"{verification.loss:.1e}", "", "ok" if verification.loss <= verification.tolerance else "differs"
+    )
     return table

@@ -1,4 +1,4 @@
-"""Training: a run shown from its first step to its last, live in a terminal, in plain lines elsewhere."""
+"""show_run: train a run, with a live view in a terminal and plain lines elsewhere."""
 
 from collections import deque
 
@@ -9,29 +9,29 @@ from stretto.checkpoint.manager import SaveReport
 from stretto.cli.views.console import make_console
 from stretto.cli.views.live_view import LiveView
 from stretto.engine.build import stage_parts
-from stretto.plan.units import format_loss as say_loss
+from stretto.plan.units import format_loss
 from stretto.train.plan_check import PlanReport
 from stretto.train.rank_monitor import RankReport
 from stretto.train.run import EvaluationReport, Event, Run
 from stretto.train.trainer import StepReport
 
-# Often enough to look alive; each time costs the run a millisecond or two.
+# Often enough to look live; drawing takes a millisecond or two.
 _REFRESH_PER_SECOND = 4
 
 
 def show_run(run: Run) -> None:
-    """Train to the end, with progress."""
+    """Train to the end and show the progress."""
     console = make_console(is_quiet=not run.world.is_rank_zero)
     _print_run_summary(console, run)
     if run.is_finished:
-        console.print(f"done already, at step {run.trainer.step:,}: {_output_locations(run)}")
+        console.print(f"already done, at step {run.trainer.step:,}: {_output_locations(run)}")
         return
     try:
         _show_events(console, run)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f" at step {run.trainer.step}: {_resume_hint(run)}") from None
     if run.trainer.skipped:
-        console.print(f"skipped {run.trainer.skipped:,} steps whose numbers were not finite")
+        console.print(f"skipped {run.trainer.skipped:,} steps with a loss or gradient that was not finite")
     console.print(f"done: {_output_locations(run)}")
 
 
@@ -42,11 +42,11 @@ def _output_locations(run: Run) -> str:
 
 
 def _resume_hint(run: Run) -> str:
-    """What becomes of a run that was interrupted."""
+    """Return where an interrupted run resumes."""
     step = run.checkpoints.last_step
     if step is None:
-        return "no step was saved; it starts from the beginning when it is started again"
-    return f"it goes on from step {step} when it is started again"
+        return "no checkpoint was saved; the next start begins from scratch"
+    return f"start it again to resume from step {step}"
 
 
 def _show_events(console: Console, run: Run) -> None:
@@ -65,10 +65,10 @@ def _show_lines(console: Console, run: Run) -> None:
         if isinstance(event, StepReport):
             recent.append(event)
         elif isinstance(event, RankReport):
-            # It comes every run.log_every steps, and after the last.
-            part = f" ({run.trainer.progress:.0%})" if run.trainer.num_steps is None else ""
+            # There is one every run.log_every steps, and one after the last step.
+            percentage = f" ({run.trainer.progress:.0%})" if run.trainer.num_steps is None else ""
             figures = _figures(recent, event, run.data_spec.task.targets)
-            console.print(f"step {event.step}{_step_total(run)}{part}  {figures}")
+            console.print(f"step {event.step}{_step_total(run)}{percentage}  {figures}")
             recent.clear()
 
 
@@ -101,17 +101,17 @@ def _show_live(console: Console, run: Run) -> None:
 
 
 def _print_event(console: Console, run: Run, event: Event) -> None:
-    """Print what is worth a line of its own, wherever it is printed."""
+    """Print the events that get a line of their own, in a terminal and elsewhere."""
     if isinstance(event, SaveReport):
         _print_line(console, _describe_save(event))
     elif isinstance(event, PlanReport):
         _print_line(console, f"plan    {_compare_with_plan(event)}")
     elif isinstance(event, EvaluationReport):
-        _print_line(console, f"step {event.step}{_step_total(run)}  held out: {event.evaluation}")
+        _print_line(console, f"step {event.step}{_step_total(run)}  validation: {event.evaluation}")
 
 
 def _print_line(console: Console, line: str) -> None:
-    """Print a line; a terminal that is too narrow for it gets it cut between words."""
+    """Print a line; a narrow terminal wraps it between words."""
     console.print(line, soft_wrap=not console.is_terminal)
 
 
@@ -120,21 +120,19 @@ def _step_total(run: Run) -> str:
 
 
 def _compare_with_plan(report: PlanReport) -> str:
-    """How a plan and what came of it compare."""
-    found = f"predicted {report.predicted:.3g} s a step, measured {report.measured:.3g} s"
+    """Compare the predicted with the measured time of a step."""
+    times = f"predicted {report.predicted:.3g} s per step, measured {report.measured:.3g} s"
     if abs(report.ratio - 1) <= 0.15:
-        return f"{found}: as planned"
-    much = (
-        f"{report.ratio:.2f} times as long as planned" if report.ratio > 1 else f"{1 / report.ratio:.2f} times as fast"
-    )
-    other = "something else may be using the machine, or " if report.ratio > 2 else ""
-    return f"{found}: {much}; {other}measure again with `stretto profile RUN.toml`"
+        return f"{times}: as planned"
+    difference = f"{report.ratio:.2f} times slower" if report.ratio > 1 else f"{1 / report.ratio:.2f} times faster"
+    hint = "something else may be using the machine; " if report.ratio > 2 else ""
+    return f"{times}: {difference} than planned; {hint}measure again with `stretto profile RUN.toml`"
 
 
 def _describe_save(report: SaveReport) -> str:
     if report.error is None:
         return f"saved step {report.step}: {report.num_bytes / 1e6:,.1f} MB in {report.seconds:.1f} s"
-    return f"warning: step {report.step} was not saved: {report.error}; the run goes on"
+    return f"warning: step {report.step} was not saved: {report.error}; training continues"
 
 
 def _print_run_summary(console: Console, run: Run) -> None:
@@ -158,11 +156,11 @@ def _print_run_summary(console: Console, run: Run) -> None:
             console.print(f"changed {change}")
 
 
-def _figures(recent: list[StepReport], ranks: RankReport, asks: str) -> str:
+def _figures(recent: list[StepReport], ranks: RankReport, targets: str) -> str:
     last = recent[-1]
     speed = sum(report.tokens for report in recent) / sum(report.seconds for report in recent)
     padding = sum(report.padding for report in recent) / len(recent)
-    parts = [f"loss {say_loss(last.loss) if last.tokens else '-'}", f"{speed:,.0f} {asks}/s"]
+    parts = [f"loss {format_loss(last.loss) if last.tokens else '-'}", f"{speed:,.0f} {targets}/s"]
     if last.skipped:
         parts.append(f"{last.skipped} skipped")
     parts += [f"norm {last.gradient_norm:.2f}", f"lr {last.learning_rate:.2e}"]

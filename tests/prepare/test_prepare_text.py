@@ -57,7 +57,7 @@ def test_a_last_part_of_white_space_leaves_no_file(tmp_path: Path) -> None:
     assert len(list((tmp_path / "out").iterdir())) == 5
 
 
-def test_the_held_out_part_is_the_last_lines_with_the_training_vocabulary(tmp_path: Path) -> None:
+def test_the_validation_part_is_the_last_lines_with_the_training_vocabulary(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_text("".join(f"line {number}\n" for number in range(100)))
     train, valid = prepare_text([path], tmp_path / "out", TextOptions(level="word", validation_fraction=0.2))
@@ -85,7 +85,7 @@ def test_the_most_frequent_words_are_kept(tmp_path: Path) -> None:
         ("one\n" * 5, "one\n"),
     ],
 )
-def test_a_text_without_lines_is_cut_between_words_or_anywhere(text: str, start: str, tmp_path: Path) -> None:
+def test_a_text_without_lines_is_split_between_words_or_characters(text: str, start: str, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(text)
     train, valid = prepare_text(tmp_path / "a.txt", tmp_path / "out", TextOptions(validation_fraction=0.225))
     whole = [corpus.vocabulary.decode(corpus.read(0, corpus.num_tokens).tolist()) for corpus in (train, valid)]
@@ -94,7 +94,7 @@ def test_a_text_without_lines_is_cut_between_words_or_anywhere(text: str, start:
 
 @given(words=st.lists(st.text("aé\n ", max_size=9), min_size=1, max_size=30), block=st.integers(4, 40))
 @settings(max_examples=50, deadline=None)
-def test_pieces_are_the_whole_text_and_cut_no_word(words: list[str], block: int) -> None:
+def test_spans_cover_the_text_and_split_no_word(words: list[str], block: int) -> None:
     content = "\n".join(words).encode() or b" "
     with tempfile.NamedTemporaryFile() as file, pytest.MonkeyPatch.context() as patch:
         Path(file.name).write_bytes(content)
@@ -117,7 +117,7 @@ def test_progress_ends_where_the_text_does(text_file: Path, tmp_path: Path) -> N
     assert ends == {"counting words": (size, size), f"writing {tmp_path / 'out'}": (size, size)}
 
 
-def test_bad_text_is_refused_with_file_and_place(text_file: Path, tmp_path: Path) -> None:
+def test_an_error_in_text_names_file_and_position(text_file: Path, tmp_path: Path) -> None:
     empty, broken, blank = tmp_path / "empty.txt", tmp_path / "broken.txt", tmp_path / "blank.txt"
     empty.touch()
     broken.write_bytes(b"good\nbad \xff\n")
@@ -148,7 +148,7 @@ def test_bad_text_is_refused_with_file_and_place(text_file: Path, tmp_path: Path
         assert not out.exists()
 
 
-def test_a_corpus_is_never_written_over(text_file: Path, tmp_path: Path) -> None:
+def test_a_corpus_is_never_overwritten(text_file: Path, tmp_path: Path) -> None:
     prepare_text([text_file], tmp_path / "out")
     with pytest.raises(DataError, match="already holds prepared data"):
         prepare_text([text_file], tmp_path / "out")
@@ -172,12 +172,12 @@ def test_unknown_words_are_counted(tmp_path: Path) -> None:
     assert corpus.num_unknown == 2
 
 
-def test_a_folder_that_can_not_be_written_is_named(text_file: Path) -> None:
+def test_the_error_names_a_folder_that_cannot_be_written(text_file: Path) -> None:
     with pytest.raises(DataError, match=r"^/proc/nowhere: .*is there space"):
         prepare_text([text_file], "/proc/nowhere/out")
 
 
-def test_a_mistake_in_the_held_out_part_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_an_error_in_the_validation_part_leaves_nothing_behind(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_bytes(b"word\n" * 50 + b"\xff\n")
     with pytest.raises(DataError, match="byte 250 is not UTF-8"):
@@ -185,7 +185,7 @@ def test_a_mistake_in_the_held_out_part_leaves_nothing_behind(tmp_path: Path) ->
     assert not (tmp_path / "out" / "train").exists()
 
 
-def test_a_preparation_that_was_cut_off_leaves_no_corpus(text_file: Path, tmp_path: Path) -> None:
+def test_an_interrupted_preparation_leaves_no_corpus(text_file: Path, tmp_path: Path) -> None:
     def fail(progress: Progress) -> None:
         raise KeyboardInterrupt
 

@@ -60,20 +60,20 @@ def run(
     return sorted(map(int, trace.read_text().split()))
 
 
-def test_the_same_job_goes_on_with_the_parts_that_are_missing(tmp_path: Path) -> None:
+def test_the_same_job_resumes_with_the_missing_parts(tmp_path: Path) -> None:
     assert run(tmp_path, ["a", "b", "c", "d"], stop_after=2) == [0, 1]
     assert run(tmp_path, ["a", "b", "c", "d"]) == [2, 3]
     assert list((tmp_path / "out").iterdir()) == [] and not (tmp_path / "out.partial").exists()
 
 
-def test_what_another_job_left_behind_is_thrown_away(tmp_path: Path) -> None:
+def test_the_remains_of_a_different_job_are_deleted(tmp_path: Path) -> None:
     assert run(tmp_path, ["a", "b", "c"], stop_after=2) == [0, 1]
     (tmp_path / "out.partial" / "tokens-00000.bin").touch()
     assert run(tmp_path, ["a", "b", "c"], option=1) == [0, 1, 2]
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_a_file_that_changed_makes_another_job(tmp_path: Path) -> None:
+def test_a_changed_file_makes_it_a_different_job(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("one\ntwo\n")
 
@@ -87,18 +87,18 @@ def test_a_file_that_changed_makes_another_job(tmp_path: Path) -> None:
     assert corpus.vocabulary.decode(corpus.read(0, 8).tolist()) == "six\nten\n"
 
 
-def test_parts_are_done_by_several_processes(tmp_path: Path) -> None:
+def test_several_processes_work_on_the_parts(tmp_path: Path) -> None:
     assert run(tmp_path, list("abcdef"), workers=2) == [0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_mistake_in_the_data_leaves_nothing_behind(workers: int, tmp_path: Path) -> None:
+def test_an_error_in_the_data_leaves_nothing_behind(workers: int, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="part is bad"):
         run(tmp_path, ["a", "bad", "c"], workers=workers)
     assert [path.name for path in tmp_path.iterdir()] == ["trace"]
 
 
-def test_a_worker_that_died_leaves_what_is_finished(tmp_path: Path) -> None:
+def test_finished_parts_survive_the_death_of_a_worker(tmp_path: Path) -> None:
     with pytest.raises(
         LostWorkerError, match=r"a worker process of .* ended early .*; run the same command again to resume"
     ):
@@ -107,7 +107,7 @@ def test_a_worker_that_died_leaves_what_is_finished(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_records_that_are_taken_as_they_come_are_not_held(workers: int, tmp_path: Path) -> None:
+def test_unordered_results_are_not_kept_in_memory(workers: int, tmp_path: Path) -> None:
     done: list[int] = []
     for _ in range(2):  # the second time they are all there already
         seen = set()
@@ -128,7 +128,7 @@ def _append_to(done: list[int]) -> OnProgress:
 
 
 @pytest.mark.parametrize("what", ["folder", "empty folder within", "link", "broken link", "file"])
-def test_what_is_no_unfinished_preparation_is_left_alone(what: str, tmp_path: Path) -> None:
+def test_anything_but_an_unfinished_preparation_is_left_alone(what: str, tmp_path: Path) -> None:
     partial, other = tmp_path / "out.partial", tmp_path / "other"
     other.mkdir()
     (other / "precious").write_text("mine")
@@ -146,7 +146,7 @@ def test_what_is_no_unfinished_preparation_is_left_alone(what: str, tmp_path: Pa
     assert sorted(tmp_path.rglob("*")) == [*before, tmp_path / "trace"]
 
 
-def test_a_cut_before_the_first_part_or_after_the_last_is_gone_on_from(
+def test_a_job_resumes_if_interrupted_before_the_first_part_or_after_the_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cut(folder: Path) -> None:
@@ -160,7 +160,7 @@ def test_a_cut_before_the_first_part_or_after_the_last_is_gone_on_from(
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_nobody_who_reads_is_not_taken_for_a_full_disk(tmp_path: Path) -> None:
+def test_a_broken_pipe_is_not_reported_as_a_full_disk(tmp_path: Path) -> None:
     for error, expected, reason in (
         (BrokenPipeError(32, "Broken pipe"), BrokenPipeError, "Broken pipe"),
         (OSError("odd"), DataError, r"out: odd; is it readable, and is there space\?$"),
@@ -169,7 +169,7 @@ def test_nobody_who_reads_is_not_taken_for_a_full_disk(tmp_path: Path) -> None:
             raise error
 
 
-def test_two_at_once_in_one_folder_are_refused(tmp_path: Path) -> None:
+def test_a_second_job_in_the_same_folder_is_an_error(tmp_path: Path) -> None:
     with open_job(tmp_path / "out", [], {}) as job:
         assert isinstance(job, Job)
         with pytest.raises(DataError, match="is being written by another process"), open_job(tmp_path / "out", [], {}):
@@ -177,7 +177,7 @@ def test_two_at_once_in_one_folder_are_refused(tmp_path: Path) -> None:
         assert job.folder.exists()
 
 
-def test_killed_halfway_and_run_again_it_is_the_same_store_and_only_missing_parts_are_done(tmp_path: Path) -> None:
+def test_after_a_kill_only_missing_parts_are_done_and_the_store_is_the_same(tmp_path: Path) -> None:
     source = tmp_path / "a.jsonl"
     source.write_text(
         "".join(f'{{"text": "word{row % 7} and word{row % 5}", "label": {row % 3}}}\n' for row in range(9000))

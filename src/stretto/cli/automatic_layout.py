@@ -1,0 +1,60 @@
+"""`layout.auto`: choose the layout of a run before it starts, and print why."""
+
+import json
+
+import torch
+from rich.console import Console
+
+from stretto.base.run_folder import RunFolder
+from stretto.cli.views.console import make_console
+from stretto.cli.views.progress import show_progress
+from stretto.config.layout import Layout
+from stretto.config.run import RunConfig
+from stretto.mesh.world import World
+from stretto.plan.advice import advise
+from stretto.plan.serialize import plan_to_dict
+from stretto.plan.units import format_seconds
+from stretto.planning.choose import LayoutChoice, choose_on_ranks, choose_on_this_machine
+from stretto.planning.profiles import profile_input_from_config
+from stretto.train.plan_check import save_plan
+
+
+def choose_layout_locally(config: RunConfig, *, saves_plan: bool) -> RunConfig:
+    """Return the config with the fastest layout for the devices of this machine."""
+    choice = choose_on_this_machine(config)
+    _print_choice(make_console(), choice)
+    return _apply_choice(config, choice, saves_plan=saves_plan)
+
+
+def choose_layout_on_ranks(config: RunConfig, world: World, *, saves_plan: bool) -> RunConfig:
+    """Return the config with the fastest layout for the ranks of this job."""
+    console = make_console(is_quiet=not world.is_rank_zero)
+    # The launcher has set the number of threads per rank, and it stays.
+    profile_input = profile_input_from_config(config, torch.get_num_threads(), world.device)
+    with show_progress(console) as progress:
+        choice = choose_on_ranks(profile_input, world, config.data.cache, progress)
+    _print_choice(console, choice)
+    return _apply_choice(config, choice, saves_plan=saves_plan and world.is_rank_zero)
+
+
+def layout_arguments(layout: Layout) -> list[str]:
+    """Return the command-line options that set a layout."""
+    arguments = []
+    for name, value in layout.model_dump(mode="json").items():
+        if name == "blocks":
+            value = ",".join(map(str, value))
+        arguments += [f"--layout.{name}", str(value).lower() if isinstance(value, bool) else str(value)]
+    return arguments
+
+
+def _print_choice(console: Console, choice: LayoutChoice) -> None:
+    console.print(f"plan    {advise(choice.plan)}")
+    console.print(f"plan    predicted: {format_seconds(choice.plan.chosen.seconds)} per step")
+
+
+def _apply_choice(config: RunConfig, choice: LayoutChoice, *, saves_plan: bool) -> RunConfig:
+    if saves_plan:
+        plan = plan_to_dict(choice.plan, choice.profile, choice.timeline)
+        save_plan(RunFolder(config.run.folder), json.dumps(plan, indent=1))
+    layout = choice.layout.model_copy(update={"elastic": config.layout.elastic})
+    return config.model_copy(update={"layout": layout})

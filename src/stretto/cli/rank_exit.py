@@ -1,0 +1,64 @@
+"""How a rank ends after an error: reported once, with the exit code that launchers expect, and without a hang."""
+
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import NoReturn
+
+from stretto.base.errors import LostPeerError, StrettoError
+from stretto.launch.parent_exit import preempted_exit_code
+from stretto.mesh.world import SHARED_ERRORS, World
+from stretto.train.run import PreemptedError
+from stretto.train.signals import on_preemption_signal
+
+
+def exit_on_preemption() -> AbstractContextManager[object]:
+    """Exit at once on a preemption signal, while there is no training step to save."""
+    return on_preemption_signal(lambda: exit_immediately(preempted_exit_code()))
+
+
+@contextmanager
+def exit_with_error(world: World) -> Iterator[None]:
+    """End this rank after an error, so that the other ranks end too.
+
+    A single rank lets its errors through: the command reports them.
+    """
+    try:
+        yield
+    except SHARED_ERRORS as error:
+        if world.is_single_rank:
+            raise
+        # The error may be on all ranks or on this one only: all of them exit with it, and one prints it.
+        message = f"stretto: error: {error}"
+        world.publish_error(error, lambda: print(message, file=sys.stderr, flush=True))
+        exit_immediately(error.exit_code)
+    except PreemptedError as error:
+        # All ranks stop after the same step, and one prints it.
+        if world.is_rank_zero:
+            print(f"stretto: {error}", file=sys.stderr, flush=True)
+        exit_immediately(preempted_exit_code())
+    except KeyboardInterrupt:
+        if world.is_rank_zero:
+            raise
+        exit_immediately(130)
+    except LostPeerError as error:
+        # Python may wait forever when it closes the remaining connections.
+        print(f"stretto: error: {error}", file=sys.stderr, flush=True)
+        exit_immediately(error.exit_code)
+    except StrettoError:
+        raise
+    except Exception:
+        if world.is_single_rank:
+            raise
+        # A bug, maybe in a user's block. No orderly shutdown: process groups that still wait would abort the process.
+        traceback.print_exc()
+        exit_immediately(1)
+
+
+def exit_immediately(exit_code: int) -> NoReturn:
+    """End this process at once, so that other ranks see its connections close."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)
