@@ -129,7 +129,7 @@ def test_a_trace_has_every_action_once_and_in_a_legal_order(pools: RankPools) ->
             taken = [span.action for span in row.timed_actions]
             num_chunks = len({action.chunk for action in taken})
             assert taken == stage_schedule(row.stage, 2, 2, num_chunks)
-            assert [work.category for work in (row.events[0], row.works[-1])] == ["data", "optimizer"]
+            assert [work.category for work in (row.events[0], row.events[-1])] == ["data", "optimizer"]
             for work, after in pairwise(row.events):
                 assert work.start <= work.stop <= after.start
             for span in row.timed_actions:
