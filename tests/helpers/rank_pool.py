@@ -42,9 +42,19 @@ class RankPool:
             theirs.close()
             self.pipes.append(ours)
             self.processes.append(process)
+        self._is_started = False
+
+    def _wait_until_started(self) -> None:
+        """The time limit of a call must not include the start of the ranks, which is slow on a busy machine."""
+        if not self._is_started:
+            for pipe in self.pipes:
+                assert pipe.poll(120), "a rank did not start"
+                pipe.recv_bytes()
+            self._is_started = True
 
     def run(self, function: Callable[..., Any], *arguments: Any, seconds: float = 120) -> list[Any]:  # noqa: ANN401
         """Call a function on every rank and return the results; if one fails, end all and raise their errors."""
+        self._wait_until_started()
         for pipe in self.pipes:
             pipe.send_bytes(pickle.dumps((function, arguments)))
         until = time.monotonic() + seconds
@@ -108,6 +118,7 @@ def _serve(rank: int, size: int, port: int, pipe: Connection) -> None:
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo",
         }  # fmt: skip
     with world(size, device="cpu") as joined:
+        pipe.send_bytes(b"started")
         while True:
             function, arguments = pickle.loads(pipe.recv_bytes())  # noqa: S301 - our own parent
             # By value: torch would share the tensors' memory, which ends with the sender.

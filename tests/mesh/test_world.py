@@ -85,7 +85,6 @@ def die_before_the_barrier(world: World) -> None:
 
 def test_a_barrier_names_the_rank_that_was_lost() -> None:
     ranks = RankPool(3)
-    ranks.run(arrive_late)
     with pytest.raises(RanksFailedError) as caught:
         ranks.run(die_before_the_barrier, seconds=60)
     errors = caught.value.errors
