@@ -152,10 +152,10 @@ def test_lanes_have_the_losses_of_lightning_on_one_device_and_keep_them_on_two(
     before = str(FILES / "lightning_before.py")
     printed = finish(start(data, before, python=python))
     one = losses(printed)
-    go_on = r"batch (\d): (\d+) of 16 streams go on"
-    assert re.findall(go_on, printed)[1:] == [(str(batch), "16") for batch in range(1, 5)]
+    continuing = r"batch (\d): (\d+) of 16 streams continue"
+    assert re.findall(continuing, printed)[1:] == [(str(batch), "16") for batch in range(1, 5)]
     # On two devices a sampler deals batches in a shuffled order: the state is carried into another part of the text.
-    found = re.findall(go_on, finish(start(data, before, "2", python=python)))
+    found = re.findall(continuing, finish(start(data, before, "2", python=python)))
     assert len(found) == 3 and min(int(streams) for _, streams in found[1:]) < 8
     monkeypatch.chdir(data)
     assert losses(alone("lightning_after.py", capsys)) == pytest.approx(one, rel=1e-4)

@@ -27,7 +27,7 @@ class Model(L.LightningModule):
     def training_step(self, batch: list[Tensor], batch_index: int) -> None:
         # A batch is a long stretch of sixteen streams [rows, steps]; it is split in time here.
         inputs, targets = (part.t() for part in batch)
-        self.print(f"batch {batch_index}: {(inputs[0] == self.last).sum()} of 16 streams go on where they were")
+        self.print(f"batch {batch_index}: {(inputs[0] == self.last).sum()} of 16 streams continue where they stopped")
         self.last = targets[-1]
         optimizer = self.optimizers()
         for start in range(0, len(inputs), 64):
