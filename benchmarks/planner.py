@@ -1,10 +1,10 @@
-"""The planner against reality: three shapes in layouts of up to four processes, predicted, then measured in turns.
+"""Predicted against measured step times: four models in layouts of up to four processes, measured in turns.
 
     python benchmarks/planner.py [--quick]
 
-One thread a rank; four processes share this machine's cores, which the profile knows. The speed of a shared machine
-changes by a quarter from minute to minute, and a profile takes minutes: so what is compared is how long a layout takes
-against one device, which takes its turns among the others. The table has the plain figures too.
+One thread per rank. Four processes share the cores of this machine, which the profile accounts for. A shared machine
+changes its speed by a quarter within minutes, and a profile takes minutes, so times are compared relative to one
+device, which is measured in turns with the others. The table has the absolute figures too.
 """
 
 import argparse
@@ -42,14 +42,14 @@ TRAIN = TrainConfig(steps=10**6)
 
 @dataclass(frozen=True)
 class Shape:
-    """What is trained."""
+    """The model and batch to train."""
 
     name: str
     layers: int
     hidden: int
     lanes: int
     window: int
-    symbols: int  # of embedding and softmax, whatever the text has
+    symbols: int  # vocabulary of embedding and softmax, which may exceed the text's
 
     def model(self) -> Stack:
         layers = [LSTM(self.hidden, self.hidden) for _ in range(self.layers)]
@@ -67,10 +67,10 @@ CUTS = {
     "narrow and deep": ((1, 1, 1), (2, 1, 1), (1, 2, 4), (1, 2, 8), (4, 1, 1), (2, 2, 8), (1, 4, 8)),
     "wide and shallow": ((1, 1, 1), (2, 1, 1), (1, 2, 2), (1, 2, 4), (4, 1, 1), (2, 2, 4)),
     "words": ((1, 1, 1), (2, 1, 1), (1, 2, 2), (1, 2, 4), (4, 1, 1), (2, 2, 4)),
-    # One device wins here, and should be told so.
+    # One device is fastest here, and the planner should say so.
     "tiny": ((1, 1, 1), (2, 1, 1), (1, 2, 2)),
 }
-# What a rank keeps between turns.
+# Each rank keeps its trainers between turns.
 _TRAINERS: dict[tuple[str, str], Trainer] = {}
 
 
@@ -79,7 +79,7 @@ def feed(corpus: Path, shape: Shape) -> Lanes:
 
 
 def measure(world: World, corpus: Path, shape: Shape) -> Profile:
-    """Measure the profile of a shape on the ranks there are."""
+    """Measure the profile of a shape on all ranks."""
     with torch.device("meta"):
         model = shape.model()
     optimizer = optimizer_factory(TRAIN)
@@ -87,7 +87,7 @@ def measure(world: World, corpus: Path, shape: Shape) -> Profile:
 
 
 def take_turn(world: World, corpus: Path, shape: Shape, layout: Layout, steps: int) -> float:
-    """Take some steps; return the median's seconds."""
+    """Train some steps and return their median seconds."""
     key = shape.name, layout.model_dump_json()
     if key not in _TRAINERS:
         with torch.device("meta"):
@@ -106,7 +106,7 @@ def take_turn(world: World, corpus: Path, shape: Shape, layout: Layout, steps: i
 
 
 def layouts_of(shape: Shape, profile: Profile, workload: Workload) -> list[Layout]:
-    """The layouts to compare, each with the blocks that the planner gives its stages."""
+    """The layouts to compare, each with the planner's partition."""
     return [
         balance(profile, workload, Cluster(4), Layout(replicas=replicas, stages=stages, chunks=chunks))
         for replicas, stages, chunks in CUTS[shape.name]
@@ -122,7 +122,7 @@ class Row:
     predicted: float
     measured: float
     is_chosen: bool
-    drift: float  # of the machine since its profile was taken: what one device took over what it was predicted to take
+    drift: float  # how much slower the machine is than during profiling: measured / predicted of one device
 
     @property
     def ratio(self) -> float:
@@ -134,7 +134,7 @@ class Row:
 
 
 def run_shape(shape: Shape, corpus: Path, rounds: int) -> tuple[list[Row], float]:
-    """Predict and measure one shape; return its rows, and what the partition gains where a softmax is large."""
+    """Predict and measure one shape; return its rows, and the gain of the partition for a large softmax."""
     Console(stderr=True).print(f"{shape.name}: measuring the profile")
     ranks = {size: RankPool(size) for size in (1, 2, 4)}
     profile = ranks[4].run(measure, corpus, shape, seconds=300)[0]
@@ -153,8 +153,8 @@ def run_shape(shape: Shape, corpus: Path, rounds: int) -> tuple[list[Row], float
     # The first layout is one device.
     drift = measured[0] / predicted[0]
     rows = [
-        Row(shape.name, layout, expected, found, layout == chosen, drift)
-        for layout, expected, found in zip(layouts, predicted, measured, strict=True)
+        Row(shape.name, layout, predicted_seconds, seconds, layout == chosen, drift)
+        for layout, predicted_seconds, seconds in zip(layouts, predicted, measured, strict=True)
     ]
     return rows, gain
 
@@ -162,7 +162,7 @@ def run_shape(shape: Shape, corpus: Path, rounds: int) -> tuple[list[Row], float
 def take_turns(
     ranks: dict[int, RankPool], corpus: Path, shape: Shape, layouts: list[Layout], rounds: int, steps: int
 ) -> list[float]:
-    """Let the layouts take turns; return the best seconds of each, because other work on the machine only adds time."""
+    """Run the layouts in turns and return the minimum seconds of each; other work on the machine only adds time."""
     turns: list[list[float]] = [[] for _ in layouts]
     console = Console(stderr=True)
     for index in track(range(rounds), f"{shape.name}: taking turns", console=console, transient=True):
@@ -171,28 +171,28 @@ def take_turns(
             layout = layouts[number]
             times = ranks[layout.num_ranks].run(take_turn, corpus, shape, layout, steps, seconds=120)
             turns[number].append(max(times))
-    return [min(found) for found in turns]
+    return [min(times) for times in turns]
 
 
 def partition_gain(ranks: dict[int, RankPool], corpus: Path, profile: Profile) -> float:
-    """The measured partition over equal numbers of blocks: two stages, long windows, the same chunks for both."""
+    """The speed of the planner's partition relative to equal numbers of blocks: two stages, long windows."""
     cut = Layout(stages=2, chunks=8)
     ours = balance(profile, find_workload(feed(corpus, LONG)), Cluster(2), cut)
     equal = cut.model_copy(update={"blocks": (3, 3)})
-    found = take_turns(ranks, corpus, LONG, [ours, equal], 4, steps=1)
-    print(f"{LONG.name}: blocks {ours.blocks} {found[0]:.2f} s, blocks {equal.blocks} {found[1]:.2f} s")
-    return found[1] / found[0]
+    ours_seconds, equal_seconds = take_turns(ranks, corpus, LONG, [ours, equal], 4, steps=1)
+    print(f"{LONG.name}: blocks {ours.blocks} {ours_seconds:.2f} s, blocks {equal.blocks} {equal_seconds:.2f} s")
+    return equal_seconds / ours_seconds
 
 
 def rank_correlation(first: list[float], second: list[float]) -> float:
-    """Spearman's."""
+    """Return Spearman's rank correlation."""
     places = [[sorted(values).index(value) for value in values] for values in (first, second)]
     return statistics.correlation(*places)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The planner against reality.")
-    parser.add_argument("--quick", action="store_true", help="two shapes, with coarser figures")
+    parser = argparse.ArgumentParser(description="Predicted against measured step times.")
+    parser.add_argument("--quick", action="store_true", help="two shapes, fewer rounds")
     parser.add_argument("--shape", help="only this shape")
     options = parser.parse_args()
     shapes = [shape for shape in SHAPES if options.shape in (None, shape.name)]
@@ -203,15 +203,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         prepare_text([WIKITEXT / "valid.txt"], Path(folder) / "bytes")
         for shape in shapes:
-            found, gained = run_shape(shape, Path(folder) / "bytes", 3 if options.quick else 9)
-            rows += found
-            gain = max(gain, gained)
+            shape_rows, shape_gain = run_shape(shape, Path(folder) / "bytes", 3 if options.quick else 9)
+            rows += shape_rows
+            gain = max(gain, shape_gain)
     over_best = [row.measured / min(other.measured for other in rows if other.shape == row.shape) for row in rows]
-    # One device is what they are compared with.
+    # One device is the baseline.
     several = [row for row in rows if row.layout.num_ranks > 1]
     tiny = [row for row in rows if row.shape == "tiny"]
     show(
-        "predicted against measured, one thread a rank",
+        "predicted against measured, one thread per rank",
         ["shape", "layout", "blocks", "predicted ms", "measured ms", "ratio", "without drift", ""],
         [
             [
@@ -233,7 +233,7 @@ def main() -> None:
             "rank_correlation": rank_correlation([row.predicted for row in rows], [row.measured for row in rows]),
             "chosen_over_best": max(over for row, over in zip(rows, over_best, strict=True) if row.is_chosen),
             "partition_gain": gain,
-            # The planner says so of the tiny model, and it is.
+            # For the tiny model the planner chooses one device, and one device is fastest.
             "one_device_wins": float(
                 bool(tiny)
                 and all(row.is_chosen == (row.layout.num_ranks == 1) for row in tiny)

@@ -1,4 +1,4 @@
-"""The plan on paper for 8 to 4,096 GPUs: what scales, where it breaks, and what would lift it. Nothing is measured.
+"""Scaling estimates for 1 to 4,096 GPUs: what scales, what limits it, and what would help. Nothing is measured.
 
     python benchmarks/scale.py [--quick] [--svg FILE]
 
@@ -35,9 +35,9 @@ def blocks() -> list[BlockShape]:
     ]
 
 
-def plan(device: str, devices: int, lanes: int, change: Callable[[Profile], Profile] = lambda profile: profile) -> Plan:
-    """Plan so many devices, eight to a node."""
-    profile = change(derive_profile(KNOWN_HARDWARE[device], blocks(), lanes, WINDOW))
+def plan(device: str, devices: int, lanes: int, modify: Callable[[Profile], Profile] = lambda profile: profile) -> Plan:
+    """Plan for some devices, eight per node."""
+    profile = modify(derive_profile(KNOWN_HARDWARE[device], blocks(), lanes, WINDOW))
     return find_plan(profile, Workload.of(lanes, WINDOW), Cluster(devices, max(1, devices // 8)))
 
 
@@ -48,7 +48,7 @@ def faster_network(profile: Profile) -> Profile:
 
 
 def half_gradients(profile: Profile) -> Profile:
-    """Gradients in bf16: half the traffic, which is all that weight bytes mean to a sum."""
+    """Gradients in bf16: half the bytes of each all-reduce, modeled as twice the bandwidth."""
     assert profile.network is not None and profile.node is not None
     node = Link(latency=profile.node.latency, bandwidth=2 * profile.node.bandwidth)
     network = Link(latency=profile.network.latency, bandwidth=2 * profile.network.bandwidth)
@@ -56,20 +56,20 @@ def half_gradients(profile: Profile) -> Profile:
 
 
 def free_softmax(profile: Profile) -> Profile:
-    """As if softmax and loss cost nothing: the most that sampling or splitting it could bring."""
+    """Softmax and loss cost nothing: an upper bound for what a sampled or split softmax could gain."""
     kinds = dict(profile.kinds)
     last = profile.blocks[-1]
     kinds[last] = _free(kinds[last])
     return profile.model_copy(update={"kinds": kinds, "loss": _free(profile.loss)})
 
 
-def free_latency(profile: Profile) -> Profile:
-    """As if nothing had to be waited for but bytes."""
+def no_latency(profile: Profile) -> Profile:
+    """No latency and no overhead; only bytes and arithmetic take time."""
     assert profile.network is not None and profile.node is not None
     return profile.model_copy(
         update={
-            "action": 0.0,
-            "step": 0.0,
+            "action_overhead": 0.0,
+            "step_overhead": 0.0,
             "node": Link(latency=0.0, bandwidth=profile.node.bandwidth),
             "network": Link(latency=0.0, bandwidth=profile.network.bandwidth),
         }
@@ -82,33 +82,30 @@ def _free(kind: BlockKind) -> BlockKind:
 
 
 def weights_on_chip(profile: Profile) -> Profile:
-    """As if a recurrent layer kept its weights where it computes: a step waits for arithmetic and its own start."""
-    fast = replace(KNOWN_HARDWARE["H100"], bandwidth=1e18)
-    kept = derive_profile(fast, blocks(), STRONG_LANES, WINDOW)
+    """A recurrent layer keeps its weights on chip: its steps wait only for arithmetic and kernel launches."""
+    no_memory_traffic = replace(KNOWN_HARDWARE["H100"], bandwidth=1e18)
+    derived = derive_profile(no_memory_traffic, blocks(), STRONG_LANES, WINDOW)
     kinds = {
-        layout_name: kind.model_copy(
-            update={
-                "accumulate": profile.kinds[layout_name].accumulate,
-                "optimizer": profile.kinds[layout_name].optimizer,
-            }
+        name: kind.model_copy(
+            update={"accumulate": profile.kinds[name].accumulate, "optimizer": profile.kinds[name].optimizer}
         )
-        for layout_name, kind in kept.kinds.items()
+        for name, kind in derived.kinds.items()
     }
     return profile.model_copy(update={"kinds": kinds})
 
 
-LIFTS: dict[str, Callable[[Profile], Profile]] = {
-    "as it is": lambda profile: profile,
-    "4 x the network": faster_network,
+IMPROVEMENTS: dict[str, Callable[[Profile], Profile]] = {
+    "baseline": lambda profile: profile,
+    "4 x network bandwidth": faster_network,
     "gradients in bf16": half_gradients,
-    "softmax for free": free_softmax,
-    "no latency": free_latency,
-    "weights stay on chip": weights_on_chip,
+    "free softmax": free_softmax,
+    "no latency": no_latency,
+    "weights on chip": weights_on_chip,
 }
 
 
 def draw(curves: dict[str, list[tuple[int, float]]]) -> str:
-    """Return a picture: devices and speed-up, both by powers of two, and the line of perfect scaling."""
+    """Return an SVG: speed-up over devices, both axes logarithmic, and the line of linear scaling."""
     import math
 
     width, height, left, top = 760, 420, 70, 40
@@ -133,70 +130,72 @@ def draw(curves: dict[str, list[tuple[int, float]]]) -> str:
     middle = (left + x(4096)) / 2
     parts.append(f'<text x="{middle}" y="{height - 10}" text-anchor="middle" fill="#444">devices</text>')
     parts.append(f'<line x1="{x(1)}" y1="{y(1)}" x2="{x(4096)}" y2="{y(4096)}" stroke="#999" stroke-dasharray="4 4"/>')
-    places: list[float] = [y(4096)]
-    parts.append(f'<text x="{x(4096) + 8}" y="{y(4096) + 4}" fill="#777">perfect</text>')
-    colours = ("#1f5fbf", "#d9534f", "#2e8b57", "#b8860b")
-    for (label, points), colour in zip(curves.items(), colours, strict=False):
+    label_heights: list[float] = [y(4096)]
+    parts.append(f'<text x="{x(4096) + 8}" y="{y(4096) + 4}" fill="#777">linear</text>')
+    colors = ("#1f5fbf", "#d9534f", "#2e8b57", "#b8860b")
+    for (label, points), color in zip(curves.items(), colors, strict=False):
         line = " ".join(f"{x(devices):.1f},{y(gain):.1f}" for devices, gain in points)
-        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        parts += [f'<circle cx="{x(n):.1f}" cy="{y(gain):.1f}" r="3" fill="{colour}"/>' for n, gain in points]
-        # Labels are kept apart, whatever the curves do.
-        place = y(points[-1][1])
-        while any(abs(place - other) < 15 for other in places):
-            place += 5
-        places.append(place)
-        parts.append(f'<text x="{x(points[-1][0]) + 8:.1f}" y="{place + 4:.1f}" fill="{colour}">{label}</text>')
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="2"/>')
+        parts += [f'<circle cx="{x(n):.1f}" cy="{y(gain):.1f}" r="3" fill="{color}"/>' for n, gain in points]
+        # Move a label down until it overlaps no other.
+        height_of_label = y(points[-1][1])
+        while any(abs(height_of_label - other) < 15 for other in label_heights):
+            height_of_label += 5
+        label_heights.append(height_of_label)
+        parts.append(
+            f'<text x="{x(points[-1][0]) + 8:.1f}" y="{height_of_label + 4:.1f}" fill="{color}">{label}</text>'
+        )
     return "\n".join([*parts, "</svg>", ""])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The plan on paper for up to 4,096 GPUs.")
-    parser.add_argument("--quick", action="store_true", help="one device, and nothing lifted")
+    parser = argparse.ArgumentParser(description="Scaling estimates for up to 4,096 GPUs.")
+    parser.add_argument("--quick", action="store_true", help="one hardware, without the improvements")
     parser.add_argument("--svg", type=Path, help="draw the curves")
     options = parser.parse_args()
     rows, curves = [], {}
     slowest = 0.0
     figures = {}
     for device in ["H100"] if options.quick else KNOWN_HARDWARE:
-        for what in ("strong", "weak"):
+        for scaling in ("strong", "weak"):
             points = []
             for devices in SIZES:
-                lanes = STRONG_LANES if what == "strong" else WEAK_LANES * devices
+                lanes = STRONG_LANES if scaling == "strong" else WEAK_LANES * devices
                 started = time.perf_counter()
-                found = plan(device, devices, lanes)
+                best = plan(device, devices, lanes)
                 slowest = max(slowest, time.perf_counter() - started)
-                # What one device would do with the same batch, whether or not it could hold it.
-                gain = found.speed_up(found.chosen)
+                # Relative to one device with the same batch, whether or not it fits there.
+                gain = best.speed_up(best.chosen)
                 points.append((devices, gain))
                 rows.append(
                     [
                         device,
-                        what,
+                        scaling,
                         f"{devices:,}",
                         f"{lanes:,}",
-                        layout_name(found.chosen),
-                        f"{found.chosen.seconds:.3f}",
-                        f"{found.chosen.tokens_per_second / 1e6:,.2f}",
+                        layout_name(best.chosen),
+                        f"{best.chosen.seconds:.3f}",
+                        f"{best.chosen.tokens_per_second / 1e6:,.2f}",
                         f"{gain:,.0f}",
                         f"{gain / devices:.0%}",
-                        f"{found.chosen.memory / 1e9:.0f}",
+                        f"{best.chosen.memory / 1e9:.0f}",
                     ]
                 )
-                figures[f"{device}_{what}_{devices}"] = gain
-            curves[f"{device}, {'8,192 lanes' if what == 'strong' else '64 lanes a GPU'}"] = points
-    for label, lift in () if options.quick else LIFTS.items():
-        found = plan("H100", 4096, STRONG_LANES, lift)
-        gain = found.speed_up(found.chosen)
-        rows.append(["H100", label, "4,096", f"{STRONG_LANES:,}", layout_name(found.chosen), f"{found.chosen.seconds:.4f}",
-                     f"{found.chosen.tokens_per_second / 1e6:,.2f}", f"{gain:,.0f}", f"{gain / 4096:.0%}",
-                     f"{found.chosen.memory / 1e9:.0f}"])  # fmt: skip
-        figures[label.replace(" ", "_")] = found.chosen.seconds
+                figures[f"{device}_{scaling}_{devices}"] = gain
+            curves[f"{device}, {'8,192 lanes' if scaling == 'strong' else '64 lanes per GPU'}"] = points
+    for label, modify in () if options.quick else IMPROVEMENTS.items():
+        best = plan("H100", 4096, STRONG_LANES, modify)
+        gain = best.speed_up(best.chosen)
+        rows.append(["H100", label, "4,096", f"{STRONG_LANES:,}", layout_name(best.chosen),
+                     f"{best.chosen.seconds:.4f}", f"{best.chosen.tokens_per_second / 1e6:,.2f}", f"{gain:,.0f}",
+                     f"{gain / 4096:.0%}", f"{best.chosen.memory / 1e9:.0f}"])  # fmt: skip
+        figures[label.replace(" ", "_")] = best.chosen.seconds
     if options.svg:
         options.svg.write_text(draw(curves))
     figures["slowest_plan_seconds"] = slowest
     show(
-        f"SIMULATED: {LAYERS} LSTM layers of {HIDDEN:,}, {WORDS:,} words, window {WINDOW}, bf16; 8 GPUs to a node",
-        ["device", "what", "GPUs", "lanes", "layout", "step s", "M tokens/s", "speed-up", "of perfect", "GB"],
+        f"SIMULATED: {LAYERS} LSTM layers of {HIDDEN:,}, {WORDS:,} words, window {WINDOW}, bf16; 8 GPUs per node",
+        ["device", "scaling", "GPUs", "lanes", "layout", "step s", "M tokens/s", "speed-up", "of linear", "GB"],
         rows,
         figures,
     )

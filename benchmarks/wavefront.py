@@ -1,8 +1,8 @@
-"""The wavefront against one device, torch's own pipelining, and hand-written data parallel; interleaved, on gloo.
+"""The wavefront compared with one device, torch's pipelining, and hand-written data parallel, on gloo.
 
     python benchmarks/wavefront.py [--quick] [--svg FILE]
 
-All sides take turns: while one runs, the ranks of the others sleep. One thread a rank.
+All contenders run in turns: while one runs, the ranks of the others sleep. One thread per rank.
 """
 
 import argparse
@@ -42,7 +42,7 @@ from helpers.rank_pool import RankPool
 
 @dataclass(frozen=True)
 class Shape:
-    """What is trained."""
+    """The model and batch to train."""
 
     layers: int = 4
     hidden: int = 512
@@ -52,15 +52,15 @@ class Shape:
 
 @dataclass(frozen=True)
 class Turn:
-    """One step: wall time of the slowest rank, CPU time of all, and what each action took."""
+    """One step of one rank: wall time, CPU time, and the time of each action."""
 
     seconds: float
     cpu_seconds: float
-    spans: tuple[TimedAction, ...] = ()
+    timed_actions: tuple[TimedAction, ...] = ()
 
 
 Step = Callable[[], Any]
-# What a rank keeps between turns: built once, run often.
+# Each rank keeps its steps between turns: built once, run often.
 _STEPS: dict[str, Step] = {}
 
 
@@ -81,7 +81,7 @@ def window(shape: Shape, share: int = 0, count: int = 1) -> Window:
 
 
 def plain_loss(y: Tensor, targets: Tensor) -> LossSum:
-    """The same on all sides: it is the engines that are compared."""
+    """The same loss for every contender, since engines are compared."""
     return LossSum((y - targets).square().sum(), torch.tensor(y.numel()))
 
 
@@ -90,11 +90,11 @@ def stretto_step(world: World, shape: Shape, layout: Layout) -> Step:
     batch = window(shape, engine.mesh.replica, layout.replicas)
 
     def step() -> list[TimedAction]:
-        spans: list[TimedAction] = []
+        timed_actions: list[TimedAction] = []
         if isinstance(engine, PipelineEngine):
-            engine.recorder.actions = spans
+            engine.recorder.actions = timed_actions
         engine.step(batch, None, 0)
-        return spans
+        return timed_actions
 
     return step
 
@@ -105,7 +105,7 @@ def local_step(world: World, shape: Shape) -> Step:
 
 
 class ContiguousGradient(torch.autograd.Function):
-    """Passes its input on, and a contiguous gradient back, which torch's pipelining asks for."""
+    """The identity, with a contiguous gradient, which torch's pipelining needs."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ANN401
@@ -117,7 +117,7 @@ class ContiguousGradient(torch.autograd.Function):
 
 
 class BatchFirst(nn.Module):
-    """Stages as torch's pipelining wants them: the batch first, contiguous in and out."""
+    """A stage as torch's pipelining needs it: batch first, contiguous input and output."""
 
     def __init__(self, stack: Stack) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ def torch_pipelining_step(world: World, shape: Shape, kind: str, num_micro_batch
 
 
 def ddp_step(world: World, shape: Shape) -> Step:
-    """Data parallel as people write it."""
+    """Plain DistributedDataParallel."""
     wrapped = DistributedDataParallel(BatchFirst(model(shape)))
     x, targets = (tensor.transpose(0, 1).contiguous() for tensor in data(shape))
     rows = slice(shape.rows * world.rank // world.size, shape.rows * (world.rank + 1) // world.size)
@@ -167,7 +167,7 @@ def ddp_step(world: World, shape: Shape) -> Step:
 
 
 def ping(world: World, num_floats: int) -> float:
-    """Return the seconds that a message of that size takes one way."""
+    """Return the seconds of a message in one direction."""
     tensor = torch.zeros(num_floats)
     times = []
     for _ in range(12):
@@ -188,13 +188,14 @@ def take_turn(world: World, name: str, build: Callable[..., Step], arguments: tu
     if world.size > 1:
         dist.barrier()
     started, cpu_started = time.perf_counter(), time.process_time()
-    spans = _STEPS[name]()
+    timed_actions = _STEPS[name]()
     cpu_seconds = time.process_time() - cpu_started
-    return Turn(time.perf_counter() - started, cpu_seconds, tuple(spans) if isinstance(spans, list) else ())
+    seconds = time.perf_counter() - started
+    return Turn(seconds, cpu_seconds, tuple(timed_actions) if isinstance(timed_actions, list) else ())
 
 
 @dataclass(frozen=True)
-class Side:
+class Contender:
     name: str
     size: int
     build: Callable[..., Step]
@@ -202,21 +203,21 @@ class Side:
     copies: int = 1  # unconnected worlds that run at the same time
 
 
-def sides(shape: Shape, chunks: list[int], micro_batches: list[int]) -> list[Side]:
+def contenders(shape: Shape, chunks: list[int], micro_batches: list[int]) -> list[Contender]:
     half = Shape(shape.layers, shape.hidden, shape.rows // 2, shape.window)
     best = chunks[1]
     return [
-        Side("one device", 1, local_step, (shape,)),
-        *(Side(f"2 stages, {n} chunks", 2, stretto_step, (shape, Layout(stages=2, chunks=n))) for n in chunks),
+        Contender("one device", 1, local_step, (shape,)),
+        *(Contender(f"2 stages, {n} chunks", 2, stretto_step, (shape, Layout(stages=2, chunks=n))) for n in chunks),
         *(
-            Side(f"torch {kind}, {n} micro-batches", 2, torch_pipelining_step, (shape, kind, n))
+            Contender(f"torch {kind}, {n} micro-batches", 2, torch_pipelining_step, (shape, kind, n))
             for kind in ("GPipe", "1F1B")
             for n in micro_batches
         ),
-        Side("2 replicas", 2, stretto_step, (shape, Layout(replicas=2))),
-        Side("DDP by hand", 2, ddp_step, (shape,)),
-        Side("2 x 2 hybrid", 4, stretto_step, (shape, Layout(replicas=2, stages=2, chunks=best))),
-        Side("two unconnected 1 x 2", 2, stretto_step, (half, Layout(stages=2, chunks=best)), copies=2),
+        Contender("2 replicas", 2, stretto_step, (shape, Layout(replicas=2))),
+        Contender("DDP by hand", 2, ddp_step, (shape,)),
+        Contender("2 x 2 hybrid", 4, stretto_step, (shape, Layout(replicas=2, stages=2, chunks=best))),
+        Contender("two unconnected 1 x 2", 2, stretto_step, (half, Layout(stages=2, chunks=best)), copies=2),
     ]
 
 
@@ -224,73 +225,77 @@ Turns = dict[str, list[list[Turn]]]
 RankPools = dict[tuple[int, int], RankPool]
 
 
-def start(listed: list[Side]) -> RankPools:
-    """Start the worlds that the sides need."""
-    worlds = {(side.size, copy) for side in listed for copy in range(side.copies)}
+def start(listed: list[Contender]) -> RankPools:
+    """Start the ranks that the contenders need."""
+    worlds = {(contender.size, copy) for contender in listed for copy in range(contender.copies)}
     return {world: RankPool(world[0]) for world in worlds}
 
 
-def best_sides(listed: list[Side], turns: Turns) -> list[Side]:
-    """Of sides that differ only in a number, keep the three best; keep all others."""
+def best_contenders(listed: list[Contender], turns: Turns) -> list[Contender]:
+    """Keep the three fastest of contenders that differ only in a number, and all others."""
     numbered = ("2 stages", "torch")
-    kept = [side for side in listed if not side.name.startswith(numbered)]
+    kept = [contender for contender in listed if not contender.name.startswith(numbered)]
     for kind in numbered:
-        alike = [side for side in listed if side.name.startswith(kind)]
-        kept += sorted(alike, key=lambda side: best_seconds(turns[side.name]))[:3]
+        alike = [contender for contender in listed if contender.name.startswith(kind)]
+        kept += sorted(alike, key=lambda contender: best_seconds(turns[contender.name]))[:3]
     return kept
 
 
 def best_seconds(turns: list[list[Turn]]) -> float:
-    """The best turn's seconds, which are those of its slowest rank."""
+    """Return the seconds of the fastest turn, each as slow as its slowest rank."""
     return min(max(rank.seconds for rank in turn) for turn in turns)
 
 
-def measure(listed: list[Side], pools: RankPools, rounds: int, before: Turns | None = None) -> Turns:
-    """Let the sides take turns; return each side's turns, a list of all ranks' for each."""
-    turns: Turns = {side.name: [] for side in listed} if before is None else before
+def measure(listed: list[Contender], pools: RankPools, rounds: int, before: Turns | None = None) -> Turns:
+    """Run the contenders in turns; return, for each, its turns on every rank."""
+    turns: Turns = {contender.name: [] for contender in listed} if before is None else before
     for index in track(range(rounds), "taking turns", console=Console(stderr=True), transient=True):
-        for side in listed if index % 2 else reversed(listed):
-            turns[side.name].append(_run_copies(side, [pools[side.size, copy] for copy in range(side.copies)]))
+        for contender in listed if index % 2 else reversed(listed):
+            turns[contender.name].append(
+                _run_copies(contender, [pools[contender.size, copy] for copy in range(contender.copies)])
+            )
     return turns
 
 
-def _run_copies(side: Side, pools: list[RankPool]) -> list[Turn]:
+def _run_copies(contender: Contender, pools: list[RankPool]) -> list[Turn]:
     with ThreadPoolExecutor(len(pools)) as threads:
-        found = threads.map(lambda pool: pool.run(take_turn, side.name, side.build, side.arguments, seconds=60), pools)
-        return [turn for turns in found for turn in turns]
+        by_pool = threads.map(
+            lambda pool: pool.run(take_turn, contender.name, contender.build, contender.arguments, seconds=60), pools
+        )
+        return [turn for turns in by_pool for turn in turns]
 
 
 def simulated(turns: list[list[Turn]], num_chunks: int, link: float) -> tuple[Timeline, float]:
-    """Simulate a pipeline of two stages from its own measured chunks; return it, and simulated / measured (median)."""
+    """Simulate two stages with measured chunk times; return the timeline, and the median of simulated / measured."""
     ratios = []
     for turn in turns:
-        costs = {(span.stage, span.action): span.stop - span.start for rank in turn for span in rank.spans}
+        costs = {(timed.stage, timed.action): timed.stop - timed.start for rank in turn for timed in rank.timed_actions}
 
         def cost(stage: int, action: Action, costs: dict[tuple[int, Action], float] = costs) -> float:
             return costs[stage, action]
 
-        orders = [stage_schedule(stage, 2, 1, num_chunks) for stage in range(2)]
-        timeline = simulate(orders, cost, lambda stage, action: link)
+        schedules = [stage_schedule(stage, 2, 1, num_chunks) for stage in range(2)]
+        timeline = simulate(schedules, cost, lambda stage, action: link)
         ratios.append(timeline.seconds / max(rank.seconds for rank in turn))
     return timeline, statistics.median(ratios)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The wavefront against its peers.")
-    parser.add_argument("--quick", action="store_true", help="end within a minute or two, with coarser figures")
+    parser = argparse.ArgumentParser(description="The wavefront compared with other ways to train on two devices.")
+    parser.add_argument("--quick", action="store_true", help="finish within two minutes, with coarser figures")
     parser.add_argument("--svg", type=Path, help="draw the timeline of the best number of chunks")
     options = parser.parse_args()
     shape = Shape(window=64) if options.quick else Shape()
     chunks = [4, 8] if options.quick else [6, 8, 12, 16, 32]
-    listed = sides(shape, chunks, [2, 4] if options.quick else [2, 4, 8])
+    listed = contenders(shape, chunks, [2, 4] if options.quick else [2, 4, 8])
     pools = start(listed)
     turns = measure(listed, pools, 2)
-    # Then only what can still be the best of its kind, more often: the machine is noisy.
-    turns = measure(best_sides(listed, turns), pools, 1 if options.quick else 12, turns)
+    # Then only those that can still be fastest, more often, since the machine is noisy.
+    turns = measure(best_contenders(listed, turns), pools, 1 if options.quick else 12, turns)
     for pool in pools.values():
         pool.close()
-    seconds = {name: best_seconds(found) for name, found in turns.items()}
-    cpu = {name: min(sum(rank.cpu_seconds for rank in turn) for turn in found) for name, found in turns.items()}
+    seconds = {name: best_seconds(turns_of_name) for name, turns_of_name in turns.items()}
+    cpu = {name: min(sum(rank.cpu_seconds for rank in turn) for turn in turns[name]) for name in turns}
 
     best_chunks = min(chunks, key=lambda n: seconds[f"2 stages, {n} chunks"])
     best = f"2 stages, {best_chunks} chunks"
@@ -307,7 +312,7 @@ def main() -> None:
     one = seconds["one device"]
     show(
         f"{shape.layers} LSTM layers, H={shape.hidden}, {shape.rows} rows, window {shape.window}, fp32, gloo",
-        ["side", "seconds a step", "over one device", "CPU seconds"],
+        ["contender", "seconds per step", "over one device", "CPU seconds"],
         [[name, f"{value:.3f}", f"{one / value:.2f}", f"{cpu[name]:.2f}"] for name, value in seconds.items()],
         {
             "stages2_over_one": one / seconds[best],

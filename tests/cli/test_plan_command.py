@@ -93,7 +93,7 @@ def test_a_profile_of_another_model_is_an_error(run_toml: Path, capsys: pytest.C
     assert main(["plan", "run.toml", "--profile", "nowhere.json"]) == 2
     assert "--profile=nowhere.json is not a file; create it with `stretto profile --out`" in capsys.readouterr().err
     assert main(["plan", "run.toml", "--hardware", "Z80"]) == 2
-    assert "hardware=Z80 is unknown; choose from A100, H100" in capsys.readouterr().err
+    assert "--hardware=Z80 is unknown; choose from A100, H100" in capsys.readouterr().err
     save_profile(profile([kind()] * 2), Path("two.json"))
     assert main(["plan", "run.toml", "--profile", "two.json"]) == 2
     assert "two.json is the profile of a model with 2 blocks, but this model has 4" in capsys.readouterr().err

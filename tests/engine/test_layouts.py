@@ -72,7 +72,7 @@ def layouts(draw: st.DrawFn) -> Layout:
 @pytest.mark.long
 @given(
     layout=layouts(),
-    model=st.sampled_from(["lstm", "lstm", "barrier", "odd"]),
+    model=st.sampled_from(["lstm", "lstm", "noncausal", "custom_blocks"]),
     is_ragged=st.booleans(),
     num_rows=st.integers(8, 11),
     window=st.integers(2, 14),
@@ -97,7 +97,7 @@ COMMON_LAYOUTS = [
 
 
 @pytest.mark.parametrize("layout", COMMON_LAYOUTS, ids=str)
-@pytest.mark.parametrize("model", ["lstm", "barrier"])
+@pytest.mark.parametrize("model", ["lstm", "noncausal"])
 def test_common_layouts_equal_one_device_in_float32(layout: Layout, model: str, pools: RankPools) -> None:
     check(pools, layout, Case(model, dtype=torch.float32), tolerance=1e-5)
 
@@ -111,14 +111,14 @@ def test_bf16_equals_one_device_within_its_eight_bits(layout: Layout, pools: Ran
 
 @pytest.mark.parametrize("layout", [Layout(stages=4, chunks=3), Layout(replicas=2, stages=2, chunks=3)], ids=str)
 def test_stages_without_weights_work(layout: Layout, pools: RankPools) -> None:
-    check(pools, layout, Case("bare"), tolerance=1e-9)
+    check(pools, layout, Case("weightless"), tolerance=1e-9)
 
 
 @pytest.mark.parametrize("layout", COMMON_LAYOUTS, ids=str)
 def test_unused_weights_and_learned_initial_states_get_the_right_gradients(layout: Layout, pools: RankPools) -> None:
-    alone = run_single_device(Case("odd"))
+    alone = run_single_device(Case("custom_blocks"))
     assert alone.gradients["blocks.2.start.bias"].any() and not alone.gradients["blocks.1.unused.weight"].any()
-    check(pools, layout, Case("odd"), tolerance=1e-9)
+    check(pools, layout, Case("custom_blocks"), tolerance=1e-9)
 
 
 def weights_without_a_seed(world: World) -> Tensor:

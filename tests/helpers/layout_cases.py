@@ -1,4 +1,4 @@
-"""Models, windows and steps that tests run on several ranks and on one, to compare."""
+"""Models, windows and training steps that tests run in a layout and on one device, to compare."""
 
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -49,7 +49,7 @@ def lstm_model() -> list[Block]:
 
 
 def noncausal_model() -> list[Block]:
-    """With a block in the middle that looks ahead."""
+    """A block in the middle looks ahead in time."""
     return [
         Embedding(NUM_TOKENS, WIDTH),
         LSTM(WIDTH, WIDTH),
@@ -66,7 +66,7 @@ class OneHot(nn.Module):
 
 
 def weightless_model() -> list[Block]:
-    """Its first and its middle stages are without weights."""
+    """Its first and middle stages have no weights."""
     return [Pointwise(OneHot()), Dropout(0.2), GRU(NUM_TOKENS, WIDTH), Dropout(0.2), Linear(WIDTH, NUM_TOKENS)]
 
 
@@ -97,7 +97,7 @@ class LearnedInitialState(Block):
 
 
 def custom_block_model() -> list[Block]:
-    """What users may bring: idle weights, and a learned initial state."""
+    """Custom blocks: one with unused weights, one with a learned initial state."""
     return [
         Embedding(NUM_TOKENS, WIDTH),
         UnusedWeights(),
@@ -107,7 +107,12 @@ def custom_block_model() -> list[Block]:
     ]
 
 
-MODELS = {"odd": custom_block_model, "lstm": lstm_model, "barrier": noncausal_model, "bare": weightless_model}
+MODELS = {
+    "custom_blocks": custom_block_model,
+    "lstm": lstm_model,
+    "noncausal": noncausal_model,
+    "weightless": weightless_model,
+}
 
 
 LANGUAGE = Task.language(NUM_TOKENS)
@@ -115,7 +120,7 @@ LANGUAGE = Task.language(NUM_TOKENS)
 
 @dataclass(frozen=True)
 class Case:
-    """What is computed; a layout says how."""
+    """A training run to compare: everything but the layout."""
 
     model: str = "lstm"
     num_rows: int = 8
@@ -141,7 +146,7 @@ class RandomWindows:
     is_stateful: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "is_stateful", self.case.model != "barrier")
+        object.__setattr__(self, "is_stateful", self.case.model != "noncausal")
 
     @property
     def lanes(self) -> int:
@@ -165,16 +170,22 @@ class RandomWindows:
         return self._read(position.index, inputs, targets)
 
     def _read(self, position: int, inputs: bool, targets: bool) -> Window:
-        before, now = self._lengths(position - 1), self._lengths(position)
-        num_steps, lengths = now
+        steps_before, lengths_before = self._lengths(position - 1)
+        num_steps, lengths = self._lengths(position)
         tokens = torch.randint(NUM_TOKENS, (num_steps + 1, self.case.num_rows), generator=self._generator(position, 1))
-        asked = tokens[1:].clone()
-        asked[torch.arange(num_steps).unsqueeze(1) >= lengths] = -100
-        has_ended = before[1] < before[0]
+        next_tokens = tokens[1:].clone()
+        next_tokens[torch.arange(num_steps).unsqueeze(1) >= lengths] = -100
+        has_ended = lengths_before < steps_before
         fresh = torch.ones_like(has_ended) if position == 0 or not self.is_stateful else has_ended
         rows = slice(self.lane_indices.start, self.lane_indices.stop)
-        numbers = torch.arange(self.case.num_rows)
-        window = Window(num_steps, numbers, lengths, fresh, tokens[:-1] if inputs else None, asked if targets else None)
+        window = Window(
+            num_steps,
+            torch.arange(self.case.num_rows),
+            lengths,
+            fresh,
+            tokens[:-1] if inputs else None,
+            next_tokens if targets else None,
+        )
         return window[rows]
 
     def _lengths(self, position: int) -> tuple[int, Tensor]:
@@ -192,7 +203,7 @@ class RandomWindows:
 
 @dataclass(frozen=True)
 class Result:
-    """What the steps of a case gave on one rank."""
+    """The outcome of a case on one rank."""
 
     replica: int
     stage: int
@@ -204,7 +215,7 @@ class Result:
 
 
 def run_case(world: World, case: Case, layout: Layout) -> Result:
-    """Take the steps of a case on this rank of a layout."""
+    """Train a case on this rank of a layout."""
     model = Stack(MODELS[case.model]()).to(case.dtype)
     engine = make_engine(model, TokenLoss(), layout, world, seed=3, precision=case.precision)
     mesh = engine.mesh
@@ -212,7 +223,7 @@ def run_case(world: World, case: Case, layout: Layout) -> Result:
 
 
 def run_single_device(case: Case) -> Result:
-    """Take the same steps on one device, uncut: what every layout must equal."""
+    """Train a case on one device: what every layout must equal."""
     model = initialize(Stack(MODELS[case.model]()).to(case.dtype), seed=3)
     engine = LocalEngine(model, TokenLoss(), precision=case.precision)
     return _train(engine, RandomWindows(case), case, 0, 0)

@@ -54,7 +54,7 @@ def input_(num_steps: int = 6, num_rows: int = 3, num_features: int = WIDTH) -> 
 
 @given(block=BLOCKS, num_steps=st.integers(2, 8), num_rows=st.integers(2, 5), key=st.integers(0, 2**62))
 @settings(max_examples=60, deadline=None)
-def test_every_causal_block_and_every_stack_of_them_keeps_the_law(
+def test_every_causal_block_and_stack_satisfies_the_chunk_law(
     block: Block, num_steps: int, num_rows: int, key: int
 ) -> None:
     report = check_chunk_law(block.double(), input_(num_steps, num_rows), key=key, tolerance=1e-12)
@@ -62,12 +62,12 @@ def test_every_causal_block_and_every_stack_of_them_keeps_the_law(
     assert max(report.outputs, report.state, report.gradients) <= 1e-12
 
 
-def test_an_embedding_keeps_the_law_on_tokens() -> None:
+def test_an_embedding_satisfies_the_chunk_law_on_tokens() -> None:
     check_chunk_law(Stack([Embedding(9, 4), LSTM(4, 4)]).double(), torch.randint(9, (5, 3)))
 
 
 class HidesState(Block):
-    """Keeps what it should hand out."""
+    """Keeps its state in the module."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -188,7 +188,7 @@ class GrowsItsState(Block):
         (Stack([Linear(WIDTH, WIDTH), HidesState()]), "Stack breaks the chunk law"),
     ],
 )
-def test_a_block_that_breaks_the_law_is_caught_and_told_how(block: Block, reason: str) -> None:
+def test_a_block_that_breaks_the_law_is_rejected_with_the_reason(block: Block, reason: str) -> None:
     with pytest.raises(LawError, match=reason):
         check_chunk_law(block.double(), input_())
 
@@ -196,22 +196,22 @@ def test_a_block_that_breaks_the_law_is_caught_and_told_how(block: Block, reason
 @pytest.mark.parametrize(
     "block", [BidirectionalLSTM(WIDTH, 3), Stack([Linear(WIDTH, WIDTH), Residual(BidirectionalLSTM(WIDTH, 3))])]
 )
-def test_a_block_that_looks_ahead_is_refused_with_a_clear_word(block: Block) -> None:
+def test_a_block_that_looks_ahead_is_rejected(block: Block) -> None:
     with pytest.raises(LawError, match="declares causal=False: it looks ahead in time"):
         check_chunk_law(block.double(), input_())
 
 
-def test_a_check_leaves_no_gradients_behind_and_takes_float32_for_what_it_is() -> None:
+def test_a_check_leaves_no_gradients_behind_and_allows_for_rounding_in_float32() -> None:
     block = LSTM(WIDTH, WIDTH)
     assert check_chunk_law(block, input_().float()).gradients < 1e-4
     assert all(parameter.grad is None for parameter in block.parameters())
 
 
-def test_a_module_that_is_no_block_is_refused() -> None:
+def test_a_module_that_is_not_a_block_is_rejected() -> None:
     with pytest.raises(LawError, match=r"LSTM is not a stretto\.nn\.Block"):
         check_chunk_law(nn.LSTM(WIDTH, WIDTH), input_())  # type: ignore[arg-type]
 
 
-def test_an_input_that_can_not_be_cut_is_refused() -> None:
+def test_an_input_too_short_to_cut_is_rejected() -> None:
     with pytest.raises(LawError, match="1 steps and 3 rows"):
         check_chunk_law(LSTM(WIDTH, WIDTH).double(), input_(num_steps=1))

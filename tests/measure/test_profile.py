@@ -1,4 +1,4 @@
-"""A measured profile: what it holds, that it says the same everywhere, and that its memory is what a step keeps."""
+"""Measured profiles: their content, that all ranks get the same one, and that their memory is what a step keeps."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -42,11 +42,11 @@ def measure(world: World, folder: str) -> Profile:
 
 @pytest.fixture(scope="module")
 def measured(pools: RankPools, byte_corpus: Corpus) -> list[Profile]:
-    found: list[Profile] = pools[2].run(measure, str(byte_corpus.store.location))
-    return found
+    profiles: list[Profile] = pools[2].run(measure, str(byte_corpus.store.location))
+    return profiles
 
 
-def test_all_ranks_have_the_same_profile_of_each_kind_once(measured: list[Profile]) -> None:
+def test_all_ranks_get_the_same_profile_with_each_kind_once(measured: list[Profile]) -> None:
     profile, other = measured
     assert profile == other
     assert profile.blocks == ("embedding", "lstm", "lstm", "linear") == tuple(name_kinds(model()))
@@ -58,7 +58,7 @@ def test_all_ranks_have_the_same_profile_of_each_kind_once(measured: list[Profil
     assert profile.weight_bytes == 4 * sum(weight.numel() for weight in model().parameters())
     assert profile.optimizer_bytes == 2, "the two moments of AdamW"
     assert profile.node is not None and profile.node.bandwidth > 1e6 and profile.network is None
-    assert [found.ranks for found in profile.all_reduces] == [2] and [found.ranks for found in profile.speeds] == [1, 2]
+    assert [cost.ranks for cost in profile.all_reduces] == [2] and [speed.ranks for speed in profile.speeds] == [1, 2]
 
 
 def test_a_profile_is_read_as_it_was_written(measured: list[Profile], tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_profile_is_read_as_it_was_written(measured: list[Profile], tmp_path: 
         load_profile(tmp_path / "old.json")
 
 
-def test_a_plan_can_be_made_from_it(measured: list[Profile], byte_corpus: Corpus) -> None:
+def test_a_measured_profile_gives_a_plan(measured: list[Profile], byte_corpus: Corpus) -> None:
     load = find_workload(Lanes(byte_corpus, 8, 16))
     assert [window.tolist() for window in load.windows] == [[16] * 8] and load.tokens == 128
     plan = find_plan(measured[0], load, Cluster(2))
@@ -81,7 +81,7 @@ def test_a_plan_can_be_made_from_it(measured: list[Profile], byte_corpus: Corpus
 
 
 def test_the_memory_of_live_chunks_is_what_a_step_keeps(measured: list[Profile], byte_corpus: Corpus) -> None:
-    """Counted in a real step: the bytes that forwards save before the first backward frees any."""
+    """Counted in a real step: the bytes that forwards save before the first backward."""
     data = Lanes(byte_corpus, 8, 16)
     for chunks in (1, 4, 6):
         stack = initialize(model(), 1)
@@ -99,26 +99,26 @@ def test_the_memory_of_live_chunks_is_what_a_step_keeps(measured: list[Profile],
             engine.step(data.read(Position()), None, 1)
         held = sum(size for pointer, size in seen.items() if pointer not in weights)
         (stage,) = predict(CostModel(measured[0]), find_workload(data), Layout(chunks=chunks), Cluster(1)).stages
-        # All live chunks are taken to be as long as the longest: 6 x 3 steps of a window of 16.
+        # The prediction takes all live chunks to be as long as the longest: 6 x 3 steps of a window of 16.
         longest = chunks * -(-16 // chunks) / 16
         assert stage.memory.activations == pytest.approx(held * longest, rel=0.2)
 
 
 def test_a_model_that_no_rank_can_hold_is_measured_block_by_block(pools: RankPools, byte_corpus: Corpus) -> None:
-    found: list[Profile] = pools[2].run(measure_without_room, str(byte_corpus.store.location))
-    profile = found[0]
-    assert profile == found[1] and set(profile.kinds) == {"embedding", "lstm", "linear"}
+    profiles: list[Profile] = pools[2].run(measure_without_memory, str(byte_corpus.store.location))
+    profile = profiles[0]
+    assert profile == profiles[1] and set(profile.kinds) == {"embedding", "lstm", "linear"}
     assert profile.action_overhead == 0, "whole steps were not run"
     lstm = profile.kinds["lstm"]
-    # Nor chunks that were foreseen to be too large: what is larger is worked out from what is there.
+    # Nor were chunks that would be too large; their costs are extrapolated.
     assert lstm.rows == (1,) and CostModel(profile).chunk(1, 2, 8, 16).forward > 2 * lstm.points[0].forward
-    assert [speed.ranks for speed in profile.speeds] == [1, 2] and [found.ranks for found in profile.all_reduces] == [2]
+    assert [speed.ranks for speed in profile.speeds] == [1, 2] and [cost.ranks for cost in profile.all_reduces] == [2]
 
 
-def test_a_machine_that_does_other_things_is_said_to(pools: RankPools, byte_corpus: Corpus) -> None:
-    found: list[Profile] = pools[2].run(measure_disturbed, str(byte_corpus.store.location))
-    assert found[0].notes["disturbed"] == "other work ran on the machine during the measurement"
-    assert found[0] == found[1]
+def test_a_disturbed_measurement_is_noted_in_the_profile(pools: RankPools, byte_corpus: Corpus) -> None:
+    profiles: list[Profile] = pools[2].run(measure_disturbed, str(byte_corpus.store.location))
+    assert profiles[0].notes["disturbed"] == "other work ran on the machine during the measurement"
+    assert profiles[0] == profiles[1]
 
 
 def measure_disturbed(world: World, folder: str) -> Profile:
@@ -130,7 +130,7 @@ def measure_disturbed(world: World, folder: str) -> Profile:
         stretto.measure.rank_speeds._PLAUSIBLE = before
 
 
-def measure_without_room(world: World, folder: str) -> Profile:
+def measure_without_memory(world: World, folder: str) -> Profile:
     before = stretto.measure.profile._MEMORY_FRACTION
     stretto.measure.profile._MEMORY_FRACTION = 1e-9
     try:
@@ -159,13 +159,13 @@ def test_the_key_changes_with_what_a_profile_depends_on(byte_corpus: Corpus) -> 
     assert len({profile_input.key, *(other.key for other in others)}) == 7
 
 
-def test_a_profile_of_a_device_that_is_not_here_is_derived(byte_corpus: Corpus) -> None:
+def test_a_profile_is_derived_from_a_data_sheet(byte_corpus: Corpus) -> None:
     shapes = block_shapes(model(), Lanes(byte_corpus, 8, 16))
     lstm = shapes[1]
     assert (lstm.weights, lstm.recurrent, lstm.outputs, lstm.state) == (8 * 32 * 32 + 8 * 32, 4 * 32 * 33, 32, 64)
     assert shapes[0].embedding_weights == 256 * 32 and shapes[0].weights == 0
     derived = derive_profile(KNOWN_HARDWARE["A100"], shapes, 8, 16)
     assert derived.is_simulated and derived.weight_bytes == 4 * sum(w.numel() for w in model().parameters())
-    # Sixteen steps that wait for each other: at least as many starts.
+    # Sixteen sequential steps need at least as many kernel launches.
     assert CostModel(derived).chunk(1, 2, 8, 16).forward > 16 * KNOWN_HARDWARE["A100"].launch_seconds
     assert find_plan(derived, find_workload(Lanes(byte_corpus, 8, 16)), Cluster(16, 2)).chosen.layout.num_ranks == 1

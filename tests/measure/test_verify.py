@@ -1,4 +1,4 @@
-"""`verify` passes what is lawful, and names what isn't."""
+"""`verify` accepts models that satisfy the laws, and names the block or loss that breaks one."""
 
 from pathlib import Path
 
@@ -64,24 +64,24 @@ def on_rank(world: World, kind: str, folder: Path, layout: Layout) -> Verificati
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_a_lawful_model_passes_and_the_others_fail_by_name(layout: Layout, byte_corpus: Corpus) -> None:
+def test_a_lawful_model_passes_and_a_broken_one_is_named(layout: Layout, byte_corpus: Corpus) -> None:
     ranks = RankPool(2)
     for kind, verdict in (
         ("lawful", "equal to one rank, to 1e-09"),
         ("hiding", "block 2: HidesState breaks the chunk law"),
         ("mean", "the loss is not a sum over time"),
     ):
-        found = ranks.run(on_rank, kind, byte_corpus.location, layout)
-        assert found[0] == found[1], "every rank gets the same answer"
-        assert found[0].is_equal == (kind == "lawful")
-        assert found[0].verdict.startswith(verdict)
+        verifications = ranks.run(on_rank, kind, byte_corpus.location, layout)
+        assert verifications[0] == verifications[1], "every rank gets the same result"
+        assert verifications[0].is_equal == (kind == "lawful")
+        assert verifications[0].verdict.startswith(verdict)
     ranks.close()
 
 
-def test_one_rank_can_verify_micro_batches_and_chunks_by_itself(byte_corpus: Corpus) -> None:
+def test_one_rank_alone_can_verify_micro_batches_and_chunks(byte_corpus: Corpus) -> None:
     lanes = Lanes(byte_corpus, 8, 12)
-    found = verify(lawful().double(), TokenLoss(), lanes, Layout(micro_batches=3, chunks=5, recompute=True))
-    assert found.is_equal and [block.name for block in found.blocks][1] == "LSTM"
+    verification = verify(lawful().double(), TokenLoss(), lanes, Layout(micro_batches=3, chunks=5, recompute=True))
+    assert verification.is_equal and [block.name for block in verification.blocks][1] == "LSTM"
     assert not verify(hiding().double(), TokenLoss(), lanes, Layout(chunks=3)).is_equal
 
 
@@ -92,17 +92,17 @@ def test_a_loss_is_checked_by_itself() -> None:
 
 
 def mean_of_labels(y: Tensor, targets: Tensor) -> LossSum:
-    found = SequenceLoss()(y, targets)
-    return LossSum(found.total / found.count.clamp(min=1), found.count)
+    loss = SequenceLoss()(y, targets)
+    return LossSum(loss.total / loss.count.clamp(min=1), loss.count)
 
 
-def test_a_mean_of_labels_is_found_out_though_they_are_asked_at_the_end(tmp_path: Path) -> None:
+def test_a_mean_of_labels_is_rejected_even_if_labels_are_at_the_end(tmp_path: Path) -> None:
     rows = [[token % 7 for token in range(20)] for _ in range(24)]
     write_tokens(tmp_path / "data", [rows], 7, [[row % 3 for row in range(24)]])
     data = Batches(LabeledItems(Sequences.open(tmp_path / "data")), 200)
     stack = Stack([Embedding(7, 6), LSTM(6, 5), Linear(5, 3)])
-    found = verify(stack, mean_of_labels, data, Layout())
-    assert not found.is_equal and "the loss is not a sum" in found.verdict
+    verification = verify(stack, mean_of_labels, data, Layout())
+    assert not verification.is_equal and "the loss is not a sum" in verification.verdict
 
 
 def on_rank_of(world: World, folder: Path, layout: Layout) -> Verification:
@@ -119,12 +119,12 @@ def test_batches_of_unequal_rows_are_compared_row_by_row(layout: Layout, tmp_pat
     rows = [[token % 7 for token in range(1 + row * row % 13)] for row in range(24)]
     write_tokens(tmp_path / "data", [rows], 7, [[row % 3 for row in range(24)]])
     ranks = RankPool(2)
-    for found in ranks.run(on_rank_of, tmp_path / "data", layout):
-        assert found.is_equal and found.verdict.startswith("equal to one rank, to 1e-09"), found
+    for verification in ranks.run(on_rank_of, tmp_path / "data", layout):
+        assert verification.is_equal and verification.verdict.startswith("equal to one rank, to 1e-09"), verification
     ranks.close()
 
 
-def test_the_command_says_what_it_found(
+def test_the_command_prints_the_verdict(
     byte_corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -140,5 +140,7 @@ def test_the_command_says_what_it_found(
         "    return stretto.nn.Stack([stretto.nn.Embedding(n, 4), Mean(), stretto.nn.Linear(4, n)])\n"
     )
     assert main(["verify", "run.toml", "--layout.replicas", "2", "--model.factory", "mine.py:build"]) == 1
-    said = capfd.readouterr().err
-    assert said.startswith("stretto: error: block 1: Mean breaks the chunk law: cut in time") and said.count("\n") == 1
+    error = capfd.readouterr().err
+    assert (
+        error.startswith("stretto: error: block 1: Mean breaks the chunk law: cut in time") and error.count("\n") == 1
+    )

@@ -8,11 +8,11 @@ from stretto.plan.profile import AllReduceCost, BlockKind, CostPoint, Link, Prof
 
 
 @given(profiles())
-def test_points_are_what_was_measured_and_runs_are_their_sums(drawn: Profile) -> None:
+def test_measured_points_are_exact_and_ranges_of_blocks_are_sums(drawn: Profile) -> None:
     costs = CostModel(drawn)
-    for found in drawn.kinds.values():
-        for point in found.points:
-            chunk = interpolate(found, point.rows, point.steps)
+    for block_kind in drawn.kinds.values():
+        for point in block_kind.points:
+            chunk = interpolate(block_kind, point.rows, point.steps)
             assert (chunk.forward, chunk.backward) == pytest.approx((point.forward, point.backward), abs=1e-12)
     whole = costs.chunk(0, costs.num_blocks, 4, 8)
     each = [costs.chunk(index, index + 1, 4, 8) for index in range(costs.num_blocks)]
@@ -21,13 +21,13 @@ def test_points_are_what_was_measured_and_runs_are_their_sums(drawn: Profile) ->
 
 
 @given(st.integers(1, 64), st.integers(1, 64))
-def test_what_is_linear_is_found_between_and_beyond_the_points(rows: int, steps: int) -> None:
-    found = interpolate(kind(1e-3, 3e-3, start=1e-4), rows, steps)
-    assert found.forward == pytest.approx(1e-4 + 1e-3 * rows * steps / 128)
-    assert found.backward == pytest.approx(1e-4 + 3e-3 * rows * steps / 128)
+def test_a_linear_cost_is_exact_between_and_beyond_the_points(rows: int, steps: int) -> None:
+    cost = interpolate(kind(1e-3, 3e-3, start=1e-4), rows, steps)
+    assert cost.forward == pytest.approx(1e-4 + 1e-3 * rows * steps / 128)
+    assert cost.backward == pytest.approx(1e-4 + 3e-3 * rows * steps / 128)
 
 
-def test_a_single_point_is_taken_in_proportion() -> None:
+def test_a_single_point_is_scaled_in_proportion() -> None:
     single = BlockKind(points=(CostPoint(rows=8, steps=16, forward=1.0, backward=2.0, saved=64),))
     half = interpolate(single, 4, 16)
     assert (half.forward, half.backward, half.saved) == pytest.approx((0.5, 1.0, 32))
@@ -38,15 +38,15 @@ def test_ranks_that_share_cores_are_slower_the_more_of_them_compute() -> None:
     speeds = tuple(
         RankSpeed(ranks=ranks, contended=contended, solo=1.0) for ranks, contended in ((1, 1.0), (2, 0.9), (4, 0.4))
     )
-    found = CostModel(profile([kind()], speeds=speeds)).speeds
-    assert found.of(2, 1) == 1.0 and found.of(2, 2) == pytest.approx(0.9)
+    model = CostModel(profile([kind()], speeds=speeds)).speeds
+    assert model.of(2, 1) == 1.0 and model.of(2, 2) == pytest.approx(0.9)
     # All four are as fast together as 1.6 ranks; three of them share that.
-    assert found.of(4, 4) == pytest.approx(0.4) and found.of(4, 3) == pytest.approx(1.6 / 3)
-    assert found.of(8, 8) == pytest.approx(0.2), "more than were measured share what those had"
+    assert model.of(4, 4) == pytest.approx(0.4) and model.of(4, 3) == pytest.approx(1.6 / 3)
+    assert model.of(8, 8) == pytest.approx(0.2), "more ranks than were measured share the same cores"
     assert CostModel(profile([kind()])).speeds.of(8, 8) == 1.0
 
 
-def test_sums_are_as_measured_or_else_as_links_allow() -> None:
+def test_an_all_reduce_costs_what_was_measured_or_else_what_links_allow() -> None:
     link, network = Link(latency=1e-6, bandwidth=1e10), Link(latency=1e-5, bandwidth=1e9)
     costs = CostModel(
         profile(

@@ -13,7 +13,7 @@ from stretto.plan.workload import Workload
 
 
 @given(profiles(), st.integers(1, 4), st.integers(1, 3), st.integers(1, 5), st.booleans())
-def test_all_runs_at_once_are_what_each_is_by_itself(
+def test_the_memory_of_all_ranges_at_once_equals_that_of_each(
     drawn: Profile, stages: int, micro_batches: int, chunks: int, recompute: bool
 ) -> None:
     costs = CostModel(drawn)
@@ -27,7 +27,7 @@ def test_all_runs_at_once_are_what_each_is_by_itself(
 
 
 @pytest.mark.parametrize("chunks", [1, 3, 4, 6, 12])
-def test_a_window_that_does_not_divide_evenly_takes_at_least_what_it_takes_whole(chunks: int) -> None:
+def test_a_window_split_unevenly_needs_at_least_the_memory_of_the_whole(chunks: int) -> None:
     costs = CostModel(profile([kind(saved=1e6)]))
     (stage,) = predict(costs, Workload.of(8, 16), Layout(chunks=chunks), Cluster(1)).stages
     assert stage.memory.activations >= 1e6

@@ -42,9 +42,9 @@ def test_a_value_out_of_range_is_rejected_in_one_sentence(
     values = json.loads(profile([kind()]).model_dump_json())
     change(values, path, value)
     (tmp_path / "bad.json").write_text(json.dumps(values))
-    with pytest.raises(PlanError, match="is not a profile") as found:
+    with pytest.raises(PlanError, match="is not a profile") as error:
         load_profile(tmp_path / "bad.json")
-    assert sentence in str(found.value) and "\n" not in str(found.value)
+    assert sentence in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[1]", b"null"])

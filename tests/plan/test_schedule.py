@@ -17,7 +17,7 @@ def test_several_micro_batches_are_first_in_first_out_and_their_chunks_last_in_f
 
 
 @given(SIZES)
-def test_each_action_is_taken_once_on_every_stage(sizes: tuple[int, int, int]) -> None:
+def test_each_action_runs_once_on_every_stage(sizes: tuple[int, int, int]) -> None:
     stages, micro_batches, chunks = sizes
     every = {
         Action(kind, micro_batch, chunk)
@@ -35,7 +35,7 @@ def test_each_action_is_taken_once_on_every_stage(sizes: tuple[int, int, int]) -
 
 
 @given(SIZES)
-def test_what_a_stage_needs_of_itself_comes_before(sizes: tuple[int, int, int]) -> None:
+def test_a_stage_runs_its_own_dependencies_first(sizes: tuple[int, int, int]) -> None:
     stages, micro_batches, chunks = sizes
     for stage in range(stages):
         done: set[Action] = set()

@@ -22,39 +22,41 @@ LOAD = Workload.of(8, 16)
 @pytest.mark.long
 @given(profiles(), st.integers(1, 6), st.lists(st.integers(1, 20), min_size=4, max_size=9))
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-def test_what_is_not_simulated_could_not_be_among_the_best(drawn: Profile, devices: int, lengths: list[int]) -> None:
+def test_a_layout_that_is_not_simulated_is_not_among_the_best(drawn: Profile, devices: int, lengths: list[int]) -> None:
     workload = Workload([lengths, lengths[::2]])
     cluster = Cluster(devices, 2 if devices % 2 == 0 else 1)
-    looking = _LayoutSearch(CostModel(drawn), workload, cluster, uses_all=False)
+    search = _LayoutSearch(CostModel(drawn), workload, cluster, uses_all=False)
     everything = []
-    for tried in looking._layouts():
-        fitted = looking.fit(tried)
+    for layout in search._layouts():
+        fitted = search.fit(layout)
         if fitted is not None:
             everything.append(predict(CostModel(drawn), workload, fitted, cluster))
-            assert looking.bounds.rough(tried) <= everything[-1].seconds * (1 + 1e-9)
+            assert search.bounds.rough(layout) <= everything[-1].seconds * (1 + 1e-9)
     if not everything:
         with pytest.raises(PlanError, match="no layout"):
             find_plan(drawn, workload, cluster)
         return
-    for found in everything:
-        assert looking.bounds.of(found.layout) <= found.seconds * (1 + 1e-9), "a bound is one"
+    for prediction in everything:
+        assert search.bounds.of(prediction.layout) <= prediction.seconds * (1 + 1e-9), (
+            "a lower bound is not above the time"
+        )
     plan = find_plan(drawn, workload, cluster, num_best=3)
     assert plan.num_simulated <= len(everything)
-    fastest = min(found.seconds for found in everything)
+    fastest = min(prediction.seconds for prediction in everything)
     assert plan.chosen.seconds <= fastest * 1.05
-    for found in plan.best:
-        grid = found.layout.replicas, found.layout.stages
-        own = [one.seconds for one in everything if (one.layout.replicas, one.layout.stages) == grid]
-        assert found.seconds == min(own)
+    for prediction in plan.best:
+        grid = prediction.layout.replicas, prediction.layout.stages
+        seconds = [one.seconds for one in everything if (one.layout.replicas, one.layout.stages) == grid]
+        assert prediction.seconds == min(seconds)
     # The three best grids are there.
     grids = {(one.layout.replicas, one.layout.stages) for one in everything}
     bests = sorted(
         min(one.seconds for one in everything if (one.layout.replicas, one.layout.stages) == grid) for grid in grids
     )
-    shown = sorted(found.seconds for found in plan.best)
+    shown = sorted(prediction.seconds for prediction in plan.best)
     assert shown == bests[: len(shown)]
     if len(shown) < min(3, len(grids)):
-        assert bests[len(shown)] > 2 * bests[0], "what takes twice as long is of no interest"
+        assert bests[len(shown)] > 2 * bests[0], "only layouts twice as slow are left out"
     alone = [one for one in everything if one.layout.num_ranks == 1]
     assert plan.fits_single_device == bool(alone)
     if alone:
@@ -86,7 +88,7 @@ def test_a_balanced_model_uses_all_devices_and_a_cheap_one_stays_on_one() -> Non
     assert "one device alone would be" in advise(forced)
 
 
-def test_ranks_that_share_two_cores_are_not_worth_more_than_two() -> None:
+def test_four_ranks_on_two_cores_are_no_better_than_two() -> None:
     speeds = tuple(
         RankSpeed(ranks=ranks, contended=contended, solo=1.0) for ranks, contended in ((1, 1.0), (2, 0.98), (4, 0.49))
     )
@@ -97,7 +99,7 @@ def test_ranks_that_share_two_cores_are_not_worth_more_than_two() -> None:
 def test_a_heavy_last_block_gets_a_stage_of_its_own() -> None:
     kinds = [kind(0, 0), *[kind(0.1, 0.2)] * 4, kind(0.4, 0.8)]
     plan = find_plan(profile(kinds), LOAD, Cluster(2), uses_all=True)
-    (halves,) = [found.layout for found in plan.best if found.layout.stages == 2]
+    (halves,) = [prediction.layout for prediction in plan.best if prediction.layout.stages == 2]
     assert halves.blocks == (5, 1)
     assert balance(profile(kinds), LOAD, Cluster(2), Layout(stages=2, chunks=4)).blocks == (5, 1)
 
@@ -107,14 +109,16 @@ def test_too_little_memory_rejects_layouts_and_turns_on_recomputation() -> None:
     roomy = find_plan(profile(kinds, memory=1e12), LOAD, Cluster(2))
     assert roomy.fits_single_device and not roomy.chosen.layout.recompute
     tight = find_plan(profile(kinds, memory=1.2e9), LOAD, Cluster(2))
-    assert all(found.memory <= 1.2e9 for found in tight.best)
+    assert all(prediction.memory <= 1.2e9 for prediction in tight.best)
     # Rows can't be cut further than to one; windows can, if chunks are run again.
     row = Workload.of(1, 16)
     again = find_plan(profile(kinds, memory=2e8), row, Cluster(1))
     assert again.chosen.layout.recompute and again.chosen.layout.chunks > 1 and again.chosen.memory <= 2e8
     weighty = find_plan(profile([kind(weight_bytes=10**8)] * 4, memory=1.2e9), LOAD, Cluster(2))
     assert not weighty.fits_single_device and "one device would need 2 GB" in advise(weighty)
-    assert ("1 stage", "needs more than 1.2 GB") in {(found.layouts, found.reason) for found in weighty.rejected}
+    assert ("1 stage", "needs more than 1.2 GB") in {
+        (rejection.layouts, rejection.reason) for rejection in weighty.rejected
+    }
     with pytest.raises(
         PlanError, match=r"no layout is possible with devices=2 .*needs more than 1e-06 GB\); use more devices"
     ):
@@ -132,26 +136,28 @@ def test_ranks_that_share_a_machine_share_its_memory() -> None:
     assert find_plan(machine, LOAD, Cluster(2)).chosen.layout.replicas == 1
 
 
-def test_what_is_rejected_has_a_reason() -> None:
+def test_a_rejected_layout_has_a_reason() -> None:
     plan = find_plan(profile([kind(0.1, 0.2)] * 2), Workload.of(2, 16), Cluster(4))
-    reasons = {(found.layouts, found.reason) for found in plan.rejected}
+    reasons = {(rejection.layouts, rejection.reason) for rejection in plan.rejected}
     assert ("more than 2 stages", "the model has 2 blocks") in reasons
     assert ("more than 2 replicas", "the global batch has 2 rows") in reasons
 
 
-def test_stages_stay_on_a_node_unless_gradients_weigh_more() -> None:
+def test_stages_stay_on_one_node_unless_gradients_are_larger_than_activations() -> None:
     slow = Link(latency=1e-4, bandwidth=1e8)
     talkative = [kind(0.1, 0.2, output_bytes=1e6, weight_bytes=0)] * 2
     heavy = [kind(0.1, 0.2, output_bytes=1, weight_bytes=10**8)] * 2
     for kinds, adjacent in ((talkative, "stages"), (heavy, "replicas")):
         plan = find_plan(profile(kinds, network=slow), LOAD, Cluster(4, 2), uses_all=True)
-        grid = [found for found in plan.best if (found.layout.replicas, found.layout.stages) == (2, 2)]
-        assert min(grid, key=lambda found: found.seconds).layout.adjacent == adjacent
+        grid = [
+            prediction for prediction in plan.best if (prediction.layout.replicas, prediction.layout.stages) == (2, 2)
+        ]
+        assert min(grid, key=lambda prediction: prediction.seconds).layout.adjacent == adjacent
 
 
 def test_a_model_that_looks_ahead_is_not_cut_in_time() -> None:
     plan = find_plan(profile([kind(0.1, 0.2)] * 4), Workload([[16] * 8], is_causal=False), Cluster(4))
-    assert all(found.layout.chunks == 1 for found in plan.best)
+    assert all(prediction.layout.chunks == 1 for prediction in plan.best)
 
 
 def test_a_missing_link_is_an_error_that_names_it() -> None:

@@ -20,7 +20,7 @@ def one_or_two(stage: int, action: Action) -> float:
 
 
 def random_cost(random: Random) -> tuple[Callable[[int, Action], float], dict[tuple[int, Action], float]]:
-    """A random but fixed cost for each action, and the costs that were asked for so far."""
+    """A random but fixed cost for each action, and the costs that were used so far."""
     costs: dict[tuple[int, Action], float] = {}
     return lambda stage, action: costs.setdefault((stage, action), random.uniform(0.1, 3)), costs
 

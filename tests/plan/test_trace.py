@@ -33,7 +33,7 @@ def made_up(replicas: int, stages: int, micro_batches: int, chunks: int) -> Trac
 
 
 @given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 3), st.integers(1, 5))
-def test_what_is_read_is_what_was_written(replicas: int, stages: int, micro_batches: int, chunks: int) -> None:
+def test_a_trace_is_read_as_it_was_written(replicas: int, stages: int, micro_batches: int, chunks: int) -> None:
     trace = made_up(replicas, stages, micro_batches, chunks)
     read = Trace.from_json(trace.to_json())
     assert read.step == 7
@@ -70,6 +70,6 @@ def test_viewers_find_a_named_row_for_each_rank_and_times_in_microseconds() -> N
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"traceEvents": []}', '{"traceEvents": [{"ph": "X"}], "otherData": {}}'])
-def test_another_file_is_refused_by_name(text: str) -> None:
+def test_a_file_that_is_not_a_trace_is_rejected_by_name(text: str) -> None:
     with pytest.raises(DataError, match=r"runs/one/trace\.json is not a trace of a step"):
         Trace.from_json(text, "runs/one/trace.json")

@@ -1,4 +1,4 @@
-"""Choosing a layout on ranks that are already running: all agree, the engine takes it, the profile is read again."""
+"""Choosing a layout on running ranks: all agree, the engine takes it, and the profile is cached."""
 
 from pathlib import Path
 
@@ -9,6 +9,8 @@ from helpers.rank_pool import RankPools
 from stretto import World, choose_layout, make_engine
 from stretto.base.position import Position
 from stretto.data import Corpus, Lanes
+from stretto.errors import PlanError
+from stretto.measure.profile_input import ProfileInput
 from stretto.nn import LSTM, Embedding, Linear, Stack, TokenLoss
 from stretto.planning import choose
 
@@ -21,8 +23,8 @@ def choose_and_step(world: World, corpus: str, cache: str) -> tuple[str, float]:
     layout = choose_layout(model, loss, windows, world=world, optimizer=torch.optim.SGD, cache=Path(cache))
     engine = make_engine(model, loss, layout, world, seed=1)
     share = windows.share(engine.mesh.replica, layout.replicas, layout.micro_batches)
-    outcome = engine.step(share.read(Position()), None, 1)
-    return str(layout), engine.mesh.world.all_reduce([outcome.total.item()])[0]
+    result = engine.step(share.read(Position()), None, 1)
+    return str(layout), engine.mesh.world.all_reduce([result.total.item()])[0]
 
 
 def test_all_ranks_choose_the_same_layout_and_the_engine_takes_it(
@@ -33,7 +35,7 @@ def test_all_ranks_choose_the_same_layout_and_the_engine_takes_it(
     assert len(list((tmp_path / "profiles").iterdir())) == 1
 
 
-def test_the_profile_that_was_kept_is_not_measured_again(
+def test_a_cached_profile_is_not_measured_again(
     byte_corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone = World(0, 1, torch.device("cpu"))
@@ -41,3 +43,15 @@ def test_the_profile_that_was_kept_is_not_measured_again(
     layout, _ = choose_and_step(*arguments)
     monkeypatch.setattr(choose, "measure_on_ranks", lambda *_: pytest.fail("measured again"))
     assert choose_and_step(*arguments)[0] == layout
+
+
+def test_a_model_that_fits_in_no_layout_is_an_error_of_one_sentence(
+    byte_corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ProfileInput, "device_memory", 1e4)
+    with pytest.raises(PlanError) as error:
+        choose_and_step(World(0, 1, torch.device("cpu")), str(byte_corpus.store.location), str(tmp_path))
+    assert str(error.value) == (
+        "no layout is possible with devices=1 (1 stage: needs more than 1e-05 GB); "
+        "use more devices or memory, or a smaller model"
+    )

@@ -66,7 +66,7 @@ def layout_of(grid: tuple[int, int]) -> Layout:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("model", "optimizer"), [("lstm", "adamw"), ("lstm", "sgd"), ("lstm", "asgd"), ("odd", "adamw")]
+    ("model", "optimizer"), [("lstm", "adamw"), ("lstm", "sgd"), ("lstm", "asgd"), ("custom_blocks", "adamw")]
 )
 @pytest.mark.parametrize("grids", [TO_ONE_DEVICE, TO_ANY_NUMBER], ids=["to one device", "to any number"])
 def test_the_curve_is_the_same_through_any_layouts(
