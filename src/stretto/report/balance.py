@@ -13,7 +13,7 @@ from stretto.report.markup import Html, tag
 from stretto.report.page import figure, note, section
 from stretto.report.record import RankMeans, Record
 
-# Up to this many ranks get a row each. More ranks get columns, and neighbors share one beyond the second bound.
+# Up to this many ranks get a row each. More ranks get columns; beyond the second bound a column is a mean of neighbors.
 _MAX_ROWS, _MAX_COLUMNS = 24, 256
 _UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1.0, "bytes"))
 
@@ -79,15 +79,14 @@ def _rank_chart(
     """Return a chart with a row per rank, or with columns if there are too many ranks."""
     num_ranks, (factor, unit_name) = len(values), unit
     if num_ranks > _MAX_ROWS:
-        columns = [(name, css_class, _columns(amounts * factor)) for name, css_class, amounts in parts]
+        num_columns = min(num_ranks, _MAX_COLUMNS)
+        columns = [
+            (name, css_class, [float(part.mean()) for part in np.array_split(amounts * factor, num_columns)])
+            for name, css_class, amounts in parts
+        ]
         return stacked_column_chart(title, unit_name, "rank", columns, num_ranks)
     rows = [(name, css_class, amounts.tolist()) for name, css_class, amounts in parts]
     return stacked_bar_chart(title, unit, [f"rank {rank}" for rank in range(num_ranks)], rows, format_value, values)
-
-
-def _columns(values: Floats) -> Sequence[float]:
-    """Return a value per column: of one rank, or the mean of neighbors if there are too many ranks."""
-    return [float(part.mean()) for part in np.array_split(values, min(len(values), _MAX_COLUMNS))]
 
 
 def _bubble_chart(ranks: RankMeans) -> Html:

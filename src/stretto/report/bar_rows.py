@@ -50,18 +50,11 @@ class BarChart:
             bar = tag("svg", *_draw_bar(row.boxes, _SCREENS), height=_BAR_HEIGHT)
             cells += [tag("span", row.name), bar, tag("span", row.value, class_="unit")]
         is_long = max((len(row.name) + len(row.value) for row in self.rows), default=0) > 20
-        return join(
-            heading(self.title),
-            legend([(name, f"chip {css_class}") for name, css_class in self.parts] if len(self.parts) > 1 else []),
-            tag(
-                "div",
-                *cells,
-                tag("svg", *self._axis(), height=_AXIS_HEIGHT, class_="axis"),
-                class_="bars stacked" if is_long else "bars",
-                role="img",
-                aria_label=f"{self.title}: {self.description}",
-            ),
-        )
+        entries = [(name, f"chip {css_class}") for name, css_class in self.parts] if len(self.parts) > 1 else []
+        axis = tag("svg", *self._axis(), height=_AXIS_HEIGHT, class_="axis")
+        bars_class, label = "bars stacked" if is_long else "bars", f"{self.title}: {self.description}"
+        bars = tag("div", *cells, axis, class_=bars_class, role="img", aria_label=label)
+        return join(heading(self.title), legend(entries), bars)
 
     def to_svg(self, width: float = 1000) -> str:
         """Return the chart as the content of an SVG file, with the page's style inside."""

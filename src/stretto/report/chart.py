@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from stretto.report.markup import Attribute, Html, join, tag
+from stretto.report.markup import Html, join, tag
 from stretto.report.ticks import Scale, choose_scale, format_short, linear, tick_formatter
 
 CHAR_WIDTH = 6.9  # the mean width of a letter in pixels
@@ -46,10 +46,10 @@ class XAxis:
 
     label: str
     end: float = 0.0  # the axis reaches at least this far
-    is_integer: bool = True
     css_class: str | None = None
-    column: str = "step"  # of the series that is drawn over this axis
+    column: str = "step"  # the column of a series that is drawn along this axis
     unit: float = 1.0  # the column is divided by this
+    is_integer: bool = True
 
 
 STEP_AXIS = (XAxis("step"),)
@@ -75,9 +75,8 @@ def line_chart(
     y = _y_scale(shown, from_zero)
     views = []
     for index, axis in enumerate(x_axes):
-        positions = [
-            x for line in shown for x, value in zip(line.x[index], line.y, strict=True) if math.isfinite(value)
-        ]
+        points = [point for line in shown for point in zip(line.x[index], line.y, strict=True)]
+        positions = [position for position, value in points if math.isfinite(value)]
         start, end = min(0.0, *positions), max(axis.end, *positions)
         x = linear(start, end, 10 if is_large else 5, is_integer=axis.is_integer, is_tight=True)
         drawn = [_band(x, y, line, index) for line in shown if len(line.low)]
@@ -85,8 +84,8 @@ def line_chart(
         dotted = [_draw_mark(x, at[index], text, height) for at, text in marks if x.low <= at[index] <= x.high]
         view = (*_x_axis(x, axis.label, height), *dotted, _viewport(height, drawn))
         x_range = f"{x.low:.12g} {x.high:.12g}"
-        attributes: dict[str, Attribute] = {"data_range": x_range, "data_integer": axis.is_integer}
-        views.append(tag("g", *view, class_=axis.css_class, data_x=axis.label, **attributes))
+        kind, is_integer = axis.css_class, axis.is_integer
+        views.append(tag("g", *view, class_=kind, data_x=axis.label, data_range=x_range, data_integer=is_integer))
     words = "; ".join(_describe_line(line) for line in shown if not line.is_faint or len(shown) == 1)
     plot_data = f"{y.low:.12g} {y.high:.12g} {int(y.is_log)} {_TOP} {_TOP + height}"
     return join(
@@ -143,7 +142,7 @@ def stacked_column_chart(
 
 
 def heading(title: str, unit: str = "") -> Html:
-    """Return the title of a chart, with the unit of its y axis: turned by a quarter, few people would read it."""
+    """Return the title of a chart, with the unit of its y axis: rotated beside the axis it would be hard to read."""
     return tag("div", title, tag("span", unit, class_="unit") if unit else None, class_="title")
 
 
@@ -155,16 +154,9 @@ def legend(entries: Iterable[tuple[str, str]]) -> Html | None:
 
 def box(start: float, stop: float, y: float, height: float, css_class: str, tooltip: str) -> Html:
     """Return a box between two fractions of the width."""
-    x, width = percent(start), percent(max(stop - start, 0))
-    return tag(
-        "rect",
-        tag("title", tooltip),
-        x=x,
-        y=round(y, 1),
-        width=width,
-        height=round(height, 1),
-        class_=f"fill {css_class}",
-    )
+    x, y, height = percent(start), round(y, 1), round(height, 1)
+    width, css_class = percent(max(stop - start, 0)), f"fill {css_class}"
+    return tag("rect", tag("title", tooltip), x=x, y=y, width=width, height=height, class_=css_class)
 
 
 def percent(fraction: float) -> str:
@@ -189,12 +181,9 @@ def ticks(x: Scale, y: float) -> list[Html]:
 
 
 def _y_scale(lines: Sequence[Line], from_zero: bool) -> Scale:
-    values = [
-        value
-        for line in lines
-        for value in (*line.y, *_without_outliers(line.low), *_without_outliers(line.high))
-        if math.isfinite(value)
-    ]
+    values = [value for line in lines for value in line.y if math.isfinite(value)]
+    for line in lines:
+        values += _without_outliers(line.low) + _without_outliers(line.high)
     return choose_scale(min(values), max(values), 4, from_zero=from_zero)
 
 
@@ -233,10 +222,8 @@ def _x_axis(x: Scale, label: str, height: float) -> list[Html]:
 
 
 def _viewport(height: float, drawn: Sequence[Html]) -> Html:
-    view_box = f"0 0 {_WIDTH} {_HEIGHT}"
-    return tag(
-        "svg", *drawn, y=_TOP, width="100%", height=height, viewBox=view_box, preserveAspectRatio="none", class_="data"
-    )
+    view, fit = f"0 0 {_WIDTH} {_HEIGHT}", "none"
+    return tag("svg", *drawn, y=_TOP, width="100%", height=height, viewBox=view, preserveAspectRatio=fit, class_="data")
 
 
 def _draw_mark(x: Scale, position: float, tooltip: str, height: float) -> Html:

@@ -56,9 +56,9 @@ def _x_axes(histories: Sequence[StepHistory], targets: str) -> list[XAxis]:
     seconds, tokens = max(steps.seconds for steps in histories), max(steps.tokens for steps in histories)
     unit, unit_seconds = run_time_unit(seconds)
     return [
-        XAxis("step", max(steps.last for steps in histories), css_class="by-steps"),
-        XAxis(f"{unit} in steps", seconds / unit_seconds, False, "by-seconds", "seconds", unit_seconds),
-        XAxis(f"{targets} trained on", tokens, css_class="by-tokens", column="tokens"),
+        XAxis("step", max(steps.last for steps in histories), "by-steps"),
+        XAxis(f"{unit} in steps", seconds / unit_seconds, "by-seconds", "seconds", unit_seconds, is_integer=False),
+        XAxis(f"{targets} trained on", tokens, "by-tokens", "tokens"),
     ]
 
 
@@ -123,25 +123,21 @@ def _gradient_norm_chart(runs: Mapping[str, Record], axes: Sequence[XAxis]) -> H
 
 
 def _lines(runs: Mapping[str, Record], axes: Sequence[XAxis], column: str) -> list[Line]:
-    """Return a line per run, with a name and without limits if there are several runs."""
     lines = []
     for color, (name, record) in enumerate(runs.items()):
         series = record.steps.series
         x, y = _positions(series, axes), series.mean(column).tolist()
-        lines.append(Line(name, color, x, y) if len(runs) > 1 else Line("", color, x, y, *_limits(series, column)))
+        # The limits of several runs would cover each other.
+        limits = _limits(series, column) if len(runs) == 1 else ((), ())
+        lines.append(Line(name if len(runs) > 1 else "", color, x, y, *limits))
     return lines
 
 
 def _speed_chart(runs: Mapping[str, Record], axes: Sequence[XAxis], targets: str) -> Html:
-    lines = [
-        Line(
-            name if len(runs) > 1 else "",
-            color,
-            _positions(record.steps.series, axes),
-            _smoothed_speed(record.steps).tolist(),
-        )
-        for color, (name, record) in enumerate(runs.items())
-    ]
+    lines = []
+    for color, (name, record) in enumerate(runs.items()):
+        x, speed = _positions(record.steps.series, axes), _smoothed_speed(record.steps).tolist()
+        lines.append(Line(name if len(runs) > 1 else "", color, x, speed))
     span = next(iter(runs.values())).steps.smoothing_span
     smoothed = f", smoothed over {span:,} steps" if len(runs) == 1 and span > 1 else ""
     return line_chart("Speed", lines, axes, unit=f"{targets} per second{smoothed}", from_zero=True)

@@ -46,23 +46,17 @@ def failures_section(record: Record, inventory: CheckpointInventory) -> Html:
 def checkpoints_section(saves: SaveHistory, inventory: CheckpointInventory) -> Html:
     """Return which checkpoints were saved, how long that took, and which still exist."""
     parts: list[Html | None] = [note(_describe_saves(saves.series))]
-    rows = [
-        (
-            f"{read_int(line, 'step'):,}",
-            format_bytes(read_number(line, "num_bytes")),
-            format_seconds(read_number(line, "seconds")),
-            format_seconds(read_number(line, "blocked_seconds")),
-        )
-        for line in reversed(saves.last)
-    ]
+    rows = []
+    for line in reversed(saves.last):
+        times = (format_seconds(read_number(line, name)) for name in ("seconds", "blocked_seconds"))
+        rows.append((f"{read_int(line, 'step'):,}", format_bytes(read_number(line, "num_bytes")), *times))
     if rows:
         parts.append(table(("after step", "size", "time to save", "training blocked"), rows))
     if saves.series.num_rows > len(rows):
         parts.append(tag("div", figure(_saves_chart(saves.series)), class_="grid"))
     if inventory.problem is not None:
-        parts.append(
-            note(f"The checkpoints that still exist in {inventory.location} are unknown: {inventory.problem}.")
-        )
+        problem = f"The checkpoints that still exist in {inventory.location} are unknown: {inventory.problem}."
+        parts.append(note(problem))
     elif inventory.manifests:
         existing = [
             f"step {name.step:,}"
@@ -74,22 +68,17 @@ def checkpoints_section(saves: SaveHistory, inventory: CheckpointInventory) -> H
 
 
 def _describe(record: Record, inventory: CheckpointInventory) -> str:
-    num_starts = max(len(record.starts), len(inventory.claims))
-    steps = record.steps
-    events = []
-    if num_starts > 1:
-        events.append(f"was started {num_starts:,} times")
-    if steps.num_skipped:
-        events.append(f"skipped {pluralize(steps.num_skipped, 'step')}")
-    if steps.num_nonfinite:
-        events.append(f"had non-finite values in {pluralize(steps.num_nonfinite, 'step')}")
-    if record.saves.num_failed:
-        events.append(f"failed to save {pluralize(record.saves.num_failed, 'time')}")
-    if record.status.startswith("stopped"):
-        events.append(f"stopped at step {steps.last + 1:,} because of non-finite values")
-    if record.num_unreadable_lines:
-        lines = pluralize(record.num_unreadable_lines, "unreadable line")
-        events.append(f"left {lines} in its log, as happens when it is killed while writing")
+    num_starts, steps, saves = max(len(record.starts), len(inventory.claims)), record.steps, record.saves
+    unreadable = pluralize(record.num_unreadable_lines, "unreadable line")
+    all_events = {
+        f"was started {num_starts:,} times": num_starts > 1,
+        f"skipped {pluralize(steps.num_skipped, 'step')}": steps.num_skipped,
+        f"had non-finite values in {pluralize(steps.num_nonfinite, 'step')}": steps.num_nonfinite,
+        f"failed to save {pluralize(saves.num_failed, 'time')}": saves.num_failed,
+        f"stopped at step {steps.last + 1:,} because of non-finite values": record.status.startswith("stopped"),
+        f"left {unreadable} in its log, as happens when it is killed while writing": record.num_unreadable_lines,
+    }
+    events = [event for event, has_happened in all_events.items() if has_happened]
     if not events:
         return "One start, no failures." if num_starts else "The log has no start."
     return f"The run {'; '.join(events)}."
@@ -102,22 +91,13 @@ def _start_rows(record: Record, inventory: CheckpointInventory) -> list[tuple[st
     for generation in sorted({*lines, *inventory.claims}):
         line, claim = lines.get(generation, {}), inventory.claims.get(generation)
         checkpoint = read_str(line, "resumed_from").rstrip("/").rpartition("/")[2]
-        changes = line.get("changes")
-        if not line:
-            description = "its steps were repeated by a later start"
-        else:
-            description = "; ".join(map(str, changes)) if isinstance(changes, list) else ""
-        rows.append(
-            (
-                str(generation),
-                format_time(claim.time) if claim else "",
-                claim.host if claim else "",
-                read_str(line, "ranks") or (str(claim.num_ranks) if claim else ""),
-                read_str(line, "layout").partition(" (")[0],
-                checkpoint or str((claim and claim.resumed_from) or "the beginning"),
-                description,
-            )
-        )
+        changes = line.get("changes") if line else ["its steps were repeated by a later start"]
+        time, host = (format_time(claim.time), claim.host) if claim else ("", "")
+        ranks = read_str(line, "ranks") or (str(claim.num_ranks) if claim else "")
+        origin = checkpoint or str((claim and claim.resumed_from) or "the beginning")
+        description = "; ".join(map(str, changes)) if isinstance(changes, list) else ""
+        layout = read_str(line, "layout").partition(" (")[0]
+        rows.append((str(generation), time, host, ranks, layout, origin, description))
     return rows
 
 
@@ -144,8 +124,9 @@ def _describe_saves(series: DownsampledSeries) -> str:
 
 def _saves_chart(series: DownsampledSeries) -> Html:
     x = [series.mean("step").tolist()]
+    columns = {"time to save": "seconds", "training blocked": "blocked"}
     lines = [
-        Line("time to save", 0, x, series.mean("seconds").tolist(), has_dots=True),
-        Line("training blocked", 1, x, series.mean("blocked").tolist(), has_dots=True),
+        Line(name, color, x, series.mean(column).tolist(), has_dots=True)
+        for color, (name, column) in enumerate(columns.items())
     ]
     return line_chart("Saves", lines, unit="seconds", from_zero=True)

@@ -12,15 +12,10 @@ from stretto.report.formatting import step_time_unit
 from stretto.report.ticks import linear
 
 _CLASSES = {
-    "data": "c4",
-    "forward": "c0",
-    "backward": "c1",
-    "all_reduce": "c3",
-    "optimizer": "c2",
-    "waiting": "idle",
+    "data": "c4", "forward": "c0", "backward": "c1", "all_reduce": "c3", "optimizer": "c2", "waiting": "idle",
     "other": "rest",
-}
-# Bars that would be thinner than a pixel on a wide screen.
+}  # fmt: skip
+# A bar below this fraction of the axis would be thinner than a pixel on a wide screen.
 _MIN_FRACTION = 1 / 1400
 
 
@@ -37,16 +32,11 @@ class Bar(NamedTuple):
 def bars_from_timeline(timeline: Timeline) -> list[Bar]:
     """Return one bar per action; each stage is a row."""
     label_of = action_labels(timed.action for timed in timeline.timed_actions)
-    return [
-        Bar(
-            timed.stage,
-            "forward" if timed.action.kind is ActionKind.FORWARD else "backward",
-            label_of(timed.action),
-            timed.start,
-            timed.stop,
-        )
-        for timed in timeline.timed_actions
-    ]
+    bars = []
+    for timed in timeline.timed_actions:
+        kind = "forward" if timed.action.kind is ActionKind.FORWARD else "backward"
+        bars.append(Bar(timed.stage, kind, label_of(timed.action), timed.start, timed.stop))
+    return bars
 
 
 def stage_names(timeline: Timeline) -> list[str]:
@@ -84,14 +74,10 @@ def gantt(title: str, names: Sequence[str], bars: Sequence[Bar], max_seconds: fl
             css_class = _CLASSES.get(bar.kind, "rest")
             boxes[bar.row].append(Box(bar.start / end, bar.stop / end, css_class, tooltip, label))
     kinds = [kind for kind in _CLASSES if any(bar.kind == kind for bar in bars)]
-    return BarChart(
-        title,
-        f"{len(names)} rows, {format_seconds(end)} in total; {', '.join(kinds)}",
-        [(kind.replace("_", "-"), _CLASSES[kind]) for kind in kinds],
-        [BarRow(name, row) for name, row in zip(names, boxes, strict=True)],
-        linear(0.0, end * factor, 10, is_tight=True),
-        unit,
-    )
+    description = f"{len(names)} rows, {format_seconds(end)} in total; {', '.join(kinds)}"
+    entries = [(kind.replace("_", "-"), _CLASSES[kind]) for kind in kinds]
+    rows = [BarRow(name, row) for name, row in zip(names, boxes, strict=True)]
+    return BarChart(title, description, entries, rows, linear(0.0, end * factor, 10, is_tight=True), unit)
 
 
 def _merge_thin_bars(bars: Sequence[Bar], min_seconds: float) -> list[Bar]:

@@ -13,12 +13,10 @@ def page(title: str, *body: Html, has_script: bool = True) -> str:
     style, script = read_style(), _read_asset("page.js") if has_script else ""
     # The policy allows only the style and script with these hashes: a script that got into the text would not run.
     scripts = f"'{_csp_hash(script)}'" if script else "'none'"
-    policy = (
-        f"default-src 'none'; style-src '{_csp_hash(style)}'; script-src {scripts}; base-uri 'none'; form-action 'none'"
-    )
+    sources = f"default-src 'none'; style-src '{_csp_hash(style)}'; script-src {scripts}"
     head = join(
         tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=policy),
+        tag("meta", http_equiv="Content-Security-Policy", content=f"{sources}; base-uri 'none'; form-action 'none'"),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
         tag("title", title),
@@ -53,9 +51,8 @@ def definition_list(pairs: Iterable[tuple[str, str]]) -> Html:
 
 def tiles(pairs: Iterable[tuple[str, str]]) -> Html:
     """Return values in large type, each with its name."""
-    return tag(
-        "div", *(tag("div", tag("b", value), tag("span", name), class_="tile") for name, value in pairs), class_="tiles"
-    )
+    boxes = (tag("div", tag("b", value), tag("span", name), class_="tile") for name, value in pairs)
+    return tag("div", *boxes, class_="tiles")
 
 
 def figure(picture: Html, class_: str | None = None) -> Html:

@@ -2,8 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
 
 from stretto.config.layout import Layout
 from stretto.plan.units import format_bytes, format_seconds
@@ -13,21 +12,23 @@ from stretto.report.page import note, section, table
 from stretto.report.record import JsonObject, RankMeans, Record, StepHistory, read_int, read_number
 
 _MEMORY = "memory of the fullest rank"
-
 _Row = tuple[str, str, str, str]
+# A name, the planned and the measured value, and how to format both.
+_Quantity = tuple[str, float, float, Callable[[float], str]]
 
 
-def find_planned_layout(plan: Mapping[str, Any] | None, record: Record) -> Mapping[str, Any] | None:
+def find_planned_layout(record: Record) -> JsonObject | None:
     """Return the plan's prediction for the layout of a run; None if the plan does not have one."""
-    if plan is None or record.config is None:
+    if record.plan is None or record.config is None:
         return None
     layout = record.config.layout.model_dump(mode="json", exclude={"auto", "elastic"})
-    best = plan.get("best")
-    listed = [*(best if isinstance(best, list) else []), plan.get("one_device")]
+    best = record.plan.get("best")
+    listed = [*(best if isinstance(best, list) else []), record.plan.get("one_device")]
     predictions = [prediction for prediction in listed if isinstance(prediction, Mapping)]
     same = [prediction for prediction in predictions if prediction.get("layout") == layout]
     # A layout without `blocks` is balanced by the plan, so its blocks may differ.
-    similar = [one for one in predictions if _without_blocks(one.get("layout")) == _without_blocks(layout)]
+    blockless = _without_blocks(layout)
+    similar = [prediction for prediction in predictions if _without_blocks(prediction.get("layout")) == blockless]
     return next(iter([*same, *similar]), None)
 
 
@@ -39,7 +40,7 @@ def plan_comparison_section(record: Record) -> Html | None:
     advice = record.plan.get("advice")
     if isinstance(advice, str):
         parts.append(tag("p", advice, class_="advice"))
-    rows = _rows(record, find_planned_layout(record.plan, record))
+    rows = _rows(record, find_planned_layout(record))
     if rows:
         parts.append(table(("quantity", "planned", "measured", "measured / planned"), rows))
         if any(row[0] == _MEMORY for row in rows):
@@ -47,59 +48,52 @@ def plan_comparison_section(record: Record) -> Html | None:
     else:
         parts.append(note("The plan has no prediction for the layout of this run."))
     if len(record.plan_events) > 1:
-        compared = [_event_row(line) for line in record.plan_events]
+        events = [(f"{read_int(line, 'step'):,}", *_event_seconds(line)) for line in record.plan_events]
         parts.append(note("Each start compares its own first steps:"))
-        parts.append(table(("after step", "planned", "measured", "measured / planned"), compared))
+        parts.append(
+            table(
+                ("after step", "planned", "measured", "measured / planned"),
+                [_row(*event, format_seconds) for event in events],
+            )
+        )
     if record.plan.get("is_simulated") is True:
         parts.append(note("The plan is based on a data sheet, not on measurements."))
     return section("plan", "Plan and measurement", *parts)
 
 
 def _rows(record: Record, prediction: JsonObject | None) -> list[_Row]:
-    seconds = math.nan if prediction is None else read_number(prediction, "seconds")
-    measured = _median_step(record.steps)
     if record.plan_events:
-        line = record.plan_events[-1]
-        seconds, measured = read_number(line, "predicted"), read_number(line, "measured")
-    rows = [_row("time per step", seconds, measured, format_seconds)]
+        planned, measured = _event_seconds(record.plan_events[-1])
+    else:
+        planned = math.nan if prediction is None else read_number(prediction, "seconds")
+        measured = _median_step(record.steps)
+    quantities: list[_Quantity] = [("time per step", planned, measured, format_seconds)]
     ranks = record.ranks
     if prediction is not None and ranks.num_ranks:
-        rows.append(_row("bubble", read_number(prediction, "bubble"), ranks.bubble, format_percent))
-        rows.append(_row(_MEMORY, read_number(prediction, "memory"), ranks.max_memory, format_bytes))
+        quantities.append(("bubble", read_number(prediction, "bubble"), ranks.bubble, format_percent))
+        quantities.append((_MEMORY, read_number(prediction, "memory"), ranks.max_memory, format_bytes))
         if record.config is not None:
-            rows += _stage_rows(prediction.get("stages"), ranks, record.config.layout)
-    return [row for row in rows if row is not None]
+            quantities += _stage_quantities(prediction.get("stages"), ranks, record.config.layout)
+    return [_row(*quantity) for quantity in quantities if math.isfinite(quantity[1]) and math.isfinite(quantity[2])]
 
 
-def _stage_rows(stages: object, ranks: RankMeans, layout: Layout) -> list[_Row | None]:
-    if not isinstance(stages, list) or layout.stages == 1 or ranks.num_ranks != layout.num_ranks:
-        return []
-    rows = []
-    for index, stage in enumerate(stage for stage in stages[:16] if isinstance(stage, Mapping)):
-        members = [rank for rank in range(layout.num_ranks) if _stage_of(rank, layout) == index]
-        busy = float(ranks.busy[members].mean())
-        rows.append(_row(f"compute of stage {index}", read_number(stage, "busy"), busy, format_seconds))
-    return rows
+def _stage_quantities(stages: object, ranks: RankMeans, layout: Layout) -> Iterator[_Quantity]:
+    if isinstance(stages, list) and layout.stages > 1 and ranks.num_ranks == layout.num_ranks:
+        # Adjacent ranks are the stages of one replica, or the replicas of one stage.
+        is_by_stage = layout.adjacent == "stages"
+        busy = ranks.busy.reshape(-1, layout.stages).T if is_by_stage else ranks.busy.reshape(layout.stages, -1)
+        planned = [stage for stage in stages[:16] if isinstance(stage, Mapping)]
+        for index, (stage, seconds) in enumerate(zip(planned, busy.mean(axis=1).tolist(), strict=False)):
+            yield f"compute of stage {index}", read_number(stage, "busy"), seconds, format_seconds
 
 
-def _row(name: str, planned: float, measured: float, format_value: Callable[[float], str]) -> _Row | None:
-    if not (math.isfinite(planned) and math.isfinite(measured)):
-        return None
-    return name, format_value(planned), format_value(measured), _ratio(measured, planned)
+def _event_seconds(line: JsonObject) -> tuple[float, float]:
+    return read_number(line, "predicted"), read_number(line, "measured")
 
 
-def _event_row(line: JsonObject) -> _Row:
-    planned, measured = read_number(line, "predicted"), read_number(line, "measured")
-    step = f"{read_int(line, 'step'):,}"
-    return step, format_seconds(planned), format_seconds(measured), _ratio(measured, planned)
-
-
-def _ratio(measured: float, planned: float) -> str:
-    return f"{measured / planned:.2f}" if planned > 0 else "-"
-
-
-def _stage_of(rank: int, layout: Layout) -> int:
-    return rank % layout.stages if layout.adjacent == "stages" else rank // layout.replicas
+def _row(name: str, planned: float, measured: float, format_value: Callable[[float], str]) -> _Row:
+    ratio = f"{measured / planned:.2f}" if planned > 0 else "-"
+    return name, format_value(planned), format_value(measured), ratio
 
 
 def _median_step(steps: StepHistory) -> float:

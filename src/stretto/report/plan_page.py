@@ -39,12 +39,12 @@ def plan_page(plan: Plan, profile: Profile, workload: Workload, timeline: Timeli
 
 def _describe(plan: Plan, profile: Profile, workload: Workload) -> str:
     cluster = plan.cluster
-    many = "processes on one" if profile.shares_memory else "x"
+    times = "processes on one" if profile.shares_memory else "x"
     nodes = f" on {cluster.nodes} nodes" if cluster.nodes > 1 else ""
     simulated = " Simulated from a data sheet; no such device was measured." if profile.is_simulated else ""
     notes = "; ".join(f"{key}: {value}" for key, value in profile.notes.items())
     return (
-        f"{cluster.devices} {many} {profile.device}{nodes}. A step reads {workload.max_rows:,} rows of up to "
+        f"{cluster.devices} {times} {profile.device}{nodes}. A step reads {workload.max_rows:,} rows of up to "
         f"{workload.num_steps:,} time steps.{simulated} {plan.num_layouts:,} layouts were considered, "
         f"{plan.num_simulated:,} of them simulated; the others can't be among the best. {notes}"
     )
@@ -66,9 +66,8 @@ def _phases_chart(plan: Plan) -> Html:
     factor, unit = step_time_unit(max(prediction.seconds for prediction in shown))
     names = [layout_name(prediction) for prediction in shown]
     values = [format_seconds(prediction.seconds) for prediction in shown]
-    return stacked_bar_chart(
-        "A step of each layout", (factor, f"{unit} per step"), names, parts, format_seconds, values
-    )
+    axis_unit = (factor, f"{unit} per step")
+    return stacked_bar_chart("A step of each layout", axis_unit, names, parts, format_seconds, values)
 
 
 def _balance_chart(prediction: Prediction, profile: Profile) -> Html:

@@ -9,7 +9,6 @@ from stretto.report.failures import checkpoints_section, failures_section
 from stretto.report.markup import Html, tag
 from stretto.report.page import definition_list, note, page, section
 from stretto.report.plan_comparison import plan_comparison_section
-from stretto.report.record import Record
 from stretto.report.record_reader import ProgressCallback, read_record
 from stretto.report.sequence_lengths import lengths_section
 from stretto.report.step_timeline import step_section
@@ -25,8 +24,10 @@ def render_run(folder: Path | str, on_progress: ProgressCallback = lambda fracti
     record = read_record(folder, on_progress)
     inventory = read_checkpoint_inventory(record)
     data_digest = None if inventory.newest is None else inventory.newest.run_info.data
+    has_steps = record.steps.series.num_rows > 0
+    charts = curves({record.name: record}) if has_steps else note("The log has no step yet.")
     sections: dict[tuple[str, str], Html | None] = {
-        ("curves", "Curves"): _curves_section(record),
+        ("curves", "Curves"): section("curves", "Training curves", charts),
         ("configuration", "Configuration"): configuration_section(record, inventory),
         ("timeline", "Timeline"): step_section(record),
         ("balance", "Load balance"): balance_section(record),
@@ -38,18 +39,9 @@ def render_run(folder: Path | str, on_progress: ProgressCallback = lambda fracti
     }
     links = [tag("a", link, href=f"#{name}") for (name, link), content in sections.items() if content is not None]
     nav = tag("nav", *links, aria_label="Sections of this page")
-    header = tag("header", tag("p", "Run", class_="kind"), tag("h1", record.name, _badge(record.status)), nav)
+    color = {"finished": " good", "stopped: not finite": " bad"}.get(record.status, "")
+    badge = tag("span", record.status, class_=f"status{color}")
+    header = tag("header", tag("p", "Run", class_="kind"), tag("h1", record.name, badge), nav)
     footer = tag("footer", "Made by `stretto report` from the files of the run; it needs no network.")
     shown = [content for content in sections.values() if content is not None]
     return page(f"Run {record.name}", header, summary_tiles(record), *shown, footer)
-
-
-def _badge(status: str) -> Html:
-    color = {"finished": " good", "stopped: not finite": " bad"}.get(status, "")
-    return tag("span", status, class_=f"status{color}")
-
-
-def _curves_section(record: Record) -> Html:
-    if not record.steps.series.num_rows:
-        return section("curves", "Training curves", note("The log has no step yet."))
-    return section("curves", "Training curves", curves({record.name: record}))

@@ -14,7 +14,7 @@ from stretto.report.formatting import format_count, format_percent
 from stretto.report.markup import Html, tag
 from stretto.report.page import figure, note, section
 from stretto.report.record import Record, StepHistory
-from stretto.report.ticks import Scale, linear, logarithmic
+from stretto.report.ticks import linear, logarithmic
 from stretto.store.corpus import KIND as CORPUS
 from stretto.store.corpus import Corpus
 from stretto.store.index import INDEX, Store
@@ -34,16 +34,12 @@ class LengthSample:
 
 def lengths_section(record: Record, data_digest: str | None) -> Html:
     """Return the histogram of lengths and the padding; `data_digest` identifies the data the run was trained on."""
-    pictures, words = [], ""
     try:
         lengths = _find_lengths(record, data_digest)
     except (StrettoError, OSError) as error:
         lengths = f"The training data can't be read: {error}."
-    if isinstance(lengths, str):
-        words = lengths
-    else:
-        pictures.append(figure(_histogram(lengths)))
-        words = _describe(lengths)
+    pictures = [] if isinstance(lengths, str) else [figure(_histogram(lengths))]
+    words = lengths if isinstance(lengths, str) else _describe(lengths)
     padding = record.steps.padding
     if padding == 0:
         words += " No batch was padded."
@@ -106,7 +102,6 @@ def _describe(lengths: LengthSample) -> str:
 
 def _histogram(lengths: LengthSample) -> Html:
     low, high = int(lengths.values.min()), int(lengths.values.max())
-    scale: Scale
     if high > 50 * low:
         scale = logarithmic(low, high, 6)
         edges = np.geomspace(scale.low, scale.high, _NUM_BINS + 1)
@@ -117,15 +112,8 @@ def _histogram(lengths: LengthSample) -> Html:
         scale = linear(float(edges[0]), float(edges[-1]), 6, is_tight=True)
     counts = np.histogram(lengths.values, edges)[0]
     median = float(np.median(lengths.values))
-    return histogram_chart(
-        "Lengths of the training data",
-        "steps per sequence",
-        "sequences",
-        edges.tolist(),
-        counts.tolist(),
-        scale,
-        median,
-    )
+    title, x_label = "Lengths of the training data", "steps per sequence"
+    return histogram_chart(title, x_label, "sequences", edges.tolist(), counts.tolist(), scale, median)
 
 
 def _padding_chart(steps: StepHistory) -> Html:

@@ -1,7 +1,6 @@
 """The step timeline: one step as measured, rank by rank, and as the plan simulated it."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from stretto.base.errors import DataError
 from stretto.base.run_folder import TRACE, RunFolder
@@ -19,30 +18,26 @@ from stretto.report.gantt import Bar, bars_from_timeline, bars_from_trace, gantt
 from stretto.report.markup import Html
 from stretto.report.page import figure, note, section
 from stretto.report.plan_comparison import find_planned_layout
-from stretto.report.record import Record, StepHistory
+from stretto.report.record import JsonObject, Record, StepHistory
 
 # For plans that only say how long a stage is busy: a backward takes about twice as long as its forward.
 _BACKWARD_FRACTION = 2 / 3
 # More rows would be hard to read and show nothing new.
 _MAX_ROWS = 32
-_PHASES = (
-    ("data", "reading data", "c4"),
-    ("compute", "forward, backward and all-reduce", "c0"),
-    ("optimizer", "optimizer", "c2"),
-)
+_PHASES = {"data": "reading data", "compute": "forward, backward and all-reduce", "optimizer": "optimizer"}
 
 
 def step_section(record: Record) -> Html:
     """Return the measured timeline, the planned one, and the phases of the mean step."""
     parts: list[Html | None] = []
     trace, problem = _read_trace(record)
+    names, bars = bars_from_trace(trace, _MAX_ROWS) if trace else ([], [])
     planned, origin = _planned_timeline(record)
     # Both charts share one time axis, so that they can be compared by eye.
-    max_seconds = max(_trace_seconds(trace) if trace else 0.0, planned.seconds if planned else 0.0) or None
+    max_seconds = max(planned.seconds if planned else 0.0, *(bar.stop for bar in bars), 0.0)
     if trace is None:
         parts.append(note(problem))
     else:
-        names, bars = bars_from_trace(trace, _MAX_ROWS)
         parts += [note(_explain(trace)), _gantt_figure(f"Step {trace.step:,}, measured", names, bars, max_seconds)]
     if planned is not None:
         names, bars = stage_names(planned)[:_MAX_ROWS], bars_from_timeline(planned)
@@ -52,7 +47,7 @@ def step_section(record: Record) -> Html:
     return section("timeline", "Step timeline", *parts)
 
 
-def _gantt_figure(title: str, names: Sequence[str], bars: Sequence[Bar], max_seconds: float | None) -> Html:
+def _gantt_figure(title: str, names: Sequence[str], bars: Sequence[Bar], max_seconds: float) -> Html:
     return figure(gantt(title, names, bars, max_seconds).to_html(), "full-width")
 
 
@@ -75,26 +70,20 @@ def _explain(trace: Trace) -> str:
     return f"One row per rank; where a row is empty, the rank waits for others.{letters}{hidden}"
 
 
-def _trace_seconds(trace: Trace) -> float:
-    return max((event.stop for row in trace.ranks[:_MAX_ROWS] for event in row.events), default=0.0)
-
-
 def _planned_timeline(record: Record) -> tuple[Timeline | None, str]:
     """Return the planned step of the run's layout and a note on its origin; None if the plan does not have one."""
     if record.plan is None or record.config is None:
         return None, ""
-    without = "It does not include the all-reduce of gradients and the optimizer."
+    scope = "It does not include the all-reduce of gradients and the optimizer."
     timeline = timeline_from_dict(record.plan, record.config.layout)
     if timeline is not None:
-        return timeline, f"The planned step is the plan's own simulation. {without}"
-    planned = find_planned_layout(record.plan, record)
-    origin = (
-        "The planned step is simulated from the busy time of each stage, with a backward twice as long as its forward."
-    )
-    return _timeline_from_busy_times(planned, record.config.layout), f"{origin} {without}"
+        return timeline, f"The planned step is the plan's own simulation. {scope}"
+    origin = "The planned step is simulated from the busy time of each stage"
+    timeline = _timeline_from_busy_times(find_planned_layout(record), record.config.layout)
+    return timeline, f"{origin}, with a backward twice as long as its forward. {scope}"
 
 
-def _timeline_from_busy_times(planned: Mapping[str, Any] | None, layout: Layout) -> Timeline | None:
+def _timeline_from_busy_times(planned: JsonObject | None, layout: Layout) -> Timeline | None:
     """Simulate a step of stages of which only the busy time is known."""
     try:
         busy = [float(stage["busy"]) for stage in planned["stages"]] if planned is not None else []
@@ -108,19 +97,17 @@ def _timeline_from_busy_times(planned: Mapping[str, Any] | None, layout: Layout)
         fraction = _BACKWARD_FRACTION if action.kind is ActionKind.BACKWARD else 1 - _BACKWARD_FRACTION
         return busy[stage] * fraction / num_forwards
 
-    return simulate(
-        [stage_schedule(stage, layout.stages, layout.micro_batches, layout.chunks) for stage in range(layout.stages)],
-        cost,
-    )
+    sizes = layout.stages, layout.micro_batches, layout.chunks
+    return simulate([stage_schedule(stage, *sizes) for stage in range(layout.stages)], cost)
 
 
 def _phases_chart(steps: StepHistory) -> Html:
-    means = {phase: steps.series.total(phase) / steps.series.num_rows for phase, _, _ in _PHASES}
-    total = sum(means.values()) or 1.0
+    means = [steps.series.total(phase) / steps.series.num_rows for phase in _PHASES]
+    total = sum(means) or 1.0
     factor, unit = step_time_unit(total)
     parts = [
-        (f"{name} {format_percent(means[phase] / total)}", css_class, [means[phase]])
-        for phase, name, css_class in _PHASES
+        (f"{name} {format_percent(mean / total)}", css_class, [mean])
+        for name, css_class, mean in zip(_PHASES.values(), ("c4", "c0", "c2"), means, strict=True)
     ]
     title = f"Mean step of rank 0: {format_seconds(total)}"
     return stacked_bar_chart(title, (factor, f"{unit} per step"), ["mean step"], parts, format_seconds)

@@ -4,7 +4,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-_NICE = (1.0, 2.0, 2.5, 5.0, 10.0)
+# A number of at least the first value is written as a multiple of the second.
+_UNITS = ((1e12, 1e12, "T"), (1e9, 1e9, "B"), (1e6, 1e6, "M"), (1e4, 1e3, "k"))
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,8 @@ def tick_formatter(scale: Scale) -> Callable[[float], str]:
     if scale.is_log:
         return _format_power if scale.high >= 1e6 or scale.low <= 1e-4 else format_short
     gap = min((b - a for a, b in zip(scale.ticks, scale.ticks[1:], strict=False)), default=largest)
-    for bound, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "k")):
+    for bound, size, unit in _UNITS:
         if 1e15 > largest >= bound:
-            size = 1e3 if unit == "k" else bound
             digits = _digits(gap / size)
             return lambda tick: "0" if not tick else f"{tick / size:.{digits}f}{unit}"
     if 0 < largest < 1e-3 or largest >= 1e15:
@@ -83,25 +83,23 @@ def tick_formatter(scale: Scale) -> Callable[[float], str]:
 
 def format_short(value: float) -> str:
     """Format a number in few characters: 1,234 or 12.3k or 1.2e-5."""
-    size = abs(value)
-    if size >= 1e15 or 0 < size < 1e-3:
-        mantissa, _, power = f"{value:.2e}".partition("e")
-        return f"{mantissa.rstrip('0').rstrip('.')}e{int(power)}"
-    for bound, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "k")):
-        if size >= bound:
-            return f"{value / (1e3 if unit == 'k' else bound):.4g}{unit}"
+    if abs(value) >= 1e15 or 0 < abs(value) < 1e-3:
+        return _format_power(value, 2)
+    for bound, size, unit in _UNITS:
+        if abs(value) >= bound:
+            return f"{value / size:.4g}{unit}"
     return f"{value:,.0f}" if value == round(value) else f"{value:.4g}"
 
 
-def _format_power(value: float) -> str:
-    """Format a tick of a scale over many decades: 1e6, 3e-5."""
-    mantissa, _, power = f"{value:.0e}".partition("e")
-    return f"{mantissa}e{int(power)}"
+def _format_power(value: float, digits: int = 0) -> str:
+    """Format a number as a multiple of a power of ten: 1e6, 3e-5."""
+    mantissa, _, power = f"{value:.{digits}e}".partition("e")
+    return f"{mantissa.rstrip('0').rstrip('.')}e{int(power)}"
 
 
 def _nice_step(min_step: float) -> float:
     power = 10.0 ** math.floor(math.log10(min_step))
-    return next(nice * power for nice in _NICE if nice * power >= min_step * 0.9999)
+    return next(nice * power for nice in (1.0, 2.0, 2.5, 5.0, 10.0) if nice * power >= min_step * 0.9999)
 
 
 def _digits(gap: float) -> int:
