@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from stretto.base.errors import ConfigError
+from stretto.base.run_folder import COMPARISON, REPORT
 from stretto.cli.output_files import write_errors
 from stretto.cli.parser import Parser
 
@@ -14,7 +15,7 @@ _DOCTYPE = b"<!doctype html>"
 def run(arguments: list[str]) -> None:
     """Write the page and print where it is."""
     options = make_parser().parse_all(arguments)
-    out = options.out or options.run / ("compare.html" if options.compare else "report.html")
+    out = options.out or options.run / (COMPARISON if options.compare else REPORT)
     with write_errors("--out", out):
         _check(options.run, out)
     from stretto.base.disk import write_atomic
