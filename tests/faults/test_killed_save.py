@@ -67,7 +67,7 @@ def test_a_killed_save_leaves_the_earlier_checkpoints_intact(
     run = start(tmp_path / "run", faults_data, grid, rank, 1 + point * (total - 40) // count)
     code, output = run.finish()
     assert code == 0, output
-    assert f"rank {rank} was killed by SIGKILL; all ranks are started again" in output, output
+    assert f"rank {rank} was killed by SIGKILL; restarting all ranks" in output, output
     assert run.final_state() == expected
 
     storage = LocalStorage(tmp_path / "run" / "checkpoints")

@@ -59,7 +59,7 @@ def test_restarts_leave_nothing_behind(num_restarts: int, faults_data: Path, tmp
     run.process.send_signal(signal.SIGTERM)
     code, output = run.finish()
     assert code in (75, 143), output
-    assert output.count("all ranks are started again") == num_restarts
+    assert output.count("restarting all ranks") == num_restarts
     assert not [pid for pid in seen if Path(f"/proc/{pid}").exists()]
     first, last = counts[0], counts[-1]
     assert last[0] <= first[0] + 2 and last[1] <= first[1] + 2 and last[2] <= max(first[2], 1), counts
@@ -83,4 +83,4 @@ def await_new_ranks(run: TrainProcess, seen: set[int]) -> list[int]:
         if len(ranks) == 2 and not seen & set(ranks):
             return ranks
         time.sleep(0.02)
-    raise AssertionError("the ranks were not started again")
+    raise AssertionError("the ranks were not restarted")

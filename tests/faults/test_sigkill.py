@@ -34,7 +34,7 @@ def test_a_killed_rank_does_not_change_the_result(
     was_killed = run.kill(victim)
     code, output = run.finish()
     assert code == 0, output
-    assert "was killed by SIGKILL; all ranks are started again" in output or not was_killed, output
+    assert "was killed by SIGKILL; restarting all ranks" in output or not was_killed, output
     assert run.final_state() == expected
     assert (tmp_path / "run" / "weights.safetensors").is_file()
     log = (tmp_path / "run" / "log.jsonl").read_text()

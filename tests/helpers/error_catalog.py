@@ -908,9 +908,8 @@ ERROR_SECTIONS = (
                 LostPeerError,
             ),
             ErrorCase(
-                "rank <n> was killed by <signal>, so the others were ended too; if nobody did that, the machine may "
-                "have run out of "
-                "memory",
+                "rank <n> was killed by <signal>, so the other ranks were ended; check whether the machine ran "
+                "out of memory (dmesg)",
                 "The system, or someone, killed a rank, and no restart was left.",
                 "See `dmesg` for the out-of-memory killer; use more stages, micro-batches or `layout.recompute`; raise "
                 "`run.restarts`.",

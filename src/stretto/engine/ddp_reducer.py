@@ -1,17 +1,17 @@
-"""DDP's reducer, driven by hand: what `DistributedDataParallel.forward` would do, for a step that never calls it.
+"""The calls to DDP's reducer that `DistributedDataParallel.forward` would make, for a step that never calls it.
 
-The reducer is not documented: `Reducer._rebuild_buckets` and `Reducer.prepare_for_backward` are torch's own affair.
+The reducer is not a public API: `Reducer._rebuild_buckets` and `Reducer.prepare_for_backward` are undocumented.
 """
 
 from torch.nn.parallel import DistributedDataParallel
 
 
 def prepare_for_backward(ddp: DistributedDataParallel) -> None:
-    """Let the reducer reduce each bucket in the next backward, as soon as its gradients are there."""
-    # An empty list: every parameter takes part, there are no unused ones to search for.
+    """Let the reducer all-reduce each bucket during the next backward, as soon as its gradients are ready."""
+    # An empty list: all parameters take part, so it doesn't search the graph for unused ones.
     ddp.reducer.prepare_for_backward([])
 
 
 def rebuild_buckets(ddp: DistributedDataParallel) -> None:
-    """Regroup the parameters in the order in which their gradients came, once that is known."""
+    """Regroup the parameters in the order in which their gradients became ready, once it is known."""
     ddp.reducer._rebuild_buckets()

@@ -1,11 +1,11 @@
-"""The version of the CUDA driver, asked of the driver itself: torch has no name for it."""
+"""The version of the CUDA driver, from the driver itself: torch has no public API for it."""
 
 import ctypes
 
 
 def driver_version() -> int:
-    """Return the newest CUDA version that the driver supports, 12080 for 12.8; an OSError where there is no driver."""
+    """Return the newest CUDA version that the driver supports, 12080 for 12.8; OSError without a driver."""
     version = ctypes.c_int()
     if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)) != 0:
-        raise OSError("the CUDA driver does not tell its version")
+        raise OSError("the CUDA driver does not return its version")
     return version.value

@@ -1,6 +1,6 @@
-"""torch's elastic agent, with a say in how many restarts are left and a look at the exit codes.
+"""torch's elastic agent with a restart policy and access to exit codes.
 
-Torch has no public way to do either: `_monitor_workers`, `_remaining_restarts` and `_pcontext` are its own affair.
+torch has no public API for either: `_monitor_workers`, `_remaining_restarts` and `_pcontext` are private.
 """
 
 from collections.abc import Callable
@@ -10,12 +10,12 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 
-# Takes a failure and the number of restarts that are left; returns how many shall be left.
+# From a failure and the number of restarts left to the new number of restarts left.
 RestartPolicy = Callable[[RunResult, int], int]
 
 
 class ElasticAgent(LocalElasticAgent):
-    """Starts the ranks of this machine and starts them again, as often as a policy allows."""
+    """Starts the ranks of this machine and restarts them as often as a policy allows."""
 
     def __init__(
         self, spec: WorkerSpec, logs: DefaultLogsSpecs, restart_policy: RestartPolicy, *, shutdown_timeout: int
@@ -24,7 +24,7 @@ class ElasticAgent(LocalElasticAgent):
         self._restart_policy = restart_policy
 
     def exit_codes(self) -> list[int | None]:
-        """Return the exit codes of the ranks, as far as they have ended."""
+        """Return the exit codes of the ranks; None for ranks that still run."""
         assert isinstance(self._pcontext, SubprocessContext)
         return [handler.proc.returncode for handler in self._pcontext.subprocess_handlers.values()]
 

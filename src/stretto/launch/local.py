@@ -1,4 +1,4 @@
-"""Local: the ranks of one machine, started, watched and started again by torch's elastic agent."""
+"""Starts, monitors and restarts the ranks of one machine, with torch's elastic agent."""
 
 import logging
 import os
@@ -18,14 +18,14 @@ from stretto.launch.elastic_agent import ElasticAgent
 from stretto.launch.loopback import LoopbackRendezvous
 from stretto.launch.parent_exit import LAUNCHER_PID_VARIABLE, PREEMPTED_EXIT_CODE
 
-# Ranks that are asked to leave have so many seconds to save.
-GRACE = 60
-# What ranks say when another try would end in the same way.
+# Preempted ranks have this many seconds to save.
+GRACE_SECONDS = 60
+# Exit codes after which a restart would fail in the same way: user errors, fenced runs, Ctrl-C.
 _PERMANENT_EXIT_CODES = (2, FencedError.exit_code, 130)
 
 
 class RankFailedError(StrettoError):
-    """A rank has said what went wrong and ended; there is nothing to add but its exit code."""
+    """A rank has printed its error and ended; only its exit code is left to report."""
 
     def __init__(self, exit_code: int, message: str = "") -> None:
         super().__init__(message)
@@ -38,14 +38,14 @@ def launch_local(
     *,
     restarts: int = 0,
     progress: Callable[[], object] = lambda: None,
-    on_message: Callable[[str], None] = lambda what: None,
+    on_message: Callable[[str], None] = lambda message: None,
 ) -> None:
-    """Run `stretto ARGUMENTS` on that many ranks of this machine; return when all are done.
+    """Run `stretto ARGUMENTS` on `num_ranks` ranks of this machine; return when all are done.
 
-    When a rank is lost all are ended and started again, up to `restarts` times in which what `progress` returns has
-    not changed; `on_message` is told of it.
+    When a rank is lost, all ranks are restarted, and `on_message` is called. After `restarts` restarts in a row without
+    progress (`progress` returns the same value as before) the run ends.
     """
-    # The agent logs each failure at length; what the user needs is said once, by us.
+    # The agent logs each failure at length; `on_message` and our errors say what the user needs.
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed.elastic"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -58,14 +58,14 @@ def launch_local(
         max_restarts=restarts,
         monitor_interval=0.1,
     )
-    # No folder of logs: the ranks write where we do.
+    # No log files: the ranks share our output.
     agent = ElasticAgent(
         spec,
         DefaultLogsSpecs(os.devnull),
         _RestartPolicy(restarts, progress, on_message),
-        shutdown_timeout=GRACE,
+        shutdown_timeout=GRACE_SECONDS,
     )
-    # What ranks that are killed leave behind in a temporary folder goes with us.
+    # Temporary files of killed ranks are removed with this folder.
     with make_scratch_folder() as folder, _environment(_rank_environment(num_ranks, folder)):
         try:
             result = agent.run()
@@ -76,23 +76,23 @@ def launch_local(
 
 
 def _rank_environment(num_ranks: int, scratch: str) -> dict[str, str]:
-    """What the ranks and the agent find in their environment; what the user has set of the first two stands."""
+    """Return the environment variables of the ranks and the agent; the user's settings of the first three win."""
     num_threads = str(max(1, (os.cpu_count() or 1) // num_ranks))
     return {
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", num_threads),
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
-        # Torch would print a stack for each connection that a lost rank leaves behind.
+        # torch would print a stack trace for each connection to a lost rank.
         "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "FATAL"),
         "TMPDIR": scratch,
         LAUNCHER_PID_VARIABLE: str(os.getpid()),
-        # Passed on to the ranks, which save and leave when they get the first or the last of these.
+        # Forwarded to the ranks, which save and exit on SIGTERM and SIGUSR1.
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
     }
 
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set variables for as long as the context lasts."""
+    """Set environment variables within the context."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ |= variables
     try:
@@ -106,58 +106,58 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 class _RestartPolicy:
-    """Counts tries without progress, and allows none that would end in the same way."""
+    """Limits restarts without progress, and allows none after errors that a restart can't fix."""
 
     def __init__(self, restarts: int, progress: Callable[[], object], on_message: Callable[[str], None]) -> None:
         self._restarts, self._progress, self._on_message = restarts, progress, on_message
         self._last_progress = progress()
 
     def __call__(self, result: RunResult, remaining: int) -> int:
-        """Return how many restarts are left after this failure, the coming one included."""
+        """Return how many restarts are left after this failure, including the next one."""
         codes = [failure.exitcode for failure in result.failures.values()]
         if any(code in _PERMANENT_EXIT_CODES for code in codes) or all(code == PREEMPTED_EXIT_CODE for code in codes):
             return 0
-        now = self._progress()
-        if now != self._last_progress:
-            self._last_progress, remaining = now, self._restarts
+        progress = self._progress()
+        if progress != self._last_progress:
+            self._last_progress, remaining = progress, self._restarts
         if remaining > 0:
             rank, failure = _root_cause(result)
-            how = f"was killed by {failure.signal_name()}" if failure.exitcode < 0 else "was lost"
-            self._on_message(f"rank {rank} {how}; all ranks are started again ({remaining - 1} more tries after this)")
+            cause = f"was killed by {failure.signal_name()}" if failure.exitcode < 0 else "was lost"
+            self._on_message(f"rank {rank} {cause}; restarting all ranks ({remaining - 1} more restarts left)")
         return remaining
 
 
 def _root_cause(result: RunResult) -> tuple[int, ProcessFailure]:
-    """The failure that is the cause of the others: what can't be mended, then whoever was not just told to end."""
+    """Return the failure that caused the others: permanent errors first, then ranks that weren't just terminated."""
 
     def order(item: tuple[int, ProcessFailure]) -> tuple[bool, bool, int, bool]:
         code = item[1].exitcode
-        was_told = code in (PREEMPTED_EXIT_CODE, -signal.SIGTERM)
-        return code not in _PERMANENT_EXIT_CODES, was_told, item[1].timestamp, code > 0
+        was_terminated = code in (PREEMPTED_EXIT_CODE, -signal.SIGTERM)
+        return code not in _PERMANENT_EXIT_CODES, was_terminated, item[1].timestamp, code > 0
 
     return min(result.failures.items(), key=order)
 
 
 def _failure_error(result: RunResult) -> StrettoError:
-    """Why the ranks have ended; one that ended by itself has said so."""
+    """Return the error for failed ranks; one that ended by itself has printed its own."""
     rank, failure = _root_cause(result)
     if failure.exitcode == PREEMPTED_EXIT_CODE:
-        # All have saved and left, as they were asked to.
+        # All ranks were preempted, and have saved.
         return RankFailedError(LostPeerError.exit_code)
     if failure.exitcode > 0:
         return RankFailedError(failure.exitcode)
     name = failure.signal_name()
-    hint = "if nobody did that, the machine may have run out of memory" if name == "SIGKILL" else "see what it printed"
-    return LostPeerError(f"rank {rank} was killed by {name}, so the others were ended too; {hint}")
+    remedy = "check whether the machine ran out of memory (dmesg)" if name == "SIGKILL" else "check its output"
+    return LostPeerError(f"rank {rank} was killed by {name}, so the other ranks were ended; {remedy}")
 
 
 def _signal_error(codes: Sequence[int | None], number: signal.Signals) -> BaseException:
-    """What it means that we were told to end, after the ranks have ended with these codes."""
+    """Return the error for a signal to the launcher, after the ranks have ended with these exit codes."""
     if number == signal.SIGINT:
-        return KeyboardInterrupt(": the ranks were ended too")
+        return KeyboardInterrupt(": the ranks were ended")
     if all(code in (PREEMPTED_EXIT_CODE, LostPeerError.exit_code) for code in codes):
-        # They have saved, and said so.
+        # They have saved, and printed that.
         return RankFailedError(LostPeerError.exit_code)
     if all(code == 0 for code in codes):
         return RankFailedError(0)
-    return RankFailedError(128 + int(number), f"ended by {number.name}, all ranks too")
+    return RankFailedError(128 + int(number), f"ended by {number.name}, with all ranks")

@@ -1,4 +1,4 @@
-"""Loopback: a rendezvous for the ranks of one machine, which listens on 127.0.0.1 and nowhere else."""
+"""A rendezvous for the ranks of one machine, which listens on 127.0.0.1 only."""
 
 from datetime import timedelta
 
@@ -15,7 +15,7 @@ BACKEND = "stretto-loopback"
 
 
 class LoopbackRendezvous(RendezvousHandler):
-    """One agent, no one to wait for; its store is the one that the ranks use."""
+    """A rendezvous of one agent, which waits for no other; the ranks use its store."""
 
     def __init__(self) -> None:
         self._is_closed = False
@@ -33,7 +33,7 @@ class LoopbackRendezvous(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         listening = listen_at("127.0.0.1", 0, is_single_node=True)
-        assert listening is not None, "loopback is always here"
+        assert listening is not None, "every machine has loopback"
         port = int(listening.getsockname()[1])
         self._store = TCPStore(
             "127.0.0.1", port, is_master=True, timeout=timedelta(minutes=5), wait_for_workers=False,

@@ -1,4 +1,4 @@
-"""Probe: what torch says of itself and of its devices, asked in a process of its own: a broken driver may end it."""
+"""Probes torch and its devices in a separate process, which a broken driver may crash."""
 
 import json
 import platform
@@ -11,27 +11,27 @@ _CODE = "from stretto.launch.probe import print_probe; print_probe()"
 
 
 class ProbeFailedError(Exception):
-    """Torch did not print_probe; the reason is said."""
+    """The probe crashed, failed or did not end in time."""
 
 
 def probe_torch(seconds: float) -> dict[str, Any]:
-    """Return what torch says, from a new process."""
+    """Return the properties of torch and its devices, from a new process."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", _CODE], capture_output=True, text=True, timeout=seconds, check=False
         )
     except subprocess.TimeoutExpired:
         raise ProbeFailedError(f"it did not answer within {seconds:.0f} s") from None
-    lines = done.stdout.splitlines()
-    if done.returncode or not lines:
-        said = (done.stderr.strip().splitlines() or [f"it ended with code {done.returncode}"])[-1]
-        raise ProbeFailedError(said)
-    told: dict[str, Any] = json.loads(lines[-1])
-    return told
+    lines = process.stdout.splitlines()
+    if process.returncode or not lines:
+        message = (process.stderr.strip().splitlines() or [f"it ended with code {process.returncode}"])[-1]
+        raise ProbeFailedError(message)
+    properties: dict[str, Any] = json.loads(lines[-1])
+    return properties
 
 
 def print_probe() -> None:
-    """Write what there is to say as a line of JSON."""
+    """Print the properties of torch and its devices as a line of JSON."""
     import torch
 
     from stretto.launch.cuda_driver import driver_version
@@ -40,7 +40,7 @@ def print_probe() -> None:
     accelerator = _try(lambda: torch.accelerator.current_accelerator(check_available=True), None)
     kind = None if accelerator is None else accelerator.type
     count = _try(torch.accelerator.device_count, 0) if kind else 0
-    told = {
+    properties = {
         "version": torch.__version__,
         "python": platform.python_version(),
         "cuda": torch.version.cuda,
@@ -52,21 +52,21 @@ def print_probe() -> None:
         "driver": _try(driver_version, None) if kind == "cuda" else None,
         "error": _cuda_error() if kind is None and (torch.version.cuda or torch.version.hip) else None,
     }
-    sys.stdout.write("\n" + json.dumps(told) + "\n")
+    sys.stdout.write("\n" + json.dumps(properties) + "\n")
 
 
 def _device(name: str) -> dict[str, Any]:
     import torch
 
     try:
-        # Only a product tells: a driver may know a device that this build has no kernels for.
+        # Only a computation shows it: this build may have no kernels for a device that the driver knows.
         tensor = torch.ones(64, 64, device=name)
         works = float((tensor @ tensor).sum()) == 64.0**3
         free, total = torch.cuda.mem_get_info(name) if name.startswith(("cuda", "hip")) else (0, 0)
         label = torch.cuda.get_device_name(name) if name.startswith("cuda") else name
-    except Exception as error:  # noqa: BLE001 - whatever a driver says is what was asked for
+    except Exception as error:  # noqa: BLE001 - a driver may raise anything
         return {"name": name, "error": str(error).splitlines()[0]}
-    return {"name": label, "error": None if works else "it computes wrong sums", "free": free, "total": total}
+    return {"name": label, "error": None if works else "it computes wrong results", "free": free, "total": total}
 
 
 def _cuda_error() -> str | None:

@@ -1,6 +1,6 @@
-"""c10d: torch's stores and gradient buckets, imported in one place.
+"""torch's stores and gradient buckets, imported in one place.
 
-torch.distributed has these names at run time, but type checkers find them only in the private module that makes them.
+torch.distributed has these names at run time, but type checkers find them only in the private module that defines them.
 """
 
 from typing import TYPE_CHECKING
