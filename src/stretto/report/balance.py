@@ -21,11 +21,9 @@ _UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1.0, "bytes"))
 def balance_section(record: Record) -> Html:
     """Return how long each rank was busy and waiting, and its memory."""
     ranks = record.ranks
-    if not ranks.num_ranks:
-        words = "The log has no figures per rank: the run was too short, or an older version wrote it."
-        return section("balance", "Load balance", note(words))
-    if ranks.num_ranks == 1:
-        return section("balance", "Load balance", note(_describe_one(ranks)))
+    if ranks.num_ranks < 2:
+        missing = "The log has no figures per rank: the run was too short, or an older version wrote it."
+        return section("balance", "Load balance", note(_describe_one(ranks) if ranks.num_ranks else missing))
     charts = [figure(_memory_chart(ranks))]
     if ranks.bubbles.num_rows > 1:
         charts.append(figure(_bubble_chart(ranks)))

@@ -58,11 +58,8 @@ def checkpoints_section(saves: SaveHistory, inventory: CheckpointInventory) -> H
         problem = f"The checkpoints that still exist in {inventory.location} are unknown: {inventory.problem}."
         parts.append(note(problem))
     elif inventory.manifests:
-        existing = [
-            f"step {name.step:,}"
-            + (f" (validation loss {inventory.losses[name]:.4f})" if name in inventory.losses else "")
-            for name in list(inventory.manifests)[:_MAX_ROWS]
-        ]
+        losses = {name: f" (validation loss {loss:.4f})" for name, loss in inventory.losses.items()}
+        existing = [f"step {name.step:,}{losses.get(name, '')}" for name in list(inventory.manifests)[:_MAX_ROWS]]
         parts.append(note(f"Checkpoints that still exist in {inventory.location}: {', '.join(existing)}."))
     return section("checkpoints", "Checkpoints", *parts)
 

@@ -73,7 +73,7 @@ def summary_tiles(record: Record) -> Html:
 def configuration_section(record: Record, inventory: CheckpointInventory) -> Html:
     """Return model, data, layout, time and place of a run, and its complete config, folded."""
     config = record.config
-    pairs = [("folder", str(record.folder))]
+    pairs, folded = [("folder", str(record.folder))], None
     if config is None:
         pairs.append(("config", "missing, or from another version of stretto; this page shows the log only"))
     else:
@@ -86,6 +86,7 @@ def configuration_section(record: Record, inventory: CheckpointInventory) -> Htm
             ("ran on", f"{pluralize(layout.num_ranks, 'rank')}, device {config.run.device}, {config.run.precision}"),
             ("seed", str(config.run.seed)),
         ]
+        folded = tag("details", tag("summary", "Complete config"), tag("pre", dump_config(config).strip()))
     times = [claim.time for claim in inventory.claims.values() if claim.time]
     hosts = sorted({claim.host for claim in inventory.claims.values() if claim.host})
     if times:
@@ -97,9 +98,6 @@ def configuration_section(record: Record, inventory: CheckpointInventory) -> Htm
     if inventory.newest is not None:
         pairs.append(("last saved", format_time(inventory.newest.created)))
         pairs.append(("versions", ", ".join(f"{name} {value}" for name, value in inventory.newest.versions.items())))
-    folded = None
-    if config is not None:
-        folded = tag("details", tag("summary", "Complete config"), tag("pre", dump_config(config).strip()))
     return section("configuration", "Configuration", definition_list(pairs), folded)
 
 
