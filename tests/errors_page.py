@@ -4,8 +4,8 @@ from helpers.error_catalog import ERROR_SECTIONS, ErrorCase
 
 HEAD = """# Errors
 
-A command reports an error in one line, `stretto: error: ...`: the option or field, its value, and what to do. There is no
-traceback; if you see one, it is a bug, so please report it. In Python, the same message is raised as a subclass of
+A command reports an error in one line, `stretto: error: ...`: the option or field, its value, and what to do. There is
+no traceback; if you see one, it is a bug, so please report it. In Python, the same message is raised as a subclass of
 `stretto.StrettoError`, which is given after each message. Tests trigger each error below, so the messages are exact;
 `<...>` stands for what differs.
 

@@ -185,7 +185,8 @@ ERROR_SECTIONS = (
     ),
     ErrorSection(
         "From a file to a run",
-        "`stretto init` inspects the beginning of your files. What it can't decide, it asks, or reports as an error; see "
+        "`stretto init` inspects the beginning of your files. What it can't decide, it asks, or reports as an error; "
+        "see "
         "[start](../how-to/start-from-a-file.md).",
         (
             ErrorCase(
@@ -250,7 +251,8 @@ ERROR_SECTIONS = (
     ErrorSection(
         "Preparing data",
         "`stretto prepare` and the functions `prepare_text`, `prepare_sequences` and `prepare_series`; see "
-        "[train on records](../how-to/train-on-records.md). In Python, the messages name the parameter: `max_symbols=1` "
+        "[train on records](../how-to/train-on-records.md). In Python, the messages name the parameter: "
+        "`max_symbols=1` "
         "instead of `--max-symbols=1`.",
         (
             ErrorCase(
@@ -470,7 +472,8 @@ ERROR_SECTIONS = (
                 DataError,
             ),
             ErrorCase(
-                "<path>, row <n>: <column> is <value>, which is before <value> in the row above; sort the rows by time, "
+                "<path>, row <n>: <column> is <value>, which is before <value> in the row above; sort the rows by "
+                "time, "
                 "or skip such rows with --bad-rows=skip",
                 "Time decreases within a series.",
                 "Sort the rows by time.",
@@ -485,7 +488,8 @@ ERROR_SECTIONS = (
                 DataError,
             ),
             ErrorCase(
-                "<column> reaches <x>, where 32-bit floats are <x> apart: too coarse for its standard deviation of <x>; "
+                "<column> reaches <x>, where 32-bit floats are <x> apart: too coarse for its standard deviation of "
+                "<x>; "
                 "subtract an offset from it",
                 "The values are large and close to each other, such as times in seconds; as 32-bit floats they would "
                 "be equal.",
@@ -541,7 +545,8 @@ ERROR_SECTIONS = (
                 DataError,
             ),
             ErrorCase(
-                "data.valid=<folder> holds <kind> and targets for <kind>, but data.train=<folder> holds <kind> and targets "
+                "data.valid=<folder> holds <kind> and targets for <kind>, but data.train=<folder> holds <kind> and "
+                "targets "
                 "for <kind>; "
                 "give data of the same kind",
                 "A model for one kind can't be evaluated on the other.",
@@ -565,7 +570,8 @@ ERROR_SECTIONS = (
                 "data.train=<folder>: <sequence> has <n> steps, more than data.budget=<n>; raise the budget, or split "
                 "long sequences before you prepare them",
                 "A batch holds at most `data.budget` steps, and one sequence alone is longer.",
-                "Raise `data.budget` to the longest, if memory allows; see [unequal lengths](../how-to/batch-sequences-of-different-lengths.md).",
+                "Raise `data.budget` to the longest, if memory allows; see [unequal "
+                "lengths](../how-to/batch-sequences-of-different-lengths.md).",
                 "stretto train songs.toml --data.budget 5",
                 DataError,
             ),
@@ -629,7 +635,8 @@ ERROR_SECTIONS = (
     ),
     ErrorSection(
         "The model, the layout and the device",
-        "What a network, a layout or the machine can't do. See [blocks](../how-to/write-a-block.md) and [the wavefront](../concepts/wavefront.md).",
+        "What a network, a layout or the machine can't do. See [blocks](../how-to/write-a-block.md) and [the "
+        "wavefront](../concepts/wavefront.md).",
         (
             ErrorCase(
                 "layout.stages=<n> exceeds the model's <n> blocks; use at most <n>",
@@ -678,7 +685,8 @@ ERROR_SECTIONS = (
             ErrorCase(
                 "model.factory=<spec> gave a <type>; return a stretto.nn.Stack",
                 "A model that can be cut into stages is a `Stack` of blocks.",
-                "Wrap the parts as [blocks](../how-to/write-a-block.md): `Pointwise` for a module that treats each step by itself.",
+                "Wrap the parts as [blocks](../how-to/write-a-block.md): `Pointwise` for a module that treats each "
+                "step by itself.",
                 "stretto train run.toml --model.factory models.py:not_a_stack",
             ),
             ErrorCase(
@@ -703,7 +711,8 @@ ERROR_SECTIONS = (
             ),
             ErrorCase(
                 "<name> (<type>) has weights but no reset_parameters() to draw them with; add that method",
-                "Initial weights depend on the seed and the name of the module, so that they are equal in every layout.",
+                "Initial weights depend on the seed and the name of the module, so that they are equal in every "
+                "layout.",
                 "Write `reset_parameters(self)`, which fills the module's own parameters.",
                 lambda: initialize(Stack([Pointwise(triggers.WithoutReset())]), seed=1),
             ),
@@ -792,7 +801,8 @@ ERROR_SECTIONS = (
                 LawError,
             ),
             ErrorCase(
-                "the loss is not a sum over <axis>: two parts give <x> over <n> targets, the whole <x> over <n>; return a sum "
+                "the loss is not a sum over <axis>: two parts give <x> over <n> targets, the whole <x> over <n>; "
+                "return a sum "
                 "and a count, never a mean",
                 "`check_loss` split a batch in two, and the parts gave a different sum.",
                 "Return `LossSum(total, count)`; see [losses](../how-to/use-a-custom-loss.md).",
@@ -874,7 +884,8 @@ ERROR_SECTIONS = (
                 "the layout needs <n> ranks, but <n> was started; start <n> (torchrun --nproc-per-node <n>), change "
                 "the layout, or set layout.elastic",
                 "Under torchrun, or in a script of your own, the number of ranks must be replicas x stages.",
-                "Start as many as the message says; without a launcher, `stretto train` starts all of them on this machine.",
+                "Start as many as the message says; without a launcher, `stretto train` starts all of them on this "
+                "machine.",
                 lambda: triggers.start_world(2),
                 MeshError,
             ),
@@ -947,7 +958,8 @@ ERROR_SECTIONS = (
                 "<field> was <value> when <checkpoint> was saved and is <value> now, so its numbers would mean "
                 "something else; set "
                 "it back, or choose another --run.folder",
-                "The folder holds a run with a different model or different batches. Layout and learning rate may change, but "
+                "The folder holds a run with a different model or different batches. Layout and learning rate may "
+                "change, but "
                 "not this field.",
                 "Set the field back, or start a new run in a different folder.",
                 "stretto train run.toml --run.folder runs/done --model.hidden 16",
@@ -957,7 +969,8 @@ ERROR_SECTIONS = (
                 "nothing; give the "
                 "same data, or choose another --run.folder",
                 "The data has another digest than when the checkpoint was saved.",
-                "Give the same data; to train on other data from these weights, see [fine-tune](../how-to/fine-tune.md).",
+                "Give the same data; to train on other data from these weights, see "
+                "[fine-tune](../how-to/fine-tune.md).",
                 "stretto train run.toml --run.folder runs/done --data.train data/valid --data.lanes 4",
             ),
             ErrorCase(
@@ -1014,7 +1027,8 @@ ERROR_SECTIONS = (
             ),
             ErrorCase(
                 "<file> is damaged (<reason>); resume from another checkpoint with --resume PATH, or copy it again",
-                "A file of the checkpoint has changed since it was written. No other checkpoint is used without your decision.",
+                "A file of the checkpoint has changed since it was written. No other checkpoint is used without your "
+                "decision.",
                 "`stretto show RUN` lists the others; resume from one of them.",
                 triggers.spoil_checkpoint,
                 DataError,
@@ -1084,7 +1098,8 @@ ERROR_SECTIONS = (
     ),
     ErrorSection(
         "Predictions, text, forecasts, pages and exports",
-        "`stretto predict`, `generate`, `forecast` ([using](../how-to/predict-generate-forecast.md)), `report` ([report](../how-to/read-the-report.md)), `export` and "
+        "`stretto predict`, `generate`, `forecast` ([using](../how-to/predict-generate-forecast.md)), `report` "
+        "([report](../how-to/read-the-report.md)), `export` and "
         "`import` ([export](../how-to/export-to-onnx.md)).",
         (
             ErrorCase(
@@ -1112,7 +1127,8 @@ ERROR_SECTIONS = (
                 "stretto predict runs/done --ranks 0",
             ),
             ErrorCase(
-                "<data> holds channels and targets for tokens, but the run holds tokens and targets for tokens; give data of "
+                "<data> holds channels and targets for tokens, but the run holds tokens and targets for tokens; give "
+                "data of "
                 "the same kind",
                 "The model was trained on a different kind of data.",
                 "Use data like that of the run.",

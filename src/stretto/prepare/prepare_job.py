@@ -14,8 +14,8 @@ import shutil
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
@@ -101,10 +101,12 @@ class Job:
         workers = min(len(missing), min(_num_processors(), worth) if self.workers is None else self.workers)
         runner = _PartRunner(phase, task, self.folder)
         numbers = _run_in_processes(runner, missing, workers) if workers > 1 else (runner(*item) for item in missing)
-        for number in numbers:
-            yield number, _read_result(self.folder, phase, number)
-            done += sizes[number]
-            self.on_progress(Progress(description, done, total))
+        # Closed explicitly: after an error, garbage collection would end the workers too late.
+        with closing(numbers):
+            for number in numbers:
+                yield number, _read_result(self.folder, phase, number)
+                done += sizes[number]
+                self.on_progress(Progress(description, done, total))
 
     def finish(self) -> None:
         """Rename the folder to its final name: all of the data is there, or none of it."""
@@ -199,7 +201,9 @@ class _PartRunner(Generic[Part]):
         return number
 
 
-def _run_in_processes(runner: _PartRunner[Part], parts: Sequence[tuple[int, Part]], workers: int) -> Iterator[int]:
+def _run_in_processes(
+    runner: _PartRunner[Part], parts: Sequence[tuple[int, Part]], workers: int
+) -> Generator[int, None, None]:
     """Run the parts in worker processes; yield the number of each when it is finished."""
     processes: dict[Connection, BaseProcess] = {}
     waiting = iter(parts)
@@ -249,7 +253,10 @@ def _work(runner: _PartRunner[Any], connection: Connection) -> None:
     """Run parts as they come; answer each with its number, or with the exception."""
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     while True:
-        number, part = connection.recv()
+        try:
+            number, part = connection.recv()
+        except EOFError:
+            return  # the parent has closed the connection
         try:
             connection.send(runner(number, part))
         except Exception as error:  # noqa: BLE001 - the parent raises it
