@@ -1,4 +1,4 @@
-"""Fixtures that several rooms' tests share."""
+"""Fixtures and settings that the tests of several packages share."""
 
 import os
 from collections.abc import Iterator
@@ -6,11 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 from helpers.rank_pool import RankPools
 from helpers.train_process import ReferenceRuns
 from stretto.data import Corpus, TextOptions, prepare_text
 
+# A wall-clock deadline per example would fail whenever the machine is busy; pytest's timeout still applies.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 
 

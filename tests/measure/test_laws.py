@@ -184,7 +184,7 @@ class GrowsItsState(Block):
         (GrowsItsState(), "return the same shapes and dtypes"),
         (CountsItsRows(), r"two halves of its rows, cut at \[\], the output differs"),
         (StartsAnew(), "carried from window to window at .*, the output differs"),
-        (ReturnsOneThing(), r"ReturnsOneThing.forward returned no \(y, state\)"),
+        (ReturnsOneThing(), r"ReturnsOneThing.forward did not return \(y, state\)"),
         (Stack([Linear(WIDTH, WIDTH), HidesState()]), "Stack breaks the chunk law"),
     ],
 )
