@@ -133,8 +133,8 @@ class Batches:
             # A blank row takes its shape and dtype from another row of the batch; this share may have none.
             first = batch.take(slice(1)).row_ids()
             like_x, like_target = self.items.read(first, num_steps, inputs=inputs, targets=targets)
-            x = _add_blank(x, like_x, num_blank, num_steps, fill=0)
-            target = _add_blank(target, like_target, num_blank, num_steps, fill=None)
+            x = _add_blank(x, like_x, num_blank, fill=0)
+            target = _add_blank(target, like_target, num_blank, fill=None)
         return x, target
 
     def _find_longest(self) -> str:
@@ -150,15 +150,10 @@ class Batches:
         return sequences.location
 
 
-def _add_blank(
-    tensor: Tensor | None, like: Tensor | None, num_blank: int, num_steps: int, fill: int | None
-) -> Tensor | None:
+def _add_blank(tensor: Tensor | None, like: Tensor | None, num_blank: int, fill: int | None) -> Tensor | None:
     """Append rows that hold `fill`; None fills with the value of a missing target."""
     if like is None:
         return None
-    if fill is None:
-        value: float = torch.nan if like.is_floating_point() else IGNORE_INDEX
-    else:
-        value = fill
-    blank = like.new_full((num_steps, num_blank, *like.shape[2:]), value)
+    missing = torch.nan if like.is_floating_point() else IGNORE_INDEX
+    blank = like.new_full((len(like), num_blank, *like.shape[2:]), missing if fill is None else fill)
     return blank if tensor is None else torch.cat([tensor, blank], dim=1)

@@ -10,7 +10,7 @@ next document starts fresh in the next window. A document that is cut by the edg
 lane; that happens at most once per lane and pool.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
 
@@ -28,7 +28,7 @@ from stretto.store.sequences import IntArray, Sequences, StepRange, Tokens
 from stretto.windows.forecast import Forecast
 from stretto.windows.items import Payload, pad
 from stretto.windows.lanes import fit_lanes
-from stretto.windows.share import WHOLE, Share, take_lanes_share
+from stretto.windows.share import Share, SharedLanes
 from stretto.windows.shuffle import permutation
 from stretto.windows.shuffle_pools import RowTable, ShufflePools
 
@@ -37,14 +37,12 @@ _WINDOWS_PER_POOL = 256
 
 
 @dataclass(frozen=True)
-class DocumentLanes:
+class DocumentLanes(SharedLanes):
     """Documents or series in a fixed global number of lanes; window k+1 of a lane continues where window k ended.
 
     The target of a token is the next token; targets of channels come from `forecast`. Each step but the last of a
     document has a target exactly once per epoch. `share` returns the lanes of one replica; lane numbers stay global.
     """
-
-    is_stateful = True  # rows continue from window to window
 
     sequences: Sequences
     lanes: int
@@ -54,8 +52,7 @@ class DocumentLanes:
     part: Share | None = None  # None: all lanes, not yet shared
 
     def __post_init__(self) -> None:
-        if self.lanes < 1 or self.window < 1:
-            raise DataError(f"lanes={self.lanes} and window={self.window} must both be at least 1")
+        super().__post_init__()
         if (self.sequences.fields.values.type == "channels") != (self.forecast is not None):
             raise DataError(f"{self.sequences.location}: forecast is required for channels and not allowed for tokens")
         if self.sequences.longest < 2:
@@ -80,15 +77,6 @@ class DocumentLanes:
     ) -> Self:
         """Return at most `lanes` lanes of at most `window` steps, reduced to what the data fills."""
         return cls(sequences, *fit_lanes(sequences.num_steps, lanes, window, min_rows), forecast, seed)
-
-    def share(self, index: int, count: int, min_rows: int = 1) -> Self:
-        """Return the lanes of replica `index` of `count`, at least `min_rows`; shares differ by at most one lane."""
-        return replace(self, part=take_lanes_share(self.part, self.lanes, index, count, min_rows))
-
-    @property
-    def lane_indices(self) -> range:
-        """The global indices of the lanes in this share."""
-        return (self.part or WHOLE).lane_indices(self.lanes)
 
     def __str__(self) -> str:
         return f"{self.sequences.num_sequences:,} sequences in {self.lanes:,} lanes x window {self.window:,}"

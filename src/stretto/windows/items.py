@@ -44,49 +44,10 @@ Payload = tuple[Tensor | None, Tensor | None]
 
 
 @dataclass(frozen=True)
-class UnlabeledItems:
-    """Each sequence is a row without targets."""
+class _SequenceItems:
+    """Each sequence is a row."""
 
     sequences: Sequences
-    masks: bool = False  # for channels: add one input per channel, 1 where its value is present
-
-    @cached_property
-    def scale(self) -> Forecast | None:
-        """How channels become inputs; None for tokens, which are inputs as they are."""
-        is_scaled = isinstance(self.sequences.fields.values, Channels)
-        return Forecast.from_sequences(self.sequences, masks=self.masks) if is_scaled else None
-
-    def inputs(self, step_ranges: Sequence[StepRange], num_steps: int) -> Tensor:
-        """Return the sequences `[time, batch, ...]`, padded to `num_steps`."""
-        rows, scale = self.sequences.read(step_ranges), self.scale
-        return pad(rows if scale is None else [scale.inputs(values) for values in rows], num_steps, 0)
-
-
-@dataclass(frozen=True)
-class LabeledItems:
-    """Each sequence is a row; its label is the target of its last step."""
-
-    sequences: Sequences
-    masks: bool = False  # for channels: add one input per channel, 1 where its value is present
-
-    def __post_init__(self) -> None:
-        if self.sequences.fields.labels is None:
-            raise DataError(f"{self.sequences.location} has no labels; prepare it again with label=FIELD")
-
-    @property
-    def task(self) -> Task:
-        values, labels = self.sequences.fields.values, self.sequences.fields.labels
-        assert labels is not None
-        num_outputs = len(labels.names)
-        if isinstance(values, Tokens):
-            return Task("tokens", values.num_tokens, "labels", num_outputs)
-        scale = self._unlabeled.scale
-        assert scale is not None
-        return replace(scale.task, targets="labels", num_outputs=num_outputs)
-
-    @cached_property
-    def _unlabeled(self) -> UnlabeledItems:
-        return UnlabeledItems(self.sequences, self.masks)
 
     @property
     def shard_sizes(self) -> Sequence[int]:
@@ -103,10 +64,47 @@ class LabeledItems:
     def lengths(self, shard: int, start: int, stop: int) -> IntArray:
         return np.diff(self.sequences.ends(shard, start, stop))
 
+
+@dataclass(frozen=True)
+class UnlabeledItems(_SequenceItems):
+    """Each sequence is a row without targets."""
+
+    masks: bool = False  # for channels: add one input per channel, 1 where its value is present
+
+    @cached_property
+    def scale(self) -> Forecast | None:
+        """How channels become inputs; None for tokens, which are inputs as they are."""
+        is_scaled = isinstance(self.sequences.fields.values, Channels)
+        return Forecast.from_sequences(self.sequences, masks=self.masks) if is_scaled else None
+
+    def inputs(self, step_ranges: Sequence[StepRange], num_steps: int) -> Tensor:
+        """Return the sequences `[time, batch, ...]`, padded to `num_steps`."""
+        rows, scale = self.sequences.read(step_ranges), self.scale
+        return pad(rows if scale is None else [scale.inputs(values) for values in rows], num_steps, 0)
+
+
+@dataclass(frozen=True)
+class LabeledItems(UnlabeledItems):
+    """Each sequence is a row; its label is the target of its last step."""
+
+    def __post_init__(self) -> None:
+        if self.sequences.fields.labels is None:
+            raise DataError(f"{self.sequences.location} has no labels; prepare it again with label=FIELD")
+
+    @property
+    def task(self) -> Task:
+        values, labels = self.sequences.fields.values, self.sequences.fields.labels
+        assert labels is not None
+        num_outputs = len(labels.names)
+        if isinstance(values, Tokens):
+            return Task("tokens", values.num_tokens, "labels", num_outputs)
+        assert self.scale is not None
+        return replace(self.scale.task, targets="labels", num_outputs=num_outputs)
+
     def read(self, rows: Sequence[RowId], num_steps: int, *, inputs: bool, targets: bool) -> Payload:
         """Return the sequences, and each label at the last step of its sequence."""
         step_ranges = self.sequences.step_ranges(rows)
-        x = self._unlabeled.inputs(step_ranges, num_steps) if inputs else None
+        x = self.inputs(step_ranges, num_steps) if inputs else None
         if not targets:
             return x, None
         labels = torch.full((num_steps, len(rows)), IGNORE_INDEX)
@@ -116,10 +114,8 @@ class LabeledItems:
 
 
 @dataclass(frozen=True)
-class NextTokenItems:
+class NextTokenItems(_SequenceItems):
     """Each sequence of tokens is a row; the target of each step is the next token."""
-
-    sequences: Sequences
 
     def __post_init__(self) -> None:
         if self.sequences.fields.values.type != "tokens":
@@ -137,19 +133,11 @@ class NextTokenItems:
         return Task.language(values.num_tokens)
 
     @property
-    def shard_sizes(self) -> Sequence[int]:
-        return self.sequences.shard_sizes
-
-    @property
     def longest(self) -> int:
-        return self.sequences.longest - 1
-
-    @property
-    def mean_length(self) -> float:
-        return self.sequences.mean_length
+        return super().longest - 1
 
     def lengths(self, shard: int, start: int, stop: int) -> IntArray:
-        return np.diff(self.sequences.ends(shard, start, stop)) - 1
+        return super().lengths(shard, start, stop) - 1
 
     def read(self, rows: Sequence[RowId], num_steps: int, *, inputs: bool, targets: bool) -> Payload:
         """Return the sequences without their last token as inputs, and without their first as targets."""
@@ -218,14 +206,14 @@ class SlidingWindows:
         """Return the windows, and the values that follow them."""
         # Nothing before the window is read: the network can't know a difference to a value it has not seen.
         read = self.sequences.read([self._range(*row) for row in rows])
-        x = stack([self.forecast.inputs(values[: self.context]) for values in read]) if inputs else None
+        x = pad([self.forecast.inputs(values[: self.context]) for values in read], num_steps, 0) if inputs else None
         if not targets:
             return x, None
         target = [self.forecast.targets(values, 0, self.context) for values in read]
         if not self.every_step:
             for steps in target:
                 steps[:-1] = np.nan
-        return x, stack(target)
+        return x, pad(target, num_steps, np.nan)
 
     def read_windows(self, rows: Sequence[RowId]) -> list[tuple[int, int, NDArray[Any]]]:
         """Return for each window its series, the last step of its context, and its values (context and horizon)."""
@@ -258,8 +246,3 @@ def pad(rows: Sequence[NDArray[Any]], num_steps: int, value: float) -> Tensor:
     for index, row in enumerate(rows):
         padded[: len(row), index] = row
     return torch.from_numpy(padded)
-
-
-def stack(rows: Sequence[NDArray[Any]]) -> Tensor:
-    """Return rows of equal length as one tensor `[time, batch, ...]`."""
-    return torch.from_numpy(np.stack(rows, axis=1))

@@ -5,7 +5,7 @@ window 0 |----|                    |----|                    |----|             
 window 1      |----|                    |----|                    |----|                 all continue
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
@@ -17,18 +17,16 @@ from stretto.base.position import Position
 from stretto.base.task import Task
 from stretto.base.window import IGNORE_INDEX, Window
 from stretto.store.corpus import Corpus
-from stretto.windows.share import WHOLE, Share, take_lanes_share
+from stretto.windows.share import Share, SharedLanes
 
 
 @dataclass(frozen=True)
-class Lanes:
+class Lanes(SharedLanes):
     """A corpus as `lanes` streams; window k+1 of a lane continues where window k ended.
 
     Each token but the first is predicted exactly once per epoch. `share` returns the lanes of one replica; lane numbers
     stay global.
     """
-
-    is_stateful = True  # rows continue from window to window
 
     corpus: Corpus
     lanes: int
@@ -36,8 +34,7 @@ class Lanes:
     part: Share | None = None  # None: all lanes, not yet shared
 
     def __post_init__(self) -> None:
-        if self.lanes < 1 or self.window < 1:
-            raise DataError(f"lanes={self.lanes} and window={self.window} must both be at least 1")
+        super().__post_init__()
         needed, available = self.lanes * self.window, self.num_targets
         if needed > available:
             raise DataError(
@@ -50,10 +47,6 @@ class Lanes:
     def fitting(cls, corpus: Corpus, lanes: int, window: int, min_rows: int = 1) -> Self:
         """Return at most `lanes` lanes of at most `window` steps, reduced to what the corpus fills."""
         return cls(corpus, *fit_lanes(corpus.num_tokens - 1, lanes, window, min_rows))
-
-    def share(self, index: int, count: int, min_rows: int = 1) -> Self:
-        """Return the lanes of replica `index` of `count`, at least `min_rows`; shares differ by at most one lane."""
-        return replace(self, part=take_lanes_share(self.part, self.lanes, index, count, min_rows))
 
     def __str__(self) -> str:
         return f"{self.lanes:,} lanes x window {self.window:,}, {self.num_windows:,} windows per epoch"
@@ -72,11 +65,6 @@ class Lanes:
         return self.corpus.num_bytes / self.corpus.num_tokens
 
     @property
-    def lane_indices(self) -> range:
-        """The global indices of the lanes in this share."""
-        return (self.part or WHOLE).lane_indices(self.lanes)
-
-    @property
     def _longest(self) -> int:
         """Steps of the longest lane; the others are at most one shorter."""
         return -(-self.num_targets // self.lanes)
@@ -92,8 +80,7 @@ class Lanes:
 
     def next_position(self, position: Position) -> Position:
         """Return the position that follows."""
-        is_last = position.index + 1 >= self.num_windows
-        return Position(position.epoch + 1) if is_last else replace(position, index=position.index + 1)
+        return self.position(position.epoch * self.num_windows + position.index + 1)
 
     def fraction(self, position: Position) -> float:
         """Return how much of its epoch lies before a position."""

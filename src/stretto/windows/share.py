@@ -1,6 +1,7 @@
 """Share: which rows of each global batch belong to one replica."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from stretto.base.errors import DataError
 
@@ -12,10 +13,6 @@ class Share:
     index: int
     count: int
     min_rows: int = 1
-
-    def lane_indices(self, num_lanes: int) -> range:
-        """Return the global indices of this share's lanes; the sizes of two shares differ by at most one lane."""
-        return range(num_lanes * self.index // self.count, num_lanes * (self.index + 1) // self.count)
 
 
 WHOLE = Share(0, 1)
@@ -34,12 +31,31 @@ def take_share(taken: Share | None, index: int, count: int, min_rows: int) -> Sh
     return Share(index, count, min_rows)
 
 
-def take_lanes_share(taken: Share | None, num_lanes: int, index: int, count: int, min_rows: int) -> Share:
-    """Return a share of lanes; raise if some share would have fewer than `min_rows` of them."""
-    share = take_share(taken, index, count, min_rows)
-    if count * min_rows > num_lanes:
-        raise DataError(
-            f"layout.replicas={count} x layout.micro_batches={min_rows} exceeds data.lanes={num_lanes}; use at most "
-            "one per lane"
-        )
-    return share
+class SharedLanes:
+    """A fixed global number of lanes, divided among replicas: what the dataclasses of lanes have in common."""
+
+    is_stateful = True  # rows continue from window to window
+
+    lanes: int
+    window: int
+    part: Share | None
+
+    def __post_init__(self) -> None:
+        if self.lanes < 1 or self.window < 1:
+            raise DataError(f"lanes={self.lanes} and window={self.window} must both be at least 1")
+
+    def share(self, index: int, count: int, min_rows: int = 1) -> Self:
+        """Return the lanes of replica `index` of `count`, at least `min_rows`; shares differ by at most one lane."""
+        part = take_share(self.part, index, count, min_rows)
+        if count * min_rows > self.lanes:
+            raise DataError(
+                f"layout.replicas={count} x layout.micro_batches={min_rows} exceeds data.lanes={self.lanes}; use at "
+                "most one per lane"
+            )
+        return replace(self, part=part)  # type: ignore[type-var]  # subclasses are dataclasses
+
+    @property
+    def lane_indices(self) -> range:
+        """The global indices of the lanes in this share; the sizes of two shares differ by at most one lane."""
+        part = self.part or WHOLE
+        return range(self.lanes * part.index // part.count, self.lanes * (part.index + 1) // part.count)
