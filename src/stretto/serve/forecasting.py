@@ -61,7 +61,9 @@ def _forecast(trained: TrainedModel, source: Sequences, steps: int) -> Iterator[
             f"data.targets has {len(spec.channels)} of {len(spec.mean)}; use at most {data.horizon}"
         )
     names = tuple(channels.names[channel] for channel in spec.channels)
-    for number, values in enumerate(_read_series(source)):
+    rows = [(shard, index) for shard, size in enumerate(source.shard_sizes) for index in range(size)]
+    for number, row in enumerate(rows):
+        (values,) = source.read(source.step_ranges([row]))
         if len(values) < spec.season:
             raise DataError(
                 f"series {number} has {len(values)} steps, fewer than data.season={spec.season}; use a longer series"
@@ -98,9 +100,3 @@ def _run_stack(trained: TrainedModel, inputs: NDArray[np.float32], state: State 
     with torch.autocast(device.type, torch.bfloat16, enabled=trained.config.run.precision == "bf16"):
         y, after = stack(x, before)
     return check_outputs(y, trained.data_spec.task)[-1, 0].float().cpu().numpy(), after
-
-
-def _read_series(source: Sequences) -> Iterator[NDArray[Any]]:
-    for shard, size in enumerate(source.shard_sizes):
-        for number in range(size):
-            yield source.read(source.step_ranges([(shard, number)]))[0]

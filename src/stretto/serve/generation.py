@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from stretto.base.errors import ConfigError, LawError
 from stretto.base.keys import derive_key
@@ -83,7 +82,8 @@ def generate_tokens(
     y, state = stack(tokens, stack.initial_state(Rows.of(1, device=device, dtype=stack.dtype)))
     last, state = y[-1].expand(count, -1), cat_rows([state] * count)
     while True:
-        logits = _logits(last, suppress_tokens)
+        logits = last.double().cpu().numpy().copy()
+        logits[:, list(suppress_tokens)] = -np.inf
         sampled = [sampling.draw(row, generator.random()) for row, generator in zip(logits, generators, strict=True)]
         yield sampled
         y, state = stack(torch.tensor([sampled], device=device), state)
@@ -91,12 +91,7 @@ def generate_tokens(
 
 
 def generate(
-    trained: TrainedModel,
-    prompt: str = "",
-    length: int = 200,
-    sampling: Sampling | None = None,
-    *,
-    count: int = 1,
+    trained: TrainedModel, prompt: str = "", length: int = 200, sampling: Sampling | None = None, *, count: int = 1
 ) -> Iterator[list[str]]:
     """Continue a prompt: yield the next piece of each of `count` texts, `length` tokens in total.
 
@@ -143,9 +138,3 @@ def _vocabulary(trained: TrainedModel) -> Vocabulary:
     if vocabulary is None:
         raise ConfigError("the run's data has no vocabulary; use stretto.serve.generate_tokens, which takes tokens")
     return vocabulary
-
-
-def _logits(last: Tensor, suppress_tokens: tuple[int, ...]) -> NDArray[np.float64]:
-    logits: NDArray[np.float64] = last.double().cpu().numpy().copy()
-    logits[:, list(suppress_tokens)] = -np.inf
-    return logits

@@ -10,7 +10,6 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -51,12 +50,9 @@ def predict(trained: TrainedModel, location: Path | str) -> Iterator[PredictionR
     The data is a prepared folder, or a file in the format of the files that the run's data was prepared from.
     """
     with ensure_prepared(location, trained.data_spec) as folder:
-        dataset = make_prediction_dataset(
-            open_source(folder, trained.data_spec), trained.data_spec, trained.config.data
-        )
-        parts = _PredictionParts.from_dataset(dataset)
-        for number in range(parts.count):
-            yield from _predict_part(trained, dataset, parts.rows(number))
+        dataset = _open_dataset(trained, folder)
+        for part in _split_into_parts(dataset):
+            yield from _predict_part(trained, dataset, part)
 
 
 def write_predictions(
@@ -106,22 +102,28 @@ def parts_folder(path: Path) -> Path:
     return path.with_name(f"{path.name}.parts")
 
 
+def _open_dataset(trained: TrainedModel, location: Path | str) -> PredictionDataset:
+    return make_prediction_dataset(open_source(location, trained.data_spec), trained.data_spec, trained.config.data)
+
+
 def _write_missing_parts(
     trained: TrainedModel, location: Path | str, folder: Path, world: World, on_progress: ProgressCallback
 ) -> None:
-    source = open_source(folder / _DATA if is_raw(location) else location, trained.data_spec)
-    dataset = make_prediction_dataset(source, trained.data_spec, trained.config.data)
-    parts = _PredictionParts.from_dataset(dataset)
-    missing = json.loads(world.broadcast_text(json.dumps(_missing_parts(folder, parts)) if world.is_rank_zero else ""))
-    done = parts.count - len(missing)
+    dataset = _open_dataset(trained, folder / _DATA if is_raw(location) else location)
+    parts = _split_into_parts(dataset)
+    # Rank 0 decides: on a network file system, other ranks may not see the newest files yet.
+    written = {path.name for path in folder.glob("*.jsonl")}
+    missing = [number for number in range(len(parts)) if _part_path(folder, number).name not in written]
+    missing = json.loads(world.broadcast_text(json.dumps(missing) if world.is_rank_zero else ""))
+    done = len(parts) - len(missing)
     # A barrier after each part: a rank never waits longer than one part takes.
     for start in range(0, len(missing), world.size):
         if start + world.rank < len(missing):
             number = missing[start + world.rank]
-            _write_part(folder, number, _predict_part(trained, dataset, parts.rows(number)))
+            _write_part(folder, number, _predict_part(trained, dataset, parts[number]))
         world.barrier()
-        done = min(done + world.size, parts.count)
-        on_progress(done, parts.count)
+        done = min(done + world.size, len(parts))
+        on_progress(done, len(parts))
 
 
 def _run_on_first_rank(world: World, function: Callable[[], None]) -> None:
@@ -143,49 +145,28 @@ def _run_on_first_rank(world: World, function: Callable[[], None]) -> None:
     world.all_reduce([0.0])
 
 
-@dataclass(frozen=True)
-class _PredictionParts:
-    """Rows split into parts of one size; the last part holds the remainder."""
-
-    num_rows: int
-    size: int
-
-    @classmethod
-    def from_dataset(cls, dataset: PredictionDataset) -> "_PredictionParts":
-        # Large data gets larger parts, so that a folder has at most about _MAX_PARTS files.
-        size = max(int(_PART_STEPS / max(dataset.mean_length, 1)), dataset.num_rows // _MAX_PARTS, 1)
-        return cls(dataset.num_rows, size)
-
-    @property
-    def count(self) -> int:
-        return -(-self.num_rows // self.size)
-
-    def rows(self, number: int) -> range:
-        return range(number * self.size, min((number + 1) * self.size, self.num_rows))
+def _split_into_parts(dataset: PredictionDataset) -> list[range]:
+    """Split rows into parts of one size; the last part holds the remainder."""
+    # Large data gets larger parts, so that a folder has at most about _MAX_PARTS files.
+    size = max(int(_PART_STEPS / max(dataset.mean_length, 1)), dataset.num_rows // _MAX_PARTS, 1)
+    return [range(start, min(start + size, dataset.num_rows)) for start in range(0, dataset.num_rows, size)]
 
 
 def _predict_part(trained: TrainedModel, dataset: PredictionDataset, part: Sequence[int]) -> list[PredictionRow]:
     """The results of some rows, in order; rows of similar length are batched together."""
     lengths = dict(zip(part, dataset.lengths(part), strict=True))
-    results: dict[int, list[PredictionRow]] = {}
-    batch: list[int] = []
+    batches: list[list[int]] = [[]]
     for index in sorted(part, key=lambda index: lengths[index]):
-        if batch and (len(batch) + 1) * lengths[index] > _BATCH_STEPS:
-            results |= _predict_batch(trained, dataset, batch, lengths)
-            batch = []
-        batch.append(index)
-    results |= _predict_batch(trained, dataset, batch, lengths)
+        if batches[-1] and (len(batches[-1]) + 1) * lengths[index] > _BATCH_STEPS:
+            batches.append([])
+        batches[-1].append(index)
+    results: dict[int, list[PredictionRow]] = {}
+    for batch in batches:
+        row_lengths = torch.tensor([lengths[index] for index in batch])
+        # A sequence of one token has length 0, but a batch needs at least one step.
+        outputs = run_batch(trained, dataset.inputs(batch, max(1, int(row_lengths.max()))), row_lengths)
+        results |= zip(batch, dataset.decode(batch, row_lengths, outputs), strict=True)
     return [result for index in part for result in results[index]]
-
-
-def _predict_batch(
-    trained: TrainedModel, dataset: PredictionDataset, indices: Sequence[int], lengths: dict[int, int]
-) -> dict[int, list[PredictionRow]]:
-    row_lengths = torch.tensor([lengths[index] for index in indices])
-    # A sequence of one token has length 0, but a batch needs at least one step.
-    num_steps = max(1, int(row_lengths.max()))
-    outputs = run_batch(trained, dataset.inputs(indices, num_steps), row_lengths)
-    return dict(zip(indices, dataset.decode(indices, row_lengths, outputs), strict=True))
 
 
 @torch.no_grad()
@@ -248,11 +229,6 @@ def _claim_parts_folder(path: Path, folder: Path, job: str) -> None:
 
 def _part_path(folder: Path, number: int) -> Path:
     return folder / f"{number:08}.jsonl"
-
-
-def _missing_parts(folder: Path, parts: _PredictionParts) -> list[int]:
-    written = {path.name for path in folder.glob("*.jsonl")}
-    return [number for number in range(parts.count) if _part_path(folder, number).name not in written]
 
 
 def _write_part(folder: Path, number: int, results: Sequence[PredictionRow]) -> None:

@@ -1,7 +1,6 @@
 """PredictionDataset: rows to predict, and what a model's outputs mean for them: a label, a score, or a forecast."""
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +18,7 @@ from stretto.base.task import Task
 from stretto.base.window import IGNORE_INDEX
 from stretto.config.run import DataConfig
 from stretto.store.corpus import Corpus
-from stretto.store.sequences import Sequences
+from stretto.store.sequences import Sequences, StepRange
 from stretto.train.data_spec import DataSpec
 from stretto.windows.forecast import Forecast
 from stretto.windows.items import Items, NextTokenItems, RowId, SlidingWindows, UnlabeledItems, pad
@@ -55,7 +54,7 @@ def make_prediction_dataset(source: Corpus | Sequences, data_spec: DataSpec, dat
     if targets == "tokens":
         return TokenRows(NextTokenItems(source))
     if targets == "labels":
-        return LabelRows(UnlabeledItems(source, data.masks), data_spec.labels)
+        return LabelRows(source, UnlabeledItems(source, data.masks), data_spec.labels)
     forecast = Forecast.from_sequences(source, data.horizon, season=data.season, targets=data.targets, masks=data.masks)
     names = tuple(data_spec.channels.names[channel] for channel in forecast.channels) if data_spec.channels else ()
     if data.context is None:
@@ -63,20 +62,23 @@ def make_prediction_dataset(source: Corpus | Sequences, data_spec: DataSpec, dat
     return SlidingWindowRows(SlidingWindows(source, forecast, data.context, stride=data.horizon), names)
 
 
-class _ShardedRows(ABC):
+@dataclass(frozen=True)
+class _ShardedRows:
     """Rows indexed across all shards."""
 
-    @property
-    @abstractmethod
-    def shard_sizes(self) -> Sequence[int]: ...
+    source: Sequences | Items
 
     @cached_property
     def _shard_starts(self) -> NDArray[np.int64]:
-        return np.array([0, *accumulate(self.shard_sizes)], np.int64)
+        return np.array([0, *accumulate(self.source.shard_sizes)], np.int64)
 
     @property
     def num_rows(self) -> int:
         return int(self._shard_starts[-1])
+
+    @property
+    def mean_length(self) -> float:
+        return self.source.mean_length
 
     def rows(self, indices: Sequence[int]) -> list[RowId]:
         """Return the shard of each row, and its index there."""
@@ -87,25 +89,28 @@ class _ShardedRows(ABC):
 
 
 @dataclass(frozen=True)
-class LabelRows(_ShardedRows):
+class _SequenceRows(_ShardedRows):
+    """Each sequence is a row."""
+
+    source: Sequences
+
+    def step_ranges(self, indices: Sequence[int]) -> list[StepRange]:
+        """Return where each sequence lies."""
+        return self.source.step_ranges(self.rows(indices))
+
+    def lengths(self, indices: Sequence[int]) -> list[int]:
+        return [steps.stop - steps.start for steps in self.step_ranges(indices)]
+
+
+@dataclass(frozen=True)
+class LabelRows(_SequenceRows):
     """Predicts a label for each sequence."""
 
     items: UnlabeledItems
     labels: tuple[str, ...]
 
-    @property
-    def shard_sizes(self) -> Sequence[int]:
-        return self.items.sequences.shard_sizes
-
-    @property
-    def mean_length(self) -> float:
-        return self.items.sequences.mean_length
-
-    def lengths(self, indices: Sequence[int]) -> list[int]:
-        return [steps.stop - steps.start for steps in self.items.sequences.step_ranges(self.rows(indices))]
-
     def inputs(self, indices: Sequence[int], num_steps: int) -> Tensor:
-        return self.items.inputs(self.items.sequences.step_ranges(self.rows(indices)), num_steps)
+        return self.items.inputs(self.step_ranges(indices), num_steps)
 
     def decode(self, indices: Sequence[int], lengths: Tensor, outputs: Outputs) -> list[list[PredictionRow]]:
         best = F.softmax(_last_outputs(outputs, lengths).double(), dim=1).max(dim=1)
@@ -118,28 +123,19 @@ class LabelRows(_ShardedRows):
         return results
 
     def _true_labels(self, indices: Sequence[int]) -> list[str] | None:
-        sequences = self.items.sequences
-        if sequences.fields.labels is None:
+        if self.source.fields.labels is None:
             return None
-        return [self.labels[label] for label in sequences.read_labels(self.rows(indices)).tolist()]
+        return [self.labels[label] for label in self.source.read_labels(self.rows(indices)).tolist()]
 
 
 @dataclass(frozen=True)
 class _ItemRows(_ShardedRows):
     """Rows with the inputs of a training batch."""
 
-    items: Items
-
-    @property
-    def shard_sizes(self) -> Sequence[int]:
-        return self.items.shard_sizes
-
-    @property
-    def mean_length(self) -> float:
-        return self.items.mean_length
+    source: Items
 
     def inputs(self, indices: Sequence[int], num_steps: int) -> Tensor:
-        x, _ = self.items.read(self.rows(indices), num_steps, inputs=True, targets=False)
+        x, _ = self.source.read(self.rows(indices), num_steps, inputs=True, targets=False)
         assert x is not None
         return x
 
@@ -148,13 +144,13 @@ class _ItemRows(_ShardedRows):
 class TokenRows(_ItemRows):
     """Computes the loss and perplexity of each sequence of tokens."""
 
-    items: NextTokenItems
+    source: NextTokenItems
 
     def lengths(self, indices: Sequence[int]) -> list[int]:
-        return [steps.stop - steps.start - 1 for steps in self.items.sequences.step_ranges(self.rows(indices))]
+        return [steps.stop - steps.start - 1 for steps in self.source.sequences.step_ranges(self.rows(indices))]
 
     def decode(self, indices: Sequence[int], lengths: Tensor, outputs: Outputs) -> list[list[PredictionRow]]:
-        _, targets = self.items.read(self.rows(indices), max(1, int(lengths.max())), inputs=False, targets=True)
+        _, targets = self.source.read(self.rows(indices), max(1, int(lengths.max())), inputs=False, targets=True)
         assert targets is not None
         return [[{"sequence": index, **score}] for index, score in _score_rows(indices, lengths, targets, outputs)]
 
@@ -199,17 +195,17 @@ class TextRows:
 class SlidingWindowRows(_ItemRows):
     """Forecasts the values after each window of a series; windows are one horizon apart."""
 
-    items: SlidingWindows
+    source: SlidingWindows
     names: tuple[str, ...]
 
     def lengths(self, indices: Sequence[int]) -> list[int]:
-        return [self.items.context] * len(indices)
+        return [self.source.context] * len(indices)
 
     def decode(self, indices: Sequence[int], lengths: Tensor, outputs: Outputs) -> list[list[PredictionRow]]:
         last_outputs = _last_outputs(outputs, lengths).float().cpu().numpy()
-        context, forecast = self.items.context, self.items.forecast
+        context, forecast = self.source.context, self.source.forecast
         results = []
-        windows = self.items.read_windows(self.rows(indices))
+        windows = self.source.read_windows(self.rows(indices))
         for (series, step, values), row_outputs in zip(windows, last_outputs, strict=True):
             predicted = forecast.to_predictions(row_outputs, values[:context])
             actual = values[context:, list(forecast.channels)]
@@ -218,23 +214,11 @@ class SlidingWindowRows(_ItemRows):
 
 
 @dataclass(frozen=True)
-class SeriesRows(_ShardedRows):
+class SeriesRows(_SequenceRows):
     """Forecasts the next values once per horizon, while a series is read from its beginning."""
 
-    sequences: Sequences
     forecast: Forecast
     names: tuple[str, ...]
-
-    @property
-    def shard_sizes(self) -> Sequence[int]:
-        return self.sequences.shard_sizes
-
-    @property
-    def mean_length(self) -> float:
-        return self.sequences.mean_length
-
-    def lengths(self, indices: Sequence[int]) -> list[int]:
-        return [steps.stop - steps.start for steps in self.sequences.step_ranges(self.rows(indices))]
 
     def inputs(self, indices: Sequence[int], num_steps: int) -> Tensor:
         return pad([self.forecast.inputs(values) for values in self._values(indices)], num_steps, 0)
@@ -255,7 +239,7 @@ class SeriesRows(_ShardedRows):
         return results
 
     def _values(self, indices: Sequence[int]) -> list[NDArray[Any]]:
-        return self.sequences.read(self.sequences.step_ranges(self.rows(indices)))
+        return self.source.read(self.step_ranges(indices))
 
 
 def check_outputs(y: Tensor, task: Task) -> Tensor:
@@ -289,14 +273,10 @@ def _score_rows(
         losses = F.cross_entropy(y.float().flatten(0, 1), chunk.flatten(), reduction="none", ignore_index=IGNORE_INDEX)
         totals += losses.view(chunk.shape).double().sum(dim=0).cpu()
     for index, total, length in zip(indices, totals.tolist(), lengths.tolist(), strict=True):
-        yield index, _score_row(total, length)
-
-
-def _score_row(total: float, length: int) -> PredictionRow:
-    # A sequence of one token has nothing to predict.
-    loss = total / length if length else math.nan
-    perplexity = math.exp(loss) if loss < 700 else math.inf
-    return {"tokens": length, "loss": _json_float(loss), "perplexity": _json_float(perplexity)}
+        # A sequence of one token has nothing to predict.
+        loss = total / length if length else math.nan
+        perplexity = math.exp(loss) if loss < 700 else math.inf
+        yield index, {"tokens": length, "loss": _json_float(loss), "perplexity": _json_float(perplexity)}
 
 
 def _forecast_row(

@@ -75,7 +75,8 @@ class Sessions:
             outputs.append(y)
             start = stop
         self._store_states(names, state)
-        return dict(zip(names, _split_rows(outputs, lengths), strict=True))
+        # Concatenate each row's outputs from all calls that it was part of.
+        return {name: torch.cat([y[:, row] for y in outputs if row < y.shape[1]]) for row, name in enumerate(names)}
 
     def state(self, name: Hashable) -> State:
         """Return the state of a session, with one row: save it, move it, or restore it in another session."""
@@ -145,15 +146,3 @@ def _check_chunks(chunks: Mapping[SessionName, Tensor]) -> None:
                 f"the chunk of session {name!r} has steps of {list(chunk_kind[0])} {chunk.dtype}, unlike the others; "
                 "use one shape and dtype for all"
             )
-
-
-def _split_rows(outputs: Sequence[Tensor], lengths: Sequence[int]) -> Iterator[Tensor]:
-    """Yield the outputs of each row, concatenated from all calls that it was part of."""
-    for index, length in enumerate(lengths):
-        parts, seen = [], 0
-        for y in outputs:
-            if seen == length:
-                break
-            parts.append(y[:, index])
-            seen += len(y)
-        yield torch.cat(parts) if len(parts) > 1 else parts[0].clone()
