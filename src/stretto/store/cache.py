@@ -2,8 +2,7 @@
 
 import fcntl
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,10 +50,14 @@ class Cache:
 
     def put(self, key: str, content: bytes) -> None:
         """Cache a page; raise OSError if it can't be written (full disk, read-only folder)."""
-        # Readers take no lock, so a page must appear whole or not at all. Writers hold the lock.
-        with self._locked_size() as size:
-            size.reserve(len(content))
+        descriptor = os.open(self._pages / "size", os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            # Readers take no lock, so a page must appear whole or not at all. Writers hold the lock.
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            self._reserve(descriptor, len(content))
             write_atomic(self._path(key), content)
+        finally:
+            os.close(descriptor)
 
     @property
     def _pages(self) -> Path:
@@ -63,38 +66,22 @@ class Cache:
     def _path(self, key: str) -> Path:
         return self._pages / f"{key}.page"
 
-    @contextmanager
-    def _locked_size(self) -> Iterator["_SizeCounter"]:
-        """Lock the folder's byte count; one process holds it at a time."""
-        descriptor = os.open(self._pages / "size", os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield _SizeCounter(self._pages, self.num_bytes, descriptor)
-        finally:
-            os.close(descriptor)
+    def _reserve(self, descriptor: int, num_bytes: int) -> None:
+        """Count bytes that are about to be written; evict the least recently used pages if they don't fit.
 
-
-@dataclass(frozen=True)
-class _SizeCounter:
-    """An upper bound of the bytes in the folder, in a locked file; recounted when the limit is reached."""
-
-    pages: Path
-    num_bytes: int
-    descriptor: int
-
-    def reserve(self, num_bytes: int) -> None:
-        """Count bytes that are about to be written; evict the least recently used pages if they don't fit."""
-        written = os.pread(self.descriptor, 32, 0)
+        The file behind `descriptor` holds an upper bound of the bytes in the folder; they are recounted at the limit.
+        """
+        written = os.pread(descriptor, 32, 0)
         count = int(written) if written.isdigit() else self.num_bytes
         if count + num_bytes > self.num_bytes:
             count = self._evict(int(self.num_bytes * _KEPT_FRACTION) - num_bytes)
-        os.ftruncate(self.descriptor, 0)
-        os.pwrite(self.descriptor, str(count + num_bytes).encode(), 0)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, str(count + num_bytes).encode(), 0)
 
     def _evict(self, num_bytes: int) -> int:
         """Delete the least recently used pages until at most `num_bytes` are left; return how many are."""
         pages = []
-        with os.scandir(self.pages) as entries:
+        with os.scandir(self._pages) as entries:
             for entry in entries:
                 # A killed process leaves a partial page behind.
                 if entry.name.endswith((".page", ".page.partial")):

@@ -13,7 +13,7 @@ from pydantic import Field
 from stretto.base.errors import DataError
 from stretto.base.strict_model import StrictModel
 from stretto.store.cache import Cache
-from stretto.store.index import Store, damaged_index, parse_index
+from stretto.store.index import Store, parse_index
 from stretto.store.pages import ByteRange
 from stretto.store.vocabulary import FILE as VOCABULARY
 from stretto.store.vocabulary import Vocabulary, parse_vocabulary, token_dtype
@@ -49,11 +49,8 @@ class Corpus:
             raise DataError(f"{store.location} holds {store.kind}, not a corpus of {KIND}; choose a different folder")
         fields = parse_index(CorpusFields, store.fields, store.location)
         vocabulary = parse_vocabulary(store.read_file(VOCABULARY), store.location)
-        sizes = {file.name: file.num_bytes for file in store.files}
-        for number, num_tokens in enumerate(fields.shards):
-            name, size = shard_name(number), num_tokens * token_dtype(len(vocabulary)).itemsize
-            if sizes.get(name) != size:
-                raise damaged_index(store.location, f"{name} has {sizes.get(name)} bytes, not {size}")
+        size = token_dtype(len(vocabulary)).itemsize
+        store.check_sizes({shard_name(number): shard * size for number, shard in enumerate(fields.shards)})
         return cls(store, fields, vocabulary)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
@@ -61,6 +61,13 @@ class Store:
         if file is None:
             raise damaged_index(self.location, f"no file {name!r}")
         return self.pages.read([ByteRange(name, 0, file.num_bytes)])[0].tobytes()
+
+    def check_sizes(self, sizes: Mapping[str, int]) -> None:
+        """Raise DataError unless the index lists these files with these sizes in bytes."""
+        actual = {file.name: file.num_bytes for file in self.files}
+        for name, size in sizes.items():
+            if actual.get(name) != size:
+                raise damaged_index(self.location, f"{name} has {actual.get(name)} bytes, not {size}")
 
 
 def make_index(kind: str, fields: dict[str, Any], files: Sequence[PagedFile], checksums: bytes) -> dict[str, Any]:

@@ -97,8 +97,10 @@ class RemotePages:
             again = []
             reason: Exception | None = None
             for page, answer in zip(pages, self._request(pages), strict=True):
+                if isinstance(answer, FileNotFoundError):
+                    url = join(self._location, page.file)
+                    raise DataError(f"{url} is missing, though the index lists it; copy it again") from answer
                 if isinstance(answer, Exception):
-                    self._raise_if_missing(page, answer)
                     reason = answer
                     again.append(page)
                 elif self._is_intact(page, answer):
@@ -153,12 +155,6 @@ class RemotePages:
         file = self._files[page.file]
         start, stop = file.extent(page.number)
         return len(content) == stop - start and file.is_intact(page.number, content)
-
-    def _raise_if_missing(self, page: Page, error: Exception) -> None:
-        if isinstance(error, FileNotFoundError):
-            raise DataError(
-                f"{join(self._location, page.file)} is missing, though the index lists it; copy it again"
-            ) from error
 
     def _damaged(self, page: Page, content: bytes) -> DataError:
         file = self._files[page.file]

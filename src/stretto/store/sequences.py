@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from stretto.base.errors import DataError
 from stretto.base.strict_model import StrictModel
 from stretto.store.cache import Cache
 from stretto.store.index import Store, damaged_index, parse_index
-from stretto.store.pages import ByteRange, Bytes
+from stretto.store.pages import ByteRange
 from stretto.store.vocabulary import FILE as VOCABULARY
 from stretto.store.vocabulary import Vocabulary, parse_vocabulary, token_dtype
 
@@ -36,20 +36,18 @@ class Tokens(StrictModel):
 
     type: Literal["tokens"] = "tokens"
     num_tokens: int = Field(ge=1, le=2**32)
+    shape: ClassVar[tuple[int, ...]] = ()
 
     @property
     def dtype(self) -> np.dtype[Any]:
         return token_dtype(self.num_tokens)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return ()
 
 
 class Channels(StrictModel):
     """Each step has one value per channel, NaN where missing; mean and std are those of the training data."""
 
     type: Literal["channels"] = "channels"
+    dtype: ClassVar[np.dtype[Any]] = VALUES
     names: tuple[str, ...] = Field(min_length=1, strict=False)
     mean: tuple[FiniteFloat, ...] = Field(strict=False)
     std: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...] = Field(strict=False)
@@ -61,10 +59,6 @@ class Channels(StrictModel):
         return self
 
     @property
-    def dtype(self) -> np.dtype[Any]:
-        return VALUES
-
-    @property
     def shape(self) -> tuple[int, ...]:
         return (len(self.names),)
 
@@ -74,10 +68,6 @@ class Classes(StrictModel):
 
     type: Literal["classes"] = "classes"
     names: tuple[str, ...] = Field(min_length=1, strict=False)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return CLASSES
 
 
 class Shard(StrictModel):
@@ -134,12 +124,9 @@ class Sequences:
         if store.kind != KIND:
             raise DataError(f"{store.location} holds {store.kind}, not {KIND}; choose a different folder")
         fields = parse_index(SequencesFields, store.fields, store.location)
-        sizes = {file.name: file.num_bytes for file in store.files}
         for number, shard in enumerate(fields.shards):
-            for name, size in _sizes(fields, shard, number).items():
-                if sizes.get(name) != size:
-                    raise damaged_index(store.location, f"{name} has {sizes.get(name)} bytes, not {size}")
-        has_vocabulary = VOCABULARY in sizes
+            store.check_sizes(_sizes(fields, shard, number))
+        has_vocabulary = any(file.name == VOCABULARY for file in store.files)
         vocabulary = parse_vocabulary(store.read_file(VOCABULARY), store.location) if has_vocabulary else None
         if vocabulary is not None and (fields.values.type != "tokens" or len(vocabulary) != fields.values.num_tokens):
             raise damaged_index(store.location, "num_tokens is not the size of the vocabulary")
@@ -182,7 +169,9 @@ class Sequences:
     def ends(self, shard: int, start: int, stop: int) -> IntArray:
         """Return where sequence `start` begins, then where each sequence from `start` to `stop` ends."""
         first = max(start - 1, 0)
-        content = self._read([ByteRange(shard_file("ends", shard), first * ENDS.itemsize, stop * ENDS.itemsize)])[0]
+        content = self.store.pages.read(
+            [ByteRange(shard_file("ends", shard), first * ENDS.itemsize, stop * ENDS.itemsize)]
+        )[0]
         ends = content.view(ENDS).astype(np.int64)
         ends = ends if start else np.concatenate([[0], ends])
         sizes, lengths = self.fields.shards[shard], np.diff(ends)
@@ -200,7 +189,7 @@ class Sequences:
             for shard, index in rows
         ]
         step_ranges = []
-        for (shard, index), content in zip(rows, self._read(byte_ranges), strict=True):
+        for (shard, index), content in zip(rows, self.store.pages.read(byte_ranges), strict=True):
             ends = content.view(ENDS)
             steps = StepRange(shard, int(ends[0]) if index else 0, int(ends[-1]))
             if not steps.start < steps.stop <= self.fields.shards[shard].num_steps:
@@ -215,7 +204,9 @@ class Sequences:
         byte_ranges = [
             ByteRange(shard_file("values", steps.shard), steps.start * size, steps.stop * size) for steps in step_ranges
         ]
-        arrays = [content.view(values.dtype).reshape(-1, *values.shape) for content in self._read(byte_ranges)]
+        arrays = [
+            content.view(values.dtype).reshape(-1, *values.shape) for content in self.store.pages.read(byte_ranges)
+        ]
         if isinstance(values, Tokens) and values.num_tokens <= np.iinfo(values.dtype).max:
             for byte_range, tokens in zip(byte_ranges, arrays, strict=True):
                 if tokens.max(initial=0) >= values.num_tokens:
@@ -228,7 +219,7 @@ class Sequences:
         byte_ranges = [
             ByteRange(shard_file("labels", shard), index * size, (index + 1) * size) for shard, index in rows
         ]
-        labels = np.array([int(content.view(CLASSES)[0]) for content in self._read(byte_ranges)], np.int64)
+        labels = np.array([int(content.view(CLASSES)[0]) for content in self.store.pages.read(byte_ranges)], np.int64)
         names = () if self.fields.labels is None else self.fields.labels.names
         for byte_range, label in zip(byte_ranges, labels.tolist(), strict=True):
             if not 0 <= label < len(names):
@@ -240,9 +231,6 @@ class Sequences:
         return DataError(
             f"{self.location}: {file} is invalid ({reason}); do not trust this store, and prepare the data again"
         )
-
-    def _read(self, byte_ranges: Sequence[ByteRange]) -> list[Bytes]:
-        return self.store.pages.read(byte_ranges)
 
 
 def _sizes(fields: SequencesFields, shard: Shard, number: int) -> dict[str, int]:
