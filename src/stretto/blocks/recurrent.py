@@ -40,13 +40,7 @@ class LSTM(Block):
     """
 
     def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        *,
-        proj_size: int = 0,
-        bias: bool = True,
+        self, input_size: int, hidden_size: int, num_layers: int = 1, *, proj_size: int = 0, bias: bool = True
     ) -> None:
         super().__init__()
         self.cell = nn.LSTM(input_size, hidden_size, num_layers, bias=bias, proj_size=proj_size)

@@ -31,19 +31,18 @@ class InputSpec:
         return torch.randint(self.num_tokens, shape, generator=generator)
 
 
-def input_spec_from_task(task: Task) -> InputSpec:
-    """Return the inputs of a task."""
-    return InputSpec(num_tokens=task.num_inputs) if task.inputs == "tokens" else InputSpec((task.num_inputs,))
+def find_input_spec(stack: Stack, task: Task | None = None, example: Tensor | None = None) -> InputSpec:
+    """Return the inputs of an example `[time, rows, ...]`, else of a task, else of the stack's first block."""
+    if example is not None:
+        shape = tuple(example.shape[2:])
+        return InputSpec(shape) if example.is_floating_point() else InputSpec(shape, int(example.max()) + 1)
+    if task is not None:
+        return InputSpec(num_tokens=task.num_inputs) if task.inputs == "tokens" else InputSpec((task.num_inputs,))
+    return _from_stack(stack)
 
 
-def input_spec_from_example(example: Tensor) -> InputSpec:
-    """Return inputs like an example `[time, rows, ...]`."""
-    shape = tuple(example.shape[2:])
-    return InputSpec(shape) if example.is_floating_point() else InputSpec(shape, int(example.max()) + 1)
-
-
-def input_spec_from_stack(stack: Stack) -> InputSpec:
-    """Return the inputs of a stack's first block; raise ConfigError for a custom block."""
+def _from_stack(stack: Stack) -> InputSpec:
+    """The inputs of a stack's first block; raise ConfigError for a custom block."""
     for index, block in enumerate(stack, stack.first):
         if isinstance(block, Dropout | LockedDropout):
             continue
@@ -59,7 +58,7 @@ def input_spec_from_stack(stack: Stack) -> InputSpec:
 
 def _from_block(block: Block) -> InputSpec | None:
     if isinstance(block, Stack):
-        return input_spec_from_stack(block)
+        return _from_stack(block)
     if isinstance(block, Residual):
         return _from_block(block.block)
     if isinstance(block, LSTM | GRU | BidirectionalLSTM):

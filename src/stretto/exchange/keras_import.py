@@ -164,7 +164,7 @@ def _layer_norm(layer: KerasLayer) -> ImportedLayer:
 
 
 def _layers_from_arrays(arrays: list[Array]) -> list[KerasLayer]:
-    """Infer layers from the shapes of their arrays; a cell has two kernels with the same number of columns."""
+    """Infer layers from the shapes of their arrays; a cell has two kernels with one column per gate and unit."""
     layers: list[KerasLayer] = []
     rest = list(arrays)
     while rest:
@@ -177,14 +177,10 @@ def _layers_from_arrays(arrays: list[Array]) -> list[KerasLayer]:
         if first.ndim != 2:
             raise ConfigError(f"{name} begins with an array {list(first.shape)}, which no supported layer does")
         columns = first.shape[1]
-        if (
-            second is not None
-            and second.ndim == 2
-            and second.shape[1] == columns
-            and columns in _kernel_columns(second)
-        ):
+        kinds = {} if second is None or not second.ndim else {3 * len(second): "GRU", 4 * len(second): "LSTM"}
+        if second is not None and second.ndim == 2 and second.shape[1] == columns and columns in kinds:
             cell_arrays = [first, rest.pop(0)]
-            kind = "LSTM" if columns == 4 * second.shape[0] else "GRU"
+            kind = kinds[columns]
             if rest and rest[0].size == (columns if kind == "LSTM" else rest[0].ndim * columns):
                 cell_arrays.append(rest.pop(0))
             layers.append(KerasLayer(name, kind, {}, {"cell": cell_arrays}))
@@ -193,11 +189,6 @@ def _layers_from_arrays(arrays: list[Array]) -> list[KerasLayer]:
         else:
             layers.append(KerasLayer(name, "Dense" if layers else "Embedding", {}, {"": [first]}))
     return layers
-
-
-def _kernel_columns(recurrent: Array) -> tuple[int, int]:
-    """The number of columns of an LSTM's and of a GRU's kernels with this recurrent kernel."""
-    return 4 * recurrent.shape[0], 3 * recurrent.shape[0]
 
 
 def _layer_arrays(layer: KerasLayer, path: str, min_count: int, max_count: int) -> list[Array]:

@@ -5,7 +5,7 @@ translated here, and only custom blocks go through torch's exporter.
 """
 
 from collections.abc import Iterator
-from typing import TypeVar
+from typing import TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -32,19 +32,19 @@ def enumerate_blocks(stack: Stack, label: str) -> Iterator[tuple[str, Block]]:
     return ((f"{label}.{index}".lstrip("."), block) for index, block in enumerate(stack, stack.first))
 
 
-def has_forward_of(module: object, kind: type[Module]) -> bool:
-    """Is a module of this class, or of a subclass that does not override `forward`?"""
-    return isinstance(module, kind) and type(module).forward is kind.forward
+def has_forward_of(module: object, *kinds: type[Module]) -> TypeGuard[Module]:
+    """Is a module of one of these classes, or of a subclass that does not override `forward`?"""
+    return any(isinstance(module, kind) and type(module).forward is kind.forward for kind in kinds)
 
 
 def state_names(block: Block, label: str = "") -> list[str | None]:
     """Return the name of each state tensor in the ONNX model; None for state that only training needs."""
-    if isinstance(block, Stack) and has_forward_of(block, Stack):
+    if has_forward_of(block, Stack):
         return [name for index, inner in enumerate_blocks(block, label) for name in state_names(inner, index)]
-    if isinstance(block, Residual) and has_forward_of(block, Residual):
+    if has_forward_of(block, Residual):
         return state_names(block.block, label)
     size = len(block.initial_state(Rows.of(1)))
-    if has_forward_of(block, Dropout) or has_forward_of(block, LockedDropout):
+    if has_forward_of(block, Dropout, LockedDropout):
         return [None] * size
     kinds: dict[type[Block], list[str]] = {LSTM: ["h", "c"], GRU: ["h"], BidirectionalLSTM: ["lengths"]}
     matches = [names for kind, names in kinds.items() if has_forward_of(block, kind)]
@@ -53,20 +53,17 @@ def state_names(block: Block, label: str = "") -> list[str | None]:
 
 def add_block(graph: Graph, block: Block, x: str, example: Tensor, label: str = "") -> tuple[str, Tensor]:
     """Add a block to a graph; return the name of its output, and its output for an example."""
-    if isinstance(block, Stack) and has_forward_of(block, Stack):
+    if has_forward_of(block, Stack):
         for index, inner in enumerate_blocks(block, label):
             x, example = add_block(graph, inner, x, example, index)
         return x, example
-    if isinstance(block, Residual) and has_forward_of(block, Residual):
+    if has_forward_of(block, Residual):
         y, y_example = add_block(graph, block.block, x, example, label)
         return graph.node("Add", x, y), example + y_example
     state = block.initial_state(Rows.of(example.shape[1], dtype=torch.float32))
     names = state_names(block, label)
-    inputs = [
-        graph.input(name, tensor, ["rows", *tensor.shape[1:]])
-        for name, tensor in zip(names, state, strict=True)
-        if name
-    ]
+    named = [(name, tensor) for name, tensor in zip(names, state, strict=True) if name]
+    inputs = [graph.input(name, tensor, ["rows", *tensor.shape[1:]]) for name, tensor in named]
     y, afters = _add_leaf_block(graph, block, label, (x, *inputs), (example, *state))
     for name, tensor, after in zip(names, state, afters, strict=False):
         graph.output(f"{name}.after", after, tensor, ["rows", *tensor.shape[1:]])
@@ -78,13 +75,13 @@ def _add_leaf_block(
 ) -> tuple[str, list[str]]:
     """Add a block that contains no other block; return the names of its output and of its state after the last step."""
     x, *state = inputs
-    if has_forward_of(block, Dropout) or has_forward_of(block, LockedDropout):
+    if has_forward_of(block, Dropout, LockedDropout):
         return x, []
-    if isinstance(block, LSTM | GRU) and (has_forward_of(block, LSTM) or has_forward_of(block, GRU)):
+    if has_forward_of(block, LSTM) or has_forward_of(block, GRU):
         return _add_cell(graph, block.cell, label, x, state)
-    if isinstance(block, BidirectionalLSTM) and has_forward_of(block, BidirectionalLSTM):
+    if has_forward_of(block, BidirectionalLSTM):
         return _add_bidirectional(graph, block.cell, label, x, state[0]), state
-    if isinstance(block, Pointwise) and has_forward_of(block, Pointwise):
+    if has_forward_of(block, Pointwise):
         y = _add_module(graph, block.module, f"blocks.{label}.module", x)
         if y is not None:
             return y, []
@@ -93,13 +90,13 @@ def _add_leaf_block(
 
 def _add_module(graph: Graph, module: nn.Module, name: str, x: str) -> str | None:
     """Add a pointwise module; None if it is not one of the common ones."""
-    if isinstance(module, nn.Embedding) and has_forward_of(module, nn.Embedding):
+    if has_forward_of(module, nn.Embedding):
         return graph.node("Gather", graph.weight(f"{name}.weight", module.weight), x)
-    if isinstance(module, nn.Linear) and has_forward_of(module, nn.Linear):
+    if has_forward_of(module, nn.Linear):
         y = graph.node("MatMul", x, graph.weight(f"{name}.weight", module.weight.T))
         bias = _bias(graph, module, name)
         return graph.node("Add", y, *bias) if bias else y
-    if isinstance(module, nn.LayerNorm) and has_forward_of(module, nn.LayerNorm) and module.elementwise_affine:
+    if has_forward_of(module, nn.LayerNorm) and module.elementwise_affine:
         weight = graph.weight(f"{name}.weight", module.weight)
         axis = -len(module.normalized_shape)
         return graph.node("LayerNormalization", x, weight, *_bias(graph, module, name), axis=axis, epsilon=module.eps)
@@ -129,15 +126,12 @@ def _add_cell(graph: Graph, cell: nn.LSTM | nn.GRU, label: str, x: str, state: l
         if cell.proj_size:
             x, after = _add_projected_lstm(graph, cell, layer, name, x, layer_state)
         else:
+            operator = "LSTM" if isinstance(cell, nn.LSTM) else "GRU"
+            # Torch and cuDNN apply the reset gate after the matrix product with the hidden state.
+            gru_attributes = {"linear_before_reset": 1} if operator == "GRU" else {}
+            inputs = [x, *_cell_weights(graph, cell, [f"l{layer}"], name), "", *layer_state]
             y, *after = graph.multi_output_node(
-                "LSTM" if isinstance(cell, nn.LSTM) else "GRU",
-                1 + len(layer_state),
-                x,
-                *_cell_weights(graph, cell, [f"l{layer}"], name),
-                "",
-                *layer_state,
-                hidden_size=cell.hidden_size,
-                **_cell_attributes(cell),
+                operator, 1 + len(layer_state), *inputs, hidden_size=cell.hidden_size, **gru_attributes
             )
             # [time, 1, rows, features]
             x = graph.node("Squeeze", y, graph.int64_constant(1))
@@ -146,11 +140,6 @@ def _add_cell(graph: Graph, cell: nn.LSTM | nn.GRU, label: str, x: str, state: l
         graph.node("Concat", *layers, axis=0) if num_layers > 1 else layers[0] for layers in zip(*afters, strict=True)
     ]
     return x, [graph.node("Transpose", name, perm=[1, 0, 2]) for name in joined]
-
-
-def _cell_attributes(cell: nn.RNNBase) -> dict[str, object]:
-    # Torch and cuDNN apply the reset gate after the matrix product with the hidden state.
-    return {"linear_before_reset": 1} if isinstance(cell, nn.GRU) else {}
 
 
 def _cell_weights(graph: Graph, cell: nn.LSTM | nn.GRU, layers: list[str], name: str) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Generator, Tensor
 
 from stretto.base.errors import ConfigError
 from stretto.base.extras import import_optional_dependency
@@ -16,6 +16,8 @@ from stretto.base.window import Rows
 from stretto.blocks.stack import Stack
 from stretto.exchange.input_spec import InputSpec
 from stretto.exchange.onnx_blocks import state_names
+
+Session = Any  # onnxruntime has no types
 
 # Numbers of rows, each with the lengths of its chunks; all differ from the example of the export.
 _TEST_SHAPES = ((1, (1, 7)), (2, (13, 1, 4)), (7, (3, 29)))
@@ -29,7 +31,7 @@ def compare_with_onnxruntime(stack: Stack, path: Path, input_spec: InputSpec) ->
     if find_spec("onnxruntime") is None:
         return None
     session = _open_session(path)
-    generator = torch.Generator().manual_seed(1)
+    generator = Generator().manual_seed(1)
     differences = [0.0]
     for num_rows, chunks in _TEST_SHAPES:
         lengths = torch.randint(1, sum(chunks) + 1, (num_rows,), generator=generator)
@@ -41,12 +43,7 @@ def compare_with_onnxruntime(stack: Stack, path: Path, input_spec: InputSpec) ->
 
 
 def _differences(
-    stack: Stack,
-    session: Any,  # noqa: ANN401 - onnxruntime has no types
-    input_spec: InputSpec,
-    chunks: tuple[int, ...],
-    lengths: Tensor,
-    generator: torch.Generator,
+    stack: Stack, session: Session, spec: InputSpec, chunks: tuple[int, ...], lengths: Tensor, generator: Generator
 ) -> list[float]:
     num_rows = len(lengths)
     rows = Rows.of(num_rows, dtype=torch.float32)
@@ -58,7 +55,7 @@ def _differences(
     output_names = [value.name for value in session.get_outputs()]
     differences = []
     for num_steps in chunks:
-        x = input_spec.random_input(num_steps, num_rows, generator)
+        x = spec.random_input(num_steps, num_rows, generator)
         with torch.no_grad():
             y, state = stack(x, state)
         outputs = dict(zip(output_names, _run_session(session, {"x": x.numpy(), **onnx_state}), strict=True))
@@ -80,7 +77,7 @@ def _difference(expected: Tensor, actual: NDArray[Any]) -> float:
         return float(np.abs(values.astype(np.float64) - actual).max() / max(1.0, np.abs(values).max()))
 
 
-def _open_session(path: Path) -> Any:  # noqa: ANN401 - onnxruntime has no types
+def _open_session(path: Path) -> Session:
     runtime = import_optional_dependency("onnxruntime", "onnx", "a check of an ONNX model")
     try:
         return runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
@@ -91,7 +88,7 @@ def _open_session(path: Path) -> Any:  # noqa: ANN401 - onnxruntime has no types
         ) from None
 
 
-def _run_session(session: Any, inputs: dict[str, Any]) -> list[NDArray[Any]]:  # noqa: ANN401 - onnxruntime has no types
+def _run_session(session: Session, inputs: dict[str, Any]) -> list[NDArray[Any]]:
     try:
         outputs: list[NDArray[Any]] = session.run(None, inputs)
     except Exception as error:  # noqa: BLE001 - onnxruntime's errors have no common class

@@ -16,7 +16,7 @@ from stretto.base.errors import ConfigError
 from stretto.base.extras import import_optional_dependency
 from stretto.base.task import Task
 from stretto.blocks.stack import Stack
-from stretto.exchange.input_spec import InputSpec, input_spec_from_example, input_spec_from_stack, input_spec_from_task
+from stretto.exchange.input_spec import InputSpec, find_input_spec
 from stretto.exchange.onnx_blocks import add_block
 from stretto.exchange.onnx_check import compare_with_onnxruntime
 from stretto.exchange.onnx_graph import Graph
@@ -64,7 +64,7 @@ def export_onnx(model: Stack | ExportableModel, path: Path | str, *, example: Te
     if any(parameter.is_meta for parameter in original.parameters()):
         raise ConfigError("the stack's weights are on the meta device; initialize it before you export it")
     stack = copy.deepcopy(original).cpu().float().eval()
-    input_spec = _input_spec(stack, exportable, example)
+    input_spec = find_input_spec(stack, None if exportable is None else exportable.data_spec.task, example)
     metadata = {} if exportable is None else exportable.metadata()
     with torch.no_grad():
         graph = _build_graph(stack, input_spec)
@@ -93,12 +93,6 @@ def _build_graph(stack: Stack, input_spec: InputSpec) -> Graph:
     # `y` comes before the states.
     graph.outputs.insert(0, graph.outputs.pop())
     return graph
-
-
-def _input_spec(stack: Stack, exportable: ExportableModel | None, example: Tensor | None) -> InputSpec:
-    if example is not None:
-        return input_spec_from_example(example)
-    return input_spec_from_stack(stack) if exportable is None else input_spec_from_task(exportable.data_spec.task)
 
 
 @contextmanager

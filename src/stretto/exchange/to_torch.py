@@ -77,7 +77,7 @@ def torch_weights(stack: Stack) -> tuple[dict[str, Tensor], dict[str, dict[str, 
 def _layers(stack: Stack, label: str) -> list[TorchLayer]:
     layers: list[TorchLayer] = []
     for index, block in enumerate(stack, stack.first):
-        if isinstance(block, Stack) and has_forward_of(block, Stack):
+        if has_forward_of(block, Stack):
             layers += _layers(block, f"{label}{index}.")
         else:
             layers += _block_layers(block, f"{label}{index}")
@@ -86,21 +86,20 @@ def _layers(stack: Stack, label: str) -> list[TorchLayer]:
 
 def _block_layers(block: Block, label: str) -> list[TorchLayer]:
     """The torch modules of a block; a subclass with its own forward has none, whatever its weights are called."""
-    if has_forward_of(block, Dropout) or has_forward_of(block, LockedDropout):
+    if has_forward_of(block, Dropout, LockedDropout):
         # No weights, and not needed for inference.
         return []
-    if isinstance(block, Residual) and has_forward_of(block, Residual):
+    if has_forward_of(block, Residual):
         inner = [] if isinstance(block.block, Stack) else _block_layers(block.block, label)
         if len(inner) == 1:
             return [replace(inner[0], options={**inner[0].options, "residual": True})]
-    if isinstance(block, LSTM | GRU | BidirectionalLSTM) and any(
-        has_forward_of(block, kind) for kind in (LSTM, GRU, BidirectionalLSTM)
-    ):
+    kinds = (LSTM, GRU, BidirectionalLSTM)
+    if has_forward_of(block, *kinds) and isinstance(block, kinds):
         cell = block.cell
         for kind in (nn.LSTM, nn.GRU):
             if has_forward_of(cell, kind):
                 return [TorchLayer(kind.__name__, dict(cell.state_dict()), _cell_options(cell))]
-    if isinstance(block, Pointwise) and has_forward_of(block, Pointwise):
+    if has_forward_of(block, Pointwise):
         module = block.module
         # Our embedding is nn.Embedding with other initial weights.
         known = next((kind for kind in (nn.Embedding, nn.Linear, nn.LayerNorm) if isinstance(module, kind)), None)
@@ -149,11 +148,8 @@ def _merge_layers(layers: list[TorchLayer]) -> list[TorchLayer]:
 def _can_merge(one: TorchLayer, other: TorchLayer) -> bool:
     if one.kind != other.kind or one.kind not in ("LSTM", "GRU") or "residual" in one.options | other.options:
         return False
-    may_differ = ("input_size", "num_layers")
-    first, second = (
-        {name: value for name, value in layer.options.items() if name not in may_differ} for layer in (one, other)
-    )
-    return first == second
+    may_differ = {"input_size": None, "num_layers": None}
+    return one.options | may_differ == other.options | may_differ
 
 
 def _num_layers(layer: TorchLayer) -> int:

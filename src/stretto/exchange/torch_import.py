@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import get_args
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,13 +18,7 @@ from stretto.exchange.to_torch import LAYERS
 
 Modules = nn.Module | Mapping[str, nn.Module] | Sequence[nn.Module]
 
-_LAYER_KINDS: dict[type[nn.Module], LayerKind] = {
-    nn.Embedding: "Embedding",
-    nn.LSTM: "LSTM",
-    nn.GRU: "GRU",
-    nn.Linear: "Linear",
-    nn.LayerNorm: "LayerNorm",
-}
+_LAYER_KINDS: dict[type[nn.Module], LayerKind] = {getattr(nn, kind): kind for kind in get_args(LayerKind)}
 _RECURRENT = re.compile(r"(weight_ih|weight_hh|weight_hr|bias_ih|bias_hh)_l\d+(_reverse)?")
 
 
@@ -36,16 +31,16 @@ def from_torch(source: Modules | Weights | Path | str) -> Stack:
     `batch_first` is.
     """
     if isinstance(source, Path | str):
-        return _from_file(Path(source))
-    if isinstance(source, nn.Module):
-        return stack_layers(_from_modules(_children(source)))
-    if not isinstance(source, Mapping):
-        return stack_layers(_from_modules({str(index): module for index, module in enumerate(source)}))
-    if all(isinstance(value, nn.Module) for value in source.values()):
-        return stack_layers(
-            _from_modules({name: value for name, value in source.items() if isinstance(value, nn.Module)})
-        )
-    return stack_layers(_from_weights(_check_tensors(source, "the state dict"), is_ordered=True))
+        layers = _from_file(Path(source))
+    elif isinstance(source, nn.Module):
+        layers = _from_modules(_children(source))
+    elif not isinstance(source, Mapping):
+        layers = _from_modules({str(index): module for index, module in enumerate(source)})
+    elif all(isinstance(value, nn.Module) for value in source.values()):
+        layers = _from_modules({name: value for name, value in source.items() if isinstance(value, nn.Module)})
+    else:
+        layers = _from_weights(_check_tensors(source, "the state dict"), is_ordered=True)
+    return stack_layers(layers)
 
 
 def _children(module: nn.Module) -> dict[str, nn.Module]:
@@ -161,7 +156,7 @@ def _infer_recurrent_kind(prefix: str, weights: Weights) -> LayerKind:
     return kinds[gates // hidden]
 
 
-def _from_file(path: Path) -> Stack:
+def _from_file(path: Path) -> list[ImportedLayer]:
     if not path.is_file():
         raise DataError(f"{path} does not exist; give a file of weights")
     if path.suffix == ".safetensors":
@@ -176,10 +171,10 @@ def _from_file(path: Path) -> Stack:
         ) from None
     if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
         content = content["state_dict"]
-    return stack_layers(_from_weights(_check_tensors(content, str(path)), is_ordered=True))
+    return _from_weights(_check_tensors(content, str(path)), is_ordered=True)
 
 
-def _from_safetensors(path: Path) -> Stack:
+def _from_safetensors(path: Path) -> list[ImportedLayer]:
     try:
         with safe_open(path, "pt") as opened:
             metadata = opened.metadata() or {}
@@ -193,10 +188,9 @@ def _from_safetensors(path: Path) -> Stack:
         )
     if LAYERS not in metadata:
         # The names in a safetensors file are sorted, so the order of the layers is lost.
-        return stack_layers(_from_weights(weights, is_ordered=False))
+        return _from_weights(weights, is_ordered=False)
     try:
-        layers = json.loads(metadata[LAYERS])
-        return stack_layers([_from_metadata(layer, weights) for layer in layers])
+        return [_from_metadata(layer, weights) for layer in json.loads(metadata[LAYERS])]
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} has an invalid list of layers ({error!r}); export it again") from None
 
@@ -204,7 +198,7 @@ def _from_safetensors(path: Path) -> Stack:
 def _from_metadata(layer: dict[str, object], weights: Weights) -> ImportedLayer:
     """A layer from the list that `export_torch` writes."""
     name = str(layer["name"])
-    kind = next((known for known in _LAYER_KINDS.values() if known == layer["kind"]), None)
+    kind: LayerKind | None = next((known for known in get_args(LayerKind) if known == layer["kind"]), None)
     if kind is None:
         raise ConfigError(f"{name} is a {layer['kind']}, which from_torch does not support; build the stack by hand")
     layer_weights = {
