@@ -8,6 +8,6 @@ from stretto.base.errors import MeshError as MeshError
 from stretto.base.errors import PlanError as PlanError
 from stretto.base.errors import StrettoError as StrettoError
 from stretto.prepare.file_listing import AmbiguousInputError as AmbiguousInputError
-from stretto.train.run import PreemptedError as PreemptedError
+from stretto.train.events import PreemptedError as PreemptedError
 
 __all__: list[str]

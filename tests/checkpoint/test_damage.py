@@ -1,4 +1,4 @@
-"""Checkpoints that are damaged, or made to do harm: refused by name, and nothing of them is run or followed."""
+"""Damaged or malicious checkpoints are refused by name; no code in them runs and no link in them is followed."""
 
 import json
 import os
@@ -73,24 +73,24 @@ def test_a_flipped_bit_or_a_lost_end_is_refused_by_name(
         read_all(saved)
 
 
-def test_the_one_before_is_used_only_when_asked_for(tmp_path: Path) -> None:
+def test_an_earlier_checkpoint_is_used_only_on_request(tmp_path: Path) -> None:
     save_two(tmp_path)
     flip(newest(tmp_path) / SHARD, 0.9)
     with CheckpointManager(tmp_path) as checkpoints:
         saved = checkpoints.start()
         assert saved is not None and saved.name == newest(tmp_path).name
-        with pytest.raises(DataError, match=r"resume from another checkpoint with --resume PATH"):
+        with pytest.raises(DataError, match="resume from a different checkpoint"):
             read_all(saved)
     with CheckpointManager(tmp_path) as checkpoints:
         saved = checkpoints.start(tmp_path / "step-000000001-g1")
         assert saved is not None
         assert torch.equal(read_all(saved), torch.ones(20, 30))
-        # From now on the run's line goes through the one that was asked for.
+        # From now on the run's lineage goes through the requested checkpoint.
         checkpoints.save(Snapshot(training_state(7), [TensorShard("weights.w", torch.zeros(1))]), wait=True)
     assert find_checkpoint(tmp_path).manifest.training_state.step == 7
 
 
-def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     save_two(tmp_path)
     (newest(tmp_path) / SHARD).unlink()
     with pytest.raises(DataError, match=f"{SHARD} is damaged .it is missing."):
@@ -115,7 +115,7 @@ def test_a_pickle_is_never_unpickled(name: str, tmp_path: Path) -> None:
     for content in (pickle.dumps(Bomb(marker)), _torch_file(tmp_path, marker)):
         path.write_bytes(content)
         if name in (SHARD, "data_spec.json"):
-            # Its maker knows how to write a digest.
+            # An attacker can compute a checksum, too.
             _forge(newest(tmp_path / "run"), lambda tree: None)
         if name == "data_spec.json":
             content = find_checkpoint(tmp_path / "run").read_file(name) or b""
@@ -137,7 +137,7 @@ def _torch_file(folder: Path, marker: Path) -> bytes:
 
 
 def _forge(folder: Path, change: Callable[[dict[str, object]], None]) -> None:
-    """Change a manifest as its maker could: sealed anew, with the digests of what the files are now."""
+    """Change a manifest as an attacker could: with the right checksums of the changed files."""
     import hashlib
 
     path = folder / MANIFEST
@@ -172,7 +172,7 @@ def test_symbolic_links_are_not_followed(name: str, tmp_path: Path) -> None:
     path = newest(tmp_path / "run") / name
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(DataError, match=f"{name} leads elsewhere by a symbolic link; don't trust it"):
+    with pytest.raises(DataError, match=f"{name} is a symbolic link; don't trust it"):
         read_all(find_checkpoint(tmp_path / "run"))
 
 
@@ -180,7 +180,7 @@ def test_a_folder_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     save_two(tmp_path / "run")
     newest(tmp_path / "run").rename(tmp_path / "elsewhere")
     newest(tmp_path / "run").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(DataError, match="leads elsewhere by a symbolic link"):
+    with pytest.raises(DataError, match="is a symbolic link"):
         read_all(find_checkpoint(tmp_path / "run"))
 
 
@@ -198,7 +198,7 @@ def test_a_folder_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
         ("name", 7),
     ],
 )
-def test_absurd_shapes_are_refused_before_memory_is_asked_for(field: str, value: object, tmp_path: Path) -> None:
+def test_absurd_shapes_are_refused_before_memory_is_allocated(field: str, value: object, tmp_path: Path) -> None:
     save_two(tmp_path)
 
     def change(tree: dict[str, object]) -> None:
@@ -247,7 +247,7 @@ def test_shards_with_absurd_headers_are_refused(content: bytes, tmp_path: Path) 
         read_all(find_checkpoint(tmp_path))
 
 
-def test_a_manifest_that_is_no_manifest_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_manifest_is_refused(tmp_path: Path) -> None:
     save_two(tmp_path)
     path = newest(tmp_path) / MANIFEST
     for content in (b"", b"{}", b"[]", b"null", b"[" * 200_000, b"\xff\xfe", json.dumps({"sha256": "0"}).encode()):
@@ -256,22 +256,22 @@ def test_a_manifest_that_is_no_manifest_is_refused(tmp_path: Path) -> None:
             find_checkpoint(tmp_path)
 
 
-def test_parts_that_overlap_and_leave_a_gap_are_not_whole(tmp_path: Path) -> None:
+def test_shards_that_overlap_and_leave_a_gap_are_refused(tmp_path: Path) -> None:
     save_two(tmp_path)
 
     def shift(tree: dict[str, object]) -> None:
         files = tree["files"]
         assert isinstance(files, list)
-        part = next(part for file in files for part in file["shards"] if part["name"] == "lanes.0.0")
-        part["first"], part["num_rows"] = 4, 8
+        shard = next(shard for file in files for shard in file["shards"] if shard["name"] == "lanes.0.0")
+        shard["first"], shard["num_rows"] = 4, 8
 
     _forge(newest(tmp_path), shift)
     saved = find_checkpoint(tmp_path)
-    with pytest.raises(DataError, match=r"parts of lanes\.0\.0 are missing or there twice"):
+    with pytest.raises(DataError, match=r"rows of lanes\.0\.0 are missing or saved twice"):
         saved.read([TensorShard("lanes.0.0", torch.zeros(8, 3))])
 
 
-def test_code_that_a_checkpoint_names_is_not_run(byte_corpus: Corpus, tmp_path: Path) -> None:
+def test_code_that_a_checkpoint_names_does_not_run(byte_corpus: Corpus, tmp_path: Path) -> None:
     config = parse_config(
         {
             "data": {"train": byte_corpus.location, "lanes": 8, "window": 20},
@@ -292,7 +292,7 @@ def test_code_that_a_checkpoint_names_is_not_run(byte_corpus: Corpus, tmp_path: 
         run_info["config"]["model"]["factory"] = f"{folder / 'evil.py'}:model"
 
     _forge(folder, name_code)
-    with pytest.raises(ConfigError, match="runs code of its own"):
+    with pytest.raises(ConfigError, match="runs its own code"):
         load_model(tmp_path / "run")
     assert not marker.exists()
 

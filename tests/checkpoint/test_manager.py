@@ -1,4 +1,4 @@
-"""A run's checkpoints: which one it goes on from, which are kept, and who may write."""
+"""A run's checkpoints: which one it resumes from, which are kept, and who may write."""
 
 import os
 import subprocess
@@ -36,7 +36,7 @@ def steps(folder: Path) -> list[int]:
     return sorted(name.step for name in complete_checkpoint_names(LocalStorage(folder)))
 
 
-def test_the_last_ones_every_nth_and_the_best_are_kept(tmp_path: Path) -> None:
+def test_the_last_every_nth_and_the_best_checkpoint_are_kept(tmp_path: Path) -> None:
     with CheckpointManager(tmp_path, keep=2, keep_every=10, keep_best=True) as checkpoints:
         checkpoints.start()
         for step in range(1, 26):
@@ -50,7 +50,7 @@ def test_the_last_ones_every_nth_and_the_best_are_kept(tmp_path: Path) -> None:
     assert steps(tmp_path) == [7, 26]
 
 
-def test_a_save_goes_on_while_the_tensors_change(tmp_path: Path) -> None:
+def test_tensors_may_change_while_a_save_is_written(tmp_path: Path) -> None:
     weights = torch.zeros(1 << 20)
     with CheckpointManager(tmp_path) as checkpoints:
         checkpoints.start()
@@ -92,23 +92,23 @@ def test_a_step_whose_save_failed_is_saved_again(tmp_path: Path) -> None:
 
 
 def test_nothing_is_saved_before_the_start(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"before start\(\) has said"):
+    with pytest.raises(ConfigError, match=r"save\(\) was called before start\(\)"):
         CheckpointManager(tmp_path).save(snapshot(1))
 
 
-def test_numbers_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
+def test_values_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
     with CheckpointManager(tmp_path) as checkpoints:
         checkpoints.start()
         checkpoints.save(snapshot(1), wait=True)
         # Large ones are.
         checkpoints.save(snapshot(2, value=3e38), wait=True)
-        with pytest.raises(DivergedError, match=r"weights\.w holds numbers that are not finite after step 3"):
+        with pytest.raises(DivergedError, match=r"weights\.w has values that are not finite after step 3"):
             checkpoints.save(snapshot(3, value=float("nan")), wait=True)
     assert steps(tmp_path) == [1, 2]
     assert not list(tmp_path.glob("step-000000003*"))
 
 
-def test_a_run_that_was_cut_off_ends_and_leaves_the_other_alone(tmp_path: Path) -> None:
+def test_a_start_that_was_replaced_stops_and_leaves_the_newer_one_alone(tmp_path: Path) -> None:
     old = CheckpointManager(tmp_path)
     old.start()
     old.save(snapshot(1), wait=True)
@@ -118,7 +118,7 @@ def test_a_run_that_was_cut_off_ends_and_leaves_the_other_alone(tmp_path: Path) 
     new = CheckpointManager(tmp_path)
     saved = new.start()
     assert saved is not None and saved.manifest.training_state.step == 1
-    with pytest.raises(FencedError, match="generation 2 of this run has gone on, so this one, number 1, was cut off"):
+    with pytest.raises(FencedError, match="generation 2 of this run has taken over, so this one, generation 1, stops"):
         old.save(snapshot(2), wait=True)
     new.save(snapshot(2), wait=True)
     assert [str(name) for name in complete_checkpoint_names(LocalStorage(tmp_path))] == [
@@ -128,7 +128,7 @@ def test_a_run_that_was_cut_off_ends_and_leaves_the_other_alone(tmp_path: Path) 
     new.close()
 
 
-def test_a_checkpoint_that_comes_too_late_is_on_nobodys_line(tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_committed_too_late_is_in_no_lineage(tmp_path: Path) -> None:
     old = CheckpointManager(tmp_path)
     old.start()
     old.save(snapshot(1), wait=True)
@@ -136,7 +136,7 @@ def test_a_checkpoint_that_comes_too_late_is_on_nobodys_line(tmp_path: Path) -> 
     old._history.release()
     with CheckpointManager(tmp_path) as new:
         new.start()
-        # It was asleep between its last look at the generations and its commit.
+        # It was paused between its last check of the generations and its commit.
         assert old._history is not None
         old._history.check_fence = lambda: None  # type: ignore[method-assign]
         old.save(snapshot(9), wait=True)
@@ -169,8 +169,8 @@ def test_a_folder_in_use_is_refused_and_free_again_when_its_process_is_gone(tmp_
             checkpoints.start()
 
 
-def test_a_path_that_is_given_again_is_not_gone_back_to(tmp_path: Path) -> None:
-    """As a launcher or a scheduler does that repeats a command."""
+def test_a_repeated_command_does_not_go_back_to_its_resume_path(tmp_path: Path) -> None:
+    """Launchers and schedulers repeat commands."""
     with CheckpointManager(tmp_path) as checkpoints:
         checkpoints.start()
         for step in (1, 2, 3):
@@ -184,7 +184,7 @@ def test_a_path_that_is_given_again_is_not_gone_back_to(tmp_path: Path) -> None:
                 checkpoints.save(snapshot(then), wait=True)
 
 
-def test_a_start_that_was_killed_before_its_first_save_is_taken_up(tmp_path: Path) -> None:
+def test_after_a_kill_before_the_first_save_the_next_start_resumes_from_the_same_checkpoint(tmp_path: Path) -> None:
     with CheckpointManager(tmp_path / "other") as checkpoints:
         checkpoints.start()
         checkpoints.save(snapshot(9), wait=True)
@@ -193,25 +193,25 @@ def test_a_start_that_was_killed_before_its_first_save_is_taken_up(tmp_path: Pat
         checkpoints.save(snapshot(3), wait=True)
     with CheckpointManager(tmp_path / "own") as checkpoints:
         checkpoints.start(tmp_path / "other")
-    # It would have gone on from there, and so does the next.
+    # It had resumed from there, and so does the next.
     with CheckpointManager(tmp_path / "own") as checkpoints:
         saved = checkpoints.start()
         assert saved is not None and saved.manifest.training_state.step == 9
 
 
-def test_an_older_step_is_not_saved_over(tmp_path: Path) -> None:
+def test_an_older_step_is_not_overwritten(tmp_path: Path) -> None:
     with CheckpointManager(tmp_path) as checkpoints:
         checkpoints.start()
         for step in (1, 2):
             checkpoints.save(snapshot(step), wait=True)
-        with pytest.raises(ConfigError, match="step 1 was saved by this start before"):
+        with pytest.raises(ConfigError, match="step 1 was saved by this start already"):
             checkpoints.save(snapshot(1), wait=True)
     for name in complete_checkpoint_names(LocalStorage(tmp_path)):
         saved = Checkpoint.open(LocalStorage(tmp_path), str(name))
         assert [saved.check(file) for file in saved.manifest.files] == [None]
 
 
-def test_a_held_out_loss_that_is_not_finite_is_the_best_of_none(tmp_path: Path) -> None:
+def test_a_validation_loss_that_is_not_finite_is_never_the_best(tmp_path: Path) -> None:
     with CheckpointManager(tmp_path, keep=1, keep_best=True) as checkpoints:
         checkpoints.start()
         for step, loss in ((1, float("nan")), (2, float("inf")), (3, 2.0), (4, float("nan"))):
@@ -229,7 +229,7 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     assert (tmp_path / "victim").read_text() == "precious"
 
 
-def test_what_was_not_finished_is_tidied_up_at_the_next_start(tmp_path: Path) -> None:
+def test_incomplete_checkpoints_are_removed_at_the_next_start(tmp_path: Path) -> None:
     with CheckpointManager(tmp_path) as checkpoints:
         checkpoints.start()
         checkpoints.save(snapshot(1), wait=True)
@@ -243,7 +243,7 @@ def test_what_was_not_finished_is_tidied_up_at_the_next_start(tmp_path: Path) ->
     ]  # fmt: skip
 
 
-def test_a_run_may_go_on_from_a_checkpoint_of_another(tmp_path: Path) -> None:
+def test_a_run_can_resume_from_a_checkpoint_of_another_run(tmp_path: Path) -> None:
     with CheckpointManager(tmp_path / "one") as checkpoints:
         checkpoints.start()
         checkpoints.save(snapshot(5), wait=True)
@@ -279,7 +279,7 @@ def save_with(world: World, folder: Path, bad_rank: int) -> int | None:
 
 
 @pytest.mark.long
-def test_a_save_that_one_rank_can_not_write_is_none_and_the_run_goes_on(pools: RankPools, tmp_path: Path) -> None:
+def test_a_save_that_one_rank_can_not_write_fails_and_the_run_continues(pools: RankPools, tmp_path: Path) -> None:
     assert pools[3].run(save_with, tmp_path, 2)[0] == 3
     assert steps(tmp_path) == [1, 3]
 
@@ -297,30 +297,32 @@ def test_a_start_that_is_refused_is_refused_on_all_ranks(pools: RankPools, tmp_p
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.booleans()), max_size=8), st.integers(0, 10**6))
-def test_a_line_goes_through_what_each_start_went_on_from(starts: list[tuple[int, bool]], seed: int) -> None:
-    """Starts that save some steps each, and go on from any checkpoint of the line before."""
+def test_the_lineage_follows_the_checkpoint_that_each_start_resumed_from(
+    starts: list[tuple[int, bool]], seed: int
+) -> None:
+    """Each start saves some steps, and resumes from any checkpoint of the lineage before it."""
     claims: dict[int, Claim] = {}
     names: set[CheckpointName] = set()
     expected: list[CheckpointName] = []
-    for generation, (count, is_decreasing_anywhere) in enumerate(starts, 1):
-        if is_decreasing_anywhere and expected:
+    for generation, (count, goes_back) in enumerate(starts, 1):
+        if goes_back and expected:
             expected = expected[seed % len(expected) :]
         resumed_from = str(expected[0]) if expected else None
         claims[generation] = Claim(generation=generation, resumed_from=resumed_from)
         first = expected[0].step if expected else 0
-        own = [CheckpointName(generation, first + step + 1) for step in range(count % 5)]
-        names |= set(own)
-        expected = [*reversed(own), *expected]
-        # What is written too late, by all that were cut off.
+        saved = [CheckpointName(generation, first + step + 1) for step in range(count % 5)]
+        names |= set(saved)
+        expected = [*reversed(saved), *expected]
+        # Checkpoints that older starts commit too late.
         names |= {CheckpointName(older, 10**6 + generation) for older in range(1, generation)}
         assert lineage(claims, names) == expected
 
 
 @given(st.sets(st.integers(1, 60), max_size=20), st.integers(1, 5), st.none() | st.integers(1, 7), st.integers(0, 60))
-def test_what_is_removed_is_neither_last_nor_nth_nor_best(
-    found: set[int], last: int, every: int | None, best: int
+def test_removed_checkpoints_are_neither_last_nor_nth_nor_best(
+    saved_steps: set[int], last: int, every: int | None, best: int
 ) -> None:
-    names = [CheckpointName(1, step) for step in sorted(found, reverse=True)]
+    names = [CheckpointName(1, step) for step in sorted(saved_steps, reverse=True)]
     removed = to_remove(names, last, every, CheckpointName(1, best))
     kept = [name for name in names if name not in removed]
     assert kept[:last] == names[:last]
@@ -330,7 +332,7 @@ def test_what_is_removed_is_neither_last_nor_nth_nor_best(
         assert name.step != best and not (every is not None and name.step % every == 0)
 
 
-def test_the_files_are_as_public_as_their_folder(tmp_path: Path) -> None:
+def test_files_have_the_permissions_of_their_folder(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     before = os.umask(0o022)
     try:

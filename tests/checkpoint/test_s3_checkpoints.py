@@ -19,7 +19,7 @@ from stretto.checkpoint.storage import RemoteStorage
 from stretto.config.toml import parse_config
 from stretto.data import Corpus
 from stretto.errors import DataError, FencedError
-from stretto.train.run import EvaluationReport
+from stretto.train.events import EvaluationReport
 
 pytestmark = [pytest.mark.s3, pytest.mark.timeout(120)]
 
@@ -72,7 +72,7 @@ def test_checkpoints_are_kept_fenced_and_read_back(server: S3Server) -> None:
         tensor = torch.zeros(20, 40)
         saved.read([TensorShard("weights.w", tensor, 30, 50)])
         assert tensor.eq(3).all() and saved.read_file("data_spec.json") == b"{}"
-        with pytest.raises(FencedError, match="generation 2 of this run has gone on"):
+        with pytest.raises(FencedError, match="generation 2 of this run has taken over"):
             old.save(snapshot(4), wait=True)
         new.save(snapshot(4), wait=True)
     assert find_checkpoint(url).name == "step-000000004-g2"
@@ -98,7 +98,7 @@ def test_damage_is_named(server: S3Server) -> None:
         saved.read([TensorShard("weights.w", torch.zeros(50, 40))])
 
 
-def test_a_server_that_is_away_while_a_step_is_saved_is_waited_for(server: S3Server) -> None:
+def test_a_save_waits_for_a_server_that_is_unreachable(server: S3Server) -> None:
     with CheckpointManager("s3://bucket/away", retry_seconds=60) as checkpoints:
         checkpoints.start()
         checkpoints.save(snapshot(1), wait=True)
@@ -110,7 +110,7 @@ def test_a_server_that_is_away_while_a_step_is_saved_is_waited_for(server: S3Ser
     assert find_checkpoint("s3://bucket/away").manifest.training_state.step == 2
 
 
-def test_a_run_goes_on_from_object_storage_in_an_empty_folder(
+def test_a_run_resumes_from_object_storage_in_an_empty_folder(
     server: S3Server, byte_corpus: Corpus, tmp_path: Path
 ) -> None:
     def run(folder: str, steps: int) -> list[float]:

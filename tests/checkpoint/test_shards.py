@@ -1,4 +1,4 @@
-"""Pieces: what was saved in some parts is read in any others, whole or not at all."""
+"""Tensors that were saved in some split are read in any other, completely or not at all."""
 
 import tempfile
 from itertools import pairwise
@@ -33,7 +33,7 @@ cuts = st.lists(st.integers(0, 12), max_size=4)
     dtype=st.sampled_from([torch.float32, torch.float64, torch.int64, torch.bfloat16]),
 )  # fmt: skip
 @settings(max_examples=60, deadline=None)
-def test_any_cut_is_read_back_in_any_other(
+def test_any_split_is_read_back_in_any_other(
     saved: list[int], wanted: list[int], num_rows: int, dtype: torch.dtype
 ) -> None:
     whole = (torch.randn(num_rows, 3) * 100).to(dtype)
@@ -58,7 +58,7 @@ def test_a_rank_that_has_nothing_writes_nothing(tmp_path: Path) -> None:
     ]
 
 
-def test_what_does_not_fit_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_shard_that_does_not_fit_is_refused_by_name(tmp_path: Path) -> None:
     whole = torch.randn(6, 3)
     files = []
     for rank, shard in enumerate(cut("lanes", whole, [2, 4])):
@@ -67,11 +67,11 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path: Path) -> None:
     first = torch.zeros(2, 3)
     load(tmp_path, files, [TensorShard("lanes", first, 0, 6)])
     assert torch.equal(first, whole[:2])
-    with pytest.raises(DataError, match="parts of lanes are missing or there twice; it is not whole"):
+    with pytest.raises(DataError, match="rows of lanes are missing or saved twice; it is incomplete"):
         load(tmp_path, files, [TensorShard("lanes", torch.zeros(6, 3))])
     with pytest.raises(DataError, match=r"lanes is \[6, 3\] torch.float32, not \[6, 4\] torch.float32"):
         load(tmp_path, files, [TensorShard("lanes", torch.zeros(6, 4))])
     with pytest.raises(DataError, match=r"lanes is \[6, 3\] torch.float32, not \[6, 3\] torch.float64"):
         load(tmp_path, files, [TensorShard("lanes", torch.zeros(6, 3, dtype=torch.float64))])
-    with pytest.raises(DataError, match="holds no tensor 'weight'; it is of another model, or not whole"):
+    with pytest.raises(DataError, match="has no tensor 'weight'; it is from a different model, or incomplete"):
         load(tmp_path, files, [TensorShard("weight", torch.zeros(6, 3))])

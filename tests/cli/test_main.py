@@ -40,7 +40,7 @@ def test_prepare_train_and_eval_work_together(prepared: Path, capsys: pytest.Cap
 def test_the_schema_is_json_and_names_every_section(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["schema"]) == 0
     schema = json.loads(capsys.readouterr().out)
-    assert set(schema["properties"]) == {"data", "model", "train", "layout", "run", "save", "watch"}
+    assert set(schema["properties"]) == {"data", "model", "train", "layout", "run", "save", "logging"}
 
 
 @pytest.mark.parametrize(

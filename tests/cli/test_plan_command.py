@@ -77,7 +77,7 @@ def test_other_devices_are_planned_from_a_data_sheet(run_toml: Path, capsys: pyt
         (["--network", "fast"], "--network=fast is not a latency and a bandwidth; write it like 5us,25GB"),
         (["--hardware", "Z80"], "--hardware=Z80 and --profile=here.json are two profiles; leave one of them out"),
         (["--json", "no/such/folder/plan.json"], "no/such/folder/plan.json can't be written"),
-        (["--layout.blocks", "2,3"], "must say for each of stages=1 how many blocks it holds"),
+        (["--layout.blocks", "2,3"], "must have one number, 1 or more, for each of stages=1"),
     ],
 )
 def test_an_error_ends_in_one_sentence(

@@ -18,7 +18,7 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
-def test_a_file_is_read_and_overridden(tmp_path: Path) -> None:
+def test_options_override_the_fields_of_a_file(tmp_path: Path) -> None:
     path = write(tmp_path, MINIMAL + "lanes = 8\n[train]\nlr = 0.5\n")
     config = load_config(path, {"train.lr": "3e-4", "model.residual": "true", "layout.micro_batches": "2"})
     assert (config.data.lanes, config.train.lr, config.model.residual, config.layout.micro_batches) == (
@@ -35,7 +35,7 @@ def test_a_file_is_read_and_overridden(tmp_path: Path) -> None:
     steps=st.none() | st.integers(1, 10**12),
     norm=st.booleans(),
 )
-def test_a_config_written_and_read_is_the_same(lr: float, folder: str, steps: int | None, norm: bool) -> None:
+def test_a_config_survives_writing_and_reading(lr: float, folder: str, steps: int | None, norm: bool) -> None:
     tree = {"data": {"train": folder}, "train": {"lr": lr, "steps": steps}, "model": {"norm": norm}}
     config = RunConfig.model_validate(tree)
     assert parse_config(tomllib.loads(dump_config(config))) == config
@@ -48,16 +48,16 @@ def _has_surrogate(text: str) -> bool:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("", r"\[data\] is missing; write that section, with train in it"),
+        ("", r"\[data\] is missing; add that section, with train set to"),
         ("[data]\n", r"data\.train is missing"),
         (MINIMAL + "[train]\nlr = -1\n", r"train\.lr=-1 should be greater than 0$"),
         (MINIMAL + "[train]\nlr = 'fast'\n", r"train\.lr='fast' should be a valid number"),
         (MINIMAL + "[train]\nlr = nan\n", r"train\.lr=nan should be"),
-        (MINIMAL + "[train]\nlearning_rate = 1\n", r"train\.learning_rate is not a known field; known are steps, "),
+        (MINIMAL + "[train]\nlearning_rate = 1\n", r"train\.learning_rate is not a known field; choose from steps, "),
         (MINIMAL + "[train]\nsteps = true\n", r"train\.steps=True should be a valid integer$"),
         (MINIMAL + "[train]\nsteps = '10'\n", r"train\.steps='10' should be a valid integer$"),
         ("[dta]\ntrain = 'x'\n", r"dta is not a known field; did you mean data\? \(and 1 more\)$"),
-        ("lanes = 3\n" + MINIMAL, r"lanes is not a known field; it belongs into \[data\]$"),
+        ("lanes = 3\n" + MINIMAL, r"lanes is not a known field; it belongs in \[data\]$"),
         (MINIMAL + "[train]\nwarm = 1\n", r"train\.warm is not a known field; did you mean warmup\?$"),
         (MINIMAL + "[trian]\nlr = 1\n", r"trian is not a known field; did you mean train\?$"),
         (MINIMAL + "[model]\ncell = 'rnn'\n", r"model\.cell='rnn' should be 'lstm' or 'gru'$"),
@@ -67,10 +67,10 @@ def _has_surrogate(text: str) -> bool:
         (MINIMAL + "[train]\nsteps = 5\nwarmup = 6\n", r"warmup=6 exceeds steps=5"),
         (MINIMAL + "lanes = 0\nwindow = 0\n", r"data\.lanes=0 should be greater than or equal to 1 \(and 1 more\)$"),
         ("data = 3\n", r"data=3 should be a section; write it as \[data\]$"),
-        ("[data\n", r"run\.toml is not TOML"),
+        ("[data\n", r"run\.toml is not valid TOML"),
     ],
 )
-def test_a_mistake_is_one_sentence_with_field_value_and_remedy(text: str, sentence: str, tmp_path: Path) -> None:
+def test_a_mistake_is_reported_with_field_value_and_remedy(text: str, sentence: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=sentence) as caught:
         load_config(write(tmp_path, text))
     assert "\n" not in str(caught.value)
@@ -89,7 +89,7 @@ def test_a_frozen_config_can_not_be_changed() -> None:
         config.train.lr = 3.0  # type: ignore[misc]
 
 
-def test_every_field_says_what_it_is() -> None:
+def test_every_field_has_a_description() -> None:
     schema = RunConfig.model_json_schema()
     for section in schema["$defs"].values():
         for name, field in section["properties"].items():

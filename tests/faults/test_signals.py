@@ -48,7 +48,7 @@ def test_a_preempted_run_saves_and_resumes_later(
     code, output = run.finish()
     assert time.monotonic() - started < 20
     assert code == 75, output
-    found = re.findall(r"stretto: left after step (\d+), as asked: it is saved, and the run goes on from there", output)
+    found = re.findall(r"stretto: stopped after step (\d+), as requested: it is saved, start again to resume", output)
     assert len(found) == 1, output
     left = TrainProcess(tmp_path / "run", faults_data, grid, options)
     assert left.final_state().training_state.step == int(found[0]) >= 11  # type: ignore[attr-defined]

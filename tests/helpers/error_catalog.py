@@ -79,31 +79,31 @@ ERROR_SECTIONS = (
                 "stretto train run.toml --layout 2",
             ),
             ErrorCase(
-                "<file> does not exist; give the path of a run's TOML file",
+                "<file> does not exist; use the path of a run's TOML file",
                 "The first argument of `train`, `plan`, `profile` and `verify` is the file that describes the run.",
                 "Check the path, and the folder that you are in.",
                 "stretto train nowhere.toml",
             ),
             ErrorCase(
-                "<file> is not TOML: <what and where>; mend it there",
+                "<file> is not valid TOML: <what and where>; fix it there",
                 "The file can't be parsed; the message has the line and the column.",
                 "Text needs quotes, and a section square brackets: `[data]`.",
                 triggers.no_toml,
             ),
             ErrorCase(
-                "<file>: data.train is missing; it has no default, so set it",
+                "<file>: data.train is missing; set it, as it has no default",
                 "It is the only field that every run must set.",
                 'Write `train = "FOLDER"` under `[data]`; `stretto prepare` writes that folder.',
                 triggers.no_data,
             ),
             ErrorCase(
-                "<file>: [data] is missing; write that section, with train in it, the folder of the data",
+                "<file>: [data] is missing; add that section, with train set to the folder of the data",
                 "Every run needs data.",
                 'Write `[data]` and below it `train = "FOLDER"`.',
                 triggers.no_data_section,
             ),
             ErrorCase(
-                "<file>: <field> is not a known field; it belongs into [<section>]",
+                "<file>: <field> is not a known field; it belongs in [<section>]",
                 "The field is outside its section.",
                 "Move it to the section in the message.",
                 triggers.no_section,
@@ -133,14 +133,13 @@ ERROR_SECTIONS = (
                 triggers.two_configs,
             ),
             ErrorCase(
-                "<file>: layout: blocks=[<numbers>] must say for each of stages=<n> how many blocks it holds, 1 at "
-                "least",
+                "<file>: layout: blocks=[<numbers>] must have one number, 1 or more, for each of stages=<n>",
                 "The list needs one number for each stage.",
                 "Give as many numbers as stages, or leave `layout.blocks` out to balance the stages automatically.",
                 "stretto train run.toml --layout.stages 2 --layout.blocks 3",
             ),
             ErrorCase(
-                "<file>: model: projection=<n> needs cell='lstm', a GRU has none; leave it out",
+                "<file>: model: projection=<n> needs cell='lstm'; leave it out",
                 "Torch's GRU has no projection.",
                 'Leave `model.projection` out, or use `cell = "lstm"`.',
                 "stretto train run.toml --model.cell gru --model.projection 4",
@@ -164,7 +163,7 @@ ERROR_SECTIONS = (
                 "stretto train run.toml --layout.elastic maybe",
             ),
             ErrorCase(
-                "--layout.blocks: <value> is not a list of numbers; write it like 5,1",
+                "--layout.blocks: <value> is not a list of numbers; write it as in 5,1",
                 "The field is a list with one integer for each stage.",
                 "Write numbers with commas between them.",
                 "stretto train run.toml --layout.blocks a,b",
@@ -536,32 +535,30 @@ ERROR_SECTIONS = (
                 DataError,
             ),
             ErrorCase(
-                "data.valid=<folder> has another vocabulary than data.train=<folder>; prepare it with --like, or text "
-                "with "
-                "--vocabulary, set to that data",
+                "data.valid=<folder> and data.train=<folder> have different vocabularies; prepare it with like=, or "
+                "text "
+                "with vocabulary=, set to that data",
                 "The same token number would mean a different symbol.",
                 "Prepare the validation text with `--vocabulary FOLDER`, or use `--validation-fraction`.",
                 "stretto train run.toml --data.valid words",
                 DataError,
             ),
             ErrorCase(
-                "data.valid=<folder> holds <kind> and targets for <kind>, but data.train=<folder> holds <kind> and "
-                "targets "
-                "for <kind>; "
-                "give data of the same kind",
+                "data.valid=<folder> holds <kind> and has <kind> as targets, but data.train=<folder> holds <kind> and "
+                "has <kind> as targets; use data of the same kind",
                 "A model for one kind can't be evaluated on the other.",
                 "Use data that was prepared in the same way.",
                 "stretto train run.toml --data.valid songs",
                 DataError,
             ),
             ErrorCase(
-                "data.feed='batches' needs sequences, and a corpus is one long text; use lanes",
+                "data.feed='batches' needs sequences, but a corpus is one long text; use lanes",
                 "`stretto prepare text` writes one stream; batches are made of sequences.",
                 "Leave `data.feed` out, or prepare the text with `stretto prepare sequences`.",
                 "stretto train run.toml --data.feed batches",
             ),
             ErrorCase(
-                "data.<field>=<value> has no meaning for <what>; leave it out",
+                "data.<field>=<value> has no effect with <what>; leave it out",
                 "The field applies to a different kind of data.",
                 "Leave it out.",
                 "stretto train run.toml --data.horizon 3",
@@ -613,7 +610,7 @@ ERROR_SECTIONS = (
                 DataError,
             ),
             ErrorCase(
-                "data.context is not set; a forecast needs to know how many steps it may look at",
+                "data.context is not set; a forecast needs the number of steps that it sees",
                 "`data.feed` is forecast, which needs the number of input steps.",
                 "Set `data.context`.",
                 "stretto train songs.toml --data.feed forecast",
@@ -665,25 +662,25 @@ ERROR_SECTIONS = (
                 "stretto train run.toml --run.device cuda",
             ),
             ErrorCase(
-                "model.factory=<spec> names no object; write it as file.py:name or package.module:name",
+                "model.factory=<spec> does not name an object; write it as file.py:name or package.module:name",
                 "The field names a file or a module and, after a colon, a function in it.",
                 "Add the colon and the name.",
                 "stretto train run.toml --model.factory models.py",
             ),
             ErrorCase(
-                "model.factory=<spec> can't be imported (<reason>); give a file or module that is there",
+                "model.factory=<spec> can't be imported (<reason>); use a file or module that exists",
                 "The file does not exist, or its import failed.",
                 "Paths are relative to the current folder; try `python FILE`.",
                 "stretto train run.toml --model.factory nowhere.py:model",
             ),
             ErrorCase(
-                "model.factory=<spec>: <file> has no <name>; name something that it defines",
+                "model.factory=<spec>: <file> has no <name>; use a name that it defines",
                 "The file was imported, but defines no such name.",
                 "Check the name after the colon.",
                 "stretto train run.toml --model.factory models.py:nothing",
             ),
             ErrorCase(
-                "model.factory=<spec> gave a <type>; return a stretto.nn.Stack",
+                "model.factory=<spec> returned a <type>; return a stretto.nn.Stack",
                 "A model that can be cut into stages is a `Stack` of blocks.",
                 "Wrap the parts as [blocks](../how-to/write-a-block.md): `Pointwise` for a module that treats each "
                 "step by itself.",
@@ -696,15 +693,14 @@ ERROR_SECTIONS = (
                 "stretto train run.toml --model.factory models.py:fails",
             ),
             ErrorCase(
-                "model.loss=<spec> gave no stretto.nn.LossSum; return LossSum(total, count)",
+                "model.loss=<spec> returned a <type>; return stretto.nn.LossSum(total, count)",
                 "Means of ranks, micro-batches and chunks can't be combined; sums and counts can.",
                 "Return `LossSum(total, count)`; see [losses](../how-to/use-a-custom-loss.md).",
                 "stretto train run.toml --model.loss models.py:mean",
             ),
             ErrorCase(
-                "the model has a block that looks ahead in time (causal=False), but lanes go on from window to "
-                "window; use causal "
-                "blocks",
+                "the model has a block that looks ahead in time (causal=False), but lanes carry state from window to "
+                "window; use causal blocks",
                 "A bidirectional block needs the whole sequence, and a lane has no end.",
                 "Use causal blocks, or data of whole sequences (`stretto prepare sequences`).",
                 "stretto train run.toml --model.factory models.py:two_sided",
@@ -774,7 +770,7 @@ ERROR_SECTIONS = (
                 "stretto train run.toml --model.factory models.py:few",
             ),
             ErrorCase(
-                "model.factory=<spec> ends with a Linear of <n> features, but the data asks for <n>; make it "
+                "model.factory=<spec> ends with a Linear of <n> features, but the data needs <n>; make it "
                 "task.num_outputs wide",
                 "A token or label of the data would have no output.",
                 "Make it from the `stretto.data.Task` that the function is called with.",
@@ -943,8 +939,8 @@ ERROR_SECTIONS = (
         "[checkpoints](../how-to/save-and-resume.md).",
         (
             ErrorCase(
-                "run.folder=<folder> holds a run already; choose another --run.folder, or delete it",
-                "`--resume never` was given, and the folder is not empty.",
+                "run.folder=<folder> holds a run already; choose a different run.folder, or delete it",
+                "`--resume never` was given, and the folder holds a run.",
                 "Leave `--resume` out to resume that run, or choose a different folder.",
                 "stretto train run.toml --run.folder runs/done --resume never",
             ),
@@ -955,9 +951,8 @@ ERROR_SECTIONS = (
                 "stretto train run.toml --resume nowhere",
             ),
             ErrorCase(
-                "<field> was <value> when <checkpoint> was saved and is <value> now, so its numbers would mean "
-                "something else; set "
-                "it back, or choose another --run.folder",
+                "<field>=<value>, but <checkpoint> was saved with <field>=<value>; set it back, or choose a different "
+                "run.folder",
                 "The folder holds a run with a different model or different batches. Layout and learning rate may "
                 "change, but "
                 "not this field.",
@@ -965,10 +960,9 @@ ERROR_SECTIONS = (
                 "stretto train run.toml --run.folder runs/done --model.hidden 16",
             ),
             ErrorCase(
-                "data.train=<folder> is not the data that <checkpoint> was trained on, so its place in it means "
-                "nothing; give the "
-                "same data, or choose another --run.folder",
-                "The data has another digest than when the checkpoint was saved.",
+                "data.train=<folder> is not the data that <checkpoint> was trained on, so its position in the data "
+                "means nothing; use the same data, or choose a different run.folder",
+                "The data is not the data that was there when the checkpoint was saved.",
                 "Give the same data; to train on other data from these weights, see "
                 "[fine-tune](../how-to/fine-tune.md).",
                 "stretto train run.toml --run.folder runs/done --data.train data/valid --data.lanes 4",
@@ -980,22 +974,21 @@ ERROR_SECTIONS = (
                 "stretto train run.toml --run.folder run.toml/run",
             ),
             ErrorCase(
-                "<folder> is in use by <who>; wait for that run to end, or choose another folder",
+                "<folder> is in use by <who>; wait for that run to end, or choose a different folder",
                 "Two runs would write into one folder.",
                 "The message names the process; wait for it, or end it.",
                 triggers.lock,
             ),
             ErrorCase(
-                "<folder>: generation <n> of this run has gone on, so this one, number <n>, was cut off and ends; "
-                "nothing of the "
-                "other was ready_signal",
+                "<folder>: generation <n> of this run has taken over, so this one, generation <n>, stops; it changed "
+                "nothing of the newer one",
                 "The run was started again elsewhere while this start could not reach its storage; exit code 76.",
                 "Nothing: the newer start continues.",
                 triggers.fence,
                 FencedError,
             ),
             ErrorCase(
-                "left after step <n>, as asked: it is saved, and the run goes on from there",
+                "stopped after step <n>, as requested: it is saved, start again to resume",
                 "The run received SIGTERM or SIGUSR1; exit code 75.",
                 "Start the same command again.",
                 triggers.preempt,
@@ -1011,22 +1004,21 @@ ERROR_SECTIONS = (
                 DivergedError,
             ),
             ErrorCase(
-                "<tensor> holds numbers that are not finite after step <n>, so no checkpoint was made of it; lower "
-                "train.lr, and "
-                "start again: the run goes on from the checkpoint before",
+                "<tensor> has values that are not finite after step <n>, so it was not saved; lower train.lr and start "
+                "again: the run resumes from the checkpoint before",
                 "A checkpoint with such values is never written.",
                 "Start again with a lower `train.lr`.",
                 triggers.save_nan,
                 DivergedError,
             ),
             ErrorCase(
-                "nothing can be saved before start() has said where the run goes on from; call it first",
+                "save() was called before start(); call start() first, and resume from the checkpoint it returns",
                 "In your own script, `CheckpointManager.start` was not called.",
                 "Call `start()` once, before the first step.",
                 triggers.save_first,
             ),
             ErrorCase(
-                "<file> is damaged (<reason>); resume from another checkpoint with --resume PATH, or copy it again",
+                "<file> is damaged (<reason>); resume from a different checkpoint, or copy it again",
                 "A file of the checkpoint has changed since it was written. No other checkpoint is used without your "
                 "decision.",
                 "`stretto show RUN` lists the others; resume from one of them.",
@@ -1035,7 +1027,7 @@ ERROR_SECTIONS = (
             ),
             ErrorCase(
                 "run.folder=<folder> holds a run with its checkpoints in its own folder, not in <folder>; leave "
-                "save.to out, or choose another --run.folder",
+                "save.to out, or choose a different run.folder",
                 "Without its checkpoints, the run would start from scratch.",
                 "Set `save.to` as it was at the first start.",
                 "stretto train run.toml --run.folder runs/done --save.to elsewhere",
@@ -1047,21 +1039,21 @@ ERROR_SECTIONS = (
         "`stretto eval`, `stretto show`, `stretto verify` and `stretto.load_model`.",
         (
             ErrorCase(
-                "<path> is not there; give the folder of a run or of a checkpoint",
+                "<path> does not exist; choose the folder of a run or of a checkpoint",
                 "There is nothing at that path.",
                 "Check the path; a run's folder is its `run.folder`.",
                 "stretto eval nowhere",
                 DataError,
             ),
             ErrorCase(
-                "<path> holds no checkpoint; give the folder of a run that has saved one",
+                "<path> holds no checkpoint; choose the folder of a run that has saved one",
                 "The folder exists, but no run has saved a checkpoint in it.",
                 "Wait for the first checkpoint (`save.every`, `save.minutes`), or use a different folder.",
                 "stretto show data",
                 DataError,
             ),
             ErrorCase(
-                "<folder> runs code of its own (model.factory=<spec>); if you trust it, pass trust=True, or --trust",
+                "<folder> runs its own code (model.factory=<spec>); set trust=True if you trust its author",
                 "Loading this run would execute the file that its config names.",
                 "If you trust the code, use `stretto eval RUN --trust`.",
                 triggers.load_untrusted,
@@ -1074,8 +1066,8 @@ ERROR_SECTIONS = (
                 DataError,
             ),
             ErrorCase(
-                "<folder> has another vocabulary than the run; prepare it with --like, or text with --vocabulary, set "
-                "to that data",
+                "<folder> and the run have different vocabularies; prepare it with like=, or text with vocabulary=, "
+                "set to that data",
                 "The same token number would mean a different symbol.",
                 "Prepare the text with `--vocabulary` set to the data that the run was trained on.",
                 "stretto eval runs/done --data words",
@@ -1127,9 +1119,8 @@ ERROR_SECTIONS = (
                 "stretto predict runs/done --ranks 0",
             ),
             ErrorCase(
-                "<data> holds channels and targets for tokens, but the run holds tokens and targets for tokens; give "
-                "data of "
-                "the same kind",
+                "<data> holds channels and has tokens as targets, but the run holds tokens and has tokens as targets; "
+                "use data of the same kind",
                 "The model was trained on a different kind of data.",
                 "Use data like that of the run.",
                 "stretto predict runs/done --data meters --out new.jsonl",

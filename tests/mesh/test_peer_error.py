@@ -91,7 +91,7 @@ def _nothing(folder: Path) -> None:
             _nothing, 10, 1, "has 11 steps, more than data.budget=10; raise the budget", marks=pytest.mark.slow
         ),
         pytest.param(
-            _nothing, 100, 40, "layout.replicas=2 x layout.micro_batches=40 exceeds the 64 rows there are",
+            _nothing, 100, 40, "layout.replicas=2 x layout.micro_batches=40 exceeds the 64 rows of the data",
             marks=pytest.mark.slow,
         ),
     ],

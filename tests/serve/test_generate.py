@@ -19,8 +19,8 @@ from stretto.train.feed import open_feed
 def untrained(corpus: Corpus) -> TrainedModel:
     data = {"train": corpus.location, "lanes": 2, "window": 10}
     config = parse_config({"data": data, "model": {"layers": 1, "hidden": 8}, "run": {"device": "cpu"}})
-    data_spec = open_feed(config, corpus.location, "data.train").data_spec
-    return TrainedModel(config, data_spec, initialize(build_model(config, data_spec.task), seed=2))
+    data_spec = open_feed("data.train", corpus.location, config.data, config.layout, config.run.seed).data_spec
+    return TrainedModel(config, data_spec, initialize(build_model(config.model, data_spec.task), seed=2))
 
 
 def text(trained: TrainedModel, prompt: str = "", length: int = 40, count: int = 1, **sampling: float) -> list[str]:

@@ -29,8 +29,8 @@ MODEL = {"layers": 1, "hidden": 8}
 def untrained(location: Path | str, **data: object) -> TrainedModel:
     """A model for some data as a run would have it, with initial weights."""
     config = parse_config({"data": {"train": str(location), **data}, "model": MODEL, "run": {"device": "cpu"}})
-    data_spec = open_feed(config, location, "data.train").data_spec
-    return TrainedModel(config, data_spec, initialize(build_model(config, data_spec.task), seed=5))
+    data_spec = open_feed("data.train", location, config.data, config.layout, config.run.seed).data_spec
+    return TrainedModel(config, data_spec, initialize(build_model(config.model, data_spec.task), seed=5))
 
 
 def outputs(trained: TrainedModel, inputs: torch.Tensor) -> torch.Tensor:

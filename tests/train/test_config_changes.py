@@ -12,7 +12,8 @@ from stretto.config.toml import parse_config
 from stretto.data import Corpus
 from stretto.errors import ConfigError
 from stretto.train.config_changes import find_changes
-from stretto.train.log import Log, has_evaluation, open_log, write_line
+from stretto.train.log import has_evaluation, open_log
+from stretto.train.recorder import Recorder
 
 
 def config_for(corpus: Corpus, folder: Path, changes: dict[str, object] | None = None) -> RunConfig:
@@ -43,7 +44,7 @@ def test_a_change_of_meaning_is_refused(
     field: str, value: object, before: str, byte_corpus: Corpus, tmp_path: Path
 ) -> None:
     list(Run(config_for(byte_corpus, tmp_path)).events())
-    with pytest.raises(ConfigError, match=f"{field} was {before} when .* was saved and is {value} now"):
+    with pytest.raises(ConfigError, match=f"{field}={value}, but .* was saved with {field}={before}; set it back"):
         Run(config_for(byte_corpus, tmp_path, {field: value, "train.steps": 8}))
 
 
@@ -81,11 +82,11 @@ def test_a_log_goes_on_after_the_step_that_was_saved(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     with open_log(path, 0) as log:
         for step in range(1, 8):
-            write_line(Log(log), "step", {"step": step, "loss": float("nan")})
+            Recorder(log).write("step", {"step": step, "loss": float("nan")})
         # One that was cut off still writes, and nobody reads it.
         with open_log(path, 4) as other:
-            write_line(Log(log), "step", {"step": 8})
-            write_line(Log(other), "step", {"step": 5})
+            Recorder(log).write("step", {"step": 8})
+            Recorder(other).write("step", {"step": 5})
     with path.open("a") as torn:
         torn.write('{"kind": "step", "st')
     with open_log(path, 5):

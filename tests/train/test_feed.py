@@ -93,11 +93,11 @@ def test_an_epoch_ends_when_every_row_was_seen(rows: list[list[int]], tmp_path: 
         ("tokens", {"feed": "forecast"}, r"data\.context is not set"),
         ("tokens", {"feed": "forecast", "context": 3}, r"holds tokens, not channels"),
         ("values", {"feed": "batches"}, r"holds channels, not tokens; use feed='lanes' or 'forecast'"),
-        ("classes", {"stride": 3}, r"data\.stride=3 has no meaning for data\.feed='batches'; leave it out"),
-        ("tokens", {"feed": "lanes", "masks": True}, r"data\.masks=True has no meaning for data without channels"),
-        ("values", {"context": 8, "targets": ["zz"]}, r"target 'zz' is not a channel of .*; known are \('c0', 'c1'\)"),
+        ("classes", {"stride": 3}, r"data\.stride=3 has no effect with data\.feed='batches'; leave it out"),
+        ("tokens", {"feed": "lanes", "masks": True}, r"data\.masks=True has no effect with data without channels"),
+        ("values", {"context": 8, "targets": ["zz"]}, r"target 'zz' is not a channel of .*; choose from c0, c1"),
         ("values", {"context": 300}, r"no series has the 300 \+ 1 steps"),
-        ("tokens", {"feed": "lanes", "lanes": 900}, r"lanes=900 x window=64 asks for"),
+        ("tokens", {"feed": "lanes", "lanes": 900}, r"lanes=900 x window=64 needs"),
     ],
 )
 def test_data_that_does_not_fit_is_refused_by_its_field(
@@ -113,13 +113,15 @@ def test_data_that_does_not_fit_is_refused_by_its_field(
 def test_held_out_data_about_something_else_is_refused(rows: list[list[int]], tmp_path: Path) -> None:
     write_tokens(tmp_path / "train", [rows], 9, [[0, *[1] * 119]])
     write_tokens(tmp_path / "valid", [rows], 9, [[2, *[1] * 119]])
-    with pytest.raises(DataError, match=r"data\.valid=.* has other labels than data\.train=.*; prepare it with --like"):
+    with pytest.raises(DataError, match=r"data\.valid=.* and data\.train=.* differ in labels; prepare it with like="):
         Run(config(tmp_path, {"budget": 60}))
 
 
 def test_more_parts_than_rows_are_refused(rows: list[list[int]], tmp_path: Path) -> None:
     write(tmp_path, "classes", rows)
-    with pytest.raises(DataError, match=r"layout\.replicas=1 x layout\.micro_batches=61 exceeds the 60 rows there are"):
+    with pytest.raises(
+        DataError, match=r"layout\.replicas=1 x layout\.micro_batches=61 exceeds the 60 rows of the data"
+    ):
         Run(config(tmp_path, {"budget": 60}, layout={"micro_batches": 61}))
 
 
@@ -208,7 +210,10 @@ def test_what_was_learned_is_saved_before_the_last_evaluation_may_fail(rows: lis
     ("data", "sentence"),
     [
         ({"stride": 4}, r"data\.stride=4 needs data\.context"),
-        ({}, r"data\.valid=.* holds tokens and asks for labels, but data\.train=.* holds channels and asks for values"),
+        (
+            {},
+            r"data\.valid=.* holds tokens and has labels as targets, but data\.train=.* holds channels and has values as targets",
+        ),
     ],
 )
 def test_data_of_another_kind_is_called_that(

@@ -82,7 +82,7 @@ def test_a_run_that_goes_on_does_not_read_them_again(byte_corpus: Corpus, plain:
 
 def test_other_weights_for_a_run_that_goes_on_are_refused(byte_corpus: Corpus, plain: Path, tmp_path: Path) -> None:
     losses(Run(config_for(byte_corpus, tmp_path / "run")))
-    with pytest.raises(ConfigError, match="is what a run begins with, but this one goes on from"):
+    with pytest.raises(ConfigError, match="has no effect, as this run resumes from"):
         Run(config_for(byte_corpus, tmp_path / "run", model={"weights": str(plain)}))
 
 
@@ -103,7 +103,7 @@ def test_each_stage_begins_with_its_part(byte_corpus: Corpus, plain: Path, tmp_p
     ("model", "sentence"),
     [
         ({"weights": "none.safetensors"}, r"model.weights=none.safetensors does not exist"),
-        ({"layers": 3}, "has weights of 4 blocks, but the model has 5 with weights"),
+        ({"layers": 3}, "has weights of 4 blocks, but the model has 5 blocks with weights"),
         ({"hidden": 16}, r"a weight blocks.0.module.weight of \[256, 16\], but model.weights=.* has it as \[256, 12\]"),
         ({"cell": "gru"}, r"a weight blocks.1.cell.weight_ih_l0 of \[36, 12\], but .* has it as \[48, 12\]"),
         ({"residual": True}, "has no blocks.1.block.cell.weight_ih_l0"),
@@ -121,10 +121,10 @@ def test_a_file_that_is_no_stacks_is_refused(byte_corpus: Corpus, plain: Path, t
     other = tmp_path / "other.safetensors"
     config = config_for(byte_corpus, tmp_path / "run", model={"weights": str(other)})
     other.write_bytes(b"nothing")
-    with pytest.raises(DataError, match="is not safetensors, or is broken"):
+    with pytest.raises(DataError, match="is not a safetensors file, or is damaged"):
         Run(config)
     save_file(torch.nn.LSTM(3, 4).state_dict(), other)
-    with pytest.raises(DataError, match="a weight bias_hh_l0, which is no name of a stack's; read it with"):
+    with pytest.raises(DataError, match="a weight bias_hh_l0, which is not a name of a Stack; read it with"):
         Run(config)
     save_file({**load_file(plain), "blocks.3.module.more": torch.zeros(1)}, other)
     with pytest.raises(DataError, match=r"has a weight blocks\.3\.module\.more, but the model has none"):

@@ -239,7 +239,7 @@ def test_a_trace_that_can_not_be_written_does_not_end_the_run(
     (tmp_path / "trace.json.partial").mkdir()
     list(Run(config_for(byte_corpus, tmp_path, steps=2)).events())
     assert (tmp_path / "weights.safetensors").is_file() and not (tmp_path / "trace.json").exists()
-    assert "trace.json can't be written (Is a directory); the run goes on" in caplog.text
+    assert "trace.json can't be written (Is a directory); the run continues" in caplog.text
 
 
 def test_clocks_of_other_machines_are_set_by_the_sum_that_all_leave_together() -> None:

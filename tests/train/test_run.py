@@ -15,7 +15,7 @@ from stretto.engine.pipeline import PipelineEngine
 from stretto.errors import ConfigError, DataError
 from stretto.mesh.device import find_device
 from stretto.train import RankReport
-from stretto.train.run import EvaluationReport
+from stretto.train.events import EvaluationReport
 
 
 def config_for(corpus: Corpus, folder: Path, **sections: dict[str, object]) -> RunConfig:
@@ -67,8 +67,8 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
 ) -> None:
     for sections, reason in (
         ({"data": {"train": tmp_path / "none"}}, "holds no prepared data"),
-        ({"data": {"valid": word_corpus.location}}, "another vocabulary"),
-        ({"data": {"lanes": 10**6}}, "asks for"),
+        ({"data": {"valid": word_corpus.location}}, "have different vocabularies"),
+        ({"data": {"lanes": 10**6}}, "needs 20,000,000 tokens per step"),
         ({"run": {"device": "warp-drive"}}, r"run\.device='warp-drive' is not a device"),
         ({"run": {"device": "cuda:99"}}, r"run\.device='cuda:99' is not a device"),
     ):
@@ -122,7 +122,7 @@ def test_a_run_that_can_not_be_loaded_says_why(byte_corpus: Corpus, text_file: P
         load_model(tmp_path / "run")
     list(events)
     (other,) = prepare_text([text_file], tmp_path / "chars", TextOptions(level="char"))
-    with pytest.raises(DataError, match="another vocabulary than the run"):
+    with pytest.raises(DataError, match="and the run have different vocabularies"):
         load_model(tmp_path / "run").evaluate(other.location)
     weights = tmp_path / "run" / "weights.safetensors"
     tensors = load_file(weights)
@@ -163,28 +163,28 @@ def test_a_model_and_a_loss_of_the_users_own_are_trained(byte_corpus: Corpus, tm
     events = list(Run(config_for(byte_corpus, tmp_path / "run", model=own)).events())
     assert isinstance(events[-1], EvaluationReport)
     for place in ("run", "run/checkpoints"):
-        with pytest.raises(ConfigError, match=r"runs code of its own \(model\.factory=.*pass trust=True"):
+        with pytest.raises(ConfigError, match=r"runs its own code \(model\.factory=.*set trust=True"):
             load_model(tmp_path / place)
         loaded = load_model(tmp_path / place, trust=True)
         assert loaded.evaluate(byte_corpus.location).loss == pytest.approx(events[-1].evaluation.loss)
     for model, reason in (
-        ({"factory": "mine"}, "names no object; write it as file.py:name"),
+        ({"factory": "mine"}, "does not name an object; write it as file.py:name"),
         ({"factory": f"{tmp_path}/gone.py:build"}, "gone.py does not exist"),
         ({"factory": "no_such_module:build"}, "can't be imported"),
         ({"factory": f"{code}:gone"}, "has no gone"),
-        ({"factory": f"{code}:number"}, "gave a int; return a stretto.nn.Stack"),
+        ({"factory": f"{code}:number"}, "returned a int; return a stretto.nn.Stack"),
         ({"loss": f"{code}:number"}, "can't be called"),
     ):
         with pytest.raises(ConfigError, match=re.escape(reason)):
             Run(config_for(byte_corpus, tmp_path / "other", model={"hidden": 4, **model}))
-    with pytest.raises(ConfigError, match=r"gave no stretto\.nn\.LossSum"):
+    with pytest.raises(ConfigError, match=r"returned a Tensor; return stretto\.nn\.LossSum"):
         list(Run(config_for(byte_corpus, tmp_path / "third", model={"loss": f"{code}:mean"})).events())
 
 
 @pytest.mark.long
 def test_a_model_that_fits_nowhere_is_refused(byte_corpus: Corpus, tmp_path: Path) -> None:
     for hidden in (3 * 10**6, 10**10):
-        with pytest.raises(ConfigError, match=r"the model('s .* weights can't be made| can't be built)"):
+        with pytest.raises(ConfigError, match=r"the model('s .* weights can't be allocated| can't be built)"):
             Run(config_for(byte_corpus, tmp_path / "run", model={"hidden": hidden}))
 
 

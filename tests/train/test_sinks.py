@@ -25,7 +25,7 @@ from stretto import Run, World, load_config
 from stretto.cli.main import main
 from stretto.data import Corpus
 from stretto.errors import ConfigError, DivergedError, PreemptedError
-from stretto.train import WatchConfig, open_sinks
+from stretto.train import LoggingConfig, open_sinks
 from stretto.train.sinks.sink import iter_scalars
 from stretto.train.sinks.state import SinkState
 from stretto.train.sinks.tensorboard import TensorBoardSink
@@ -88,9 +88,9 @@ def test_a_run_that_was_killed_has_each_step_once_in_all_sinks(
     from helpers.wandb_file import read_history
 
     port, steps = free_port(), 300
-    watch = {"tensorboard": "true", "wandb": "lab", "mlflow": "lab", "prometheus": port}
+    trackers = {"tensorboard": "true", "wandb": "lab", "mlflow": "lab", "prometheus": port}
     options: dict[str, object] = {"train.steps": steps, "run.restarts": 0}
-    options |= {f"watch.{name}": value for name, value in watch.items()}
+    options |= {f"logging.{name}": value for name, value in trackers.items()}
     run = TrainProcess(tmp_path / "run", Path(byte_corpus.location), options=options).start()
     run.await_step(60)
     assert run.process is not None
@@ -161,7 +161,7 @@ def test_a_step_has_its_speed_and_thousands_of_ranks_have_three_figures() -> Non
 
 def test_figures_of_ranks_are_curves_of_their_own_and_gauges_with_a_label(tmp_path: Path) -> None:
     port = free_port()
-    with open_sinks(WatchConfig(tensorboard=True, prometheus=port), tmp_path) as sinks:
+    with open_sinks(LoggingConfig(tensorboard=True, prometheus=port), tmp_path) as sinks:
         sinks.write("ranks", {"step": 10, "busy": [0.5, 0.25], "name": "no number"})
         sinks.write("evaluation", {"step": 10, "perplexity": 7.0})
         until = time.monotonic() + 10
@@ -177,12 +177,12 @@ def test_figures_of_ranks_are_curves_of_their_own_and_gauges_with_a_label(tmp_pa
 def test_steps_that_are_taken_again_are_overtaken_and_a_new_sink_is_told_what_was(tmp_path: Path) -> None:
     lines = [("step", {"step": step, "loss": float(step)}) for step in range(1, 5)]
     for start, stop, first in ((0, 5, 10.0), (2, 5, 20.0)):
-        with open_sinks(WatchConfig(tensorboard=True), tmp_path / "again", step=start) as sinks:
+        with open_sinks(LoggingConfig(tensorboard=True), tmp_path / "again", step=start) as sinks:
             for step in range(start + 1, stop):
                 sinks.write("step", {"step": step, "loss": first + step})
     again = [(one.step, one.value) for one in read_events(tmp_path / "again").Scalars("step/loss")]
     assert again == [(1, 11.0), (2, 12.0), (3, 23.0), (4, 24.0)]
-    with open_sinks(WatchConfig(tensorboard=True), tmp_path / "new", step=4, history=lambda: lines) as sinks:
+    with open_sinks(LoggingConfig(tensorboard=True), tmp_path / "new", step=4, history=lambda: lines) as sinks:
         sinks.write("step", {"step": 5, "loss": 5.0})
     found = read_events(tmp_path / "new").Scalars("step/loss")
     assert [(one.step, one.value) for one in found] == [(step, float(step)) for step in range(1, 6)]
@@ -196,7 +196,7 @@ def test_history_that_was_cut_off_is_written_again_and_whole(tmp_path: Path) -> 
     for kind, values in lines[:2]:
         killed.write(kind, values)
     for step in (5, 6):
-        with open_sinks(WatchConfig(tensorboard=True), tmp_path, step=step - 1, history=lambda: lines) as sinks:
+        with open_sinks(LoggingConfig(tensorboard=True), tmp_path, step=step - 1, history=lambda: lines) as sinks:
             sinks.write("step", {"step": step, "loss": float(step)})
     found = [(one.step, one.value) for one in read_events(tmp_path).Scalars("step/loss")]
     assert found == [(step, float(step)) for step in range(1, 7)]
@@ -217,7 +217,7 @@ def test_a_sink_that_is_not_installed_is_refused_before_anything_is_written(
         with monkeypatch.context() as patched:
             # Python's own way of saying that there is no such module.
             patched.setitem(sys.modules, package, None)
-            assert main(["train", str(path), f"--watch.{name}", value]) == 2
+            assert main(["train", str(path), f"--logging.{name}", value]) == 2
         said = capsys.readouterr().err
         assert f"needs {package}; pip install 'stretto[{name}]', or leave it out" in said and said.count("\n") == 1
     assert not (tmp_path / "run").exists()
@@ -244,8 +244,8 @@ def test_a_tool_is_told_how_the_run_ended(
 
     # W&B takes seconds: once for each of its two codes will do.
     has_wandb = error is None or isinstance(error, PreemptedError)
-    watch = WatchConfig(mlflow="lab", wandb="lab" if has_wandb else None)
-    with pytest.raises(type(error)) if error else contextlib.nullcontext(), open_sinks(watch, tmp_path) as sinks:
+    config = LoggingConfig(mlflow="lab", wandb="lab" if has_wandb else None)
+    with pytest.raises(type(error)) if error else contextlib.nullcontext(), open_sinks(config, tmp_path) as sinks:
         sinks.write("step", STEP)
         if error is not None:
             raise error
@@ -260,8 +260,8 @@ def test_a_port_that_is_taken_is_refused_by_name(byte_corpus: Corpus, tmp_path: 
     path.write_text(f'[data]\ntrain = "{byte_corpus.location}"\nlanes = 8\nwindow = 20\n[train]\nsteps = 2\n')
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        options = {"watch.prometheus": str(port), "run.folder": str(tmp_path / "run")}
-        with pytest.raises(ConfigError, match=rf"watch\.prometheus={port} can't be listened on \(Address already in"):
+        options = {"logging.prometheus": str(port), "run.folder": str(tmp_path / "run")}
+        with pytest.raises(ConfigError, match=rf"logging\.prometheus={port} can't be listened on \(Address already in"):
             list(Run(load_config(path, options)).events())
     # What was refused is no hindrance, and a port that was closed a moment ago isn't either.
     for steps in ("2", "3"):
@@ -273,15 +273,15 @@ def test_a_port_that_an_earlier_start_still_holds_is_waited_for(tmp_path: Path) 
         port = lingering.getsockname()[1]
         SinkState(tmp_path).write("prometheus", str(port))
         threading.Timer(0.5, lingering.close).start()
-        with open_sinks(WatchConfig(prometheus=port), tmp_path):
+        with open_sinks(LoggingConfig(prometheus=port), tmp_path):
             assert listening(port) == {"0100007F"}
 
 
 def test_a_sink_that_cannot_be_noted_leaves_no_server_behind(tmp_path: Path) -> None:
     (tmp_path / "sinks.json.partial").mkdir()
     port = free_port()
-    with pytest.raises(ConfigError, match=rf"watch\.prometheus={port} can't be opened"):
-        open_sinks(WatchConfig(prometheus=port), tmp_path)
+    with pytest.raises(ConfigError, match=rf"logging\.prometheus={port} can't be opened"):
+        open_sinks(LoggingConfig(prometheus=port), tmp_path)
     assert listening(port) == set()
 
 
@@ -298,7 +298,7 @@ def test_only_the_first_rank_has_sinks(byte_corpus: Corpus, tmp_path: Path, pool
     path = tmp_path / "run.toml"
     path.write_text(
         f'[data]\ntrain = "{byte_corpus.location}"\nlanes = 8\nwindow = 20\n[train]\nsteps = 3\n'
-        f'[run]\nfolder = "{tmp_path / "run"}"\n[watch]\ntensorboard = true\n'
+        f'[run]\nfolder = "{tmp_path / "run"}"\n[logging]\ntensorboard = true\n'
     )
     assert pools[2].run(run_watched, path) == [["stretto-tensorboard"], []]
     assert [one.step for one in read_events(tmp_path / "run").Scalars("step/loss")] == [1, 2, 3]
@@ -310,7 +310,7 @@ def test_a_sink_that_fails_is_told_of_once_and_the_run_goes_on(
     path = tmp_path / "run.toml"
     path.write_text(
         f'[data]\ntrain = "{byte_corpus.location}"\nlanes = 8\nwindow = 20\n[train]\nsteps = 6\n'
-        f'[run]\nfolder = "{tmp_path / "run"}"\n[watch]\ntensorboard = true\n'
+        f'[run]\nfolder = "{tmp_path / "run"}"\n[logging]\ntensorboard = true\n'
     )
     with caplog.at_level(logging.WARNING):
         events = Run(load_config(path)).events()
@@ -319,15 +319,15 @@ def test_a_sink_that_fails_is_told_of_once_and_the_run_goes_on(
             file.unlink()
         list(events)
     assert len(read_lines(tmp_path / "run", "step")) == 6
-    (warning,) = [record.getMessage() for record in caplog.records if "watch." in record.getMessage()]
-    assert warning.startswith("watch.tensorboard misses lines of the log (") and "No such file" in warning
+    (warning,) = [record.getMessage() for record in caplog.records if "logging." in record.getMessage()]
+    assert warning.startswith("logging.tensorboard misses lines of the log (") and "No such file" in warning
 
 
 def test_a_server_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_port()}")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    with pytest.raises(ConfigError, match=r"watch\.mlflow=lab can't be opened \(MlflowException: .*or leave it out"):
-        open_sinks(WatchConfig(mlflow="lab"), tmp_path)
+    with pytest.raises(ConfigError, match=r"logging\.mlflow=lab can't be opened \(MlflowException: .*or leave it out"):
+        open_sinks(LoggingConfig(mlflow="lab"), tmp_path)
 
 
 def test_a_full_disk_tears_no_record(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Runs that are suggested for data of any size can be trained as they are."""
+"""Suggested runs for data of any size can be trained as they are."""
 
 import json
 import math
@@ -107,7 +107,7 @@ def test_what_is_said_of_a_forecast_is_kept(tmp_path: Path) -> None:
 def test_a_short_series_can_be_started_as_the_refusal_says(count: int, tmp_path: Path) -> None:
     path = hourly(tmp_path / "a.csv", count)
     with pytest.raises(
-        DataError, match=r"no series is longer than 1, and a forecast needs 2 steps; .* --validation-fraction \(0"
+        DataError, match=r"a forecast needs 2 steps, but the longest series has 1; .* \(validation_fraction=0"
     ):
         start(path, tmp_path)
     found = inspect_data(path)
@@ -119,5 +119,5 @@ def test_a_short_series_can_be_started_as_the_refusal_says(count: int, tmp_path:
 def test_a_season_that_no_series_has_is_named(tmp_path: Path) -> None:
     found = inspect_data(hourly(tmp_path / "a.csv", 600))
     prepared = prepare_data(found, tmp_path / "data")
-    with pytest.raises(DataError, match=r"no series is longer than 120, and --season=300 needs 324 steps; use less"):
+    with pytest.raises(DataError, match="season=300 needs 324 steps, but the longest series has 120; use less"):
         suggest(found, prepared, season=300)

@@ -1,6 +1,7 @@
 """StrictModel: the base of every pydantic model here, and the text of its first validation error."""
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
 
 
 class StrictModel(BaseModel):
@@ -11,7 +12,10 @@ class StrictModel(BaseModel):
 
 def first_error(error: ValidationError) -> str:
     """Return the first validation error as `field.name: message`."""
-    details = error.errors(include_url=False)[0]
-    where = ".".join(map(str, details["loc"]))
-    message = details["msg"].removeprefix("Value error, ")
+    where, message = describe_error(error.errors(include_url=False)[0])
     return f"{where}: {message}" if where else message
+
+
+def describe_error(details: ErrorDetails) -> tuple[str, str]:
+    """Return the dotted name of the field that an error is about, and the message."""
+    return ".".join(map(str, details["loc"])), details["msg"].removeprefix("Value error, ")

@@ -1,4 +1,4 @@
-"""What outlives the run."""
+"""Checkpoints: saved by all ranks in the background, read by any number of ranks in any layout."""
 
 from stretto.base.lazy import lazy_exports
 

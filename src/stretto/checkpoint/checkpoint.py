@@ -1,4 +1,4 @@
-"""Saved: a complete checkpoint, opened to be read, in whatever parts."""
+"""Checkpoint: a complete checkpoint, opened for reading, and how to find one."""
 
 import tomllib
 from collections.abc import Iterable, Sequence
@@ -19,12 +19,12 @@ GENERATIONS = "generations"
 
 
 class NoCheckpointError(DataError):
-    """Where a checkpoint was looked for there is none, nor the beginning of one that matters."""
+    """There is no checkpoint at a location."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One checkpoint: where it lies and what it says of itself. Its files are checked when they are read."""
+    """One checkpoint: its storage, name and manifest. Its files are verified when they are read."""
 
     storage: Storage
     name: str
@@ -32,13 +32,13 @@ class Checkpoint:
 
     @classmethod
     def open(cls, storage: Storage, name: str) -> "Checkpoint":
-        """Open a checkpoint; refuse one that was never finished, or whose manifest is damaged."""
+        """Open a checkpoint; raise DataError if it was never completed or its manifest is damaged."""
         where = f"{storage.location}/{name}"
         try:
             content = storage.read(f"{name}/{MANIFEST}")
         except (FileNotFoundError, NotADirectoryError):
             raise DataError(
-                f"{where} holds no checkpoint ({MANIFEST} is missing: it was never finished); give another"
+                f"{where} holds no complete checkpoint ({MANIFEST} is missing); choose a different one"
             ) from None
         except OSError as error:
             raise damaged_error(f"{where}/{MANIFEST}", f"it can't be read: {error.strerror}") from None
@@ -49,18 +49,18 @@ class Checkpoint:
         return f"{self.storage.location.rstrip('/')}/{self.name}"
 
     def name_relative_to(self, storage: Storage) -> str:
-        """Return what a claim in some storage calls this checkpoint: its name there, or where it lies elsewhere."""
+        """Return how a claim in `storage` refers to this checkpoint: by name if it is there, else by location."""
         return self.name if _is_same_location(self.storage.location, storage.location) else self.location
 
     def read(self, shards: Sequence[TensorShard]) -> None:
-        """Fill tensors with what was saved, whoever saved it; only the files that are needed are read, and checked."""
+        """Fill tensors with the saved values, whichever ranks wrote them. Only the files that are needed are read."""
         files = files_containing(self.manifest.files, shards)
         with make_scratch_folder() as folder:
             paths = {self.storage.fetch(self.name, file, Path(folder)): file for file in files}
             load_shards(paths, shards, self.location)
 
     def read_file(self, name: str) -> bytes | None:
-        """Return a small file of the checkpoint; none if it has no such file."""
+        """Return a small file of the checkpoint; None if it has no such file."""
         file = next((file for file in self.manifest.files if file.name == name), None)
         if file is None:
             return None
@@ -68,7 +68,7 @@ class Checkpoint:
             return self.storage.fetch(self.name, file, Path(folder)).read_bytes()
 
     def check(self, file: CheckpointFile, on_bytes: OnBytes = lambda count: None) -> str | None:
-        """Return what is wrong with one of its files; none if it is as it was written."""
+        """Return what is wrong with one of its files; None if its checksum is right."""
         try:
             with make_scratch_folder() as folder:
                 self.storage.fetch(self.name, file, Path(folder), on_bytes)
@@ -78,7 +78,7 @@ class Checkpoint:
 
 
 def find_checkpoint(location: Path | str, retry_seconds: float = 300.0) -> Checkpoint:
-    """Open the checkpoint at a path or URL: one checkpoint, or the newest of a folder of them, or of a run."""
+    """Open a checkpoint by path or URL: of a checkpoint, of a folder of checkpoints, or of a run (then the newest)."""
     storage = find_storage(location, retry_seconds)
     if storage is None:
         folder, _, name = str(location).rstrip("/").rpartition("/")
@@ -87,15 +87,16 @@ def find_checkpoint(location: Path | str, retry_seconds: float = 300.0) -> Check
         )
     names = lineage(read_claims(storage), complete_checkpoint_names(storage))
     if not names:
-        raise NoCheckpointError(f"{location} holds no checkpoint; give the folder of a run that has saved one")
+        raise NoCheckpointError(f"{location} holds no checkpoint; choose the folder of a run that has saved one")
     return Checkpoint.open(storage, str(names[0]))
 
 
 def find_resume_checkpoint(storage: Storage, resume: Path | str, retry_seconds: float = 300.0) -> Checkpoint | None:
-    """Return what the next start of a run goes on from; none if from the beginning.
+    """Return the checkpoint that the next start of a run resumes from; None if it starts from the beginning.
 
-    A path that is given again, as a scheduler does that repeats a command, is not gone back to once the run has saved
-    something since. A start that was killed before its first save is taken up where it wanted to go on from.
+    A scheduler may repeat a command with the same `resume` path. The run then resumes from its own newest checkpoint
+    if it has saved one since. If the last start was killed before its first save, the next resumes from the same
+    checkpoint as that one.
     """
     if resume == "never":
         return None
@@ -111,61 +112,60 @@ def find_resume_checkpoint(storage: Storage, resume: Path | str, retry_seconds: 
         return Checkpoint.open(storage, str(names[0]))
     if newest is None or newest.resumed_from is None:
         return None
-    is_own = CheckpointName.parse(newest.resumed_from) is not None
-    return (
-        Checkpoint.open(storage, newest.resumed_from) if is_own else find_checkpoint(newest.resumed_from, retry_seconds)
-    )
+    if CheckpointName.parse(newest.resumed_from) is not None:
+        return Checkpoint.open(storage, newest.resumed_from)
+    return find_checkpoint(newest.resumed_from, retry_seconds)
 
 
 def find_storage(location: Path | str, retry_seconds: float = 300.0) -> Storage | None:
-    """Return where the checkpoints of a run's folder lie, or those of a folder of them; none if it is a single one."""
+    """Return the storage of a run's checkpoints, or of a folder of checkpoints; None if `location` is a checkpoint."""
     text = str(location).rstrip("/")
     if not is_remote(text) and not Path(text).is_dir():
-        what = "is a file" if Path(text).exists() else "is not there"
-        raise NoCheckpointError(f"{text or 'an empty path'} {what}; give the folder of a run or of a checkpoint")
+        problem = "is a file" if Path(text).exists() else "does not exist"
+        raise NoCheckpointError(f"{text or 'an empty path'} {problem}; choose the folder of a run or of a checkpoint")
     storage = open_storage(text, retry_seconds)
-    there = storage.names()
-    if CheckpointName.parse(text.rpartition("/")[2]) is not None or MANIFEST in there:
+    names = storage.names()
+    if CheckpointName.parse(text.rpartition("/")[2]) is not None or MANIFEST in names:
         return None
-    if CHECKPOINTS in there:
+    if CHECKPOINTS in names:
         return open_storage(f"{text}/{CHECKPOINTS}", retry_seconds)
-    elsewhere = _configured_location(RunFolder(Path(text)).config) if CONFIG in there and not is_remote(text) else None
-    return storage if elsewhere is None else open_storage(elsewhere, retry_seconds)
+    save_to = _configured_location(RunFolder(Path(text)).config) if CONFIG in names and not is_remote(text) else None
+    return storage if save_to is None else open_storage(save_to, retry_seconds)
 
 
 def _configured_location(config: Path) -> str | None:
-    """Where a run that says so in its config keeps its checkpoints."""
+    """Return `save.to` of a run's config; None if it isn't set."""
     try:
-        place = tomllib.loads(config.read_text(encoding="utf-8")).get("save", {}).get("to")
+        location = tomllib.loads(config.read_text(encoding="utf-8")).get("save", {}).get("to")
     except (OSError, ValueError, AttributeError):
         return None
-    return place if isinstance(place, str) else None
+    return location if isinstance(location, str) else None
 
 
 def complete_checkpoint_names(storage: Storage) -> list[CheckpointName]:
-    """Return the checkpoints that were finished."""
+    """Return the names of the complete checkpoints: those with a manifest."""
     return [name for name in all_checkpoint_names(storage) if MANIFEST in storage.names(str(name))]
 
 
 def all_checkpoint_names(storage: Storage) -> Iterable[CheckpointName]:
-    """Return the folders of checkpoints, finished or not."""
+    """Return the names of all checkpoints, complete or not."""
     return [name for name in map(CheckpointName.parse, storage.names()) if name is not None]
 
 
 def read_claims(storage: Storage) -> dict[int, Claim]:
-    """Return what each start of the run has said, by its generation."""
-    found: dict[int, Claim] = {}
+    """Return the claims of all starts of the run, by generation."""
+    claims: dict[int, Claim] = {}
     for file in storage.names(GENERATIONS):
         number = file.removesuffix(".json")
         if not number.isdecimal() or not file.endswith(".json"):
             continue
         where = f"{GENERATIONS}/{file}"
         try:
-            found[int(number)] = Claim.model_validate(load_with_checksum(storage.read(where)))
+            claims[int(number)] = Claim.model_validate(load_with_checksum(storage.read(where)))
         except ValueError as error:
             reason = str(error).splitlines()[0]
             raise damaged_error(f"{storage.location}/{where}", reason) from None
-    return found
+    return claims
 
 
 def _is_same_location(one: str, other: str) -> bool:

@@ -1,4 +1,4 @@
-"""History: a run's starts and checkpoints, as the first rank keeps them: claimed, committed, fenced, tidied up."""
+"""History: the starts and checkpoints of a run, as the first rank manages them: claim, commit, fence, clean up."""
 
 import math
 import os
@@ -28,7 +28,7 @@ from stretto.checkpoint.manifest import MANIFEST, CheckpointFile, Manifest
 from stretto.checkpoint.storage import Storage
 
 EVALUATION = "evaluation.json"
-# A shared filesystem may take a while to show one host what another has written.
+# A shared filesystem may take a while to show one host the files of another.
 _VISIBLE_WITHIN_SECONDS = 30.0
 
 
@@ -42,7 +42,7 @@ class Retention:
 
 
 class History:
-    """One start of a run in its folder: what came before it, and what it adds."""
+    """One start of a run: the checkpoints it resumed from, and those it adds."""
 
     def __init__(self, storage: Storage, retention: Retention) -> None:
         self.generation = 0
@@ -50,23 +50,23 @@ class History:
         self._storage = storage
         self._retention = retention
         self._losses: dict[CheckpointName, float] = {}
-        # What is in object storage has no lock; there, generations alone keep two runs apart.
+        # Object storage has no locks; there, generations alone keep two runs apart.
         self._lock = None if is_remote(storage.location) else FolderLock(Path(storage.location))
 
     def release(self) -> None:
-        """Let another run have the folder."""
+        """Release the folder for other processes."""
         if self._lock is not None:
             self._lock.release()
 
     def claim(self, resume: Path | str, num_ranks: int, retry_seconds: float) -> Checkpoint | None:
-        """Claim the next generation; return what it goes on from. What earlier ones left unfinished is removed."""
+        """Claim the next generation; return its checkpoint to resume from. Remove incomplete checkpoints of earlier ones."""
         claims = read_claims(self._storage)
         names = complete_checkpoint_names(self._storage)
-        saved = find_resume_checkpoint(self._storage, resume, retry_seconds)
+        checkpoint = find_resume_checkpoint(self._storage, resume, retry_seconds)
         is_path = resume not in ("auto", "never")
         claim = self._add_claim(
             claims,
-            resumed_from=None if saved is None else saved.name_relative_to(self._storage),
+            resumed_from=None if checkpoint is None else checkpoint.name_relative_to(self._storage),
             requested=find_checkpoint(resume, retry_seconds).name_relative_to(self._storage) if is_path else None,
             num_ranks=num_ranks,
         )
@@ -76,59 +76,59 @@ class History:
             if name not in names and name.generation < self.generation:
                 self._storage.remove(str(name))
         self._read_losses()
-        return saved
+        return checkpoint
 
     def check_files(self, name: CheckpointName, files: Sequence[CheckpointFile]) -> None:
-        """Refuse a checkpoint of which some files are where this rank can't see them."""
+        """Raise if this rank can't see all files that the ranks have written."""
         until = time.monotonic() + _VISIBLE_WITHIN_SECONDS
         while missing := {file.name for file in files} - set(self._storage.names(str(name))):
             if time.monotonic() > until:
                 raise DataError(
-                    f"{self._storage.location}/{name} lacks {min(missing)}, which another rank has written; put "
-                    "checkpoints where all hosts see them, with run.folder or save.to"
+                    f"{self._storage.location}/{name} lacks {min(missing)}, which another rank has written; set run.folder or "
+                    "save.to to a place that all hosts share"
                 )
             time.sleep(0.2)
 
     def commit(self, name: CheckpointName, manifest: Manifest) -> None:
-        """Make a folder whose files are all written a checkpoint; remove those that need not be kept."""
-        # After this and before the next a newer start may come: then this checkpoint is on no line of its.
+        """Turn a folder of written files into a checkpoint; remove those that need not be kept."""
+        # A newer start may come between this check and the commit: then this checkpoint is not in its lineage.
         self.check_fence()
         if not self._storage.create(f"{name}/{MANIFEST}", manifest.dump()):
             raise FencedError(
-                f"{self._storage.location}/{name} was finished by another run, so this one was cut off and ends"
+                f"{self._storage.location}/{name} was completed by another process of this run, so this one stops"
             )
         self.lineage.insert(0, name)
-        # Once more: what is removed now may be what a newer start goes on from.
+        # Check again: a newer start may have resumed from what is removed now.
         self.check_fence()
         best = min(self._losses, key=lambda name: (self._losses[name], name), default=None)
-        kept = self._retention
-        for old in to_remove(self.lineage, kept.last, kept.every, best if kept.best else None):
+        retention = self._retention
+        for old in to_remove(self.lineage, retention.last, retention.every, best if retention.best else None):
             self.lineage.remove(old)
             self._losses.pop(old, None)
             self.discard(old)
 
     def check_fence(self) -> None:
-        """Raise if another start of this run has gone on since; what this one does is of no use any more."""
+        """Raise if a newer start of this run exists: nothing that this one writes will be used."""
         numbers = [file.removesuffix(".json") for file in self._storage.names(GENERATIONS)]
         newest = max((int(number) for number in numbers if number.isdecimal()), default=0)
         if newest > self.generation:
             raise FencedError(
-                f"{self._storage.location}: generation {newest} of this run has gone on, so this one, number "
-                f"{self.generation}, was cut off and ends; nothing of the other was ready_signal"
+                f"{self._storage.location}: generation {newest} of this run has taken over, so this one, generation "
+                f"{self.generation}, stops; it changed nothing of the newer one"
             )
 
     def record_loss(self, name: CheckpointName, loss: float) -> None:
-        """Remember how good a checkpoint is, also for starts to come."""
+        """Remember the validation loss of a checkpoint, also for later starts."""
         if self._retention.best and name in self.lineage and math.isfinite(loss):
             self._losses[name] = loss
             try:
                 self._storage.create(f"{name}/{EVALUATION}", dump_with_checksum({"loss": loss}))
             except (OSError, StrettoError):
-                # This start knows; that a later one may not is no reason to end the run.
+                # This start knows the loss; that a later one may not is no reason to end the run.
                 return
 
     def discard(self, name: CheckpointName) -> None:
-        """Remove a folder; one that can't be removed now is nobody's loss."""
+        """Remove a checkpoint's folder; leave it if it can't be removed now."""
         try:
             self._storage.remove(str(name))
         except (OSError, StrettoError):
@@ -151,11 +151,11 @@ class History:
             if self._storage.create(path, dump_with_checksum(claim.model_dump())):
                 if self._storage.create(path, b"another"):
                     raise ConfigError(
-                        f"{self._storage.location} lets a file be written twice that should be created once, so two "
-                        "runs could not be kept apart; keep checkpoints elsewhere, with save.to"
+                        f"{self._storage.location} does not support create-only writes, so two runs could overwrite each "
+                        "other; set save.to to a different place"
                     )
                 return claim
-            # Another start was faster; now this one is the newer.
+            # Another start took this number; the next one makes this start the newer.
             generation += 1
 
     def _read_losses(self) -> None:
@@ -166,7 +166,7 @@ class History:
 
 
 def read_loss(storage: Storage, name: CheckpointName) -> float | None:
-    """Return the held-out loss of a checkpoint; none if it was never judged, or what was said of it is spoiled."""
+    """Return the validation loss of a checkpoint; None if it has none, or its file is damaged."""
     try:
         return float(load_with_checksum(storage.read(f"{name}/{EVALUATION}"))["loss"])
     except (OSError, ValueError, KeyError, TypeError, StrettoError):

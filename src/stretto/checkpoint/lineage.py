@@ -1,16 +1,17 @@
-"""Line: the checkpoints a run has really gone through, told from those of a run that was cut off.
+"""Lineage: the checkpoints that a run has really gone through, without those of a start that was replaced.
 
-    generation 1   step 100   step 200   step 300            300 was written after 2 had begun: it is on no line
+    generation 1   step 100   step 200   step 300            300 was written after generation 2 began: not in the lineage
                                   \\
-    generation 2                   step 300   step 400       claimed "from step 200 of 1"
+    generation 2                   step 300   step 400       its claim says: resumed from step 200 of generation 1
 
-Each start of a run claims the next number, create-only, and says from which checkpoint it goes on. Whoever was cut off
-and wakes up late may still finish a checkpoint, but nobody will ever go on from it.
+Each start of a run claims the next generation number with a create-only write, and names the checkpoint that it resumes
+from. An older start that wakes up late may still complete a checkpoint, but nobody will resume from it.
 """
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from pydantic import Field
 
@@ -21,7 +22,7 @@ _NAME = re.compile(r"step-(\d{9,18})-g(\d{1,18})")
 
 @dataclass(frozen=True, order=True)
 class CheckpointName:
-    """A checkpoint's name: the generation that wrote it, and after which step."""
+    """A checkpoint's name: the generation that wrote it, and the step."""
 
     generation: int
     step: int
@@ -31,50 +32,48 @@ class CheckpointName:
 
     @classmethod
     def parse(cls, text: str) -> "CheckpointName | None":
-        """Return the name that a folder has; none if it has another."""
-        found = _NAME.fullmatch(text)
-        return None if found is None else cls(int(found[2]), int(found[1]))
+        """Return the name in a folder's name; None if the folder is not a checkpoint's."""
+        match = _NAME.fullmatch(text)
+        return None if match is None else cls(int(match[2]), int(match[1]))
 
 
 class Claim(StrictModel):
-    """One start of a run: its number, what it goes on from, and who it is."""
+    """One start of a run: its generation, the checkpoint it resumes from, and its process."""
 
+    version: Literal[2] = 2
     generation: int = Field(ge=1, lt=2**63)
-    resumed_from: str | None = (
-        None  # the name of a checkpoint here, the place of one elsewhere, or none: from the beginning
-    )
-    requested: str | None = None  # the checkpoint that was requested for by its path
+    # The name of a checkpoint in this folder, the location of one elsewhere, or None: from the beginning.
+    resumed_from: str | None = None
+    requested: str | None = None  # the checkpoint whose path the user gave, if any
     num_ranks: int = Field(1, ge=1, lt=2**63)
     host: str = ""
     process: int = 0
     time: str = ""
-    token: str = ""  # no two starts have the same
+    token: str = ""  # unique to this start
 
 
 def lineage(claims: Mapping[int, Claim], names: Iterable[CheckpointName]) -> list[CheckpointName]:
-    """Return the checkpoints of the newest generation's line, the newest first."""
+    """Return the checkpoints that the newest generation has gone through, the newest first."""
     by_generation: dict[int, list[CheckpointName]] = {}
     for name in sorted(names, reverse=True):
         by_generation.setdefault(name.generation, []).append(name)
-    found: list[CheckpointName] = []
+    ancestors: list[CheckpointName] = []
     generation = max(claims, default=0)
     last_step: int | None = None
     while generation > 0:
-        own = by_generation.get(generation, [])
-        found += [name for name in own if last_step is None or name.step <= last_step]
+        names_of_generation = by_generation.get(generation, [])
+        ancestors += [name for name in names_of_generation if last_step is None or name.step <= last_step]
         claim = claims.get(generation)
-        resumed_from = (
-            CheckpointName.parse(claim.resumed_from) if claim is not None and claim.resumed_from is not None else None
-        )
+        resumed_from = None if claim is None else CheckpointName.parse(claim.resumed_from or "")
         if resumed_from is None or resumed_from.generation >= generation:
             break
         generation, last_step = resumed_from.generation, resumed_from.step
-    return found
+    return ancestors
 
 
 def to_remove(
     newest_first: Sequence[CheckpointName], last: int, every: int | None, best: CheckpointName | None
 ) -> list[CheckpointName]:
-    """Return which checkpoints of a line need not be kept: all but the last few, every n-th step, and the best."""
+    """Return which checkpoints need not be kept: all but the last few, every n-th step, and the best."""
     kept = set(newest_first[:last]) | {best}
     return [name for name in newest_first if name not in kept and not (every and name.step % every == 0)]

@@ -1,4 +1,4 @@
-"""Lock: one run in a folder at a time, as long as its process lives."""
+"""FolderLock: one run per folder, for as long as its process lives."""
 
 import contextlib
 import errno
@@ -12,18 +12,18 @@ from pathlib import Path
 from stretto.base.errors import ConfigError
 
 LOCK = "lock"
-# A rank that was killed a moment ago may not be gone yet.
+# A process that was just killed may still hold the lock.
 _LOCK_TIMEOUT_SECONDS = 5.0
 _held: set[Path] = set()
 
 
 class FolderLock:
-    """A lock that the system lets go of when its process ends, however that happens."""
+    """A lock that the system releases when the process ends, however that happens."""
 
     def __init__(self, folder: Path, seconds: float = _LOCK_TIMEOUT_SECONDS) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder.resolve() / LOCK
-        # The system would let this very process have it twice, and lose it when either is closed.
+        # The system would give this process the lock twice, and release it when either is closed.
         if path in _held:
             raise _in_use(folder, f"process {os.getpid()}, which is this one")
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
@@ -35,10 +35,10 @@ class FolderLock:
                 raise _in_use(folder, who or "another process")
             time.sleep(0.1)
         _held.add(path)
-        # Let go of with the run, should nobody do so before.
+        # Released with the run, if nobody does so before.
         self.release = weakref.finalize(self, _release, path, descriptor)
         with contextlib.suppress(OSError):
-            # For whoever is refused; a full disk is no reason to be refused oneself.
+            # Shown to whoever is refused; a full disk is no reason to fail here.
             os.truncate(descriptor, 0)
             os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
 
@@ -61,4 +61,4 @@ def _release(path: Path, descriptor: int) -> None:
 
 
 def _in_use(folder: Path, who: str) -> ConfigError:
-    return ConfigError(f"{folder} is in use by {who}; wait for that run to end, or choose another folder")
+    return ConfigError(f"{folder} is in use by {who}; wait for that run to end, or choose a different folder")

@@ -1,7 +1,7 @@
-"""Checkpoints: a run's own, one folder a step, written by all ranks in the background and committed by the first.
+"""CheckpointManager: saves a run's checkpoints in the background, one folder per step, and finds the one to resume.
 
-every rank   copies its shards (the run waits for this alone) > writes and hashes its file > says so on the board
-first rank   ... has heard of all > is still the newest generation? > manifest.json, create-only: now it is one
+every rank    copies its shards (training waits only for this) > writes and hashes its file > says so in the store
+first rank    waits for all ranks > is this still the newest generation? > writes manifest.json, create-only: committed
 """
 
 import importlib.metadata
@@ -31,27 +31,28 @@ from stretto.checkpoint.snapshot import Snapshot, StagingBuffers, check_finite
 from stretto.checkpoint.storage import open_storage
 from stretto.mesh.world import World
 
-# The errors of a save that end the run; after any other it goes on, and the last checkpoint stands.
+# The errors of a save that end the run. After any other the run continues, and the last checkpoint stays valid.
 _FATAL: dict[str, type[StrettoError]] = {"FencedError": FencedError, "DivergedError": DivergedError}
 
 
 @dataclass(frozen=True)
 class SaveReport:
-    """What became of a save."""
+    """The result of a save."""
 
     step: int
     location: str
     num_bytes: int  # of all ranks
-    blocked_seconds: float  # that the run waited on this rank
-    seconds: float  # until it was safe
-    error: str | None = None  # why there is none
+    blocked_seconds: float  # how long training waited, on this rank
+    seconds: float  # until it was committed
+    error: str | None = None  # why it failed; None if it was saved
 
 
 class CheckpointManager:
-    """The checkpoints of one run. All ranks have one of these and call the same in the same order.
+    """The checkpoints of one run. Every rank has one, and all call the same methods in the same order.
 
-    `start` says where the run goes on from, `save` returns as soon as this rank's part is copied. The last few are
-    kept, and if asked for every n-th step and the one with the least held-out loss.
+    `start` returns the checkpoint to resume from. `save` returns as soon as this rank's tensors are copied. The last
+    `keep` checkpoints stay, and with `keep_every` and `keep_best` also those of every n-th step and the one with the
+    lowest validation loss.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class CheckpointManager:
         self._buffers = StagingBuffers()
         self._prefix = f"checkpoints/{self.world.store.next_number()}"
         self._numbers = count(1)
-        self._steps: set[int] = set()  # of all saves of this start
+        self._steps: set[int] = set()  # saved by this start
         self._pending: _PendingSave | None = None
         self._last: _PendingSave | None = None
         self._reports: deque[SaveReport] = deque()
@@ -89,34 +90,38 @@ class CheckpointManager:
         self.close(wait=kind is None)
 
     def start(self, resume: Path | str = "auto") -> Checkpoint | None:
-        """Begin or go on: claim the next generation and return the checkpoint to go on from, if there is one.
+        """Claim the next generation; return the checkpoint to resume from, or None to start from the beginning.
 
-        `auto` is the newest one of this run, `never` is the beginning, and a path or URL is the one that lies there.
+        `resume` is `auto` (the newest checkpoint of this run), `never`, or the path or URL of a checkpoint.
         """
         key = f"{self._prefix}/start"
         if self.world.is_rank_zero:
-            saved = self._claim_generation(resume)
-            place = None if saved is None else (saved.storage.location, saved.name)
+            checkpoint = self._claim_generation(resume)
+            place = None if checkpoint is None else (checkpoint.storage.location, checkpoint.name)
             self.world.store.set(key, json.dumps([self.generation, place]))
-            return saved
+            return checkpoint
         self.generation, place = json.loads(self._await(key, 0, self.world.raise_peer_error))
         return None if place is None else Checkpoint.open(open_storage(place[0], self._retry_seconds), place[1])
 
     def save(self, snapshot: Snapshot, *, wait: bool = False) -> None:
-        """Save a step: wait until the one before is safe, copy this rank's part, and write it while the run goes on.
+        """Save a step: wait for the save before, copy this rank's tensors, and write them in the background.
 
-        With `wait`, return when the whole of it is safe; if it can't be, raise that on all ranks. A step that is safe
+        With `wait`, return when the checkpoint is committed; if it can't be, raise on all ranks. A step that is saved
         already is not saved again.
         """
         if not self.generation:
-            raise ConfigError("nothing can be saved before start() has said where the run goes on from; call it first")
+            raise ConfigError(
+                "save() was called before start(); call start() first, and resume from the checkpoint it returns"
+            )
         self._wait_for_save()
         name = CheckpointName(self.generation, snapshot.training_state.step)
         if self._last is not None and self._last.name == name and self._error_of(self._last) is None:
-            # This step is safe already, and its files are not to be ready_signal.
+            # This step is saved already; its files must not change.
             return
         if name.step in self._steps and (self._last is None or self._last.name != name):
-            raise ConfigError(f"step {name.step} was saved by this start before, so not again; call start() to go back")
+            raise ConfigError(
+                f"step {name.step} was saved by this start already; call start() again to go back to an earlier step"
+            )
         self._steps.add(name.step)
         started = time.perf_counter()
         staged = self._buffers.copy(snapshot)
@@ -131,19 +136,19 @@ class CheckpointManager:
                 raise DataError(error)
 
     def poll(self) -> SaveReport | None:
-        """Return what became of a save, each once and on the first rank; none if it isn't known yet."""
+        """Return the result of a save, each once and only on the first rank; None if no save has ended."""
         if self._pending is not None and not self._pending.thread.is_alive():
             self._wait_for_save()
         return self._reports.popleft() if self._reports else None
 
     def record_loss(self, step: int, loss: float) -> None:
-        """Say what the held-out loss of a step was, so that the best can be kept."""
+        """Record the validation loss of a step, so that the best checkpoint can be kept."""
         if self._history is not None:
             self._wait_for_save()
             self._history.record_loss(CheckpointName(self.generation, step), loss)
 
     def close(self, *, wait: bool = True) -> None:
-        """Let go of the folder; with `wait`, once the last save is safe."""
+        """Release the folder; with `wait`, after the last save has ended."""
         try:
             if wait:
                 self._wait_for_save()
@@ -153,36 +158,36 @@ class CheckpointManager:
                 self._history.release()
 
     def check_fence(self) -> None:
-        """Raise, on the first rank, if another start of this run has gone on since."""
+        """Raise, on the first rank, if a newer start of this run exists."""
         if self._history is not None:
             self._history.check_fence()
 
     @property
     def last_step(self) -> int | None:
-        """The step from which the run would go on now, as the first rank knows; none if nothing is saved."""
+        """The step that the run would resume from now, on the first rank; None if nothing is saved."""
         return self._history.lineage[0].step if self._history is not None and self._history.lineage else None
 
     def _claim_generation(self, resume: Path | str) -> Checkpoint | None:
         try:
             self._history = History(self._storage, self._retention)
-            saved = self._history.claim(resume, self.world.size, self._retry_seconds)
+            checkpoint = self._history.claim(resume, self.world.size, self._retry_seconds)
         except BaseException as error:
             self.close(wait=False)
             if isinstance(error, OSError):
                 raise _unwritable(self.location, error) from None
             raise
         self.generation = self._history.generation
-        return saved
+        return checkpoint
 
     def _error_of(self, save: "_PendingSave") -> str | None:
-        """Wait until it is known what became of a save; return the error, none if it is safe. The same on all ranks."""
+        """Wait for the result of a save; return its error, None if it was saved. The same on all ranks."""
         if self.world.is_rank_zero:
             assert save.report is not None
             return save.report.error
-        return self._await(self._key(save, "outcome"), 0, self.world.raise_peer_error) or None
+        return self._await(self._key(save, "result"), 0, self.world.raise_peer_error) or None
 
     def _wait_for_save(self) -> None:
-        """Wait until the save that is under way has come to its end."""
+        """Wait until the pending save has ended."""
         save = self._pending
         if save is None:
             return
@@ -198,15 +203,15 @@ class CheckpointManager:
     def _write_and_commit(self, save: "_PendingSave") -> None:
         try:
             message: dict[str, list[Any]] = {"files": [file.model_dump(mode="json") for file in self._write(save)]}
-        except Exception as error:  # noqa: BLE001 - whatever it is, the first rank has to know
+        except Exception as error:  # noqa: BLE001 - whatever it is, the first rank must know
             message = {"error": [type(error).__name__, _error_message(f"{self.location}/{save.name}", error)]}
         try:
             self.world.store.set(self._key(save, self.world.rank), json.dumps(message))
             if self._history is not None:
                 self._commit(save, self._history)
         except RuntimeError:
-            # Its keeper has died, and the ranks will end too: none of them can know what the others have written.
-            save.fatal = LostPeerError(f"step {save.name.step} was not saved: the ranks' store is gone")
+            # The rank that holds the store has died. Nobody can know what the others have written, so all ranks will end.
+            save.fatal = LostPeerError(f"step {save.name.step} was not saved: the connection to the store is lost")
 
     def _write(self, save: "_PendingSave") -> list[CheckpointFile]:
         check_finite(save.snapshot)
@@ -222,14 +227,14 @@ class CheckpointManager:
         return files
 
     def _commit(self, save: "_PendingSave", history: History) -> None:
-        """Commit, if all ranks have written their part; and tell them, and whoever polls, what became of it."""
+        """Commit if all ranks have written their files; publish the result to them and to `poll`."""
         error: Exception | None = None
         files: list[CheckpointFile] = []
         try:
             files = self._collect(save)
             history.check_files(save.name, files)
             history.commit(save.name, self._manifest(save, files))
-        except Exception as caught:  # noqa: BLE001 - it is told where the run can do something about it
+        except Exception as caught:  # noqa: BLE001 - it is reported where the run can handle it
             error = caught
         if isinstance(error, FencedError | DivergedError | LostPeerError):
             save.fatal = error
@@ -245,9 +250,9 @@ class CheckpointManager:
         )
         for rank in range(self.world.size):
             self.world.store.delete(self._key(save, rank))
-        # By now all ranks have begun this save, so none asks for the outcome of the one before it.
-        self.world.store.delete(f"{self._prefix}/{save.number - 1}/outcome")
-        self.world.store.set(self._key(save, "outcome"), save.report.error or "")
+        # All ranks have begun this save, so none needs the result of the one before.
+        self.world.store.delete(f"{self._prefix}/{save.number - 1}/result")
+        self.world.store.set(self._key(save, "result"), save.report.error or "")
 
     def _collect(self, save: "_PendingSave") -> list[CheckpointFile]:
         files: list[CheckpointFile] = []
@@ -271,24 +276,24 @@ class CheckpointManager:
         )
 
     def _await(self, key: str, rank: int, check: Callable[[], None]) -> str:
-        # Storage may be slow, or away for as long as retry_seconds allows; ranks may not.
+        # Storage may be slow, or unreachable for up to retry_seconds.
         timeout = self.world.timeout + timedelta(seconds=self._retry_seconds)
         return self.world.store.wait_for_message(key, rank, timeout, check)
 
     def _check_open(self) -> None:
         if self._is_closed.is_set():
-            raise DataError("the run ended before all ranks had written")
+            raise DataError("the run ended before all ranks had written their files")
 
-    def _key(self, save: "_PendingSave", what: int | str) -> str:
-        return f"{self._prefix}/{save.number}/{what}"
+    def _key(self, save: "_PendingSave", suffix: int | str) -> str:
+        return f"{self._prefix}/{save.number}/{suffix}"
 
 
 @dataclass
 class _PendingSave:
-    """A save under way."""
+    """A save in the background."""
 
     name: CheckpointName
-    number: int  # of all saves of this start
+    number: int  # counts the saves of this start
     snapshot: Snapshot
     started: float
     blocked_seconds: float
@@ -298,17 +303,19 @@ class _PendingSave:
 
 
 def _error_message(where: str, error: Exception) -> str:
-    """Say what went wrong with a save: ours as they are, the system's with the path."""
+    """Return the message for a failed save: our own errors as they are, the system's with the path."""
     if isinstance(error, StrettoError):
         return str(error)
     reason = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
     place = getattr(error, "filename", None) or where
-    return f"{place} can't be written ({reason.splitlines()[0]}); the checkpoints before it are whole"
+    return f"{place} can't be written ({reason.splitlines()[0]}); earlier checkpoints are intact"
 
 
 def _unwritable(location: str, error: OSError) -> ConfigError:
     reason = error.strerror or str(error)
-    return ConfigError(f"{error.filename or location} can't be written ({reason}); choose another folder for the run")
+    return ConfigError(
+        f"{error.filename or location} can't be written ({reason}); choose a different run.folder or save.to"
+    )
 
 
 def _versions() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Manifest: what a checkpoint says of itself. It is written last, create-only: without it a folder is none."""
+"""Manifest: the files and state of a checkpoint. It is written last: a folder without one is not a checkpoint."""
 
 import math
 from pathlib import PurePosixPath
@@ -12,7 +12,7 @@ from stretto.base.position import Position
 from stretto.base.strict_model import StrictModel, first_error
 
 MANIFEST = "manifest.json"
-# Sizes in bytes of what safetensors holds, by torch's own names.
+# Bytes per element of the dtypes that safetensors can hold, by torch's names.
 _DTYPE_BYTES = {
     **dict.fromkeys(("bool", "uint8", "int8"), 1),
     **dict.fromkeys(("bfloat16", "float16", "int16"), 2),
@@ -23,25 +23,25 @@ _MAX_INT = 2**63
 
 
 class ShardMetadata(StrictModel):
-    """Some rows of a tensor that lie in a file."""
+    """Some rows of a tensor, in a file."""
 
     name: str
     dtype: str
     shape: tuple[int, ...] = Field(strict=False)
-    first: int = Field(0, ge=0, lt=_MAX_INT)  # row of the whole with which it starts
-    num_rows: int | None = Field(None, ge=0, lt=_MAX_INT)  # of the whole; none if this is all of it
+    first: int = Field(0, ge=0, lt=_MAX_INT)  # its first row in the full tensor
+    num_rows: int | None = Field(None, ge=0, lt=_MAX_INT)  # of the full tensor; None if this is all of it
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.dtype not in _DTYPE_BYTES or any(not 0 <= size < _MAX_INT for size in self.shape):
             raise ValueError(f"{self.name} can't be {list(self.shape)} {self.dtype}")
         if self.num_rows is not None and (not self.shape or self.first + self.shape[0] > self.num_rows):
-            raise ValueError(f"{self.name} has {self.num_rows} rows, but a part of it goes beyond")
+            raise ValueError(f"{self.name} has {self.num_rows} rows, but a shard of it ends beyond the last")
         return self
 
     @property
     def full_shape(self) -> tuple[int, ...]:
-        """The shape of the whole tensor."""
+        """The shape of the full tensor."""
         return self.shape if self.num_rows is None else (self.num_rows, *self.shape[1:])
 
     @property
@@ -66,23 +66,23 @@ class CheckpointFile(StrictModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if sum(part.num_bytes for part in self.shards) > self.num_bytes:
-            raise ValueError(f"{self.name} is said to hold more than its {self.num_bytes:,} bytes")
+        if sum(shard.num_bytes for shard in self.shards) > self.num_bytes:
+            raise ValueError(f"the shards of {self.name} are larger than its {self.num_bytes:,} bytes")
         return self
 
 
 class TrainingState(StrictModel):
-    """Where a run stood, but for its tensors."""
+    """Where a run is: everything but its tensors."""
 
     step: int = Field(ge=0, lt=_MAX_INT)
     seed: int = Field(ge=0, lt=_MAX_INT)
     optimizer: str
-    epoch: int = Field(ge=0, lt=_MAX_INT)  # these three: the position of the next window
+    epoch: int = Field(ge=0, lt=_MAX_INT)  # epoch, pool and index: the position of the next window
     pool: int = Field(ge=0, lt=_MAX_INT)
     index: int = Field(ge=0, lt=_MAX_INT)
-    num_targets: float | None = None  # how much the epoch has num_targets so far; none if it was entered in the middle
-    skipped: int = Field(0, ge=0, lt=_MAX_INT)  # steps whose numbers were not finite
-    consecutive_skips: int = Field(0, ge=0, lt=_MAX_INT)  # the last of them
+    num_targets: float | None = None  # of this epoch so far; None if training started in the middle of it
+    skipped: int = Field(0, ge=0, lt=_MAX_INT)  # steps with a loss or gradient that was not finite
+    consecutive_skips: int = Field(0, ge=0, lt=_MAX_INT)  # up to the last step
     progress: float = Field(ge=0, allow_inf_nan=False)  # of the run, from 0 to 1
     is_done: bool = False
 
@@ -92,18 +92,18 @@ class TrainingState(StrictModel):
 
 
 class RunInfo(StrictModel):
-    """What else a reader may want to know of the run; of no use to the trainer."""
+    """What else a reader may want to know about the run; the trainer does not use it."""
 
     config: dict[str, Any] | None = None  # resolved, section by section
-    layout: str | None = None  # that wrote it
+    layout: str | None = None  # of the ranks that wrote it
     data: str | None = None  # a digest of the training data's index
 
 
 class Manifest(StrictModel):
-    """All that a checkpoint says of itself."""
+    """What a checkpoint holds, and who wrote it."""
 
     format: Literal["stretto checkpoint"] = "stretto checkpoint"
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     generation: int = Field(ge=0, lt=_MAX_INT)
     num_ranks: int = Field(ge=1, lt=_MAX_INT)
     created: str
@@ -115,7 +115,7 @@ class Manifest(StrictModel):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if len({file.name for file in self.files}) < len(self.files):
-            raise ValueError("it names a file twice")
+            raise ValueError("it lists a file twice")
         return self
 
     @property
@@ -123,8 +123,8 @@ class Manifest(StrictModel):
         return sum(file.num_bytes for file in self.files)
 
     def tensors(self) -> dict[str, ShardMetadata]:
-        """Return a part of each tensor, by name: it knows dtype and shape of the whole."""
-        return {part.name: part for file in self.files for part in file.shards}
+        """Return one shard of each tensor, by name: it has the dtype and shape of the full tensor."""
+        return {shard.name: shard for file in self.files for shard in file.shards}
 
     def dump(self) -> bytes:
         """Return the manifest as it is written."""
@@ -132,7 +132,7 @@ class Manifest(StrictModel):
 
     @classmethod
     def load(cls, content: bytes, where: str) -> Self:
-        """Read a manifest; what it can't mean becomes one sentence."""
+        """Read a manifest; raise DataError with the first thing that is wrong with it."""
         try:
             return cls.model_validate(load_with_checksum(content))
         except ValidationError as error:
@@ -143,6 +143,4 @@ class Manifest(StrictModel):
 
 def damaged_error(where: str, reason: str) -> DataError:
     """Return the error for a file of a checkpoint that is not as it was written."""
-    return DataError(
-        f"{where} is damaged ({reason}); resume from another checkpoint with --resume PATH, or copy it again"
-    )
+    return DataError(f"{where} is damaged ({reason}); resume from a different checkpoint, or copy it again")

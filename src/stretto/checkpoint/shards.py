@@ -1,10 +1,10 @@
-"""Pieces: each rank's parts of whole tensors, written side by side and read again in other parts.
+"""Shards: each rank writes its rows of a tensor; any other split of the rows can be read.
 
-    lanes.3.0     |--- rank 0 ---|-- rank 1 --|          as it was saved, rows of a tensor
-                  |- rank 0 -|- rank 1 -|- 2 -|          as it is read
+    lanes.3.0     |--- rank 0 ---|-- rank 1 --|          rows as they were saved
+                  |- rank 0 -|- rank 1 -|- 2 -|          rows as they are read
 
-Torch's distributed checkpoint does the writing, as safetensors, and the arithmetic of who reads what from where. Nobody
-has to be asked for it: a rank writes a file of its own, and a reader finds in the files what lies in them.
+torch.distributed.checkpoint writes the files, as safetensors, and computes who reads what from where. No collectives are
+needed: each rank writes its own file, and a reader finds in the manifest what each file holds.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,22 +43,22 @@ from stretto.checkpoint.storage import digest_of
 
 @dataclass(frozen=True)
 class TensorShard:
-    """Some rows of a tensor that is whole only over all ranks; a tensor that isn't cut is one shard."""
+    """This rank's rows of a tensor; a tensor that isn't split is one shard."""
 
     name: str
     tensor: Tensor
-    first: int = 0  # row of the whole with which it starts
-    num_rows: int | None = None  # of the whole; none if this is all of it
+    first: int = 0  # its first row in the full tensor
+    num_rows: int | None = None  # of the full tensor; None if this is all of it
 
     @property
     def full_shape(self) -> torch.Size:
-        """The shape of the whole tensor."""
+        """The shape of the full tensor."""
         shape = self.tensor.shape
         return shape if self.num_rows is None else torch.Size([self.num_rows, *shape[1:]])
 
     @property
     def metadata(self) -> ShardMetadata:
-        """What a manifest says of it."""
+        """Its entry in a manifest."""
         dtype = str(self.tensor.dtype).removeprefix("torch.")
         return ShardMetadata(
             name=self.name, dtype=dtype, shape=tuple(self.tensor.shape), first=self.first, num_rows=self.num_rows
@@ -77,40 +77,40 @@ class TensorShard:
 
 
 def save_shards(folder: Path, rank: int, shards: Iterable[TensorShard]) -> list[CheckpointFile]:
-    """Write the shards of one rank into files of its own, safe on the disk; return what there is to say of them."""
+    """Write the shards of one rank to its own files, durably; return their entries for the manifest."""
     planner = _SavePlanner({shard._index: shard for shard in shards if shard.tensor.numel()})
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
     writer.set_up_storage_writer(is_coordinator=True)
-    # A number of its own for each rank, which torch would hand out in a round of messages.
+    # Torch would number the ranks' files with a collective; the rank is unique already.
     plan = replace(writer.prepare_local_plan(planner.create_local_plan()), storage_data={"shard_index": rank + 1})
     parts: dict[str, list[ShardMetadata]] = {}
     for result in writer.write_data(plan, planner).wait():
         parts.setdefault(result.storage_data.relative_path, []).append(planner.shards[result.index].metadata)
-    return [describe_file(folder / name, held) for name, held in sorted(parts.items())]
+    return [describe_file(folder / name, shards_of_file) for name, shards_of_file in sorted(parts.items())]
 
 
 def describe_file(path: Path, shards: Iterable[ShardMetadata] = ()) -> CheckpointFile:
-    """Return what a manifest says of a file that has been written."""
+    """Return the manifest's entry for a file."""
     return CheckpointFile(name=path.name, num_bytes=path.stat().st_size, sha256=digest_of(path), shards=tuple(shards))
 
 
 def files_containing(files: Iterable[CheckpointFile], shards: Iterable[TensorShard]) -> list[CheckpointFile]:
-    """Return the files in which some of these shards lie."""
+    """Return the files that hold rows of these shards."""
     wanted: dict[str, list[tuple[int, int]]] = {}
     for shard in shards:
         wanted.setdefault(shard.name, []).append((shard.first, shard.first + _num_rows(shard.tensor.shape)))
 
-    def is_needed(part: ShardMetadata) -> bool:
-        stop = part.first + _num_rows(part.shape)
-        return any(start < stop and part.first < end for start, end in wanted.get(part.name, ()))
+    def is_needed(saved: ShardMetadata) -> bool:
+        saved_stop = saved.first + _num_rows(saved.shape)
+        return any(start < saved_stop and saved.first < stop for start, stop in wanted.get(saved.name, ()))
 
     return [file for file in files if any(map(is_needed, file.shards))]
 
 
 def load_shards(paths: Mapping[Path, CheckpointFile], shards: Sequence[TensorShard], where: str) -> None:
-    """Fill the shards' tensors from files whose digests are right, however they were cut; refuse what doesn't fit.
+    """Fill the shards' tensors from verified files, however those are split; raise if names, shapes or dtypes differ.
 
-    What lies in which file is taken from the manifest: no file is opened that isn't needed.
+    The manifest says what each file holds, so only the files that are needed are opened.
     """
     metadata = _metadata(paths)
     reader = HuggingFaceStorageReader("")
@@ -121,23 +121,23 @@ def load_shards(paths: Mapping[Path, CheckpointFile], shards: Sequence[TensorSha
         reader.read_data(plan, planner).wait()
     except (SafetensorError, AssertionError, TypeError, ValueError, IndexError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(f"{where}: its files don't hold what its manifest says ({reason}); don't trust it") from None
+        raise DataError(f"{where}: its files don't match its manifest ({reason}); don't trust it") from None
 
 
 def _metadata(paths: Mapping[Path, CheckpointFile]) -> Metadata:
-    """What torch would gather by opening every file there is."""
+    """What torch would otherwise gather by opening every file."""
     tensors: dict[str, TensorStorageMetadata] = {}
-    places: dict[MetadataIndex, HFStorageInfo] = {}
+    storage: dict[MetadataIndex, HFStorageInfo] = {}
     for path, file in paths.items():
         for part in file.shards:
             dtype: torch.dtype = getattr(torch, part.dtype)
             offsets = torch.Size([part.first, *[0] * (len(part.shape) - 1)] if part.shape else [])
-            found = tensors.setdefault(
+            tensor = tensors.setdefault(
                 part.name, TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(part.full_shape), [])
             )
-            found.chunks.append(ChunkStorageMetadata(offsets, torch.Size(part.shape)))
-            places[MetadataIndex(part.name, offsets)] = make_storage_info(path, torch.Size(part.shape), dtype)
-    return Metadata(tensors, storage_data=places)  # type: ignore[arg-type]
+            tensor.chunks.append(ChunkStorageMetadata(offsets, torch.Size(part.shape)))
+            storage[MetadataIndex(part.name, offsets)] = make_storage_info(path, torch.Size(part.shape), dtype)
+    return Metadata(tensors, storage_data=storage)  # type: ignore[arg-type]
 
 
 def _num_rows(shape: Sequence[int]) -> int:
@@ -158,7 +158,7 @@ def _cover(items: Sequence[ReadItem], tensor: Tensor) -> bool:
 
 @dataclass
 class _SavePlanner(SavePlanner):
-    """Each shard as it is; whoever holds the same shard twice has made a mistake before."""
+    """Writes each shard as it is."""
 
     shards: dict[MetadataIndex, TensorShard]
 
@@ -185,7 +185,7 @@ class _SavePlanner(SavePlanner):
 
 @dataclass
 class _LoadPlanner(LoadPlanner):
-    """Each shard from whatever shards were saved, all of it or not at all."""
+    """Reads each shard from whichever shards were saved, and raises unless all of it is there."""
 
     shards: dict[MetadataIndex, TensorShard]
     metadata: Metadata
@@ -200,16 +200,16 @@ class _LoadPlanner(LoadPlanner):
     def _items(self, shard: TensorShard) -> list[ReadItem]:
         saved = self.metadata.state_dict_metadata.get(shard.name)
         if not isinstance(saved, TensorStorageMetadata):
-            raise DataError(f"{self.where} holds no tensor {shard.name!r}; it is of another model, or not whole")
+            raise DataError(f"{self.where} has no tensor {shard.name!r}; it is from a different model, or incomplete")
         if saved.size != shard.full_shape or saved.properties.dtype != shard.tensor.dtype:
             raise DataError(
                 f"{self.where}: {shard.name} is {list(saved.size)} {saved.properties.dtype}, not {list(shard.full_shape)} "
-                f"{shard.tensor.dtype}; it is of another model"
+                f"{shard.tensor.dtype}; it is from a different model"
             )
         items = create_read_items_for_chunk_list(shard.name, saved, [shard._chunk])
-        # Torch leaves what no file holds as it was, without a word.
+        # Torch silently leaves rows as they were if no file holds them.
         if not _cover(items, shard.tensor):
-            raise DataError(f"{self.where}: parts of {shard.name} are missing or there twice; it is not whole")
+            raise DataError(f"{self.where}: rows of {shard.name} are missing or saved twice; it is incomplete")
         return items
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:

@@ -1,4 +1,4 @@
-"""Snapshot: what is to be saved of one rank, and the memory into which it is copied while the run waits."""
+"""Snapshot: what one rank saves, and the buffers that it is copied to while training waits."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,24 +13,24 @@ from stretto.checkpoint.shards import TensorShard
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What is to be saved of this rank, as it is now; its tensors may change once `save` has returned."""
+    """What this rank saves. Its tensors may change once `save` has returned."""
 
     training_state: TrainingState
     shards: Sequence[TensorShard]
     run_info: RunInfo = field(default_factory=RunInfo)
-    files: Mapping[str, bytes] = field(default_factory=dict)  # small ones, the same on all ranks
+    files: Mapping[str, bytes] = field(default_factory=dict)  # small files, the same on all ranks
 
 
 class StagingBuffers:
-    """Memory for copies of a rank's tensors, kept from save to save."""
+    """Copies of a rank's tensors in CPU memory, reused from save to save."""
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
 
     def copy(self, snapshot: Snapshot) -> Snapshot:
-        """Return the snapshot with its tensors where nothing changes them until the next one is copied."""
+        """Return the snapshot with copies of its tensors, valid until the next call."""
         staged = []
-        is_elsewhere = False
+        has_device_tensors = False
         for shard in snapshot.shards:
             tensor = shard.tensor.detach()
             buffer = self._buffers.get(shard.name)
@@ -38,21 +38,21 @@ class StagingBuffers:
                 is_pinned = tensor.device.type != "cpu"
                 buffer = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=is_pinned)
                 self._buffers[shard.name] = buffer
-            is_elsewhere = is_elsewhere or tensor.device.type != "cpu"
+            has_device_tensors = has_device_tensors or tensor.device.type != "cpu"
             buffer.copy_(tensor, non_blocking=True)
             staged.append(replace(shard, tensor=buffer))
-        if is_elsewhere:
+        if has_device_tensors:
             torch.accelerator.synchronize()
         return replace(snapshot, shards=staged)
 
 
 def check_finite(snapshot: Snapshot) -> None:
-    """Refuse numbers that are not finite."""
+    """Raise DivergedError if a tensor has values that are not finite."""
     for shard in snapshot.shards:
         tensor = shard.tensor
-        # A sum is finite if all its parts are; the other way round it may just be large.
+        # The sum is one fast pass. If it is not finite, an element may not be, or the sum just overflowed.
         if tensor.is_floating_point() and not torch.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
             raise DivergedError(
-                f"{shard.name} holds numbers that are not finite after step {snapshot.training_state.step}, so no checkpoint "
-                "was made of it; lower train.lr, and start again: the run goes on from the checkpoint before"
+                f"{shard.name} has values that are not finite after step {snapshot.training_state.step}, so it was not saved; "
+                "lower train.lr and start again: the run resumes from the checkpoint before"
             )

@@ -1,4 +1,4 @@
-"""Storage: where checkpoints lie. A local folder or object storage, with the one thing that commits: create-only."""
+"""Storage: a local folder or object storage for checkpoints, with a create-only write to commit them."""
 
 import errno
 import hashlib
@@ -21,41 +21,41 @@ OnBytes = Callable[[int], None]
 _READ_BYTES = 1 << 20
 # A manifest of 4,096 ranks with a hundred tensors each is about 50 MB.
 _MAX_SMALL_FILE_BYTES = 1 << 28
-# What a filesystem without hard links says.
+# The errors of a filesystem without hard links.
 _NO_HARD_LINK_ERRORS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 class Storage(Protocol):
-    """A place with folders of files. Names are `folder/name`, one level deep."""
+    """Folders of files, one level deep. Names are `folder/name`."""
 
     location: str
 
     def names(self, folder: str = "") -> list[str]:
-        """Return the names in a folder, sorted; none if it isn't there."""
+        """Return the names in a folder, sorted; empty if it does not exist."""
         ...
 
     def read(self, name: str) -> bytes:
-        """Return a small file; FileNotFoundError if there is none."""
+        """Return a small file; raise FileNotFoundError if it does not exist."""
         ...
 
     def create(self, name: str, content: bytes) -> bool:
-        """Write a small file that isn't there yet, whole or not at all, safe on the disk; false if it is there."""
+        """Write a small file atomically and durably; return False if it exists already."""
         ...
 
     def open_folder(self, folder: str) -> Path:
-        """Return a local folder into which files can be written, to be kept by `store`."""
+        """Return a local folder to write files to; `store` then adds them to the storage."""
         ...
 
     def store(self, folder: str, paths: Iterable[Path]) -> None:
-        """Make files that were written into `open_folder`'s answer part of a folder, safe on the disk."""
+        """Add files that were written to the folder of `open_folder`, durably."""
         ...
 
     def fetch(self, folder: str, file: CheckpointFile, into: Path, on_bytes: OnBytes = lambda count: None) -> Path:
-        """Return a local copy of a file, or the file itself, once its digest is found to be right."""
+        """Return a local copy of a file, or the file itself, after its checksum was verified."""
         ...
 
     def remove(self, folder: str) -> None:
-        """Remove a folder and all that is in it, if it is there."""
+        """Remove a folder and its files, if it exists."""
         ...
 
 
@@ -79,15 +79,15 @@ class LocalStorage:
 
     def read(self, name: str) -> bytes:
         path = _reject_symlink(self._root / name)
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode) or found.st_size > _MAX_SMALL_FILE_BYTES:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_SMALL_FILE_BYTES:
             raise DataError(f"{path} is not a small file; don't trust it")
         return path.read_bytes()
 
     def create(self, name: str, content: bytes) -> bool:
         path = self._root / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Whole before it has its name: a crash leaves the old or the new, never a half.
+        # Complete before it gets its name: a crash never leaves half a file.
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".partial-", delete=False) as partial:
             try:
                 partial.write(content)
@@ -107,7 +107,7 @@ class LocalStorage:
 
     def store(self, folder: str, paths: Iterable[Path]) -> None:
         for path in paths:
-            # safetensors makes a file for its owner alone; this one is as public as the folder it is in.
+            # safetensors creates files that only their owner can read; these get the permissions of their folder.
             path.chmod(path.parent.stat().st_mode & 0o666)
         fsync_folder(self._root / folder)
 
@@ -119,7 +119,7 @@ class LocalStorage:
     def remove(self, folder: str) -> None:
         path = self._root / folder
         if not path.is_symlink():
-            # The manifest first: what is left of a half-removed checkpoint must not pass for a damaged one.
+            # The manifest first: a half-removed checkpoint must not look like a damaged one.
             (path / MANIFEST).unlink(missing_ok=True)
             shutil.rmtree(path, ignore_errors=True)
 
@@ -131,17 +131,17 @@ class RemoteStorage:
         self.location = location
         self._retry_seconds = retry_seconds
         self._remote = RemoteFolder.open(location)
-        self._scratch: Path | None = None  # for files on their way up; made when it is needed
+        self._scratch: Path | None = None  # files to upload; created when it is needed
 
     def names(self, folder: str = "") -> list[str]:
         root = join(self._remote.root, folder).rstrip("/")
 
         def request() -> list[str]:
             try:
-                found = self._remote.filesystem.ls(root, detail=False, refresh=True)
+                paths = self._remote.filesystem.ls(root, detail=False, refresh=True)
             except FileNotFoundError:
                 return []
-            return sorted({str(path).rstrip("/").rsplit("/", 1)[-1] for path in found} - {root.rsplit("/", 1)[-1]})
+            return sorted({str(path).rstrip("/").rsplit("/", 1)[-1] for path in paths} - {root.rsplit("/", 1)[-1]})
 
         return self._retry(request)
 
@@ -163,9 +163,9 @@ class RemoteStorage:
         def request() -> bool:
             try:
                 self._remote.filesystem.pipe_file(path, content, mode="create")
-            except Exception as error:  # noqa: BLE001 - each filesystem says in its own way that it is there
+            except Exception as error:  # noqa: BLE001 - each filesystem has its own error for an existing file
                 try:
-                    # Maybe it is ours, and only the answer was lost.
+                    # It may be our own write, whose answer was lost.
                     return self._remote.cat(name) == content
                 except FileNotFoundError:
                     raise error from None
@@ -176,7 +176,7 @@ class RemoteStorage:
     def open_folder(self, folder: str) -> Path:
         self._scratch = self._scratch or scratch_folder_of(self)
         for old in self._scratch.iterdir():
-            # Of a save that came to nothing.
+            # Left by a save that failed.
             shutil.rmtree(old, ignore_errors=True)
         path = self._scratch / folder
         path.mkdir(exist_ok=True)
@@ -213,27 +213,26 @@ class RemoteStorage:
             self._retry(lambda: self._remote.filesystem.rm(path, recursive=True))
 
     def _retry(self, request: Callable[[], Result]) -> Result:
-        """Ask until there is an answer, as long as retry_seconds allows."""
-        retries = RetryBudget(self.location, self._retry_seconds)
+        """Retry a request for up to `retry_seconds`."""
+        retry_budget = RetryBudget(self.location, self._retry_seconds)
         while True:
             try:
                 return request()
             except Exception as error:  # noqa: BLE001 - each filesystem has errors of its own; RetryBudget sorts them
-                retries.wait(error)
+                retry_budget.wait(error)
 
 
 def check_file(
     path: Path, file: CheckpointFile, on_bytes: OnBytes = lambda count: None, name: str | None = None
 ) -> None:
-    """Refuse a file that isn't there, or not as it was written; `on_bytes` is told how much has been read."""
+    """Raise if a file is missing or its checksum is wrong; `on_bytes` is called with the size of each block read."""
     where = name or str(path)
     try:
-        found = _reject_symlink(path).stat()
-        if not stat.S_ISREG(found.st_mode):
+        status = _reject_symlink(path).stat()
+        if not stat.S_ISREG(status.st_mode):
             raise damaged_error(where, "it is not a file")
-        size = found.st_size
-        if size != file.num_bytes:
-            raise damaged_error(where, f"it has {size:,} bytes, not {file.num_bytes:,}")
+        if status.st_size != file.num_bytes:
+            raise damaged_error(where, f"it has {status.st_size:,} bytes, not {file.num_bytes:,}")
         if digest_of(path, on_bytes) != file.sha256:
             raise damaged_error(where, "checksum mismatch")
     except FileNotFoundError:
@@ -260,7 +259,7 @@ def _link(partial: Path, path: Path) -> bool:
     except OSError as error:
         if error.errno not in _NO_HARD_LINK_ERRORS:
             raise
-        # No hard links here. Reserve the name, then fill it at once.
+        # No hard links here. Reserve the name, then replace it at once.
         try:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
         except FileExistsError:
@@ -271,5 +270,5 @@ def _link(partial: Path, path: Path) -> bool:
 
 def _reject_symlink(path: Path) -> Path:
     if path.is_symlink() or path.parent.is_symlink():
-        raise DataError(f"{path} leads elsewhere by a symbolic link; don't trust it")
+        raise DataError(f"{path} is a symbolic link; don't trust it, or replace the link by its target")
     return path

@@ -10,7 +10,7 @@ from typing import NoReturn
 from stretto.base.errors import LostPeerError, StrettoError
 from stretto.launch.parent_exit import preempted_exit_code
 from stretto.mesh.world import SHARED_ERRORS, World
-from stretto.train.run import PreemptedError
+from stretto.train.events import PreemptedError
 from stretto.train.signals import on_preemption_signal
 
 

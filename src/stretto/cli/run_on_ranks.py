@@ -15,8 +15,8 @@ from stretto.launch.parent_exit import exit_with_launcher
 from stretto.mesh.join import world
 from stretto.mesh.launch_info import find_launch_info
 from stretto.mesh.world import World
-from stretto.train.build import fit_to_ranks, validate_config
-from stretto.train.run import newest_checkpoint
+from stretto.train.build import build_inputs, fit_to_ranks
+from stretto.train.start import newest_checkpoint
 
 _MAX_RESTARTS = 3
 
@@ -27,7 +27,7 @@ class RankCommand:
 
     arguments: list[str]  # start this command again, as one of the ranks
     function: Callable[[World, RunConfig], None]  # the work of a rank
-    check: Callable[[RunConfig], object] = validate_config  # reports mistakes once, before ranks are started
+    check: Callable[[RunConfig], object] = build_inputs  # reports mistakes once, before ranks are started
     restarts: int | None = 0  # how often to restart lost ranks without progress; None: a few times if there are several
     progress: Callable[[], object] | None = None  # changes when there is progress; None: the newest checkpoint
     saves_plan: bool = False  # write the plan of an automatic layout into the run's folder

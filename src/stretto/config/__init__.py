@@ -1,1 +1,1 @@
-"""What the user wrote: typed, checked and frozen; no torch here."""
+"""The config of a run: typed, checked and frozen. This package does not import torch."""

@@ -1,4 +1,4 @@
-"""Layout: how a step is cut; never what it computes."""
+"""Layout: how a step is split over ranks, rows and time."""
 
 from typing import Annotated, Literal, Self
 
@@ -8,12 +8,12 @@ from stretto.base.strict_model import StrictModel
 
 
 def _split(value: object) -> object:
-    """A command line gives numbers with commas between them, a file gives a list."""
+    """Accept `5,1` from a command line; a file has a list."""
     if not isinstance(value, str):
         return value
     parts = [part for part in value.split(",") if part]
     if not all(part.strip().isdecimal() for part in parts):
-        raise ValueError(f"{value!r} is not a list of numbers; write it like 5,1")
+        raise ValueError(f"{value!r} is not a list of numbers; write it as in 5,1")
     return tuple(map(int, parts))
 
 
@@ -21,27 +21,27 @@ Counts = Annotated[tuple[int, ...], Field(strict=False), BeforeValidator(_split)
 
 
 class Layout(StrictModel):
-    """How a step is cut over ranks, rows and time; never what it computes."""
+    """How a step is split over ranks, rows and time. It never changes what the step computes."""
 
     replicas: int = Field(1, ge=1)
-    """Whole copies of the model, each with a share of the rows."""
+    """Copies of the model, each with a share of the rows: data parallelism."""
     stages: int = Field(1, ge=1)
-    """Ranks that one copy is spread over, each with a run of blocks."""
+    """Ranks per copy of the model, each with some consecutive blocks: pipeline parallelism."""
     micro_batches: int = Field(1, ge=1)
-    """Parts of a replica's rows, whose gradients are added up."""
+    """Parts of a replica's rows, whose gradients are accumulated."""
     chunks: int = Field(1, ge=1)
-    """Parts of a window's time; while a stage works on one, the stage before it works on the next."""
+    """Parts of a window in time; while a stage works on one, the stage before works on the next."""
     recompute: bool = False
-    """Run a chunk's forward again in its backward rather than keep its activations: less memory, more time."""
+    """Recompute the activations of a chunk in its backward (activation checkpointing): less memory, more time."""
 
     blocks: Counts = ()
-    """How many blocks each stage holds, in order; balanced by what they seem to cost if not given."""
+    """Number of blocks of each stage, in order; by default they are balanced by their estimated cost."""
     adjacent: Literal["stages", "replicas"] = "stages"
-    """What lies on neighbouring ranks, and so on one machine: the stages of a replica, or a stage of all replicas."""
+    """What is placed on adjacent ranks, and so on one machine: the stages of a replica, or the replicas of a stage."""
     auto: bool = False
-    """Measure, and take the layout that is predicted to be fastest; written `layout = "auto"` too."""
+    """Measure the model, and use the layout that is predicted to be fastest; `layout = "auto"` is the same."""
     elastic: bool = False
-    """Fit replicas and stages to the ranks there are, rather than refuse a number that isn't replicas x stages."""
+    """Fit replicas and stages to the number of ranks, if it isn't replicas x stages."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -50,19 +50,18 @@ class Layout(StrictModel):
             raise ValueError(f"auto chooses {', '.join(sorted(given))} itself; leave them out, or set auto to false")
         if self.blocks and (len(self.blocks) != self.stages or min(self.blocks) < 1):
             raise ValueError(
-                f"blocks={list(self.blocks)} must say for each of stages={self.stages} how many blocks it holds, "
-                "1 at least"
+                f"blocks={list(self.blocks)} must have one number, 1 or more, for each of stages={self.stages}"
             )
         return self
 
     @property
     def num_ranks(self) -> int:
-        """How many ranks it needs: replicas x stages."""
+        """The number of ranks: replicas x stages."""
         return self.replicas * self.stages
 
     @property
     def num_global_micro_batches(self) -> int:
-        """How many parts the rows of a global batch are cut into."""
+        """The number of micro-batches of a global batch."""
         return self.replicas * self.micro_batches
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""The model section: which network."""
+"""The model section: the network."""
 
 from typing import Literal, Self
 
@@ -8,40 +8,40 @@ from stretto.base.strict_model import StrictModel
 
 
 class ModelConfig(StrictModel):
-    """A recurrent network: an embedding for tokens, recurrent layers, a head for what the data asks."""
+    """A recurrent network: an embedding for tokens, recurrent layers, and a head for the targets of the data."""
 
     factory: str | None = None
-    """Your own model instead of this one: `file.py:function`, called with a `stretto.data.Task`, returns a Stack."""
+    """Your own model instead: `file.py:function`, which takes a `stretto.data.Task` and returns a Stack."""
     loss: str | None = None
-    """Your own loss: `file.py:function`, called with outputs and targets, returns a LossSum."""
+    """Your own loss: `file.py:function`, which takes outputs and targets and returns a LossSum."""
     weights: str | None = None
-    """Weights to begin with instead of drawing them by seed: a file of `stretto.exchange.save_weights`, or of another run; they
-    are given to the blocks that have weights, in order, and are not read again when the run goes on."""
+    """Initial weights, instead of weights drawn by seed: a file of `stretto.exchange.save_weights` or of another run.
+    Blocks with weights are matched in order. It is not read again when the run resumes."""
     cell: Literal["lstm", "gru"] = "lstm"
     """The recurrent cell."""
     layers: int = Field(2, ge=1)
-    """How many recurrent layers."""
+    """Number of recurrent layers."""
     layers_per_block: int = Field(1, ge=1)
-    """How many layers are fused into one block; a stage can be cut only between blocks."""
+    """Layers per block; stages are split between blocks only."""
     hidden: int = Field(256, ge=1)
-    """Features of a layer's hidden state."""
+    """Features of the hidden state."""
     embedding: int | None = Field(None, ge=1)
-    """Features of a token's vector; `hidden` (or `projection`) if not given."""
+    """Features of a token's embedding; by default `projection` or `hidden`."""
     projection: int | None = Field(None, ge=1)
-    """Features to which an LSTM projects its outputs; none if not given."""
+    """Features that an LSTM projects its outputs to (torch's `proj_size`); by default there is no projection."""
     dropout: float = Field(0.0, ge=0, lt=1)
-    """Probability of a feature being zeroed after the embedding and after each block."""
+    """Probability of zeroing a feature, after the embedding and after each block."""
     locked_dropout: bool = True
-    """Zero the same features at every step of a window, rather than anew at each step."""
+    """Zero the same features at every step of a window (variational dropout), instead of others at each step."""
     residual: bool = False
-    """Add each recurrent block's input to its output where the widths allow it."""
+    """Add the input of each recurrent block to its output, where the sizes match."""
     norm: bool = False
-    """Normalise the features after each recurrent block."""
+    """Apply layer normalization after each recurrent block."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.projection is not None and self.cell == "gru":
-            raise ValueError(f"projection={self.projection} needs cell='lstm', a GRU has none; leave it out")
+            raise ValueError(f"projection={self.projection} needs cell='lstm'; leave it out")
         if self.projection is not None and self.projection >= self.hidden:
             raise ValueError(f"projection={self.projection} must be less than hidden={self.hidden}; make it smaller")
         return self
@@ -56,6 +56,6 @@ class ModelConfig(StrictModel):
 
     @property
     def layers_of_blocks(self) -> list[int]:
-        """How many layers each recurrent block holds."""
+        """Number of layers of each recurrent block."""
         full, rest = divmod(self.layers, self.layers_per_block)
         return [self.layers_per_block] * full + [rest] * bool(rest)

@@ -1,4 +1,4 @@
-"""RunConfig: everything a run is told, section by section."""
+"""RunConfig: the config of a run, section by section."""
 
 from pathlib import Path as _Path
 from typing import Annotated, Literal
@@ -7,11 +7,11 @@ from pydantic import BeforeValidator, Field
 
 from stretto.base.strict_model import StrictModel
 from stretto.config.layout import Layout
+from stretto.config.loggers import LoggingConfig
 from stretto.config.model import ModelConfig
 from stretto.config.train import TrainConfig
-from stretto.config.watch import WatchConfig
 
-# A file can only write a path as text, which strict types would refuse.
+# TOML has no type for paths, and strict validation would reject a string.
 Path = Annotated[_Path, Field(strict=False)]
 
 
@@ -19,12 +19,12 @@ def _as_text(value: object) -> object:
     return str(value) if isinstance(value, _Path) else value
 
 
-# A path or a URL, which a path would spoil.
+# A path or a URL; `Path` would change `s3://` to `s3:/`.
 Location = Annotated[str, BeforeValidator(_as_text)]
 
 
 def _split(value: object) -> object:
-    """A command line gives names with commas between them, a file gives a list."""
+    """Accept `a,b` from a command line; a file has a list."""
     return tuple(value.split(",")) if isinstance(value, str) else value
 
 
@@ -32,91 +32,92 @@ Names = Annotated[tuple[str, ...], Field(strict=False), BeforeValidator(_split)]
 
 
 class DataConfig(StrictModel):
-    """Which data, and how it is cut into windows."""
+    """The data, and how it is split into windows."""
 
     train: Location
-    """Folder of the data to train on, made by `stretto prepare`, or the URL of a copy in object storage."""
+    """Folder of the training data, made by `stretto prepare`, or the URL of a copy in object storage."""
     valid: Location | None = None
-    """Folder or URL of held-out data, with the same vocabulary, labels or channels."""
+    """Folder or URL of the validation data, with the same vocabulary, labels or channels."""
     feed: Literal["lanes", "batches", "forecast"] | None = None
-    """How: streams whose state is carried, rows of unequal length, or stretches of series; if not given, lanes for
-    text, batches for sequences, and for series a forecast if `context` is set, else lanes."""
+    """How data becomes rows: `lanes` (streams with carried state), `batches` (sequences of different lengths) or
+    `forecast` (sliding windows of series). By default lanes for text, batches for sequences, and for series forecast
+    if `context` is set, else lanes."""
     lanes: int = Field(32, ge=1)
-    """lanes: how many streams the data is cut into, the rows of the global batch."""
+    """lanes: number of streams that the data is split into, which are the rows of the global batch."""
     window: int = Field(64, ge=1)
-    """lanes: how many steps of time one optimizer step sees."""
+    """lanes: steps of time per optimizer step (the truncated-BPTT length)."""
     budget: int = Field(4096, ge=1)
-    """batches, forecast: steps of a global batch, its rows padded to its longest."""
+    """batches, forecast: maximum steps of a global batch, padding included."""
     rows: int = Field(65536, ge=1)
-    """batches, forecast: rows of a global batch, at most."""
+    """batches, forecast: maximum rows of a global batch."""
     row_multiple: int = Field(8, ge=1)
-    """batches, forecast: larger batches have a multiple of so many rows, so that replicas get as many each."""
+    """batches, forecast: batches with more rows than this have a multiple of it, so that replicas get equal shares."""
     context: int | None = Field(None, ge=1)
-    """forecast: steps of a series that a forecast may look at."""
+    """forecast: steps of a series that the network sees before a forecast."""
     stride: int = Field(1, ge=1)
-    """forecast: steps between the starts of two stretches."""
+    """forecast: steps between the starts of two windows."""
     every_step: bool = False
-    """forecast: ask at every step of the context in training, not only at its last."""
+    """forecast: train on a forecast at every step of the context, not only the last."""
     horizon: int = Field(1, ge=1)
-    """series: how many steps ahead are asked for."""
+    """series: steps ahead to forecast."""
     season: int = Field(0, ge=0)
-    """series: ask for the difference to the value so many steps before; 0 asks for the value."""
+    """series: forecast the difference to the value this many steps before; 0 forecasts the value itself."""
     targets: Names = ()
-    """series: the channels that are asked for; all of them if none are named."""
+    """series: the channels to forecast; by default all."""
     masks: bool = False
-    """series: give the network one more input for each channel, which says whether its value is there."""
+    """series: add an input for each channel that says whether its value is missing."""
     workers: int = Field(0, ge=0)
-    """Processes that read ahead on each rank; 0 reads when a window is needed."""
+    """Worker processes per rank that read ahead; 0 reads in the main process."""
     cache: Path = _Path("~/.cache/stretto")
-    """Folder that keeps pages of remote data, and profiles of models; all ranks of a machine share it."""
+    """Folder that caches remote data and profiles of models; all ranks of a machine share it."""
     cache_bytes: int = Field(1 << 30, ge=8 << 20)
-    """How much of remote data that folder keeps at most."""
+    """Maximum size of the cached data."""
     retry_seconds: float = Field(300.0, ge=0, allow_inf_nan=False)
-    """Seconds for which a remote server may be away before the run gives up."""
+    """Seconds for which requests to a remote server are retried."""
 
 
 class RunSettings(StrictModel):
-    """Where a run happens, and what its log says."""
+    """Where and how a run is executed."""
 
     folder: Path = _Path("runs/default")
-    """Folder for config, log, checkpoints and weights; a run that is in it already goes on."""
+    """Folder for config, log, checkpoints and weights; if it holds a run, that run resumes."""
     seed: int = Field(1, ge=0, lt=2**63)
-    """Seed of the weights and of all randomness."""
+    """Seed of the weights and of all other randomness."""
     device: str = "auto"
-    """Where to compute: `auto` (an accelerator if there is one), `cpu`, `cuda`, ..."""
+    """Device: `auto` (an accelerator if there is one), `cpu`, `cuda`, ..."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16 runs the blocks under autocast; weights, states and losses stay fp32."""
     log_every: int = Field(10, ge=1)
-    """Steps between two lines of progress where there is no terminal, and between two lines of the log that compare
-    ranks; of steps, the log has every one."""
+    """Steps between lines of output without a terminal, and between lines of the log that compare ranks. The log has
+    a line for every step."""
     eval_every: int | None = Field(None, ge=1)
-    """Steps between evaluations; only at the end if not given."""
+    """Steps between evaluations; by default there is one, at the end."""
     timeout: float = Field(600.0, gt=0, allow_inf_nan=False)
-    """Seconds for which a rank waits for another before it gives it up."""
+    """Seconds that a rank waits for another before it reports it as lost."""
     restarts: int | None = Field(None, ge=0)
-    """How often ranks that were lost are started again without a step saved in between; 3 if not given and several
-    ranks are started here, while one rank alone is watched only if this is given."""
+    """How often lost ranks are restarted without a new checkpoint in between. By default 3 if this command starts
+    several ranks, and 0 for a single rank."""
 
 
 class SaveConfig(StrictModel):
-    """When a run saves a checkpoint, where, and which are kept."""
+    """When and where a run saves checkpoints, and which it keeps."""
 
     every: int | None = Field(None, ge=1)
-    """Steps between checkpoints; if not given, only `minutes` decides."""
+    """Steps between checkpoints; by default only `minutes` decides."""
     minutes: float = Field(10.0, ge=0, allow_inf_nan=False)
-    """Minutes between checkpoints; 0 leaves it to `every`. One is always saved at the end."""
+    """Minutes between checkpoints; with 0 only `every` decides. The last step is always saved."""
     to: Location | None = None
-    """Folder or URL for checkpoints; `checkpoints` in the run's folder if not given."""
+    """Folder or URL for checkpoints; by default `checkpoints` in the run's folder."""
     keep: int = Field(2, ge=1)
-    """How many of the last checkpoints are kept."""
+    """Number of newest checkpoints to keep."""
     keep_every: int | None = Field(None, ge=1)
-    """Checkpoints of every so many steps are kept too."""
+    """Also keep the checkpoints of every n-th step."""
     keep_best: bool = False
-    """Keep the one with the least held-out loss too; each evaluation then saves one."""
+    """Also keep the checkpoint with the lowest validation loss; then every evaluated step is saved."""
 
 
 class RunConfig(StrictModel):
-    """A run of `stretto train`."""
+    """The config of a run."""
 
     data: DataConfig
     model: ModelConfig = ModelConfig()
@@ -124,4 +125,4 @@ class RunConfig(StrictModel):
     layout: Layout = Layout()
     run: RunSettings = RunSettings()
     save: SaveConfig = SaveConfig()
-    watch: WatchConfig = WatchConfig()
+    logging: LoggingConfig = LoggingConfig()

@@ -1,4 +1,4 @@
-"""The train section: how weights move."""
+"""The train section: optimizer, learning rate, and length of a run."""
 
 from typing import Literal, Self
 
@@ -8,36 +8,36 @@ from stretto.base.strict_model import StrictModel
 
 
 class TrainConfig(StrictModel):
-    """Optimizer, learning rate and length of a run."""
+    """Optimizer, learning rate, and length of a run."""
 
     steps: int | None = Field(None, ge=1)
-    """How many optimizer steps; if not given, `epochs` decides."""
+    """Number of optimizer steps; by default `epochs` decides."""
     epochs: int = Field(1, ge=1)
-    """How many times the training data is read."""
+    """Number of passes over the training data."""
     optimizer: Literal["adamw", "sgd", "asgd"] = "adamw"
-    """The optimizer, torch's own."""
+    """The optimizer, from torch.optim."""
     lr: float = Field(1e-3, gt=0, allow_inf_nan=False)
-    """The learning rate at its peak."""
+    """The peak learning rate."""
     schedule: Literal["cosine", "constant"] = "cosine"
-    """What the learning rate does after the warm-up."""
+    """The learning rate after the warm-up: a cosine decay, or constant."""
     warmup: int = Field(0, ge=0)
-    """Steps over which the learning rate rises to its peak."""
+    """Steps of linear warm-up."""
     final_lr_ratio: float = Field(0.1, ge=0, le=1)
-    """Where the cosine ends, as a part of `lr`."""
+    """The learning rate at the end of the cosine, as a fraction of `lr`."""
     weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False)
-    """Decay of the weights."""
+    """Weight decay."""
     momentum: float = Field(0.0, ge=0, lt=1)
-    """Momentum of sgd."""
+    """Momentum of SGD."""
     beta1: float = Field(0.9, ge=0, lt=1)
-    """Decay of adamw's first moment."""
+    """Decay rate of AdamW's first moment."""
     beta2: float = Field(0.999, ge=0, lt=1)
-    """Decay of adamw's second moment."""
+    """Decay rate of AdamW's second moment."""
     average_from: int = Field(1, ge=1)
-    """First step whose weights asgd averages; evaluation and the saved weights are the averages."""
+    """First step whose weights ASGD averages; evaluations and the final weights use the averages."""
     clip: float = Field(1.0, ge=0, allow_inf_nan=False)
-    """Largest norm of the whole gradient; 0 lets it be."""
+    """Maximum norm of the gradient; 0 turns clipping off."""
     nonfinite: Literal["stop", "skip"] = "stop"
-    """What to do when a loss or gradient is not finite: stop, with the batch saved for study, or skip that step."""
+    """If a loss or gradient is not finite: stop the run and save the batch, or skip the step."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

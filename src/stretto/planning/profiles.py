@@ -16,7 +16,7 @@ from stretto.measure.shapes import block_shapes
 from stretto.mesh.device import find_device
 from stretto.plan.hardware import derive_profile, find_hardware
 from stretto.plan.profile import Profile, load_profile
-from stretto.train.build import build_loss, validate_config
+from stretto.train.build import build_inputs
 from stretto.train.optimizer import optimizer_factory
 
 # At most this many processes that share the cores of a machine are measured; more are extrapolated.
@@ -30,11 +30,11 @@ def profile_input_from_config(
 
     `threads` is per rank on a CPU: by default `OMP_NUM_THREADS`, or an equal share of the cores.
     """
-    model, feed, _ = validate_config(config.model_copy(update={"layout": Layout()}))
+    inputs = build_inputs(config.model_copy(update={"layout": Layout()}))
     return ProfileInput(
-        model,
-        build_loss(config, feed.windows.task),
-        feed.windows,
+        inputs.model,
+        inputs.loss,
+        inputs.train.windows,
         optimizer_factory(config.train),
         device or find_device(config.run.device),
         config.run.precision,

@@ -1,4 +1,4 @@
-"""The run: optimizer, the loop as an iterator of reports, evaluation, the run's folder."""
+"""Training: the trainer, evaluation, and runs from a config with their log and checkpoints."""
 
 from stretto.base.lazy import lazy_exports
 

@@ -1,8 +1,8 @@
-from stretto.config.watch import WatchConfig as WatchConfig
+from stretto.config.loggers import LoggingConfig as LoggingConfig
+from stretto.train.events import EvaluationReport as EvaluationReport
 from stretto.train.plan_check import PlanReport as PlanReport
 from stretto.train.rank_monitor import RankMonitor as RankMonitor
 from stretto.train.rank_monitor import RankReport as RankReport
-from stretto.train.run import EvaluationReport as EvaluationReport
 from stretto.train.sinks.sinks import Sinks as Sinks
 from stretto.train.sinks.sinks import open_sinks as open_sinks
 from stretto.train.trace import gather_trace as gather_trace

@@ -1,4 +1,4 @@
-"""Changes: what a config says otherwise than the one a checkpoint was saved under, and what that would mean."""
+"""What a config has changed since a checkpoint was saved, and whether the checkpoint still fits."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 from stretto.base.errors import ConfigError
 from stretto.config.run import RunConfig
 
-# What gives the saved numbers their meaning. All else is how, where or how fast, or the user's own choice from here on.
+# Fields that the saved tensors depend on. All others may change when a run resumes.
 _INCOMPATIBLE_FIELDS = {
     "model": {
         "cell",
@@ -38,13 +38,13 @@ _INCOMPATIBLE_FIELDS = {
     "train": {"optimizer"},
     "run": {"seed"},
 }  # fmt: skip
-# Where a run is, not what: nobody needs to be told.
+# These say where a run is; a change of them is not worth a line.
 _LOCATION_FIELDS = {("run", "folder"), ("save", "to")}
 
 
 @dataclass(frozen=True)
 class ConfigChange:
-    """A field that is another now."""
+    """A field that has a different value now."""
 
     field: str
     before: object
@@ -56,39 +56,39 @@ class ConfigChange:
 
 
 def find_changes(before: Mapping[str, Any], config: RunConfig) -> list[ConfigChange]:
-    """Return the fields that a config has otherwise than a saved one; a field that was not there had its default."""
-    found = []
+    """Return the fields of a config that differ from a saved one; a field that it lacks had its default value."""
+    changes = []
     now = config.model_dump(mode="json")
     defaults = RunConfig.model_validate({"data": {"train": ""}}).model_dump(mode="json")
     for section, values in now.items():
-        own = before.get(section, {})
-        old = {**defaults[section], **(own if isinstance(own, dict) else {})}
+        saved = before.get(section, {})
+        old = {**defaults[section], **(saved if isinstance(saved, dict) else {})}
         for name, value in values.items():
             if old.get(name) != value and (section, name) not in _LOCATION_FIELDS:
-                # Dropout that is on has blocks of its own, which move the numbers of those after them.
-                is_moved = f"{section}.{name}" == "model.dropout" and not (old.get(name) and value)
-                is_incompatible = is_moved or name in _INCOMPATIBLE_FIELDS.get(section, ())
-                found.append(ConfigChange(f"{section}.{name}", old.get(name), value, is_incompatible))
-    return found
+                # Dropout adds blocks, which changes the index of the blocks after them.
+                is_renumbered = f"{section}.{name}" == "model.dropout" and not (old.get(name) and value)
+                is_incompatible = is_renumbered or name in _INCOMPATIBLE_FIELDS.get(section, ())
+                changes.append(ConfigChange(f"{section}.{name}", old.get(name), value, is_incompatible))
+    return changes
 
 
 def reject_incompatible_changes(changes: list[ConfigChange], where: str) -> None:
-    """Refuse changes after which the saved numbers would mean something else."""
+    """Raise if a change makes the saved tensors unusable."""
     for change in changes:
         if change.is_incompatible:
             raise ConfigError(
-                f"{change.field} was {_text(change.before)} when {where} was saved and is {_text(change.now)} now, so "
-                "its numbers would mean something else; set it back, or choose another --run.folder"
+                f"{change.field}={_text(change.now)}, but {where} was saved with {change.field}={_text(change.before)}; set "
+                "it back, or choose a different run.folder"
             )
 
 
 def reject_initial_weights(changes: list[ConfigChange], where: str) -> None:
-    """Refuse weights to begin with where a run goes on: they would not be used."""
+    """Raise if a run that resumes has new initial weights: they would not be used."""
     for change in changes:
         if change.field == "model.weights" and change.now is not None:
             raise ConfigError(
-                f"model.weights={change.now} is what a run begins with, but this one goes on from {where}; leave it "
-                "out, or choose another --run.folder"
+                f"model.weights={change.now} has no effect, as this run resumes from {where}; leave it out, or choose a "
+                "different run.folder"
             )
 
 

@@ -1,4 +1,4 @@
-"""Subject: what a run's data was about, kept beside its weights; without it the model's numbers have no names."""
+"""DataSpec: what the numbers of a data set mean. It is kept with a model's weights."""
 
 import errno
 import json
@@ -15,39 +15,39 @@ from stretto.store.vocabulary import Vocabulary, parse_vocabulary, vocabulary_by
 
 @dataclass(frozen=True)
 class DataSpec:
-    """What a model of some data is about: the names behind its numbers. Other data fits it if this is the same."""
+    """What a model must know of its data: task, vocabulary, labels, channels. Data with an equal spec fits the model."""
 
     task: Task
     vocabulary: Vocabulary | None = None
     labels: tuple[str, ...] = ()
     channels: Channels | None = None
-    origin: Origin | None = None  # how the files were read; other data may have been read otherwise
+    origin: Origin | None = None  # how the files were read; it may differ between data sets
 
 
-def check_same_spec(expected: DataSpec, found: DataSpec, what: str, other: str) -> None:
-    """Refuse data that a model of other data would misread."""
-    own, needed = found.task, expected.task
-    if (own.inputs, own.targets) != (needed.inputs, needed.targets):
+def check_same_spec(expected: DataSpec, actual: DataSpec, name: str, expected_name: str) -> None:
+    """Raise DataError if a model of the expected data would misread the actual data."""
+    task, expected_task = actual.task, expected.task
+    if (task.inputs, task.targets) != (expected_task.inputs, expected_task.targets):
         raise DataError(
-            f"{what} holds {own.inputs} and targets for {own.targets}, but {other} holds {needed.inputs} and targets for "
-            f"{needed.targets}; give data of the same kind"
+            f"{name} holds {task.inputs} and has {task.targets} as targets, but {expected_name} holds "
+            f"{expected_task.inputs} and has {expected_task.targets} as targets; use data of the same kind"
         )
-    if found.vocabulary != expected.vocabulary:
+    if actual.vocabulary != expected.vocabulary:
         raise DataError(
-            f"{what} has another vocabulary than {other}; prepare it with --like, or text with --vocabulary, set to "
-            "that data"
+            f"{name} and {expected_name} have different vocabularies; prepare it with like=, or text with vocabulary=, "
+            "set to that data"
         )
-    for name, these, those in (
-        ("labels", found.labels, expected.labels),
-        ("channels or scale", found.channels, expected.channels),
-        ("shape", found.task, expected.task),
+    for part, value, expected_value in (
+        ("labels", actual.labels, expected.labels),
+        ("channels or scale", actual.channels, expected.channels),
+        ("shape", task, expected_task),
     ):
-        if these != those:
-            raise DataError(f"{what} has other {name} than {other}; prepare it with --like set to that data")
+        if value != expected_value:
+            raise DataError(f"{name} and {expected_name} differ in {part}; prepare it with like= set to that data")
 
 
 def data_spec_files(data_spec: DataSpec) -> dict[str, bytes]:
-    """Return a subject as it is written: `data_spec.json`, and `vocabulary.json` where there is one."""
+    """Return the files of a spec: `data_spec.json`, and `vocabulary.json` for text."""
     channels = None if data_spec.channels is None else data_spec.channels.model_dump()
     origin = None if data_spec.origin is None else data_spec.origin.model_dump()
     tree = {"task": asdict(data_spec.task), "labels": data_spec.labels, "channels": channels, "origin": origin}
@@ -58,18 +58,17 @@ def data_spec_files(data_spec: DataSpec) -> dict[str, bytes]:
 
 
 def read_data_spec(read: Callable[[str], bytes | None], where: str) -> DataSpec:
-    """Read what `data_spec_files` says; `read` returns a file by name, none if there is no such file."""
+    """Read the files of `data_spec_files`; `read` returns a file by name, None if there is no such file."""
     try:
         content = read(DATA_SPEC)
         if content is None:
             raise FileNotFoundError(errno.ENOENT, "it is missing")
         tree = json.loads(content)
         channels = None if tree["channels"] is None else Channels.model_validate(tree["channels"])
-        # Runs of earlier versions did not keep it.
-        origin = None if tree.get("origin") is None else Origin.model_validate(tree["origin"])
+        origin = None if tree["origin"] is None else Origin.model_validate(tree["origin"])
         task, labels = Task(**tree["task"]), tuple(map(str, tree["labels"]))
         vocabulary = read(VOCABULARY)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{where}/{DATA_SPEC} can't be read ({error}); the run is not whole") from None
-    known = None if vocabulary is None else parse_vocabulary(vocabulary, f"{where}/{VOCABULARY}")
-    return DataSpec(task, known, labels, channels, origin)
+        raise DataError(f"{where}/{DATA_SPEC} can't be read ({error}); the run is incomplete") from None
+    parsed = None if vocabulary is None else parse_vocabulary(vocabulary, f"{where}/{VOCABULARY}")
+    return DataSpec(task, parsed, labels, channels, origin)

@@ -1,4 +1,4 @@
-"""Feed: the windows that a config asks for, from whatever its data is; and what a model must remember of that data."""
+"""Feed: the windows of a data set, cut as a config says, and what a model must remember of that data."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from stretto.base.errors import ConfigError, DataError
 from stretto.base.remote import is_remote
 from stretto.config.layout import Layout
-from stretto.config.run import DataConfig, RunConfig
+from stretto.config.run import DataConfig
 from stretto.store.cache import Cache
 from stretto.store.corpus import Corpus
 from stretto.store.index import Store
@@ -19,7 +19,7 @@ from stretto.windows.items import Items, LabeledItems, NextTokenItems, SlidingWi
 from stretto.windows.lanes import Lanes
 from stretto.windows.loader import WindowSource
 
-# Which fields mean something to which feed; those that are not named here always do.
+# The feeds that use a field; fields that are not listed are used by all of them.
 _FEEDS_BY_FIELD = {
     **dict.fromkeys(("lanes", "window"), ("lanes",)),
     **dict.fromkeys(("budget", "rows", "row_multiple"), ("batches", "forecast")),
@@ -32,95 +32,94 @@ _CHANNEL_FIELDS = {"horizon", "season", "targets", "masks"}
 
 @dataclass(frozen=True)
 class Feed:
-    """WindowSource, and what they are about."""
+    """The windows of a data set, for all ranks together, and what they mean."""
 
     windows: WindowSource
     data_spec: DataSpec
     digest: str = ""  # of the data's index
 
 
-def open_feeds(config: RunConfig) -> tuple[Feed, Feed | None]:
-    """Return what to train on and what is held out, checked against each other; of all ranks together."""
-    data = config.data
-    train = open_feed(config, data.train, "data.train")
+def open_feeds(data: DataConfig, layout: Layout, seed: int) -> tuple[Feed, Feed | None]:
+    """Return the training and the validation data, checked against each other."""
+    train = open_feed("data.train", data.train, data, layout, seed)
     if data.valid is None:
         return train, None
-    valid = open_feed(config, data.valid, "data.valid", is_validation=True)
+    valid = open_feed("data.valid", data.valid, data, layout, seed, is_validation=True)
     check_same_spec(train.data_spec, valid.data_spec, f"data.valid={data.valid}", f"data.train={data.train}")
     return train, valid
 
 
-def open_feed(config: RunConfig, location: str | Path, field: str, *, is_validation: bool = False) -> Feed:
-    """Return the windows of the data at a location. Held-out data may be less than a window of each lane."""
-    data = config.data
+def open_feed(
+    field: str, location: str | Path, data: DataConfig, layout: Layout, seed: int, *, is_validation: bool = False
+) -> Feed:
+    """Return the windows of the data at a location. Validation data may be smaller than one window of every lane."""
     cache = Cache(data.cache, data.cache_bytes, data.retry_seconds)
+    # What a layout needs; training data with fewer rows is refused below.
+    min_rows = layout.num_global_micro_batches if is_validation else None
     try:
         store = Store.open(location, cache)
         if store.kind == "tokens":
-            feed = _feed_corpus(Corpus.from_store(store), config, is_validation)
+            feed = _corpus_feed(Corpus.from_store(store), data, min_rows)
         else:
-            feed = _feed_sequences(Sequences.from_store(store), config, is_validation)
-        _check_num_rows(feed.windows, config.layout, is_validation)
+            feed = _sequence_feed(Sequences.from_store(store), data, seed, min_rows)
+        _check_num_rows(feed.windows, layout, is_validation)
         return replace(feed, digest=store.digest)
     except DataError as error:
         is_relative = not is_remote(location) and not Path(location).is_absolute()
-        where = f", seen from {Path.cwd()}" if is_relative else ""
+        where = f" (in {Path.cwd()})" if is_relative else ""
         raise DataError(f"{field}={location}{where}: {error}") from None
 
 
 def _check_num_rows(windows: WindowSource, layout: Layout, is_validation: bool) -> None:
-    """Refuse a layout that has more parts than there are rows; held-out rows may be few, and others blank."""
+    """Raise if a layout has more parts than there are rows; validation batches are filled up with blank rows."""
     windows.share(0, layout.replicas, layout.micro_batches)
     if isinstance(windows, Batches) and not is_validation and layout.num_global_micro_batches > windows.num_rows:
         raise DataError(
-            f"layout.replicas={layout.replicas} x layout.micro_batches={layout.micro_batches} exceeds the {windows.num_rows:,} rows "
-            "there are; use fewer, or more data"
+            f"layout.replicas={layout.replicas} x layout.micro_batches={layout.micro_batches} exceeds the "
+            f"{windows.num_rows:,} rows of the data; use fewer, or more data"
         )
 
 
 def _check_unused_fields(data: DataConfig, kind: str, has_channels: bool) -> None:
-    """Refuse a field that was set but would change nothing."""
+    """Raise if a field is set that would have no effect."""
     for name, kinds in _FEEDS_BY_FIELD.items():
         value = getattr(data, name)
         if value == DataConfig.model_fields[name].default:
             continue
         if name in ("stride", "every_step") and data.feed is None and has_channels and data.context is None:
             raise ConfigError(
-                f"data.{name}={value!r} needs data.context, the steps that a forecast may look at; set it"
+                f"data.{name}={value!r} needs data.context, the number of steps that a forecast sees; set it"
             )
         if kind not in kinds or (name in _CHANNEL_FIELDS and not has_channels):
-            what = f"data.feed={kind!r}" if kind not in kinds else "data without channels"
-            raise ConfigError(f"data.{name}={value!r} has no meaning for {what}; leave it out")
+            reason = f"data.feed={kind!r}" if kind not in kinds else "data without channels"
+            raise ConfigError(f"data.{name}={value!r} has no effect with {reason}; leave it out")
 
 
-def _feed_corpus(corpus: Corpus, config: RunConfig, is_validation: bool) -> Feed:
-    data = config.data
+def _corpus_feed(corpus: Corpus, data: DataConfig, min_rows: int | None) -> Feed:
     if data.feed not in (None, "lanes"):
-        raise ConfigError(f"data.feed={data.feed!r} needs sequences, and a corpus is one long text; use lanes")
-    if is_validation:
-        windows = Lanes.fitting(corpus, data.lanes, data.window, config.layout.num_global_micro_batches)
-    else:
+        raise ConfigError(f"data.feed={data.feed!r} needs sequences, but a corpus is one long text; use lanes")
+    if min_rows is None:
         _check_unused_fields(data, "lanes", has_channels=False)
         windows = Lanes(corpus, data.lanes, data.window)
+    else:
+        windows = Lanes.fitting(corpus, data.lanes, data.window, min_rows)
     return Feed(windows, DataSpec(windows.task, corpus.vocabulary))
 
 
-def _feed_sequences(sequences: Sequences, config: RunConfig, is_validation: bool) -> Feed:
-    data, seed = config.data, config.run.seed
+def _sequence_feed(sequences: Sequences, data: DataConfig, seed: int, min_rows: int | None) -> Feed:
     values, labels = sequences.fields.values, sequences.fields.labels
     kind = data.feed or _default_feed(sequences, data)
-    if not is_validation:
+    if min_rows is None:
         _check_unused_fields(data, kind, isinstance(values, Channels))
     windows: WindowSource
     if kind == "lanes":
         forecast = _forecast(sequences, data) if isinstance(values, Channels) else None
-        if is_validation:
-            least = config.layout.num_global_micro_batches
-            windows = DocumentLanes.fitting(sequences, data.lanes, data.window, forecast, seed, least)
-        else:
+        if min_rows is None:
             windows = DocumentLanes(sequences, data.lanes, data.window, forecast, seed)
+        else:
+            windows = DocumentLanes.fitting(sequences, data.lanes, data.window, forecast, seed, min_rows)
     else:
-        items = _items(sequences, data, kind, is_validation)
+        items = _items(sequences, data, kind, is_validation=min_rows is not None)
         windows = Batches(items, data.budget, data.rows, data.row_multiple, seed)
     return Feed(
         windows,
@@ -140,11 +139,11 @@ def _default_feed(sequences: Sequences, data: DataConfig) -> str:
     return "batches"
 
 
-def _items(sequences: Sequences, data: DataConfig, kind: str, is_validation: bool) -> Items:
+def _items(sequences: Sequences, data: DataConfig, kind: str, *, is_validation: bool) -> Items:
     if kind == "forecast":
         if data.context is None:
-            raise ConfigError("data.context is not set; a forecast needs to know how many steps it may look at")
-        # Held-out data is asked once a stretch, where a forecast would be made.
+            raise ConfigError("data.context is not set; a forecast needs the number of steps that it sees")
+        # Validation has one target per window, at the step where a forecast would be made.
         every_step = data.every_step and not is_validation
         return SlidingWindows(sequences, _forecast(sequences, data), data.context, data.stride, every_step)
     return NextTokenItems(sequences) if sequences.fields.labels is None else LabeledItems(sequences, data.masks)

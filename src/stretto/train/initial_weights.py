@@ -1,4 +1,4 @@
-"""Start: the weights that a run begins with, where they aren't drawn by seed."""
+"""Initial weights from a file, instead of weights that are drawn by seed."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -13,27 +13,27 @@ from stretto.blocks.stack import Stack
 
 
 def check_initial_weights(model: Stack, path: str) -> dict[str, str]:
-    """Refuse a file that doesn't hold a model's weights; return the name that each weight of the model has in it.
+    """Raise if a file doesn't fit a model; return the name in the file for each weight of the model.
 
-    Blocks with weights are matched in order, so that a dropout more or less is no other model.
+    Blocks with weights are matched in order, so that models with and without dropout fit each other.
     """
-    with _opened(path) as opened:
-        shapes = {name: list(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118 - no dict
-    wanted = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
-    here, there = _indices(wanted, path), _indices(shapes, path)
-    if len(here) != len(there):
+    with _open(path) as file:
+        shapes = {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no dict
+    model_shapes = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    model_blocks, file_blocks = _block_indices(model_shapes, path), _block_indices(shapes, path)
+    if len(model_blocks) != len(file_blocks):
         raise DataError(
-            f"model.weights={path} has weights of {len(there)} blocks, but the model has {len(here)} with weights; "
-            "make the [model] section the same"
+            f"model.weights={path} has weights of {len(file_blocks)} blocks, but the model has {len(model_blocks)} blocks "
+            "with weights; make the [model] section the same"
         )
-    place = dict(zip(here, there, strict=True))
-    names = {name: _renumbered(name, place) for name in wanted}
-    for name, own in names.items():
-        if shapes.get(own) != wanted[name]:
-            found = f"has it as {shapes[own]}" if own in shapes else f"has no {own}"
+    new_indices = dict(zip(model_blocks, file_blocks, strict=True))
+    names = {name: _renumbered(name, new_indices) for name in model_shapes}
+    for name, file_name in names.items():
+        if shapes.get(file_name) != model_shapes[name]:
+            problem = f"has it as {shapes[file_name]}" if file_name in shapes else f"has no {file_name}"
             raise DataError(
-                f"the model has a weight {name} of {wanted[name]}, but model.weights={path} {found}; make the [model] "
-                "section the same"
+                f"the model has a weight {name} of {model_shapes[name]}, but model.weights={path} {problem}; make the "
+                "[model] section the same"
             )
     unused = sorted(set(shapes) - set(names.values()))
     if unused:
@@ -44,39 +44,41 @@ def check_initial_weights(model: Stack, path: str) -> dict[str, str]:
 
 
 def load_initial_weights(stage: Stack, model: Stack, path: str) -> None:
-    """Put the weights of a file into the blocks that this rank holds; the others are not read."""
+    """Load the weights of this rank's blocks from a file; the others are not read."""
     names = check_initial_weights(model, path)
-    with _opened(path) as opened, torch.no_grad():
+    with _open(path) as file, torch.no_grad():
         for name, tensor in stage.state_dict().items():
-            tensor.copy_(opened.get_tensor(names[name]))
+            tensor.copy_(file.get_tensor(names[name]))
 
 
 @contextmanager
-def _opened(path: str) -> Iterator[Any]:
+def _open(path: str) -> Iterator[Any]:
     if not Path(path).is_file():
-        raise DataError(f"model.weights={path} does not exist; give a file that stretto.exchange.save_weights wrote")
+        raise DataError(f"model.weights={path} does not exist; choose a file that stretto.exchange.save_weights wrote")
     try:
-        with safe_open(path, "pt") as opened:
-            yield opened
+        with safe_open(path, "pt") as file:
+            yield file
     except SafetensorError as error:
-        raise DataError(f"model.weights={path} is not safetensors, or is broken ({error}); write it again") from None
+        raise DataError(
+            f"model.weights={path} is not a safetensors file, or is damaged ({error}); write it again"
+        ) from None
 
 
-def _indices(names: Iterable[str], path: str) -> list[int]:
-    """The absolute indices of blocks with weights, in order."""
-    found = set()
+def _block_indices(names: Iterable[str], path: str) -> list[int]:
+    """The indices of blocks with weights, in order."""
+    indices = set()
     for name in names:
         blocks, _, rest = name.partition(".")
         index = rest.partition(".")[0]
         if blocks != "blocks" or not index.isdecimal():
             raise DataError(
-                f"model.weights={path} has a weight {name}, which is no name of a stack's; read it with "
+                f"model.weights={path} has a weight {name}, which is not a name of a Stack; read it with "
                 "stretto.exchange.from_torch and write that with stretto.exchange.save_weights"
             )
-        found.add(int(index))
-    return sorted(found)
+        indices.add(int(index))
+    return sorted(indices)
 
 
-def _renumbered(name: str, place: dict[int, int]) -> str:
+def _renumbered(name: str, new_indices: dict[int, int]) -> str:
     blocks, index, rest = name.split(".", 2)
-    return f"{blocks}.{place[int(index)]}.{rest}"
+    return f"{blocks}.{new_indices[int(index)]}.{rest}"

@@ -1,4 +1,4 @@
-"""Planned: what was predicted of a run, kept in its folder, and how it turned out."""
+"""PlanCheck: the predicted time of a step against the measured one."""
 
 import json
 import statistics
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from stretto.base.run_folder import PLAN, RunFolder
 from stretto.config.layout import Layout
 
-# The first steps after a start are slower; then so many tell.
+# The first steps after a start are slower; the median of the next ones counts.
 _WARMUP_STEPS, _MAX_STEPS, _MIN_STEPS = 3, 20, 8
 
 
 @dataclass(frozen=True)
 class PlanReport:
-    """What a step was predicted to take, and what it takes."""
+    """The predicted and the measured seconds of a step."""
 
     step: int
     predicted: float
@@ -25,14 +25,14 @@ class PlanReport:
 
 
 class PlanCheck:
-    """Watches the first steps of a start, and then says once how they compare."""
+    """Measures the first steps of a start, and compares them once with the prediction."""
 
     def __init__(self, predicted: float | None) -> None:
         self._predicted = predicted
         self._seconds: list[float] = []
 
     def add_step(self, step: int, seconds: float, *, is_last: bool) -> PlanReport | None:
-        """Take in a step's seconds; return the comparison when enough are known."""
+        """Add a step's seconds; return the comparison once there are enough."""
         if self._predicted is None:
             return None
         self._seconds.append(seconds)
@@ -45,15 +45,15 @@ class PlanCheck:
 
 
 def save_plan(folder: RunFolder, text: str) -> None:
-    """Keep a plan in a run's folder."""
+    """Write a plan to a run's folder."""
     folder.write(PLAN, f"{text}\n".encode())
 
 
 def predicted_seconds(folder: RunFolder, layout: Layout) -> float | None:
-    """Return what the plan in a run's folder says of a layout; none if there is no plan, or it says nothing of it."""
+    """Return the step time that a run's plan predicts for a layout; None if there is no plan, or not for this layout."""
     try:
         plan = json.loads(folder.plan.read_text(encoding="utf-8"))
-        wanted = layout.model_dump(mode="json", exclude={"auto", "elastic"})
-        return next((float(found["seconds"]) for found in plan["best"] if found["layout"] == wanted), None)
+        fields = layout.model_dump(mode="json", exclude={"auto", "elastic"})
+        return next((float(option["seconds"]) for option in plan["best"] if option["layout"] == fields), None)
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -1,4 +1,4 @@
-"""Signals: a machine that will be taken away says so; the run saves and leaves."""
+"""Preemption signals: the scheduler announces that it will take the machine away."""
 
 import signal
 import threading
@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-# Kubernetes, spot machines and Slurm at its end; Slurm ahead of its end, with --signal=USR1@120.
+# SIGTERM from Kubernetes, spot instances and Slurm; SIGUSR1 from Slurm ahead of time, with --signal=USR1@120.
 _PREEMPTION_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 @contextmanager
 def on_preemption_signal(call: Callable[[], None]) -> Iterator[None]:
-    """Call a function when the process is asked to leave, as long as the context lasts; it must do very little."""
+    """Call a function on a preemption signal, for as long as the context lasts; it must do very little."""
 
     def handle(number: int, frame: FrameType | None) -> None:
         call()
 
-    # Only there can Python be told; elsewhere the signals keep the meaning they have.
+    # Python allows signal handlers in the main thread only.
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""Tracing: what all ranks did in the last recorded step, brought together on the first."""
+"""Tracing: gather what all ranks did in a recorded step on the first rank."""
 
 import logging
 import platform
@@ -14,56 +14,58 @@ from stretto.plan.trace import ACTION_KINDS, CATEGORIES, RankTrace, Trace, Trace
 from stretto.train.trainer import Trainer
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_NUMBERS_PER_EVENT = 5  # numbers that tell of one work
-# Replicas do the same; of thousands of ranks a trace would be larger than anyone can look at, or a viewer open.
+_NUMBERS_PER_EVENT = 5  # numbers that describe one event
+# Replicas do the same work, and no viewer could open a trace of thousands of ranks.
 _MAX_RANKS = 64
 
 _log = logging.getLogger(__name__)
 
 
 def gather_trace(trainer: Trainer) -> Trace | None:
-    """Return the last step that was recorded, on the first rank; all ranks call it after the same step.
+    """Return a trace of the last recorded step, on the first rank; all ranks call it after the same step.
 
-    Set `trainer.is_recording` before a step to record it. Of more than 64 ranks only as many whole replicas tell of it
-    as have so many, and at least one.
+    Set `trainer.is_recording` before a step to record it. With more than 64 ranks the trace holds as many complete
+    replicas as fit into 64, and at least one.
     """
     mesh, events = trainer.engine.mesh, trainer.recorded_events
     # All ranks leave the barrier at about the same moment, by which the clocks of different machines are aligned.
     mesh.world.barrier()
-    told = [time.perf_counter(), _clock(), mesh.replica, mesh.stage, *_pack(events)]
-    is_telling = mesh.replica < max(1, _MAX_RANKS // mesh.num_stages)
-    found = mesh.world.gather([float(value) for value in told] if is_telling else [])
-    return None if found is None else Trace.of(trainer.step, _align(found))
+    numbers = [time.perf_counter(), _clock(), mesh.replica, mesh.stage, *_pack(events)]
+    is_included = mesh.replica < max(1, _MAX_RANKS // mesh.num_stages)
+    gathered = mesh.world.gather([float(number) for number in numbers] if is_included else [])
+    return None if gathered is None else Trace.of(trainer.step, _align(gathered))
 
 
 def save_trace(trace: Trace, folder: RunFolder) -> None:
-    """Write a trace into a run's folder."""
+    """Write a trace to a run's folder."""
     path = folder.trace
     try:
         write_atomic(path, trace.to_json().encode())
     except OSError as error:
-        # A picture less is no reason to end a run.
-        _log.warning("%s can't be written (%s); the run goes on", path, error.strerror)
+        # A missing trace is no reason to end a run.
+        _log.warning("%s can't be written (%s); the run continues", path, error.strerror)
 
 
-def _align(told: Sequence[Sequence[float]]) -> list[RankTrace]:
-    """Return what ranks have told, each on the clock of the first rank's machine; some tell nothing."""
-    met: dict[float, float] = {}
-    there = {rank: of_rank for rank, of_rank in enumerate(told) if of_rank}
-    for moment, clock, *_ in there.values():
-        # Who shares a clock needs no setting of it: the first to leave the sum speaks for its machine.
-        met[clock] = min(moment, met.get(clock, moment))
-    first = met[told[0][1]]
+def _align(gathered: Sequence[Sequence[float]]) -> list[RankTrace]:
+    """Return the ranks' events on the clock of the first rank's machine; ranks may have sent nothing."""
+    included = {rank: numbers for rank, numbers in enumerate(gathered) if numbers}
+    # When the barrier ended, by the clock of each machine: ranks of one machine share a clock, the first one counts.
+    ended: dict[float, float] = {}
+    for moment, clock, *_ in included.values():
+        ended[clock] = min(moment, ended.get(clock, moment))
+    first = ended[gathered[0][1]]
     return [
-        RankTrace(rank, int(replica), int(stage), tuple(work.shifted(first - met[clock]) for work in _unpack(numbers)))
-        for rank, (_, clock, replica, stage, *numbers) in there.items()
+        RankTrace(
+            rank, int(replica), int(stage), tuple(event.shifted(first - ended[clock]) for event in _unpack(numbers))
+        )
+        for rank, (_, clock, replica, stage, *numbers) in included.items()
     ]
 
 
 def _pack(events: Sequence[TraceEvent]) -> Iterator[float]:
-    for work in events:
-        part = (0, 0) if work.action is None else (work.action.micro_batch, work.action.chunk)
-        yield from (CATEGORIES.index(work.category), *part, work.start, work.stop)
+    for event in events:
+        part = (0, 0) if event.action is None else (event.action.micro_batch, event.action.chunk)
+        yield from (CATEGORIES.index(event.category), *part, event.start, event.stop)
 
 
 def _unpack(numbers: Sequence[float]) -> Iterator[TraceEvent]:
@@ -75,7 +77,7 @@ def _unpack(numbers: Sequence[float]) -> Iterator[TraceEvent]:
 
 
 def _clock() -> float:
-    """A number for the clock of this machine: the same for all processes that share it, and hardly for others."""
+    """A number that identifies the clock of this machine; all processes of the machine have the same."""
     try:
         name = _BOOT_ID.read_text(encoding="ascii")
     except OSError:

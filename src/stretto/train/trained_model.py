@@ -1,4 +1,4 @@
-"""Trained: a run's model for use, on one device, from its weights or from a checkpoint of any layout."""
+"""TrainedModel: a run's model on one device, from its weights or from a checkpoint of any layout."""
 
 import json
 from dataclasses import dataclass
@@ -28,29 +28,28 @@ from stretto.train.weights import load_weights
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """What a run has come to: its config, what its data was about, and the stack with its weights."""
+    """The result of a run: its config, the spec of its data, and the model with its weights."""
 
     config: RunConfig
     data_spec: DataSpec
     stack: Stack
 
     def metadata(self) -> dict[str, str]:
-        """Return the names behind the model's numbers, each as JSON: what an export carries with it."""
+        """Return what an export carries with it: vocabulary, labels and channels, each as JSON."""
         files = data_spec_files(self.data_spec)
         tree = json.loads(files.pop(DATA_SPEC))
         if self.data_spec.channels is not None:
             data = self.config.data
             tree["series"] = {name: getattr(data, name) for name in ("horizon", "season", "targets", "masks")}
-        found = {name: json.dumps(value, ensure_ascii=False) for name, value in tree.items() if value}
-        return {**found, **{name.removesuffix(".json"): content.decode() for name, content in files.items()}}
+        parts = {name: json.dumps(value, ensure_ascii=False) for name, value in tree.items() if value}
+        return {**parts, **{name.removesuffix(".json"): content.decode() for name, content in files.items()}}
 
     def evaluate(self, location: Path | str, on_window: OnWindow = lambda part: None) -> Evaluation:
-        """Return the loss on other data, cut as the run's own was."""
-        alone = self.config.model_copy(update={"layout": Layout()})
-        feed = open_feed(alone, location, "data", is_validation=True)
+        """Evaluate on other prepared data, cut into windows as the run's own data was."""
+        feed = open_feed("data", location, self.config.data, Layout(), self.config.run.seed, is_validation=True)
         check_same_spec(self.data_spec, feed.data_spec, str(location), "the run")
-        loss = build_loss(self.config, self.data_spec.task)
-        # As many rows at once as a rank of the run had.
+        loss = build_loss(self.config.model, self.data_spec.task)
+        # As many rows at once as on a rank of the run, so that they fit into memory.
         rows = feed.windows.read(Position(), inputs=False, targets=False).num_rows
         micro_batches = min(rows, self.config.layout.num_global_micro_batches)
         engine = LocalEngine(self.stack, loss, micro_batches=micro_batches, precision=self.config.run.precision)
@@ -58,28 +57,28 @@ class TrainedModel:
 
 
 def load_model(path: Path | str, device: str | None = None, *, trust: bool = False) -> TrainedModel:
-    """Load a model whole onto one device: of a run's folder, or of a checkpoint, whichever layout wrote it.
+    """Load the model of a run's folder or of a checkpoint onto one device, whichever layout trained it.
 
-    Of a run that has finished these are its final weights, else those of its newest checkpoint. A run with a
-    `model.factory` or a `model.loss` names code, which is run only if you say that you `trust` whoever wrote it.
+    A finished run gives its final weights, any other the weights of its newest checkpoint. A run with `model.factory`
+    or `model.loss` names Python code. It is imported only with `trust=True`: set this if you trust its author.
     """
     if _is_finished(path):
         folder = RunFolder(Path(path))
         config = _check_trusted(load_config(folder.config), str(folder), trust)
         data_spec = read_data_spec(folder.read, str(folder))
-        stack = build_model(config, data_spec.task)
+        stack = build_model(config.model, data_spec.task)
         load_weights(stack, folder.weights)
     else:
-        saved = find_checkpoint(path)
-        config = _check_trusted(_config_of(saved), saved.location, trust)
-        data_spec = read_data_spec(saved.read_file, saved.location)
-        stack = build_model(config, data_spec.task)
-        stack.load_state_dict(read_weights(stack, saved), assign=True)
+        checkpoint = find_checkpoint(path)
+        config = _check_trusted(_config_of(checkpoint), checkpoint.location, trust)
+        data_spec = read_data_spec(checkpoint.read_file, checkpoint.location)
+        stack = build_model(config.model, data_spec.task)
+        stack.load_state_dict(read_weights(stack, checkpoint), assign=True)
     return TrainedModel(config, data_spec, stack.to(find_device(device or config.run.device)))
 
 
 def read_config(path: Path | str) -> RunConfig:
-    """Read the config of a run's folder or of a checkpoint, and nothing else."""
+    """Read only the config of a run's folder or of a checkpoint."""
     return load_config(RunFolder(Path(path)).config) if _is_finished(path) else _config_of(find_checkpoint(path))
 
 
@@ -87,47 +86,48 @@ def _is_finished(path: Path | str) -> bool:
     return not is_remote(path) and RunFolder(Path(path)).is_finished
 
 
-def _config_of(saved: Checkpoint) -> RunConfig:
-    if saved.manifest.run_info.config is None:
-        raise ConfigError(f"{saved.location} was not saved by `stretto train`; read it with Trainer.restore")
-    return parse_config(saved.manifest.run_info.config, saved.location)
+def _config_of(checkpoint: Checkpoint) -> RunConfig:
+    config = checkpoint.manifest.run_info.config
+    if config is None:
+        raise ConfigError(f"{checkpoint.location} was not saved by a Run; load it with Trainer.restore")
+    return parse_config(config, checkpoint.location)
 
 
-def read_weights(model: Stack, saved: Checkpoint) -> dict[str, Tensor]:
-    """Return the weights in a checkpoint, by name, on the CPU; of a run that averages them, the averages."""
-    check_weights(model, saved)
-    tensors = saved.manifest.tensors()
-    found: dict[str, Tensor] = {}
+def read_weights(model: Stack, checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """Return the weights in a checkpoint, by name, on the CPU; with ASGD, their averages."""
+    check_weights(model, checkpoint)
+    tensors = checkpoint.manifest.tensors()
+    weights: dict[str, Tensor] = {}
     shards = []
     for name, like in model.state_dict().items():
         average = f"optimizer.{name}.ax"
         full = average if average in tensors else f"weights.{name}"
-        found[name] = torch.empty(like.shape, dtype=getattr(torch, tensors[full].dtype), device="cpu")
-        shards.append(TensorShard(full, found[name]))
-    saved.read(shards)
-    return found
+        weights[name] = torch.empty(like.shape, dtype=getattr(torch, tensors[full].dtype), device="cpu")
+        shards.append(TensorShard(full, weights[name]))
+    checkpoint.read(shards)
+    return weights
 
 
-def check_weights(model: Stack, saved: Checkpoint) -> None:
-    """Refuse a checkpoint of a model of another shape, before any memory is asked for."""
-    tensors = saved.manifest.tensors()
+def check_weights(model: Stack, checkpoint: Checkpoint) -> None:
+    """Raise if a checkpoint's weights have other shapes than the model's, before any memory is allocated."""
+    tensors = checkpoint.manifest.tensors()
     for name, like in model.state_dict().items():
-        part = tensors.get(f"weights.{name}")
-        average = tensors.get(f"optimizer.{name}.ax", part)
-        shapes = [None if found is None else list(found.full_shape) for found in (part, average)]
+        weight = tensors.get(f"weights.{name}")
+        average = tensors.get(f"optimizer.{name}.ax", weight)
+        shapes = [None if saved is None else list(saved.full_shape) for saved in (weight, average)]
         if shapes != [list(like.shape)] * 2:
-            there = "has none" if part is None else f"has it as {shapes[0]}"
+            problem = "does not" if weight is None else f"has it as {shapes[0]}"
             raise ConfigError(
-                f"the model has a weight {name} of {list(like.shape)}, but {saved.location} {there}; use the same model, "
-                "or choose another --run.folder"
+                f"the model has a weight {name} of {list(like.shape)}, but {checkpoint.location} {problem}; use the same "
+                "model, or choose a different run.folder"
             )
 
 
 def _check_trusted(config: RunConfig, where: str, trust: bool) -> RunConfig:
-    """Refuse a config that names code to be run, unless its writer is trusted."""
+    """Raise if a config names code, unless the caller trusts it."""
     for name, value in (("factory", config.model.factory), ("loss", config.model.loss)):
         if value is not None and not trust:
             raise ConfigError(
-                f"{where} runs code of its own (model.{name}={value!r}); if you trust it, pass trust=True, or --trust"
+                f"{where} runs its own code (model.{name}={value!r}); set trust=True if you trust its author"
             )
     return config

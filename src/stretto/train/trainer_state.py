@@ -1,16 +1,17 @@
-"""Memory: what a trainer's step leaves in tensors, as shards that any other layout can take up.
+"""A trainer's tensors as shards, which a trainer in any other layout can load.
 
-weights.<name>             by absolute names, as are all below
-optimizer.<name>.<key>     torch's own state of each weight
-lanes.<block>.<number>     a block's state, its rows the lanes of all replicas
+weights.<name>             parameters and buffers, by their names in the whole model
+optimizer.<name>.<key>     the optimizer's state of each parameter
+lanes.<block>.<number>     the hidden state of each block, one row per lane of all replicas
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from stretto.base.errors import DataError
+from stretto.base.errors import ConfigError, DataError
 from stretto.base.state import State
 from stretto.base.window import Rows
 from stretto.blocks.stack import Stack
@@ -26,54 +27,68 @@ def weight_shards(stack: Stack) -> list[TensorShard]:
 
 
 def optimizer_shards(stack: Stack, optimizer: Optimizer) -> list[TensorShard]:
-    """Return what the optimizer knows of a stack's weights."""
+    """Return the optimizer's state of a stack's parameters."""
     return [
         TensorShard(f"optimizer.{name}.{key}", value)
         for name, weight in stack.named_parameters()
-        for key, value in optimizer.state.get(weight, {}).items()
-        if isinstance(value, Tensor)
+        for key, value in _tensor_state(optimizer, weight, name)
     ]
 
 
-def lane_shards(stack: Stack, state: State, numbers: range, num_lanes: int) -> list[TensorShard]:
-    """Return the states of some lanes at the blocks of a stack."""
+def _tensor_state(optimizer: Optimizer, weight: Tensor, name: str) -> Iterator[tuple[str, Tensor]]:
+    for key, value in optimizer.state.get(weight, {}).items():
+        if isinstance(value, Tensor):
+            yield key, value
+        elif value is not None:
+            # Dropped silently, it would change the curve after a resume.
+            raise ConfigError(
+                f"the optimizer keeps {key!r} of {name} as a {type(value).__name__}, which can't be saved; use an optimizer "
+                "whose state is tensors"
+            )
+
+
+def lane_shards(stack: Stack, state: State, lane_indices: range, num_lanes: int) -> list[TensorShard]:
+    """Return the hidden states of some lanes, for each block of a stack."""
     return [
-        TensorShard(f"lanes.{block}.{index}", tensor, numbers.start, num_lanes)
-        for block, own in enumerate(stack.split_state(state), stack.first)
-        for index, tensor in enumerate(own)
+        TensorShard(f"lanes.{block}.{number}", tensor, lane_indices.start, num_lanes)
+        for block, block_state in enumerate(stack.split_state(state), stack.first)
+        for number, tensor in enumerate(block_state)
     ]
 
 
 def shards_to_write(shards: Sequence[TensorShard], replica: int, num_replicas: int) -> list[TensorShard]:
-    """Return those of the shards, which all replicas hold, that this one writes: about as many bytes as the others."""
-    loads = [0] * num_replicas
-    own = []
+    """Return the shards that this replica writes. All replicas hold the same, and write about as many bytes each."""
+    num_bytes = [0] * num_replicas
+    assigned = []
     for shard in sorted(shards, key=lambda shard: (-shard.tensor.nbytes, shard.name)):
-        least = loads.index(min(loads))
-        loads[least] += shard.tensor.nbytes
-        if least == replica:
-            own.append(shard)
-    return own
+        writer = num_bytes.index(min(num_bytes))
+        num_bytes[writer] += shard.tensor.nbytes
+        if writer == replica:
+            assigned.append(shard)
+    return assigned
 
 
-def empty_optimizer_state(stack: Stack, saved: Checkpoint) -> dict[str, dict[str, Tensor]]:
-    """Return tensors for what was saved of the optimizer, by weight and key."""
+def empty_optimizer_state(stack: Stack, checkpoint: Checkpoint) -> dict[str, dict[str, Tensor]]:
+    """Return empty tensors for the saved state of the optimizer, by parameter and key."""
     weights = dict(stack.named_parameters())
-    found: dict[str, dict[str, Tensor]] = {}
-    for full, part in saved.manifest.tensors().items():
-        name, _, key = full.removeprefix("optimizer.").rpartition(".")
+    states: dict[str, dict[str, Tensor]] = {}
+    for full_name, saved in checkpoint.manifest.tensors().items():
+        name, _, key = full_name.removeprefix("optimizer.").rpartition(".")
         weight = weights.get(name)
-        if weight is None or not full.startswith("optimizer."):
+        if weight is None or not full_name.startswith("optimizer."):
             continue
-        if part.full_shape not in ((), tuple(weight.shape)):
-            raise DataError(f"{saved.location}: {full} is {list(part.full_shape)}; it is of another model")
-        tensor = torch.zeros(part.full_shape, dtype=getattr(torch, part.dtype), device=weight.device)
-        found.setdefault(name, {})[key] = tensor
-    return found
+        # Some optimizers keep less than a value per element, none keeps more: what is larger is not of this model.
+        if math.prod(saved.full_shape) > max(weight.numel(), 1):
+            raise DataError(
+                f"{checkpoint.location}: {full_name} is {list(saved.full_shape)}; it is from a different model"
+            )
+        tensor = torch.zeros(saved.full_shape, dtype=getattr(torch, saved.dtype), device=weight.device)
+        states.setdefault(name, {})[key] = tensor
+    return states
 
 
 def set_optimizer_state(stack: Stack, optimizer: Optimizer, states: Mapping[str, dict[str, Tensor]]) -> None:
-    """Let the optimizer go on from what was saved."""
+    """Replace the state of the optimizer."""
     optimizer.state.clear()
     for name, weight in stack.named_parameters():
         if name in states:
@@ -81,7 +96,7 @@ def set_optimizer_state(stack: Stack, optimizer: Optimizer, states: Mapping[str,
 
 
 def empty_lane_state(stack: Stack, num_rows: int, device: torch.device) -> State:
-    """Return a state of some lanes, to be filled."""
+    """Return a hidden state for some lanes, to be filled."""
     rows = Rows.of(num_rows, device=device, dtype=stack.dtype)
     with torch.no_grad():
         return tuple(tensor.detach().clone() for tensor in stack.initial_state(rows))

@@ -1,4 +1,4 @@
-"""What a config names of the user's own code: `file.py:name` or `package.module:name`."""
+"""The user's own code that a config names: `file.py:name` or `package.module:name`."""
 
 import importlib
 import importlib.util
@@ -8,20 +8,18 @@ from stretto.base.errors import ConfigError
 
 
 def load_object(field: str, spec: str) -> object:
-    """Return the object that a config's field names."""
-    place, _, name = spec.rpartition(":")
-    if not place:
-        raise ConfigError(f"{field}={spec!r} names no object; write it as file.py:name or package.module:name")
+    """Import the object that a field of a config names."""
+    source, _, name = spec.rpartition(":")
+    if not source:
+        raise ConfigError(f"{field}={spec!r} does not name an object; write it as file.py:name or package.module:name")
     try:
-        module = _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        module = _load_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
     except (ImportError, OSError, SyntaxError) as error:
-        raise ConfigError(
-            f"{field}={spec!r} can't be imported ({error}); give a file or module that is there"
-        ) from None
+        raise ConfigError(f"{field}={spec!r} can't be imported ({error}); use a file or module that exists") from None
     if not hasattr(module, name):
-        raise ConfigError(f"{field}={spec!r}: {place} has no {name}; name something that it defines")
-    found: object = getattr(module, name)
-    return found
+        raise ConfigError(f"{field}={spec!r}: {source} has no {name}; use a name that it defines")
+    value: object = getattr(module, name)
+    return value
 
 
 def _load_file(path: Path) -> object:

@@ -17,7 +17,8 @@ def run(arguments: list[str]) -> None:
     # torch is imported only now, so that help and a bad config are answered at once.
     from stretto.cli.run_on_ranks import RankCommand, run_on_ranks
     from stretto.cli.views.training_view import show_run
-    from stretto.train.run import Run, prepare_run
+    from stretto.train.run import Run
+    from stretto.train.start import prepare_run
 
     resume = options.resume
     if resume not in ("auto", "never") and not is_remote(resume) and not Path(resume).exists():

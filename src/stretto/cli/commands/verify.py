@@ -38,13 +38,13 @@ def _verify(config: RunConfig, world: "World", num_steps: int, is_double: bool) 
     from stretto.cli.views.console import make_console
     from stretto.cli.views.result_views import verification_table
     from stretto.measure.verify import verify
-    from stretto.train.build import build_loss, validate_config
+    from stretto.train.build import build_inputs
 
-    model, feed, _ = validate_config(config)
+    inputs = build_inputs(config)
     verification = verify(
-        model.double() if is_double else model,
-        build_loss(config, feed.data_spec.task),
-        feed.windows,
+        inputs.model.double() if is_double else inputs.model,
+        inputs.loss,
+        inputs.train.windows,
         config.layout,
         world,
         seed=config.run.seed,

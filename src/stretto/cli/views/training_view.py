@@ -10,9 +10,10 @@ from stretto.cli.views.console import make_console
 from stretto.cli.views.live_view import LiveView
 from stretto.engine.build import stage_parts
 from stretto.plan.units import format_loss
+from stretto.train.events import EvaluationReport, Event
 from stretto.train.plan_check import PlanReport
 from stretto.train.rank_monitor import RankReport
-from stretto.train.run import EvaluationReport, Event, Run
+from stretto.train.run import Run
 from stretto.train.trainer import StepReport
 
 # Often enough to look live; drawing takes a millisecond or two.

@@ -1,1 +1,1 @@
-"""Where the lines of a run's log go besides the log: one module for each tool."""
+"""Sinks: experiment trackers that get the lines of a run's log, one module for each."""

@@ -1,4 +1,4 @@
-"""BackgroundSink: feeds a sink in the background, so that the run waits for no tool, and ends for none."""
+"""BackgroundSink: a thread per sink, so that a slow or broken tracker never stops a run."""
 
 import logging
 import queue
@@ -9,7 +9,7 @@ from textwrap import shorten
 
 from stretto.train.sinks.sink import LogLine, RunStatus, Sink
 
-# Lines that may wait for a sink that is slow, and seconds in which it may finish at the end.
+# Lines that may queue up for a slow sink, and seconds that it gets to finish at the end.
 _MAX_QUEUED = 100_000
 _CLOSE_TIMEOUT = 30.0
 
@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class BackgroundSink:
-    """A sink with a thread of its own; what goes wrong with it is said once."""
+    """A sink with its own thread; the first error is logged, and none is raised."""
 
     def __init__(self, name: str, sink: Sink, history: Iterable[LogLine] = ()) -> None:
         self._name, self._sink = name, sink
@@ -29,19 +29,19 @@ class BackgroundSink:
         self._thread.start()
 
     def write(self, kind: str, values: Mapping[str, object]) -> None:
-        """Hand over a line, without waiting."""
+        """Queue a line, without waiting."""
         if self._lines.qsize() < _MAX_QUEUED:
             self._lines.put((kind, dict(values)))
         else:
             self._warn("it is slower than the run")
 
     def close(self, status: RunStatus) -> None:
-        """Wait until all lines have arrived, but not for ever."""
+        """Wait until all lines are written, for a limited time."""
         self._status = status
         self._lines.put(None)
         self._thread.join(_CLOSE_TIMEOUT)
         if self._thread.is_alive():
-            self._warn(f"it has not finished within {_CLOSE_TIMEOUT:.0f} s")
+            self._warn(f"it did not finish within {_CLOSE_TIMEOUT:.0f} s")
 
     def _feed(self) -> None:
         with self._catch_errors():
@@ -62,17 +62,17 @@ class BackgroundSink:
     def _catch_errors(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - whatever the tool raises, the run is not to end for it
+        except Exception as error:  # noqa: BLE001 - whatever the tracker raises, the run must not end
             self._warn(describe_error(error))
 
     def _warn(self, reason: str) -> None:
         if not self._has_warned:
             self._has_warned = True
-            _log.warning("watch.%s misses lines of the log (%s); the run goes on", self._name, reason)
+            _log.warning("logging.%s misses lines of the log (%s); the run continues", self._name, reason)
 
 
 def describe_error(error: Exception) -> str:
-    """Return why a tool failed, in a line."""
+    """Return the reason of an error in one line."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
     return shorten(f"{type(error).__name__}: {error}".rstrip(": "), 300)

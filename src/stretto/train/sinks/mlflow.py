@@ -1,4 +1,4 @@
-"""MLflow: a run of an experiment, in a store of the run's folder or on the server that the user has named."""
+"""MLflow: a run of an experiment, in the run's folder or on the server at MLFLOW_TRACKING_URI."""
 
 import os
 import time
@@ -8,25 +8,25 @@ from pathlib import Path
 from stretto.train.sinks.sink import RunStatus, iter_scalars, step_of
 from stretto.train.sinks.state import SinkState
 
-# As many as MLflow takes at once.
+# MLflow's limits per request.
 _MAX_METRICS, _MAX_PARAMETERS = 1000, 100
 _STATUS: dict[RunStatus, str] = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 
 
 class MlflowSink:
-    """Metrics by `kind/name` over steps. All starts of a run are one run of MLflow, by an id kept in the folder.
+    """Metrics by `kind/name` over steps. All starts of a run are one MLflow run, by an id in the run's folder.
 
-    MLflow can't take back a metric, so a step that was there before is not written again.
+    MLflow can't delete a metric, so a step that it has already is not written again.
     """
 
     needs_history = True
 
     def __init__(self, experiment: str, folder: Path, hyperparameters: Mapping[str, object]) -> None:
-        # Else MLflow reports on itself to its makers.
+        # Otherwise MLflow sends telemetry.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         server = os.environ.get("MLFLOW_TRACKING_URI")
         if server is None:
-            # Its other store that needs no server needs a database.
+            # Without a server, the alternative to files is a database.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         from mlflow import MlflowClient
 
@@ -47,13 +47,13 @@ class MlflowSink:
             self._client.log_batch(self._run_id, metrics[first : first + _MAX_METRICS])
 
     def end_history(self) -> None:
-        """It knows which steps it has."""
+        """MLflow knows which steps it has."""
 
     def close(self, status: RunStatus) -> None:
         self._client.set_terminated(self._run_id, _STATUS[status])
 
     def _resume_run(self, experiment: str, folder: Path) -> str | None:
-        """Return the run that an earlier start has begun, if it is there."""
+        """Return the run of an earlier start, if it exists."""
         from mlflow.exceptions import MlflowException
         from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
 
@@ -63,7 +63,7 @@ class MlflowSink:
         try:
             self._client.update_run(run_id, status="RUNNING")
         except MlflowException as error:
-            # Of another server than the one that is named now.
+            # The id is from a different server.
             if error.error_code == ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
                 return None
             raise
@@ -72,8 +72,8 @@ class MlflowSink:
     def _create_run(self, experiment: str, folder: Path, hyperparameters: Mapping[str, object]) -> str:
         from mlflow.entities import Param
 
-        found = self._client.get_experiment_by_name(experiment)
-        experiment_id = self._client.create_experiment(experiment) if found is None else found.experiment_id
+        existing = self._client.get_experiment_by_name(experiment)
+        experiment_id = self._client.create_experiment(experiment) if existing is None else existing.experiment_id
         run_id: str = self._client.create_run(experiment_id, run_name=folder.resolve().name).info.run_id
         parameters = [Param(name, str(value)) for name, value in hyperparameters.items()]
         for first in range(0, len(parameters), _MAX_PARAMETERS):

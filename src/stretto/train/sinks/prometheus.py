@@ -1,4 +1,4 @@
-"""Prometheus: the newest figures at http://127.0.0.1:PORT/metrics, for as long as the run goes."""
+"""Prometheus: the newest values at http://127.0.0.1:PORT/metrics, while the run lasts."""
 
 import errno
 import re
@@ -14,13 +14,12 @@ from stretto.base.errors import ConfigError
 from stretto.train.sinks.sink import RunStatus, Scalar, iter_scalars
 from stretto.train.sinks.state import SinkState
 
-# Seconds in which an earlier start of this run, that was killed, lets go of its port: processes that read ahead for it
-# see only then that it is gone.
+# How long to wait for the port of an earlier start that was killed: its data workers hold the port until they notice.
 _PORT_TIMEOUT = 15.0
 
 
 class PrometheusSink:
-    """A gauge for each figure: `stretto_loss` of a step, `stretto_evaluation_loss`, `stretto_ranks_busy{rank="0"}`."""
+    """A gauge for each value: `stretto_loss` of a step, `stretto_evaluation_loss`, `stretto_ranks_busy{rank="0"}`."""
 
     needs_history = False
 
@@ -44,7 +43,7 @@ class PrometheusSink:
             (gauge if scalar.rank is None else gauge.labels(scalar.rank)).set(scalar.value)
 
     def end_history(self) -> None:
-        """It has no past."""
+        """It shows the newest values only."""
 
     def close(self, status: RunStatus) -> None:
         self._server.shutdown()
@@ -52,8 +51,8 @@ class PrometheusSink:
         self._thread.join()
 
     def _gauge(self, scalar: Scalar) -> Gauge:
-        of_what = "" if scalar.kind == "step" else f"_{scalar.kind}"
-        name = re.sub(r"\W", "_", f"stretto{of_what}_{scalar.name}", flags=re.ASCII)
+        kind = "" if scalar.kind == "step" else f"_{scalar.kind}"
+        name = re.sub(r"\W", "_", f"stretto{kind}_{scalar.name}", flags=re.ASCII)
         if name not in self._gauges:
             text = f"{scalar.name} of the newest {scalar.kind} line of the log"
             labels = () if scalar.rank is None else ("rank",)
@@ -62,7 +61,7 @@ class PrometheusSink:
 
 
 def _listen(port: int, registry: CollectorRegistry, until: float) -> tuple[WSGIServer, Thread]:
-    """Listen on this machine alone, as soon as the port is free."""
+    """Listen on the loopback address, as soon as the port is free."""
     while True:
         try:
             return start_http_server(port, addr="127.0.0.1", registry=registry)
@@ -70,6 +69,6 @@ def _listen(port: int, registry: CollectorRegistry, until: float) -> tuple[WSGIS
             if error.errno != errno.EADDRINUSE or time.monotonic() > until:
                 reason = error.strerror or str(error)
                 raise ConfigError(
-                    f"watch.prometheus={port} can't be listened on ({reason}); choose another port"
+                    f"logging.prometheus={port} can't be listened on ({reason}); choose a different port"
                 ) from None
         time.sleep(0.2)

@@ -1,31 +1,31 @@
-"""Sink: what is fed the lines of a log; and the figures that are in a line."""
+"""Sink: the protocol of an experiment tracker, and the scalars in a line of the log."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol, TypeGuard
 
-# Of more ranks than these, only the least, the mean and the largest figure are worth a curve.
+# With more ranks than these, only minimum, mean and maximum are reported.
 _MAX_RANKS = 64
 
 
 RunStatus = Literal["finished", "failed", "interrupted"]
-"""How a run has ended: with all its steps; in an error; or before its end, to go on when it is started again."""
+"""How a run ended: with all its steps, with an error, or early, to resume later."""
 
 
 class Sink(Protocol):
-    """Takes the lines of a run's log, as they are written."""
+    """Gets the lines of a run's log as they are written."""
 
     needs_history: bool
-    """Does it want the lines from before it was opened too?"""
+    """Does it need the lines from before it was opened?"""
 
     def write(self, kind: str, values: Mapping[str, object]) -> None:
-        """Take a line: what it is about, and its fields, of which `step` says when."""
+        """Write a line: its kind and its fields, among them `step`."""
 
     def end_history(self) -> None:
-        """Know that all lines from before it was opened have been written."""
+        """All lines from before it was opened are written."""
 
     def close(self, status: RunStatus) -> None:
-        """Finish, and say how the run ended; nothing is written after this."""
+        """Finish; nothing is written after this."""
 
 
 LogLine = tuple[str, Mapping[str, object]]  # kind, and fields
@@ -36,23 +36,23 @@ class Scalar(NamedTuple):
 
     kind: str
     name: str
-    rank: str | None  # of a figure that each rank has; or min, mean, max of very many
+    rank: str | None  # a rank, or min, mean, max if there are many; None if the value is not per rank
     value: float
 
     @property
     def tag(self) -> str:
-        """Return its name among all figures: `step/loss`, `ranks/busy/0`."""
+        """Return its full name: `step/loss`, `ranks/busy/0`."""
         return "/".join(part for part in (self.kind, self.name, self.rank) if part is not None)
 
 
 def step_of(values: Mapping[str, object]) -> int:
-    """Return the step that a line is about."""
+    """Return the step of a line."""
     step = values.get("step")
     return step if isinstance(step, int) else 0
 
 
 def iter_scalars(kind: str, values: Mapping[str, object]) -> Iterator[Scalar]:
-    """Give all numbers of a line that are finite; of a list, one for each rank."""
+    """Yield all finite numbers of a line; a list has one for each rank."""
     for name, value in {**values, **_speed(kind, values)}.items():
         if _is_number(value):
             yield Scalar(kind, name, None, float(value))
@@ -73,7 +73,7 @@ def _by_rank(values: Sequence[float]) -> list[tuple[str, float]]:
 
 
 def _speed(kind: str, values: Mapping[str, object]) -> dict[str, float]:
-    """What everyone looks for, though a step's line has it only in parts."""
+    """Seconds and tokens per second of a step, which its line has only in parts."""
     parts = [values.get(f"{part}_seconds") for part in ("data", "compute", "optimizer")]
     known = [part for part in parts if _is_number(part)]
     tokens = values.get("tokens")

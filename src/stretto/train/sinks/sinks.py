@@ -1,4 +1,4 @@
-"""Sinks: those that a config asks for, opened, fed and closed together."""
+"""Sinks: the trackers that a config names, opened, written to and closed together."""
 
 import importlib.util
 import os
@@ -8,13 +8,13 @@ from types import TracebackType
 from typing import Self
 
 from stretto.base.errors import ConfigError, StrettoError
-from stretto.config.watch import WatchConfig
+from stretto.config.loggers import LoggingConfig
 from stretto.train.sinks.background import BackgroundSink, describe_error
 from stretto.train.sinks.sink import LogLine, RunStatus, Sink
 
 
 class Sinks:
-    """All sinks of a run. Each is fed in the background; what goes wrong with one is said once, and ends nothing."""
+    """All sinks of a run. Each has its own thread; an error in one is logged once and stops nothing."""
 
     def __init__(self, sinks: Sequence[BackgroundSink]) -> None:
         self._sinks = sinks
@@ -28,109 +28,109 @@ class Sinks:
         self.close(_run_status(error))
 
     def write(self, kind: str, values: Mapping[str, object]) -> None:
-        """Hand a line to all, without waiting for any."""
+        """Queue a line for all sinks, without waiting."""
         for sink in self._sinks:
             sink.write(kind, values)
 
     def close(self, status: RunStatus = "finished") -> None:
-        """Wait until all lines have arrived, and say how the run ended: `finished`, `failed`, or `interrupted` to go on."""
+        """Wait until all lines are written; `status` is how the run ended."""
         for sink in self._sinks:
             sink.close(status)
 
 
-def check_sinks(watch: WatchConfig) -> None:
-    """Refuse a sink whose package is not installed."""
-    for name, value in _enabled(watch):
+def check_sinks(config: LoggingConfig) -> None:
+    """Raise if a sink's package is not installed."""
+    for name, value in _enabled(config):
         package = "prometheus_client" if name == "prometheus" else name
-        found = importlib.util.find_spec(package)
-        # A folder of that name beside the run is no package.
-        if found is None or found.origin is None:
-            raise ConfigError(f"watch.{name}={value} needs {package}; pip install 'stretto[{name}]', or leave it out")
+        spec = importlib.util.find_spec(package)
+        # A folder of that name in the working directory is not the package.
+        if spec is None or spec.origin is None:
+            raise ConfigError(f"logging.{name}={value} needs {package}; pip install 'stretto[{name}]', or leave it out")
 
 
 def open_sinks(
-    watch: WatchConfig,
+    config: LoggingConfig,
     folder: Path | str,
     *,
     step: int = 0,
     hyperparameters: Mapping[str, object] | None = None,
     history: Callable[[], Iterable[LogLine]] = tuple,
 ) -> Sinks:
-    """Open what a config asks for, to go on after a step; `hyperparameters` is what a tool should know of the run.
+    """Open the sinks that a config names, to continue after a step. Call it on the first rank only.
 
-    What the tools keep goes into the folder, where a later start finds it and goes on. `history` gives the lines up to
-    the step, for tools that need them again. Call it on the first rank only.
+    Trackers keep their files in the folder, where a later start finds them and continues. `history` returns the lines
+    up to the step, for trackers that need them again. `hyperparameters` are shown by the trackers.
     """
-    check_sinks(watch)
+    check_sinks(config)
     folder, hyperparameters = Path(folder), hyperparameters or {}
     sinks: list[BackgroundSink] = []
-    for name, value in _enabled(watch):
+    for name, value in _enabled(config):
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            sinks.append(BackgroundSink(name, _OPENERS[name](watch, folder, step, hyperparameters), history()))
+            sinks.append(BackgroundSink(name, _OPENERS[name](config, folder, step, hyperparameters), history()))
         except Exception as error:
             Sinks(sinks).close("failed")
             if isinstance(error, StrettoError):
                 raise
             raise ConfigError(
-                f"watch.{name}={value} can't be opened ({describe_error(error)}); mend that, or leave it out"
+                f"logging.{name}={value} can't be opened ({describe_error(error)}); fix that, or leave it out"
             ) from error
     return Sinks(sinks)
 
 
 def flatten(tree: Mapping[str, object]) -> dict[str, object]:
-    """Return a config of sections as one table, by dotted names."""
-    found: dict[str, object] = {}
+    """Return nested tables as one, by dotted names."""
+    flat: dict[str, object] = {}
     for name, value in tree.items():
         if isinstance(value, Mapping):
-            found |= {f"{name}.{below}": one for below, one in flatten(value).items()}
+            flat |= {f"{name}.{inner}": inner_value for inner, inner_value in flatten(value).items()}
         else:
-            found[name] = value
-    return found
+            flat[name] = value
+    return flat
 
 
 def _run_status(error: BaseException | None) -> RunStatus:
     if error is None:
         return "finished"
-    # What is no Exception is a request to stop: Ctrl-C, or a loop that was left.
-    is_asked = not isinstance(error, Exception)
-    is_worth_another_try = isinstance(error, StrettoError) and error.exit_code == os.EX_TEMPFAIL
-    return "interrupted" if is_asked or is_worth_another_try else "failed"
+    # KeyboardInterrupt and GeneratorExit are requests to stop, not failures.
+    is_requested = not isinstance(error, Exception)
+    is_temporary = isinstance(error, StrettoError) and error.exit_code == os.EX_TEMPFAIL
+    return "interrupted" if is_requested or is_temporary else "failed"
 
 
-def _enabled(watch: WatchConfig) -> list[tuple[str, object]]:
-    return [(name, value) for name in _OPENERS if (value := getattr(watch, name)) not in (None, False)]
+def _enabled(config: LoggingConfig) -> list[tuple[str, object]]:
+    return [(name, value) for name in _OPENERS if (value := getattr(config, name)) not in (None, False)]
 
 
-def _open_prometheus(watch: WatchConfig, folder: Path, step: int, hyperparameters: Mapping[str, object]) -> Sink:
+def _open_prometheus(config: LoggingConfig, folder: Path, step: int, hyperparameters: Mapping[str, object]) -> Sink:
     from stretto.train.sinks.prometheus import PrometheusSink
 
-    assert watch.prometheus is not None
-    return PrometheusSink(watch.prometheus, folder)
+    assert config.prometheus is not None
+    return PrometheusSink(config.prometheus, folder)
 
 
-def _open_tensorboard(watch: WatchConfig, folder: Path, step: int, hyperparameters: Mapping[str, object]) -> Sink:
+def _open_tensorboard(config: LoggingConfig, folder: Path, step: int, hyperparameters: Mapping[str, object]) -> Sink:
     from stretto.train.sinks.tensorboard import TensorBoardSink
 
     return TensorBoardSink(folder / "tensorboard", step)
 
 
-def _open_mlflow(watch: WatchConfig, folder: Path, step: int, hyperparameters: Mapping[str, object]) -> Sink:
+def _open_mlflow(config: LoggingConfig, folder: Path, step: int, hyperparameters: Mapping[str, object]) -> Sink:
     from stretto.train.sinks.mlflow import MlflowSink
 
-    assert watch.mlflow is not None
-    return MlflowSink(watch.mlflow, folder, hyperparameters)
+    assert config.mlflow is not None
+    return MlflowSink(config.mlflow, folder, hyperparameters)
 
 
-def _open_wandb(watch: WatchConfig, folder: Path, step: int, hyperparameters: Mapping[str, object]) -> Sink:
+def _open_wandb(config: LoggingConfig, folder: Path, step: int, hyperparameters: Mapping[str, object]) -> Sink:
     from stretto.train.sinks.wandb import WandbSink
 
-    assert watch.wandb is not None
-    return WandbSink(watch.wandb, folder, hyperparameters)
+    assert config.wandb is not None
+    return WandbSink(config.wandb, folder, hyperparameters)
 
 
-# In this order: what is most often refused first, what takes longest last.
-_OPENERS: dict[str, Callable[[WatchConfig, Path, int, Mapping[str, object]], Sink]] = {
+# Opened in this order: first those that fail most often, last the slowest.
+_OPENERS: dict[str, Callable[[LoggingConfig, Path, int, Mapping[str, object]], Sink]] = {
     "prometheus": _open_prometheus,
     "tensorboard": _open_tensorboard,
     "mlflow": _open_mlflow,

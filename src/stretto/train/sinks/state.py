@@ -1,4 +1,4 @@
-"""Notes: what a sink has to find again when the run goes on, in a small file of the run's folder."""
+"""SinkState: what a sink needs when the run resumes, in a small file of the run's folder."""
 
 import json
 from pathlib import Path
@@ -8,23 +8,23 @@ from stretto.base.run_folder import SINK_STATE
 
 
 class SinkState:
-    """Texts by name, kept in a run's folder."""
+    """Texts by name, in a file."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / SINK_STATE
 
     def read(self, name: str) -> str | None:
-        """Return what was noted; none if nothing was, or can be read."""
+        """Return a text; None if there is none, or it can't be read."""
         value = self._load().get(name)
         return value if isinstance(value, str) else None
 
     def write(self, name: str, text: str) -> None:
-        """Note a text."""
+        """Store a text."""
         write_atomic(self._path, json.dumps({**self._load(), name: text}, indent=2).encode() + b"\n")
 
     def _load(self) -> dict[str, object]:
         try:
-            found = json.loads(self._path.read_text(encoding="utf-8"))
+            tree = json.loads(self._path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return tree if isinstance(tree, dict) else {}

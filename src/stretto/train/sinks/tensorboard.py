@@ -1,4 +1,4 @@
-"""TensorBoard: an event file for each start of a run, read by `tensorboard --logdir`."""
+"""TensorBoard: one event file per start of a run, for `tensorboard --logdir`."""
 
 import io
 import itertools
@@ -20,24 +20,24 @@ _numbers = itertools.count()
 
 
 class TensorBoardSink:
-    """Scalars by `kind/name` over steps. What an earlier start has written of later steps is marked as overtaken.
+    """Scalars by `kind/name` over steps. Steps after the resumed one, from an earlier start, are marked as purged.
 
-    TensorBoard's own writers have a thread that prints a traceback when the disk is full, and don't say where a record
-    was torn; here a line is written whole or not at all.
+    TensorBoard's own writers have a thread that prints a traceback when the disk is full and may leave half a record;
+    here a record is written completely or not at all.
     """
 
     def __init__(self, folder: Path, step: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        # Else the files of earlier starts have it; whole, if none of them was killed while it was still at it.
+        # The files of earlier starts hold the history, unless one was killed while it wrote that.
         self._state = SinkState(folder)
-        is_there = any(folder.glob("events.out.tfevents.*")) and self._state.read(_HISTORY) is not None
-        self.needs_history = not is_there
-        # The name that its readers look for; sorted by time, which is the order they read in.
+        has_history = any(folder.glob("events.out.tfevents.*")) and self._state.read(_HISTORY) is not None
+        self.needs_history = not has_history
+        # Readers look for this name, and read the files in the order of their times.
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_numbers)}"
         self._path = folder / name
         self._path.touch()
         start = SessionLog(status=SessionLog.START)
-        # What was written of this step and later ones is overtaken; of all, where all is written again.
+        # Readers drop earlier records of this step and later ones; all records, if the history is written again.
         first = 0 if self.needs_history else step + 1
         self._append(Event(file_version="brain.Event:2"), Event(step=first, session_log=start))
 
@@ -52,10 +52,10 @@ class TensorBoardSink:
 
     def end_history(self) -> None:
         if self.needs_history:
-            self._state.write(_HISTORY, "whole")
+            self._state.write(_HISTORY, "complete")
 
     def close(self, status: RunStatus) -> None:
-        """Each line is in the file already."""
+        """Every line is in the file already."""
 
     def _append(self, *events: Event) -> None:
         records = io.BytesIO()
@@ -68,6 +68,6 @@ class TensorBoardSink:
             with self._path.open("ab") as file:
                 file.write(records.getvalue())
         except OSError:
-            # Half a record would hide all that come after it.
+            # Half a record would hide all records after it.
             os.truncate(self._path, before)
             raise

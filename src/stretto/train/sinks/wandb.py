@@ -1,4 +1,4 @@
-"""Weights & Biases: a run of a project, in files of the run's folder until someone sends them."""
+"""Weights & Biases: a run of a project, in files of the run's folder until the user uploads them."""
 
 import os
 import uuid
@@ -8,21 +8,21 @@ from pathlib import Path
 from stretto.train.sinks.sink import RunStatus, iter_scalars, step_of
 from stretto.train.sinks.state import SinkState
 
-# Seconds after which a line is in the file; what came later is lost if the process is killed.
+# Lines of the last seconds are lost if the process is killed.
 _FLUSH_EVERY = 1.0
 
 
 class WandbSink:
-    """A row of figures for each step. All starts of a run are one run of W&B, by an id that is kept in the folder.
+    """A row of values for each step. All starts of a run are one W&B run, by an id in the run's folder.
 
-    Offline, W&B can't go on with a run: each start has files of its own, of which those that are sent last take the
-    place of all others. So each start writes the whole history, and the newest files are all there is to send.
+    Offline, W&B can't resume a run: each start has its own files, and those that are uploaded last replace all others.
+    So each start writes the whole history, and only the newest files need to be uploaded.
     """
 
     needs_history = True
 
     def __init__(self, project: str, folder: Path, hyperparameters: Mapping[str, object]) -> None:
-        # Else W&B reports on itself to its makers, even if the run is offline.
+        # Otherwise W&B sends error reports, even if the run is offline.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
@@ -36,12 +36,12 @@ class WandbSink:
             console="off",
             save_code=False,
             disable_git=True,
-            # Its watcher of the machine outlives a run that is killed.
+            # W&B's system monitor outlives a run that is killed.
             x_disable_stats=True,
             x_disable_meta=True,
             x_save_requirements=False,
             x_transaction_log_flush_interval=_FLUSH_EVERY,
-            # A run that the user's own script may have open is none of our business.
+            # Leave a run alone that the user's script may have open.
             reinit="create_new",
         )
         self._run = wandb.init(
@@ -50,11 +50,11 @@ class WandbSink:
             name=folder.resolve().name,
             dir=folder,
             config=dict(hyperparameters),
-            # There is nobody to ask offline.
+            # There is no server to ask offline.
             resume=None if mode in ("offline", "dryrun") else "allow",
             settings=settings,
         )
-        # Where a server has the run already, up to here.
+        # A server may have the run up to this step.
         self._first = self._run.step
         self._step = 0
         state.write(name, run_id)
@@ -62,13 +62,13 @@ class WandbSink:
     def write(self, kind: str, values: Mapping[str, object]) -> None:
         if step_of(values) < self._first:
             return
-        # W&B takes no row for a step that is past, and a save is told of when the run has gone on.
+        # W&B takes no row for an earlier step, and a save is reported some steps later.
         self._step = max(self._step, step_of(values))
-        found = {scalar.tag: scalar.value for scalar in iter_scalars(kind, values) if scalar.name != "step"}
-        self._run.log(found, step=self._step)
+        row = {scalar.tag: scalar.value for scalar in iter_scalars(kind, values) if scalar.name != "step"}
+        self._run.log(row, step=self._step)
 
     def end_history(self) -> None:
-        """Each start writes it anew."""
+        """Each start writes the history again."""
 
     def close(self, status: RunStatus) -> None:
         self._run.finish(exit_code=0 if status == "finished" else 1)

@@ -1,0 +1,39 @@
+"""The events of a run, and the line of the log for each."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from stretto.base.errors import StrettoError
+from stretto.checkpoint.manager import SaveReport
+from stretto.train.evaluate import Evaluation
+from stretto.train.plan_check import PlanReport
+from stretto.train.rank_monitor import RankReport
+from stretto.train.trainer import StepReport
+
+
+class PreemptedError(StrettoError):
+    """The run was asked to stop; it has saved its last step and resumes from there when it is started again."""
+
+    exit_code = 75
+
+
+@dataclass(frozen=True)
+class EvaluationReport:
+    """The scores on the validation data after a step."""
+
+    step: int
+    evaluation: Evaluation
+
+
+Event = StepReport | RankReport | EvaluationReport | SaveReport | PlanReport
+
+_KINDS = {StepReport: "step", RankReport: "ranks", SaveReport: "save", PlanReport: "plan"}
+
+
+def log_line(event: Event) -> tuple[str, Mapping[str, object]]:
+    """Return the kind of an event's line, and its fields."""
+    if isinstance(event, EvaluationReport):
+        evaluation = event.evaluation
+        scores = {"loss": evaluation.loss, "tokens": evaluation.tokens, **evaluation.scores}
+        return "evaluation", {"step": event.step, **scores}
+    return _KINDS[type(event)], asdict(event)

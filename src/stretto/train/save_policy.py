@@ -1,0 +1,39 @@
+"""SavePolicy: when a run saves a checkpoint, and when it evaluates."""
+
+import time
+
+from stretto.config.run import SaveConfig
+from stretto.train.trainer import Request, Trainer
+
+
+class SavePolicy:
+    """Saves every n steps, or when enough minutes have passed; evaluates every n steps, and after the last."""
+
+    def __init__(self, save: SaveConfig, eval_every: int | None, *, has_validation: bool) -> None:
+        self._save = save
+        self._eval_every = eval_every
+        self._has_validation = has_validation
+        self._last_save_time = time.monotonic()
+
+    def is_evaluation_due(self, trainer: Trainer) -> bool:
+        """Is there an evaluation after the trainer's last step?"""
+        if not self._has_validation:
+            return False
+        return trainer.is_done or (self._eval_every is not None and trainer.step % self._eval_every == 0)
+
+    def is_save_due(self, trainer: Trainer) -> bool:
+        """Is there a checkpoint of the trainer's last step? The same answer on all ranks."""
+        is_due = self._save.every is not None and trainer.step % self._save.every == 0
+        # The best checkpoint can only be kept if every step that is evaluated is saved.
+        is_candidate = self._save.keep_best and self.is_evaluation_due(trainer)
+        return is_due or is_candidate or Request.SAVE in trainer.agreed
+
+    def restart_clock(self) -> None:
+        """Count the minutes until the next save from now."""
+        self._last_save_time = time.monotonic()
+
+    def request_save_if_due(self, trainer: Trainer) -> None:
+        """Request a save if enough minutes have passed. Only the first rank calls this: its clock decides for all."""
+        seconds = 60 * self._save.minutes
+        if seconds and time.monotonic() - self._last_save_time > seconds:
+            trainer.request(Request.SAVE)

@@ -1,0 +1,77 @@
+"""What is checked before a run starts: its inputs, its folder, and the checkpoint that it resumes from."""
+
+from stretto.base.errors import ConfigError, StrettoError
+from stretto.base.run_folder import RunFolder
+from stretto.checkpoint.checkpoint import Checkpoint, find_resume_checkpoint
+from stretto.checkpoint.storage import open_storage
+from stretto.config.run import RunConfig
+from stretto.config.toml import load_config
+from stretto.train.build import RunInputs, build_inputs
+from stretto.train.config_changes import find_changes, reject_incompatible_changes, reject_initial_weights
+from stretto.train.initial_weights import check_initial_weights
+from stretto.train.sinks.sinks import check_sinks
+from stretto.train.trained_model import check_weights
+
+
+def prepare_run(config: RunConfig, resume: str = "auto") -> RunInputs:
+    """Return the inputs of a run; raise if it can't start, or if it would resume from a checkpoint of another run."""
+    _check_folder(config, resume)
+    check_sinks(config.logging)
+    inputs = build_inputs(config)
+    checkpoint = _find_checkpoint(config, resume)
+    if checkpoint is not None:
+        _check_checkpoint(checkpoint, config, inputs)
+    elif config.model.weights is not None:
+        check_initial_weights(inputs.model, config.model.weights)
+    return inputs
+
+
+def checkpoint_location(config: RunConfig) -> str:
+    """Return the folder or URL of a run's checkpoints."""
+    return config.save.to or str(RunFolder(config.run.folder).checkpoints)
+
+
+def newest_checkpoint(config: RunConfig) -> str | None:
+    """Return the name of a run's newest checkpoint; None if there is none, or if storage can't be reached now."""
+    try:
+        checkpoint = _find_checkpoint(config, "auto")
+    except (StrettoError, OSError):
+        return None
+    return None if checkpoint is None else checkpoint.name
+
+
+def _find_checkpoint(config: RunConfig, resume: str) -> Checkpoint | None:
+    storage = open_storage(checkpoint_location(config), config.data.retry_seconds)
+    return find_resume_checkpoint(storage, resume, config.data.retry_seconds)
+
+
+def _check_folder(config: RunConfig, resume: str) -> None:
+    """Raise if the folder holds a run that must not be there, or one that keeps its checkpoints elsewhere."""
+    folder = RunFolder(config.run.folder)
+    if not folder.config.is_file():
+        return
+    if resume == "never":
+        raise ConfigError(f"run.folder={folder} holds a run already; choose a different run.folder, or delete it")
+    before, now = load_config(folder.config).save.to, config.save.to
+    if before != now:
+        # Without this the run would start from the beginning without a word.
+        remedy = "leave save.to out" if before is None else f"set save.to={before}"
+        raise ConfigError(
+            f"run.folder={folder} holds a run with its checkpoints in {before or 'its own folder'}, not in "
+            f"{now or 'its own folder'}; {remedy}, or choose a different run.folder"
+        )
+
+
+def _check_checkpoint(checkpoint: Checkpoint, config: RunConfig, inputs: RunInputs) -> None:
+    """Raise if a checkpoint's numbers would mean something else in this run."""
+    run_info = checkpoint.manifest.run_info
+    if run_info.config is not None:
+        changes = find_changes(run_info.config, config)
+        reject_incompatible_changes(changes, checkpoint.location)
+        reject_initial_weights(changes, checkpoint.location)
+    if run_info.data not in (None, inputs.train.digest):
+        raise ConfigError(
+            f"data.train={config.data.train} is not the data that {checkpoint.location} was trained on, so its position "
+            "in the data means nothing; use the same data, or choose a different run.folder"
+        )
+    check_weights(inputs.model, checkpoint)
