@@ -47,7 +47,7 @@ with stretto.world() as world:
         )
     world.barrier()  # wait until rank 0 has written the data
 
-    # The target of a row is its label, at its last step. The budget is the number of steps in a global batch, with padding.
+    # The target of a row is its label, at its last step. The budget is the maximum number of steps in a global batch.
     train, valid = (
         Batches(LabeledItems(Sequences.open(f"data/brackets/{part}")), budget=4096) for part in ("train", "valid")
     )

@@ -19,7 +19,7 @@ if not (folder / "valid.txt").exists():
 
 
 def write_articles(text: Path, out: Path) -> Path:
-    """Write one JSON line per article. A title looks like ` = Title = ` between blank lines; ` = = Section = = ` is not one."""
+    """Write one JSON line per article. Its title is ` = Title = ` between blank lines; sections have two signs."""
     _, *articles = re.split(r"(?<= \n)(?= = [^=\n]+ = \n \n)", text.read_text("utf-8"))
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text("".join(json.dumps({"text": article}) + "\n" for article in articles))
@@ -34,7 +34,7 @@ if not Path("data/articles").exists():
     prepare_sequences(records, "data/articles/valid", SequenceOptions(like="data/articles/train"))
 train, valid = (Sequences.open(f"data/articles/{part}") for part in ("train", "valid"))
 print(
-    f"{train.num_sequences} articles to train on, of up to {train.longest:,} words; {valid.num_sequences} for validation"
+    f"{train.num_sequences} articles to train on, {valid.num_sequences} for validation, up to {train.longest:,} words"
 )
 
 # Articles follow each other in 16 lanes. A row of a window holds words of one article only.

@@ -154,7 +154,8 @@ def test_a_model_and_a_loss_of_the_users_own_are_trained(byte_corpus: Corpus, tm
     code.write_text(
         "import stretto\n"
         "def build(task):\n"
-        "    return stretto.nn.Stack([stretto.nn.Embedding(task.num_inputs, 4), stretto.nn.Linear(4, task.num_outputs)])\n"
+        "    blocks = [stretto.nn.Embedding(task.num_inputs, 4), stretto.nn.Linear(4, task.num_outputs)]\n"
+        "    return stretto.nn.Stack(blocks)\n"
         "def loss(y, targets):\n    return stretto.nn.TokenLoss()(y, targets)\n"
         "def mean(y, targets):\n    return y.mean()\n"
         "number = 3\n"

@@ -59,7 +59,7 @@ class History:
             self._lock.release()
 
     def claim(self, resume: Path | str, num_ranks: int, retry_seconds: float) -> Checkpoint | None:
-        """Claim the next generation; return its checkpoint to resume from. Remove incomplete checkpoints of earlier ones."""
+        """Claim the next generation and remove incomplete checkpoints; return the checkpoint to resume from."""
         claims = read_claims(self._storage)
         names = complete_checkpoint_names(self._storage)
         checkpoint = find_resume_checkpoint(self._storage, resume, retry_seconds)
@@ -84,8 +84,8 @@ class History:
         while missing := {file.name for file in files} - set(self._storage.names(str(name))):
             if time.monotonic() > until:
                 raise DataError(
-                    f"{self._storage.location}/{name} lacks {min(missing)}, which another rank has written; set run.folder or "
-                    "save.to to a place that all hosts share"
+                    f"{self._storage.location}/{name} lacks {min(missing)}, which another rank has written; set run.folder "
+                    "or save.to to a place that all hosts share"
                 )
             time.sleep(0.2)
 
@@ -151,8 +151,8 @@ class History:
             if self._storage.create(path, dump_with_checksum(claim.model_dump())):
                 if self._storage.create(path, b"another"):
                     raise ConfigError(
-                        f"{self._storage.location} does not support create-only writes, so two runs could overwrite each "
-                        "other; set save.to to a different place"
+                        f"{self._storage.location} does not support create-only writes, so two runs could overwrite "
+                        "each other; set save.to to a different place"
                     )
                 return claim
             # Another start took this number; the next one makes this start the newer.

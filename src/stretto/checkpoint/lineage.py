@@ -1,6 +1,6 @@
 """Lineage: the checkpoints that a run has really gone through, without those of a start that was replaced.
 
-    generation 1   step 100   step 200   step 300            300 was written after generation 2 began: not in the lineage
+    generation 1   step 100   step 200   step 300         300 was written after generation 2 began: not in the lineage
                                   \\
     generation 2                   step 300   step 400       its claim says: resumed from step 200 of generation 1
 

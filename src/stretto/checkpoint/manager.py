@@ -210,7 +210,7 @@ class CheckpointManager:
             if self._history is not None:
                 self._commit(save, self._history)
         except RuntimeError:
-            # The rank that holds the store has died. Nobody can know what the others have written, so all ranks will end.
+            # The rank that holds the store has died. All ranks will end: none can know what the others have written.
             save.fatal = LostPeerError(f"step {save.name.step} was not saved: the connection to the store is lost")
 
     def _write(self, save: "_PendingSave") -> list[CheckpointFile]:

@@ -3,7 +3,7 @@
     lanes.3.0     |--- rank 0 ---|-- rank 1 --|          rows as they were saved
                   |- rank 0 -|- rank 1 -|- 2 -|          rows as they are read
 
-torch.distributed.checkpoint writes the files, as safetensors, and computes who reads what from where. No collectives are
+torch.distributed.checkpoint writes the files, as safetensors, and computes who reads what from where. No collective is
 needed: each rank writes its own file, and a reader finds in the manifest what each file holds.
 """
 
@@ -203,8 +203,8 @@ class _LoadPlanner(LoadPlanner):
             raise DataError(f"{self.where} has no tensor {shard.name!r}; it is from a different model, or incomplete")
         if saved.size != shard.full_shape or saved.properties.dtype != shard.tensor.dtype:
             raise DataError(
-                f"{self.where}: {shard.name} is {list(saved.size)} {saved.properties.dtype}, not {list(shard.full_shape)} "
-                f"{shard.tensor.dtype}; it is from a different model"
+                f"{self.where}: {shard.name} is {list(saved.size)} {saved.properties.dtype}, not "
+                f"{list(shard.full_shape)} {shard.tensor.dtype}; it is from a different model"
             )
         items = create_read_items_for_chunk_list(shard.name, saved, [shard._chunk])
         # Torch silently leaves rows as they were if no file holds them.

@@ -53,6 +53,6 @@ def check_finite(snapshot: Snapshot) -> None:
         # The sum is one fast pass. If it is not finite, an element may not be, or the sum just overflowed.
         if tensor.is_floating_point() and not torch.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
             raise DivergedError(
-                f"{shard.name} has values that are not finite after step {snapshot.training_state.step}, so it was not saved; "
-                "lower train.lr and start again: the run resumes from the checkpoint before"
+                f"{shard.name} has values that are not finite after step {snapshot.training_state.step}, so it was not "
+                "saved; lower train.lr and start again: the run resumes from the checkpoint before"
             )

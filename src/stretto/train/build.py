@@ -98,7 +98,8 @@ def build_loss(config: ModelConfig, task: Task) -> Loss:
         loss_sum = loss(y, targets)
         if not isinstance(loss_sum, LossSum):
             raise ConfigError(
-                f"model.loss={config.loss!r} returned a {type(loss_sum).__name__}; return stretto.nn.LossSum(total, count)"
+                f"model.loss={config.loss!r} returned a {type(loss_sum).__name__}; return "
+                "stretto.nn.LossSum(total, count)"
             )
         return loss_sum
 

@@ -77,8 +77,8 @@ def reject_incompatible_changes(changes: list[ConfigChange], where: str) -> None
     for change in changes:
         if change.is_incompatible:
             raise ConfigError(
-                f"{change.field}={_text(change.now)}, but {where} was saved with {change.field}={_text(change.before)}; set "
-                "it back, or choose a different run.folder"
+                f"{change.field}={_text(change.now)}, but {where} was saved with {change.field}={_text(change.before)}; "
+                "set it back, or choose a different run.folder"
             )
 
 
@@ -87,8 +87,8 @@ def reject_initial_weights(changes: list[ConfigChange], where: str) -> None:
     for change in changes:
         if change.field == "model.weights" and change.now is not None:
             raise ConfigError(
-                f"model.weights={change.now} has no effect, as this run resumes from {where}; leave it out, or choose a "
-                "different run.folder"
+                f"model.weights={change.now} has no effect, as this run resumes from {where}; leave it out, or choose "
+                "a different run.folder"
             )
 
 

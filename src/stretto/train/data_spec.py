@@ -15,7 +15,7 @@ from stretto.store.vocabulary import Vocabulary, parse_vocabulary, vocabulary_by
 
 @dataclass(frozen=True)
 class DataSpec:
-    """What a model must know of its data: task, vocabulary, labels, channels. Data with an equal spec fits the model."""
+    """What a model must know of its data: task, vocabulary, labels, channels. Data with an equal spec fits it."""
 
     task: Task
     vocabulary: Vocabulary | None = None

@@ -23,8 +23,8 @@ def check_initial_weights(model: Stack, path: str) -> dict[str, str]:
     model_blocks, file_blocks = _block_indices(model_shapes, path), _block_indices(shapes, path)
     if len(model_blocks) != len(file_blocks):
         raise DataError(
-            f"model.weights={path} has weights of {len(file_blocks)} blocks, but the model has {len(model_blocks)} blocks "
-            "with weights; make the [model] section the same"
+            f"model.weights={path} has weights of {len(file_blocks)} blocks, but the model has {len(model_blocks)} "
+            "blocks with weights; make the [model] section the same"
         )
     new_indices = dict(zip(model_blocks, file_blocks, strict=True))
     names = {name: _renumbered(name, new_indices) for name in model_shapes}

@@ -50,7 +50,7 @@ def save_plan(folder: RunFolder, text: str) -> None:
 
 
 def predicted_seconds(folder: RunFolder, layout: Layout) -> float | None:
-    """Return the step time that a run's plan predicts for a layout; None if there is no plan, or not for this layout."""
+    """Return the step time that a run's plan predicts for a layout; None if it has no plan for this layout."""
     try:
         plan = json.loads(folder.plan.read_text(encoding="utf-8"))
         fields = layout.model_dump(mode="json", exclude={"auto", "elastic"})

@@ -71,7 +71,7 @@ def _check_checkpoint(checkpoint: Checkpoint, config: RunConfig, inputs: RunInpu
         reject_initial_weights(changes, checkpoint.location)
     if run_info.data not in (None, inputs.train.digest):
         raise ConfigError(
-            f"data.train={config.data.train} is not the data that {checkpoint.location} was trained on, so its position "
-            "in the data means nothing; use the same data, or choose a different run.folder"
+            f"data.train={config.data.train} is not the data that {checkpoint.location} was trained on, so its "
+            "position in the data means nothing; use the same data, or choose a different run.folder"
         )
     check_weights(inputs.model, checkpoint)

@@ -118,8 +118,8 @@ def check_weights(model: Stack, checkpoint: Checkpoint) -> None:
         if shapes != [list(like.shape)] * 2:
             problem = "does not" if weight is None else f"has it as {shapes[0]}"
             raise ConfigError(
-                f"the model has a weight {name} of {list(like.shape)}, but {checkpoint.location} {problem}; use the same "
-                "model, or choose a different run.folder"
+                f"the model has a weight {name} of {list(like.shape)}, but {checkpoint.location} {problem}; use the "
+                "same model, or choose a different run.folder"
             )
 
 

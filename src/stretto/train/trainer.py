@@ -81,7 +81,7 @@ class StepReport:
 
 
 class _StepTotals(NamedTuple):
-    """What ranks add up after each step: one small all_reduce, after which all of them take the same decisions."""
+    """Sums over all ranks after each step: one small all_reduce, after which all ranks take the same decisions."""
 
     loss: float  # summed over targets
     num_targets: float
@@ -302,7 +302,7 @@ class Trainer:
         return _StepTotals(*self.engine.mesh.world.all_reduce(list(local)))
 
     def _update(self, totals: _StepTotals, state: State) -> tuple[float, State | None]:
-        """Update the weights, if the step's numbers allow it; return the gradient's norm and the state to continue from."""
+        """Update the weights, unless a number is not finite; return the gradient's norm and the state to continue from."""
         if not totals.is_finite:
             return totals.grad_norm, self._skip(totals, state)
         self._consecutive_skips = 0
@@ -323,10 +323,10 @@ class Trainer:
         if self.config.nonfinite == "stop" or self._consecutive_skips >= _MAX_CONSECUTIVE_SKIPS:
             last = self.step + 1 - self._consecutive_skips
             many = "" if self.config.nonfinite == "stop" else f", as did {self._consecutive_skips} steps in a row"
+            lr = self.optimizer.param_groups[0]["initial_lr"]
             raise DivergedError(
-                f"step {self.step + 1} has loss {totals.loss} and gradient norm {totals.grad_norm}{many}; the weights are "
-                f"still those of step {last}: lower {self._lr_name}={self.optimizer.param_groups[0]['initial_lr']}, or raise "
-                f"train.warmup={self.config.warmup}"
+                f"step {self.step + 1} has loss {totals.loss} and gradient norm {totals.grad_norm}{many}; the weights "
+                f"are still those of step {last}: lower {self._lr_name}={lr}, or raise train.warmup={self.config.warmup}"
             )
         # Lanes continue, unless this window has made any lane's state non-finite: then all repeat the state before it.
         is_spoiled = any(not torch.isfinite(tensor).all() for tensor in state if tensor.is_floating_point())

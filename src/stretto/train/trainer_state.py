@@ -42,8 +42,8 @@ def _tensor_state(optimizer: Optimizer, weight: Tensor, name: str) -> Iterator[t
         elif value is not None:
             # Dropped silently, it would change the curve after a resume.
             raise ConfigError(
-                f"the optimizer keeps {key!r} of {name} as a {type(value).__name__}, which can't be saved; use an optimizer "
-                "whose state is tensors"
+                f"the optimizer keeps {key!r} of {name} as a {type(value).__name__}, which can't be saved; use an "
+                "optimizer whose state is tensors"
             )
 
 
