@@ -40,7 +40,7 @@ def config_for(corpus: Corpus, folder: Path, changes: dict[str, object] | None =
         ("run.seed", 2, "1"),
     ],
 )
-def test_a_change_of_meaning_is_refused(
+def test_an_incompatible_change_is_refused(
     field: str, value: object, before: str, byte_corpus: Corpus, tmp_path: Path
 ) -> None:
     list(Run(config_for(byte_corpus, tmp_path)).events())
@@ -48,7 +48,7 @@ def test_a_change_of_meaning_is_refused(
         Run(config_for(byte_corpus, tmp_path, {field: value, "train.steps": 8}))
 
 
-def test_other_data_at_the_same_place_is_refused_and_a_moved_copy_is_not(
+def test_different_data_is_refused_and_a_moved_copy_is_not(
     byte_corpus: Corpus, word_corpus: Corpus, tmp_path: Path
 ) -> None:
     list(Run(config_for(byte_corpus, tmp_path / "run")).events())
@@ -65,7 +65,7 @@ def test_other_data_at_the_same_place_is_refused_and_a_moved_copy_is_not(
     ]
 
 
-def test_what_is_shown_is_what_changed(byte_corpus: Corpus, tmp_path: Path) -> None:
+def test_the_changed_fields_are_shown(byte_corpus: Corpus, tmp_path: Path) -> None:
     before = config_for(byte_corpus, tmp_path).model_dump(mode="json")
     now = config_for(byte_corpus, tmp_path / "elsewhere", {"train.lr": 0.5, "layout.stages": 2, "save.every": 3})
     assert [str(change) for change in find_changes(before, now)] == [
@@ -78,7 +78,7 @@ def test_what_is_shown_is_what_changed(byte_corpus: Corpus, tmp_path: Path) -> N
     assert len(find_changes(before, now)) == 3
 
 
-def test_a_log_goes_on_after_the_step_that_was_saved(tmp_path: Path) -> None:
+def test_a_log_continues_after_the_saved_step(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     with open_log(path, 0) as log:
         for step in range(1, 8):
@@ -94,7 +94,7 @@ def test_a_log_goes_on_after_the_step_that_was_saved(tmp_path: Path) -> None:
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3, 4, 5]
 
 
-def test_a_long_log_is_gone_through_line_by_line(tmp_path: Path) -> None:
+def test_a_long_log_is_read_line_by_line(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     with path.open("w") as log:
         for step in range(30_000):

@@ -21,7 +21,7 @@ def curve(world: World, folder: Path, layout: Layout) -> list[float]:
 
 
 @pytest.mark.long
-def test_a_hundred_steps_on_wikitext_are_one_curve_in_every_layout(wikitext: Path, tmp_path: Path) -> None:
+def test_a_hundred_steps_on_wikitext_give_one_curve_in_every_layout(wikitext: Path, tmp_path: Path) -> None:
     (corpus,) = prepare_text(wikitext / "valid.txt", tmp_path / "corpus")
     curves: dict[str, list[float]] = {}
     for layout in (

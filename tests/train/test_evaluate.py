@@ -12,7 +12,7 @@ from stretto.nn import LSTM, Embedding, Linear, LossSum, SequenceLoss, Stack, To
 from stretto.testing import LocalEngine
 
 
-def test_evaluation_covers_every_token_once_however_it_is_cut(byte_corpus: Corpus) -> None:
+def test_evaluation_covers_every_token_once_whatever_the_lanes_and_window(byte_corpus: Corpus) -> None:
     # Without memory, lanes and windows can't matter at all.
     engine = LocalEngine(initialize(Stack([Embedding(256, 4), Linear(4, 256)]).double(), 1), TokenLoss())
     found = [evaluate(engine, Lanes(byte_corpus, lanes, window)) for lanes, window in ((1, 100), (7, 33), (50, 1))]
@@ -28,7 +28,7 @@ def test_state_is_carried_from_window_to_window(byte_corpus: Corpus) -> None:
     assert short.loss == pytest.approx(long.loss, rel=1e-9)
 
 
-def test_figures_follow_from_the_loss() -> None:
+def test_scores_follow_from_the_loss() -> None:
     evaluation = Evaluation(total=math.log(8) * 10, tokens=10, bytes_per_token=4.0)
     assert evaluation.loss == pytest.approx(math.log(8))
     assert evaluation.perplexity == pytest.approx(8)
@@ -37,7 +37,7 @@ def test_figures_follow_from_the_loss() -> None:
     assert Evaluation(1.0, 1).bits_per_byte is None
 
 
-def test_progress_is_told(byte_corpus: Corpus) -> None:
+def test_progress_is_reported_after_each_window(byte_corpus: Corpus) -> None:
     engine = LocalEngine(initialize(Stack([Embedding(256, 4), Linear(4, 256)]), 1), TokenLoss())
     seen: list[float] = []
     lanes = Lanes(byte_corpus, 10, 500)
@@ -67,7 +67,7 @@ def mistakes(y: Tensor, targets: Tensor) -> LossSum:
     return LossSum((y[asked].argmax(dim=1) != targets[asked]).double().sum(), asked.sum())
 
 
-def test_accuracy_counts_the_labels_that_were_right(labeled: Path) -> None:
+def test_accuracy_counts_correct_labels(labeled: Path) -> None:
     stack = initialize(classifier(), 1)
     scores = evaluate(LocalEngine(stack, SequenceLoss()), batches(labeled))
     wrong = evaluate(LocalEngine(stack, mistakes), batches(labeled))
@@ -83,6 +83,6 @@ def _count_right(world: World, data: Path, layout: Layout) -> int | None:
 
 
 @pytest.mark.parametrize("layout", [Layout(stages=2, chunks=3), Layout(replicas=2, micro_batches=2)], ids=str)
-def test_accuracy_is_that_of_one_rank_in_every_layout(layout: Layout, labeled: Path, pools: RankPools) -> None:
+def test_accuracy_is_the_same_in_every_layout(layout: Layout, labeled: Path, pools: RankPools) -> None:
     alone = evaluate(LocalEngine(initialize(classifier(), 1), SequenceLoss()), batches(labeled))
     assert pools[2].run(_count_right, labeled, layout) == [alone.num_correct] * 2

@@ -60,7 +60,7 @@ def write(folder: Path, kind: str, rows: list[list[int]]) -> None:
         ("values", {"lanes": 2, "window": 10, "targets": ["c1"], "masks": True}, "values", "2 lanes x window 10"),
     ],
 )
-def test_a_run_trains_and_its_model_scores_the_same_when_loaded(
+def test_a_loaded_model_has_the_scores_of_its_run(
     kind: str, data: dict[str, object], asks: str, says: str, rows: list[list[int]], tmp_path: Path
 ) -> None:
     write(tmp_path, kind, rows)
@@ -110,14 +110,14 @@ def test_data_that_does_not_fit_is_refused_by_its_field(
     assert not (tmp_path / "run").exists()
 
 
-def test_held_out_data_about_something_else_is_refused(rows: list[list[int]], tmp_path: Path) -> None:
+def test_validation_data_with_different_labels_is_refused(rows: list[list[int]], tmp_path: Path) -> None:
     write_tokens(tmp_path / "train", [rows], 9, [[0, *[1] * 119]])
     write_tokens(tmp_path / "valid", [rows], 9, [[2, *[1] * 119]])
     with pytest.raises(DataError, match=r"data\.valid=.* and data\.train=.* differ in labels; prepare it with like="):
         Run(config(tmp_path, {"budget": 60}))
 
 
-def test_more_parts_than_rows_are_refused(rows: list[list[int]], tmp_path: Path) -> None:
+def test_more_micro_batches_than_rows_are_refused(rows: list[list[int]], tmp_path: Path) -> None:
     write(tmp_path, "classes", rows)
     with pytest.raises(
         DataError, match=r"layout\.replicas=1 x layout\.micro_batches=61 exceeds the 60 rows of the data"
@@ -125,7 +125,7 @@ def test_more_parts_than_rows_are_refused(rows: list[list[int]], tmp_path: Path)
         Run(config(tmp_path, {"budget": 60}, layout={"micro_batches": 61}))
 
 
-def test_a_batch_that_asks_for_nothing_moves_no_weight_and_ends_no_run(tmp_path: Path) -> None:
+def test_a_batch_without_targets_changes_no_weight_and_the_run_continues(tmp_path: Path) -> None:
     # Rows of one token have no next one; they lie together at the end of a pool.
     rows = [[token % 9 for token in range(length)] for length in [1] * 30 + [7] * 30]
     for part in ("train", "valid"):
@@ -144,7 +144,7 @@ def test_a_batch_that_asks_for_nothing_moves_no_weight_and_ends_no_run(tmp_path:
     assert seen >= 2
 
 
-def test_data_that_never_asks_for_anything_is_refused(tmp_path: Path) -> None:
+def test_data_without_targets_is_refused(tmp_path: Path) -> None:
     values = np.random.default_rng(1).normal(size=(60, 2)).astype(np.float32)
     values[10:, 1] = np.nan
     for part in ("train", "valid"):
@@ -159,7 +159,7 @@ def test_data_that_never_asks_for_anything_is_refused(tmp_path: Path) -> None:
     ("kind", "data"),
     [("tokens", {"feed": "lanes", "lanes": 4, "window": 64}), ("classes", {"budget": 60}), ("corpus", {"window": 64})],
 )
-def test_little_held_out_data_is_no_trouble(
+def test_small_validation_data_is_padded_with_blank_rows(
     kind: str, data: dict[str, object], rows: list[list[int]], byte_corpus: Corpus, tmp_path: Path
 ) -> None:
     few = [[1, 2, 3, 4, 5], [6, 7]]
@@ -185,7 +185,7 @@ def test_the_workers_of_a_run_end_with_it(rows: list[list[int]], tmp_path: Path)
     assert not multiprocessing.active_children()
 
 
-def test_an_epoch_entered_in_its_middle_may_ask_for_nothing_in_the_rest(tmp_path: Path) -> None:
+def test_the_rest_of_an_epoch_may_have_no_targets(tmp_path: Path) -> None:
     values = np.random.default_rng(1).normal(size=(200, 1)).astype(np.float32)
     values[100:] = np.nan
     sequences = write_series(tmp_path / "data", [[values]])
@@ -196,7 +196,7 @@ def test_an_epoch_entered_in_its_middle_may_ask_for_nothing_in_the_rest(tmp_path
     assert tokens[:4] == [0, 0, 0, 0] and max(tokens) == 10
 
 
-def test_what_was_learned_is_saved_before_the_last_evaluation_may_fail(rows: list[list[int]], tmp_path: Path) -> None:
+def test_the_weights_are_saved_before_the_last_evaluation(rows: list[list[int]], tmp_path: Path) -> None:
     write(tmp_path, "classes", rows)
     damaged = bytearray((tmp_path / "valid" / "labels-00000.bin").read_bytes())
     damaged[0] ^= 1
@@ -216,7 +216,7 @@ def test_what_was_learned_is_saved_before_the_last_evaluation_may_fail(rows: lis
         ),
     ],
 )
-def test_data_of_another_kind_is_called_that(
+def test_data_of_a_different_kind_is_refused(
     data: dict[str, object], sentence: str, rows: list[list[int]], tmp_path: Path
 ) -> None:
     write(tmp_path, "values", rows)

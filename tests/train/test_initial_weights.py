@@ -38,7 +38,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_run_begins_with_the_weights_it_is_given(byte_corpus: Corpus, plain: Path, tmp_path: Path) -> None:
+def test_a_run_starts_from_the_given_weights(byte_corpus: Corpus, plain: Path, tmp_path: Path) -> None:
     run = Run(config_for(byte_corpus, tmp_path / "run", model={"weights": str(plain)}))
     for name, tensor in load_file(plain).items():
         assert torch.equal(run.engine.stack.state_dict()[name], tensor)
@@ -47,7 +47,7 @@ def test_a_run_begins_with_the_weights_it_is_given(byte_corpus: Corpus, plain: P
     assert first != drawn
 
 
-def test_a_dropout_more_is_no_other_model(byte_corpus: Corpus, plain: Path, tmp_path: Path) -> None:
+def test_initial_weights_fit_with_and_without_dropout(byte_corpus: Corpus, plain: Path, tmp_path: Path) -> None:
     run = Run(config_for(byte_corpus, tmp_path / "run", model={"weights": str(plain), "dropout": 0.3}))
     given = load_file(plain)
     assert torch.equal(run.engine.stack.state_dict()["blocks.6.module.bias"], given["blocks.3.module.bias"])
@@ -55,7 +55,7 @@ def test_a_dropout_more_is_no_other_model(byte_corpus: Corpus, plain: Path, tmp_
     run.close()
 
 
-def test_the_weights_of_one_run_are_where_another_begins(byte_corpus: Corpus, tmp_path: Path) -> None:
+def test_a_run_starts_from_the_weights_of_another_run(byte_corpus: Corpus, tmp_path: Path) -> None:
     losses(Run(config_for(byte_corpus, tmp_path / "one")))
     weights = tmp_path / "one" / "weights.safetensors"
     run = Run(config_for(byte_corpus, tmp_path / "two", model={"weights": str(weights)}))
@@ -64,7 +64,7 @@ def test_the_weights_of_one_run_are_where_another_begins(byte_corpus: Corpus, tm
     run.close()
 
 
-def test_a_run_that_goes_on_does_not_read_them_again(byte_corpus: Corpus, plain: Path, tmp_path: Path) -> None:
+def test_initial_weights_are_not_read_again_on_resume(byte_corpus: Corpus, plain: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.safetensors"
     copy.write_bytes(plain.read_bytes())
     whole = losses(Run(config_for(byte_corpus, tmp_path / "whole", model={"weights": str(copy)})))
@@ -80,7 +80,7 @@ def test_a_run_that_goes_on_does_not_read_them_again(byte_corpus: Corpus, plain:
     assert rest and rest == whole[-len(rest) :]
 
 
-def test_other_weights_for_a_run_that_goes_on_are_refused(byte_corpus: Corpus, plain: Path, tmp_path: Path) -> None:
+def test_initial_weights_for_a_run_that_resumes_are_refused(byte_corpus: Corpus, plain: Path, tmp_path: Path) -> None:
     losses(Run(config_for(byte_corpus, tmp_path / "run")))
     with pytest.raises(ConfigError, match="has no effect, as this run resumes from"):
         Run(config_for(byte_corpus, tmp_path / "run", model={"weights": str(plain)}))
@@ -91,7 +91,7 @@ def _begin(world: World, config: RunConfig) -> list[float]:
 
 
 @pytest.mark.long
-def test_each_stage_begins_with_its_part(byte_corpus: Corpus, plain: Path, tmp_path: Path, pools: RankPools) -> None:
+def test_each_stage_loads_its_own_weights(byte_corpus: Corpus, plain: Path, tmp_path: Path, pools: RankPools) -> None:
     model: dict[str, object] = {"weights": str(plain), "dropout": 0.2}
     alone = losses(Run(config_for(byte_corpus, tmp_path / "alone", model=model)))
     cut = config_for(byte_corpus, tmp_path / "cut", model=model, layout={"stages": 2, "chunks": 2})
@@ -109,7 +109,7 @@ def test_each_stage_begins_with_its_part(byte_corpus: Corpus, plain: Path, tmp_p
         ({"residual": True}, "has no blocks.1.block.cell.weight_ih_l0"),
     ],
 )
-def test_weights_of_another_model_are_refused_before_anything_is_written(
+def test_weights_of_a_different_model_are_refused_before_anything_is_written(
     model: dict[str, object], sentence: str, byte_corpus: Corpus, plain: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(DataError, match=sentence):
@@ -117,7 +117,7 @@ def test_weights_of_another_model_are_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_file_that_is_no_stacks_is_refused(byte_corpus: Corpus, plain: Path, tmp_path: Path) -> None:
+def test_a_file_without_the_weights_of_a_stack_is_refused(byte_corpus: Corpus, plain: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.safetensors"
     config = config_for(byte_corpus, tmp_path / "run", model={"weights": str(other)})
     other.write_bytes(b"nothing")

@@ -67,7 +67,7 @@ def train(world: World, case: Case, layout: Layout, folder: Path | None = None) 
 @pytest.mark.parametrize(
     "layout", [Layout(replicas=3), Layout(stages=2, chunks=3), Layout(replicas=2, stages=2, micro_batches=2)]
 )
-def test_a_skipped_step_is_skipped_alike_in_every_layout(layout: Layout, pools: RankPools, tmp_path: Path) -> None:
+def test_a_step_is_skipped_in_every_layout_alike(layout: Layout, pools: RankPools, tmp_path: Path) -> None:
     case = Case(num_rows=9, num_steps=6, is_ragged=False)
     ((expected, skipped, is_finite),) = pools[1].run(train, case, Layout())
     assert [math.isfinite(loss) for loss in expected] == [step != BAD for step in range(6)]
@@ -110,7 +110,7 @@ def config_for(corpus: Corpus, folder: Path, **train: object) -> object:
     )
 
 
-def test_a_run_stops_with_the_batch_saved_for_study(byte_corpus: Corpus, tmp_path: Path) -> None:
+def test_a_run_that_diverges_stops_and_saves_the_batch(byte_corpus: Corpus, tmp_path: Path) -> None:
     run = Run(config_for(byte_corpus, tmp_path / "run"))  # type: ignore[arg-type]
     with pytest.raises(DivergedError, match=r"has loss .*lower train\.lr=1e\+38.*; the batch is in .*step-\d+-rank-0"):
         list(run.events())
@@ -121,7 +121,7 @@ def test_a_run_stops_with_the_batch_saved_for_study(byte_corpus: Corpus, tmp_pat
     assert all(parameter.isfinite().all() for parameter in run.engine.stack.parameters())
 
 
-def test_too_many_in_a_row_end_a_run_that_skips(byte_corpus: Corpus, tmp_path: Path) -> None:
+def test_too_many_skipped_steps_in_a_row_end_a_run(byte_corpus: Corpus, tmp_path: Path) -> None:
     run = Run(config_for(byte_corpus, tmp_path / "run", nonfinite="skip"))  # type: ignore[arg-type]
     with pytest.raises(DivergedError, match="has loss"):
         list(run.events())

@@ -12,7 +12,7 @@ from stretto.train.optimizer import (
 )
 
 
-def test_the_learning_rate_warms_up_and_falls_along_a_cosine() -> None:
+def test_the_learning_rate_warms_up_and_decays_along_a_cosine() -> None:
     config = TrainConfig(warmup=4, final_lr_ratio=0.1)
     rates = [learning_rate_factor(config, step, step / 100) for step in range(101)]
     assert rates[:4] == pytest.approx([0.25, 0.5, 0.75, 1.0], rel=3e-3)
@@ -21,7 +21,7 @@ def test_the_learning_rate_warms_up_and_falls_along_a_cosine() -> None:
     assert rates[3:] == sorted(rates[3:], reverse=True)
 
 
-def test_a_constant_rate_stays() -> None:
+def test_a_constant_schedule_only_warms_up() -> None:
     config = TrainConfig(schedule="constant", warmup=2)
     assert [learning_rate_factor(config, step, step / 10) for step in (0, 1, 2, 9)] == [0.5, 1, 1, 1]
 
@@ -38,7 +38,7 @@ def test_the_schedule_scales_the_rate_of_each_parameter_group() -> None:
 @pytest.mark.parametrize(
     ("name", "kind"), [("adamw", torch.optim.AdamW), ("sgd", torch.optim.SGD), ("asgd", torch.optim.ASGD)]
 )
-def test_the_named_optimizer_moves_weights(name: str, kind: type[torch.optim.Optimizer]) -> None:
+def test_the_named_optimizer_updates_weights(name: str, kind: type[torch.optim.Optimizer]) -> None:
     weight = nn.Parameter(torch.ones(3))
     optimizer = optimizer_factory(TrainConfig.model_validate({"optimizer": name, "lr": 0.1}))([weight])
     assert isinstance(optimizer, kind)
@@ -59,7 +59,7 @@ def test_the_named_optimizer_moves_weights(name: str, kind: type[torch.optim.Opt
         ({"weight_decay": 0.2}, ("weight_decay", 0.2)),
     ],
 )
-def test_an_optimizers_settings_are_the_configs(values: dict[str, object], setting: tuple[str, object]) -> None:
+def test_the_config_sets_the_options_of_an_optimizer(values: dict[str, object], setting: tuple[str, object]) -> None:
     optimizer = optimizer_factory(TrainConfig.model_validate(values))([nn.Parameter(torch.ones(3))])
     assert optimizer.param_groups[0][setting[0]] == setting[1]
 

@@ -6,7 +6,7 @@ from stretto.base.run_folder import RunFolder
 from stretto.train.plan_check import PlanCheck, predicted_seconds, save_plan
 
 
-def test_a_plan_is_compared_once_when_enough_steps_are_known() -> None:
+def test_a_plan_is_compared_once_after_enough_steps() -> None:
     check = PlanCheck(0.1)
     reports = [check.add_step(step, 5.0 if step <= 3 else 0.12, is_last=False) for step in range(1, 60)]
     (report,) = [found for found in reports if found is not None]
@@ -24,7 +24,7 @@ def test_a_short_run_is_compared_at_its_end_and_a_run_without_a_plan_never() -> 
     assert all(PlanCheck(None).add_step(step, 0.1, is_last=True) is None for step in range(40))
 
 
-def test_what_was_predicted_is_found_by_layout(tmp_path: Path) -> None:
+def test_a_prediction_is_found_by_layout(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     layout = Layout(stages=2, chunks=4, blocks=(3, 1))
     assert predicted_seconds(folder, layout) is None

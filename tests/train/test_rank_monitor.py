@@ -81,7 +81,7 @@ LAYOUTS = [Layout(replicas=2, stages=2, chunks=4), Layout(stages=3, micro_batche
 
 @pytest.mark.long
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_watching_changes_no_bit_and_says_what_every_rank_did(pools: RankPools, layout: Layout) -> None:
+def test_monitoring_changes_no_bit_and_reports_every_rank(pools: RankPools, layout: Layout) -> None:
     plain = pools[layout.num_ranks].run(train_and_monitor, layout, CASE, None, False)
     watched = pools[layout.num_ranks].run(train_and_monitor, layout)
     for (reports, _, _), (others, _, _) in zip(plain, watched, strict=True):
@@ -149,7 +149,7 @@ def trace_few_ranks(world: World, layout: Layout, most: int) -> tuple[list[int] 
 
 
 @pytest.mark.parametrize(("most", "ranks"), [(4, [0, 1, 2, 3]), (3, [0, 1]), (1, [0, 1])])
-def test_of_too_many_ranks_only_whole_replicas_are_traced(pools: RankPools, most: int, ranks: list[int]) -> None:
+def test_with_many_ranks_only_complete_replicas_are_traced(pools: RankPools, most: int, ranks: list[int]) -> None:
     traced, *others = pools[4].run(trace_few_ranks, Layout(replicas=2, stages=2), most)
     assert traced == (ranks, [[], [1.0], [2.0] * 2, [3.0] * 3]) and others == [(None, None)] * 3
 
@@ -170,7 +170,7 @@ def monitor_slow_rank(world: World, layout: Layout) -> MonitorResult:
     )
 
 
-def test_one_rank_is_all_busy() -> None:
+def test_a_single_rank_never_waits() -> None:
     for world in (None, World(0, 1, torch.device("cpu"))):
         _, said, trace = train_and_monitor(world, Layout())
         assert [report and (report.waiting, report.bubble) for report in said] == [((0.0,), 0.0)] * 2
@@ -223,7 +223,7 @@ def test_a_run_logs_its_ranks_and_leaves_a_trace(byte_corpus: Corpus, tmp_path: 
     assert traced() == 17, "the tenth after this start"
 
 
-def test_a_run_that_is_asked_to_leave_says_how_its_ranks_did_first(byte_corpus: Corpus, tmp_path: Path) -> None:
+def test_a_preempted_run_reports_its_ranks_first(byte_corpus: Corpus, tmp_path: Path) -> None:
     run = Run(config_for(byte_corpus, tmp_path, steps=30))
     with pytest.raises(PreemptedError):
         for event in run.events():
@@ -242,7 +242,7 @@ def test_a_trace_that_can_not_be_written_does_not_end_the_run(
     assert "trace.json can't be written (Is a directory); the run continues" in caplog.text
 
 
-def test_clocks_of_other_machines_are_set_by_the_sum_that_all_leave_together() -> None:
+def test_clocks_of_different_machines_are_aligned() -> None:
     work = TraceEvent("data", 10.0, 11.0)
 
     def told(shift: float, late: float, clock: float, place: tuple[int, int]) -> list[float]:
@@ -256,7 +256,7 @@ def test_clocks_of_other_machines_are_set_by_the_sum_that_all_leave_together() -
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.accelerator.is_available(), reason="needs an accelerator")
-def test_waiting_is_that_of_the_stream_where_there_is_one() -> None:
+def test_waiting_is_measured_on_the_stream_of_an_accelerator() -> None:
     device = torch.device("cuda")
     wait_timer, large = WaitTimer(device), torch.rand(4096, 4096, device=device)
     for _ in range(2):

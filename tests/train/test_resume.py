@@ -1,4 +1,4 @@
-"""The resume law: what happens after a step depends on what was saved at it, not on who saved it or goes on."""
+"""The resume law: what happens after step n depends only on what was saved at step n, in whatever layout."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +11,7 @@ from helpers.layout_cases import MODELS, NUM_TOKENS, Case, RandomWindows, run_si
 from helpers.rank_pool import RankPools
 from stretto import CheckpointManager, Layout, TrainConfig, Trainer, World, make_engine
 from stretto.base.position import Position
+from stretto.data import Corpus, Lanes
 from stretto.errors import ConfigError
 from stretto.nn import LSTM, Embedding, Linear, Stack, TokenLoss
 
@@ -25,7 +26,7 @@ OPTIMIZERS: dict[str, dict[str, float]] = {
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What a rank has to say after some steps."""
+    """What a rank has after some steps."""
 
     losses: list[float]
     position: Position
@@ -35,7 +36,7 @@ class TrainingResult:
 def train(
     world: World, folder: Path, case: Case, layout: Layout, stop: int, optimizer: str = "sgd", zero_lanes: bool = False
 ) -> TrainingResult:
-    """Go on from what is in a folder, up to a step, and save there."""
+    """Resume from the checkpoints in a folder, train up to a step, and save there."""
     model = Stack(MODELS[case.model]()).to(case.dtype)
     engine = make_engine(model, TokenLoss(), layout, world, seed=3)
     config = TrainConfig.model_validate(
@@ -69,7 +70,7 @@ def layout_of(grid: tuple[int, int]) -> Layout:
     ("model", "optimizer"), [("lstm", "adamw"), ("lstm", "sgd"), ("lstm", "asgd"), ("custom_blocks", "adamw")]
 )
 @pytest.mark.parametrize("grids", [TO_ONE_DEVICE, TO_ANY_NUMBER], ids=["to one device", "to any number"])
-def test_the_curve_is_the_same_through_any_layouts(
+def test_a_run_resumed_in_other_layouts_has_the_same_curve(
     grids: list[tuple[int, int]], model: str, optimizer: str, pools: RankPools, tmp_path: Path
 ) -> None:
     case = Case(model=model, num_rows=9, num_steps=12)
@@ -86,7 +87,7 @@ def test_the_curve_is_the_same_through_any_layouts(
         assert torch.allclose(told[0].tensors[name].double(), tensor.double(), rtol=1e-7, atol=1e-10), name
 
 
-def test_a_run_that_loses_its_lanes_is_noticed(pools: RankPools, tmp_path: Path) -> None:
+def test_losing_the_state_of_the_lanes_changes_the_curve(pools: RankPools, tmp_path: Path) -> None:
     """The test above can fail: the states of the lanes are what it depends on."""
     case = Case(num_rows=9, num_steps=12)
     expected = run_single_device(case)
@@ -104,7 +105,7 @@ def test_a_run_that_loses_its_lanes_is_noticed(pools: RankPools, tmp_path: Path)
     + [((2, 2), optimizer) for optimizer in OPTIMIZERS],
     ids=str,
 )
-def test_the_same_layout_gives_the_same_bits(
+def test_a_run_resumed_in_the_same_layout_has_the_same_bits(
     grid: tuple[int, int], optimizer: str, pools: RankPools, tmp_path: Path
 ) -> None:
     case = Case(num_rows=9, num_steps=12, dtype=torch.float32)
@@ -119,7 +120,43 @@ def test_the_same_layout_gives_the_same_bits(
             assert torch.equal(parts[-1][rank].tensors[name], tensor), name
 
 
-def test_another_seed_or_optimizer_is_refused(pools: RankPools, tmp_path: Path) -> None:
+def test_a_run_with_a_custom_optimizer_resumes_with_the_same_bits(byte_corpus: Corpus, tmp_path: Path) -> None:
+    def losses(folder: Path, stop: int) -> list[float]:
+        model = Stack([Embedding(256, 8), LSTM(8, 8), Linear(8, 256)])
+        engine = make_engine(model, TokenLoss(), seed=3)
+        config = TrainConfig(steps=8, warmup=2)
+        # Adafactor keeps less than one value per weight.
+        trainer = Trainer(engine, Lanes(byte_corpus, 4, 20), config, optimizer=torch.optim.Adafactor)
+        with CheckpointManager(folder) as checkpoints:
+            saved = checkpoints.start()
+            if saved is not None:
+                trainer.restore(saved)
+            reports = [trainer.advance().loss for _ in range(trainer.step, stop)]
+            checkpoints.save(trainer.snapshot(), wait=True)
+        return reports
+
+    expected = losses(tmp_path / "whole", 8)
+    assert losses(tmp_path / "parts", 3) + losses(tmp_path / "parts", 8) == expected
+
+
+def test_optimizer_state_that_can_not_be_saved_is_refused(byte_corpus: Corpus) -> None:
+    class CountingSGD(torch.optim.SGD):
+        def step(self, closure: object = None) -> None:  # type: ignore[override]
+            super().step()
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    self.state[parameter]["count"] = self.state[parameter].get("count", 0) + 1
+
+    model = Stack([Embedding(256, 8), LSTM(8, 8), Linear(8, 256)])
+    trainer = Trainer(
+        make_engine(model, TokenLoss(), seed=3), Lanes(byte_corpus, 4, 20), TrainConfig(steps=2), optimizer=CountingSGD
+    )
+    trainer.advance()
+    with pytest.raises(ConfigError, match=r"the optimizer keeps 'count' of .* as a int, which can't be saved"):
+        trainer.snapshot()
+
+
+def test_a_different_seed_or_optimizer_is_refused(pools: RankPools, tmp_path: Path) -> None:
     world = World(0, 1, torch.device("cpu"))
     case = Case(num_rows=4, num_steps=3)
     train(world, tmp_path, case, Layout(), 2)
@@ -145,7 +182,7 @@ def train_wide(world: World, folder: Path, stop: int) -> list[Tensor]:
     return [parameter.detach().clone() for parameter in engine.stack.parameters()]
 
 
-def test_three_replicas_add_up_in_the_same_order_after_a_resume(pools: RankPools, tmp_path: Path) -> None:
+def test_three_replicas_reduce_in_the_same_order_after_a_resume(pools: RankPools, tmp_path: Path) -> None:
     whole = pools[3].run(train_wide, tmp_path / "whole", 4)
     pools[3].run(train_wide, tmp_path / "parts", 2)
     for one, other in zip(pools[3].run(train_wide, tmp_path / "parts", 4), whole, strict=True):

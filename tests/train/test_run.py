@@ -29,7 +29,7 @@ def config_for(corpus: Corpus, folder: Path, **sections: dict[str, object]) -> R
     return parse_config({name: {**base.get(name, {}), **sections.get(name, {})} for name in {**base, **sections}})
 
 
-def test_a_run_leaves_config_log_vocabulary_and_weights(word_corpus: Corpus, tmp_path: Path) -> None:
+def test_a_run_writes_config_log_vocabulary_and_weights(word_corpus: Corpus, tmp_path: Path) -> None:
     config = config_for(word_corpus, tmp_path / "run", model={"dropout": 0.1, "cell": "gru"}, run={"eval_every": 3})
     run = Run(config)
     events = list(run.events())
@@ -62,7 +62,7 @@ def test_the_same_config_gives_the_same_bits(byte_corpus: Corpus, tmp_path: Path
     assert [event.loss for event in other.events() if isinstance(event, StepReport)] != curves[0]
 
 
-def test_what_does_not_fit_is_refused_before_anything_is_written(
+def test_mistakes_are_reported_before_anything_is_written(
     byte_corpus: Corpus, word_corpus: Corpus, tmp_path: Path
 ) -> None:
     for sections, reason in (
@@ -85,9 +85,7 @@ def test_a_folder_that_holds_a_run_is_refused(byte_corpus: Corpus, tmp_path: Pat
     assert Run(config).trainer.is_done
 
 
-def test_a_run_that_was_made_longer_goes_on_and_one_that_was_killed_at_its_end_is_ended(
-    byte_corpus: Corpus, tmp_path: Path
-) -> None:
+def test_a_longer_run_resumes_and_a_run_killed_at_its_end_is_completed(byte_corpus: Corpus, tmp_path: Path) -> None:
     def losses(folder: str, steps: int) -> list[float]:
         train = {"steps": steps, "schedule": "constant"}
         found = list(Run(config_for(byte_corpus, tmp_path / folder, train=train)).events())
@@ -112,7 +110,7 @@ def test_a_folder_that_can_not_be_written_is_named(byte_corpus: Corpus) -> None:
         list(Run(config_for(byte_corpus, Path("/proc/nowhere/run"))).events())
 
 
-def test_a_run_that_can_not_be_loaded_says_why(byte_corpus: Corpus, text_file: Path, tmp_path: Path) -> None:
+def test_a_run_that_can_not_be_loaded_is_explained(byte_corpus: Corpus, text_file: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds no checkpoint"):
         load_model(tmp_path)
     run = Run(config_for(byte_corpus, tmp_path / "run"))
@@ -149,7 +147,7 @@ def test_micro_batches_precision_and_seed_of_the_config_reach_the_engine(byte_co
     assert vars(run.engine.autocast())["_enabled"]
 
 
-def test_a_model_and_a_loss_of_the_users_own_are_trained(byte_corpus: Corpus, tmp_path: Path) -> None:
+def test_a_custom_model_and_a_custom_loss_are_trained(byte_corpus: Corpus, tmp_path: Path) -> None:
     code = tmp_path / "mine.py"
     code.write_text(
         "import stretto\n"
@@ -183,7 +181,7 @@ def test_a_model_and_a_loss_of_the_users_own_are_trained(byte_corpus: Corpus, tm
 
 
 @pytest.mark.long
-def test_a_model_that_fits_nowhere_is_refused(byte_corpus: Corpus, tmp_path: Path) -> None:
+def test_a_model_larger_than_memory_is_refused(byte_corpus: Corpus, tmp_path: Path) -> None:
     for hidden in (3 * 10**6, 10**10):
         with pytest.raises(ConfigError, match=r"the model('s .* weights can't be allocated| can't be built)"):
             Run(config_for(byte_corpus, tmp_path / "run", model={"hidden": hidden}))

@@ -134,7 +134,7 @@ def test_a_run_that_was_killed_has_each_step_once_in_all_sinks(
 
 @settings(max_examples=50)
 @given(st.dictionaries(st.sampled_from("abcde"), NUMBERS), st.lists(NUMBERS, max_size=3))
-def test_every_finite_number_of_a_line_is_a_figure_and_nothing_else(
+def test_every_finite_number_of_a_line_is_a_scalar_and_nothing_else(
     values: dict[str, object], of_ranks: list[object]
 ) -> None:
     def is_number(value: object) -> bool:
@@ -151,7 +151,7 @@ def test_every_finite_number_of_a_line_is_a_figure_and_nothing_else(
     assert found == expected
 
 
-def test_a_step_has_its_speed_and_thousands_of_ranks_have_three_figures() -> None:
+def test_a_step_has_its_speed_and_thousands_of_ranks_have_three_scalars() -> None:
     found = {figure.tag: figure.value for figure in iter_scalars("step", STEP)}
     assert found["step/seconds"] == 5.0 and found["step/tokens_per_second"] == 6.0
     assert not any(figure.name == "seconds" for figure in iter_scalars("step", {**STEP, "compute_seconds": None}))
@@ -159,7 +159,7 @@ def test_a_step_has_its_speed_and_thousands_of_ranks_have_three_figures() -> Non
     assert busy == {"ranks/busy/min": 0.0, "ranks/busy/mean": 2047.5, "ranks/busy/max": 4095.0}
 
 
-def test_figures_of_ranks_are_curves_of_their_own_and_gauges_with_a_label(tmp_path: Path) -> None:
+def test_values_per_rank_are_separate_curves_and_labeled_gauges(tmp_path: Path) -> None:
     port = free_port()
     with open_sinks(LoggingConfig(tensorboard=True, prometheus=port), tmp_path) as sinks:
         sinks.write("ranks", {"step": 10, "busy": [0.5, 0.25], "name": "no number"})
@@ -174,7 +174,7 @@ def test_figures_of_ranks_are_curves_of_their_own_and_gauges_with_a_label(tmp_pa
     assert [(one.step, one.value) for one in events.Scalars("ranks/busy/1")] == [(10, 0.25)]
 
 
-def test_steps_that_are_taken_again_are_overtaken_and_a_new_sink_is_told_what_was(tmp_path: Path) -> None:
+def test_repeated_steps_are_purged_and_a_new_sink_gets_the_history(tmp_path: Path) -> None:
     lines = [("step", {"step": step, "loss": float(step)}) for step in range(1, 5)]
     for start, stop, first in ((0, 5, 10.0), (2, 5, 20.0)):
         with open_sinks(LoggingConfig(tensorboard=True), tmp_path / "again", step=start) as sinks:
@@ -188,7 +188,7 @@ def test_steps_that_are_taken_again_are_overtaken_and_a_new_sink_is_told_what_wa
     assert [(one.step, one.value) for one in found] == [(step, float(step)) for step in range(1, 6)]
 
 
-def test_history_that_was_cut_off_is_written_again_and_whole(tmp_path: Path) -> None:
+def test_an_interrupted_history_is_written_again_completely(tmp_path: Path) -> None:
     lines = [("step", {"step": step, "loss": float(step)}) for step in range(1, 5)]
     # A start that was killed while it was still at the history.
     killed = TensorBoardSink(tmp_path / "tensorboard", 4)
@@ -233,7 +233,7 @@ ENDINGS = [
 
 
 @pytest.mark.parametrize(("error", "status", "code"), ENDINGS)
-def test_a_tool_is_told_how_the_run_ended(
+def test_a_tracker_gets_the_status_of_the_run(
     error: BaseException | None, status: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -268,7 +268,7 @@ def test_a_port_that_is_taken_is_refused_by_name(byte_corpus: Corpus, tmp_path: 
         assert list(Run(load_config(path, {**options, "train.steps": steps})).events())
 
 
-def test_a_port_that_an_earlier_start_still_holds_is_waited_for(tmp_path: Path) -> None:
+def test_a_run_waits_for_the_port_of_an_earlier_start(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as lingering:
         port = lingering.getsockname()[1]
         SinkState(tmp_path).write("prometheus", str(port))
@@ -277,7 +277,7 @@ def test_a_port_that_an_earlier_start_still_holds_is_waited_for(tmp_path: Path) 
             assert listening(port) == {"0100007F"}
 
 
-def test_a_sink_that_cannot_be_noted_leaves_no_server_behind(tmp_path: Path) -> None:
+def test_a_sink_whose_state_can_not_be_written_leaves_no_server_behind(tmp_path: Path) -> None:
     (tmp_path / "sinks.json.partial").mkdir()
     port = free_port()
     with pytest.raises(ConfigError, match=rf"logging\.prometheus={port} can't be opened"):
@@ -304,7 +304,7 @@ def test_only_the_first_rank_has_sinks(byte_corpus: Corpus, tmp_path: Path, pool
     assert [one.step for one in read_events(tmp_path / "run").Scalars("step/loss")] == [1, 2, 3]
 
 
-def test_a_sink_that_fails_is_told_of_once_and_the_run_goes_on(
+def test_a_failing_sink_is_reported_once_and_the_run_continues(
     byte_corpus: Corpus, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "run.toml"
@@ -323,14 +323,14 @@ def test_a_sink_that_fails_is_told_of_once_and_the_run_goes_on(
     assert warning.startswith("logging.tensorboard misses lines of the log (") and "No such file" in warning
 
 
-def test_a_server_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_can_not_be_reached_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_port()}")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with pytest.raises(ConfigError, match=r"logging\.mlflow=lab can't be opened \(MlflowException: .*or leave it out"):
         open_sinks(LoggingConfig(mlflow="lab"), tmp_path)
 
 
-def test_a_full_disk_tears_no_record(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_no_partial_record(tmp_path: Path) -> None:
     sink = TensorBoardSink(tmp_path / "tensorboard", 0)
     sink.write("step", {"step": 1, "loss": 1.0})
     (file,) = (tmp_path / "tensorboard").iterdir()

@@ -54,7 +54,7 @@ def test_a_series_of_any_length_gets_a_run_that_trains(count: int, tmp_path: Pat
     assert_trains(start(hourly(tmp_path / "a.csv", count), tmp_path))
 
 
-def test_little_data_is_read_often_enough_to_learn_from_it(tmp_path: Path) -> None:
+def test_small_data_is_read_often_enough_to_learn_from_it(tmp_path: Path) -> None:
     found = start(reviews(tmp_path / "a.jsonl", 60), tmp_path)
     assert found.config.train.epochs > 20
     run = Run(found.config)
@@ -69,14 +69,14 @@ def assert_trains(found: Suggestion) -> None:
     assert run.trainer.step == 2 and losses
 
 
-def test_hours_are_asked_for_a_day_against_the_day_before(tmp_path: Path) -> None:
+def test_hourly_series_are_forecast_for_a_day_against_the_day_before(tmp_path: Path) -> None:
     found = start(hourly(tmp_path / "a.csv", 672, gap=7), tmp_path)
     data = found.config.data
     assert (data.context, data.horizon, data.season, data.masks) == (96, 24, 24, True)
     assert found.naive_loss is not None and f"{found.naive_loss:.4f}" in found.text
 
 
-def test_the_naive_loss_is_that_of_a_network_that_says_nothing(tmp_path: Path) -> None:
+def test_the_naive_loss_is_the_loss_of_a_network_that_outputs_zeros(tmp_path: Path) -> None:
     found = start(hourly(tmp_path / "a.csv", 672), tmp_path)
     still = found.config.train.model_copy(update={"steps": 1, "warmup": 0, "lr": 1e-30, "weight_decay": 0.0})
     run = Run(found.config.model_copy(update={"train": still}))
@@ -86,7 +86,7 @@ def test_the_naive_loss_is_that_of_a_network_that_says_nothing(tmp_path: Path) -
     assert loss == pytest.approx(found.naive_loss, rel=1e-3)
 
 
-def test_the_file_says_what_the_config_says_and_why(tmp_path: Path) -> None:
+def test_the_file_matches_the_config_and_explains_it(tmp_path: Path) -> None:
     found = start(text(tmp_path / "a.txt", 5_000), tmp_path)
     assert parse_config(tomllib.loads(found.text)) == found.config
     lines = found.text.splitlines()
@@ -95,7 +95,7 @@ def test_the_file_says_what_the_config_says_and_why(tmp_path: Path) -> None:
     assert any(line.startswith("# cell = ") for line in lines), "what else could be set stands there, commented out"
 
 
-def test_what_is_said_of_a_forecast_is_kept(tmp_path: Path) -> None:
+def test_given_settings_of_a_forecast_are_kept(tmp_path: Path) -> None:
     found = inspect_data(hourly(tmp_path / "a.csv", 672))
     prepared = prepare_data(found, tmp_path / "data")
     data = suggest(found, prepared, horizon=30, targets=["load"]).config.data
@@ -104,7 +104,7 @@ def test_what_is_said_of_a_forecast_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [5, 9])
-def test_a_short_series_can_be_started_as_the_refusal_says(count: int, tmp_path: Path) -> None:
+def test_a_short_series_can_be_trained_as_the_error_suggests(count: int, tmp_path: Path) -> None:
     path = hourly(tmp_path / "a.csv", count)
     with pytest.raises(
         DataError, match=r"a forecast needs 2 steps, but the longest series has 1; .* \(validation_fraction=0"
@@ -116,7 +116,7 @@ def test_a_short_series_can_be_started_as_the_refusal_says(count: int, tmp_path:
     assert_trains(suggest(found, part, folder=tmp_path / "run"))
 
 
-def test_a_season_that_no_series_has_is_named(tmp_path: Path) -> None:
+def test_a_season_longer_than_every_series_is_refused(tmp_path: Path) -> None:
     found = inspect_data(hourly(tmp_path / "a.csv", 600))
     prepared = prepare_data(found, tmp_path / "data")
     with pytest.raises(DataError, match="season=300 needs 324 steps, but the longest series has 120; use less"):

@@ -67,7 +67,7 @@ def test_200_steps_on_wikitext_equal_the_hand_written_loop(
     assert held.loss < 0.75 * math.log(len(train.vocabulary)), "what it learned holds on text it has not seen"
 
 
-def test_a_report_adds_up_and_can_not_be_changed(byte_corpus: Corpus) -> None:
+def test_the_times_of_a_report_sum_up_and_it_is_frozen(byte_corpus: Corpus) -> None:
     trainer = Trainer(LocalEngine(make(byte_corpus), TokenLoss()), Lanes(byte_corpus, 10, 100), TrainConfig(epochs=2))
     reports = list(trainer)
     assert len(reports) == trainer.num_steps == 2 * (trainer.windows.num_windows or 0)
@@ -81,7 +81,7 @@ def test_a_report_adds_up_and_can_not_be_changed(byte_corpus: Corpus) -> None:
         report.loss = 0.0  # type: ignore[misc]
 
 
-def test_the_learning_rate_of_a_step_is_the_one_that_moves_the_weights(byte_corpus: Corpus) -> None:
+def test_the_reported_learning_rate_is_the_one_that_updates_the_weights(byte_corpus: Corpus) -> None:
     for optimizer in ("sgd", "asgd"):
         config = TrainConfig.model_validate({"steps": 6, "lr": 0.5, "warmup": 3, "optimizer": optimizer, "clip": 0})
         stack = make(byte_corpus).double()
@@ -107,7 +107,7 @@ def test_asgd_evaluates_the_average_of_the_weights(byte_corpus: Corpus) -> None:
     assert torch.equal(next(stack.parameters()), seen[-1])
 
 
-def test_an_optimizer_factory_takes_the_place_of_the_configs_optimizer(byte_corpus: Corpus) -> None:
+def test_an_optimizer_factory_replaces_the_optimizer_of_the_config(byte_corpus: Corpus) -> None:
     stack = make(byte_corpus).double()
     config = TrainConfig(steps=6, warmup=3, schedule="constant", clip=0)
     trainer = Trainer(
@@ -138,7 +138,7 @@ def test_a_factory_of_the_configs_optimizer_gives_the_same_curve(byte_corpus: Co
     assert losses(TrainConfig(steps=8, lr=2e-3), None) == losses(TrainConfig(steps=8), adamw)
 
 
-def test_settings_of_an_optimizer_that_is_not_used_are_refused(byte_corpus: Corpus) -> None:
+def test_settings_of_an_unused_optimizer_are_refused(byte_corpus: Corpus) -> None:
     engine, lanes = LocalEngine(make(byte_corpus), TokenLoss()), Lanes(byte_corpus, 10, 50)
     with pytest.raises(ConfigError, match=r"train\.lr=0\.5 has no effect with optimizer="):
         Trainer(engine, lanes, TrainConfig(lr=0.5), optimizer=torch.optim.AdamW)
@@ -146,7 +146,7 @@ def test_settings_of_an_optimizer_that_is_not_used_are_refused(byte_corpus: Corp
         Trainer(engine, lanes, TrainConfig(), optimizer=list)  # type: ignore[arg-type]
 
 
-def test_every_step_draws_masks_of_its_own(byte_corpus: Corpus) -> None:
+def test_every_step_draws_new_masks(byte_corpus: Corpus) -> None:
     seen: list[int] = []
 
     class Spy(LocalEngine):
@@ -172,7 +172,7 @@ class OneHot(torch.nn.Module):
         return torch.nn.functional.one_hot(tokens, 256).float()
 
 
-def test_what_can_not_be_trained_is_refused_at_once(byte_corpus: Corpus) -> None:
+def test_impossible_settings_are_refused_at_once(byte_corpus: Corpus) -> None:
     lanes = Lanes(byte_corpus, 10, 50)
     with pytest.raises(ConfigError, match=r"train\.warmup=999 exceeds the run's \d+ steps"):
         Trainer(LocalEngine(make(byte_corpus), TokenLoss()), lanes, TrainConfig(warmup=999))
@@ -189,7 +189,7 @@ def test_micro_batches_give_the_same_curve(byte_corpus: Corpus) -> None:
     assert curves[0] == pytest.approx(curves[1], rel=1e-9)
 
 
-def test_a_run_that_diverges_stops_before_it_spoils_the_weights(byte_corpus: Corpus) -> None:
+def test_a_run_that_diverges_stops_before_the_weights_change(byte_corpus: Corpus) -> None:
     stack = make(byte_corpus)
     trainer = Trainer(LocalEngine(stack, TokenLoss()), Lanes(byte_corpus, 10, 50), TrainConfig(steps=20))
     trainer.advance()
@@ -240,6 +240,6 @@ def test_each_replica_trains_on_its_own_share_of_the_batches(pools: RankPools, t
     assert sum(tokens for _, tokens in alone) == sum(4 * (1 + number % 7) - 1 for number in range(40))
 
 
-def test_windows_that_are_a_share_already_are_refused(texts: Path) -> None:
+def test_windows_that_are_already_a_share_are_refused(texts: Path) -> None:
     with pytest.raises(DataError, match=r"already share 0 of 1; pass the windows without calling share\(\)"):
         train_on_texts(World(0, 1, torch.device("cpu")), texts, is_shared=True)

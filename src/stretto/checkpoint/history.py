@@ -84,8 +84,8 @@ class History:
         while missing := {file.name for file in files} - set(self._storage.names(str(name))):
             if time.monotonic() > until:
                 raise DataError(
-                    f"{self._storage.location}/{name} lacks {min(missing)}, which another rank has written; set run.folder "
-                    "or save.to to a place that all hosts share"
+                    f"{self._storage.location}/{name} lacks {min(missing)}, which another rank has written; set "
+                    "run.folder or save.to to a place that all hosts share"
                 )
             time.sleep(0.2)
 

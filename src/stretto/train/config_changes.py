@@ -77,8 +77,8 @@ def reject_incompatible_changes(changes: list[ConfigChange], where: str) -> None
     for change in changes:
         if change.is_incompatible:
             raise ConfigError(
-                f"{change.field}={_text(change.now)}, but {where} was saved with {change.field}={_text(change.before)}; "
-                "set it back, or choose a different run.folder"
+                f"{change.field}={_text(change.now)}, but {where} was saved with "
+                f"{change.field}={_text(change.before)}; set it back, or choose a different run.folder"
             )
 
 

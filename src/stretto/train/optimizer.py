@@ -57,7 +57,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> float:
     for group in optimizer.param_groups:
         rate = group["lr"] = group["initial_lr"] * factor
         if isinstance(optimizer, torch.optim.ASGD):
-            # ASGD computes its rate for the next step at the end of a step, from a learning rate that is outdated by then.
+            # ASGD computes the rate of the next step at the end of a step, when `lr` is still the old one.
             for parameter in group["params"]:
                 if parameter in optimizer.state:
                     optimizer.state[parameter]["eta"].fill_(rate)

@@ -302,7 +302,7 @@ class Trainer:
         return _StepTotals(*self.engine.mesh.world.all_reduce(list(local)))
 
     def _update(self, totals: _StepTotals, state: State) -> tuple[float, State | None]:
-        """Update the weights, unless a number is not finite; return the gradient's norm and the state to continue from."""
+        """Update the weights if all numbers are finite; return the gradient's norm and the state to continue from."""
         if not totals.is_finite:
             return totals.grad_norm, self._skip(totals, state)
         self._consecutive_skips = 0
@@ -326,7 +326,8 @@ class Trainer:
             lr = self.optimizer.param_groups[0]["initial_lr"]
             raise DivergedError(
                 f"step {self.step + 1} has loss {totals.loss} and gradient norm {totals.grad_norm}{many}; the weights "
-                f"are still those of step {last}: lower {self._lr_name}={lr}, or raise train.warmup={self.config.warmup}"
+                f"are still those of step {last}: lower {self._lr_name}={lr}, or raise "
+                f"train.warmup={self.config.warmup}"
             )
         # Lanes continue, unless this window has made any lane's state non-finite: then all repeat the state before it.
         is_spoiled = any(not torch.isfinite(tensor).all() for tensor in state if tensor.is_floating_point())
