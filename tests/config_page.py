@@ -1,4 +1,4 @@
-"""docs/reference/config.md, made from the config's own fields: `python tests/config_page.py > docs/reference/config.md`."""
+"""docs/reference/config.md, from the config's fields: `python tests/config_page.py > docs/reference/config.md`."""
 
 from stretto.cli.config_options import metavar
 from stretto.config.run import RunConfig

@@ -34,7 +34,7 @@ def snippets(page: Path, language: str = "python") -> list[str]:
 
 
 def steps(page: Path) -> list[tuple[str, str, str]]:
-    """The snippets of a page in order, each with the command that does the same and the output, if the page has them."""
+    """The snippets of a page in order, each with its command and its output, if the page has them."""
     pattern = r"^```python\n(.*?)^```(?:\n+or `stretto (prepare .*?)`)?(?:\n+It prints:\n+```text\n(.*?)^```)?"
     return re.findall(pattern, page.read_text(), re.MULTILINE | re.DOTALL)
 
@@ -63,7 +63,7 @@ def test_the_snippets_of_a_page_run_one_after_the_other(
 
 
 def assert_similar_output(printed: str, shown: str) -> None:
-    """Assert equal text; losses may differ a little, as rounding and Python's own manual do from one machine to another."""
+    """Assert equal text; losses may differ a little, as rounding and Python's manual differ between machines."""
     decimal = r"\d+\.\d+"
     assert re.sub(decimal, "_", printed) == re.sub(decimal, "_", shown)
     numbers, shown_numbers = ([float(number) for number in re.findall(decimal, text)] for text in (printed, shown))

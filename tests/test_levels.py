@@ -1,4 +1,4 @@
-"""The house keeps its floors: who may import whom, no cycles, torch and torch.distributed only where they belong."""
+"""Import levels: who may import whom, no cycles, torch and torch.distributed only where they belong."""
 
 import ast
 import subprocess
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "stretto"
-FLOORS = {
+LEVELS = {
     "base": 0,
     "config": 1,
     "plan": 2,
@@ -29,10 +29,10 @@ FLOORS = {
     "planning": 6,
     "cli": 7,
 }
-# What a room may take from the doorstep: elsewhere it would be a way around the floors.
-DOORSTEP = {"cli": ("stretto", "stretto.__version__")}
+# What a package may import from the top level; for others it would be a way around the levels.
+TOP_LEVEL = {"cli": ("stretto", "stretto.__version__")}
 WITHOUT_TORCH = ("config", "plan")
-# The part of torch.distributed that each room may use; mesh owns all that is not named here.
+# The part of torch.distributed that each package may use; mesh owns all that is not named here.
 DISTRIBUTED = {
     "mesh": ("torch.distributed",),
     "checkpoint": ("torch.distributed.checkpoint",),
@@ -64,15 +64,15 @@ def imports(source: str) -> set[str]:
     return found
 
 
-def room(module: str) -> str | None:
-    """The room a module lives in; none for the doorstep (`stretto`, `stretto.testing`, `stretto.__main__`)."""
+def package(module: str) -> str | None:
+    """The package of a module; None at the top level (`stretto`, `stretto.testing`, `stretto.__main__`)."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 and (SOURCE / parts[1]).is_dir() else None
 
 
 def wrong_imports(module: str, source: str) -> list[str]:
-    """What a module imports that its floor does not allow."""
-    own = room(module)
+    """What a module imports that its level does not allow."""
+    own = package(module)
     wrong = []
     for name in imports(source):
         if own in WITHOUT_TORCH and name.split(".")[0] == "torch":
@@ -80,28 +80,33 @@ def wrong_imports(module: str, source: str) -> list[str]:
         allowed = DISTRIBUTED.get(own or "", ())
         if f"{name}.".startswith("torch.distributed.") and not any(f"{name}.".startswith(f"{a}.") for a in allowed):
             wrong.append(name)
-        if own is not None and name.startswith("stretto") and room(name) is None and name not in DOORSTEP.get(own, ()):
+        if (
+            own is not None
+            and name.startswith("stretto")
+            and package(name) is None
+            and name not in TOP_LEVEL.get(own, ())
+        ):
             wrong.append(name)
-        target = room(name) if name.split(".")[0] == "stretto" else None
-        if own is not None and target is not None and target != own and FLOORS[target] >= FLOORS[own]:
+        target = package(name) if name.split(".")[0] == "stretto" else None
+        if own is not None and target is not None and target != own and LEVELS[target] >= LEVELS[own]:
             wrong.append(name)
     return wrong
 
 
 @pytest.mark.parametrize("module", modules())
-def test_a_room_imports_only_from_floors_below_it(module: str) -> None:
+def test_a_package_imports_only_from_lower_levels(module: str) -> None:
     assert wrong_imports(module, modules()[module].read_text()) == []
 
 
-def test_every_room_has_a_floor_and_a_word_of_the_design() -> None:
-    rooms = {path.name for path in SOURCE.iterdir() if path.is_dir() and path.name != "__pycache__"}
-    assert rooms <= set(FLOORS)
+def test_every_package_has_a_level() -> None:
+    packages = {path.name for path in SOURCE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert packages <= set(LEVELS)
 
 
 def test_no_two_modules_import_each_other() -> None:
     known = modules()
     graph = {name: imports(path.read_text()) & set(known) - {name} for name, path in known.items()}
-    # The doorstep imports its rooms lazily by name, and the command's version from the doorstep is no import of a room.
+    # The top level imports lazily by name, and the command's version comes from there.
     graph["stretto"] = set()
     TopologicalSorter(graph).prepare()
 
@@ -138,6 +143,6 @@ def test_a_wrong_import_is_noticed(module: str, source: str) -> None:
         "from stretto.cli.main import main\nassert main(['schema']) == 0",
     ],
 )
-def test_torch_sleeps_until_it_is_needed(code: str) -> None:
+def test_torch_is_not_imported_until_it_is_needed(code: str) -> None:
     check = f"{code}\nimport sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], stdout=subprocess.DEVNULL, check=False).returncode == 0

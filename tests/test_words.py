@@ -1,4 +1,4 @@
-"""Plain words: phrases of a private dialect stay out of docs, docstrings and messages, and a class name is used once."""
+"""Plain words: no phrases of a private dialect in docs, docstrings or messages, and each class name once."""
 
 import ast
 import re

@@ -1,7 +1,7 @@
 """stretto trains recurrent networks across many GPUs, exactly: over replicas, over layers, and over time.
 
-Names are imported when they are first used, so `import stretto` is fast and does not import torch. The list of names is in
-`__init__.pyi`, which type checkers read too.
+Names are imported when they are first used, so `import stretto` is fast and does not import torch. `__init__.pyi` lists
+them; type checkers read it too.
 """
 
 from stretto.base.lazy import lazy_exports

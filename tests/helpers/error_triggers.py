@@ -98,7 +98,8 @@ _MODELS = """
 import os, torch, stretto
 
 def two_sided(task):
-    return stretto.nn.Stack([stretto.nn.Embedding(256, 4), stretto.nn.BidirectionalLSTM(4, 4), stretto.nn.Linear(8, 256)])
+    nn = stretto.nn
+    return nn.Stack([nn.Embedding(256, 4), nn.BidirectionalLSTM(4, 4), nn.Linear(8, 256)])
 
 def not_a_stack(task):
     return torch.nn.Linear(4, 4)
