@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-TUNLINK = Path(__file__).parents[2] / "shared" / "tools" / "tunlink.py"
+TUNLINK = Path(__file__).parents[3] / "shared" / "tools" / "tunlink.py"
 ADDRESSES = {"strettoA": "10.88.0.1", "strettoB": "10.88.0.2"}
 
 
