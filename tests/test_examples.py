@@ -113,4 +113,4 @@ def test_a_trained_model_is_used(tmp_path: Path) -> None:
     (python,) = figures(printed, r"python: ([\d.]+) nats per byte")
     (noise,) = figures(printed, r"noise: ([\d.]+) nats per byte")
     assert python + 0.5 < noise
-    assert figures(printed, r"(\d+) stretches of held-out text")[0] > 10
+    assert figures(printed, r"(\d+) pieces of validation text")[0] > 10

@@ -63,7 +63,7 @@ def test_the_schema_is_json_and_names_every_section(capsys: pytest.CaptureFixtur
         (["train", "run.toml", "--data.train", "gone"], "gone holds no prepared data"),
         (["train", "run.toml", "--layout.micro_batches", "9"], "layout.micro_batches=9 exceeds data.lanes=8"),
         (["train", "run.toml", "--train.optimizer", "sgd", "--train.lr", "1e38"], "has loss"),
-        (["eval", "nowhere"], "nowhere is not there; give the folder of a run or of a checkpoint"),
+        (["eval", "nowhere"], "nowhere does not exist; choose the folder of a run or of a checkpoint"),
         (["prepare", "text", "nowhere.txt", "--out", "x"], "nowhere.txt is not a file"),
         (["prepare", "text", "run.toml", "--out", "data"], "data already holds prepared data"),
         (["prepare", "text", "run.toml", "--out", "x", "--vocabulary", "gone"], "gone holds no prepared data"),
