@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -239,7 +239,9 @@ def _start_worker(runner: _PartRunner[Any]) -> tuple[Connection, BaseProcess]:
     context = get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_work, args=(runner, theirs), daemon=True)
-    # Ctrl-C reaches the whole process group: workers inherit the blocked signal and leave it to their parent.
+    # Ctrl-C reaches the whole process group: workers inherit the blocked signal and leave it to their parent. The
+    # resource tracker unblocks it when it starts, so it must run before the first worker does.
+    resource_tracker.ensure_running()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         process.start()
