@@ -15,7 +15,7 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -254,19 +254,16 @@ def _start_worker(runner: _PartRunner[Any]) -> tuple[Connection, BaseProcess]:
 def _work(runner: _PartRunner[Any], connection: Connection) -> None:
     """Run parts as they come; answer each with its number, or with the exception."""
     threading.Thread(target=_exit_with_parent, daemon=True).start()
-    # A parent that has closed the connection, or is ending, wants no answer: leave without a word.
-    with suppress(EOFError, OSError):
-        while True:
+    while True:
+        try:
             number, part = connection.recv()
-            connection.send(_run_or_catch(runner, number, part))
-
-
-def _run_or_catch(runner: _PartRunner[Any], number: int, part: Any) -> Any:  # noqa: ANN401 - whatever a part is
-    try:
-        return runner(number, part)
-    except Exception as error:  # noqa: BLE001 - the parent raises it
-        error.add_note(traceback.format_exc())
-        return error
+        except EOFError:
+            return  # the parent has closed the connection
+        try:
+            connection.send(runner(number, part))
+        except Exception as error:  # noqa: BLE001 - the parent raises it
+            error.add_note(traceback.format_exc())
+            connection.send(error)
 
 
 def _exit_with_parent() -> None:
