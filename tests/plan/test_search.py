@@ -88,6 +88,13 @@ def test_a_balanced_model_uses_all_devices_and_a_cheap_one_stays_on_one() -> Non
     assert "one device alone would be" in advise(forced)
 
 
+def test_one_device_is_compared_with_the_best_layout_on_several() -> None:
+    link = Link(latency=1e-6, bandwidth=1e8)  # gradients take much longer to send than outputs
+    light = profile([kind(1e-5, 1e-5, weight_bytes=10**7)] * 2, node=link)
+    plan = find_plan(light, Workload.of(4, 4), Cluster(3), num_best=3)
+    assert [(one.layout.replicas, one.layout.stages) for one in plan.best] == [(1, 1), (1, 2)]
+
+
 def test_four_ranks_on_two_cores_are_no_better_than_two() -> None:
     speeds = tuple(
         RankSpeed(ranks=ranks, contended=contended, solo=1.0) for ranks, contended in ((1, 1.0), (2, 0.98), (4, 0.49))

@@ -123,10 +123,12 @@ class _LayoutSearch:
         self._reject_oversized(grids)
         if not grids:
             raise self._no_layout()
+        slowest = self._slowest_listed(grids)
+        listed = sorted((prediction for prediction in grids.values() if prediction.seconds <= slowest), key=_sort_key)
         single = self._find_single_device()
         return Plan(
             cluster=self.cluster,
-            best=tuple(_put_chosen_first(sorted(grids.values(), key=_sort_key))[:num_best]),
+            best=tuple(_put_chosen_first(listed)[:num_best]),
             single_device=single
             or predict(self.costs, self.workload, Layout(blocks=(self.costs.num_blocks,)), self.cluster),
             fits_single_device=single is not None,
@@ -162,11 +164,15 @@ class _LayoutSearch:
         return PlanError(f"no layout is possible with devices={self.cluster.devices} ({reasons}); {remedy}")
 
     def _is_enough(self, grids: dict[tuple[int, int], Prediction], num_best: int, bound: float) -> bool:
-        """Is no layout with this bound or a larger one among the best? One device is always compared with several."""
-        if not grids or (self.cluster.devices > 1 and max(replicas * stages for replicas, stages in grids) == 1):
-            return False
+        """Is no layout with this bound or a larger one among the best?"""
         times = sorted(prediction.seconds for prediction in grids.values())
-        return bound > times[0] * _MAX_SLOWDOWN or (len(grids) >= num_best and bound > times[num_best - 1])
+        return bound > self._slowest_listed(grids) or (len(times) >= num_best and bound > times[num_best - 1])
+
+    def _slowest_listed(self, grids: dict[tuple[int, int], Prediction]) -> float:
+        """Return the seconds up to which layouts are listed. One device is always compared with several."""
+        fastest = min((prediction.seconds for prediction in grids.values()), default=np.inf)
+        several = (prediction.seconds for (replicas, stages), prediction in grids.items() if replicas * stages > 1)
+        return max(fastest * _MAX_SLOWDOWN, min(several, default=np.inf) if self.cluster.devices > 1 else 0.0)
 
     def _layouts(self) -> Iterator[Layout]:
         """Yield all layouts that the model and the data allow."""
