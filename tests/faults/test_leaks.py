@@ -40,7 +40,7 @@ def temporary_files() -> set[str]:
 @pytest.mark.parametrize("num_restarts", [pytest.param(3, marks=pytest.mark.short), 200])
 def test_restarts_leave_nothing_behind(num_restarts: int, faults_data: Path, tmp_path: Path) -> None:
     before = temporary_files()
-    options: dict[str, object] = {"run.restarts": 10**6, "train.steps": 10**6, "data.workers": 1}
+    options: dict[str, object] = {"run.max_restarts": 10**6, "train.steps": 10**6, "data.workers": 1}
     run = TrainProcess(tmp_path / "run", faults_data, (2, 1), options).start()
     assert run.process is not None
     launcher = run.process.pid

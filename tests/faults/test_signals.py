@@ -36,7 +36,7 @@ def test_a_preempted_run_saves_and_resumes_later(
 ) -> None:
     expected = reference_runs[grid]
     # A single rank has no launcher; with several, the launcher does not restart ranks that were preempted.
-    options: dict[str, object] = {"run.restarts": 0 if whom == "alone" else 3, "save.every": 1000}
+    options: dict[str, object] = {"run.max_restarts": 0 if whom == "alone" else 3, "save.every": 1000}
     run = TrainProcess(tmp_path / "run", faults_data, grid, options).start()
     run.await_step(11)
     assert run.process is not None
@@ -63,7 +63,9 @@ def test_a_run_preempted_before_its_first_step_can_be_restarted(
     grid: tuple[int, int], seconds: float, faults_data: Path, tmp_path: Path
 ) -> None:
     restarts = 0 if grid == (1, 1) else 3
-    run = TrainProcess(tmp_path / "run", faults_data, grid, {"run.restarts": restarts, "train.steps": 10**6}).start()
+    run = TrainProcess(
+        tmp_path / "run", faults_data, grid, {"run.max_restarts": restarts, "train.steps": 10**6}
+    ).start()
     time.sleep(seconds)
     assert run.process is not None
     run.process.send_signal(signal.SIGTERM)
@@ -95,7 +97,7 @@ def test_ranks_do_not_outlive_their_launcher(grid: tuple[int, int], faults_data:
 
 @pytest.mark.short
 def test_a_stopped_rank_is_named_with_its_last_action(faults_data: Path, tmp_path: Path) -> None:
-    options: dict[str, object] = {"train.steps": 10**6, "run.timeout": 6, "run.restarts": 0}
+    options: dict[str, object] = {"train.steps": 10**6, "run.timeout": 6, "run.max_restarts": 0}
     run = TrainProcess(tmp_path / "run", faults_data, (1, 2), options).start()
     run.await_step(5)
     ranks = run.ranks()
@@ -126,7 +128,7 @@ def test_a_run_on_one_machine_listens_on_loopback_only(faults_data: Path, tmp_pa
     pids = [run.process.pid, *run.ranks(), *(child for pid in run.ranks() for child in children(pid))]
     listed = subprocess.run(["ss", "-lntupH"], capture_output=True, text=True, check=True).stdout.splitlines()
     sockets = [row for row in listed if any(f"pid={pid}," in row for pid in pids)]
-    second = TrainProcess(tmp_path / "run", faults_data, (1, 1), {"run.restarts": 0}).start()
+    second = TrainProcess(tmp_path / "run", faults_data, (1, 1), {"run.max_restarts": 0}).start()
     code, output = second.finish()
     run.process.kill()
     run.finish()
@@ -149,7 +151,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_intact(faults_data: Path, tmp_pa
         assert "CI" not in os.environ
         pytest.skip("only root can mount a small disk")
     try:
-        run = TrainProcess(folder / "run", faults_data, (2, 1), {"save.keep": 1000, "run.restarts": 0}).start()
+        run = TrainProcess(folder / "run", faults_data, (2, 1), {"save.keep": 1000, "run.max_restarts": 0}).start()
         run.await_step(2 * SAVE_EVERY)
         with (folder / "filler").open("wb") as filler:
             try:
@@ -168,7 +170,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_intact(faults_data: Path, tmp_pa
         code, output = TrainProcess(folder / "run", faults_data, (2, 1)).start().finish()
         assert code == 0 and "resume  after step" in output, output
         subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
-        code, output = TrainProcess(folder / "other", faults_data, (1, 1), {"run.restarts": 0}).start().finish()
+        code, output = TrainProcess(folder / "other", faults_data, (1, 1), {"run.max_restarts": 0}).start().finish()
         assert code == 2 and "run.folder=" in output and "can't be written (Read-only file system)" in output, output
     finally:
         subprocess.run(["umount", str(folder)], check=True)

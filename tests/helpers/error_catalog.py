@@ -919,7 +919,7 @@ ERROR_SECTIONS = (
                 "out of memory (dmesg)",
                 "The system, or someone, killed a rank, and no restart was left.",
                 "See `dmesg` for the out-of-memory killer; use more stages, micro-batches or `layout.recompute`; raise "
-                "`run.restarts`.",
+                "`run.max_restarts`.",
                 triggers.killed,
                 LostPeerError,
             ),

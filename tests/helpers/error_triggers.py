@@ -296,7 +296,7 @@ def start_world(size: int, device: str = "auto") -> None:
 
 def killed() -> None:
     """Let one of two ranks be killed, as the system does to one that asks for too much memory."""
-    options = ["--layout.stages", "2", "--run.restarts", "0", "--model.loss", "models.py:kills"]
+    options = ["--layout.stages", "2", "--run.max_restarts", "0", "--model.loss", "models.py:kills"]
     command = [sys.executable, "-m", "stretto", "train", "run.toml", *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == LostPeerError.exit_code

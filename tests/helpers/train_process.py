@@ -34,7 +34,7 @@ class TrainProcess:
             "layout.replicas": replicas,
             "layout.stages": stages,
             "layout.chunks": 2 if stages > 1 else 1,
-            "run.restarts": 3,
+            "run.max_restarts": 3,
             **self.options,
         }
         listed = [text for name, value in fields.items() for text in (f"--{name}", str(value))]

@@ -51,7 +51,7 @@ def test_a_killed_rank_of_a_run_is_named_once_and_nothing_is_left_behind(byte_co
     config = tmp_path / "run.toml"
     config.write_text(
         f'[data]\ntrain = "{byte_corpus.location}"\nlanes = 8\nwindow = 20\n[model]\nhidden = 16\n'
-        f'[train]\nsteps = 1000000\n[run]\nrestarts = 0\nfolder = "{tmp_path / "run"}"\n[layout]\nstages = 2\n'
+        f'[train]\nsteps = 1000000\n[run]\nmax_restarts = 0\nfolder = "{tmp_path / "run"}"\n[layout]\nstages = 2\n'
     )
     process = subprocess.Popen(
         [sys.executable, "-m", "stretto", "train", str(config)],

@@ -89,7 +89,7 @@ def test_a_run_that_was_killed_has_each_step_once_in_all_sinks(
 
     port, steps = free_port(), 300
     trackers = {"tensorboard": "true", "wandb": "lab", "mlflow": "lab", "prometheus": port}
-    options: dict[str, object] = {"train.steps": steps, "run.restarts": 0}
+    options: dict[str, object] = {"train.steps": steps, "run.max_restarts": 0}
     options |= {f"logging.{name}": value for name, value in trackers.items()}
     run = TrainProcess(tmp_path / "run", Path(byte_corpus.location), options=options).start()
     run.await_step(60)

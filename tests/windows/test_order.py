@@ -70,7 +70,7 @@ def test_each_sequence_comes_exactly_once_per_epoch_and_no_batch_exceeds_its_lim
     for batch in batches:
         lengths = [int(source.lengths(s, n, n + 1)[0]) for s, n in rows([batch])]
         assert lengths == batch.lengths.tolist() == sorted(lengths, reverse=True)
-        assert 0 < len(lengths) <= order.limits.rows
+        assert 0 < len(lengths) <= order.limits.max_rows
         assert len(lengths) * lengths[0] <= order.limits.budget
 
 

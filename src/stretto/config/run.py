@@ -48,7 +48,7 @@ class DataConfig(StrictModel):
     """lanes: steps of time per optimizer step (the truncated-BPTT length)."""
     budget: int = Field(4096, ge=1)
     """batches, forecast: maximum steps of a global batch, padding included."""
-    rows: int = Field(65536, ge=1)
+    max_rows: int = Field(65536, ge=1)
     """batches, forecast: maximum rows of a global batch."""
     row_multiple: int = Field(8, ge=1)
     """batches, forecast: batches with more rows than this have a multiple of it, so that replicas get equal shares."""
@@ -94,7 +94,7 @@ class RunSettings(StrictModel):
     """Steps between evaluations; by default there is one, at the end."""
     timeout: float = Field(600.0, gt=0, allow_inf_nan=False)
     """Seconds that a rank waits for another before it reports it as lost."""
-    restarts: int | None = Field(None, ge=0)
+    max_restarts: int | None = Field(None, ge=0)
     """How often lost ranks are restarted without a new checkpoint in between. By default 3 if this command starts
     several ranks, and 0 for a single rank."""
 

@@ -9,32 +9,10 @@ from stretto.config.run import RunConfig
 
 # Fields that the saved tensors depend on. All others may change when a run resumes.
 _INCOMPATIBLE_FIELDS = {
-    "model": {
-        "cell",
-        "layers",
-        "layers_per_block",
-        "hidden",
-        "embedding",
-        "projection",
-        "locked_dropout",
-        "residual",
-        "norm",
-    },
-    "data": {
-        "feed",
-        "lanes",
-        "window",
-        "budget",
-        "rows",
-        "row_multiple",
-        "context",
-        "stride",
-        "every_step",
-        "horizon",
-        "season",
-        "targets",
-        "masks",
-    },
+    "model": {"cell", "layers", "layers_per_block", "hidden", "embedding", "projection", "locked_dropout", "residual",
+              "norm"},
+    "data": {"feed", "lanes", "window", "budget", "max_rows", "row_multiple", "context", "stride", "every_step",
+             "horizon", "season", "targets", "masks"},
     "train": {"optimizer"},
     "run": {"seed"},
 }  # fmt: skip

@@ -22,7 +22,7 @@ from stretto.windows.loader import WindowSource
 # The feeds that use a field; fields that are not listed are used by all of them.
 _FEEDS_BY_FIELD = {
     **dict.fromkeys(("lanes", "window"), ("lanes",)),
-    **dict.fromkeys(("budget", "rows", "row_multiple"), ("batches", "forecast")),
+    **dict.fromkeys(("budget", "max_rows", "row_multiple"), ("batches", "forecast")),
     **dict.fromkeys(("context", "stride", "every_step"), ("forecast",)),
     **dict.fromkeys(("horizon", "season", "targets"), ("lanes", "forecast")),
     "masks": ("lanes", "batches", "forecast"),
@@ -120,7 +120,7 @@ def _sequence_feed(sequences: Sequences, data: DataConfig, seed: int, min_rows: 
             windows = DocumentLanes.fitting(sequences, data.lanes, data.window, forecast, seed, min_rows)
     else:
         items = _items(sequences, data, kind, is_validation=min_rows is not None)
-        windows = Batches(items, data.budget, data.rows, data.row_multiple, seed)
+        windows = Batches(items, data.budget, data.max_rows, data.row_multiple, seed)
     return Feed(
         windows,
         DataSpec(

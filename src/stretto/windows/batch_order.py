@@ -22,13 +22,14 @@ class BatchLimits:
     """How large a global batch may be, whatever the number of ranks."""
 
     budget: int  # max tokens: rows x steps of the longest row, padding included
-    rows: int
+    max_rows: int
     row_multiple: int = 8  # batches with more rows than this have a multiple of it, to divide evenly among replicas
 
     def __post_init__(self) -> None:
-        if min(self.budget, self.rows, self.row_multiple) < 1:
+        if min(self.budget, self.max_rows, self.row_multiple) < 1:
             raise DataError(
-                f"budget={self.budget}, rows={self.rows} and row_multiple={self.row_multiple} must all be at least 1"
+                f"budget={self.budget}, max_rows={self.max_rows} and row_multiple={self.row_multiple} must all be "
+                "at least 1"
             )
 
 
@@ -108,7 +109,7 @@ def _pack(lengths: IntArray, limits: BatchLimits, part: int, most: int | None = 
     """Fill batches in order, with limits of `part / _NUM_LIMIT_STEPS`; stop early after `most` edges."""
     total = len(lengths)
     budget = max(limits.budget * part // _NUM_LIMIT_STEPS, int(lengths[0]))
-    most_rows = max(limits.rows * part // _NUM_LIMIT_STEPS, 1)
+    most_rows = max(limits.max_rows * part // _NUM_LIMIT_STEPS, 1)
     edges = [0]
     while edges[-1] < total and len(edges) != most:
         start = edges[-1]

@@ -38,7 +38,7 @@ class Batches:
 
     items: Items
     budget: int  # max tokens of a global batch: rows x steps of its longest row
-    rows: int = 1 << 20  # max rows of a global batch
+    max_rows: int = 1 << 20  # max rows of a global batch
     row_multiple: int = 8
     seed: int = 1
     part: Share | None = None  # None: all rows, not yet shared
@@ -58,11 +58,11 @@ class Batches:
 
     @cached_property
     def limits(self) -> BatchLimits:
-        return BatchLimits(self.budget, self.rows, self.row_multiple)
+        return BatchLimits(self.budget, self.max_rows, self.row_multiple)
 
     @cached_property
     def order(self) -> BatchOrder:
-        num_rows = int(min(self.budget / max(self.items.mean_length, 1), self.rows)) + 1
+        num_rows = int(min(self.budget / max(self.items.mean_length, 1), self.max_rows)) + 1
         pool_rows = min(_BATCHES_PER_POOL * num_rows, max(_ROWS_PER_POOL, _MIN_BATCHES_PER_POOL * num_rows))
         return BatchOrder(ShufflePools(self.items, self.seed, pool_rows), self.limits)
 

@@ -30,7 +30,7 @@ def run(arguments: list[str]) -> None:
         ["train", *arguments],
         lambda world, config: show_run(Run(config, world, resume)),
         check=lambda config: prepare_run(config, resume),
-        restarts=config.run.restarts,
+        restarts=config.run.max_restarts,
         saves_plan=True,
     )
     run_on_ranks(config, command)

@@ -12,6 +12,9 @@ from stretto.config.loggers import LoggingConfig
 from stretto.train.sinks.background import BackgroundSink, describe_error
 from stretto.train.sinks.sink import LogLine, RunStatus, Sink
 
+# Opened in this order: first those that fail most often, last the slowest.
+_NAMES = ("prometheus", "tensorboard", "mlflow", "wandb")
+
 
 class Sinks:
     """All sinks of a run. Each has its own thread; an error in one is logged once and stops nothing."""
@@ -67,7 +70,7 @@ def open_sinks(
     for name, value in _enabled(config):
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            sinks.append(BackgroundSink(name, _OPENERS[name](config, folder, step, hyperparameters), history()))
+            sinks.append(BackgroundSink(name, _open_sink(name, config, folder, step, hyperparameters), history()))
         except Exception as error:
             Sinks(sinks).close("failed")
             if isinstance(error, StrettoError):
@@ -99,40 +102,28 @@ def _run_status(error: BaseException | None) -> RunStatus:
 
 
 def _enabled(config: LoggingConfig) -> list[tuple[str, object]]:
-    return [(name, value) for name in _OPENERS if (value := getattr(config, name)) not in (None, False)]
+    return [(name, value) for name in _NAMES if (value := getattr(config, name)) not in (None, False)]
 
 
-def _open_prometheus(config: LoggingConfig, folder: Path, step: int, hyperparameters: Mapping[str, object]) -> Sink:
-    from stretto.train.sinks.prometheus import PrometheusSink
+def _open_sink(
+    name: str, config: LoggingConfig, folder: Path, step: int, hyperparameters: Mapping[str, object]
+) -> Sink:
+    # Trackers are slow to import, and optional.
+    if name == "prometheus":
+        from stretto.train.sinks.prometheus import PrometheusSink
 
-    assert config.prometheus is not None
-    return PrometheusSink(config.prometheus, folder)
+        assert config.prometheus is not None
+        return PrometheusSink(config.prometheus, folder)
+    if name == "tensorboard":
+        from stretto.train.sinks.tensorboard import TensorBoardSink
 
+        return TensorBoardSink(folder / "tensorboard", step)
+    if name == "mlflow":
+        from stretto.train.sinks.mlflow import MlflowSink
 
-def _open_tensorboard(config: LoggingConfig, folder: Path, step: int, hyperparameters: Mapping[str, object]) -> Sink:
-    from stretto.train.sinks.tensorboard import TensorBoardSink
-
-    return TensorBoardSink(folder / "tensorboard", step)
-
-
-def _open_mlflow(config: LoggingConfig, folder: Path, step: int, hyperparameters: Mapping[str, object]) -> Sink:
-    from stretto.train.sinks.mlflow import MlflowSink
-
-    assert config.mlflow is not None
-    return MlflowSink(config.mlflow, folder, hyperparameters)
-
-
-def _open_wandb(config: LoggingConfig, folder: Path, step: int, hyperparameters: Mapping[str, object]) -> Sink:
+        assert config.mlflow is not None
+        return MlflowSink(config.mlflow, folder, hyperparameters)
     from stretto.train.sinks.wandb import WandbSink
 
     assert config.wandb is not None
     return WandbSink(config.wandb, folder, hyperparameters)
-
-
-# Opened in this order: first those that fail most often, last the slowest.
-_OPENERS: dict[str, Callable[[LoggingConfig, Path, int, Mapping[str, object]], Sink]] = {
-    "prometheus": _open_prometheus,
-    "tensorboard": _open_tensorboard,
-    "mlflow": _open_mlflow,
-    "wandb": _open_wandb,
-}
