@@ -20,6 +20,9 @@ SEQUENCE_FIELDS = ("text", "tokens", "values")
 _MAX_CLASSES = 1000
 # Numbers that are labels are few, such as stars.
 _MAX_NUMERIC_CLASSES = 100
+# The usual names of a column of times, and how long a time in any format may be.
+TIME_COLUMNS = ("time", "date", "datetime", "timestamp", "ds", "t", "step", "index")
+_MAX_TIME_CHARS = 40
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,12 @@ class FieldSummary:
     @property
     def is_sequence(self) -> bool:
         return self.type in ("text", "tokens", "channels")
+
+    @property
+    def is_unparsed_time(self) -> bool:
+        """Does it hold times that can't be parsed, by their looks or by the name of the field?"""
+        is_short = self.type in ("text", "category") and self.mean_length < _MAX_TIME_CHARS
+        return self.type == "unparsed time" or (is_short and self.name.lower() in TIME_COLUMNS)
 
     @property
     def is_constant(self) -> bool:

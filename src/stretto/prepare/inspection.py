@@ -9,8 +9,7 @@ from typing import Literal
 from stretto.base.errors import DataError
 from stretto.prepare.field_summary import FieldSummary
 from stretto.prepare.file_listing import AmbiguousInputError, Format, Listing, list_files, list_validation_files
-from stretto.prepare.file_preview import MAX_BYTES, FilePreview, preview_file, read_beginning
-from stretto.prepare.record_sample import RecordSample
+from stretto.prepare.record_sample import MAX_BYTES, RecordSample, read_beginning, sample_records
 from stretto.prepare.records import list_paths
 from stretto.prepare.sequence_data import SequenceData, infer_sequence_data, list_sequence_fields, list_short_texts
 from stretto.prepare.series_data import SeriesData, infer_series_data
@@ -63,10 +62,7 @@ class Inspection:
 
 
 def inspect_data(
-    paths: Sequence[Path | str] | Path | str,
-    hints: DataHints = DataHints(),
-    *,
-    valid: Sequence[Path | str] = (),
+    paths: Sequence[Path | str] | Path | str, hints: DataHints = DataHints(), *, valid: Sequence[Path | str] = ()
 ) -> Inspection:
     """Return what files or folders hold; only the beginning and the end of each file is read.
 
@@ -108,8 +104,7 @@ def _inspect_text(listing: Listing, hints: DataHints) -> Inspection:
 
 
 def _inspect_records(listing: Listing, hints: DataHints) -> Inspection:
-    preview = preview_file(listing.paths[0])
-    sample = RecordSample.from_preview(listing.paths[0], preview)
+    sample = sample_records(listing.paths[0])
     for name in ("sequence", "label", "time", "by"):
         value = getattr(hints, name)
         if value is not None and value not in sample.field_names:
@@ -121,7 +116,7 @@ def _inspect_records(listing: Listing, hints: DataHints) -> Inspection:
     else:
         data, notes = infer_sequence_data(sample, hints.sequence, hints.label, hints.has_label, hints.level)
     inspection = _make_inspection(listing, data, notes)
-    return replace(inspection, fields=sample.fields, num_rows=_count_rows(listing, preview))
+    return replace(inspection, fields=sample.fields, num_rows=_count_rows(listing, sample))
 
 
 def _make_inspection(listing: Listing, data: TextData | SequenceData | SeriesData, notes: Sequence[str]) -> Inspection:
@@ -141,9 +136,9 @@ def _list_names(paths: Sequence[Path], most: int = 3) -> str:
     return ", ".join(path.name for path in paths[:most]) + more
 
 
-def _count_rows(listing: Listing, preview: FilePreview) -> int:
-    size = listing.paths[0].stat().st_size if listing.paths[0].is_file() else 0
-    return preview.num_rows * len(listing.paths) if not size else round(preview.num_rows * listing.num_bytes / size)
+def _count_rows(listing: Listing, sample: RecordSample) -> int:
+    size = sample.path.stat().st_size if sample.path.is_file() else 0
+    return round(sample.num_rows * listing.num_bytes / size) if size else sample.num_rows * len(listing.paths)
 
 
 def _infer_kind(sample: RecordSample, hints: DataHints) -> DataKind:

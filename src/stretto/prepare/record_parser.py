@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from stretto.base.errors import DataError
 from stretto.prepare.options import BadRowPolicy, NanPolicy, ValueType
-from stretto.prepare.records import ParsedRow, RecordPart, shorten
+from stretto.prepare.records import ParsedRow, RecordPart, is_utf8, shorten
 from stretto.store.vocabulary import Level, split_symbols
 
 _MAX_TOKENS = 1 << 32
@@ -267,7 +267,5 @@ def _check_types(value: list[Any], kinds: set[type], name: str, wanted: str) -> 
 
 
 def _check_text(value: str, name: str) -> None:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise BadRowError(f"{name!r} has half of a surrogate pair, which is not valid UTF-8") from None
+    if not is_utf8(value):
+        raise BadRowError(f"{name!r} has half of a surrogate pair, which is not valid UTF-8")

@@ -1,16 +1,40 @@
-"""RecordSample: the rows of a file that were read to see what it holds."""
+"""RecordSample: the first rows of a file of records and some of the last, however large it is."""
 
-from collections.abc import Mapping, Sequence
+import io
+import os
+from collections import deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from stretto.base.errors import DataError
 from stretto.prepare.field_summary import FieldSummary, infer_fields
-from stretto.prepare.file_preview import FilePreview
+from stretto.prepare.records import (
+    BYTE_ORDER_MARK,
+    ParsedRow,
+    RecordPart,
+    csv_cells,
+    csv_reader,
+    csv_row,
+    find_format,
+    open_dataset,
+    open_parquet,
+    parse_line,
+    read_header,
+    read_rows,
+    unreadable,
+)
 
-_MAX_TIME_CHARS = 40
-TIME_COLUMNS = ("time", "date", "datetime", "timestamp", "ds", "t", "step", "index")
+# How much of a file is read.
+MAX_BYTES = 1 << 20
+_MAX_ROWS = 2000
+_TAIL_BYTES = 64 << 10
+_TAIL_ROWS = 100
+
+# The first rows, some of the last ones if there are more, and the approximate number of all rows.
+_SampledRows = tuple[list[ParsedRow], list[ParsedRow], int]
 
 
 @dataclass(frozen=True)
@@ -21,35 +45,107 @@ class RecordSample:
     is_csv: bool
     records: tuple[Mapping[str, Any], ...]
     last_records: tuple[Mapping[str, Any], ...]
-    fields: tuple[FieldSummary, ...]
+    num_rows: int  # in the whole file, approximately
 
-    @classmethod
-    def from_preview(cls, path: Path, preview: FilePreview) -> Self:
-        """Take the rows of a preview that can be read."""
-        records = tuple(row.record for row in preview.rows if not row.problem)
-        if not records:
-            raise DataError(f"{path}: no row can be read (the first: {preview.rows[0].problem}); fix the file")
-        last = tuple(row.record for row in preview.last if not row.problem)
-        return cls(path, preview.is_csv, records, last, _infer_fields(records, last, preview.is_csv))
+    @cached_property
+    def fields(self) -> tuple[FieldSummary, ...]:
+        """What the fields hold; the last rows count too, since a file may be sorted by its classes."""
+        with_last = {field.name: field for field in infer_fields([*self.records, *self.last_records], self.is_csv)}
+        # The last rows of a CSV file may start within a quoted cell, and then the fields look different.
+        return tuple(
+            with_last[field.name] if with_last[field.name].type == field.type else field
+            for field in infer_fields(self.records, self.is_csv)
+        )
 
     @property
     def field_names(self) -> tuple[str, ...]:
         return tuple(field.name for field in self.fields)
 
 
-def has_unparsed_times(field: FieldSummary) -> bool:
-    """Does a field hold times that can't be parsed, by their looks or by the name of the field?"""
-    is_short = field.type in ("text", "category") and field.mean_length < _MAX_TIME_CHARS
-    return field.type == "unparsed time" or (is_short and field.name.lower() in TIME_COLUMNS)
+def sample_records(path: Path) -> RecordSample:
+    """Read the beginning and the end of a file of records."""
+    format = find_format(path)
+    if format == "parquet":
+        first, last, num_rows = _sample_parquet(path)
+    elif format == "datasets":
+        first, last, num_rows = _sample_dataset(path)
+    else:
+        first, last, num_rows = _sample_lines(path, format == "csv")
+    if not first:
+        raise DataError(f"{path} has no rows; choose a different file")
+    records, last_records = (tuple(row.record for row in rows if not row.problem) for rows in (first, last))
+    if not records:
+        raise DataError(f"{path}: no row can be read (the first: {first[0].problem}); fix the file")
+    return RecordSample(path, format == "csv", records, last_records, num_rows)
 
 
-def _infer_fields(
-    records: Sequence[Mapping[str, Any]], last: Sequence[Mapping[str, Any]], is_csv: bool
-) -> tuple[FieldSummary, ...]:
-    """Return what the fields hold; the last rows count too, since a file may be sorted by its classes."""
-    with_last = {field.name: field for field in infer_fields([*records, *last], is_csv)}
-    # The last rows of a CSV file may start within a quoted cell, and then the fields look different.
-    return tuple(
-        with_last[field.name] if with_last[field.name].type == field.type else field
-        for field in infer_fields(records, is_csv)
-    )
+def read_beginning(path: Path) -> tuple[bytes, bool]:
+    """Return the first bytes of a file, up to the end of a line, and whether they are the whole file."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES)
+            is_complete = len(content) == os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise DataError(f"{path} can't be read ({error.strerror}); choose a different file") from None
+    if is_complete:
+        return content, True
+    edge = content.rfind(b"\n") + 1
+    return content[: edge or len(content)], False
+
+
+def _read_end(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+        # The first line is incomplete.
+        return file.read().partition(b"\n")[2]
+
+
+def _sample_lines(path: Path, is_csv: bool) -> _SampledRows:
+    content, is_complete = read_beginning(path)
+    if not is_complete and b"\n" not in content:
+        raise DataError(f"{path} has no line break in its first {MAX_BYTES >> 20} MiB; is it {path.suffix[1:]}?")
+    tail = b"" if is_complete else _read_end(path)
+    if is_csv:
+        reader = _csv_reader(content)
+        header = read_header(path, reader)
+        first, last = _csv_rows(header, reader), _csv_rows(header, _csv_reader(tail))
+    else:
+        first, last = _jsonl_rows(content), _jsonl_rows(tail)
+    # Exact if the whole file was read, else extrapolated from the mean length of a row.
+    num_rows = len(first) if is_complete else round(len(first) * path.stat().st_size / max(len(content), 1))
+    return first[:_MAX_ROWS], (last or first[_MAX_ROWS:])[-_TAIL_ROWS:], num_rows
+
+
+def _csv_reader(content: bytes) -> Iterator[list[str]]:
+    return csv_reader(io.StringIO(content.decode("utf-8-sig", errors="surrogateescape"), newline=""))
+
+
+def _csv_rows(header: list[str], reader: Iterator[list[str]]) -> list[ParsedRow]:
+    return [csv_row(index, header, cells) for index, cells in enumerate(csv_cells(reader)) if cells]
+
+
+def _jsonl_rows(content: bytes) -> list[ParsedRow]:
+    lines = content.removeprefix(BYTE_ORDER_MARK).splitlines()
+    return [parse_line(index, line) for index, line in enumerate(lines) if line.strip()]
+
+
+def _sample_dataset(path: Path) -> _SampledRows:
+    num_rows = len(open_dataset(path))
+    ranges = ((0, min(num_rows, _MAX_ROWS)), (max(num_rows - _TAIL_ROWS, _MAX_ROWS), num_rows))
+    first, last = (list(read_rows(RecordPart(path, "datasets", start, stop, 0))) for start, stop in ranges)
+    return first, last, num_rows
+
+
+def _sample_parquet(path: Path) -> _SampledRows:
+    file = open_parquet(path)
+    num_rows, num_groups = file.metadata.num_rows, file.metadata.num_row_groups
+    if not num_rows:
+        return [], [], 0
+    try:
+        first = next(file.iter_batches(_MAX_ROWS)).to_pylist()
+        # A row group can't be read from its end.
+        (end,) = deque(file.iter_batches(_MAX_ROWS, row_groups=[num_groups - 1]), maxlen=1)
+        last = end.slice(max(0, end.num_rows - _TAIL_ROWS)).to_pylist() if num_rows > _MAX_ROWS else []
+    except (ValueError, OSError) as error:
+        raise unreadable(path, error) from None
+    return [ParsedRow(0, record) for record in first], [ParsedRow(0, record) for record in last], num_rows

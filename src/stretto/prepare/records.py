@@ -3,11 +3,11 @@
 import csv
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TextIO
 
 from stretto.base.errors import DataError
 from stretto.prepare.text_files import TextFiles
@@ -20,7 +20,7 @@ _BATCH = 1024
 _BLOCK = 1 << 20
 # Text of the csv module's error.
 _UNCLOSED = "unexpected end of data"
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class ParsedRow(NamedTuple):
@@ -101,7 +101,8 @@ def find_format(path: Path) -> Format:
 
 def _cut(path: Path, format: Format, part_bytes: int) -> Iterator[RecordPart]:
     if format == "csv":
-        _read_header(path)
+        with _open_csv(path) as file:
+            read_header(path, csv_reader(file))
         yield RecordPart(path, format, 0, 0, path.stat().st_size)
     elif format == "jsonl":
         texts, start = TextFiles.open([path]), 0
@@ -130,7 +131,7 @@ def _jsonl_rows(part: RecordPart) -> Iterator[ParsedRow]:
         while left > 0 and (line := file.readline()):
             left -= len(line)
             if not index and not part.start:
-                line = line.removeprefix(_BYTE_ORDER_MARK)
+                line = line.removeprefix(BYTE_ORDER_MARK)
             # A blank line is not a row, but an editor counts it.
             if not line.isspace():
                 yield parse_line(index, line)
@@ -152,81 +153,82 @@ def parse_line(index: int, line: bytes) -> ParsedRow:
     return ParsedRow(index, record)
 
 
-def _read_header(path: Path) -> list[str]:
-    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        try:
-            header = next(csv.reader(file, strict=True), [])
-        except csv.Error as error:
-            raise DataError(f"{path}: its header line can't be read ({error}); fix it") from None
-    return check_header(path, header)
+def _open_csv(path: Path) -> TextIO:
+    # Bytes that are not UTF-8 become surrogates, so that one bad cell is one bad row.
+    return path.open(encoding="utf-8-sig", errors="surrogateescape", newline="")
 
 
-def check_header(path: Path, header: list[str]) -> list[str]:
-    """Reject a header line that doesn't name each column."""
+def csv_reader(text: Iterable[str]) -> Iterator[list[str]]:
+    """Return a reader of CSV text that has no limit on the size of a cell."""
+    # The default limit is 128 KiB, less than a long text.
+    csv.field_size_limit(sys.maxsize)
+    return csv.reader(text, strict=True)
+
+
+def read_header(path: Path, reader: Iterator[list[str]]) -> list[str]:
+    """Return the names of the columns; reject a header line that doesn't name each column."""
+    try:
+        header = next(reader, [])
+    except csv.Error as error:
+        raise DataError(f"{path}: its header line can't be read ({error}); fix it") from None
     other = next((mark for mark in ";\t|" if len(header) == 1 and mark in header[0]), None)
     if other is not None:
         raise DataError(f"{path}: its columns are separated by {other!r}; use commas")
     for name in header:
-        if not name or not _is_utf8(name) or header.count(name) > 1:
+        if not name or not is_utf8(name) or header.count(name) > 1:
             raise DataError(f"{path}: its header line has a column {name!r}; give each column its own name")
     if not header or all(_is_number(name) or looks_like_time(name) for name in header):
         raise DataError(f"{path}: its first line is not a header; write the names of the columns there")
     return header
 
 
+def csv_cells(reader: Iterator[list[str]]) -> Iterator[list[str] | str]:
+    """Yield the cells of each row, or why it can't be read."""
+    while True:
+        try:
+            yield next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            yield str(error)
+
+
 def _csv_rows(part: RecordPart) -> Iterator[ParsedRow]:
-    header = _read_header(part.path)
     index, is_blank = 0, False
-    for cells in _csv_cells(part.path):
-        # With a single column, a blank line is an empty cell, unless it is the last: that is just the end of the file.
-        if is_blank and len(header) == 1:
-            yield csv_row(index, header, [""])
-            index += 1
-        is_blank = not cells
-        if is_blank:
-            continue
-        if isinstance(cells, str):
+    with _open_csv(part.path) as file:
+        reader = csv_reader(file)
+        header = read_header(part.path, reader)
+        for cells in csv_cells(reader):
+            # With a single column, a blank line is an empty cell, unless it ends the file.
+            if is_blank and len(header) == 1:
+                yield csv_row(index, header, [""])
+                index += 1
+            is_blank = not cells
             if cells == _UNCLOSED:
                 # More than one bad row: the quote swallows everything after it.
                 where = f"{part.path}, row {part.row_number(index):,}"
                 raise DataError(f"{where}: a quote is opened there and never closed; fix the file")
-            yield ParsedRow(index, {}, f"the row can't be read ({cells})")
-        else:
-            yield csv_row(index, header, cells)
-        index += 1
+            if cells:
+                yield csv_row(index, header, cells)
+                index += 1
     if not index:
         raise DataError(f"{part.path} has a header but no rows; leave it out")
 
 
-def _csv_cells(path: Path) -> Iterator[list[str] | str]:
-    """Yield the cells of each row after the header, or why it can't be read."""
-    # The default limit is 128 KiB, less than a long text.
-    csv.field_size_limit(sys.maxsize)
-    # Bytes that are not UTF-8 become surrogates, so that one bad cell is one bad row.
-    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        reader = csv.reader(file, strict=True)
-        next(reader)
-        while True:
-            try:
-                cells: list[str] | str = next(reader)
-            except StopIteration:
-                return
-            except csv.Error as error:
-                cells = str(error)
-            yield cells
-
-
-def csv_row(index: int, header: list[str], cells: list[str]) -> ParsedRow:
-    """Return the row with these cells."""
+def csv_row(index: int, header: list[str], cells: list[str] | str) -> ParsedRow:
+    """Return the row with these cells; a text says why it can't be read."""
+    if isinstance(cells, str):
+        return ParsedRow(index, {}, f"the row can't be read ({cells})")
     if len(cells) != len(header):
         return ParsedRow(index, {}, f"it has {len(cells)} cells, but the header has {len(header)}")
     for name, cell in zip(header, cells, strict=True):
-        if not cell.isascii() and not _is_utf8(cell):
+        if not cell.isascii() and not is_utf8(cell):
             return ParsedRow(index, {}, f"the cell of {name!r} is not UTF-8")
     return ParsedRow(index, dict(zip(header, cells, strict=True)))
 
 
-def _is_utf8(text: str) -> bool:
+def is_utf8(text: str) -> bool:
+    """Can it be encoded? It can't if it has half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -265,10 +267,11 @@ def open_parquet(path: Path) -> Any:  # noqa: ANN401 - pyarrow has no types
     try:
         return parquet.ParquetFile(path)
     except (ValueError, OSError) as error:
-        raise _unreadable(path, error) from None
+        raise unreadable(path, error) from None
 
 
-def _unreadable(path: Path, error: Exception) -> DataError:
+def unreadable(path: Path, error: Exception) -> DataError:
+    """Return the error for a file that a library can't read."""
     return DataError(f"{path} can't be read ({str(error).splitlines()[0]}); copy it or write it again")
 
 
@@ -292,7 +295,7 @@ def _parquet_records(part: RecordPart, fields: Sequence[str] | None) -> Iterator
             # A row without any of the columns is still a row, an empty one.
             yield from batch.to_pylist() if names else ({} for _ in range(batch.num_rows))
     except (ValueError, OSError) as error:
-        raise _unreadable(part.path, error) from None
+        raise unreadable(part.path, error) from None
 
 
 def open_dataset(path: Path) -> Any:  # noqa: ANN401 - an optional library
@@ -301,7 +304,7 @@ def open_dataset(path: Path) -> Any:  # noqa: ANN401 - an optional library
     try:
         return datasets.load_from_disk(str(path)).with_format(None)
     except (ValueError, OSError, KeyError) as error:
-        raise _unreadable(path, error) from None
+        raise unreadable(path, error) from None
 
 
 def _dataset_records(part: RecordPart, fields: Sequence[str] | None) -> Iterator[dict[str, Any]]:

@@ -7,7 +7,7 @@ from stretto.base.errors import DataError
 from stretto.prepare.field_summary import FieldSummary
 from stretto.prepare.file_listing import AmbiguousInputError
 from stretto.prepare.options import ValueType
-from stretto.prepare.record_sample import RecordSample, has_unparsed_times
+from stretto.prepare.record_sample import RecordSample
 from stretto.store.vocabulary import Level, split_symbols
 
 _LABEL_COLUMNS = ("label", "labels", "class", "target", "category", "sentiment", "y")
@@ -54,7 +54,7 @@ def list_sequence_fields(sample: RecordSample) -> list[FieldSummary]:
         field
         for field in sample.fields
         if (field.is_named_sequence and field.type in ("category", "unparsed time"))
-        or (field.is_sequence and not has_unparsed_times(field))
+        or (field.is_sequence and not field.is_unparsed_time)
     ]
 
 

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from stretto.base.errors import DataError
+from stretto.prepare.field_summary import TIME_COLUMNS
 from stretto.prepare.file_listing import AmbiguousInputError
 from stretto.prepare.options import NanPolicy
 from stretto.prepare.record_parser import parse_number
-from stretto.prepare.record_sample import TIME_COLUMNS, RecordSample, has_unparsed_times
+from stretto.prepare.record_sample import RecordSample
 from stretto.prepare.time_axis import (
     has_many_repeats,
     infer_period,
@@ -59,7 +60,7 @@ def infer_series_data(sample: RecordSample, time: str | None, by: str | None) ->
         raise DataError(
             f"{sample.path} has no column of numbers{' besides ' * bool(others)}{others}; use different data"
         )
-    dates = [field.name for field in sample.fields if has_unparsed_times(field) and field.name not in (time, by)]
+    dates = [field.name for field in sample.fields if field.is_unparsed_time and field.name not in (time, by)]
     notes = [] if time else [_file_order_note(dates, sample.records)]
     unused = [field.name for field in sample.fields if field not in channels and field.name not in (time, by, *dates)]
     if unused:
@@ -150,7 +151,7 @@ def _list_series_columns(sample: RecordSample, time: str | None) -> tuple[list[s
     named = [
         field for field in sample.fields if field.type in ("category", "text") or field.name.lower() in _SERIES_COLUMNS
     ]
-    named = [field for field in named if not has_unparsed_times(field)]
+    named = [field for field in named if not field.is_unparsed_time]
     integers = [field for field in sample.fields if has_several and field.is_integer and field not in named]
     grouped: list[str] = []
     mixed: list[str] = []
