@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from stretto.data import SequenceOptions, Sequences, TextOptions, prepare_sequences, prepare_text
 from stretto.errors import DataError
 from stretto.prepare.prepare_job import Progress
-from stretto.prepare.record_parser import SkippedRows
+from stretto.prepare.row_reader import SkippedRows
 from stretto.store.sequences import Channels, Tokens
 from stretto.store.vocabulary import ByteVocabulary
 

@@ -10,7 +10,7 @@ import pytest
 
 from stretto.data import Sequences, SeriesOptions, prepare_sequences, prepare_series
 from stretto.errors import DataError
-from stretto.prepare.record_parser import SkippedRows
+from stretto.prepare.row_reader import SkippedRows
 from stretto.store.sequences import Channels
 
 

@@ -13,7 +13,7 @@ from stretto.prepare.prepare_job import OnProgress, source_fingerprint
 from stretto.prepare.prepare_sequences import prepare_sequences
 from stretto.prepare.prepare_series import prepare_series
 from stretto.prepare.prepare_text import prepare_text
-from stretto.prepare.record_parser import OnSkipped, log_skipped_rows
+from stretto.prepare.row_reader import OnSkipped, log_skipped_rows
 from stretto.prepare.sequence_data import SequenceData
 from stretto.store.corpus import Corpus
 from stretto.store.index import INDEX, Store

@@ -2,37 +2,22 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from stretto.base.errors import DataError
-from stretto.prepare.options import BadRowPolicy, SequenceOptions, check_level, open_schema, open_vocabulary
+from stretto.prepare.options import SequenceOptions, check_level, open_schema, open_vocabulary
 from stretto.prepare.prepare_job import Job, OnProgress, PartResult, open_job
 from stretto.prepare.prepare_text import most_frequent
-from stretto.prepare.record_parser import (
-    BadRowError,
-    BadRows,
-    OnSkipped,
-    RecordParser,
-    SkippedRows,
-    get_record,
-    infer_parser,
-    log_skipped_rows,
-    sort_names,
-)
-from stretto.prepare.records import RecordPart, cut_records, list_paths, read_rows
-from stretto.prepare.shard_writer import (
-    check_splits,
-    finish_part,
-    make_channels,
-    open_shards,
-    sum_skipped_rows,
-    write_store,
-)
+from stretto.prepare.record_parser import RecordParser, infer_parser, sort_names
+from stretto.prepare.records import RecordPart, cut_records, list_paths
+from stretto.prepare.row_reader import OnSkipped, RowReader, SkippedRows, log_skipped_rows
+from stretto.prepare.shard_writer import finish_part, make_channels, open_shards, write_parts, write_store
 from stretto.store.schema import Schema
 from stretto.store.sequences import VALUES, Channels, Classes, Origin, Sequences, Tokens
 from stretto.store.vocabulary import ByteVocabulary, Vocabulary, split_symbols, token_dtype
@@ -60,43 +45,28 @@ def prepare_sequences(
     parser = replace(_infer_parser(parts, options), label=options.label, num_tokens=options.num_tokens, nan=options.nan)
     parser, vocabulary = _complete(parser, schema, options)
     channels = schema.values if schema is not None and isinstance(schema.values, Channels) else None
-    fraction = options.validation_fraction
-    random_split = _RandomSplit(("train", "valid") if fraction else ("",), fraction, options.seed)
-    settings = _SequenceSettings(parser, vocabulary, options.max_symbols, channels, random_split, options.bad_rows)
+    settings = _SequenceSettings(options, parser, vocabulary, channels)
     # A path may be given twice, and then its records are written twice: the fingerprint needs each of them.
     with open_job(folder, paths, options.to_dict(), workers, on_progress) as job:
         skipped = _write(job, parts, _scan(job, parts, settings))
         job.finish()
     if skipped.num_rows:
         on_skipped(skipped)
-    return [Sequences.open(Path(folder) / split) for split in random_split.splits]
-
-
-@dataclass(frozen=True)
-class _RandomSplit:
-    """The split of a sequence: a function of its place in the files, whoever asks and whenever."""
-
-    splits: tuple[str, ...]
-    validation_fraction: float
-    seed: int
-
-    def assign(self, part: int, row: int) -> str:
-        if len(self.splits) == 1:
-            return self.splits[0]
-        digest = hashlib.blake2b(f"{self.seed} {part} {row}".encode(), digest_size=8).digest()
-        return self.splits[int.from_bytes(digest, "big") < self.validation_fraction * 2**64]
+    return [Sequences.open(Path(folder) / split) for split in settings.splits]
 
 
 @dataclass(frozen=True)
 class _SequenceSettings:
     """Everything that decides how a record is written: the options, and what was learned from files and `like`."""
 
+    options: SequenceOptions
     parser: RecordParser
     vocabulary: Vocabulary | None
-    max_symbols: int | None
     channels: Channels | None  # from `like`
-    random_split: _RandomSplit
-    bad_rows: BadRowPolicy
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return ("train", "valid") if self.options.validation_fraction else ("",)
 
     @property
     def num_tokens(self) -> int:
@@ -105,19 +75,25 @@ class _SequenceSettings:
         assert self.parser.num_tokens is not None, "set by the scan"
         return self.parser.num_tokens
 
+    def choose_split(self, part: int, row: int) -> str:
+        """Return the split of a sequence: a function of its place in the files, whoever asks and whenever."""
+        if not self.options.validation_fraction:
+            return ""
+        digest = hashlib.blake2b(f"{self.options.seed} {part} {row}".encode(), digest_size=8).digest()
+        return "valid" if int.from_bytes(digest, "big") < self.options.validation_fraction * 2**64 else "train"
+
 
 def _infer_parser(parts: Sequence[RecordPart], options: SequenceOptions) -> RecordParser:
     """Return a parser for the records, inferred from the first one that can be read."""
-    first = ""
+    first_bad = ""
     for part in parts:
-        bad = BadRows(part, options.bad_rows)
-        for row in read_rows(part):
-            try:
-                return infer_parser(get_record(row), part.format == "csv", options.sequence, options.read_as)
-            except BadRowError as error:
-                bad.add(row.row_index, error)
-        first = first or bad.first
-    raise DataError(f"no row can be read as a sequence (the first is {first}); use different files or options")
+        reader = RowReader(part, options.bad_rows)
+        is_csv = part.format == "csv"
+        parse = partial(infer_parser, is_csv=is_csv, sequence=options.sequence, value_type=options.read_as)
+        for _, parser in reader.read(parse):
+            return parser
+        first_bad = first_bad or reader.first_bad
+    raise DataError(f"no row can be read as a sequence (the first is {first_bad}); use different files or options")
 
 
 def _complete(
@@ -137,18 +113,14 @@ def _complete(
 
 def _check_token_options(parser: RecordParser, schema: Schema | None, options: SequenceOptions) -> None:
     """Reject options of a vocabulary that has no use here."""
-    is_text = parser.value_type == "text"
-    for name in ("level", "vocabulary", "max_symbols"):
+    for name in ("level", "vocabulary", "max_symbols", "num_tokens"):
         value = getattr(options, name)
-        if value is not None and (not is_text or (schema is not None and name != "level")):
-            reason = "the vocabulary of like=" if is_text else f"sequences of {parser.value_type}"
+        is_used = parser.value_type == ("tokens" if name == "num_tokens" else "text")
+        if value is not None and (not is_used or (schema is not None and name != "level")):
+            known = "tokens" if name == "num_tokens" else "vocabulary"
+            reason = f"the {known} of like=" if is_used else f"sequences of {parser.value_type}"
             raise DataError(f"{name}={value} has no effect on {reason}; leave it out")
-    if options.num_tokens is None:
-        return
-    if parser.value_type != "tokens" or schema is not None:
-        reason = "the tokens of like=" if parser.value_type == "tokens" else f"sequences of {parser.value_type}"
-        raise DataError(f"num_tokens={options.num_tokens} has no effect on {reason}; leave it out")
-    if not 1 <= options.num_tokens <= 2**32:
+    if options.num_tokens is not None and not 1 <= options.num_tokens <= 2**32:
         raise DataError(f"num_tokens={options.num_tokens} must be between 1 and 2^32")
 
 
@@ -201,7 +173,7 @@ def _scan(job: Job, parts: Sequence[RecordPart], settings: _SequenceSettings) ->
         first = next((bad[number] for number in sorted(bad) if bad[number]), "")
         raise DataError(f"{job.target} would be empty: all rows are bad ({first}); use different files")
     if not is_known and is_text:
-        vocabulary = most_frequent(counts, parser.level, settings.max_symbols)
+        vocabulary = most_frequent(counts, parser.level, settings.options.max_symbols)
     elif not is_known:
         parser = replace(parser, num_tokens=largest + 1)
     if parser.label is not None and parser.classes is None:
@@ -210,39 +182,18 @@ def _scan(job: Job, parts: Sequence[RecordPart], settings: _SequenceSettings) ->
 
 
 def _write(job: Job, parts: Sequence[RecordPart], settings: _SequenceSettings) -> SkippedRows:
-    parser, random_split = settings.parser, settings.random_split
-    for split in random_split.splits:
-        (job.folder / split).mkdir(exist_ok=True)
-    results = job.run("write", _WriteSequences(settings), parts, [part.size for part in parts], f"writing {job.target}")
-    check_splits(job, results, random_split.splits, random_split.validation_fraction)
-    shards = {split: [result["splits"][split] for result in results] for split in random_split.splits}
+    parser, splits, fraction = settings.parser, settings.splits, settings.options.validation_fraction
+    shards, skipped = write_parts(job, _WriteSequences(settings), parts, splits, fraction)
     values: Tokens | Channels
     if parser.value_type == "channels":
-        values = make_channels(_channel_names(parser), shards[random_split.splits[0]], settings.channels)
+        values = make_channels(parser.channel_names, shards[splits[0]], settings.channels)
     else:
         values = Tokens(num_tokens=settings.num_tokens)
     labels = None if parser.classes is None else Classes(names=tuple(parser.classes))
-    for split in random_split.splits:
-        origin = Origin(sequence=parser.sequence, label=parser.label)
+    origin = Origin(sequence=parser.sequence, label=parser.label)
+    for split in splits:
         write_store(job, split, shards[split], values, labels, settings.vocabulary, origin)
-    return sum_skipped_rows(results)
-
-
-def _channel_names(parser: RecordParser) -> list[str]:
-    if parser.num_channels is None:
-        return [parser.sequence]
-    return [f"{parser.sequence}.{number}" for number in range(parser.num_channels)]
-
-
-def _good_rows(part: RecordPart, parser: RecordParser, bad: BadRows) -> Iterator[tuple[int, Any, str | None]]:
-    """Yield the index in the part, the sequence and the label of each row that can be read."""
-    for row in read_rows(part, parser.fields):
-        try:
-            record = get_record(row)
-            value = parser.text(record) if parser.value_type == "text" else parser.steps(record, part.format == "csv")
-            yield row.row_index, value, parser.label_name(record)
-        except BadRowError as error:
-            bad.add(row.row_index, error)
+    return skipped
 
 
 @dataclass(frozen=True)
@@ -253,11 +204,11 @@ class _ScanPart:
     counts_tokens: bool
 
     def __call__(self, part: RecordPart, number: int, folder: Path, /) -> PartResult:
-        parser, bad = self.settings.parser, BadRows(part, self.settings.bad_rows)
+        parser, reader = self.settings.parser, RowReader(part, self.settings.options.bad_rows)
         counts: Counter[str] = Counter()
         labels: set[str] = set()
         largest, num_rows = -1, 0
-        for row_index, value, label in _good_rows(part, parser, bad):
+        for row_index, (value, label) in reader.read(partial(parser.parse, is_csv=part.format == "csv"), parser.fields):
             num_rows += 1
             if label is not None:
                 labels.add(label)
@@ -266,14 +217,14 @@ class _ScanPart:
             if parser.value_type == "tokens":
                 largest = max(largest, int(value.max()))
             # As for a corpus, the vocabulary is counted on the training part.
-            elif self.settings.random_split.assign(number, row_index) != "valid":
+            elif self.settings.choose_split(number, row_index) != "valid":
                 counts.update(split_symbols(value, parser.level))
         return {
             "counts": dict(counts),
             "largest": largest,
             "labels": sorted(labels),
             "num_rows": num_rows,
-            "bad": bad.first,
+            "bad": reader.first_bad,
         }
 
 
@@ -284,16 +235,17 @@ class _WriteSequences:
     settings: _SequenceSettings
 
     def __call__(self, part: RecordPart, number: int, folder: Path, /) -> PartResult:
-        parser, vocabulary, random_split = self.settings.parser, self.settings.vocabulary, self.settings.random_split
+        settings, parser, vocabulary = self.settings, self.settings.parser, self.settings.vocabulary
         classes: Mapping[str, int] = parser.classes or {}
-        dtype: np.dtype[Any] = VALUES if parser.value_type == "channels" else token_dtype(self.settings.num_tokens)
-        bad = BadRows(part, self.settings.bad_rows)
-        with open_shards(folder, random_split.splits, number, dtype, parser.label is not None) as writers:
-            for row_index, value, label in _good_rows(part, parser, bad):
-                writer = writers[random_split.assign(number, row_index)]
+        dtype: np.dtype[Any] = VALUES if parser.value_type == "channels" else token_dtype(settings.num_tokens)
+        reader = RowReader(part, settings.options.bad_rows)
+        rows = reader.read(partial(parser.parse, is_csv=part.format == "csv"), parser.fields)
+        with open_shards(folder, settings.splits, number, dtype, parser.label is not None) as writers:
+            for row_index, (value, label) in rows:
+                writer = writers[settings.choose_split(number, row_index)]
                 class_number = None if label is None else classes[label]
                 if vocabulary is None:
                     writer.append(value, class_number)
                 else:
                     writer.append(vocabulary.encode(value), class_number, len(value.encode()))
-            return finish_part(writers, bad)
+            return finish_part(writers, reader)

@@ -14,28 +14,11 @@ from numpy.typing import NDArray
 
 from stretto.base.errors import DataError
 from stretto.prepare.options import BadRowPolicy, NanPolicy, SeriesOptions, open_schema
-from stretto.prepare.prepare_job import Job, OnProgress, PartResult, open_job
-from stretto.prepare.record_parser import (
-    FLOAT32_MAX,
-    BadRowError,
-    BadRows,
-    OnSkipped,
-    SkippedRows,
-    get_record,
-    log_skipped_rows,
-    missing_field,
-    parse_number,
-    to_number,
-)
+from stretto.prepare.prepare_job import OnProgress, PartResult, open_job
+from stretto.prepare.record_parser import FLOAT32_MAX, parse_number, to_number
 from stretto.prepare.records import RecordPart, cut_records, list_paths, read_rows, shorten
-from stretto.prepare.shard_writer import (
-    check_splits,
-    finish_part,
-    make_channels,
-    open_shards,
-    sum_skipped_rows,
-    write_store,
-)
+from stretto.prepare.row_reader import BadRowError, OnSkipped, RowReader, log_skipped_rows, missing_field
+from stretto.prepare.shard_writer import finish_part, make_channels, open_shards, write_parts, write_store
 from stretto.prepare.time_formats import parse_time
 from stretto.store.schema import Schema
 from stretto.store.sequences import VALUES, Channels, Origin, Sequences
@@ -74,24 +57,14 @@ def prepare_series(
     splits = ("train", "valid") if options.validation_fraction else ("",)
     task = _WriteSeries(parser, splits, options.validation_fraction, options.bad_rows)
     with open_job(folder, paths, options.to_dict(), workers, on_progress) as job:
-        skipped = _write(job, parts, task, channels)
+        shards, skipped = write_parts(job, task, parts, splits, options.validation_fraction)
+        channels = make_channels(parser.columns, shards[splits[0]], channels)
+        for split in splits:
+            write_store(job, split, shards[split], channels, origin=Origin(by=parser.by, time=parser.time))
         job.finish()
     if skipped.num_rows:
         on_skipped(skipped)
     return [Sequences.open(Path(folder) / split) for split in splits]
-
-
-def _write(job: Job, parts: Sequence[RecordPart], task: "_WriteSeries", like: Channels | None) -> SkippedRows:
-    for split in task.splits:
-        (job.folder / split).mkdir(exist_ok=True)
-    results = job.run("write", task, parts, [part.size for part in parts], f"writing {job.target}")
-    check_splits(job, results, task.splits, task.validation_fraction)
-    shards = {split: [result["splits"][split] for result in results] for split in task.splits}
-    channels = make_channels(task.parser.columns, shards[task.splits[0]], like)
-    for split in task.splits:
-        origin = Origin(by=task.parser.by, time=task.parser.time)
-        write_store(job, split, shards[split], channels, origin=origin)
-    return sum_skipped_rows(results)
 
 
 def _channels_from_schema(schema: Schema, columns: Sequence[str] | None) -> Channels:
@@ -165,13 +138,17 @@ class _StepParser:
     def fields(self) -> list[str]:
         return [*self.columns, *(name for name in (self.by, self.time) if name is not None)]
 
-    def step(self, record: Mapping[str, Any], is_csv: bool) -> list[float]:
+    def parse(self, record: Mapping[str, Any], is_csv: bool) -> tuple[list[float], Hashable, Timestamp | None]:
+        """Return the values of a row, the name of its series, and its time."""
+        return self._step(record, is_csv), self._series(record), self._timestamp(record, is_csv)
+
+    def _step(self, record: Mapping[str, Any], is_csv: bool) -> list[float]:
         for name in self.columns:
             if name not in record:
                 raise missing_field(record, name)
         return [to_number(record[name], name, self.nan, is_csv) for name in self.columns]
 
-    def series(self, record: Mapping[str, Any]) -> Hashable:
+    def _series(self, record: Mapping[str, Any]) -> Hashable:
         if self.by is None:
             return None
         value = record.get(self.by)
@@ -182,7 +159,7 @@ class _StepParser:
             raise BadRowError(f"{self.by!r} is {shorten(value)}, which can't be the name of a series")
         return value
 
-    def timestamp(self, record: Mapping[str, Any], is_csv: bool) -> Timestamp | None:
+    def _timestamp(self, record: Mapping[str, Any], is_csv: bool) -> Timestamp | None:
         if self.time is None:
             return None
         value = record.get(self.time)
@@ -219,38 +196,34 @@ class _WriteSeries:
     bad_rows: BadRowPolicy
 
     def __call__(self, part: RecordPart, number: int, folder: Path, /) -> PartResult:
-        bad = BadRows(part, self.bad_rows)
+        reader = RowReader(part, self.bad_rows)
         with open_shards(folder, self.splits, number, VALUES) as writers:
-            for steps in self._series(part, bad):
+            for steps in self._series(reader):
                 num_validation = int(len(steps) * self.validation_fraction)
                 writers[self.splits[0]].append(steps[: len(steps) - num_validation])
                 if num_validation:
                     writers[self.splits[1]].append(steps[-num_validation:])
-            return finish_part(writers, bad)
+            return finish_part(writers, reader)
 
-    def _series(self, part: RecordPart, bad: BadRows) -> Iterator[NDArray[np.float64]]:
+    def _series(self, reader: RowReader) -> Iterator[NDArray[np.float64]]:
         """Yield one series after the other; memory holds the current one and the names of the others."""
-        parser, is_csv = self.parser, part.format == "csv"
+        part, parser = reader.part, self.parser
         values: array[float] = array("d")
         current, last = None, None
         ended: set[Hashable] = set()
-        for row in read_rows(part, parser.fields):
-            try:
-                record = get_record(row)
-                step, series = parser.step(record, is_csv), parser.series(record)
-                timestamp = parser.timestamp(record, is_csv)
-                is_next = len(values) > 0 and series != current
-                if last is not None and timestamp is not None and not is_next:
-                    _check_order(last, timestamp, parser.time)
-            except BadRowError as error:
-                bad.add(row.row_index, error)
+        rows = reader.read(lambda record: parser.parse(record, part.format == "csv"), parser.fields)
+        for row_index, (step, series, timestamp) in rows:
+            is_next = len(values) > 0 and series != current
+            disorder = None if is_next else _find_disorder(last, timestamp, parser.time)
+            if disorder is not None:
+                reader.reject(row_index, disorder)
                 continue
             if is_next:
                 yield self._steps(values)
                 values = array("d")
                 ended.add(current)
             if series in ended:
-                where = f"{part.path}, row {part.row_number(row.row_index):,}"
+                where = f"{part.path}, row {part.row_number(row_index):,}"
                 problem = f"{parser.by!r} is {shorten(series)}, but the series of that name ended above"
                 raise DataError(f"{where}: {problem}; sort the rows by {parser.by!r} first")
             current, last = series, timestamp
@@ -262,11 +235,14 @@ class _WriteSeries:
         return np.array(values, np.float64).reshape(-1, len(self.parser.columns))
 
 
-def _check_order(last: Timestamp, timestamp: Timestamp, name: str | None) -> None:
+def _find_disorder(last: Timestamp | None, timestamp: Timestamp | None, name: str | None) -> BadRowError | None:
+    """Return the error for a row whose time is before that of the row above."""
+    if last is None or timestamp is None:
+        return None
     try:
         # Dates and numbers, or times with a zone and without one, have no order.
         is_before = timestamp < last  # type: ignore[operator]
     except TypeError:
-        raise BadRowError(f"{name!r} is {timestamp}, which can't be compared with {last} in the row above") from None
-    if is_before:
-        raise BadRowError(f"{name!r} is {timestamp}, which is before {last} in the row above", "sort the rows by time")
+        return BadRowError(f"{name!r} is {timestamp}, which can't be compared with {last} in the row above")
+    problem = f"{name!r} is {timestamp}, which is before {last} in the row above"
+    return BadRowError(problem, "sort the rows by time") if is_before else None

@@ -1,9 +1,8 @@
-"""RecordParser: a record into a sequence and a label; and what happens to rows that can't be read."""
+"""RecordParser: a record into a sequence and a label."""
 
 import json
-import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import chain
@@ -12,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.base.errors import DataError
-from stretto.prepare.options import BadRowPolicy, NanPolicy, ValueType
-from stretto.prepare.records import ParsedRow, RecordPart, is_utf8, shorten
+from stretto.prepare.options import NanPolicy, ValueType
+from stretto.prepare.records import is_utf8, shorten
+from stretto.prepare.row_reader import BadRowError, missing_field
 from stretto.store.vocabulary import Level, split_symbols
 
 _MAX_TOKENS = 1 << 32
@@ -22,58 +21,6 @@ FLOAT32_MAX = float(np.finfo(np.float32).max)
 # What programs write into a CSV cell that has no number; float() itself reads "nan" as NaN.
 _NA_VALUES = {"na", "n/a", "#n/a", "null", "none"}
 _NUMBERS = {int, float, Decimal, type(None)}
-
-
-class BadRowError(Exception):
-    """A row that can't be read as a sequence."""
-
-    def __init__(self, problem: str, remedy: str = "fix it") -> None:
-        super().__init__(problem)
-        self.problem, self.remedy = problem, remedy
-
-
-def get_record(row: ParsedRow) -> Mapping[str, Any]:
-    """Return the record of a row; a row without one is a bad row."""
-    if row.problem:
-        raise BadRowError(row.problem)
-    return row.record
-
-
-@dataclass(frozen=True)
-class SkippedRows:
-    """Rows that were skipped: how many, and the first with its reason."""
-
-    num_rows: int
-    first: str
-
-    @property
-    def summary(self) -> str:
-        return f"{self.num_rows:,} bad row{'' if self.num_rows == 1 else 's'}"
-
-
-OnSkipped = Callable[[SkippedRows], None]
-
-
-def log_skipped_rows(skipped: SkippedRows) -> None:
-    """Log a warning about skipped rows."""
-    logging.getLogger("stretto").warning("skipped %s, the first: %s", skipped.summary, skipped.first)
-
-
-@dataclass
-class BadRows:
-    """The bad rows of a part: the first is an error, or all are counted."""
-
-    part: RecordPart
-    policy: BadRowPolicy
-    num_rows: int = 0
-    first: str = ""
-
-    def add(self, row_index: int, bad: BadRowError) -> None:
-        if not self.num_rows:
-            self.first = f"{self.part.path}, row {self.part.row_number(row_index):,}: {bad.problem}"
-        if self.policy == "error":
-            raise DataError(f"{self.first}; {bad.remedy}, or skip such rows with bad_rows=skip")
-        self.num_rows += 1
 
 
 @dataclass(frozen=True)
@@ -93,8 +40,21 @@ class RecordParser:
     def fields(self) -> list[str]:
         return [self.sequence] if self.label is None else [self.sequence, self.label]
 
-    def text(self, record: Mapping[str, Any]) -> str:
-        """Return a record's text."""
+    @property
+    def channel_names(self) -> list[str]:
+        if self.num_channels is None:
+            return [self.sequence]
+        return [f"{self.sequence}.{number}" for number in range(self.num_channels)]
+
+    def parse(self, record: Mapping[str, Any], is_csv: bool) -> tuple[Any, str | None]:
+        """Return a record's text, tokens [steps] or channels [steps, channels], and the name of its class."""
+        if self.value_type == "text":
+            return self._text(record), self._label(record)
+        steps = _take_list(record, self.sequence, is_csv)
+        value = self._tokens(steps) if self.value_type == "tokens" else self._channels(steps)
+        return value, self._label(record)
+
+    def _text(self, record: Mapping[str, Any]) -> str:
         value = _take(record, self.sequence)
         if not isinstance(value, str):
             raise BadRowError(f"{self.sequence!r} is {shorten(value)}, not text")
@@ -103,13 +63,7 @@ class RecordParser:
         _check_text(value, self.sequence)
         return value
 
-    def steps(self, record: Mapping[str, Any], is_csv: bool) -> NDArray[Any]:
-        """Return a record's tokens [steps] or channels [steps, channels]."""
-        value = _take_list(record, self.sequence, is_csv)
-        return self._tokens(value) if self.value_type == "tokens" else self._channels(value)
-
-    def label_name(self, record: Mapping[str, Any]) -> str | None:
-        """Return the name of a record's class."""
+    def _label(self, record: Mapping[str, Any]) -> str | None:
         if self.label is None:
             return None
         value = _take(record, self.label)
@@ -236,13 +190,6 @@ def _take(record: Mapping[str, Any], name: str) -> object:
     if value is None:
         raise missing_field(record, name)
     return value
-
-
-def missing_field(record: Mapping[str, Any], name: str) -> BadRowError:
-    """Return the error for a row without a value in a field, or without the field."""
-    if name in record:
-        return BadRowError(f"{name!r} is empty")
-    return BadRowError(f"it has no {name!r}, only {shorten(list(record))}")
 
 
 def _take_list(record: Mapping[str, Any], name: str, is_csv: bool) -> list[Any]:

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.base.errors import DataError
-from stretto.prepare.prepare_job import Job, PartResult, file_record, move_into_store, part_path
-from stretto.prepare.record_parser import BadRows, SkippedRows
+from stretto.prepare.prepare_job import Job, PartResult, PartTask, file_record, move_into_store, part_path
+from stretto.prepare.records import RecordPart
+from stretto.prepare.row_reader import RowReader, SkippedRows
 from stretto.store.file_writer import FileWriter, write_file, write_index
 from stretto.store.pages import PagedFile
 from stretto.store.sequences import (
@@ -102,32 +103,37 @@ def open_shards(
         yield {split: stack.enter_context(ShardWriter(folder, split, number, dtype, has_labels)) for split in splits}
 
 
-def finish_part(writers: Mapping[str, ShardWriter], bad: BadRows) -> PartResult:
+def finish_part(writers: Mapping[str, ShardWriter], reader: RowReader) -> PartResult:
     """Return the result of a part whose rows have all been read."""
     splits = {split: writer.finish() for split, writer in writers.items()}
     files = [file for shard in splits.values() for file in shard["files"]]
-    return {"files": files, "splits": splits, "num_bad": bad.num_rows, "bad": bad.first}
+    return {"files": files, "splits": splits, "num_bad": reader.num_bad, "bad": reader.first_bad}
 
 
-def sum_skipped_rows(results: Sequence[PartResult]) -> SkippedRows:
-    """Return the skipped rows of all parts."""
-    num_rows = sum(result["num_bad"] for result in results)
-    return SkippedRows(num_rows, next((result["bad"] for result in results if result["bad"]), ""))
-
-
-def check_splits(job: Job, results: Sequence[PartResult], splits: Sequence[str], validation_fraction: float) -> None:
-    """Refuse to write an empty store."""
-    num_sequences = {split: sum(result["splits"][split]["num_sequences"] for result in results) for split in splits}
-    skipped = sum_skipped_rows(results)
-    if not any(num_sequences.values()):
+def write_parts(
+    job: Job,
+    task: PartTask[RecordPart],
+    parts: Sequence[RecordPart],
+    splits: Sequence[str],
+    validation_fraction: float,
+) -> tuple[dict[str, list[PartResult]], SkippedRows]:
+    """Write all parts; return the shards of each split, none of them empty, and the rows that were skipped."""
+    for split in splits:
+        (job.folder / split).mkdir(exist_ok=True)
+    results = job.run("write", task, parts, [part.size for part in parts], f"writing {job.target}")
+    first_bad = next((result["bad"] for result in results if result["bad"]), "")
+    skipped = SkippedRows(sum(result["num_bad"] for result in results), first_bad)
+    shards = {split: [result["splits"][split] for result in results] for split in splits}
+    empty = [split for split in splits if not any(shard["num_sequences"] for shard in shards[split])]
+    if len(empty) == len(splits):
         bad = f": {skipped.summary}, the first is {skipped.first}" if skipped.num_rows else ""
         raise DataError(f"{job.target} would be empty{bad}; use different files")
-    for split, number in num_sequences.items():
-        if not number:
-            raise DataError(
-                f"validation_fraction={validation_fraction} leaves nothing for {job.target / split}; use a different "
-                "fraction, 0, or more data"
-            )
+    if empty:
+        raise DataError(
+            f"validation_fraction={validation_fraction} leaves nothing for {job.target / empty[0]}; use a different "
+            "fraction, 0, or more data"
+        )
+    return shards, skipped
 
 
 def write_store(

@@ -18,7 +18,7 @@ from stretto.cli.views.console import make_console
 if TYPE_CHECKING:
     from stretto.prepare.inspection import DataHints, Inspection
     from stretto.prepare.prepare_data import PreparedData
-    from stretto.prepare.record_parser import SkippedRows
+    from stretto.prepare.row_reader import SkippedRows
     from stretto.train.suggest import Suggestion
 
 _FORECAST = ("horizon", "season", "context")

@@ -9,7 +9,7 @@ from stretto.cli.views.console import make_console
 from stretto.cli.views.result_views import PrepareView
 
 if TYPE_CHECKING:
-    from stretto.prepare.record_parser import SkippedRows
+    from stretto.prepare.row_reader import SkippedRows
     from stretto.store.corpus import Corpus
     from stretto.store.sequences import Sequences
 

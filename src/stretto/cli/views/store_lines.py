@@ -8,7 +8,7 @@ from stretto.store.corpus import Corpus
 from stretto.store.sequences import Channels, Sequences
 
 if TYPE_CHECKING:
-    from stretto.prepare.record_parser import SkippedRows
+    from stretto.prepare.row_reader import SkippedRows
 
 # With more sequences, reading all lengths only to print the median takes too long.
 _MAX_LENGTHS = 10**7
