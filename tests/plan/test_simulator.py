@@ -1,5 +1,5 @@
 from collections.abc import Callable
-from itertools import pairwise, product
+from itertools import accumulate, pairwise, product
 from random import Random
 
 import pytest
@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from stretto.plan.actions import Action, ActionKind, dependencies
 from stretto.plan.schedule import max_live_chunks, stage_schedule
 from stretto.plan.simulator import simulate
+from stretto.plan.timeline import Timeline
 
 
 def schedules(stages: int, micro_batches: int, chunks: int) -> list[list[Action]]:
@@ -25,10 +26,16 @@ def random_cost(random: Random) -> tuple[Callable[[int, Action], float], dict[tu
     return lambda stage, action: costs.setdefault((stage, action), random.uniform(0.1, 3)), costs
 
 
+def peak_live_chunks(timeline: Timeline, stage: int) -> int:
+    """The most forwards of a stage whose backward has not run."""
+    kinds = [timed.action.kind for timed in timeline.timed_actions if timed.stage == stage]
+    return max(accumulate(1 if kind is ActionKind.FORWARD else -1 for kind in kinds))
+
+
 def test_no_schedule_deadlocks_even_if_sends_block() -> None:
     for stages, micro_batches, chunks in product(range(1, 9), range(1, 9), range(1, 17)):
         timeline = simulate(schedules(stages, micro_batches, chunks), one_or_two, blocking=True)
-        assert not timeline.is_deadlock, (stages, micro_batches, chunks, timeline.stuck)
+        assert not timeline.stuck, (stages, micro_batches, chunks)
         assert len(timeline.timed_actions) == 2 * stages * micro_batches * chunks
 
 
@@ -38,7 +45,6 @@ def test_a_deadlock_is_found_and_explained() -> None:
     crossed[0] = [Action(ActionKind.FORWARD, 0, 0), Action(ActionKind.BACKWARD, 0, 0), Action(ActionKind.FORWARD, 1, 0)]
     crossed[1] = [Action(ActionKind.FORWARD, 1, 0), Action(ActionKind.FORWARD, 0, 0), Action(ActionKind.BACKWARD, 0, 0)]
     for timeline in (simulate(crossed, one_or_two), simulate(crossed, one_or_two, speed=lambda num_busy: 0.5)):
-        assert timeline.is_deadlock
         assert timeline.stuck == ("stage 0 waits to receive B0.0", "stage 1 waits to receive F1.0")
 
 
@@ -48,7 +54,7 @@ def test_a_deadlock_of_blocking_sends_names_the_send() -> None:
         [Action(ActionKind.FORWARD, index, 0) for index in range(3)],
         [Action(ActionKind.FORWARD, 2, 0), Action(ActionKind.FORWARD, 0, 0), Action(ActionKind.FORWARD, 1, 0)],
     ]
-    assert not simulate(stuck, one_or_two).is_deadlock
+    assert not simulate(stuck, one_or_two).stuck
     timeline = simulate(stuck, one_or_two, blocking=True)
     assert timeline.stuck == ("stage 0 waits to send F1.0", "stage 1 waits to receive F2.0")
 
@@ -60,7 +66,7 @@ def test_efficiency_is_what_the_design_says(stages: int, micro_batches: int, chu
     assert timeline.seconds == pytest.approx(3 * (work + stages - 1))
     assert timeline.bubble == pytest.approx(1 - work / (work + stages - 1))
     for stage in range(stages):
-        assert timeline.peak_live_chunks(stage) == max_live_chunks(stage, stages, micro_batches, chunks)
+        assert peak_live_chunks(timeline, stage) == max_live_chunks(stage, stages, micro_batches, chunks)
 
 
 @given(st.integers(1, 5), st.integers(1, 3), st.integers(1, 5), st.randoms(use_true_random=False), st.booleans())

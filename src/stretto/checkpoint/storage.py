@@ -32,31 +32,24 @@ class Storage(Protocol):
 
     def names(self, folder: str = "") -> list[str]:
         """Return the names in a folder, sorted; empty if it does not exist."""
-        ...
 
     def read(self, name: str) -> bytes:
         """Return a small file; raise FileNotFoundError if it does not exist."""
-        ...
 
     def create(self, name: str, content: bytes) -> bool:
         """Write a small file atomically and durably; return False if it exists already."""
-        ...
 
     def open_folder(self, folder: str) -> Path:
         """Return a local folder to write files to; `store` then adds them to the storage."""
-        ...
 
     def store(self, folder: str, paths: Iterable[Path]) -> None:
         """Add files that were written to the folder of `open_folder`, durably."""
-        ...
 
     def fetch(self, folder: str, file: CheckpointFile, into: Path, on_bytes: OnBytes = lambda count: None) -> Path:
         """Return a local copy of a file, or the file itself, after its checksum was verified."""
-        ...
 
     def remove(self, folder: str) -> None:
         """Remove a folder and its files, if it exists."""
-        ...
 
 
 def open_storage(location: Path | str, retry_seconds: float = 300.0) -> Storage:

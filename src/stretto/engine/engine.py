@@ -34,27 +34,22 @@ class Engine(Protocol):
     @property
     def stack(self) -> Stack:
         """The blocks on this rank; their parameters are the ones to optimize."""
-        ...
 
     @property
     def mesh(self) -> Mesh:
         """This rank's replica and stage; through `mesh.world` its device and the collectives over all ranks."""
-        ...
 
     @property
     def is_causal(self) -> bool:
         """Does no block of the model, on any rank, look ahead in time?"""
-        ...
 
     @property
     def num_micro_batches(self) -> int:
         """How many micro-batches a replica's rows are split into; each window needs at least as many rows."""
-        ...
 
     @property
     def recorder(self) -> ActionRecorder:
         """Records when each action of a step runs, if it is turned on."""
-        ...
 
     def step(
         self, window: Window, carried: State | None, key: int, before_last_backward: "BeforeLastBackward" = ...
@@ -64,15 +59,12 @@ class Engine(Protocol):
         `carried` is the state of the previous window's result, None at the start. All randomness of the step is derived
         from `key`. `before_last_backward` is called before the step's last backward, to reduce gradients during it.
         """
-        ...
 
     def eval_step(self, window: Window, carried: State | None, key: int) -> StepResult:
         """Run forward only, without dropout and without gradients."""
-        ...
 
     def squared_grad_norm(self) -> float:
         """Return this rank's part of the squared gradient norm; summed over all ranks, each weight counts once."""
-        ...
 
 
 def check_precision(precision: Precision) -> Precision:

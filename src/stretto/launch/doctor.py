@@ -20,11 +20,7 @@ OnCheck = Callable[[str], None]
 
 
 def diagnose(
-    config: RunConfig | None = None,
-    *,
-    ranks: int = 2,
-    device: str = "auto",
-    on_check: OnCheck = lambda name: None,
+    config: RunConfig | None = None, *, ranks: int = 2, device: str = "auto", on_check: OnCheck = lambda name: None
 ) -> list[Finding]:
     """Check whether this machine has what a run needs. Each check ends in time, even on a broken machine.
 

@@ -1,7 +1,7 @@
 """Finding: the result of a check, and what to do about it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from stretto.mesh.timeouts import OperationTimeoutError, call_with_timeout
@@ -37,20 +37,10 @@ def problem(name: str, detail: str, remedy: str) -> Finding:
 
 def run_check(name: str, check: Callable[[], list[Finding]], seconds: float) -> list[Finding]:
     """Return the findings of a check; if it raises or does not end in time, that is the finding."""
-
-    def run() -> list[Finding]:
-        try:
-            return check()
-        except Exception as error:  # noqa: BLE001 - a broken machine may raise anything
-            reason = (f"{type(error).__name__}: {error}".splitlines() or [""])[0]
-            return [problem(name, f"the check failed ({reason})", "check the system's logs")]
-
     try:
-        return call_with_timeout(seconds, run)
+        return call_with_timeout(seconds, check)
     except OperationTimeoutError:
         return [problem(name, f"no answer within {seconds:.0f} s", "check what hangs: a disk, a network, a driver")]
-
-
-def with_host(findings: list[Finding], host: str) -> list[Finding]:
-    """Return findings with the name of the host that they are about."""
-    return [replace(finding, host=host) for finding in findings]
+    except Exception as error:  # noqa: BLE001 - a broken machine may raise anything
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        return [problem(name, f"the check failed ({reason})", "check the system's logs")]

@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from stretto.launch.finding import Finding, ok, problem, warning, with_host
+from stretto.launch.finding import Finding, ok, problem, warning
 from stretto.launch.machine import versions
 from stretto.mesh.links import time_messages
 from stretto.mesh.world import World
@@ -105,9 +105,9 @@ def gather_findings(world: World, local_rank: int, local_findings: list[Finding]
         for rank in range(world.size)
     ]
     world.barrier()
-    findings = []
-    for message in messages:
-        findings += with_host([Finding(**finding) for finding in message["findings"]], message["host"])
+    findings = [
+        Finding(**{**finding, "host": message["host"]}) for message in messages for finding in message["findings"]
+    ]
     return [*findings, _compare_versions(messages), _compare_clocks(messages)]
 
 

@@ -2,11 +2,7 @@
 
 from datetime import timedelta
 
-from torch.distributed.elastic.rendezvous import (
-    RendezvousHandler,
-    RendezvousInfo,
-    RendezvousStoreInfo,
-)
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from stretto.mesh.c10d import TCPStore
 from stretto.mesh.store import listen_at

@@ -21,17 +21,7 @@ from stretto.plan.units import format_bytes
 
 _OLDEST_PYTHON = (3, 11)
 _OLDEST_TORCH = (2, 10)
-_EXTRAS = (
-    "pyarrow",
-    "datasets",
-    "s3fs",
-    "tensorboard",
-    "wandb",
-    "mlflow",
-    "prometheus_client",
-    "onnx",
-    "onnxruntime",
-)
+_EXTRAS = ("pyarrow", "datasets", "s3fs", "tensorboard", "wandb", "mlflow", "prometheus_client", "onnx", "onnxruntime")
 _GB = 1 << 30
 
 
@@ -222,23 +212,17 @@ def check_host_name() -> list[Finding]:
     started = time.perf_counter()
     remedy = f"add `{name}` to /etc/hosts; only runs on several machines need it"
     try:
-        addresses = call_with_timeout(5.0, lambda: _resolve(name))
+        answers = call_with_timeout(5.0, lambda: socket.getaddrinfo(name, None))
     except OperationTimeoutError:
         return [warning("host name", f"{name} takes more than 5 s to resolve", remedy)]
+    except OSError as error:
+        return [warning("host name", f"{name} can't be resolved ({error.strerror or error})", remedy)]
     seconds = time.perf_counter() - started
-    if isinstance(addresses, str):
-        return [warning("host name", f"{name} can't be resolved ({addresses})", remedy)]
+    addresses = sorted({str(answer[4][0]) for answer in answers})
     detail = f"{name} is {', '.join(addresses[:3])}"
     return [
         warning("host name", f"{detail}, after {seconds:.1f} s", remedy) if seconds > 1 else ok("host name", detail)
     ]
-
-
-def _resolve(name: str) -> list[str] | str:
-    try:
-        return sorted({str(answer[4][0]) for answer in socket.getaddrinfo(name, None)})
-    except OSError as error:
-        return error.strerror or str(error)
 
 
 def check_environment() -> list[Finding]:

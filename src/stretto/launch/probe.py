@@ -1,7 +1,6 @@
 """Probes torch and its devices in a separate process, which a broken driver may crash."""
 
 import json
-import platform
 import subprocess
 import sys
 from collections.abc import Callable
@@ -42,12 +41,9 @@ def print_probe() -> None:
     count = _try(torch.accelerator.device_count, 0) if kind else 0
     properties = {
         "version": torch.__version__,
-        "python": platform.python_version(),
         "cuda": torch.version.cuda,
         "hip": torch.version.hip,
-        "threads": torch.get_num_threads(),
         "backends": _try(find_backends, []),
-        "kind": kind,
         "devices": [_device(f"{kind}:{index}") for index in range(count)],
         "driver": _try(driver_version, None) if kind == "cuda" else None,
         "error": _cuda_error() if kind is None and (torch.version.cuda or torch.version.hip) else None,

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,6 @@ from stretto.base.optimizer import OptimizerFactory
 from stretto.base.state import State
 from stretto.base.window import Rows
 from stretto.blocks.initialize import initialize
-from stretto.blocks.losses import Loss
 from stretto.blocks.stack import Stack
 from stretto.engine.engine import window_tensor
 from stretto.measure.profile_input import ProfileInput
@@ -86,7 +85,23 @@ class _MeasuredBlock:
         with torch.no_grad():
             initial = self._initial_state(rows, steps)
         state = tuple(tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in initial)
-        return _BlockTrial(self.profile_input, self.stack, x, state)
+        device = self.profile_input.device
+
+        def run() -> tuple[float, float]:
+            self.stack.zero_grad(set_to_none=True)
+            x.grad = None
+            started = synchronized_time(device)
+            with self.profile_input.autocast():
+                y, after = self.stack(x, state)
+            forward_seconds = synchronized_time(device) - started
+            outputs = [tensor for tensor in (y, *after) if tensor.requires_grad]
+            gradients = [torch.ones_like(tensor) for tensor in outputs]
+            started = synchronized_time(device)
+            if outputs:
+                torch.autograd.backward(outputs, gradients)
+            return forward_seconds, synchronized_time(device) - started
+
+        return run
 
     def output(self) -> Tensor:
         """Return the output for one step of one row."""
@@ -98,53 +113,22 @@ class _MeasuredBlock:
         return self.stack.begin(Rows.of(rows, steps, device=device, dtype=dtype))
 
 
-@dataclass(frozen=True)
-class _BlockTrial:
-    profile_input: ProfileInput
-    stack: Stack
-    x: Tensor
-    state: State
-    output_gradients: list[Tensor] = field(default_factory=list)  # made by the first call
-
-    def __call__(self) -> tuple[float, float]:
-        device = self.profile_input.device
-        self.stack.zero_grad(set_to_none=True)
-        started = synchronized_time(device)
-        with self.profile_input.autocast():
-            y, state = self.stack(self.x, self.state)
-        forward = synchronized_time(device) - started
-        outputs = [tensor for tensor in (y, *state) if tensor.requires_grad]
-        if not self.output_gradients:
-            self.output_gradients.extend(torch.ones_like(tensor) for tensor in outputs)
-        started = synchronized_time(device)
-        if outputs:
-            torch.autograd.backward(outputs, self.output_gradients)
-        self.x.grad = None
-        return forward, synchronized_time(device) - started
-
-
-@dataclass(frozen=True)
-class _LossTrial:
-    loss: Loss
-    y: Tensor
-    targets: Tensor
-
-    def __call__(self) -> tuple[float, float]:
-        device = self.y.device
-        self.y.grad = None
-        started = synchronized_time(device)
-        total = self.loss(self.y, self.targets).total
-        middle = synchronized_time(device)
-        total.backward()  # type: ignore[no-untyped-call]
-        return middle - started, synchronized_time(device) - middle
-
-
 def _measure_loss(profile_input: ProfileInput, output: Tensor, memory_limit: float) -> BlockKind:
     targets = window_tensor(profile_input.window, "targets")
 
     def trial(rows: int, steps: int) -> Trial:
         y = _random_input(output, rows, steps).requires_grad_()
-        return _LossTrial(profile_input.loss, y, targets[:steps, :rows].to(profile_input.device))
+        device, chunk_targets = y.device, targets[:steps, :rows].to(y.device)
+
+        def run() -> tuple[float, float]:
+            y.grad = None
+            started = synchronized_time(device)
+            total = profile_input.loss(y, chunk_targets).total
+            forward_stopped = synchronized_time(device)
+            total.backward()  # type: ignore[no-untyped-call]
+            return forward_stopped - started, synchronized_time(device) - forward_stopped
+
+        return run
 
     return BlockKind(points=_measure_grid(profile_input, trial, (), memory_limit))
 

@@ -35,13 +35,8 @@ class _Variant:
     is_stateful: bool = False  # each chunk is a window; the state is carried to the next
 
 
-@dataclass(frozen=True)
-class _Result:
-    """The tensors that one run of a block gives, by name."""
-
-    outputs: dict[str, Tensor]
-    state: dict[str, Tensor]
-    gradients: dict[str, Tensor]
+_Result = dict[str, dict[str, Tensor]]
+"""The outputs, state and gradients of one run of a block: tensors by name."""
 
 
 def check_chunk_law(
@@ -76,7 +71,7 @@ def check_chunk_law(
         raise LawError(f"x has {num_steps} steps and {num_rows} rows; use at least 2 of each")
     whole = _run(block, x, _Variant("run on the whole input", [], [slice(0, num_rows)], ""), key)
     _check_state_shapes(block, whole, x, key)
-    worst = {"outputs": 0.0, "state": 0.0, "gradients": 0.0}
+    worst = dict.fromkeys(whole, 0.0)
     variants = _variants(num_steps, num_rows, cuts)
     for variant in variants:
         broken = f"{name} breaks the chunk law: {variant.description},"
@@ -85,7 +80,7 @@ def check_chunk_law(
         except (RuntimeError, TypeError) as error:
             raise LawError(f"{broken} it fails ({error}); {variant.advice}") from error
         for part in worst:
-            tensor, difference = _compare(getattr(whole, part), getattr(result, part))
+            tensor, difference = _compare(whole[part], result[part])
             worst[part] = max(worst[part], difference)
             if not difference <= tolerance:
                 raise LawError(f"{broken} {tensor} differs by {difference:.1e}; {variant.advice}")
@@ -135,11 +130,11 @@ def _run(block: Block, x: Tensor, variant: _Variant, key: int) -> _Result:
         row_gradients = [leaf.grad for leaf in leaves if leaf.grad is not None]
         if row_gradients:
             gradients[f"initial state {index}"] = torch.cat(row_gradients)
-    return _Result(
-        outputs={"the output": y.detach()},
-        state={f"tensor {index} of the state": tensor for index, tensor in enumerate(detach(after))},
-        gradients={f"the gradient of {name}": gradient for name, gradient in gradients.items()},
-    )
+    return {
+        "outputs": {"the output": y.detach()},
+        "state": {f"tensor {index} of the state": tensor for index, tensor in enumerate(detach(after))},
+        "gradients": {f"the gradient of {name}": gradient for name, gradient in gradients.items()},
+    }
 
 
 def _dtype(block: Block, x: Tensor) -> torch.dtype:
@@ -168,7 +163,7 @@ def _check_state_shapes(block: Block, whole: _Result, x: Tensor, key: int) -> No
     name, num_rows = type(block).__name__, x.shape[1]
     before = block.begin(_rows(block, x, key))
     taken, returned = (
-        [(list(tensor.shape), tensor.dtype) for tensor in state] for state in (before, whole.state.values())
+        [(list(tensor.shape), tensor.dtype) for tensor in state] for state in (before, whole["state"].values())
     )
     if taken != returned:
         raise LawError(f"{name} takes a state of {taken} but returns {returned}; return the same shapes and dtypes")
@@ -210,14 +205,11 @@ def check_loss(loss: Loss, y: Tensor, targets: Tensor, *, tolerance: float = 1e-
         if edge == y.shape[dim]:
             continue
         # Parts of different sizes: the means of two equal parts sum to twice the mean, which a count of 1 could hide.
-        parts = [loss(*pair) for pair in zip(_split(y, edge, dim), _split(targets, edge, dim), strict=True)]
+        split = zip(y.tensor_split([edge], dim), targets.tensor_split([edge], dim), strict=True)
+        parts = [loss(*pair) for pair in split]
         total, count = sum(float(part.total) for part in parts), sum(int(part.count) for part in parts)
         if count != int(whole.count) or abs(total - float(whole.total)) > tolerance * abs(float(whole.total)):
             raise LawError(
                 f"the loss is not a sum over {axis}: two parts give {total:.6g} over {count} targets, the whole "
                 f"{float(whole.total):.6g} over {int(whole.count)}; return a sum and a count, never a mean"
             )
-
-
-def _split(tensor: Tensor, edge: int, dim: int) -> list[Tensor]:
-    return [tensor.narrow(dim, 0, edge), tensor.narrow(dim, edge, tensor.shape[dim] - edge)]

@@ -60,11 +60,9 @@ def measure_profile(
     return measure_on_ranks(profile_input, world)
 
 
-def no_progress(activity: str, fraction: float) -> None:
-    """Report no progress."""
-
-
-def measure_on_ranks(profile_input: ProfileInput, world: World, progress: Progress = no_progress) -> Profile:
+def measure_on_ranks(
+    profile_input: ProfileInput, world: World, progress: Progress = lambda activity, fraction: None
+) -> Profile:
     """Measure on all ranks of `world`; every rank calls this and gets the same profile."""
     num_threads = torch.get_num_threads()
     profile_input.set_threads(world.local_size)

@@ -4,10 +4,6 @@ import math
 import os
 from dataclasses import dataclass
 
-import torch
-
-from stretto.base.window import Window
-from stretto.engine.pipeline import PipelineEngine
 from stretto.measure.profile_input import ProfileInput
 from stretto.measure.timing import fastest_time
 from stretto.mesh.world import World
@@ -34,7 +30,7 @@ def measure_rank_speeds(profile_input: ProfileInput, world: World) -> SpeedMeasu
     """Measure how fast the ranks of this machine are when 1, 2, 4, ... of them compute at the same time."""
     if world.local_size == 1 and not profile_input.is_cpu:
         return SpeedMeasurement()
-    step = _SharedStep.of(profile_input, world)
+    step = _SharedStep(profile_input, world)
     times = _StepTimes.of(profile_input, world.local_size)
     for num_rounds in range(1, _MAX_ROUNDS + 1):
         for num_ranks, threads in times.threads.items():
@@ -63,27 +59,21 @@ def guess_rank_speeds(profile_input: ProfileInput, world: World) -> SpeedMeasure
     )
 
 
-@dataclass(frozen=True)
 class _SharedStep:
     """A step of a quarter of the batch, half its rows and half its steps, that several ranks run at the same time."""
 
-    engine: PipelineEngine
-    window: Window
-    world: World
-    device: torch.device
-
-    @classmethod
-    def of(cls, profile_input: ProfileInput, world: World) -> "_SharedStep":
+    def __init__(self, profile_input: ProfileInput, world: World) -> None:
         rows, steps = max(1, profile_input.window.num_rows // 2), max(1, profile_input.window.num_steps // 2)
-        engine = profile_input.make_engine(min(2, steps) if profile_input.model.causal else 1)
-        return cls(engine, profile_input.crop(rows, steps), world, profile_input.device)
+        self.engine = profile_input.make_engine(min(2, steps) if profile_input.model.causal else 1)
+        self.window = profile_input.crop(rows, steps)
+        self.world = world
 
     def mean_seconds(self, num_ranks: int) -> float:
         """Run the step on the first `num_ranks` ranks, and return the mean of their seconds on every rank."""
         self.world.barrier()
         seconds = 0.0
         if self.world.rank < num_ranks:
-            seconds = fastest_time(self._run, self.device)
+            seconds = fastest_time(self._run, self.engine.device)
             # Once more, so that no rank computes alone while others still measure.
             self._run()
         return self.world.all_reduce([seconds])[0] / num_ranks

@@ -31,20 +31,14 @@ def block_shapes(model: Stack, data: WindowSource) -> list[BlockShape]:
 
 
 def _shape(block: Block, x: torch.Tensor, y: torch.Tensor, num_state: int) -> BlockShape:
+    kind, outputs = type(block).__name__.lower(), y[0, 0].numel()
     sizes = {name: weight.numel() for name, weight in block.named_parameters()}
     total = sum(sizes.values())
-    is_table = isinstance(block, Embedding)
+    if isinstance(block, Embedding):
+        return BlockShape(kind, weights=0, embedding_weights=total, outputs=outputs)
     recurrent = sum(size for name, size in sizes.items() if "_hh" in name or "_hr" in name)
     if num_state and not recurrent:
         # A custom block with a state: assume that every step needs all weights.
         recurrent = total
-    outputs = y[0, 0].numel()
-    return BlockShape(
-        name=type(block).__name__.lower(),
-        weights=0 if is_table else total,
-        embedding_weights=total if is_table else 0,
-        recurrent=0 if is_table else recurrent,
-        outputs=outputs,
-        saved=0 if is_table else x[0, 0].numel() + (_SAVED_PER_FEATURE * num_state // 2 if num_state else 0),
-        state=num_state,
-    )
+    saved = x[0, 0].numel() + _SAVED_PER_FEATURE * num_state // 2
+    return BlockShape(kind, total, recurrent=recurrent, outputs=outputs, saved=saved, state=num_state)

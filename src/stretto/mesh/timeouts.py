@@ -15,12 +15,12 @@ class OperationTimeoutError(RuntimeError):
 def call_with_timeout(seconds: float, call: Callable[[], Result]) -> Result:
     """Return the result of `call`, or raise its error; OperationTimeoutError after `seconds`."""
     results: list[Result] = []
-    errors: list[RuntimeError] = []
+    errors: list[Exception] = []
 
     def run() -> None:
         try:
             results.append(call())
-        except RuntimeError as error:
+        except Exception as error:  # noqa: BLE001 - raised below, on the caller's thread
             errors.append(error)
 
     thread = threading.Thread(target=run, daemon=True)

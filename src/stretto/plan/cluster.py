@@ -42,20 +42,15 @@ class Cluster:
 
     def crosses_nodes(self, layout: Layout, stage: int) -> bool:
         """Is there a replica whose stages `stage` and `stage + 1` are on different nodes?"""
-        if layout.num_ranks <= self.devices_per_node:
+        per_node = self.devices_per_node
+        if layout.num_ranks <= per_node:
             return False
         if layout.adjacent == "stages":
-            if self.devices_per_node % layout.stages == 0:
-                return False
-            first = [replica * layout.stages + stage for replica in range(min(layout.replicas, self.devices_per_node))]
-            return any(rank // self.devices_per_node != (rank + 1) // self.devices_per_node for rank in first)
-        # The next stage is `replicas` ranks away, so only a few replicas fit on one node.
-        if layout.replicas >= self.devices_per_node:
-            return True
-        return any(
-            rank // self.devices_per_node != (rank + layout.replicas) // self.devices_per_node
-            for rank in range(stage * layout.replicas, (stage + 1) * layout.replicas)
-        )
+            # After `per_node` replicas, a stage is at the same position in a node again.
+            ranks, distance = range(stage, min(layout.replicas, per_node) * layout.stages, layout.stages), 1
+        else:
+            ranks, distance = range(stage * layout.replicas, (stage + 1) * layout.replicas), layout.replicas
+        return any(rank // per_node != (rank + distance) // per_node for rank in ranks)
 
     def num_nodes_of_stage(self, layout: Layout) -> int:
         """Return how many nodes the replicas of one stage are on."""

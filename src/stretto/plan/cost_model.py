@@ -4,7 +4,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from itertools import accumulate
 
 from stretto.plan.profile import BlockKind, CostPoint, Link, Profile
@@ -29,6 +29,7 @@ class CostModel:
         # With a single device nothing is ever sent.
         self.node = profile.node or Link(latency=0.0, bandwidth=1e18)
         self.network = profile.network or self.node
+        self.speeds = ContentionModel(profile)
         self._weights = _prefix_sums([kind.weight_bytes for kind in self.kinds])
         self._accumulate = _prefix_sums([kind.accumulate for kind in self.kinds])
         self._optimizer = _prefix_sums([kind.optimizer for kind in self.kinds])
@@ -73,10 +74,6 @@ class CostModel:
             cost, last = by_kind[id(kind)], sums[-1]
             sums.append(ChunkCost(last.forward + cost.forward, last.backward + cost.backward, last.saved + cost.saved))
         return sums
-
-    @cached_property
-    def speeds(self) -> "ContentionModel":
-        return ContentionModel(self.profile)
 
     def all_reduce_seconds(self, num_bytes: float, num_ranks: int, num_nodes: int) -> float:
         """Return the seconds of an all-reduce over ranks that are spread evenly over nodes.

@@ -6,6 +6,7 @@ of their peaks, plus the time to launch kernels.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from stretto.base.errors import PlanError
 from stretto.plan.profile import BlockKind, CostPoint, Link, Profile
@@ -87,8 +88,6 @@ def derive_profile(
     # Many numbers of rows: costs bend where a product stops being limited by memory.
     rows = sorted({max(1, num_rows >> power) for power in range(num_rows.bit_length())})
     steps = sorted({1, num_steps})
-    # The loss reads the outputs and writes their gradient, in fp32, a few times each.
-    num_outputs = blocks[-1].outputs
     return Profile(
         device=hardware.name,
         memory=hardware.memory,
@@ -96,19 +95,7 @@ def derive_profile(
         is_simulated=True,
         kinds={names[shape]: _derive_kind(hardware, shape, rows, steps) for shape in shapes},
         blocks=tuple(names[shape] for shape in blocks),
-        loss=BlockKind(
-            points=tuple(
-                CostPoint(
-                    rows=row,
-                    steps=step,
-                    forward=hardware.launch_seconds + 3 * 4 * num_outputs * row * step / hardware.bandwidth,
-                    backward=hardware.launch_seconds + 3 * 4 * num_outputs * row * step / hardware.bandwidth,
-                    saved=4.0 * num_outputs * row * step,
-                )
-                for row in rows
-                for step in steps
-            )
-        ),
+        loss=_derive_loss(hardware, blocks[-1].outputs, rows, steps),
         node=hardware.node,
         network=hardware.network,
         action_overhead=20 * hardware.launch_seconds,
@@ -129,20 +116,10 @@ def _assumptions(hardware: Hardware) -> str:
 def _derive_kind(hardware: Hardware, shape: BlockShape, rows: Sequence[int], steps: Sequence[int]) -> BlockKind:
     weight_bytes = 4 * (shape.weights + shape.embedding_weights)
     points = []
-    for row in rows:
-        for step in steps:
-            forward = _forward_seconds(hardware, shape, row, step)
-            # Two products for each one of the forward: the gradient of the input, and of the weights.
-            backward = 2 * forward
-            points.append(
-                CostPoint(
-                    rows=row,
-                    steps=step,
-                    forward=forward,
-                    backward=backward,
-                    saved=float(hardware.element_size * shape.saved * row * step),
-                )
-            )
+    for row, step in product(rows, steps):
+        forward, saved = _forward_seconds(hardware, shape, row, step), hardware.element_size * shape.saved * row * step
+        # Two products for each one of the forward: the gradient of the input, and of the weights.
+        points.append(CostPoint(rows=row, steps=step, forward=forward, backward=2 * forward, saved=saved))
     return BlockKind(
         weight_bytes=weight_bytes,
         output_bytes=hardware.element_size * shape.outputs,
@@ -152,6 +129,16 @@ def _derive_kind(hardware: Hardware, shape: BlockShape, rows: Sequence[int], ste
         optimizer=8 * weight_bytes / hardware.bandwidth,
         points=tuple(points),
     )
+
+
+def _derive_loss(hardware: Hardware, num_outputs: int, rows: Sequence[int], steps: Sequence[int]) -> BlockKind:
+    points = []
+    for row, step in product(rows, steps):
+        num_bytes = 4 * num_outputs * row * step
+        # Forward and backward read the outputs or write their gradient, in fp32, a few times each.
+        seconds = hardware.launch_seconds + 3 * num_bytes / hardware.bandwidth
+        points.append(CostPoint(rows=row, steps=step, forward=seconds, backward=seconds, saved=num_bytes))
+    return BlockKind(points=tuple(points))
 
 
 def _forward_seconds(hardware: Hardware, shape: BlockShape, rows: int, steps: int) -> float:

@@ -42,11 +42,7 @@ def rank_memory(costs: CostModel, layout: Layout, stage: int, part: slice, rows:
     state = costs.state_bytes(part.start, part.stop) * rows
     activations = live * (received + state) + saved if layout.recompute else live * (saved + state)
     return RankMemory(
-        weights,
-        weights,
-        weights * costs.profile.optimizer_bytes,
-        activations,
-        _NUM_MESSAGES * (received + sent),
+        weights, weights, weights * costs.profile.optimizer_bytes, activations, _NUM_MESSAGES * (received + sent)
     )
 
 

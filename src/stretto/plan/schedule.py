@@ -11,42 +11,33 @@ runs forwards until its first gradient can arrive, then one backward for each fu
 more than `max_live_chunks` chunks.
 """
 
-from collections.abc import Iterator
-
 from stretto.plan.actions import Action, ActionKind
 
 
 def stage_schedule(stage: int, num_stages: int, num_micro_batches: int, num_chunks: int) -> list[Action]:
     """Return the actions of one stage for one step, in order."""
-    forwards = iter(_forwards(num_micro_batches, num_chunks))
-    backwards = iter(_backwards(num_micro_batches, num_chunks))
-    warm_up = min(max_live_chunks(stage, num_stages, num_micro_batches, num_chunks), num_micro_batches * num_chunks)
-    actions = [next(forwards) for _ in range(warm_up)]
-    for forward in forwards:
+    forwards = forward_schedule(num_micro_batches, num_chunks)
+    backwards = (
+        Action(ActionKind.BACKWARD, micro_batch, chunk)
+        for micro_batch in range(num_micro_batches)
+        for chunk in reversed(range(num_chunks))
+    )
+    warm_up = max_live_chunks(stage, num_stages, num_micro_batches, num_chunks)
+    actions = forwards[:warm_up]
+    for forward in forwards[warm_up:]:
         actions += [next(backwards), forward]
     return [*actions, *backwards]
 
 
 def forward_schedule(num_micro_batches: int, num_chunks: int) -> list[Action]:
     """Return the actions of any stage for an evaluation step, which has no backward."""
-    return list(_forwards(num_micro_batches, num_chunks))
+    return [
+        Action(ActionKind.FORWARD, micro_batch, chunk)
+        for micro_batch in range(num_micro_batches)
+        for chunk in range(num_chunks)
+    ]
 
 
 def max_live_chunks(stage: int, num_stages: int, num_micro_batches: int, num_chunks: int) -> int:
     """Return the maximum number of live chunks of a stage: one micro-batch, plus one for each stage after this one."""
     return min(num_chunks + num_stages - 1 - stage, num_micro_batches * num_chunks)
-
-
-def _forwards(num_micro_batches: int, num_chunks: int) -> Iterator[Action]:
-    return (
-        Action(ActionKind.FORWARD, micro_batch, chunk)
-        for micro_batch in range(num_micro_batches)
-        for chunk in range(num_chunks)
-    )
-
-
-def _backwards(num_micro_batches: int, num_chunks: int) -> Iterator[Action]:
-    chunks = range(num_chunks - 1, -1, -1)
-    return (
-        Action(ActionKind.BACKWARD, micro_batch, chunk) for micro_batch in range(num_micro_batches) for chunk in chunks
-    )

@@ -4,7 +4,7 @@ A branch and bound: layouts are simulated in the order of their lower bounds, un
 """
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -28,6 +28,9 @@ _MAX_CHUNKS = 256
 _MAX_SLOWDOWN = 2.0
 # A layout that is slower than the fastest by less than this fraction is preferred if it needs fewer devices.
 _TIE_TOLERANCE = 0.05
+
+_Grids = dict[tuple[int, int], Prediction]
+"""The best layout of each grid of (replicas, stages)."""
 
 
 @dataclass(frozen=True)
@@ -102,11 +105,33 @@ class _LayoutSearch:
         self._balance = cache(self._partition)
 
     def run(self, num_best: int) -> Plan:
+        layouts = list(self._layouts())
+        grids, num_simulated = self._simulate_best(layouts, num_best)
+        self._reject_oversized(grids)
+        if not grids:
+            raise self._no_layout()
+        slowest = self._slowest_listed(grids)
+        listed = sorted((prediction for prediction in grids.values() if prediction.seconds <= slowest), key=_sort_key)
+        on_one_device, _ = self._simulate_best(self._layouts_of_grid(1, 1), num_best=1)
+        # If none fits on one device, the others are compared with a device of unlimited memory.
+        plain = Layout(blocks=(self.costs.num_blocks,))
+        return Plan(
+            cluster=self.cluster,
+            best=tuple(_put_chosen_first(listed)[:num_best]),
+            single_device=on_one_device.get((1, 1)) or predict(self.costs, self.workload, plain, self.cluster),
+            fits_single_device=bool(on_one_device),
+            rejected=tuple(Rejection(layouts, reason) for layouts, reason in self.rejected),
+            num_layouts=len(layouts),
+            num_simulated=num_simulated,
+        )
+
+    def _simulate_best(self, layouts: Iterable[Layout], num_best: int) -> tuple[_Grids, int]:
+        """Return the best layout of each grid that may be among the best, and how many were simulated."""
         # Smallest bound first. A layout is popped twice: to get its blocks and a tighter bound, then to be simulated.
-        queue = [(self.bounds.rough(layout), index, layout) for index, layout in enumerate(self._layouts())]
+        queue = [(self.bounds.rough(layout), index, layout) for index, layout in enumerate(layouts)]
         heapq.heapify(queue)
-        num_layouts, num_simulated = len(queue), 0
-        grids: dict[tuple[int, int], Prediction] = {}
+        num_simulated = 0
+        grids: _Grids = {}
         while queue:
             bound, index, layout = heapq.heappop(queue)
             grid = layout.replicas, layout.stages
@@ -120,39 +145,9 @@ class _LayoutSearch:
                 num_simulated += 1
             elif (fitted := self.fit(layout)) is not None:
                 heapq.heappush(queue, (max(bound, self.bounds.of(fitted)), index, fitted))
-        self._reject_oversized(grids)
-        if not grids:
-            raise self._no_layout()
-        slowest = self._slowest_listed(grids)
-        listed = sorted((prediction for prediction in grids.values() if prediction.seconds <= slowest), key=_sort_key)
-        single = self._find_single_device()
-        return Plan(
-            cluster=self.cluster,
-            best=tuple(_put_chosen_first(listed)[:num_best]),
-            single_device=single
-            or predict(self.costs, self.workload, Layout(blocks=(self.costs.num_blocks,)), self.cluster),
-            fits_single_device=single is not None,
-            rejected=tuple(Rejection(layouts, reason) for layouts, reason in self.rejected),
-            num_layouts=num_layouts,
-            num_simulated=num_simulated,
-        )
+        return grids, num_simulated
 
-    def _find_single_device(self) -> Prediction | None:
-        """Return the best layout on one device, or None if none fits."""
-        queue = sorted(
-            ((self.bounds.rough(layout), layout) for layout in self._layouts_of_grid(1, 1)), key=lambda item: item[0]
-        )
-        best: Prediction | None = None
-        for bound, layout in queue:
-            if best is not None and bound > best.seconds:
-                break
-            fitted = self.fit(layout)
-            if fitted is not None:
-                prediction = predict(self.costs, self.workload, fitted, self.cluster)
-                best = prediction if best is None else min(best, prediction, key=_sort_key)
-        return best
-
-    def _reject_oversized(self, grids: dict[tuple[int, int], Prediction]) -> None:
+    def _reject_oversized(self, grids: _Grids) -> None:
         """Reject the numbers of stages with which no layout fits."""
         for stages, memory_limit in sorted(self.oversized.items()):
             if all(stages != other for _, other in grids):
@@ -163,12 +158,12 @@ class _LayoutSearch:
         remedy = "use more devices or memory, or a smaller model" if self.oversized else "use fewer devices"
         return PlanError(f"no layout is possible with devices={self.cluster.devices} ({reasons}); {remedy}")
 
-    def _is_enough(self, grids: dict[tuple[int, int], Prediction], num_best: int, bound: float) -> bool:
+    def _is_enough(self, grids: _Grids, num_best: int, bound: float) -> bool:
         """Is no layout with this bound or a larger one among the best?"""
         times = sorted(prediction.seconds for prediction in grids.values())
         return bound > self._slowest_listed(grids) or (len(times) >= num_best and bound > times[num_best - 1])
 
-    def _slowest_listed(self, grids: dict[tuple[int, int], Prediction]) -> float:
+    def _slowest_listed(self, grids: _Grids) -> float:
         """Return the seconds up to which layouts are listed. One device is always compared with several."""
         fastest = min((prediction.seconds for prediction in grids.values()), default=np.inf)
         several = (prediction.seconds for (replicas, stages), prediction in grids.items() if replicas * stages > 1)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from stretto.plan.actions import Action, ActionKind
+from stretto.plan.actions import Action
 
 
 class TimedAction(NamedTuple):
@@ -24,10 +24,6 @@ class Timeline:
     timed_actions: tuple[TimedAction, ...]
     stuck: tuple[str, ...] = ()  # in a deadlock, what each stage waits for
 
-    @property
-    def is_deadlock(self) -> bool:
-        return bool(self.stuck)
-
     @cached_property
     def seconds(self) -> float:
         """The time of a step: when the last action stops."""
@@ -38,12 +34,3 @@ class Timeline:
         """The fraction of the stages' time that they spend waiting."""
         busy = sum(timed.stop - timed.start for timed in self.timed_actions)
         return 1 - busy / (self.num_stages * self.seconds) if self.seconds else 0.0
-
-    def peak_live_chunks(self, stage: int) -> int:
-        """Return the maximum number of live chunks of a stage: forwards whose backward has not run."""
-        live = peak = 0
-        for timed in self.timed_actions:
-            if timed.stage == stage:
-                live += 1 if timed.action.kind is ActionKind.FORWARD else -1
-                peak = max(peak, live)
-        return peak

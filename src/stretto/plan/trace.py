@@ -61,10 +61,6 @@ class RankTrace:
             if event.action is not None
         )
 
-    @property
-    def start(self) -> float:
-        return min(event.start for event in self.events)
-
 
 @dataclass(frozen=True)
 class Trace:
@@ -76,7 +72,7 @@ class Trace:
     @classmethod
     def of(cls, step: int, rows: Sequence[RankTrace]) -> "Trace":
         """Return a trace from ranks whose common clock starts at any time."""
-        first = min((row.start for row in rows if row.events), default=0.0)
+        first = min((event.start for row in rows for event in row.events), default=0.0)
         shifted = (replace(row, events=tuple(event.shifted(-first) for event in row.events)) for row in rows)
         return cls(step, tuple(sorted(shifted, key=lambda row: row.rank)))
 

@@ -11,7 +11,7 @@ from stretto.blocks.stack import Stack
 from stretto.config.layout import Layout
 from stretto.config.run import DataConfig, RunConfig
 from stretto.engine.engine import Precision
-from stretto.measure.profile import Progress, broadcast_profile, measure_on_ranks, no_progress
+from stretto.measure.profile import Progress, broadcast_profile, measure_on_ranks
 from stretto.measure.profile_input import ProfileInput
 from stretto.mesh.world import World
 from stretto.plan.cluster import Cluster
@@ -69,7 +69,7 @@ def choose_layout(
 
 
 def choose_on_ranks(
-    profile_input: ProfileInput, world: World, cache: Path, progress: Progress = no_progress
+    profile_input: ProfileInput, world: World, cache: Path, progress: Progress = lambda activity, fraction: None
 ) -> LayoutChoice:
     """Choose a layout that uses all ranks of `world`; every rank calls this and gets the same."""
     cluster = Cluster(world.size, max(1, world.size // world.local_size))

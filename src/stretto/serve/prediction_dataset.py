@@ -39,11 +39,9 @@ class PredictionDataset(Protocol):
     def lengths(self, indices: Sequence[int]) -> list[int]: ...
     def inputs(self, indices: Sequence[int], num_steps: int) -> Tensor:
         """Return the inputs of some rows `[time, batch, ...]`, padded to `num_steps`."""
-        ...
 
     def decode(self, indices: Sequence[int], lengths: Tensor, outputs: Outputs) -> list[list[PredictionRow]]:
         """Return the results of each row."""
-        ...
 
 
 def make_prediction_dataset(source: Corpus | Sequences, data_spec: DataSpec, data: DataConfig) -> PredictionDataset:

@@ -56,7 +56,6 @@ class Pages(Protocol):
 
     def read(self, byte_ranges: Sequence[ByteRange]) -> list[Bytes]:
         """Return the bytes of each range; raise DataError if they are damaged."""
-        ...
 
 
 class LocalPages:

@@ -37,7 +37,6 @@ class Items(Protocol):
     def lengths(self, shard: int, start: int, stop: int) -> IntArray: ...
     def read(self, rows: Sequence[RowId], num_steps: int, *, inputs: bool, targets: bool) -> "Payload":
         """Return inputs and targets `[time, batch, ...]`, padded to `num_steps`; None for those that are not wanted."""
-        ...
 
 
 Payload = tuple[Tensor | None, Tensor | None]

@@ -21,48 +21,38 @@ class WindowSource(Protocol):
     @property
     def is_stateful(self) -> bool:
         """Do rows continue from window to window?"""
-        ...
 
     @property
     def lanes(self) -> int:
         """The global number of rows that continue from window to window; 0 if none do."""
-        ...
 
     @property
     def lane_indices(self) -> range:
         """The global indices of the lanes in this share."""
-        ...
 
     @property
     def num_windows(self) -> int | None:
         """The number of windows in an epoch; None if it is not known in advance."""
-        ...
 
     @property
     def bytes_per_token(self) -> float | None:
         """The mean number of bytes of text per token; None if the data is not text."""
-        ...
 
     @property
     def task(self) -> Task:
         """The kind and size of inputs and targets."""
-        ...
 
     def share(self, index: int, count: int, min_rows: int = 1) -> Self:
         """Return the share of replica `index` of `count`, with at least `min_rows` rows; raise if this is a share."""
-        ...
 
     def next_position(self, position: Position) -> Position:
         """Return the position that follows."""
-        ...
 
     def fraction(self, position: Position) -> float:
         """Return approximately how much of its epoch lies before a position."""
-        ...
 
     def read(self, position: Position, *, inputs: bool = True, targets: bool = True) -> Window:
         """Return the window at a position, with inputs and targets unless they are switched off."""
-        ...
 
 
 def read_ahead(

@@ -36,7 +36,6 @@ class ShardedLengths(Protocol):
     def shard_sizes(self) -> Sequence[int]: ...
     def lengths(self, shard: int, start: int, stop: int) -> IntArray:
         """Return the lengths of rows `start` to `stop` of a shard."""
-        ...
 
 
 class RowTable(NamedTuple):
