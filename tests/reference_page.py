@@ -51,7 +51,7 @@ def _entry(name: str, value: object) -> Iterator[str]:
         yield from _alias(name, value)
     elif inspect.isclass(value) and issubclass(value, Exception):
         bases = ", ".join(f"`{base.__name__}`" for base in value.__bases__)
-        yield f"A {bases}; exit code {getattr(value, 'exit_code', 1)}. {_text(value)}"
+        yield f"Subclass of {bases}; exit code {getattr(value, 'exit_code', 1)}. {_text(value)}"
         yield ""
     else:
         if not _is_plain(value):
@@ -183,7 +183,7 @@ def _fields(kind: type) -> Iterator[tuple[str, str, str]]:
         yield from ((item.name, f"`{item.value!r}`", "") for item in kind)
     elif issubclass(kind, BaseModel):
         for name, field in kind.model_fields.items():
-            default = "*required*" if field.is_required() else f"`{field.default!r}`"
+            default = "*required*" if field.is_required() else f"`{field.get_default(call_default_factory=True)!r}`"
             if inspect.isclass(field.annotation) and issubclass(field.annotation, BaseModel):
                 default = "a section"
             yield name, default.replace("|", "\\|"), " ".join((field.description or "").split())
@@ -216,7 +216,8 @@ def _methods(kind: type) -> Iterator[str]:
         function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
         if name.startswith("_") or not inspect.isfunction(function):
             continue
-        said = " ".join(inspect.cleandoc(function.__doc__ or "").split())
+        paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
+        said = " ".join(" ".join(text for text in paragraphs if not text.startswith(" ")).split())  # without diagrams
         if not said and any(name in vars(base) for base in kind.__mro__[1:]):
             # As the class says that it extends.
             continue

@@ -65,7 +65,7 @@ class DataConfig(StrictModel):
     targets: Names = ()
     """series: the channels to forecast; by default all."""
     masks: bool = False
-    """series: add an input for each channel that says whether its value is missing."""
+    """series: add an input for each channel: 1 where its value is present, 0 where it is missing."""
     workers: int = Field(0, ge=0)
     """Worker processes per rank that read ahead; 0 reads in the main process."""
     cache: Path = _Path("~/.cache/stretto")

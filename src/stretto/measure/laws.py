@@ -53,7 +53,7 @@ def check_chunk_law(
     on the whole input, again on the whole input, cut in time at each of `cuts` (default: each single cut, and every
     step), and on two halves of the rows whose chunks alternate, as micro-batches do in a pipeline. Outputs, final state
     and gradients (of parameters, input and initial state) must agree to `tolerance` (default: 1e-12 in float64, else
-    1e-4, since rounding alone differs by more).
+    1e-4, because float32 rounding alone exceeds 1e-12).
     """
     if not isinstance(block, Block):
         raise LawError(

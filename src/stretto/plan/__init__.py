@@ -1,4 +1,4 @@
-"""Pure planning, without torch: actions, orders, partition, simulation, costs, search."""
+"""Planning a layout: schedules, partitions, costs, a simulator, the search, and profiles measured with torch."""
 
 from stretto.base.lazy import lazy_exports
 

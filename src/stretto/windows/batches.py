@@ -27,7 +27,7 @@ _MIN_BATCHES_PER_POOL = 4
 
 @dataclass(frozen=True)
 class Batches:
-    """Items in global batches of at most `budget` tokens, split among replicas.
+    """Items in global batches of at most `budget` padded time steps, split among replicas.
 
     The global batch, and so the gradient, is a function of seed and position, never of the number of replicas.
     """
@@ -37,11 +37,11 @@ class Batches:
     lane_indices = range(0)
 
     items: Items
-    budget: int  # max tokens of a global batch: rows x steps of its longest row
+    budget: int  # max rows x time steps of the longest row, per global batch
     max_rows: int = 1 << 20  # max rows of a global batch
     row_multiple: int = 8
     seed: int = 1
-    part: Share | None = None  # None: all rows, not yet shared
+    part: Share | None = None  # this replica's share; None for all rows
 
     def __post_init__(self) -> None:
         if isinstance(self.items, Sequences):
