@@ -16,7 +16,7 @@ from reference_page import reference_pages
 from stretto import load_config
 from stretto.base.errors import ConfigError
 from stretto.cli.commands.prepare import KINDS
-from stretto.cli.main import COMMANDS, main
+from stretto.cli.main import COMMANDS, main, run_command
 from stretto.cli.parser import Parser
 
 ROOT = Path(__file__).parents[1]
@@ -189,7 +189,7 @@ def assert_understood(arguments: list[str], is_whole: bool = True) -> None:
     """Assert that a command takes these arguments; if they are not the whole, something is put where it is missing."""
     try:
         with pytest.raises(ParsedError):
-            import_module(f"stretto.cli.commands.{arguments[0]}").run(arguments[1:])
+            run_command(arguments[0], arguments[1:])
     except ConfigError as error:
         missing = re.search("arguments are required: (.*);", str(error))
         if is_whole or missing is None:

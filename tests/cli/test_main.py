@@ -59,6 +59,9 @@ def test_the_schema_is_json_and_names_every_section(capsys: pytest.CaptureFixtur
         (["train", "run.toml", "--lr", "1"], "--lr is not an option of `stretto train`; did you mean --train.lr?"),
         (["train", "run.toml", "--train.lr", "fast"], "error: --train.lr='fast' should be a valid number"),
         (["train", "run.toml", "--train.warmup", "99"], "train: warmup=99 exceeds steps=20"),
+        # Not `--steps`, which is how many steps are compared.
+        (["verify", "run.toml", "--train.warmup", "99"], "train: warmup=99 exceeds steps=20"),
+        (["verify", "run.toml", "--steps", "0"], "--steps=0 compares nothing"),
         (["train", "run.toml", "--data.window", "9999"], "needs 79,992 tokens per step"),
         (["train", "run.toml", "--data.train", "gone"], "gone holds no prepared data"),
         (["train", "run.toml", "--layout.micro_batches", "9"], "layout.micro_batches=9 exceeds data.lanes=8"),

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from stretto.base.run_folder import RunFolder
 from stretto.cli.views.console import make_console
-from stretto.cli.views.progress import show_progress
+from stretto.cli.views.progress import show_measurements
 from stretto.config.layout import Layout
 from stretto.config.run import RunConfig
 from stretto.mesh.world import World
@@ -31,7 +31,7 @@ def choose_layout_on_ranks(config: RunConfig, world: World, *, saves_plan: bool)
     console = make_console(is_quiet=not world.is_rank_zero)
     # The launcher has set the number of threads per rank, and it stays.
     profile_input = profile_input_from_config(config, torch.get_num_threads(), world.device)
-    with show_progress(console) as progress:
+    with show_measurements(console) as progress:
         choice = choose_on_ranks(profile_input, world, config.data.cache, progress)
     _print_choice(console, choice)
     return _apply_choice(config, choice, saves_plan=saves_plan and world.is_rank_zero)

@@ -1,17 +1,19 @@
-"""Options for the config of a run: one `--section.field` for each field, with the help text of the field."""
+"""Arguments for the config of a run: its TOML file, and a `--section.field` for each field, with its help text."""
 
 import argparse
+from pathlib import Path
 from types import UnionType
 from typing import Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
 from stretto.config.run import RunConfig
-from stretto.config.toml import section_model
+from stretto.config.toml import load_config, section_model
 
 
 def add_config_options(parser: argparse.ArgumentParser) -> None:
-    """Add an option for each field of a run's config."""
+    """Add the TOML file of a run, and an option for each field of its config."""
+    parser.add_argument("config", type=Path, metavar="RUN.toml", help="TOML file of the run")
     for section in RunConfig.model_fields:
         model = section_model(section)
         group = parser.add_argument_group(f"{section} ({' '.join((model.__doc__ or '').split())})")
@@ -21,9 +23,9 @@ def add_config_options(parser: argparse.ArgumentParser) -> None:
             )
 
 
-def config_overrides(options: argparse.Namespace) -> dict[str, str]:
-    """Return the dotted options that were given; they are validated together with the file."""
-    return {name: value for name, value in vars(options).items() if "." in name}
+def load_run_config(options: argparse.Namespace) -> RunConfig:
+    """Return the config of the TOML file; the dotted options that were given override its fields."""
+    return load_config(options.config, {name: value for name, value in vars(options).items() if "." in name})
 
 
 def metavar(field: FieldInfo) -> str:

@@ -42,8 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     try:
         options = _parser().parse_all(_check_command(sys.argv[1:] if arguments is None else list(arguments)))
-        command = importlib.import_module(f"stretto.cli.commands.{options.command}")
-        command.run(options.arguments)
+        run_command(options.command, options.arguments)
         sys.stdout.flush()
     except StrettoError as error:
         if str(error):
@@ -57,6 +56,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     return 0
+
+
+def run_command(name: str, arguments: list[str]) -> None:
+    """Parse the arguments of a command, and run it."""
+    with make_command_parser(name).parsed(arguments) as options:
+        # Commands that start ranks start themselves again with these.
+        options.command_line = [name, *arguments]
+        importlib.import_module(f"stretto.cli.commands.{name}").run(options)
+
+
+def make_command_parser(name: str) -> Parser:
+    """Return the parser of a command. The docstring of its module is the help: a title, a description, and examples."""
+    command = importlib.import_module(f"stretto.cli.commands.{name}")
+    _, _, text = (command.__doc__ or "").partition("\n\n")
+    description, _, epilog = text.partition("\n\n")
+    parser = Parser(f"stretto {name}", description, epilog)
+    command.add_arguments(parser)
+    return parser
 
 
 def _check_command(arguments: list[str]) -> list[str]:

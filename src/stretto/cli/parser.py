@@ -23,10 +23,9 @@ Options = TypeVar("Options", bound="PrepareOptions")
 class Parser(argparse.ArgumentParser):
     """Raises our error where argparse would print its usage and exit."""
 
-    def __init__(self, prog: str, description: str, epilog: str, usage: str | None = None) -> None:
+    def __init__(self, prog: str, description: str, epilog: str) -> None:
         super().__init__(
             prog=prog,
-            usage=usage,
             description=textwrap.fill(description, _WIDTH),
             epilog=epilog,
             allow_abbrev=False,

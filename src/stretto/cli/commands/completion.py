@@ -1,12 +1,20 @@
-"""`stretto completion`: a script that teaches a shell to complete commands, options and files."""
+"""`stretto completion`: a script that teaches a shell to complete commands, options and files.
+
+Print a script that teaches a shell to complete this command, its options and files.
+
+example:
+  stretto completion bash > ~/.local/share/bash-completion/completions/stretto
+  stretto completion zsh > ~/.zfunc/_stretto
+
+For zsh, ~/.zfunc has to be in $fpath before compinit is called.
+"""
 
 import argparse
-import importlib
 from pathlib import Path
 
 from stretto.base.extras import import_optional_dependency
 from stretto.cli.commands.prepare import KINDS, make_kind_parser
-from stretto.cli.main import COMMANDS
+from stretto.cli.main import COMMANDS, make_command_parser
 from stretto.cli.parser import Parser
 
 SHELLS = ("bash", "zsh", "tcsh")
@@ -14,27 +22,17 @@ SHELLS = ("bash", "zsh", "tcsh")
 _PATHS = ("RUN", "PATH")
 
 
-def run(arguments: list[str]) -> None:
-    """Print the script for a shell."""
-    shell = make_parser().parse_all(arguments).shell
-    shtab = import_optional_dependency("shtab", "completion", "`stretto completion`")
-    print(shtab.complete(whole_parser(complete_path=shtab.FILE), shell))
-
-
-def make_parser() -> Parser:
-    """Return the command's parser."""
-    parser = Parser(
-        prog="stretto completion",
-        description="Print a script that teaches a shell to complete this command, its options and files.",
-        epilog="example:\n  stretto completion bash > ~/.local/share/bash-completion/completions/stretto\n"
-        "  stretto completion zsh > ~/.zfunc/_stretto\n\n"
-        "For zsh, ~/.zfunc has to be in $fpath before compinit is called.",
-    )
+def add_arguments(parser: Parser) -> None:
     parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=f"one of {', '.join(SHELLS)}")
-    return parser
 
 
-def whole_parser(complete_path: object) -> argparse.ArgumentParser:
+def run(options: argparse.Namespace) -> None:
+    """Print the script for a shell."""
+    shtab = import_optional_dependency("shtab", "completion", "`stretto completion`")
+    print(shtab.complete(_whole_parser(complete_path=shtab.FILE), options.shell))
+
+
+def _whole_parser(complete_path: object) -> argparse.ArgumentParser:
     """Return one parser for all commands, with a note for shtab beside each argument that takes a path."""
     whole = argparse.ArgumentParser("stretto")
     commands = whole.add_subparsers()
@@ -45,8 +43,7 @@ def whole_parser(complete_path: object) -> argparse.ArgumentParser:
             for kind, description in KINDS.items():
                 _add(kinds, kind, description, make_kind_parser(kind), complete_path)
         else:
-            command = importlib.import_module(f"stretto.cli.commands.{name}")
-            _add(commands, name, summary, command.make_parser(), complete_path)
+            _add(commands, name, summary, make_command_parser(name), complete_path)
     return whole
 
 

@@ -1,4 +1,13 @@
-"""`stretto doctor`: check whether this machine, or all machines of a job, are ready for a run."""
+"""`stretto doctor`: check whether this machine, or all machines of a job, are ready for a run.
+
+Check everything that a run depends on: Python, torch, devices, cores, memory, shared memory, disks, locks, ports, host
+names, environment variables, and the links between ranks, which it starts for this. Under torchrun, srun, mpirun or
+TF_CONFIG, it also checks that versions and clocks of all machines agree. Exit code 0: no problems. 1: some.
+
+example:
+  stretto doctor --run run.toml
+  torchrun --nnodes 2 --nproc-per-node 8 ... -m stretto doctor
+"""
 
 import argparse
 import json
@@ -28,14 +37,23 @@ class ProblemsFoundError(StrettoError):
     exit_code = 1
 
 
-def run(arguments: list[str]) -> None:
-    """Parse, run the checks, and print the findings."""
-    options = make_parser().parse_all(arguments)
+def add_arguments(parser: Parser) -> None:
+    parser.usage = "stretto doctor [--ranks N] [--run RUN.toml] [--json FILE] [--device NAME]"
+    add = parser.add_argument
+    add("--ranks", type=int, metavar="N", help="number of ranks to start on this machine; 1 starts none (default: 2)")
+    add("--run", type=Path, metavar="RUN.toml", help="also check the folders that this run writes to")
+    add("--json", type=Path, metavar="FILE", help="also write the findings to this file")
+    add("--device", default="auto", metavar="NAME", help="device of the ranks (default: auto)")
+    add("--links", type=Path, help=argparse.SUPPRESS)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Run the checks, and print the findings."""
     if options.ranks is not None and options.ranks < 1:
         raise ConfigError(f"--ranks={options.ranks} must be at least 1; 1 starts no ranks")
     config = None if options.run is None else load_config(options.run)
     if options.links is not None:
-        _measure_links(options, arguments)
+        _measure_links(options)
         return
     console = make_console(is_wrapped=True)
     launch_info = find_launch_info(os.environ)
@@ -80,7 +98,7 @@ def _run_on_ranks(
         _print_findings(console, findings, options.json)
 
 
-def _measure_links(options: argparse.Namespace, arguments: list[str]) -> None:
+def _measure_links(options: argparse.Namespace) -> None:
     """Started by `diagnose`: ranks measure the links between them and write the result."""
     from stretto.launch.doctor import RENDEZVOUS_TIMEOUT
     from stretto.launch.links import measure_links
@@ -89,7 +107,7 @@ def _measure_links(options: argparse.Namespace, arguments: list[str]) -> None:
     from stretto.mesh.join import world
 
     if find_launch_info(os.environ) is None:
-        launch_local(options.ranks or 2, ["doctor", *arguments])
+        launch_local(options.ranks or 2, options.command_line)
         return
     exit_with_launcher()
     with world(device=options.device, timeout=RENDEZVOUS_TIMEOUT) as joined:
@@ -124,25 +142,3 @@ def _print_findings(console: "Console", findings: "list[Finding]", path: Path | 
     console.print(f"{counts['ok']} ok, {counts['warning']} warnings, {counts['problem']} problems")
     if counts["problem"]:
         raise ProblemsFoundError
-
-
-def make_parser() -> Parser:
-    """Return the command's parser."""
-    parser = Parser(
-        prog="stretto doctor",
-        usage="stretto doctor [--ranks N] [--run RUN.toml] [--json FILE] [--device NAME]",
-        description="Check everything that a run depends on: Python, torch, devices, cores, memory, shared memory, "
-        "disks, locks, ports, host names, environment variables, and the links between ranks, which it starts for "
-        "this. Under torchrun, srun, mpirun or TF_CONFIG, it also checks that versions and clocks of all machines "
-        "agree. Exit code 0: no problems. 1: some.",
-        epilog="example:\n  stretto doctor --run run.toml\n"
-        "  torchrun --nnodes 2 --nproc-per-node 8 ... -m stretto doctor",
-    )
-    parser.add_argument(
-        "--ranks", type=int, metavar="N", help="number of ranks to start on this machine; 1 starts none (default: 2)"
-    )
-    parser.add_argument("--run", type=Path, metavar="RUN.toml", help="also check the folders that this run writes to")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the findings to this file")
-    parser.add_argument("--device", default="auto", metavar="NAME", help="device of the ranks (default: auto)")
-    parser.add_argument("--links", type=Path, help=argparse.SUPPRESS)
-    return parser

@@ -1,4 +1,12 @@
-"""`stretto export`: the model of a run as an ONNX model, or as weights of torch modules."""
+"""`stretto export`: the model of a run as an ONNX model, or as weights of torch modules.
+
+Export the model of a run, or of a checkpoint. An ONNX model has the state as named inputs and outputs, and takes any
+number of steps and rows; it is checked with onnxruntime if that is installed.
+
+example:
+  stretto export runs/first --onnx first.onnx
+  stretto export runs/first --torch first.safetensors
+"""
 
 import argparse
 from pathlib import Path
@@ -12,13 +20,22 @@ if TYPE_CHECKING:
     from stretto.exchange.onnx_export import OnnxExport
 
 
-def run(arguments: list[str]) -> None:
-    """Parse, export, and print what the files hold."""
-    with make_parser().parsed(arguments) as options:
-        _export(options)
+def add_arguments(parser: Parser) -> None:
+    parser.usage = "stretto export RUN [--onnx FILE] [--torch FILE] [--trust]"
+    add = parser.add_argument
+    add("run", metavar="RUN", help="folder of the run, or a checkpoint")
+    add("--onnx", type=Path, metavar="FILE", help="write an ONNX model (needs `pip install 'stretto[onnx]'`)")
+    add(
+        "--torch",
+        type=Path,
+        metavar="FILE",
+        help="write a safetensors file with the parameter names of nn.LSTM, nn.Linear, ...",
+    )
+    add_trust_argument(parser)
 
 
-def _export(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> None:
+    """Export, and print what the files hold."""
     if options.onnx is None and options.torch is None:
         raise ConfigError("nothing to export; use --onnx=FILE, --torch=FILE or both")
     if options.onnx == options.torch:
@@ -58,27 +75,3 @@ def _onnx_lines(exported: "OnnxExport") -> list[str]:
         f"out   y{''.join(f', {name}.after' for name in states)}",
         f"the model is in {exported.path}; {verdict}",
     ]
-
-
-def make_parser() -> Parser:
-    """Return the command's parser."""
-    parser = Parser(
-        prog="stretto export",
-        usage="stretto export RUN [--onnx FILE] [--torch FILE] [--trust]",
-        description="Export the model of a run, or of a checkpoint. An ONNX model has the state as named inputs and "
-        "outputs, and takes any number of steps and rows; it is checked with onnxruntime if that is installed.",
-        epilog="example:\n  stretto export runs/first --onnx first.onnx\n"
-        "  stretto export runs/first --torch first.safetensors",
-    )
-    parser.add_argument("run", metavar="RUN", help="folder of the run, or a checkpoint")
-    parser.add_argument(
-        "--onnx", type=Path, metavar="FILE", help="write an ONNX model (needs `pip install 'stretto[onnx]'`)"
-    )
-    parser.add_argument(
-        "--torch",
-        type=Path,
-        metavar="FILE",
-        help="write a safetensors file with the parameter names of nn.LSTM, nn.Linear, ...",
-    )
-    add_trust_argument(parser)
-    return parser

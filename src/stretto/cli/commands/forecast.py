@@ -1,42 +1,40 @@
-"""`stretto forecast`: the values after the end of each series, predicted by the model of a run."""
+"""`stretto forecast`: the values after the end of each series, predicted by the model of a run.
 
+Forecast the values after the end of each series, in its own units. Prints a table of the first series, and writes all
+of them to a CSV file.
+
+example:
+  stretto forecast runs/load --data load.csv --out tomorrow.csv
+"""
+
+import argparse
 from pathlib import Path
 
 from stretto.cli.output_files import refuse_existing
 from stretto.cli.parser import Parser, add_model_arguments
 
 
-def run(arguments: list[str]) -> None:
-    """Parse and forecast."""
-    with make_parser().parsed(arguments) as options:
-        if options.out is not None:
-            refuse_existing("--out", options.out)
-        from stretto.cli.views.prediction_view import show_forecast
-        from stretto.train.trained_model import load_model
-
-        trained = load_model(options.run, options.device, trust=options.trust)
-        data = options.data or trained.config.data.valid or trained.config.data.train
-        show_forecast(trained, data, options.steps, options.out, options.by)
-
-
-def make_parser() -> Parser:
-    """Return the command's parser."""
-    parser = Parser(
-        prog="stretto forecast",
-        description="Forecast the values after the end of each series, in its own units. Prints a table of the first "
-        "series, and writes all of them to a CSV file.",
-        epilog="example:\n  stretto forecast runs/load --data load.csv --out tomorrow.csv",
-    )
+def add_arguments(parser: Parser) -> None:
     add_model_arguments(parser)
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--data",
         metavar="DATA",
         help="folder or URL of prepared data, or a table like the one the run's data was prepared from (default: the "
         "run's validation data)",
     )
-    parser.add_argument(
-        "--by", metavar="COLUMN", help="column that names the series, if its name differs from the run's data"
-    )
-    parser.add_argument("--steps", type=int, metavar="N", help="number of steps (default: the run's data.horizon)")
-    parser.add_argument("--out", type=Path, metavar="FILE.csv", help="write the forecasts of all series to this file")
-    return parser
+    add("--by", metavar="COLUMN", help="column that names the series, if its name differs from the run's data")
+    add("--steps", type=int, metavar="N", help="number of steps (default: the run's data.horizon)")
+    add("--out", type=Path, metavar="FILE.csv", help="write the forecasts of all series to this file")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Forecast, and print or write the values."""
+    if options.out is not None:
+        refuse_existing("--out", options.out)
+    from stretto.cli.views.prediction_view import show_forecast
+    from stretto.train.trained_model import load_model
+
+    trained = load_model(options.run, options.device, trust=options.trust)
+    data = options.data or trained.config.data.valid or trained.config.data.train
+    show_forecast(trained, data, options.steps, options.out, options.by)

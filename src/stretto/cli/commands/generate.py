@@ -1,51 +1,47 @@
-"""`stretto generate`: text from the model of a run."""
+"""`stretto generate`: text from the model of a run.
 
+Generate text with the model of a run: continue a prompt, one token at a time.
+
+example:
+  stretto generate runs/book --prompt "Once upon a time" --length 300 --temperature 0.8
+"""
+
+import argparse
 import sys
 
 from stretto.cli.parser import Parser, add_model_arguments
 
 
-def run(arguments: list[str]) -> None:
-    """Parse, generate, and print the text."""
-    with make_parser().parsed(arguments) as options:
-        from stretto.serve.generation import Sampling, generate
-        from stretto.train.trained_model import load_model
-
-        sampling = Sampling(options.temperature, options.top_k, options.top_p, options.seed)
-        trained = load_model(options.run, options.device, trust=options.trust)
-        if options.count == 1:
-            # Print as it is generated, not only at the end.
-            sys.stdout.write(options.prompt)
-            for (piece,) in generate(trained, options.prompt, options.length, sampling):
-                sys.stdout.write(piece)
-                sys.stdout.flush()
-            sys.stdout.write("\n")
-            return
-        pieces = generate(trained, options.prompt, options.length, sampling, count=options.count)
-        texts = ["".join(parts) for parts in zip(*pieces, strict=True)]
-        sys.stdout.write("\n---\n".join(f"{options.prompt}{text}" for text in texts) + "\n")
-
-
-def make_parser() -> Parser:
-    """Return the command's parser."""
-    parser = Parser(
-        prog="stretto generate",
-        description="Generate text with the model of a run: continue a prompt, one token at a time.",
-        epilog='example:\n  stretto generate runs/book --prompt "Once upon a time" --length 300 --temperature 0.8',
-    )
+def add_arguments(parser: Parser) -> None:
     add_model_arguments(parser)
-    parser.add_argument("--prompt", default="", metavar="TEXT", help="text to continue (default: a new line)")
-    parser.add_argument(
-        "--length", type=int, default=200, metavar="N", help="number of tokens to generate (default: 200)"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--prompt", default="", metavar="TEXT", help="text to continue (default: a new line)")
+    add("--length", type=int, default=200, metavar="N", help="number of tokens to generate (default: 200)")
+    add(
         "--temperature", type=float, default=1.0, metavar="T",
         help="sampling temperature; 0 always takes the most likely token (default: 1)",
     )  # fmt: skip
-    parser.add_argument("--top-k", type=int, metavar="N", help="sample from the N most likely tokens only")
-    parser.add_argument(
-        "--top-p", type=float, metavar="P", help="sample from the smallest set of tokens with a total probability of P"
-    )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the sampling (default: 0)")
-    parser.add_argument("--count", type=int, default=1, metavar="N", help="number of texts (default: 1)")
-    return parser
+    add("--top-k", type=int, metavar="N", help="sample from the N most likely tokens only")
+    add("--top-p", type=float, metavar="P", help="sample from the smallest set of tokens with a total probability of P")
+    add("--seed", type=int, default=0, metavar="N", help="seed of the sampling (default: 0)")
+    add("--count", type=int, default=1, metavar="N", help="number of texts (default: 1)")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Generate text and print it."""
+    from stretto.serve.generation import Sampling, generate
+    from stretto.train.trained_model import load_model
+
+    sampling = Sampling(options.temperature, options.top_k, options.top_p, options.seed)
+    trained = load_model(options.run, options.device, trust=options.trust)
+    if options.count == 1:
+        # Print as it is generated, not only at the end.
+        sys.stdout.write(options.prompt)
+        for (piece,) in generate(trained, options.prompt, options.length, sampling):
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+        sys.stdout.write("\n")
+        return
+    pieces = generate(trained, options.prompt, options.length, sampling, count=options.count)
+    texts = ["".join(parts) for parts in zip(*pieces, strict=True)]
+    sys.stdout.write("\n---\n".join(f"{options.prompt}{text}" for text in texts) + "\n")

@@ -1,4 +1,12 @@
-"""`stretto import`: weights of torch or Keras layers, converted to start a run from them."""  # noqa: N999 - the name of the command
+"""`stretto import`: weights of torch or Keras layers, converted to start a run from them.
+
+Convert a file of weights, to start a run from them (model.weights). FILE is a model saved by Keras (.keras,
+.weights.h5), or a state dict of torch layers (.safetensors, .pt). No code in it is run.
+
+example:
+  stretto import model.keras --out weights.safetensors
+  stretto train run.toml --model.weights weights.safetensors
+"""  # noqa: N999 - the name of the command
 
 import argparse
 from pathlib import Path
@@ -11,13 +19,14 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def run(arguments: list[str]) -> None:
-    """Parse, convert, and print the blocks."""
-    with make_parser().parsed(arguments) as options:
-        _import(options)
+def add_arguments(parser: Parser) -> None:
+    parser.usage = "stretto import FILE --out WEIGHTS.safetensors"
+    parser.add_argument("file", type=Path, metavar="FILE", help="a .keras, .weights.h5, .safetensors or .pt file")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="safetensors file to write")
 
 
-def _import(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> None:
+    """Convert the weights, and print the blocks."""
     refuse_existing("--out", options.out)
     from stretto.cli.views.console import make_console
     from stretto.exchange.keras_import import from_keras
@@ -43,18 +52,3 @@ def _describe_block(block: "nn.Module") -> tuple[str, str]:
     is_wrapper = type(block).__name__ in ("Residual", "Pointwise")
     kind, sizes = _describe_block(inner)
     return f"{type(block).__name__}({kind})" if is_wrapper else type(block).__name__, sizes
-
-
-def make_parser() -> Parser:
-    """Return the command's parser."""
-    parser = Parser(
-        prog="stretto import",
-        usage="stretto import FILE --out WEIGHTS.safetensors",
-        description="Convert a file of weights, to start a run from them (model.weights). FILE is a model saved by "
-        "Keras (.keras, .weights.h5), or a state dict of torch layers (.safetensors, .pt). No code in it is run.",
-        epilog="example:\n  stretto import model.keras --out weights.safetensors\n"
-        "  stretto train run.toml --model.weights weights.safetensors",
-    )
-    parser.add_argument("file", type=Path, metavar="FILE", help="a .keras, .weights.h5, .safetensors or .pt file")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="safetensors file to write")
-    return parser

@@ -1,4 +1,13 @@
-"""`stretto init`: from your data to a run that trains, with few questions."""
+"""`stretto init`: from your data to a run that trains, with few questions.
+
+Inspect files or a folder (text, CSV, Parquet, JSONL), prepare the data, and write the TOML file of a run that trains
+without changes. In a terminal, it asks a few questions.
+
+example:
+  stretto init book.txt
+  stretto init reviews.jsonl --label stars --yes
+  stretto init load.csv --time when --targets heat --horizon 24 --out heat.toml
+"""
 
 import argparse
 import re
@@ -40,15 +49,57 @@ _OPTION_KINDS: dict[str, tuple[str, ...]] = {
 }
 
 
-def run(arguments: list[str]) -> None:
-    """Parse, inspect, ask, prepare, and write the run."""
-    parser = make_parser()
-    with parser.parsed(arguments) as options:
-        _check(options)
-        _init(parser, options)
+def add_arguments(parser: Parser) -> None:
+    parser.usage = "stretto init PATH... [--out run.toml] [--name NAME] [--yes] [options]"
+    # For notes about the data, which name parameters of the library.
+    parser.set_defaults(add_dashes=parser.add_dashes)
+    add = parser.add_argument
+    add("paths", nargs="+", type=Path, metavar="PATH", help="files, or a folder of files")
+    add("--out", type=Path, default=Path("run.toml"), metavar="FILE", help="file to write (default: run.toml)")
+    add("--name", metavar="NAME", help="write data to data/NAME, and the run to runs/NAME (default: the name of PATH)")
+    add("--yes", action="store_true", help="ask no questions: use the defaults")
+    add("--force", action="store_true", help="overwrite an existing file")
+    _add_data_options(parser)
+    _add_forecast_options(parser)
 
 
-def _init(parser: Parser, options: argparse.Namespace) -> None:
+def _add_data_options(parser: Parser) -> None:
+    add = parser.add_argument
+    add("--kind", choices=["text", "sequences", "series"], help="what the files hold")
+    add(
+        "--format",
+        choices=["text", "jsonl", "csv", "parquet", "datasets"],
+        help="format of the files to use, if a folder holds several",
+    )
+    add("--valid", type=Path, nargs="+", metavar="FILE", help="files for validation")
+    add(
+        "--validation-fraction",
+        type=float,
+        metavar="FRACTION",
+        help="without such files, the fraction of the data for validation (default: 0.1, for series 0.2)",
+    )
+    add("--level", choices=["byte", "char", "word"], help="text: what a token is")
+    add("--max-symbols", type=int, metavar="N", help="text: keep only the N most frequent symbols")
+    add("--sequence", metavar="FIELD", help="sequences: field with the sequence")
+    add("--label", metavar="FIELD", help="sequences: field with the label")
+    add("--no-label", dest="has_label", action="store_false", help="sequences: no label, predict the next step")
+    add("--time", metavar="COLUMN", help="series: column of times")
+    add("--by", metavar="COLUMN", help="series: column that names the series of a row")
+    add("--bad-rows", choices=["error", "skip"], help="an unreadable row is an error, or is skipped (default: error)")
+    add("--nan", choices=["error", "missing"], help="a NaN is an error, or a missing value")
+
+
+def _add_forecast_options(parser: Parser) -> None:
+    add = parser.add_argument
+    add("--targets", metavar="A,B", help="series: columns to forecast (default: all)")
+    add("--horizon", type=int, metavar="N", help="series: number of steps to forecast")
+    add("--season", type=int, metavar="N", help="series: predict the difference to N steps before; 0 for none")
+    add("--context", type=int, metavar="N", help="series: number of steps that a forecast sees")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Inspect, ask, prepare, and write the run."""
+    _check(options)
     from stretto.prepare.inspection import DataHints
     from stretto.train.suggest import suggest
 
@@ -61,7 +112,7 @@ def _init(parser: Parser, options: argparse.Namespace) -> None:
     _check_options(options, inspection)
     console.print(f"found   {_describe(inspection)}")
     for note in inspection.notes:
-        console.print(f"        {parser.add_dashes(note)}")
+        console.print(f"        {options.add_dashes(note)}")
     inspection = prompter.confirm(inspection, hints)
     console.print(f"task    {_describe_task(inspection)}")
     forecast, targets = prompter.choose_targets(inspection, options)
@@ -208,25 +259,22 @@ class _Prompter:
 
 
 def _prepare(console: Console, inspection: "Inspection", folder: Path, options: argparse.Namespace) -> "PreparedData":
-    from stretto.cli.views.result_views import PrepareView
+    from stretto.cli.views.result_views import show_preparation
     from stretto.cli.views.store_lines import describe_skipped
     from stretto.prepare.prepare_data import prepare_data
 
     skipped: list[SkippedRows] = []
-    try:
-        with PrepareView(console) as view:
-            prepared = prepare_data(
-                inspection,
-                folder,
-                validation_fraction=options.validation_fraction,
-                max_symbols=options.max_symbols,
-                bad_rows=options.bad_rows or "error",
-                nan=options.nan,
-                on_progress=view.show,
-                on_skipped=skipped.append,
-            )
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(": finished parts are kept; run the same command again to resume") from None
+    with show_preparation(console) as show:
+        prepared = prepare_data(
+            inspection,
+            folder,
+            validation_fraction=options.validation_fraction,
+            max_symbols=options.max_symbols,
+            bad_rows=options.bad_rows or "error",
+            nan=options.nan,
+            on_progress=show,
+            on_skipped=skipped.append,
+        )
     for rows in skipped:
         console.print(describe_skipped(rows))
     return prepared
@@ -307,67 +355,3 @@ def _default_name(path: Path) -> str:
     path = path.resolve()
     name = re.sub(r"[^\w.+-]+", "-", path.name if path.is_dir() else path.stem).strip("-.")
     return name or "data"
-
-
-def make_parser() -> Parser:
-    """Return the command's parser."""
-    parser = Parser(
-        prog="stretto init",
-        usage="stretto init PATH... [--out run.toml] [--name NAME] [--yes] [options]",
-        description="Inspect files or a folder (text, CSV, Parquet, JSONL), prepare the data, and write the TOML file "
-        "of a run that trains without changes. In a terminal, it asks a few questions.",
-        epilog="example:\n  stretto init book.txt\n  stretto init reviews.jsonl --label stars --yes\n"
-        "  stretto init load.csv --time when --targets heat --horizon 24 --out heat.toml",
-    )
-    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="files, or a folder of files")
-    parser.add_argument(
-        "--out", type=Path, default=Path("run.toml"), metavar="FILE", help="file to write (default: run.toml)"
-    )
-    parser.add_argument(
-        "--name", metavar="NAME", help="write data to data/NAME, and the run to runs/NAME (default: the name of PATH)"
-    )
-    parser.add_argument("--yes", action="store_true", help="ask no questions: use the defaults")
-    parser.add_argument("--force", action="store_true", help="overwrite an existing file")
-    _add_data_options(parser)
-    _add_forecast_options(parser)
-    return parser
-
-
-def _add_data_options(parser: Parser) -> None:
-    parser.add_argument("--kind", choices=["text", "sequences", "series"], help="what the files hold")
-    parser.add_argument(
-        "--format",
-        choices=["text", "jsonl", "csv", "parquet", "datasets"],
-        help="format of the files to use, if a folder holds several",
-    )
-    parser.add_argument("--valid", type=Path, nargs="+", metavar="FILE", help="files for validation")
-    parser.add_argument(
-        "--validation-fraction",
-        type=float,
-        metavar="FRACTION",
-        help="without such files, the fraction of the data for validation (default: 0.1, for series 0.2)",
-    )
-    parser.add_argument("--level", choices=["byte", "char", "word"], help="text: what a token is")
-    parser.add_argument("--max-symbols", type=int, metavar="N", help="text: keep only the N most frequent symbols")
-    parser.add_argument("--sequence", metavar="FIELD", help="sequences: field with the sequence")
-    parser.add_argument("--label", metavar="FIELD", help="sequences: field with the label")
-    parser.add_argument(
-        "--no-label", dest="has_label", action="store_false", help="sequences: no label, predict the next step"
-    )
-    parser.add_argument("--time", metavar="COLUMN", help="series: column of times")
-    parser.add_argument("--by", metavar="COLUMN", help="series: column that names the series of a row")
-    parser.add_argument(
-        "--bad-rows",
-        choices=["error", "skip"],
-        help="an unreadable row is an error, or is skipped (default: error)",
-    )
-    parser.add_argument("--nan", choices=["error", "missing"], help="a NaN is an error, or a missing value")
-
-
-def _add_forecast_options(parser: Parser) -> None:
-    parser.add_argument("--targets", metavar="A,B", help="series: columns to forecast (default: all)")
-    parser.add_argument("--horizon", type=int, metavar="N", help="series: number of steps to forecast")
-    parser.add_argument(
-        "--season", type=int, metavar="N", help="series: predict the difference to N steps before; 0 for none"
-    )
-    parser.add_argument("--context", type=int, metavar="N", help="series: number of steps that a forecast sees")

@@ -1,4 +1,12 @@
-"""`stretto plan`: the fastest layout of a run for some devices, or that one device is enough."""
+"""`stretto plan`: the fastest layout of a run for some devices, or that one device is enough.
+
+Find the fastest layout of a run for some devices, and say by how much and why. The model is measured on this machine
+first, unless that was done before or a profile is given.
+
+example:
+  stretto plan run.toml --devices 8
+  stretto plan run.toml --devices 4096 --nodes 512 --hardware H100 --html plan.html
+"""
 
 import argparse
 import json
@@ -7,10 +15,9 @@ from typing import TYPE_CHECKING
 
 from stretto.base.disk import write_atomic
 from stretto.base.errors import ConfigError
-from stretto.cli.config_options import add_config_options, config_overrides
+from stretto.cli.config_options import add_config_options, load_run_config
 from stretto.cli.output_files import write_errors
 from stretto.cli.parser import Parser
-from stretto.config.toml import load_config
 
 if TYPE_CHECKING:
     from stretto.config.run import RunConfig
@@ -18,14 +25,27 @@ if TYPE_CHECKING:
     from stretto.plan.profile import Profile
 
 
-def run(arguments: list[str]) -> None:
-    """Parse, measure if necessary, search, and print the plan."""
-    with make_parser().parsed(arguments) as options:
-        _plan(options)
+def add_arguments(parser: Parser) -> None:
+    parser.usage = (
+        "stretto plan RUN.toml [--devices N] [--nodes N] [--memory 24GB] [--profile FILE | --hardware A100|H100] "
+        "[--section.field VALUE ...]"
+    )
+    add = parser.add_argument
+    add("--devices", type=int, metavar="N", help="total number of devices (default: those of this machine)")
+    add("--nodes", type=int, default=1, metavar="N", help="number of nodes (default: 1)")
+    add("--memory", metavar="BYTES", help="memory per device, like 24GB (default: from the profile)")
+    add("--profile", type=Path, metavar="FILE", help="profile written by `stretto profile`, or by hand")
+    add("--hardware", metavar="NAME", help="plan for a different device: A100 or H100")
+    add("--node", metavar="LINK", help="latency and bandwidth between devices of a node, like 3us,300GB")
+    add("--network", metavar="LINK", help="latency and bandwidth per device between nodes, like 5us,25GB")
+    add("--json", type=Path, metavar="FILE", help="write the plan as JSON")
+    add("--html", type=Path, metavar="FILE", help="write the plan as an HTML page")
+    add_config_options(parser)
 
 
-def _plan(options: argparse.Namespace) -> None:
-    config = load_config(options.config, config_overrides(options))
+def run(options: argparse.Namespace) -> None:
+    """Measure if necessary, search, and print the plan."""
+    config = load_run_config(options)
     from stretto.cli.quantities import parse_bytes
     from stretto.cli.views.console import make_console
     from stretto.cli.views.plan_tables import show_plan
@@ -86,34 +106,3 @@ def _profile(options: argparse.Namespace, config: "RunConfig", profile_input: "P
 def _write(option: str, path: Path, text: str) -> None:
     with write_errors(option, path):
         write_atomic(path, text.encode())
-
-
-def make_parser() -> Parser:
-    """Return the command's parser."""
-    parser = Parser(
-        prog="stretto plan",
-        usage="stretto plan RUN.toml [--devices N] [--nodes N] [--memory 24GB] [--profile FILE | --hardware A100|H100] "
-        "[--section.field VALUE ...]",
-        description="Find the fastest layout of a run for some devices, and say by how much and why. The model is "
-        "measured on this machine first, unless that was done before or a profile is given.",
-        epilog="example:\n  stretto plan run.toml --devices 8\n"
-        "  stretto plan run.toml --devices 4096 --nodes 512 --hardware H100 --html plan.html",
-    )
-    parser.add_argument("config", type=Path, metavar="RUN.toml", help="TOML file of the run")
-    parser.add_argument(
-        "--devices", type=int, metavar="N", help="total number of devices (default: those of this machine)"
-    )
-    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="number of nodes (default: 1)")
-    parser.add_argument("--memory", metavar="BYTES", help="memory per device, like 24GB (default: from the profile)")
-    parser.add_argument("--profile", type=Path, metavar="FILE", help="profile written by `stretto profile`, or by hand")
-    parser.add_argument("--hardware", metavar="NAME", help="plan for a different device: A100 or H100")
-    parser.add_argument(
-        "--node", metavar="LINK", help="latency and bandwidth between devices of a node, like 3us,300GB"
-    )
-    parser.add_argument(
-        "--network", metavar="LINK", help="latency and bandwidth per device between nodes, like 5us,25GB"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the plan as JSON")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write the plan as an HTML page")
-    add_config_options(parser)
-    return parser

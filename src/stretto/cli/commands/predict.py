@@ -1,4 +1,12 @@
-"""`stretto predict`: the predictions of a run's model for each row of a data set, on any number of ranks."""
+"""`stretto predict`: the predictions of a run's model for each row of a data set, on any number of ranks.
+
+Write the predictions of a run's model to a JSONL file: the label of a sequence, the likelihood of a text, or a
+forecast. Each row appears once, in order, the same on any number of ranks. After an interruption, the same command
+resumes.
+
+example:
+  stretto predict runs/reviews --data new.jsonl --out new.predictions.jsonl --ranks 2
+"""
 
 import argparse
 import os
@@ -12,13 +20,24 @@ from stretto.cli.parser import Parser, add_model_arguments
 _IF_DIFFERENT = "if its name differs from the run's data"
 
 
-def run(arguments: list[str]) -> None:
-    """Parse, and predict on the given number of ranks."""
-    with make_parser().parsed(arguments) as options:
-        _predict(options, arguments)
+def add_arguments(parser: Parser) -> None:
+    add_model_arguments(parser)
+    add = parser.add_argument
+    add(
+        "--data",
+        metavar="DATA",
+        help="folder or URL of prepared data, or a file like the one the run's data was prepared from (default: the "
+        "run's data.valid)",
+    )
+    add("--out", type=Path, metavar="FILE", help="file to write (default: RUN/predictions.jsonl)")
+    add("--sequence", metavar="FIELD", help="field with the sequence, " + _IF_DIFFERENT)
+    add("--label", metavar="FIELD", help="field with the true label, " + _IF_DIFFERENT)
+    add("--by", metavar="COLUMN", help="column that names the series, " + _IF_DIFFERENT)
+    add("--ranks", type=int, default=1, metavar="N", help="number of ranks (default: 1)")
 
 
-def _predict(options: argparse.Namespace, arguments: list[str]) -> None:
+def run(options: argparse.Namespace) -> None:
+    """Predict on the given number of ranks."""
     if options.ranks < 1:
         raise ConfigError(f"--ranks={options.ranks} must be at least 1")
     from stretto.cli.run_on_ranks import RankCommand, run_on_ranks
@@ -51,7 +70,7 @@ def _predict(options: argparse.Namespace, arguments: list[str]) -> None:
     run_config = config.run.model_copy(update={"device": options.device or config.run.device})
     config = config.model_copy(update={"layout": Layout(replicas=num_ranks), "run": run_config})
     command = RankCommand(
-        ["predict", *arguments],
+        options.command_line,
         predict_on_rank,
         check=check,
         restarts=None if num_ranks > 1 else 0,
@@ -66,27 +85,3 @@ def _output_path(run: str, out: Path | None) -> Path:
     if is_remote(run) or not Path(run).is_dir():
         raise ConfigError(f"{run} is not a local folder; choose where to write the predictions with --out=FILE")
     return Path(run) / "predictions.jsonl"
-
-
-def make_parser() -> Parser:
-    """Return the command's parser."""
-    parser = Parser(
-        prog="stretto predict",
-        description="Write the predictions of a run's model to a JSONL file: the label of a sequence, the likelihood "
-        "of a text, or a forecast. Each row appears once, in order, the same on any number of ranks. After an "
-        "interruption, the same command resumes.",
-        epilog="example:\n  stretto predict runs/reviews --data new.jsonl --out new.predictions.jsonl --ranks 2",
-    )
-    add_model_arguments(parser)
-    parser.add_argument(
-        "--data",
-        metavar="DATA",
-        help="folder or URL of prepared data, or a file like the one the run's data was prepared from (default: the "
-        "run's data.valid)",
-    )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="file to write (default: RUN/predictions.jsonl)")
-    parser.add_argument("--sequence", metavar="FIELD", help="field with the sequence, " + _IF_DIFFERENT)
-    parser.add_argument("--label", metavar="FIELD", help="field with the true label, " + _IF_DIFFERENT)
-    parser.add_argument("--by", metavar="COLUMN", help="column that names the series, " + _IF_DIFFERENT)
-    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="number of ranks (default: 1)")
-    return parser

@@ -1,4 +1,12 @@
-"""`stretto prepare`: text, records or tables into prepared data."""
+"""`stretto prepare`: text, records or tables into prepared data.
+
+Convert files to prepared data: shards with checksums and a small index.
+
+For the options of a kind, see `stretto prepare KIND --help`.
+
+example:
+  stretto prepare text book.txt --out data/book --level word --validation-fraction 0.1
+"""
 
 import argparse
 from pathlib import Path
@@ -6,10 +14,12 @@ from typing import TYPE_CHECKING
 
 from stretto.cli.parser import Parser, add_prepare_options, read_prepare_options
 from stretto.cli.views.console import make_console
-from stretto.cli.views.result_views import PrepareView
+from stretto.cli.views.result_views import show_preparation
+from stretto.prepare.options import SequenceOptions, SeriesOptions, TextOptions
 
 if TYPE_CHECKING:
-    from stretto.prepare.row_reader import SkippedRows
+    from stretto.prepare.prepare_job import OnProgress
+    from stretto.prepare.row_reader import OnSkipped, SkippedRows
     from stretto.store.corpus import Corpus
     from stretto.store.sequences import Sequences
 
@@ -20,19 +30,24 @@ KINDS = {
 }
 
 
-def run(arguments: list[str]) -> None:
-    """Parse, prepare, and describe the result."""
-    choice = make_parser().parse_all(arguments)
+def add_arguments(parser: Parser) -> None:
+    parser.usage = "stretto prepare KIND FILE... --out FOLDER [options]"
+    listing = "\n".join(f"  {name:<10} {description}" for name, description in KINDS.items())
+    parser.epilog = f"kinds:\n{listing}\n\n{parser.epilog}"
+    parser.add_argument("kind", metavar="KIND", choices=KINDS, help="what the files hold, one of the kinds below")
+    rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    rest.required = False
+
+
+def run(choice: argparse.Namespace) -> None:
+    """Prepare, and describe the result."""
     console = make_console()
     skipped: list[SkippedRows] = []
-    with make_kind_parser(choice.kind).parsed(choice.arguments) as options:
-        try:
-            with PrepareView(console) as view:
-                stores = _prepare(choice.kind, options, view, skipped)
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(
-                f": finished parts are kept in {options.out}.partial; run the same command again to resume"
-            ) from None
+    with (
+        make_kind_parser(choice.kind).parsed(choice.arguments) as options,
+        show_preparation(console, f" in {options.out}.partial") as show,
+    ):
+        stores = _prepare(choice.kind, options, show, skipped.append)
     from stretto.cli.views.store_lines import describe_skipped, describe_store
 
     for store in stores:
@@ -42,9 +57,8 @@ def run(arguments: list[str]) -> None:
 
 
 def _prepare(
-    kind: str, options: argparse.Namespace, view: PrepareView, skipped: "list[SkippedRows]"
+    kind: str, options: argparse.Namespace, show: "OnProgress", on_skipped: "OnSkipped"
 ) -> "list[Corpus] | list[Sequences]":
-    from stretto.prepare.options import SequenceOptions, SeriesOptions, TextOptions
     from stretto.prepare.prepare_sequences import prepare_sequences
     from stretto.prepare.prepare_series import prepare_series
     from stretto.prepare.prepare_text import prepare_text
@@ -52,38 +66,18 @@ def _prepare(
     files, folder, workers = options.files, options.out, options.workers
     if kind == "text":
         text_options = read_prepare_options(TextOptions, options)
-        return prepare_text(files, folder, text_options, workers=workers, on_progress=view.show)
+        return prepare_text(files, folder, text_options, workers=workers, on_progress=show)
     if kind == "sequences":
         sequence_options = read_prepare_options(SequenceOptions, options)
         return prepare_sequences(
-            files, folder, sequence_options, workers=workers, on_progress=view.show, on_skipped=skipped.append
+            files, folder, sequence_options, workers=workers, on_progress=show, on_skipped=on_skipped
         )
     series_options = read_prepare_options(SeriesOptions, options)
-    return prepare_series(
-        files, folder, series_options, workers=workers, on_progress=view.show, on_skipped=skipped.append
-    )
-
-
-def make_parser() -> Parser:
-    """Return the command's parser."""
-    listing = "\n".join(f"  {name:<10} {description}" for name, description in KINDS.items())
-    parser = Parser(
-        prog="stretto prepare",
-        description="Convert files to prepared data: shards with checksums and a small index.",
-        usage="stretto prepare KIND FILE... --out FOLDER [options]",
-        epilog=f"kinds:\n{listing}\n\nFor the options of a kind, see `stretto prepare KIND --help`.\n\n"
-        "example:\n  stretto prepare text book.txt --out data/book --level word --validation-fraction 0.1",
-    )
-    parser.add_argument("kind", metavar="KIND", choices=KINDS, help="what the files hold, one of the kinds below")
-    rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    rest.required = False
-    return parser
+    return prepare_series(files, folder, series_options, workers=workers, on_progress=show, on_skipped=on_skipped)
 
 
 def make_kind_parser(kind: str) -> Parser:
     """Return the parser of one kind."""
-    from stretto.prepare.options import SequenceOptions, SeriesOptions, TextOptions
-
     options, description, files, example = {
         "text": (
             TextOptions,

@@ -1,7 +1,14 @@
-"""`stretto report`: one HTML page for a run, or for a comparison of runs."""
+"""`stretto report`: one HTML page for a run, or for a comparison of runs.
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+Make one HTML page of a run: curves, step timeline, load balance, sequence lengths, failures, checkpoints, and the plan
+beside the measurements. It opens from disk and needs no network.
+
+example:
+  stretto report runs/first
+  stretto report runs/first --compare runs/second runs/third --out three.html
+"""
+
+import argparse
 from pathlib import Path
 
 from stretto.base.errors import ConfigError
@@ -12,19 +19,33 @@ from stretto.cli.parser import Parser
 _DOCTYPE = b"<!doctype html>"
 
 
-def run(arguments: list[str]) -> None:
+def add_arguments(parser: Parser) -> None:
+    parser.usage = "stretto report RUN [--out FILE] [--compare RUN ...]"
+    add = parser.add_argument
+    add("run", type=Path, metavar="RUN", help="a run's folder; the run may still be running")
+    add(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="where to write the page (default: report.html, or compare.html, in the run's folder)",
+    )
+    add("--compare", type=Path, nargs="+", default=[], metavar="RUN", help="compare RUN with these runs instead")
+
+
+def run(options: argparse.Namespace) -> None:
     """Write the page and print where it is."""
-    options = make_parser().parse_all(arguments)
     out = options.out or options.run / (COMPARISON if options.compare else REPORT)
     with write_errors("--out", out):
         _check(options.run, out)
     from stretto.base.disk import write_atomic
     from stretto.cli.views.console import make_console
+    from stretto.cli.views.progress import show_fraction
     from stretto.plan.units import format_bytes
     from stretto.report.compare_page import render_comparison
     from stretto.report.run_page import render_run
 
-    with _progress() as on_progress:
+    console = make_console()
+    with show_fraction(console, "reading the log", stays=False) as on_progress:
         if options.compare:
             page = render_comparison([options.run, *options.compare], on_progress)
         else:
@@ -32,7 +53,7 @@ def run(arguments: list[str]) -> None:
     content = page.encode("utf-8", "backslashreplace")
     with write_errors("--out", out):
         write_atomic(out, content)
-    make_console().print(f"the page is {out} ({format_bytes(len(content))}); open it in a browser")
+    console.print(f"the page is {out} ({format_bytes(len(content))}); open it in a browser")
 
 
 def _check(folder: Path, out: Path) -> None:
@@ -51,42 +72,3 @@ def _check(folder: Path, out: Path) -> None:
 def _is_page(path: Path) -> bool:
     with path.open("rb") as file:
         return file.read(len(_DOCTYPE)) == _DOCTYPE
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[float], None]]:
-    """Show a progress bar in a terminal, and nothing elsewhere."""
-    from stretto.cli.views.console import make_console
-    from stretto.cli.views.progress import make_progress
-
-    with make_progress(make_console(), stays=False) as bars:
-        task = bars.add_task("reading the log", total=1.0)
-        yield lambda fraction: bars.update(task, completed=fraction)
-
-
-def make_parser() -> Parser:
-    """Return the command's parser."""
-    parser = Parser(
-        prog="stretto report",
-        usage="stretto report RUN [--out FILE] [--compare RUN ...]",
-        description="Make one HTML page of a run: curves, step timeline, load balance, sequence lengths, failures,\n"
-        "checkpoints, and the plan beside the measurements. It opens from disk and needs no network.",
-        epilog="example:\n  stretto report runs/first\n"
-        "  stretto report runs/first --compare runs/second runs/third --out three.html",
-    )
-    parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder; the run may still be running")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FILE",
-        help="where to write the page (default: report.html, or compare.html, in the run's folder)",
-    )
-    parser.add_argument(
-        "--compare",
-        type=Path,
-        nargs="+",
-        default=[],
-        metavar="RUN",
-        help="compare RUN with these runs instead",
-    )
-    return parser

@@ -1,21 +1,22 @@
-"""`stretto schema`: the JSON schema of a run's TOML file."""
+"""`stretto schema`: the JSON schema of a run's TOML file.
 
+Print the JSON schema of a run's TOML file, for editors that complete and check.
+
+example:
+  stretto schema > run.schema.json
+"""
+
+import argparse
 import json
 
 from stretto.cli.parser import Parser
 from stretto.config.run import RunConfig
 
 
-def run(arguments: list[str]) -> None:
+def add_arguments(parser: Parser) -> None:
+    """Take no arguments."""
+
+
+def run(_: argparse.Namespace) -> None:
     """Print the schema."""
-    make_parser().parse_all(arguments)
     print(json.dumps(RunConfig.model_json_schema(), indent=2))
-
-
-def make_parser() -> Parser:
-    """Return the command's parser."""
-    return Parser(
-        prog="stretto schema",
-        description="Print the JSON schema of a run's TOML file, for editors that complete and check.",
-        epilog="example:\n  stretto schema > run.schema.json",
-    )

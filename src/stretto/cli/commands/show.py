@@ -1,24 +1,25 @@
-"""`stretto show`: the contents of a run or a checkpoint, who wrote it, its size, and whether it is intact."""
+"""`stretto show`: the contents of a run or a checkpoint, who wrote it, its size, and whether it is intact.
+
+Show the checkpoints of a run, and the details of the newest one, or of the given one: its training state, the layout
+that wrote it, its size, and whether the checksum of each file matches.
+
+example:
+  stretto show runs/first
+  stretto show runs/first/checkpoints/step-000000400-g1
+"""
+
+import argparse
 
 from stretto.cli.parser import Parser
 
 
-def run(arguments: list[str]) -> None:
-    """Parse and show."""
-    options = make_parser().parse_all(arguments)
+def add_arguments(parser: Parser) -> None:
+    parser.add_argument("path", metavar="PATH", help="folder of a run, or a checkpoint; a path or a URL")
+    parser.add_argument("--quick", action="store_true", help="don't read the files to verify their checksums")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Show the run or the checkpoint."""
     from stretto.cli.views.checkpoint_tables import show_checkpoint
 
     show_checkpoint(options.path, is_quick=options.quick)
-
-
-def make_parser() -> Parser:
-    """Return the command's parser."""
-    parser = Parser(
-        prog="stretto show",
-        description="Show the checkpoints of a run, and the details of the newest one, or of the given one: its "
-        "training state, the layout that wrote it, its size, and whether the checksum of each file matches.",
-        epilog="example:\n  stretto show runs/first\n  stretto show runs/first/checkpoints/step-000000400-g1",
-    )
-    parser.add_argument("path", metavar="PATH", help="folder of a run, or a checkpoint; a path or a URL")
-    parser.add_argument("--quick", action="store_true", help="don't read the files to verify their checksums")
-    return parser

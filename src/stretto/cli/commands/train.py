@@ -1,19 +1,40 @@
-"""`stretto train`: train the run in a TOML file; options override its fields."""
+"""`stretto train`: train the run in a TOML file; options override its fields.
 
+Train the run in a TOML file. An option overrides a field. If the run's folder already holds the run, it resumes.
+
+example:
+  stretto train run.toml --train.lr 3e-4 --run.folder runs/second
+
+exit codes:
+  0 done, 2 an error to fix, 75 not finished: start it again to resume,
+  76 replaced by a newer start of the same run, 130 interrupted
+"""
+
+import argparse
 import os
 from pathlib import Path
 
 from stretto.base.errors import ConfigError
 from stretto.base.remote import is_remote
-from stretto.cli.config_options import add_config_options, config_overrides
+from stretto.cli.config_options import add_config_options, load_run_config
 from stretto.cli.parser import Parser
-from stretto.config.toml import load_config
 
 
-def run(arguments: list[str]) -> None:
-    """Parse, check and train."""
-    options = make_parser().parse_all(arguments)
-    config = load_config(options.config, config_overrides(options))
+def add_arguments(parser: Parser) -> None:
+    parser.usage = "stretto train RUN.toml [--resume auto|never|PATH] [--section.field VALUE ...]"
+    parser.add_argument(
+        "--resume",
+        default="auto",
+        metavar="auto|never|PATH",
+        help="auto: resume from the newest checkpoint in the run's folder, if there is one; never: refuse a folder "
+        "that holds a run; PATH: resume from the checkpoint at this path or URL (default: auto)",
+    )
+    add_config_options(parser)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Check the config, and train."""
+    config = load_run_config(options)
     # torch is imported only now, so that help and a bad config are answered at once.
     from stretto.cli.run_on_ranks import RankCommand, run_on_ranks
     from stretto.cli.views.training_view import show_run
@@ -27,33 +48,10 @@ def run(arguments: list[str]) -> None:
         # `never` is for the start of the run; restarted ranks resume it.
         resume = "auto"
     command = RankCommand(
-        ["train", *arguments],
+        options.command_line,
         lambda world, config: show_run(Run(config, world, resume)),
         check=lambda config: prepare_run(config, resume),
         restarts=config.run.max_restarts,
         saves_plan=True,
     )
     run_on_ranks(config, command)
-
-
-def make_parser() -> Parser:
-    """Return the command's parser."""
-    parser = Parser(
-        prog="stretto train",
-        usage="stretto train RUN.toml [--resume auto|never|PATH] [--section.field VALUE ...]",
-        description="Train the run in a TOML file. An option overrides a field. If the run's folder already holds the "
-        "run, it resumes.",
-        epilog="example:\n  stretto train run.toml --train.lr 3e-4 --run.folder runs/second\n\n"
-        "exit codes:\n  0 done, 2 an error to fix, 75 not finished: start it again to resume,\n"
-        "  76 replaced by a newer start of the same run, 130 interrupted",
-    )
-    parser.add_argument("config", type=Path, metavar="RUN.toml", help="TOML file of the run")
-    parser.add_argument(
-        "--resume",
-        default="auto",
-        metavar="auto|never|PATH",
-        help="auto: resume from the newest checkpoint in the run's folder, if there is one; never: refuse a folder "
-        "that holds a run; PATH: resume from the checkpoint at this path or URL (default: auto)",
-    )
-    add_config_options(parser)
-    return parser

@@ -1,13 +1,19 @@
-"""`stretto verify`: check that a layout computes the same as one rank, with your own model and data."""
+"""`stretto verify`: check that a layout computes the same as one rank, with your own model and data.
 
-from pathlib import Path
+Train a few steps of a run on one rank and in its layout, and compare them block by block. Exit code 0: equal. 1: not
+equal.
+
+example:
+  stretto verify run.toml --layout.stages 2 --layout.chunks 8
+"""
+
+import argparse
 from typing import TYPE_CHECKING
 
 from stretto.base.errors import ConfigError, StrettoError
-from stretto.cli.config_options import add_config_options, config_overrides
+from stretto.cli.config_options import add_config_options, load_run_config
 from stretto.cli.parser import Parser
 from stretto.config.run import RunConfig
-from stretto.config.toml import load_config
 
 if TYPE_CHECKING:
     from stretto.mesh.world import World
@@ -19,19 +25,27 @@ class LayoutMismatchError(StrettoError):
     exit_code = 1
 
 
-def run(arguments: list[str]) -> None:
-    """Parse, compare, and print the differences."""
-    options = make_parser().parse_all(arguments)
-    config = load_config(options.config, config_overrides(options))
-    if options.steps < 1:
-        raise ConfigError(f"--steps={options.steps} compares nothing; use at least 1")
+def add_arguments(parser: Parser) -> None:
+    parser.usage = "stretto verify RUN.toml [--steps N] [--double] [--section.field VALUE ...]"
+    add = parser.add_argument
+    # Not `steps`: in an error of the config, that is train.steps.
+    add("--steps", dest="num_steps", type=int, default=3, metavar="N", help="number of steps to compare (default: 3)")
+    add("--double", action="store_true", help="compare in float64, with a smaller tolerance")
+    add_config_options(parser)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Compare, and print the differences."""
+    config = load_run_config(options)
+    if options.num_steps < 1:
+        raise ConfigError(f"--steps={options.num_steps} compares nothing; use at least 1")
     from stretto.cli.run_on_ranks import RankCommand, run_on_ranks
 
     # Nothing is written to the run's folder, so it may hold a run.
     def verify_on_rank(world: "World", config: RunConfig) -> None:
-        _verify(config, world, options.steps, options.double)
+        _verify(config, world, options.num_steps, options.double)
 
-    run_on_ranks(config, RankCommand(["verify", *arguments], verify_on_rank))
+    run_on_ranks(config, RankCommand(options.command_line, verify_on_rank))
 
 
 def _verify(config: RunConfig, world: "World", num_steps: int, is_double: bool) -> None:
@@ -58,19 +72,3 @@ def _verify(config: RunConfig, world: "World", num_steps: int, is_double: bool) 
     else:
         # One rank prints it; the others exit with the same code.
         raise LayoutMismatchError(verification.verdict if world.is_rank_zero else "")
-
-
-def make_parser() -> Parser:
-    """Return the command's parser."""
-    parser = Parser(
-        prog="stretto verify",
-        usage="stretto verify RUN.toml [--steps N] [--double] [--section.field VALUE ...]",
-        description="Train a few steps of a run on one rank and in its layout, and compare them block by block. "
-        "Exit code 0: equal. 1: not equal.",
-        epilog="example:\n  stretto verify run.toml --layout.stages 2 --layout.chunks 8",
-    )
-    parser.add_argument("config", type=Path, metavar="RUN.toml", help="TOML file of the run")
-    parser.add_argument("--steps", type=int, default=3, metavar="N", help="number of steps to compare (default: 3)")
-    parser.add_argument("--double", action="store_true", help="compare in float64, with a smaller tolerance")
-    add_config_options(parser)
-    return parser

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from stretto.cli.output_files import write_errors
 from stretto.cli.views.console import make_console
-from stretto.cli.views.progress import make_progress, percentage_column
+from stretto.cli.views.progress import show_fraction
 from stretto.mesh.world import World
 from stretto.serve.forecasting import SeriesForecast, forecast
 from stretto.serve.metrics import compute_metrics
@@ -31,15 +31,9 @@ def show_predictions(
     console = make_console(is_quiet=not world.is_rank_zero)
     if not console.is_terminal:
         console.print(f"predicting {data} ...")
-    with make_progress(console, percentage_column()) as bars:
-        task = bars.add_task("predicting", total=1.0)
+    with show_fraction(console, "predicting") as show:
         num_lines = write_predictions(
-            trained,
-            data,
-            out,
-            world,
-            fields=fields,
-            on_progress=lambda done, count: bars.update(task, completed=done / count),
+            trained, data, out, world, fields=fields, on_progress=lambda done, count: show(done / count)
         )
     if world.is_rank_zero:
         console.print(f"{out}: {num_lines:,} lines")

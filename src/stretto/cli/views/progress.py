@@ -4,15 +4,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 
-def make_progress(console: Console, *columns: ProgressColumn, stays: bool = True) -> Progress:
-    """Return bars with a name, the given columns, and the time left; `stays=False` removes them at the end."""
+def make_progress(console: Console, *, stays: bool = True) -> Progress:
+    """Return bars with a name, a percentage, and the time left; `stays=False` removes them at the end."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=20),
-        *columns,
+        TextColumn("{task.percentage:>3.0f}%"),
         TimeRemainingColumn(elapsed_when_finished=True),
         console=console,
         transient=not stays,
@@ -20,13 +20,16 @@ def make_progress(console: Console, *columns: ProgressColumn, stays: bool = True
     )
 
 
-def percentage_column() -> ProgressColumn:
-    """Return a column with the percentage that is done."""
-    return TextColumn("{task.percentage:>3.0f}%")
+@contextmanager
+def show_fraction(console: Console, name: str, *, stays: bool = True) -> Iterator[Callable[[float], None]]:
+    """Show a bar; yield a function that sets the fraction that is done."""
+    with make_progress(console, stays=stays) as bars:
+        task = bars.add_task(name, total=1.0)
+        yield lambda fraction: bars.update(task, completed=fraction)
 
 
 @contextmanager
-def show_progress(console: Console) -> Iterator[Callable[[str, float], None]]:
+def show_measurements(console: Console) -> Iterator[Callable[[str, float], None]]:
     """Show a bar in a terminal, and a line for each measurement elsewhere."""
     printed: set[str] = set()
     with make_progress(console, stays=False) as bars:

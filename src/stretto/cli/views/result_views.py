@@ -1,15 +1,16 @@
 """Progress and results of preparing, evaluating and verifying."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import TaskID
 from rich.table import Table
 
 from stretto.cli.views.console import make_console
-from stretto.cli.views.progress import make_progress, percentage_column
+from stretto.cli.views.progress import make_progress, show_fraction
 
 if TYPE_CHECKING:
     from stretto.measure.verify import Verification
@@ -17,26 +18,21 @@ if TYPE_CHECKING:
     from stretto.train.trained_model import TrainedModel
 
 
-class PrepareView:
-    """A progress bar for each phase of a preparation."""
+@contextmanager
+def show_preparation(console: Console, kept: str = "") -> Iterator[Callable[["PrepareProgress"], None]]:
+    """Show a bar for each phase of a preparation; after Ctrl-C, say that finished parts are kept, and where."""
+    tasks: dict[str, TaskID] = {}
+    try:
+        with make_progress(console) as bars:
 
-    def __init__(self, console: Console) -> None:
-        self._bars = make_progress(console, percentage_column())
-        self._tasks: dict[str, TaskID] = {}
+            def show(progress: "PrepareProgress") -> None:
+                if progress.phase not in tasks:
+                    tasks[progress.phase] = bars.add_task(progress.phase, total=progress.total)
+                bars.update(tasks[progress.phase], completed=progress.done)
 
-    def __enter__(self) -> Self:
-        self._bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bars.stop()
-
-    def show(self, progress: "PrepareProgress") -> None:
-        if progress.phase not in self._tasks:
-            self._tasks[progress.phase] = self._bars.add_task(progress.phase, total=progress.total)
-        self._bars.update(self._tasks[progress.phase], completed=progress.done)
+            yield show
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f": finished parts are kept{kept}; run the same command again to resume") from None
 
 
 def show_evaluation(trained: "TrainedModel", data: Path | str) -> None:
@@ -44,9 +40,8 @@ def show_evaluation(trained: "TrainedModel", data: Path | str) -> None:
     console = make_console()
     if not console.is_terminal:
         console.print(f"evaluating {data} ...")
-    with make_progress(console, percentage_column()) as bars:
-        task = bars.add_task("evaluating", total=1.0)
-        evaluation = trained.evaluate(data, lambda fraction: bars.update(task, completed=fraction))
+    with show_fraction(console, "evaluating") as show:
+        evaluation = trained.evaluate(data, show)
     if not console.is_terminal:
         console.print(f"{data}: {evaluation}")
         return
@@ -66,7 +61,6 @@ def verification_table(verification: "Verification") -> Table:
     for block in verification.blocks:
         mark = "ok" if block.max_difference <= verification.tolerance else "differs"
         table.add_row(str(block.index), block.name, f"{block.gradients:.1e}", f"{block.state:.1e}", mark)
-    table.add_row(
-        "", "loss", f"{verification.loss:.1e}", "", "ok" if verification.loss <= verification.tolerance else "differs"
-    )
+    mark = "ok" if verification.loss <= verification.tolerance else "differs"
+    table.add_row("", "loss", f"{verification.loss:.1e}", "", mark)
     return table
