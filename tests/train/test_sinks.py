@@ -88,7 +88,7 @@ def test_a_run_that_was_killed_has_each_step_once_in_all_sinks(
     from helpers.wandb_file import read_history
 
     port, steps = free_port(), 300
-    trackers = {"tensorboard": "true", "wandb": "lab", "mlflow": "lab", "prometheus": port}
+    trackers = {"tensorboard": "true", "wandb_project": "lab", "mlflow_experiment": "lab", "prometheus_port": port}
     options: dict[str, object] = {"train.steps": steps, "run.max_restarts": 0}
     options |= {f"logging.{name}": value for name, value in trackers.items()}
     run = TrainProcess(tmp_path / "run", Path(byte_corpus.location), options=options).start()
@@ -161,7 +161,7 @@ def test_a_step_has_its_speed_and_thousands_of_ranks_have_three_scalars() -> Non
 
 def test_values_per_rank_are_separate_curves_and_labeled_gauges(tmp_path: Path) -> None:
     port = free_port()
-    with open_sinks(LoggingConfig(tensorboard=True, prometheus=port), tmp_path) as sinks:
+    with open_sinks(LoggingConfig(tensorboard=True, prometheus_port=port), tmp_path) as sinks:
         sinks.write("ranks", {"step": 10, "busy": [0.5, 0.25], "name": "no number"})
         sinks.write("evaluation", {"step": 10, "perplexity": 7.0})
         until = time.monotonic() + 10
@@ -210,16 +210,16 @@ def test_a_sink_that_is_not_installed_is_refused_before_anything_is_written(
     path.write_text(f'[data]\ntrain = "{byte_corpus.location}"\n[run]\nfolder = "{tmp_path / "run"}"\n')
     for name, value, package in (
         ("tensorboard", "true", "tensorboard"),
-        ("wandb", "lab", "wandb"),
-        ("mlflow", "lab", "mlflow"),
-        ("prometheus", "9", "prometheus_client"),
+        ("wandb_project", "lab", "wandb"),
+        ("mlflow_experiment", "lab", "mlflow"),
+        ("prometheus_port", "9", "prometheus_client"),
     ):
         with monkeypatch.context() as patched:
             # Python's own way of saying that there is no such module.
             patched.setitem(sys.modules, package, None)
             assert main(["train", str(path), f"--logging.{name}", value]) == 2
         said = capsys.readouterr().err
-        assert f"needs {package}; pip install 'stretto[{name}]', or leave it out" in said and said.count("\n") == 1
+        assert f"needs {package}; pip install 'stretto[{package.removesuffix('_client')}]', or leave it out" in said and said.count("\n") == 1
     assert not (tmp_path / "run").exists()
 
 
@@ -244,7 +244,7 @@ def test_a_tracker_gets_the_status_of_the_run(
 
     # W&B takes seconds: once for each of its two codes will do.
     has_wandb = error is None or isinstance(error, PreemptedError)
-    config = LoggingConfig(mlflow="lab", wandb="lab" if has_wandb else None)
+    config = LoggingConfig(mlflow_experiment="lab", wandb_project="lab" if has_wandb else None)
     with pytest.raises(type(error)) if error else contextlib.nullcontext(), open_sinks(config, tmp_path) as sinks:
         sinks.write("step", STEP)
         if error is not None:
@@ -260,8 +260,8 @@ def test_a_port_that_is_taken_is_refused_by_name(byte_corpus: Corpus, tmp_path: 
     path.write_text(f'[data]\ntrain = "{byte_corpus.location}"\nlanes = 8\nwindow = 20\n[train]\nsteps = 2\n')
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        options = {"logging.prometheus": str(port), "run.folder": str(tmp_path / "run")}
-        with pytest.raises(ConfigError, match=rf"logging\.prometheus={port} can't be listened on \(Address already in"):
+        options = {"logging.prometheus_port": str(port), "run.folder": str(tmp_path / "run")}
+        with pytest.raises(ConfigError, match=rf"logging\.prometheus_port={port} can't be listened on \(Address already in"):
             list(Run(load_config(path, options)).events())
     # What was refused is no hindrance, and a port that was closed a moment ago isn't either.
     for steps in ("2", "3"):
@@ -273,15 +273,15 @@ def test_a_run_waits_for_the_port_of_an_earlier_start(tmp_path: Path) -> None:
         port = lingering.getsockname()[1]
         SinkState(tmp_path).write("prometheus", str(port))
         threading.Timer(0.5, lingering.close).start()
-        with open_sinks(LoggingConfig(prometheus=port), tmp_path):
+        with open_sinks(LoggingConfig(prometheus_port=port), tmp_path):
             assert listening(port) == {"0100007F"}
 
 
 def test_a_sink_whose_state_can_not_be_written_leaves_no_server_behind(tmp_path: Path) -> None:
     (tmp_path / "sinks.json.partial").mkdir()
     port = free_port()
-    with pytest.raises(ConfigError, match=rf"logging\.prometheus={port} can't be opened"):
-        open_sinks(LoggingConfig(prometheus=port), tmp_path)
+    with pytest.raises(ConfigError, match=rf"logging\.prometheus_port={port} can't be opened"):
+        open_sinks(LoggingConfig(prometheus_port=port), tmp_path)
     assert listening(port) == set()
 
 
@@ -326,8 +326,8 @@ def test_a_failing_sink_is_reported_once_and_the_run_continues(
 def test_a_server_that_can_not_be_reached_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_port()}")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    with pytest.raises(ConfigError, match=r"logging\.mlflow=lab can't be opened \(MlflowException: .*or leave it out"):
-        open_sinks(LoggingConfig(mlflow="lab"), tmp_path)
+    with pytest.raises(ConfigError, match=r"logging\.mlflow_experiment=lab can't be opened \(MlflowException: .*or leave it out"):
+        open_sinks(LoggingConfig(mlflow_experiment="lab"), tmp_path)
 
 
 def test_a_full_disk_leaves_no_partial_record(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field
 
 from stretto.base.strict_model import StrictModel
 from stretto.config.layout import Layout
-from stretto.config.loggers import LoggingConfig
+from stretto.config.logging import LoggingConfig
 from stretto.config.model import ModelConfig
 from stretto.config.train import TrainConfig
 

@@ -1,4 +1,4 @@
-from stretto.config.loggers import LoggingConfig as LoggingConfig
+from stretto.config.logging import LoggingConfig as LoggingConfig
 from stretto.train.events import EvaluationReport as EvaluationReport
 from stretto.train.plan_check import PlanReport as PlanReport
 from stretto.train.rank_monitor import RankMonitor as RankMonitor

@@ -69,6 +69,6 @@ def _listen(port: int, registry: CollectorRegistry, until: float) -> tuple[WSGIS
             if error.errno != errno.EADDRINUSE or time.monotonic() > until:
                 reason = error.strerror or str(error)
                 raise ConfigError(
-                    f"logging.prometheus={port} can't be listened on ({reason}); choose a different port"
+                    f"logging.prometheus_port={port} can't be listened on ({reason}); choose a different port"
                 ) from None
         time.sleep(0.2)

@@ -8,12 +8,16 @@ from types import TracebackType
 from typing import Self
 
 from stretto.base.errors import ConfigError, StrettoError
-from stretto.config.loggers import LoggingConfig
+from stretto.config.logging import LoggingConfig
 from stretto.train.sinks.background import BackgroundSink, describe_error
 from stretto.train.sinks.sink import LogLine, RunStatus, Sink
 
-# Opened in this order: first those that fail most often, last the slowest.
-_NAMES = ("prometheus", "tensorboard", "mlflow", "wandb")
+# The fields of LoggingConfig and the extra that each needs. Trackers are opened in this order: first those that fail most
+# often, last the slowest.
+_EXTRAS = {
+    "prometheus_port": "prometheus", "tensorboard": "tensorboard", "mlflow_experiment": "mlflow",
+    "wandb_project": "wandb",
+}  # fmt: skip
 
 
 class Sinks:
@@ -44,11 +48,12 @@ class Sinks:
 def check_sinks(config: LoggingConfig) -> None:
     """Raise if a sink's package is not installed."""
     for name, value in _enabled(config):
-        package = "prometheus_client" if name == "prometheus" else name
+        extra = _EXTRAS[name]
+        package = "prometheus_client" if extra == "prometheus" else extra
         spec = importlib.util.find_spec(package)
         # A folder of that name in the working directory is not the package.
         if spec is None or spec.origin is None:
-            raise ConfigError(f"logging.{name}={value} needs {package}; pip install 'stretto[{name}]', or leave it out")
+            raise ConfigError(f"logging.{name}={value} needs {package}; pip install 'stretto[{extra}]', or leave it out")
 
 
 def open_sinks(
@@ -102,28 +107,28 @@ def _run_status(error: BaseException | None) -> RunStatus:
 
 
 def _enabled(config: LoggingConfig) -> list[tuple[str, object]]:
-    return [(name, value) for name in _NAMES if (value := getattr(config, name)) not in (None, False)]
+    return [(name, value) for name in _EXTRAS if (value := getattr(config, name)) not in (None, False)]
 
 
 def _open_sink(
     name: str, config: LoggingConfig, folder: Path, step: int, hyperparameters: Mapping[str, object]
 ) -> Sink:
     # Trackers are slow to import, and optional.
-    if name == "prometheus":
+    if name == "prometheus_port":
         from stretto.train.sinks.prometheus import PrometheusSink
 
-        assert config.prometheus is not None
-        return PrometheusSink(config.prometheus, folder)
+        assert config.prometheus_port is not None
+        return PrometheusSink(config.prometheus_port, folder)
     if name == "tensorboard":
         from stretto.train.sinks.tensorboard import TensorBoardSink
 
         return TensorBoardSink(folder / "tensorboard", step)
-    if name == "mlflow":
+    if name == "mlflow_experiment":
         from stretto.train.sinks.mlflow import MlflowSink
 
-        assert config.mlflow is not None
-        return MlflowSink(config.mlflow, folder, hyperparameters)
+        assert config.mlflow_experiment is not None
+        return MlflowSink(config.mlflow_experiment, folder, hyperparameters)
     from stretto.train.sinks.wandb import WandbSink
 
-    assert config.wandb is not None
-    return WandbSink(config.wandb, folder, hyperparameters)
+    assert config.wandb_project is not None
+    return WandbSink(config.wandb_project, folder, hyperparameters)

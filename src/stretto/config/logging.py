@@ -1,0 +1,22 @@
+"""The [logging] section: experiment trackers that a run reports to, in addition to its own log file."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from stretto.base.strict_model import StrictModel
+
+Name = Annotated[str, Field(min_length=1)]
+
+
+class LoggingConfig(StrictModel):
+    """Experiment trackers that also get the lines of log.jsonl. Each needs an extra. They may differ at every launch."""
+
+    tensorboard: bool = False
+    """Write event files to the folder `tensorboard` in the run's folder."""
+    wandb_project: Name | None = None
+    """Weights & Biases project; logs offline, to the run's folder, unless WANDB_MODE is set."""
+    mlflow_experiment: Name | None = None
+    """MLflow experiment; logs to the run's folder, or to MLFLOW_TRACKING_URI if that is set."""
+    prometheus_port: int | None = Field(None, ge=1, le=65535)
+    """Port on 127.0.0.1 where Prometheus can scrape the latest values."""
