@@ -85,7 +85,7 @@ ERROR_SECTIONS = (
                 "stretto train nowhere.toml",
             ),
             ErrorCase(
-                "<file> is not valid TOML: <what and where>; fix it there",
+                "<file> is not valid TOML: <what and where>; correct the file",
                 "The file can't be parsed; the message has the line and the column.",
                 "Text needs quotes, and a section square brackets: `[data]`.",
                 triggers.no_toml,
@@ -127,13 +127,13 @@ ERROR_SECTIONS = (
                 triggers.section_as_value,
             ),
             ErrorCase(
-                "<file>: layout: auto chooses <fields> itself; leave them out, or set auto to false",
+                "<file>: layout: auto can't be combined with <fields>; leave out one or the other",
                 'With `layout = "auto"` the planner chooses replicas, stages, micro-batches and chunks.',
                 "Leave the other fields of the section out; [the planner](../concepts/planner.md) explains the choice.",
                 triggers.two_configs,
             ),
             ErrorCase(
-                "<file>: layout: blocks=[<numbers>] must have one number, 1 or more, for each of stages=<n>",
+                "<file>: layout: blocks=[<numbers>] must have stages=<n> numbers, each at least 1",
                 "The list needs one number for each stage.",
                 "Give as many numbers as stages, or leave `layout.blocks` out to balance the stages automatically.",
                 "stretto train run.toml --layout.stages 2 --layout.blocks 3",
@@ -163,7 +163,7 @@ ERROR_SECTIONS = (
                 "stretto train run.toml --layout.elastic maybe",
             ),
             ErrorCase(
-                "--layout.blocks: <value> is not a list of numbers; write it as in 5,1",
+                "--layout.blocks: <value> is not a list of integers; separate them with commas, as in 5,1",
                 "The field is a list with one integer for each stage.",
                 "Write numbers with commas between them.",
                 "stretto train run.toml --layout.blocks a,b",

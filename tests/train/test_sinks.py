@@ -219,7 +219,10 @@ def test_a_sink_that_is_not_installed_is_refused_before_anything_is_written(
             patched.setitem(sys.modules, package, None)
             assert main(["train", str(path), f"--logging.{name}", value]) == 2
         said = capsys.readouterr().err
-        assert f"needs {package}; pip install 'stretto[{package.removesuffix('_client')}]', or leave it out" in said and said.count("\n") == 1
+        assert (
+            f"needs {package}; pip install 'stretto[{package.removesuffix('_client')}]', or leave it out" in said
+            and said.count("\n") == 1
+        )
     assert not (tmp_path / "run").exists()
 
 
@@ -261,7 +264,9 @@ def test_a_port_that_is_taken_is_refused_by_name(byte_corpus: Corpus, tmp_path: 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         options = {"logging.prometheus_port": str(port), "run.folder": str(tmp_path / "run")}
-        with pytest.raises(ConfigError, match=rf"logging\.prometheus_port={port} can't be listened on \(Address already in"):
+        with pytest.raises(
+            ConfigError, match=rf"logging\.prometheus_port={port} can't be listened on \(Address already in"
+        ):
             list(Run(load_config(path, options)).events())
     # What was refused is no hindrance, and a port that was closed a moment ago isn't either.
     for steps in ("2", "3"):
@@ -326,7 +331,9 @@ def test_a_failing_sink_is_reported_once_and_the_run_continues(
 def test_a_server_that_can_not_be_reached_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_port()}")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    with pytest.raises(ConfigError, match=r"logging\.mlflow_experiment=lab can't be opened \(MlflowException: .*or leave it out"):
+    with pytest.raises(
+        ConfigError, match=r"logging\.mlflow_experiment=lab can't be opened \(MlflowException: .*or leave it out"
+    ):
         open_sinks(LoggingConfig(mlflow_experiment="lab"), tmp_path)
 
 

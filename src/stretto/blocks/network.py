@@ -13,7 +13,7 @@ from stretto.config.model import ModelConfig
 def build_network(config: ModelConfig, task: Task) -> Stack:
     """Return the stack that `config` describes for a task; `initialize` draws its weights later."""
     blocks, width = _input_blocks(config, task)
-    for num_layers in config.layers_of_blocks:
+    for num_layers in config.block_layer_counts:
         cell = _cell(config, width, num_layers)
         blocks.append(Residual(cell) if config.residual and width == config.output_size else cell)
         width = config.output_size

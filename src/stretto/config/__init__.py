@@ -1,1 +1,1 @@
-"""The config of a run: typed, checked and frozen. This package does not import torch."""
+"""A run's config: typed, validated and immutable. This package does not import torch."""

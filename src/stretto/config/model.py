@@ -1,4 +1,4 @@
-"""The model section: the network."""
+"""The [model] section: the network."""
 
 from typing import Literal, Self
 
@@ -11,28 +11,28 @@ class ModelConfig(StrictModel):
     """A recurrent network: an embedding for tokens, recurrent layers, and a head for the targets of the data."""
 
     factory: str | None = None
-    """Your own model instead: `file.py:function`, which takes a `stretto.data.Task` and returns a Stack."""
+    """Your own model instead, as `file.py:function`; the function takes a `stretto.data.Task` and returns a Stack."""
     loss: str | None = None
-    """Your own loss: `file.py:function`, which takes outputs and targets and returns a LossSum."""
+    """Your own loss, as `file.py:function`; the function takes outputs and targets and returns a LossSum."""
     weights: str | None = None
-    """Initial weights, instead of weights drawn by seed: a file of `stretto.exchange.save_weights` or of another run.
-    Blocks with weights are matched in order. It is not read again when the run resumes."""
+    """File of initial weights, from `stretto.exchange.save_weights` or another run; by default weights are random.
+    Blocks that have weights are matched in order. The file is not read again when the run resumes."""
     cell: Literal["lstm", "gru"] = "lstm"
     """The recurrent cell."""
     layers: int = Field(2, ge=1)
     """Number of recurrent layers."""
     layers_per_block: int = Field(1, ge=1)
-    """Layers per block; stages are split between blocks only."""
+    """Recurrent layers per block; a block is never split between stages."""
     hidden: int = Field(256, ge=1)
-    """Features of the hidden state."""
+    """Size of the hidden state."""
     embedding: int | None = Field(None, ge=1)
-    """Features of a token's embedding; by default `projection` or `hidden`."""
+    """Size of a token's embedding; by default `projection`, or `hidden` if there is no projection."""
     projection: int | None = Field(None, ge=1)
-    """Features that an LSTM projects its outputs to (torch's `proj_size`); by default there is no projection."""
+    """Size that an LSTM projects its outputs to (torch's `proj_size`); by default there is no projection."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Probability of zeroing a feature, after the embedding and after each block."""
     locked_dropout: bool = True
-    """Zero the same features at every step of a window (variational dropout), instead of others at each step."""
+    """Zero the same features at all time steps of a window (variational dropout), instead of new ones at each step."""
     residual: bool = False
     """Add the input of each recurrent block to its output, where the sizes match."""
     norm: bool = False
@@ -55,7 +55,7 @@ class ModelConfig(StrictModel):
         return self.embedding or self.output_size
 
     @property
-    def layers_of_blocks(self) -> list[int]:
-        """Number of layers of each recurrent block."""
-        full, rest = divmod(self.layers, self.layers_per_block)
-        return [self.layers_per_block] * full + [rest] * bool(rest)
+    def block_layer_counts(self) -> list[int]:
+        """The number of layers of each recurrent block; the last block may have fewer than the others."""
+        starts = range(0, self.layers, self.layers_per_block)
+        return [min(self.layers_per_block, self.layers - start) for start in starts]

@@ -1,4 +1,4 @@
-"""RunConfig: the config of a run, section by section."""
+"""RunConfig, the config of a run, and its sections [data], [run] and [save]."""
 
 from pathlib import Path as _Path
 from typing import Annotated, Literal
@@ -23,12 +23,12 @@ def _as_text(value: object) -> object:
 Location = Annotated[str, BeforeValidator(_as_text)]
 
 
-def _split(value: object) -> object:
-    """Accept `a,b` from a command line; a file has a list."""
+def _parse_names(value: object) -> object:
+    """Convert the text `a,b` of a command-line option to a tuple; return anything else, such as a list, unchanged."""
     return tuple(value.split(",")) if isinstance(value, str) else value
 
 
-Names = Annotated[tuple[str, ...], Field(strict=False), BeforeValidator(_split)]
+Names = Annotated[tuple[str, ...], Field(strict=False), BeforeValidator(_parse_names)]
 
 
 class DataConfig(StrictModel):
@@ -40,40 +40,40 @@ class DataConfig(StrictModel):
     """Folder or URL of the validation data, with the same vocabulary, labels or channels."""
     feed: Literal["lanes", "batches", "forecast"] | None = None
     """How data becomes rows: `lanes` (streams with carried state), `batches` (sequences of different lengths) or
-    `forecast` (sliding windows of series). By default lanes for text, batches for sequences, and for series forecast
-    if `context` is set, else lanes."""
+    `forecast` (sliding windows of series). By default: lanes for text, batches for sequences; for series, forecast if
+    `context` is set, else lanes."""
     lanes: int = Field(32, ge=1)
-    """lanes: number of streams that the data is split into, which are the rows of the global batch."""
+    """lanes: number of parallel streams that the data is split into; each is a row of the global batch."""
     window: int = Field(64, ge=1)
-    """lanes: steps of time per optimizer step (the truncated-BPTT length)."""
+    """lanes: time steps per optimizer step (the truncated-BPTT length)."""
     budget: int = Field(4096, ge=1)
-    """batches, forecast: maximum steps of a global batch, padding included."""
+    """batches, forecast: maximum time steps of all rows of a global batch together, padding included."""
     max_rows: int = Field(65536, ge=1)
     """batches, forecast: maximum rows of a global batch."""
     row_multiple: int = Field(8, ge=1)
-    """batches, forecast: batches with more rows than this have a multiple of it, so that replicas get equal shares."""
+    """batches, forecast: a batch with more rows than this has a multiple of it, so that replicas get equal shares."""
     context: int | None = Field(None, ge=1)
-    """forecast: steps of a series that the network sees before a forecast."""
+    """forecast: time steps of a series that the network sees before it makes a forecast."""
     stride: int = Field(1, ge=1)
-    """forecast: steps between the starts of two windows."""
+    """forecast: time steps between the starts of consecutive windows."""
     every_step: bool = False
-    """forecast: train on a forecast at every step of the context, not only the last."""
+    """forecast: train on a forecast at every time step of the context, not only at the last."""
     horizon: int = Field(1, ge=1)
-    """series: steps ahead to forecast."""
+    """series: number of time steps to forecast."""
     season: int = Field(0, ge=0)
-    """series: forecast the difference to the value this many steps before; 0 forecasts the value itself."""
+    """series: forecast the difference from the value this many time steps earlier; 0 forecasts the value itself."""
     targets: Names = ()
-    """series: the channels to forecast; by default all."""
+    """series: names of the channels to forecast; by default all."""
     masks: bool = False
     """series: add an input for each channel: 1 where its value is present, 0 where it is missing."""
     workers: int = Field(0, ge=0)
     """Worker processes per rank that read ahead; 0 reads in the main process."""
     cache: Path = _Path("~/.cache/stretto")
-    """Folder that caches remote data and profiles of models; all ranks of a machine share it."""
+    """Folder that caches remote data and profiles; all ranks of a node share it."""
     cache_bytes: int = Field(1 << 30, ge=8 << 20)
-    """Maximum size of the cached data."""
+    """Maximum size of the cached data, in bytes."""
     retry_seconds: float = Field(300.0, ge=0, allow_inf_nan=False)
-    """Seconds for which requests to a remote server are retried."""
+    """How long a failed request to object storage is retried, in seconds."""
 
 
 class RunSettings(StrictModel):
@@ -88,36 +88,36 @@ class RunSettings(StrictModel):
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16 runs the blocks under autocast; weights, states and losses stay fp32."""
     log_every: int = Field(10, ge=1)
-    """Steps between lines of output without a terminal, and between lines of the log that compare ranks. The log has
-    a line for every step."""
+    """Steps between progress lines, if the output is not a terminal, and between the log's lines with per-rank figures.
+    The log also has a line for every step."""
     eval_every: int | None = Field(None, ge=1)
-    """Steps between evaluations; by default there is one, at the end."""
+    """Steps between evaluations; by default there is only one, after the last step."""
     timeout: float = Field(600.0, gt=0, allow_inf_nan=False)
-    """Seconds that a rank waits for another before it reports it as lost."""
+    """Seconds that a rank waits for another rank before it reports that rank as lost."""
     max_restarts: int | None = Field(None, ge=0)
-    """How often lost ranks are restarted without a new checkpoint in between. By default 3 if this command starts
-    several ranks, and 0 for a single rank."""
+    """Maximum number of restarts after a lost rank; a new checkpoint resets the count. By default 3 if `stretto train`
+    launches several ranks, else 0."""
 
 
 class SaveConfig(StrictModel):
     """When and where a run saves checkpoints, and which it keeps."""
 
     every: int | None = Field(None, ge=1)
-    """Steps between checkpoints; by default only `minutes` decides."""
+    """Steps between checkpoints; by default only `minutes` counts."""
     minutes: float = Field(10.0, ge=0, allow_inf_nan=False)
-    """Minutes between checkpoints; with 0 only `every` decides. The last step is always saved."""
+    """Minutes between checkpoints; with 0 only `every` counts. The last step is always saved."""
     to: Location | None = None
     """Folder or URL for checkpoints; by default `checkpoints` in the run's folder."""
     keep: int = Field(2, ge=1)
-    """Number of newest checkpoints to keep."""
+    """Number of most recent checkpoints to keep."""
     keep_every: int | None = Field(None, ge=1)
-    """Also keep the checkpoints of every n-th step."""
+    """Also keep the checkpoints whose step is a multiple of this."""
     keep_best: bool = False
-    """Also keep the checkpoint with the lowest validation loss; then every evaluated step is saved."""
+    """Also keep the checkpoint with the lowest validation loss; saves one at every evaluation."""
 
 
 class RunConfig(StrictModel):
-    """The config of a run."""
+    """The config of a run, one field per section of its TOML file."""
 
     data: DataConfig
     model: ModelConfig = ModelConfig()

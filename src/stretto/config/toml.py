@@ -1,4 +1,4 @@
-"""Configs as TOML: read a file with overrides, report its mistakes, write a config."""
+"""Configs as TOML: read a file with overrides, report its first mistake, format a config."""
 
 import difflib
 import json
@@ -18,7 +18,7 @@ JsonObject = dict[str, Any]
 
 
 def load_config(path: Path | str, overrides: Mapping[str, str] | None = None) -> RunConfig:
-    """Read a run's TOML file. `overrides` are texts by dotted names, such as `{"train.lr": "3e-4"}`."""
+    """Read a run's TOML file. `overrides` maps dotted field names to text, as in `{"train.lr": "3e-4"}`."""
     path, overrides = Path(path), overrides or {}
     tree = _read(path)
     if tree.get("layout") == "auto":
@@ -32,7 +32,7 @@ def load_config(path: Path | str, overrides: Mapping[str, str] | None = None) ->
 
 
 def parse_config(tree: JsonObject, source: str = "config", overrides: Mapping[str, str] | None = None) -> RunConfig:
-    """Return the config of a tree of plain values; raise ConfigError with the first mistake in it."""
+    """Validate nested dicts as a config; raise `ConfigError` with the first mistake, which starts with `source`."""
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
@@ -40,22 +40,23 @@ def parse_config(tree: JsonObject, source: str = "config", overrides: Mapping[st
         first, *rest = sorted(error.errors(include_url=False), key=lambda details: details["type"] != "extra_forbidden")
         is_override = ".".join(map(str, first["loc"])) in (overrides or {})
         more = f" (and {len(rest)} more)" if rest else ""
+        # Overrides are command-line options: name the option, as in `--train.lr=x`, not the file.
         raise ConfigError(("--" if is_override else f"{source}: ") + _format_error(first) + more) from None
 
 
 def dump_config(config: RunConfig) -> str:
-    """Return a config as TOML, with all defaults except those that are None."""
+    """Return a config as TOML, with every field that is not None."""
     sections = config.model_dump(mode="json", exclude_none=True).items()
     return "\n\n".join(dump_section(name, values) for name, values in sections) + "\n"
 
 
 def dump_section(name: str, values: Mapping[str, object]) -> str:
-    """Return one section as TOML."""
+    """Return one section as TOML, starting with its header."""
     return "\n".join([f"[{name}]", *(dump_field(field, value) for field, value in values.items())])
 
 
 def dump_field(name: str, value: object) -> str:
-    """Return one field as TOML. Plain values look as in JSON, except for a character that JSON does not escape."""
+    """Return one field as a line of TOML. Its JSON form is valid TOML once the control character DEL is escaped."""
     return f"{name} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")
 
 
@@ -67,11 +68,11 @@ def _read(path: Path) -> JsonObject:
     except OSError as error:
         raise ConfigError(f"{path} can't be read ({error.strerror}); use the path of a run's TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}; fix it there") from None
+        raise ConfigError(f"{path} is not valid TOML: {error}; correct the file") from None
 
 
 def _parse_override(section: str, field: str, text: str) -> object:
-    """Convert the text of an option to its field's type; return it unchanged if it doesn't fit, for a later error."""
+    """Convert text to the type of a field. Text that does not fit is returned as it is; `parse_config` rejects it."""
     annotation: Any = section_model(section).model_fields[field].annotation
     try:
         value: object = TypeAdapter(annotation).validate_strings(text)
@@ -81,14 +82,14 @@ def _parse_override(section: str, field: str, text: str) -> object:
 
 
 def section_model(name: str) -> type[BaseModel]:
-    """Return the model of a section."""
+    """Return the pydantic model of a section."""
     annotation = RunConfig.model_fields[name].annotation
     assert isinstance(annotation, type)
     return annotation
 
 
 def _format_error(details: ErrorDetails) -> str:
-    """Return field, value and remedy."""
+    """Return a validation error as one sentence with the field, its value and the remedy."""
     where, message = describe_error(details)
     kind = details["type"]
     if kind == "extra_forbidden":
@@ -103,11 +104,12 @@ def _format_error(details: ErrorDetails) -> str:
         return f"{where}={details['input']!r} should be a section; write it as [{where}]"
     if kind == "value_error":
         return f"{where}: {message}" if where else message
+    # pydantic says: Input should be a valid integer, unable to parse string as an integer.
     return f"{where}={details['input']!r} {message.removeprefix('Input ').split(', unable')[0]}"
 
 
 def _suggest_field(loc: tuple[int | str, ...]) -> str:
-    """Return the field that was most likely meant."""
+    """Return a remedy for an unknown field: its section, the most similar name, or all names to choose from."""
     *sections, name = map(str, loc)
     if not sections:
         sections_with_name = [key for key in RunConfig.model_fields if name in section_model(key).model_fields]

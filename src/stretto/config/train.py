@@ -1,4 +1,4 @@
-"""The train section: optimizer, learning rate, and length of a run."""
+"""The [train] section: optimizer, learning rate, and length of a run."""
 
 from typing import Literal, Self
 
@@ -11,23 +11,23 @@ class TrainConfig(StrictModel):
     """Optimizer, learning rate, and length of a run."""
 
     steps: int | None = Field(None, ge=1)
-    """Number of optimizer steps; by default `epochs` decides."""
+    """Number of optimizer steps; overrides `epochs`."""
     epochs: int = Field(1, ge=1)
     """Number of passes over the training data."""
     optimizer: Literal["adamw", "sgd", "asgd"] = "adamw"
-    """The optimizer, from torch.optim."""
+    """The optimizer: AdamW, SGD or ASGD of torch.optim."""
     lr: float = Field(1e-3, gt=0, allow_inf_nan=False)
     """The peak learning rate."""
     schedule: Literal["cosine", "constant"] = "cosine"
     """The learning rate after the warm-up: a cosine decay, or constant."""
     warmup: int = Field(0, ge=0)
-    """Steps of linear warm-up."""
+    """Number of steps over which the learning rate rises linearly to `lr`."""
     final_lr_ratio: float = Field(0.1, ge=0, le=1)
     """The learning rate at the end of the cosine, as a fraction of `lr`."""
     weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False)
-    """Weight decay."""
+    """The optimizer's `weight_decay`."""
     momentum: float = Field(0.0, ge=0, lt=1)
-    """Momentum of SGD."""
+    """The momentum of SGD; other optimizers have none."""
     beta1: float = Field(0.9, ge=0, lt=1)
     """Decay rate of AdamW's first moment."""
     beta2: float = Field(0.999, ge=0, lt=1)
@@ -35,9 +35,9 @@ class TrainConfig(StrictModel):
     average_from: int = Field(1, ge=1)
     """First step whose weights ASGD averages; evaluations and the final weights use the averages."""
     clip: float = Field(1.0, ge=0, allow_inf_nan=False)
-    """Maximum norm of the gradient; 0 turns clipping off."""
+    """Gradients are clipped to this global norm; 0 turns clipping off."""
     nonfinite: Literal["stop", "skip"] = "stop"
-    """If a loss or gradient is not finite: stop the run and save the batch, or skip the step."""
+    """What to do if a loss or gradient is not finite: stop the run and save the batch, or skip the step."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -13,7 +13,7 @@ import torch
 from stretto.base.errors import DataError
 from stretto.config.run import RunConfig
 from stretto.config.toml import parse_config
-from stretto.config.toml_comments import Setting, write_commented_toml
+from stretto.config.toml_comments import Setting, format_commented_toml
 from stretto.prepare.inspection import Inspection
 from stretto.prepare.prepare_data import PreparedData
 from stretto.prepare.series_data import SeriesData
@@ -88,12 +88,12 @@ def suggest(
         *_schedule_settings(data_settings, num_validation_steps),
         *_precision_settings(),
     ]
-    title = (
+    header = (
         f"{data_settings.title}, written by `stretto init`. Train it with",
         f"  stretto train {shlex.quote(str(path))}",
         "`stretto train --help` explains every field. An option overrides a field: --train.lr 3e-4",
     )
-    text = write_commented_toml(title, settings, _OPTIONAL_FIELDS[data_settings.feed])
+    text = format_commented_toml(header, settings, _OPTIONAL_FIELDS[data_settings.feed])
     config = parse_config(tomllib.loads(text), "the suggested run")
     build_inputs(config)
     return Suggestion(text, config, naive_loss)

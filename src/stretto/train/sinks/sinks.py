@@ -12,12 +12,14 @@ from stretto.config.logging import LoggingConfig
 from stretto.train.sinks.background import BackgroundSink, describe_error
 from stretto.train.sinks.sink import LogLine, RunStatus, Sink
 
-# The fields of LoggingConfig and the extra that each needs. Trackers are opened in this order: first those that fail most
-# often, last the slowest.
+# The extra that each field of LoggingConfig needs. Opened in this order: first those that fail most often, last the
+# slowest.
 _EXTRAS = {
-    "prometheus_port": "prometheus", "tensorboard": "tensorboard", "mlflow_experiment": "mlflow",
+    "prometheus_port": "prometheus",
+    "tensorboard": "tensorboard",
+    "mlflow_experiment": "mlflow",
     "wandb_project": "wandb",
-}  # fmt: skip
+}
 
 
 class Sinks:
@@ -53,7 +55,9 @@ def check_sinks(config: LoggingConfig) -> None:
         spec = importlib.util.find_spec(package)
         # A folder of that name in the working directory is not the package.
         if spec is None or spec.origin is None:
-            raise ConfigError(f"logging.{name}={value} needs {package}; pip install 'stretto[{extra}]', or leave it out")
+            raise ConfigError(
+                f"logging.{name}={value} needs {package}; pip install 'stretto[{extra}]', or leave it out"
+            )
 
 
 def open_sinks(
