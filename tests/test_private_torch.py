@@ -19,10 +19,6 @@ SOURCE = Path(stretto.__file__).parent
 # Each private name, and the one module that may use it.
 PRIVATE_NAMES = {
     "base/foreach.py": {"torch._foreach_mul_"},
-    "checkpoint/hf_storage_info.py": {
-        "torch.distributed.checkpoint._hf_utils",
-        "torch.distributed.checkpoint._hf_utils._HFStorageInfo",
-    },
     "engine/ddp_reducer.py": {"ddp.reducer._rebuild_buckets"},
     "launch/elastic_agent.py": {"super()._monitor_workers"},
     # For type checkers only.
@@ -71,14 +67,6 @@ def test_foreach_mul_multiplies_in_place() -> None:
     with private_name("torch._foreach_mul_"):
         multiply_all(tensors, 0.5)
     assert tensors[0].tolist() == [0.5, 0.5] and tensors[1].tolist() == [1.0, 1.0, 1.0]
-
-
-def test_hf_storage_info_takes_a_path_a_shape_and_a_dtype() -> None:
-    with private_name("torch.distributed.checkpoint._hf_utils._HFStorageInfo"):
-        from stretto.checkpoint.hf_storage_info import make_storage_info
-
-        info = make_storage_info(Path("a.safetensors"), torch.Size([2, 3]), torch.float32)
-        assert (info.relative_path, info.shape, info.dtype) == ("a.safetensors", torch.Size([2, 3]), torch.float32)
 
 
 def test_the_reducer_reduces_a_backward_that_ddp_did_not_start(pools: RankPools) -> None:

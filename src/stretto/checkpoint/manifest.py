@@ -40,6 +40,11 @@ class ShardMetadata(StrictModel):
         return self
 
     @property
+    def rows(self) -> range:
+        """Its rows in the full tensor; a scalar counts as one row."""
+        return range(self.first, self.first + (self.shape[0] if self.shape else 1))
+
+    @property
     def full_shape(self) -> tuple[int, ...]:
         """The shape of the full tensor."""
         return self.shape if self.num_rows is None else (self.num_rows, *self.shape[1:])
