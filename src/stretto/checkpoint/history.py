@@ -6,6 +6,7 @@ import socket
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -75,7 +76,9 @@ class History:
         for name in all_checkpoint_names(self._storage):
             if name not in names and name.generation < self.generation:
                 self._storage.remove(str(name))
-        self._read_losses()
+        if self._retention.best:
+            losses = {name: read_loss(self._storage, name) for name in self.lineage}
+            self._losses = {name: loss for name, loss in losses.items() if loss is not None}
         return checkpoint
 
     def check_files(self, name: CheckpointName, files: Sequence[CheckpointFile]) -> None:
@@ -121,18 +124,14 @@ class History:
         """Remember the validation loss of a checkpoint, also for later starts."""
         if self._retention.best and name in self.lineage and math.isfinite(loss):
             self._losses[name] = loss
-            try:
+            # This start knows the loss; that a later one may not is no reason to end the run.
+            with suppress(OSError, StrettoError):
                 self._storage.create(f"{name}/{EVALUATION}", dump_with_checksum({"loss": loss}))
-            except (OSError, StrettoError):
-                # This start knows the loss; that a later one may not is no reason to end the run.
-                return
 
     def discard(self, name: CheckpointName) -> None:
         """Remove a checkpoint's folder; leave it if it can't be removed now."""
-        try:
+        with suppress(OSError, StrettoError):
             self._storage.remove(str(name))
-        except (OSError, StrettoError):
-            return
 
     def _add_claim(self, claims: Mapping[int, Claim], **fields: str | int | None) -> Claim:
         generation = max(claims, default=0) + 1
@@ -157,12 +156,6 @@ class History:
                 return claim
             # Another start took this number; the next one makes this start the newer.
             generation += 1
-
-    def _read_losses(self) -> None:
-        for name in self.lineage if self._retention.best else ():
-            loss = read_loss(self._storage, name)
-            if loss is not None:
-                self._losses[name] = loss
 
 
 def read_loss(storage: Storage, name: CheckpointName) -> float | None:

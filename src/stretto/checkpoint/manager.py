@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -84,10 +83,8 @@ class CheckpointManager:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close(wait=kind is None)
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.close(wait=error is None)
 
     def start(self, resume: Path | str = "auto") -> Checkpoint | None:
         """Claim the next generation; return the checkpoint to resume from, or None to start from the beginning.
@@ -171,10 +168,14 @@ class CheckpointManager:
         try:
             self._history = History(self._storage, self._retention)
             checkpoint = self._history.claim(resume, self.world.size, self._retry_seconds)
-        except BaseException as error:
+        except OSError as error:
             self.close(wait=False)
-            if isinstance(error, OSError):
-                raise _unwritable(self.location, error) from None
+            place, reason = error.filename or self.location, error.strerror or str(error)
+            raise ConfigError(
+                f"{place} can't be written ({reason}); choose a different run.folder or save.to"
+            ) from None
+        except BaseException:
+            self.close(wait=False)
             raise
         self.generation = self._history.generation
         return checkpoint
@@ -309,13 +310,6 @@ def _error_message(where: str, error: Exception) -> str:
     reason = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
     place = getattr(error, "filename", None) or where
     return f"{place} can't be written ({reason.splitlines()[0]}); earlier checkpoints are intact"
-
-
-def _unwritable(location: str, error: OSError) -> ConfigError:
-    reason = error.strerror or str(error)
-    return ConfigError(
-        f"{error.filename or location} can't be written ({reason}); choose a different run.folder or save.to"
-    )
 
 
 def _versions() -> dict[str, str]:

@@ -129,23 +129,11 @@ class RemoteStorage:
     def names(self, folder: str = "") -> list[str]:
         root = join(self._remote.root, folder).rstrip("/")
 
-        def request() -> list[str]:
-            try:
-                paths = self._remote.filesystem.ls(root, detail=False, refresh=True)
-            except FileNotFoundError:
-                return []
-            return sorted({str(path).rstrip("/").rsplit("/", 1)[-1] for path in paths} - {root.rsplit("/", 1)[-1]})
-
-        return self._retry(request)
+        paths = self._find(lambda: self._remote.filesystem.ls(root, detail=False, refresh=True)) or []
+        return sorted({str(path).rstrip("/").rsplit("/", 1)[-1] for path in paths} - {root.rsplit("/", 1)[-1]})
 
     def read(self, name: str) -> bytes:
-        def request() -> bytes | None:
-            try:
-                return self._remote.cat(name)
-            except FileNotFoundError:
-                return None
-
-        content = self._retry(request)
+        content = self._find(lambda: self._remote.cat(name))
         if content is None:
             raise FileNotFoundError(name)
         return content
@@ -182,19 +170,10 @@ class RemoteStorage:
             path.unlink()
 
     def fetch(self, folder: str, file: CheckpointFile, into: Path, on_bytes: OnBytes = lambda count: None) -> Path:
-        path = into / file.name
-        source = join(self._remote.root, f"{folder}/{file.name}")
-
-        def request() -> bool:
-            try:
-                self._remote.filesystem.get_file(source, str(path))
-            except FileNotFoundError:
-                return False
-            return True
-
-        if not self._retry(request):
-            raise damaged_error(f"{self.location}/{folder}/{file.name}", "it is missing")
-        check_file(path, file, on_bytes, name=f"{self.location}/{folder}/{file.name}")
+        path, name = into / file.name, f"{folder}/{file.name}"
+        self._find(lambda: self._remote.filesystem.get_file(join(self._remote.root, name), str(path)))
+        # It also raises if there was nothing to download.
+        check_file(path, file, on_bytes, name=f"{self.location}/{name}")
         return path
 
     def remove(self, folder: str) -> None:
@@ -204,6 +183,17 @@ class RemoteStorage:
             self._retry(lambda: self._remote.filesystem.rm_file(join(path, MANIFEST)))
         if names:
             self._retry(lambda: self._remote.filesystem.rm(path, recursive=True))
+
+    def _find(self, request: Callable[[], Result]) -> Result | None:
+        """Retry a request to read; return None if there is nothing to read."""
+
+        def request_or_none() -> Result | None:
+            try:
+                return request()
+            except FileNotFoundError:
+                return None
+
+        return self._retry(request_or_none)
 
     def _retry(self, request: Callable[[], Result]) -> Result:
         """Retry a request for up to `retry_seconds`."""

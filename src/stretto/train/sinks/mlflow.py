@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from stretto.train.sinks.sink import RunStatus, iter_scalars, step_of
+from stretto.train.sinks.sink import RunStatus, Sink, iter_scalars, step_of
 from stretto.train.sinks.state import SinkState
 
 # MLflow's limits per request.
@@ -13,7 +13,7 @@ _MAX_METRICS, _MAX_PARAMETERS = 1000, 100
 _STATUS: dict[RunStatus, str] = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 
 
-class MlflowSink:
+class MlflowSink(Sink):
     """Metrics by `kind/name` over steps. All starts of a run are one MLflow run, by an id in the run's folder.
 
     MLflow can't delete a metric, so a step that it has already is not written again.
@@ -45,9 +45,6 @@ class MlflowSink:
         metrics = [Metric(scalar.tag, scalar.value, now, step) for scalar in iter_scalars(kind, values)]
         for first in range(0, len(metrics), _MAX_METRICS):
             self._client.log_batch(self._run_id, metrics[first : first + _MAX_METRICS])
-
-    def end_history(self) -> None:
-        """MLflow knows which steps it has."""
 
     def close(self, status: RunStatus) -> None:
         self._client.set_terminated(self._run_id, _STATUS[status])

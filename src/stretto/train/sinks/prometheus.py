@@ -11,17 +11,15 @@ from wsgiref.simple_server import WSGIServer
 from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
 from stretto.base.errors import ConfigError
-from stretto.train.sinks.sink import RunStatus, Scalar, iter_scalars
+from stretto.train.sinks.sink import RunStatus, Scalar, Sink, iter_scalars
 from stretto.train.sinks.state import SinkState
 
 # How long to wait for the port of an earlier start that was killed: its data workers hold the port until they notice.
 _PORT_TIMEOUT = 15.0
 
 
-class PrometheusSink:
+class PrometheusSink(Sink):
     """A gauge for each value: `stretto_loss` of a step, `stretto_evaluation_loss`, `stretto_ranks_busy{rank="0"}`."""
-
-    needs_history = False
 
     def __init__(self, port: int, folder: Path) -> None:
         state = SinkState(folder)
@@ -41,9 +39,6 @@ class PrometheusSink:
         for scalar in iter_scalars(kind, values):
             gauge = self._gauge(scalar)
             (gauge if scalar.rank is None else gauge.labels(scalar.rank)).set(scalar.value)
-
-    def end_history(self) -> None:
-        """It shows the newest values only."""
 
     def close(self, status: RunStatus) -> None:
         self._server.shutdown()

@@ -1,31 +1,31 @@
-"""Sink: the protocol of an experiment tracker, and the scalars in a line of the log."""
+"""Sink: the base class of an experiment tracker, and the scalars in a line of the log."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple, Protocol, TypeGuard
+from typing import Literal, NamedTuple, TypeGuard
 
 # With more ranks than these, only minimum, mean and maximum are reported.
 _MAX_RANKS = 64
-
 
 RunStatus = Literal["finished", "failed", "interrupted"]
 """How a run ended: with all its steps, with an error, or early, to resume later."""
 
 
-class Sink(Protocol):
+class Sink:
     """Gets the lines of a run's log as they are written."""
 
-    needs_history: bool
+    needs_history = False
     """Does it need the lines from before it was opened?"""
 
     def write(self, kind: str, values: Mapping[str, object]) -> None:
         """Write a line: its kind and its fields, among them `step`."""
+        raise NotImplementedError
 
     def end_history(self) -> None:
-        """All lines from before it was opened are written."""
+        """All lines from before it was opened are written; by default, nothing is left to do."""
 
     def close(self, status: RunStatus) -> None:
-        """Finish; nothing is written after this."""
+        """Finish; nothing is written after this, and by default nothing is left to do."""
 
 
 LogLine = tuple[str, Mapping[str, object]]  # kind, and fields

@@ -4,7 +4,6 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from stretto.base.errors import ConfigError, StrettoError
@@ -31,9 +30,7 @@ class Sinks:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.close(_run_status(error))
 
     def write(self, kind: str, values: Mapping[str, object]) -> None:

@@ -12,14 +12,14 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from stretto.train.sinks.sink import RunStatus, iter_scalars, step_of
+from stretto.train.sinks.sink import Sink, iter_scalars, step_of
 from stretto.train.sinks.state import SinkState
 
 _HISTORY = "history"
 _numbers = itertools.count()
 
 
-class TensorBoardSink:
+class TensorBoardSink(Sink):
     """Scalars by `kind/name` over steps. Steps after the resumed one, from an earlier start, are marked as purged.
 
     TensorBoard's own writers have a thread that prints a traceback when the disk is full and may leave half a record;
@@ -53,9 +53,6 @@ class TensorBoardSink:
     def end_history(self) -> None:
         if self.needs_history:
             self._state.write(_HISTORY, "complete")
-
-    def close(self, status: RunStatus) -> None:
-        """Every line is in the file already."""
 
     def _append(self, *events: Event) -> None:
         records = io.BytesIO()

@@ -5,14 +5,14 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
-from stretto.train.sinks.sink import RunStatus, iter_scalars, step_of
+from stretto.train.sinks.sink import RunStatus, Sink, iter_scalars, step_of
 from stretto.train.sinks.state import SinkState
 
 # Lines of the last seconds are lost if the process is killed.
 _FLUSH_EVERY = 1.0
 
 
-class WandbSink:
+class WandbSink(Sink):
     """A row of values for each step. All starts of a run are one W&B run, by an id in the run's folder.
 
     Offline, W&B can't resume a run: each start has its own files, and those that are uploaded last replace all others.
@@ -66,9 +66,6 @@ class WandbSink:
         self._step = max(self._step, step_of(values))
         row = {scalar.tag: scalar.value for scalar in iter_scalars(kind, values) if scalar.name != "step"}
         self._run.log(row, step=self._step)
-
-    def end_history(self) -> None:
-        """Each start writes the history again."""
 
     def close(self, status: RunStatus) -> None:
         self._run.finish(exit_code=0 if status == "finished" else 1)
