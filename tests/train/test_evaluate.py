@@ -15,10 +15,12 @@ from stretto.testing import LocalEngine
 def test_evaluation_covers_every_token_once_whatever_the_lanes_and_window(byte_corpus: Corpus) -> None:
     # Without memory, lanes and windows can't matter at all.
     engine = LocalEngine(initialize(Stack([Embedding(256, 4), Linear(4, 256)]).double(), 1), TokenLoss())
-    found = [evaluate(engine, Lanes(byte_corpus, lanes, window)) for lanes, window in ((1, 100), (7, 33), (50, 1))]
-    for evaluation in found:
+    evaluations = [
+        evaluate(engine, Lanes(byte_corpus, lanes, window)) for lanes, window in ((1, 100), (7, 33), (50, 1))
+    ]
+    for evaluation in evaluations:
         assert evaluation.tokens == byte_corpus.num_tokens - 1
-        assert evaluation.loss == pytest.approx(found[0].loss, rel=1e-12)
+        assert evaluation.loss == pytest.approx(evaluations[0].loss, rel=1e-12)
 
 
 def test_state_is_carried_from_window_to_window(byte_corpus: Corpus) -> None:

@@ -95,8 +95,8 @@ def test_each_stage_loads_its_own_weights(byte_corpus: Corpus, plain: Path, tmp_
     model: dict[str, object] = {"weights": str(plain), "dropout": 0.2}
     alone = losses(Run(config_for(byte_corpus, tmp_path / "alone", model=model)))
     cut = config_for(byte_corpus, tmp_path / "cut", model=model, layout={"stages": 2, "chunks": 2})
-    for found in pools[2].run(_begin, cut):
-        assert found == pytest.approx(alone, rel=1e-5)
+    for losses_of_rank in pools[2].run(_begin, cut):
+        assert losses_of_rank == pytest.approx(alone, rel=1e-5)
 
 
 @pytest.mark.parametrize(

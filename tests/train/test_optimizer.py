@@ -79,10 +79,10 @@ def test_a_summed_gradient_becomes_a_clipped_mean(clip: float) -> None:
     for weight, gradient in zip(weights, mean, strict=True):
         weight.grad = gradient * 7
     norm = float(torch.nn.utils.get_total_norm([weight.grad for weight in weights if weight.grad is not None]))
-    found = scale_gradients(weights, 7, norm, clip)
+    returned_norm = scale_gradients(weights, 7, norm, clip)
     expected = [nn.Parameter(weight.detach()) for weight in weights]
     for weight, gradient in zip(expected, mean, strict=True):
         weight.grad = gradient.clone()
     mean_norm = torch.nn.utils.clip_grad_norm_(expected, clip or torch.inf)
-    assert found == pytest.approx(float(mean_norm), rel=1e-5)
+    assert returned_norm == pytest.approx(float(mean_norm), rel=1e-5)
     torch.testing.assert_close([w.grad for w in weights], [w.grad for w in expected], rtol=1e-5, atol=1e-7)

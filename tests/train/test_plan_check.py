@@ -9,7 +9,7 @@ from stretto.train.plan_check import PlanCheck, predicted_seconds, save_plan
 def test_a_plan_is_compared_once_after_enough_steps() -> None:
     check = PlanCheck(0.1)
     reports = [check.add_step(step, 5.0 if step <= 3 else 0.12, is_last=False) for step in range(1, 60)]
-    (report,) = [found for found in reports if found is not None]
+    (report,) = [report for report in reports if report is not None]
     assert report.step == 23 and report.measured == 0.12 and round(report.ratio, 3) == 1.2
 
 

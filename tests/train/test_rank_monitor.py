@@ -143,8 +143,8 @@ def trace_few_ranks(world: World, layout: Layout, most: int) -> tuple[list[int] 
     """The ranks in a trace that may have fewer than there are; and what ranks give, each another number of values."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trace, "_MAX_RANKS", most)
-        found = train_and_monitor(world, layout)[2]
-    ranks = None if found is None else [row.rank for row in found.ranks if row.events]
+        step_trace = train_and_monitor(world, layout)[2]
+    ranks = None if step_trace is None else [row.rank for row in step_trace.ranks if row.events]
     return ranks, world.gather([float(world.rank)] * world.rank)
 
 

@@ -88,9 +88,9 @@ def test_a_folder_that_holds_a_run_is_refused(byte_corpus: Corpus, tmp_path: Pat
 def test_a_longer_run_resumes_and_a_run_killed_at_its_end_is_completed(byte_corpus: Corpus, tmp_path: Path) -> None:
     def losses(folder: str, steps: int) -> list[float]:
         train = {"steps": steps, "schedule": "constant"}
-        found = list(Run(config_for(byte_corpus, tmp_path / folder, train=train)).events())
-        held_out = [event.evaluation.loss for event in found if isinstance(event, EvaluationReport)]
-        return [event.loss for event in found if isinstance(event, StepReport)] + held_out
+        events = list(Run(config_for(byte_corpus, tmp_path / folder, train=train)).events())
+        validation_losses = [event.evaluation.loss for event in events if isinstance(event, EvaluationReport)]
+        return [event.loss for event in events if isinstance(event, StepReport)] + validation_losses
 
     whole = losses("whole", 6)
     assert losses("parts", 4)[:-1] + losses("parts", 6) == whole

@@ -48,7 +48,7 @@ def scrape(port: int) -> dict[str, dict[str, float]]:
     """The gauges by name, each by rank ('' where there is none)."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
         families = list(text_string_to_metric_families(answer.read().decode()))
-    return {found.name: {one.labels.get("rank", ""): one.value for one in found.samples} for found in families}
+    return {family.name: {one.labels.get("rank", ""): one.value for one in family.samples} for family in families}
 
 
 def listening(port: int) -> set[str]:
@@ -60,12 +60,12 @@ def listening(port: int) -> set[str]:
 
 def wandb_services(pid: int) -> list[str]:
     """The processes that W&B has started for another, which may be gone."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             if b"wandb-core" in (words := path.read_bytes()) and f"--pid\0{pid}\0".encode() in words:
-                found.append(path.parent.name)
-    return found
+                pids.append(path.parent.name)
+    return pids
 
 
 def await_no_services(pids: list[int], seconds: float = 10) -> None:
@@ -126,10 +126,10 @@ def test_a_run_that_was_killed_has_each_step_once_in_all_sinks(
     client = MlflowClient((run.folder / "mlflow").as_uri())
     experiment = client.get_experiment_by_name("lab")
     assert experiment is not None
-    (found,) = client.search_runs([experiment.experiment_id])
-    history = client.get_metric_history(found.info.run_id, "step/loss")
+    (mlflow_run,) = client.search_runs([experiment.experiment_id])
+    history = client.get_metric_history(mlflow_run.info.run_id, "step/loss")
     assert sorted((one.step, one.value) for one in history) == expected
-    assert found.data.params["train.steps"] == str(steps) and found.info.status == "FINISHED"
+    assert mlflow_run.data.params["train.steps"] == str(steps) and mlflow_run.info.status == "FINISHED"
 
 
 @settings(max_examples=50)
@@ -140,7 +140,7 @@ def test_every_finite_number_of_a_line_is_a_scalar_and_nothing_else(
     def is_number(value: object) -> bool:
         return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
 
-    found = {
+    scalars = {
         (figure.name, figure.rank): figure.value for figure in iter_scalars("save", {**values, "by rank": of_ranks})
     }
     expected: dict[tuple[str, str | None], object] = {
@@ -148,12 +148,12 @@ def test_every_finite_number_of_a_line_is_a_scalar_and_nothing_else(
     }
     if all(map(is_number, of_ranks)):
         expected |= {("by rank", str(rank)): value for rank, value in enumerate(of_ranks)}
-    assert found == expected
+    assert scalars == expected
 
 
 def test_a_step_has_its_speed_and_thousands_of_ranks_have_three_scalars() -> None:
-    found = {figure.tag: figure.value for figure in iter_scalars("step", STEP)}
-    assert found["step/seconds"] == 5.0 and found["step/tokens_per_second"] == 6.0
+    scalars = {figure.tag: figure.value for figure in iter_scalars("step", STEP)}
+    assert scalars["step/seconds"] == 5.0 and scalars["step/tokens_per_second"] == 6.0
     assert not any(figure.name == "seconds" for figure in iter_scalars("step", {**STEP, "compute_seconds": None}))
     busy = {figure.tag: figure.value for figure in iter_scalars("ranks", {"busy": [*range(4096)]})}
     assert busy == {"ranks/busy/min": 0.0, "ranks/busy/mean": 2047.5, "ranks/busy/max": 4095.0}
@@ -184,8 +184,8 @@ def test_repeated_steps_are_purged_and_a_new_sink_gets_the_history(tmp_path: Pat
     assert again == [(1, 11.0), (2, 12.0), (3, 23.0), (4, 24.0)]
     with open_sinks(LoggingConfig(tensorboard=True), tmp_path / "new", step=4, history=lambda: lines) as sinks:
         sinks.write("step", {"step": 5, "loss": 5.0})
-    found = read_events(tmp_path / "new").Scalars("step/loss")
-    assert [(one.step, one.value) for one in found] == [(step, float(step)) for step in range(1, 6)]
+    events = read_events(tmp_path / "new").Scalars("step/loss")
+    assert [(one.step, one.value) for one in events] == [(step, float(step)) for step in range(1, 6)]
 
 
 def test_an_interrupted_history_is_written_again_completely(tmp_path: Path) -> None:
@@ -198,8 +198,8 @@ def test_an_interrupted_history_is_written_again_completely(tmp_path: Path) -> N
     for step in (5, 6):
         with open_sinks(LoggingConfig(tensorboard=True), tmp_path, step=step - 1, history=lambda: lines) as sinks:
             sinks.write("step", {"step": step, "loss": float(step)})
-    found = [(one.step, one.value) for one in read_events(tmp_path).Scalars("step/loss")]
-    assert found == [(step, float(step)) for step in range(1, 7)]
+    scalars = [(one.step, one.value) for one in read_events(tmp_path).Scalars("step/loss")]
+    assert scalars == [(step, float(step)) for step in range(1, 7)]
     assert not TensorBoardSink(tmp_path / "tensorboard", 6).needs_history
 
 

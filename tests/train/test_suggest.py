@@ -15,8 +15,8 @@ from stretto.train import EvaluationReport
 
 
 def start(path: Path, folder: Path) -> Suggestion:
-    found = inspect_data(path)
-    return suggest(found, prepare_data(found, folder / "data"), folder=folder / "run")
+    inspection = inspect_data(path)
+    return suggest(inspection, prepare_data(inspection, folder / "data"), folder=folder / "run")
 
 
 def text(path: Path, size: int) -> Path:
@@ -39,9 +39,9 @@ def hourly(path: Path, count: int, gap: int = -1) -> Path:
 
 @pytest.mark.parametrize("size", [200, 5_000, 200_000])
 def test_a_text_of_any_size_gets_a_run_that_trains(size: int, tmp_path: Path) -> None:
-    found = start(text(tmp_path / "a.txt", size), tmp_path)
-    assert found.config.data.lanes * found.config.data.window <= size / 4, "several steps an epoch"
-    assert_trains(found)
+    suggestion = start(text(tmp_path / "a.txt", size), tmp_path)
+    assert suggestion.config.data.lanes * suggestion.config.data.window <= size / 4, "several steps an epoch"
+    assert_trains(suggestion)
 
 
 @pytest.mark.parametrize("count", [30, 400])
@@ -55,52 +55,54 @@ def test_a_series_of_any_length_gets_a_run_that_trains(count: int, tmp_path: Pat
 
 
 def test_small_data_is_read_often_enough_to_learn_from_it(tmp_path: Path) -> None:
-    found = start(reviews(tmp_path / "a.jsonl", 60), tmp_path)
-    assert found.config.train.epochs > 20
-    run = Run(found.config)
+    suggestion = start(reviews(tmp_path / "a.jsonl", 60), tmp_path)
+    assert suggestion.config.train.epochs > 20
+    run = Run(suggestion.config)
     scores = [event.evaluation.loss for event in run.events() if isinstance(event, EvaluationReport)]
     assert run.trainer.step > 100 and scores
 
 
-def assert_trains(found: Suggestion) -> None:
-    config = found.config.model_copy(update={"train": found.config.train.model_copy(update={"steps": 2, "warmup": 0})})
+def assert_trains(suggestion: Suggestion) -> None:
+    config = suggestion.config.model_copy(
+        update={"train": suggestion.config.train.model_copy(update={"steps": 2, "warmup": 0})}
+    )
     run = Run(config)
     losses = [event for event in run.events() if isinstance(event, EvaluationReport)]
     assert run.trainer.step == 2 and losses
 
 
 def test_hourly_series_are_forecast_for_a_day_against_the_day_before(tmp_path: Path) -> None:
-    found = start(hourly(tmp_path / "a.csv", 672, gap=7), tmp_path)
-    data = found.config.data
+    suggestion = start(hourly(tmp_path / "a.csv", 672, gap=7), tmp_path)
+    data = suggestion.config.data
     assert (data.context, data.horizon, data.season, data.masks) == (96, 24, 24, True)
-    assert found.naive_loss is not None and f"{found.naive_loss:.4f}" in found.text
+    assert suggestion.naive_loss is not None and f"{suggestion.naive_loss:.4f}" in suggestion.text
 
 
 def test_the_naive_loss_is_the_loss_of_a_network_that_outputs_zeros(tmp_path: Path) -> None:
-    found = start(hourly(tmp_path / "a.csv", 672), tmp_path)
-    still = found.config.train.model_copy(update={"steps": 1, "warmup": 0, "lr": 1e-30, "weight_decay": 0.0})
-    run = Run(found.config.model_copy(update={"train": still}))
+    suggestion = start(hourly(tmp_path / "a.csv", 672), tmp_path)
+    still = suggestion.config.train.model_copy(update={"steps": 1, "warmup": 0, "lr": 1e-30, "weight_decay": 0.0})
+    run = Run(suggestion.config.model_copy(update={"train": still}))
     for parameter in run.engine.stack[-1].parameters():
         parameter.data.zero_()
     (loss,) = [event.evaluation.loss for event in run.events() if isinstance(event, EvaluationReport)]
-    assert loss == pytest.approx(found.naive_loss, rel=1e-3)
+    assert loss == pytest.approx(suggestion.naive_loss, rel=1e-3)
 
 
 def test_the_file_matches_the_config_and_explains_it(tmp_path: Path) -> None:
-    found = start(text(tmp_path / "a.txt", 5_000), tmp_path)
-    assert parse_config(tomllib.loads(found.text)) == found.config
-    lines = found.text.splitlines()
+    suggestion = start(text(tmp_path / "a.txt", 5_000), tmp_path)
+    assert parse_config(tomllib.loads(suggestion.text)) == suggestion.config
+    lines = suggestion.text.splitlines()
     for above, line in zip(["", *lines], lines, strict=False):
         assert " = " not in line or "  # " in line or above.startswith("# "), line
     assert any(line.startswith("# cell = ") for line in lines), "what else could be set stands there, commented out"
 
 
 def test_given_settings_of_a_forecast_are_kept(tmp_path: Path) -> None:
-    found = inspect_data(hourly(tmp_path / "a.csv", 672))
-    prepared = prepare_data(found, tmp_path / "data")
-    data = suggest(found, prepared, horizon=30, targets=["load"]).config.data
+    inspection = inspect_data(hourly(tmp_path / "a.csv", 672))
+    prepared = prepare_data(inspection, tmp_path / "data")
+    data = suggest(inspection, prepared, horizon=30, targets=["load"]).config.data
     assert (data.horizon, data.season, data.targets) == (30, 48, ("load",)), "whole days, at least the horizon"
-    assert suggest(found, prepared, season=0, context=50).config.data.season == 0
+    assert suggest(inspection, prepared, season=0, context=50).config.data.season == 0
 
 
 @pytest.mark.parametrize("count", [5, 9])
@@ -110,14 +112,17 @@ def test_a_short_series_can_be_trained_as_the_error_suggests(count: int, tmp_pat
         DataError, match=r"a forecast needs 2 steps, but the longest series has 1; .* \(validation_fraction=0"
     ):
         start(path, tmp_path)
-    found = inspect_data(path)
-    assert suggest(found, prepare_data(found, tmp_path / "none", validation_fraction=0)).config.data.valid is None
-    part = prepare_data(found, tmp_path / "more", validation_fraction=0.4)
-    assert_trains(suggest(found, part, folder=tmp_path / "run"))
+    inspection = inspect_data(path)
+    assert (
+        suggest(inspection, prepare_data(inspection, tmp_path / "none", validation_fraction=0)).config.data.valid
+        is None
+    )
+    part = prepare_data(inspection, tmp_path / "more", validation_fraction=0.4)
+    assert_trains(suggest(inspection, part, folder=tmp_path / "run"))
 
 
 def test_a_season_longer_than_every_series_is_refused(tmp_path: Path) -> None:
-    found = inspect_data(hourly(tmp_path / "a.csv", 600))
-    prepared = prepare_data(found, tmp_path / "data")
+    inspection = inspect_data(hourly(tmp_path / "a.csv", 600))
+    prepared = prepare_data(inspection, tmp_path / "data")
     with pytest.raises(DataError, match="season=300 needs 324 steps, but the longest series has 120; use less"):
-        suggest(found, prepared, season=300)
+        suggest(inspection, prepared, season=300)
