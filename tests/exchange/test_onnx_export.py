@@ -45,7 +45,7 @@ def stream(path: Path, chunks: list[Tensor]) -> Tensor:
     for chunk in chunks:
         results = dict(zip(names, session.run(None, {"x": chunk.numpy(), **state}), strict=True))
         outputs.append(torch.from_numpy(results["y"]))
-        state = {name: results[f"{name}.after"] for name in state}
+        state = {name: results[f"{name}.next"] for name in state}
     return torch.cat(outputs)
 
 
@@ -65,7 +65,7 @@ def test_states_are_named_by_the_absolute_index_of_their_block(tmp_path: Path) -
     stack = Stack([Embedding(5, 3), Dropout(0.5), LSTM(3, 4, 2), GRU(4, 3), Linear(3, 2)])
     exported = export_onnx(stack, tmp_path / "whole.onnx")
     assert exported.inputs == ("x", "state.2.h", "state.2.c", "state.3.h")
-    assert exported.outputs == ("y", "state.2.h.after", "state.2.c.after", "state.3.h.after")
+    assert exported.outputs == ("y", "state.2.h.next", "state.2.c.next", "state.3.h.next")
     assert export_onnx(stack[3:], tmp_path / "part.onnx").inputs == ("x", "state.3.h")
 
 
@@ -154,7 +154,7 @@ def test_a_block_that_can_not_be_exported_is_refused_by_index_and_name(tmp_path:
 def test_a_model_that_differs_from_its_stack_is_not_written(tmp_path: Path) -> None:
     linear = Linear(3, 3)
     linear.module.register_forward_hook(lambda module, ins, y: 2 * y)
-    with pytest.raises(ConfigError, match=r"differs from torch's by .* was not written"):
+    with pytest.raises(ConfigError, match=r"outputs differ from torch's by .* was not written"):
         export_onnx(Stack([linear]), tmp_path / "model.onnx")
     assert not (tmp_path / "model.onnx").exists()
 
@@ -163,7 +163,7 @@ def test_a_model_that_differs_from_its_stack_is_not_written(tmp_path: Path) -> N
 def test_a_model_that_outputs_nan_is_not_written(value: float, tmp_path: Path) -> None:
     linear = Linear(3, 3)
     nn.init.constant_(linear.module.get_parameter("bias"), value)
-    with pytest.raises(ConfigError, match=r"differs from torch's by nan"):
+    with pytest.raises(ConfigError, match=r"outputs differ from torch's by nan"):
         export_onnx(Stack([linear]), tmp_path / "model.onnx")
 
 
@@ -179,7 +179,7 @@ def test_a_failed_export_leaves_the_old_file(is_large: bool, tmp_path: Path, mon
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
     assert sorted(before) == ["model.onnx", "model.onnx.data"]
     monkeypatch.setattr(onnx_export, "MAX_INLINE_BYTES", 0 if is_large else 1 << 30)
-    for stack, sentence in ((Stack([wrong]), "differs"), (Stack([breaking]), "onnxruntime can't run")):
+    for stack, sentence in ((Stack([wrong]), "differ from torch"), (Stack([breaking]), "onnxruntime can't run")):
         with pytest.raises(ConfigError, match=sentence):
             export_onnx(stack, tmp_path / "model.onnx")
         assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before

@@ -115,19 +115,19 @@ class Own(Block):
 @pytest.mark.parametrize(
     ("source", "sentence"),
     [
-        (Net(), "Net is not a module that from_torch can run; give its layers as"),
-        (nn.RNN(3, 4), "RNN is not a module that from_torch can run"),
+        (Net(), "Net is not a module that from_torch supports; give its layers as"),
+        (nn.RNN(3, 4), "RNN is not a module that from_torch supports"),
         (nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), "1 is a BatchNorm1d, which from_torch does not support"),
         (nn.GRU(3, 4, bidirectional=True), "gru is a bidirectional GRU, which stretto does not support"),
         (nn.LSTM(3, 4, proj_size=2, bidirectional=True), "a bidirectional LSTM with a projection"),
         (nn.Embedding(3, 4, max_norm=1.0), "embedding has max_norm=1.0"),
         ([nn.LSTM(3, 4), nn.Linear(5, 2)], "1 takes 5 features, but 0, before it, outputs 4"),
-        (nn.RNN(3, 4).state_dict(), r"weight_hh_l0 is \[4, 4\], neither an LSTM's nor a GRU's"),
+        (nn.RNN(3, 4).state_dict(), r"weight_hh_l0 is \[4, 4\], which is neither an LSTM's nor a GRU's shape"),
         ({"a.weight_ih_l0": torch.zeros(8, 2)}, "a.weight_hh_l0 is missing"),
         (nn.BatchNorm1d(4).state_dict(), "running_mean is not a weight of a layer that from_torch supports"),
         (
             {"a.weight_ih_l0": torch.zeros(8), "a.weight_hh_l0": torch.zeros(8, 2)},
-            r"a.weight_ih_l0 is \[8\], which no cell has",
+            r"a.weight_ih_l0 is \[8\], which no LSTM or GRU has",
         ),
         ({**nn.LSTM(3, 4, bias=False).state_dict(), "bias_ih_l0": torch.zeros(16)}, "lstm is not a complete LSTM"),
         ({**nn.LSTM(3, 4).state_dict(), "bias_ih_l0": torch.zeros(15)}, "lstm is not a complete LSTM .*size mismatch"),

@@ -1,4 +1,4 @@
-"""Models and weights in and out: ONNX, torch, Keras."""
+"""Import and export of models and weights: ONNX, torch, Keras."""
 
 from stretto.base.lazy import lazy_exports
 

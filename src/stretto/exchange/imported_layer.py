@@ -1,4 +1,4 @@
-"""ImportedLayer: a layer of another framework as blocks, one per layer, so that stages can be cut between them."""
+"""ImportedLayer: a layer of another framework as blocks, one per recurrent layer, so that stages can split it."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -19,12 +19,12 @@ from stretto.blocks.stack import Stack
 
 LayerKind = Literal["Embedding", "LSTM", "GRU", "Linear", "LayerNorm"]
 Weights = Mapping[str, Tensor]
-"""A layer's weights by their names in torch's module."""
+"""A layer's weights, named as in the state dict of the torch module."""
 
 
 @dataclass(frozen=True)
 class ImportedLayer:
-    """The blocks of one layer or of a few fused layers, and their numbers of input and output features."""
+    """The blocks of one module (several for a multi-layer LSTM), and its numbers of input and output features."""
 
     name: str
     blocks: list[Block]
@@ -33,49 +33,50 @@ class ImportedLayer:
 
 
 def stack_layers(layers: Sequence[ImportedLayer]) -> Stack:
-    """Return a stack of layers; raise ConfigError if their widths don't match."""
+    """Return one stack of all blocks; raise ConfigError if a layer does not take the number of features before it."""
     width: int | None = None
-    before = ""
+    previous = ""
     for layer in layers:
         if width is not None and layer.in_features not in (None, width):
             raise ConfigError(
-                f"{layer.name} takes {layer.in_features} features, but {before}, before it, outputs {width}; give the "
-                "layers in the order in which they run"
+                f"{layer.name} takes {layer.in_features} features, but {previous}, before it, outputs {width}; give "
+                "the layers in the order in which they run"
             )
         if layer.out_features is not None:
-            width, before = layer.out_features, layer.name
+            width, previous = layer.out_features, layer.name
     return Stack([block for layer in layers for block in layer.blocks])
 
 
 def import_layer(
     name: str, kind: LayerKind, weights: Weights, *, dropout: float = 0.0, epsilon: float = 1e-5
 ) -> ImportedLayer:
-    """Return the blocks of a layer with copies of its weights; `dropout` is inserted between fused layers."""
+    """Return a layer's blocks with copies of its weights; `dropout` is applied between the layers of an LSTM or GRU."""
     try:
         return _import_layer(name, kind, weights, dropout, epsilon)
     except (KeyError, ValueError, RuntimeError) as error:
         # The last line of torch's error about a state dict names the first weight that does not match.
         reason = str(error).strip().splitlines()[-1].strip()
         raise ConfigError(
-            f"{name} is not a complete {kind} ({reason}); give all weights of a layer, as they are"
+            f"{name} is not a complete {kind} ({reason}); give all weights of the layer, unchanged"
         ) from None
 
 
 def _import_layer(name: str, kind: LayerKind, weights: Weights, dropout: float, epsilon: float) -> ImportedLayer:
     if kind in ("LSTM", "GRU"):
         return _recurrent(name, kind, weights, dropout)
-    first, second = weights["weight"].shape if kind != "LayerNorm" else (len(weights["weight"]),) * 2
-    has_bias = "bias" in weights
     with torch.device("meta"):
+        if kind == "LayerNorm":
+            num_features = len(weights["weight"])
+            norm = LayerNorm(num_features)
+            norm.module.eps = epsilon  # type: ignore[assignment]
+            return ImportedLayer(name, [_with_weights(norm, "module", weights)], num_features, num_features)
         if kind == "Embedding":
-            return ImportedLayer(name, [_with_weights(Embedding(first, second), "module", weights)], None, second)
-        if kind == "Linear":
-            return ImportedLayer(
-                name, [_with_weights(Linear(second, first, bias=has_bias), "module", weights)], second, first
-            )
-        norm = LayerNorm(first)
-        norm.module.eps = epsilon  # type: ignore[assignment]
-        return ImportedLayer(name, [_with_weights(norm, "module", weights)], first, first)
+            num_tokens, out_features = weights["weight"].shape
+            embedding = _with_weights(Embedding(num_tokens, out_features), "module", weights)
+            return ImportedLayer(name, [embedding], None, out_features)
+        out_features, in_features = weights["weight"].shape
+        linear = _with_weights(Linear(in_features, out_features, bias="bias" in weights), "module", weights)
+        return ImportedLayer(name, [linear], in_features, out_features)
 
 
 def residual(layer: ImportedLayer) -> ImportedLayer:
@@ -85,11 +86,12 @@ def residual(layer: ImportedLayer) -> ImportedLayer:
 
 
 def _recurrent(name: str, kind: str, weights: Weights, dropout: float) -> ImportedLayer:
+    # Each layer's weights, renamed as if it were the only one: `weight_ih_l2_reverse` -> `weight_ih_l0_reverse`.
     layers: dict[int, dict[str, Tensor]] = {}
-    for full, tensor in weights.items():
-        match = re.fullmatch(r"(\w+_l)(\d+)(_reverse)?", full)
+    for weight_name, tensor in weights.items():
+        match = re.fullmatch(r"(\w+_l)(\d+)(_reverse)?", weight_name)
         if match is None:
-            raise ValueError(f"unexpected weight {full}")
+            raise ValueError(f"unexpected weight {weight_name}")
         layers.setdefault(int(match[2]), {})[f"{match[1]}0{match[3] or ''}"] = tensor
     blocks: list[Block] = []
     for index in range(len(layers)):
@@ -103,7 +105,7 @@ def _recurrent(name: str, kind: str, weights: Weights, dropout: float) -> Import
 
 def _recurrent_block(name: str, kind: str, weights: dict[str, Tensor]) -> Block:
     in_features = weights["weight_ih_l0"].shape[1]
-    gates, out_features = weights["weight_hh_l0"].shape
+    gate_rows, out_features = weights["weight_hh_l0"].shape
     projection = weights.get("weight_hr_l0")
     has_bias = "bias_ih_l0" in weights
     is_bidirectional = "weight_ih_l0_reverse" in weights
@@ -115,12 +117,12 @@ def _recurrent_block(name: str, kind: str, weights: dict[str, Tensor]) -> Block:
             return _with_weights(BidirectionalLSTM(in_features, out_features, bias=has_bias), "cell", weights)
         if kind == "GRU":
             return _with_weights(GRU(in_features, out_features, bias=has_bias), "cell", weights)
-        size = 0 if projection is None else out_features
-        return _with_weights(LSTM(in_features, gates // 4, proj_size=size, bias=has_bias), "cell", weights)
+        proj_size = 0 if projection is None else out_features
+        return _with_weights(LSTM(in_features, gate_rows // 4, proj_size=proj_size, bias=has_bias), "cell", weights)
 
 
-def _with_weights(block: Block, inner: str, weights: Weights) -> Block:
-    """Fill a block that was created on the meta device with copies of weights."""
-    named = {f"{inner}.{name}": tensor.detach().cpu().clone() for name, tensor in weights.items()}
-    block.load_state_dict(named, assign=True)
+def _with_weights(block: Block, attribute: str, weights: Weights) -> Block:
+    """Return the block, created on the meta device, with copies of the weights in the module at `attribute`."""
+    state_dict = {f"{attribute}.{name}": tensor.detach().cpu().clone() for name, tensor in weights.items()}
+    block.load_state_dict(state_dict, assign=True)
     return block

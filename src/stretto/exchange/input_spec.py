@@ -1,4 +1,4 @@
-"""InputSpec: the inputs of a stack, taken from its first block, a task or an example."""
+"""InputSpec: the dtype and shape of a stack's inputs, found from an example, a task or its first block."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ from stretto.blocks.stack import Stack
 
 @dataclass(frozen=True)
 class InputSpec:
-    """Token ids below `num_tokens`, or floats, with `shape` at each step of each row."""
+    """Inputs of `shape` at each step of each row: token ids below `num_tokens`, or floats if that is None."""
 
     shape: tuple[int, ...] = ()
     num_tokens: int | None = None
@@ -32,7 +32,7 @@ class InputSpec:
 
 
 def find_input_spec(stack: Stack, task: Task | None = None, example: Tensor | None = None) -> InputSpec:
-    """Return the inputs of an example `[time, rows, ...]`, else of a task, else of the stack's first block."""
+    """Return the spec of the example `[time, rows, ...]` if given, else of the task, else of the first block."""
     if example is not None:
         shape = tuple(example.shape[2:])
         return InputSpec(shape) if example.is_floating_point() else InputSpec(shape, int(example.max()) + 1)
@@ -42,7 +42,7 @@ def find_input_spec(stack: Stack, task: Task | None = None, example: Tensor | No
 
 
 def _from_stack(stack: Stack) -> InputSpec:
-    """The inputs of a stack's first block; raise ConfigError for a custom block."""
+    """Return the input spec of the first block that is not dropout; raise ConfigError if that is a custom block."""
     for index, block in enumerate(stack, stack.first):
         if isinstance(block, Dropout | LockedDropout):
             continue

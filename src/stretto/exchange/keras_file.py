@@ -1,4 +1,4 @@
-"""Keras files: the layers of a model in order, and their arrays; no code in a file is ever run."""
+"""Reads the layers of a Keras file in order, with their arrays; never runs code from the file."""
 
 import io
 import json
@@ -19,16 +19,16 @@ from stretto.base.extras import import_optional_dependency
 
 Array = NDArray[Any]
 
-_WEIGHTS = "model.weights.h5"
-# A file of weights alone has no order between classes of layers, so each class has its usual position.
+_WEIGHTS_NAME = "model.weights.h5"
+# A .weights.h5 file lacks the order of layers of different classes, so the usual order is assumed.
 _LAYER_ORDER = {"embedding": 0, "bidirectional": 1, "lstm": 1, "gru": 1, "time_distributed": 2, "dense": 2}
 _LAYER_CLASSES = {"embedding": "Embedding", "bidirectional": "Bidirectional", "lstm": "LSTM", "gru": "GRU"}
-_WEIGHTLESS = ("activation", "dropout", "input_layer", "masking", "spatial_dropout1d")
+_CLASSES_WITHOUT_WEIGHTS = ("activation", "dropout", "input_layer", "masking", "spatial_dropout1d")
 
 
 @dataclass(frozen=True)
 class KerasLayer:
-    """A layer of a Keras file: its class, its config, and its arrays by their path inside the layer."""
+    """A layer of a Keras file: its class (`kind`), its config, and its arrays by the path of their sublayer."""
 
     name: str
     kind: str
@@ -37,7 +37,7 @@ class KerasLayer:
 
 
 def read_keras(path: Path) -> list[KerasLayer]:
-    """Read the layers of a `.keras` file, or of a `.weights.h5` file, which has no configs."""
+    """Return the layers of a `.keras` file, or of a `.weights.h5` file, whose layers get an empty config."""
     h5py = import_optional_dependency("h5py", "keras", "a Keras file")
     if not path.is_file():
         raise DataError(f"{path} does not exist; give a .keras or .weights.h5 file")
@@ -45,33 +45,33 @@ def read_keras(path: Path) -> list[KerasLayer]:
         if not zipfile.is_zipfile(path):
             with h5py.File(path, "r") as h5_file:
                 _check_links(h5_file, h5py)
-                return list(_without_config(h5_file, path, h5py))
+                return list(_read_weights_only(h5_file, path, h5py))
         with zipfile.ZipFile(path) as archive:
             config = json.loads(archive.read("config.json"))
-            content = io.BytesIO(archive.read(_WEIGHTS))
+            content = io.BytesIO(archive.read(_WEIGHTS_NAME))
         with h5py.File(content, "r") as h5_file:
             _check_links(h5_file, h5py)
-            return list(_with_config(config, h5_file, h5py))
+            return list(_read_with_config(config, h5_file, h5py))
     except (OSError, KeyError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path} is not a Keras model that can be read ({error}); save it with Keras 3") from None
+        raise DataError(f"{path} is not a readable Keras model ({error}); save it with Keras 3") from None
 
 
 def _check_links(h5_file: Any, h5py: Any) -> None:  # noqa: ANN401 - h5py has no types
-    """Reject a file with links to other files: they could make us read any file of the user's machine."""
+    """Reject a file with links to other files, which could make us read any file on the machine, or with cycles."""
     seen: set[int] = set()
 
     def visit(group: Any) -> None:  # noqa: ANN401
         for name in group:
             # Check the link itself first: `group[name]` would follow it.
-            is_inside = isinstance(group.get(name, getlink=True), h5py.HardLink)
-            item = group[name] if is_inside else None
+            is_hard_link = isinstance(group.get(name, getlink=True), h5py.HardLink)
+            item = group[name] if is_hard_link else None
             if item is None or (isinstance(item, h5py.Dataset) and (item.external or item.is_virtual)):
                 where = f"{group.name}/{name}".lstrip("/")
                 raise DataError(f"{where} in a Keras file is a link to another file; save the weights in one file")
             if isinstance(item, h5py.Group):
                 address = h5py.h5o.get_info(item.id).addr
                 if address in seen:
-                    raise DataError(f"{item.name} occurs in a Keras file more than once; save it with Keras 3")
+                    raise DataError(f"{item.name} occurs more than once in a Keras file; save it with Keras 3")
                 seen.add(address)
                 visit(item)
 
@@ -79,7 +79,7 @@ def _check_links(h5_file: Any, h5py: Any) -> None:  # noqa: ANN401 - h5py has no
     visit(h5_file["/"])
 
 
-def _with_config(config: dict[str, Any], h5_file: Any, h5py: Any) -> Iterator[KerasLayer]:  # noqa: ANN401
+def _read_with_config(config: dict[str, Any], h5_file: Any, h5py: Any) -> Iterator[KerasLayer]:  # noqa: ANN401
     kind = config["class_name"]
     if kind not in ("Sequential", "Functional", "Model"):
         raise ConfigError(f"the Keras model is a {kind}; from_keras supports Sequential and Functional models")
@@ -105,11 +105,11 @@ def _check_chain(layer: dict[str, Any], name: str, previous: str | None) -> None
         )
 
 
-def _without_config(h5_file: Any, path: Path, h5py: Any) -> Iterator[KerasLayer]:  # noqa: ANN401
+def _read_weights_only(h5_file: Any, path: Path, h5py: Any) -> Iterator[KerasLayer]:  # noqa: ANN401
     layers: list[tuple[int, int, str, str]] = []
     for name in h5_file["layers"]:
         kind = re.sub(r"_\d+$", "", name)
-        if kind in _WEIGHTLESS:
+        if kind in _CLASSES_WITHOUT_WEIGHTS:
             continue
         number = int(name.removeprefix(f"{kind}_")) if name != kind else 0
         layers.append((_LAYER_ORDER.get(kind, -1), number, kind, name))
@@ -126,23 +126,23 @@ def _without_config(h5_file: Any, path: Path, h5py: Any) -> Iterator[KerasLayer]
 
 
 def _layer_name(group: Any, name: str) -> str:  # noqa: ANN401 - h5py has no types
-    """The name of a layer in the user's model; the groups of the file are named by class and number."""
+    """Return a layer's name in the user's model. The groups of the file are named by class and number instead."""
     return str(group["vars"].attrs.get("name", name) if "vars" in group else name)
 
 
 def _arrays(group: Any, h5py: Any) -> dict[str, list[Array]]:  # noqa: ANN401 - h5py has no types
-    """All arrays in a group by the path of their owner: `` for the layer itself, `cell`, `forward_layer/cell`."""
+    """Return a layer's arrays by the path of their sublayer: "" (the layer itself), `cell`, `forward_layer/cell`."""
     arrays: dict[str, dict[int, Array]] = {}
 
     def visit(path: str) -> None:
         item = group[path]
-        owner, _, number = path.rpartition("/")
+        folder, _, number = path.rpartition("/")
         if isinstance(item, h5py.Group):
             for name in item:
                 visit(f"{path}/{name}")
-        elif owner.endswith("vars") and number.isdecimal():
-            arrays.setdefault(owner.removesuffix("vars").rstrip("/"), {})[int(number)] = np.asarray(item)
+        elif folder.endswith("vars") and number.isdecimal():
+            arrays.setdefault(folder.removesuffix("vars").rstrip("/"), {})[int(number)] = np.asarray(item)
 
     for name in group:
         visit(name)
-    return {owner: [numbered[index] for index in sorted(numbered)] for owner, numbered in arrays.items()}
+    return {sublayer: [numbered[index] for index in sorted(numbered)] for sublayer, numbered in arrays.items()}

@@ -1,4 +1,4 @@
-"""from_keras: a stack from a Keras file, or from the arrays of `get_weights()`."""
+"""from_keras: make a stack from a Keras file, or from the arrays of `get_weights()`."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,12 +21,12 @@ _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "softmax": lambda: nn.Softmax(dim=-1),
     "tanh": nn.Tanh,
 }
-# These need no block: inputs, and masks, which stretto replaces by the lengths of the rows.
+# Layers that need no block. Masks are not needed because stretto knows the length of each row.
 _IGNORED = ("InputLayer", "Masking")
 
 
 def from_keras(source: Path | str | Sequence[Array]) -> Stack:
-    """Return a stack with the weights of a Keras model and the same outputs, at every step.
+    """Return a stack with the weights of a Keras model; it computes the same outputs, at every time step.
 
     `source` is a `.keras` file, a `.weights.h5` file (whose layers are assumed to have Keras's default settings), or
     the arrays that `get_weights()` of a layer or a model returns. Supported layers are Embedding, LSTM, GRU with
@@ -42,12 +42,12 @@ def from_keras(source: Path | str | Sequence[Array]) -> Stack:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DataError(f"the Keras model is incomplete ({error!r}); save it with Keras 3") from None
     if not imported:
-        raise ConfigError("the Keras model has no layers with weights; use a model that has")
+        raise ConfigError("the Keras model has no layers with weights; use a model with some")
     return stack_layers(imported)
 
 
 def _import_keras_layer(layer: KerasLayer) -> list[ImportedLayer]:
-    """The blocks of a layer, and of the activation after it."""
+    """Return a Keras layer as one imported layer, or two if it has an activation; none for a linear activation."""
     if layer.kind == "Embedding":
         (table,) = _layer_arrays(layer, "", 1, 1)
         return [import_layer(layer.name, "Embedding", {"weight": _tensor(table)})]
@@ -77,19 +77,20 @@ def _import_keras_layer(layer: KerasLayer) -> list[ImportedLayer]:
 
 
 def _recurrent(layer: KerasLayer) -> ImportedLayer:
-    _check_cell(layer)
+    _check_rnn_config(layer)
     if layer.kind == "LSTM":
         return import_layer(layer.name, "LSTM", _lstm_weights(_layer_arrays(layer, "cell", 2, 3)))
-    kernel, recurrent, *bias = _layer_arrays(layer, "cell", 2, 3)
+    kernel, recurrent_kernel, *bias = _layer_arrays(layer, "cell", 2, 3)
     if not layer.config.get("reset_after", True) or any(array.ndim != 2 for array in bias):
         raise ConfigError(
             f"the Keras layer {layer.name} is a GRU with reset_after=False, which torch can't compute; train one with "
             "reset_after=True, Keras's default"
         )
-    weights = {"weight_ih_l0": _reorder_gru_gates(kernel.T), "weight_hh_l0": _reorder_gru_gates(recurrent.T)}
+    arrays = {"weight_ih_l0": kernel.T, "weight_hh_l0": recurrent_kernel.T}
     if bias:
-        weights |= {"bias_ih_l0": _reorder_gru_gates(bias[0][0]), "bias_hh_l0": _reorder_gru_gates(bias[0][1])}
-    return import_layer(layer.name, "GRU", {name: _tensor(array) for name, array in weights.items()})
+        arrays |= {"bias_ih_l0": bias[0][0], "bias_hh_l0": bias[0][1]}
+    weights = {name: _tensor(_reorder_gru_gates(array)) for name, array in arrays.items()}
+    return import_layer(layer.name, "GRU", weights)
 
 
 def _bidirectional(layer: KerasLayer) -> ImportedLayer:
@@ -99,31 +100,31 @@ def _bidirectional(layer: KerasLayer) -> ImportedLayer:
             f"the Keras layer {layer.name} is a Bidirectional {inner['class_name']} with "
             f"merge_mode={layer.config.get('merge_mode')!r}; from_keras supports Bidirectional(LSTM) with 'concat'"
         )
-    _check_cell(KerasLayer(layer.name, "LSTM", inner["config"]))
+    _check_rnn_config(KerasLayer(layer.name, "LSTM", inner["config"]))
     forward, backward = (
         _lstm_weights(_layer_arrays(layer, f"{direction}_layer/cell", 2, 3)) for direction in ("forward", "backward")
     )
-    both = {**forward, **{f"{name}_reverse": tensor for name, tensor in backward.items()}}
-    return import_layer(layer.name, "LSTM", both)
+    weights = {**forward, **{f"{name}_reverse": tensor for name, tensor in backward.items()}}
+    return import_layer(layer.name, "LSTM", weights)
 
 
 def _lstm_weights(arrays: list[Array]) -> dict[str, Tensor]:
-    """Keras has the gates i f c o, torch i f g o: the same order. Keras's one bias is the sum of torch's two."""
-    kernel, recurrent, *bias = arrays
-    weights = {"weight_ih_l0": _tensor(kernel.T), "weight_hh_l0": _tensor(recurrent.T)}
+    """Return torch's weights. The gates have the same order, and Keras's one bias is the sum of torch's two."""
+    kernel, recurrent_kernel, *bias = arrays
+    weights = {"weight_ih_l0": _tensor(kernel.T), "weight_hh_l0": _tensor(recurrent_kernel.T)}
     if bias:
         weights |= {"bias_ih_l0": _tensor(bias[0]), "bias_hh_l0": _tensor(np.zeros_like(bias[0]))}
     return weights
 
 
 def _reorder_gru_gates(array: Array) -> Array:
-    """Keras's gates z r h -> torch's r z n."""
+    """Reorder Keras's gates z r h to torch's r z n."""
     z, r, h = np.split(array, 3)
     return np.concatenate([r, z, h])
 
 
-def _check_cell(layer: KerasLayer) -> None:
-    """Raise ConfigError for settings that torch's cells don't have."""
+def _check_rnn_config(layer: KerasLayer) -> None:
+    """Raise ConfigError for settings that torch's LSTM and GRU can't have."""
     required = {"activation": "tanh", "recurrent_activation": "sigmoid", "go_backwards": False}
     for name, value in required.items():
         actual = layer.config.get(name, value)
@@ -156,7 +157,7 @@ def _layer_norm(layer: KerasLayer) -> ImportedLayer:
     is_over_features = config.get("axis", -1) in (-1, [-1], 2, [2])
     if not (is_over_features and config.get("center", True) and config.get("scale", True)):
         raise ConfigError(
-            f"the Keras layer {layer.name} doesn't normalize the features with scale and center; use both"
+            f"the Keras layer {layer.name} doesn't normalize the features with scale and center; use axis=-1 and both"
         )
     gamma, beta = _layer_arrays(layer, "", 2, 2)
     weights = {"weight": _tensor(gamma), "bias": _tensor(beta)}
@@ -164,7 +165,7 @@ def _layer_norm(layer: KerasLayer) -> ImportedLayer:
 
 
 def _layers_from_arrays(arrays: list[Array]) -> list[KerasLayer]:
-    """Infer layers from the shapes of their arrays; a cell has two kernels with one column per gate and unit."""
+    """Infer layers from the shapes of their arrays; an LSTM's or GRU's two kernels have a column per gate and unit."""
     layers: list[KerasLayer] = []
     rest = list(arrays)
     while rest:
@@ -176,15 +177,16 @@ def _layers_from_arrays(arrays: list[Array]) -> list[KerasLayer]:
             continue
         if first.ndim != 2:
             raise ConfigError(f"{name} begins with an array {list(first.shape)}, which no supported layer does")
-        columns = first.shape[1]
+        num_columns = first.shape[1]
         kinds = {} if second is None or not second.ndim else {3 * len(second): "GRU", 4 * len(second): "LSTM"}
-        if second is not None and second.ndim == 2 and second.shape[1] == columns and columns in kinds:
-            cell_arrays = [first, rest.pop(0)]
-            kind = kinds[columns]
-            if rest and rest[0].size == (columns if kind == "LSTM" else rest[0].ndim * columns):
-                cell_arrays.append(rest.pop(0))
-            layers.append(KerasLayer(name, kind, {}, {"cell": cell_arrays}))
-        elif second is not None and second.shape == (columns,):
+        if second is not None and second.ndim == 2 and second.shape[1] == num_columns and num_columns in kinds:
+            rnn_arrays = [first, rest.pop(0)]
+            kind = kinds[num_columns]
+            # A GRU has one bias, or two with `reset_after`.
+            if rest and rest[0].size == (num_columns if kind == "LSTM" else rest[0].ndim * num_columns):
+                rnn_arrays.append(rest.pop(0))
+            layers.append(KerasLayer(name, kind, {}, {"cell": rnn_arrays}))
+        elif second is not None and second.shape == (num_columns,):
             layers.append(KerasLayer(name, "Dense", {}, {"": [first, rest.pop(0)]}))
         else:
             layers.append(KerasLayer(name, "Dense" if layers else "Embedding", {}, {"": [first]}))
@@ -192,11 +194,11 @@ def _layers_from_arrays(arrays: list[Array]) -> list[KerasLayer]:
 
 
 def _layer_arrays(layer: KerasLayer, path: str, min_count: int, max_count: int) -> list[Array]:
-    """The arrays at a path in a layer; raise ConfigError if there are too few or too many."""
+    """Return the arrays of a sublayer ("" for the layer itself); raise ConfigError for too few or too many."""
     arrays = layer.arrays.get(path, [])
     if not min_count <= len(arrays) <= max_count:
         raise ConfigError(
-            f"the Keras layer {layer.name} has {len(arrays)} weight arrays, not {max_count}; save it after it is built"
+            f"the Keras layer {layer.name} has {len(arrays)} weight arrays, not {max_count}; save a built model"
         )
     return arrays
 

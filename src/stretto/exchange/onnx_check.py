@@ -1,4 +1,4 @@
-"""Checks an exported ONNX model: onnxruntime and torch run the same inputs, chunk by chunk."""
+"""A check of an exported ONNX model: onnxruntime and torch run the same inputs, chunk by chunk."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,14 +19,15 @@ from stretto.exchange.onnx_blocks import state_names
 
 Session = Any  # onnxruntime has no types
 
-# Numbers of rows, each with the lengths of its chunks; all differ from the example of the export.
+# (rows, chunk lengths): none are those of the export's example, so a size fixed by the export is noticed.
 _TEST_SHAPES = ((1, (1, 7)), (2, (13, 1, 4)), (7, (3, 29)))
 
 
 def compare_with_onnxruntime(stack: Stack, path: Path, input_spec: InputSpec) -> float | None:
-    """Return the largest difference between torch's outputs and onnxruntime's, relative to values above 1.
+    """Return the largest difference between torch's and onnxruntime's outputs; None without onnxruntime.
 
-    Each side passes its own state from chunk to chunk. None if onnxruntime is not installed.
+    The difference is absolute, or relative to torch's largest value if that exceeds 1; infinite if shapes differ.
+    Each side passes its own state from chunk to chunk.
     """
     if find_spec("onnxruntime") is None:
         return None
@@ -35,10 +36,10 @@ def compare_with_onnxruntime(stack: Stack, path: Path, input_spec: InputSpec) ->
     differences = [0.0]
     for num_rows, chunks in _TEST_SHAPES:
         lengths = torch.randint(1, sum(chunks) + 1, (num_rows,), generator=generator)
-        # A block that looks ahead can't be cut in time: it runs as one chunk.
+        # A stack that looks ahead can't be cut in time: it runs as one chunk.
         chunk_lengths = chunks if stack.causal else (sum(chunks),)
         differences += _differences(stack, session, input_spec, chunk_lengths, lengths, generator)
-    # Not Python's max, which ignores NaN.
+    # np.max returns NaN if there is one; Python's max may ignore it.
     return float(np.max(differences))
 
 
@@ -51,7 +52,7 @@ def _differences(
         rows = Rows(rows.lanes, lengths, rows.fresh, rows.key, rows.device, rows.dtype)
     names = state_names(stack)
     state = stack.initial_state(rows)
-    onnx_state = {name: tensor.numpy() for name, tensor in _name_states(names, state).items()}
+    onnx_state = {name: tensor.numpy() for name, tensor in _named_tensors(names, state).items()}
     output_names = [value.name for value in session.get_outputs()]
     differences = []
     for num_steps in chunks:
@@ -59,13 +60,13 @@ def _differences(
         with torch.no_grad():
             y, state = stack(x, state)
         outputs = dict(zip(output_names, _run_session(session, {"x": x.numpy(), **onnx_state}), strict=True))
-        onnx_state = {name: outputs[f"{name}.after"] for name in onnx_state}
+        onnx_state = {name: outputs[f"{name}.next"] for name in onnx_state}
         differences.append(_difference(y, outputs["y"]))
-        differences += [_difference(tensor, onnx_state[name]) for name, tensor in _name_states(names, state).items()]
+        differences += [_difference(tensor, onnx_state[name]) for name, tensor in _named_tensors(names, state).items()]
     return differences
 
 
-def _name_states(names: list[str | None], state: State) -> dict[str, Tensor]:
+def _named_tensors(names: list[str | None], state: State) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in zip(names, state, strict=True) if name is not None}
 
 

@@ -17,28 +17,28 @@ from stretto.exchange.onnx_graph import OPSET, Graph
 
 
 class _FlatOutputs(nn.Module):
-    """A block with a flat tuple of outputs, as the exporter needs it."""
+    """A block whose forward returns a flat tuple `(y, *state)`, as torch's exporter requires."""
 
     def __init__(self, block: Block) -> None:
         super().__init__()
         self.block = block
 
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, ...]:
-        y, after = self.block(x, state)
-        return y, *after
+        y, next_state = self.block(x, state)
+        return y, *next_state
 
 
 def add_custom_block(
     graph: Graph, block: Block, label: str, inputs: tuple[str, ...], example: tuple[Tensor, ...]
 ) -> tuple[str, list[str]]:
-    """Add any block; return the names of its output and of its state after the last step. `example` is an input."""
+    """Add any block; return the names of its output and of its next state tensors. `example` has a value per input."""
     onnx = import_optional_dependency("onnx", "onnx", "an export to ONNX")
     import_optional_dependency(
         "onnxscript", "onnx", f"block {label} ({type(block).__name__}), which is not one of stretto's,"
     )
     import_optional_dependency("onnx.compose", "onnx", "an export to ONNX")
     import_optional_dependency("onnx.inliner", "onnx", "an export to ONNX")
-    dynamic = torch.export.Dim.DYNAMIC
+    dynamic = torch.export.Dim.DYNAMIC  # dimensions 0 and 1 of x are steps and rows; 0 of a state is rows
     try:
         with _quiet():
             program = torch.onnx.export(
@@ -62,15 +62,15 @@ def add_custom_block(
     for value, name in zip(part.input, inputs, strict=True):
         graph.nodes.append(onnx.helper.make_node("Identity", [name], [value.name]))
     graph.nodes += part.node
-    graph.weights += part.initializer
-    y, *after = (value.name for value in part.output)
-    return y, after
+    graph.initializers += part.initializer
+    y, *next_state = (value.name for value in part.output)
+    return y, next_state
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Hide the exporter's warnings: the exported model is compared with torch anyway."""
-    disabled = logging.root.manager.disable
+    disabled_level = logging.root.manager.disable
     with (
         warnings.catch_warnings(),
         contextlib.redirect_stdout(io.StringIO()),
@@ -81,4 +81,4 @@ def _quiet() -> Iterator[None]:
         try:
             yield
         finally:
-            logging.disable(disabled)
+            logging.disable(disabled_level)

@@ -1,4 +1,4 @@
-"""export_onnx: a stack as an ONNX model with named states, for any number of steps and rows."""
+"""export_onnx: write a stack as an ONNX model with named states, for any number of time steps and rows."""
 
 import copy
 import importlib.metadata
@@ -21,7 +21,7 @@ from stretto.exchange.onnx_blocks import add_block
 from stretto.exchange.onnx_check import compare_with_onnxruntime
 from stretto.exchange.onnx_graph import Graph
 
-# Larger weights go into a separate file: a protobuf message is limited to 2 GB.
+# Weights above this size go into a separate file: a protobuf message is limited to 2 GiB.
 MAX_INLINE_BYTES = 1 << 30
 TOLERANCE = 1e-5
 
@@ -44,7 +44,7 @@ class ExportableModel(Protocol):
 
 @dataclass(frozen=True)
 class OnnxExport:
-    """An exported model, and its largest difference from torch; None without onnxruntime."""
+    """An exported model. `max_difference` from torch's outputs is None if onnxruntime is not installed."""
 
     path: Path
     inputs: tuple[str, ...]
@@ -56,8 +56,9 @@ def export_onnx(model: Stack | ExportableModel, path: Path | str, *, example: Te
     """Write a stack as an ONNX model; check it with onnxruntime if it is installed.
 
     The inputs are `x` and the state of each block (`state.2.h`, by absolute index). The outputs are `y` and the states
-    after the last step (`state.2.h.after`). All are float32 and time-major, for any number of steps and rows. If the
-    first block is a custom one, pass an `example` input `[time, rows, ...]`.
+    after the last step (`state.2.h.next`). `x` and `y` are `[time, rows, ...]`, states `[rows, ...]`; token ids and
+    lengths are int64, the rest is float32. The numbers of steps and rows are free. If the first block is a custom one,
+    pass an `example` input `[time, rows, ...]`.
     """
     exportable = None if isinstance(model, Stack) else model
     original = model if isinstance(model, Stack) else model.stack
@@ -70,16 +71,17 @@ def export_onnx(model: Stack | ExportableModel, path: Path | str, *, example: Te
         graph = _build_graph(stack, input_spec)
     metadata = {"version": _version(), "causal": str(stack.causal).lower(), **metadata}
     path = Path(path)
-    proto = graph.model({f"stretto.{name}": text for name, text in metadata.items()})
+    proto = graph.to_model({f"stretto.{name}": text for name, text in metadata.items()})
     with _staged_file(path) as staged:
         _save_model(proto, staged)
         max_difference = compare_with_onnxruntime(stack, staged, input_spec)
+        # NaN must fail too, and `NaN > TOLERANCE` is false.
         if max_difference is not None and not max_difference <= TOLERANCE:
             raise ConfigError(
-                f"the exported model differs from torch's by {max_difference:.1e}, so {path} was not written; a custom "
-                "block may depend on more than its input and its state"
+                f"the exported model's outputs differ from torch's by {max_difference:.1e}, so {path} was not written; "
+                "a custom block may depend on more than its input and its state"
             )
-        _replace(path, staged)
+        _move_model(staged, path)
     inputs, outputs = ((value.name for value in values) for values in (graph.inputs, graph.outputs))
     return OnnxExport(path, tuple(inputs), tuple(outputs), max_difference)
 
@@ -87,19 +89,19 @@ def export_onnx(model: Stack | ExportableModel, path: Path | str, *, example: Te
 def _build_graph(stack: Stack, input_spec: InputSpec) -> Graph:
     graph = Graph()
     example = input_spec.random_input(5, 3, torch.Generator().manual_seed(0))
-    x = graph.input("x", example, ["time", "rows", *example.shape[2:]])
+    x = graph.add_input("x", example.dtype, ["time", "rows", *example.shape[2:]])
     y, y_example = add_block(graph, stack, x, example)
-    graph.output("y", y, y_example, ["time", "rows", *y_example.shape[2:]])
-    # `y` comes before the states.
+    graph.add_output("y", y, y_example.dtype, ["time", "rows", *y_example.shape[2:]])
+    # `add_block` has added the states; `y` is to be the first output.
     graph.outputs.insert(0, graph.outputs.pop())
     return graph
 
 
 @contextmanager
 def _staged_file(path: Path) -> Iterator[Path]:
-    """Yield a path with the same name in a temporary folder beside `path`.
+    """Yield a path with the same file name in a temporary folder beside `path`.
 
-    Not `atomic_path`: a large model is two files, and the first refers to the second by name.
+    `atomic_path` would change the file name, by which a large model refers to its second file, the weights.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,24 +112,24 @@ def _staged_file(path: Path) -> Iterator[Path]:
 
 
 def _save_model(model: Any, path: Path) -> None:  # noqa: ANN401 - onnx has no types
-    if sum(len(weight.raw_data) for weight in model.graph.initializer) > MAX_INLINE_BYTES:
+    if sum(len(initializer.raw_data) for initializer in model.graph.initializer) > MAX_INLINE_BYTES:
         onnx = import_optional_dependency("onnx", "onnx", "an export to ONNX")
         onnx.save_model(model, path, save_as_external_data=True, location=_external_data_path(path).name)
     else:
         path.write_bytes(model.SerializeToString())
 
 
-def _replace(path: Path, new: Path) -> None:
-    if _external_data_path(new).exists():
-        _external_data_path(new).replace(_external_data_path(path))
-        new.replace(path)
+def _move_model(source: Path, path: Path) -> None:
+    if _external_data_path(source).exists():
+        _external_data_path(source).replace(_external_data_path(path))
+        source.replace(path)
     else:
-        new.replace(path)
+        source.replace(path)
         _external_data_path(path).unlink(missing_ok=True)
 
 
 def _external_data_path(path: Path) -> Path:
-    """The file of weights of a large model."""
+    """Return the path of the file that holds a large model's weights."""
     return path.with_name(f"{path.name}.data")
 
 

@@ -5,22 +5,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from stretto.base.extras import import_optional_dependency
 
 OPSET = 18
-# The oldest format that supports these operators, for older runtimes.
+# The oldest file format that supports this opset, so that older runtimes can read the model.
 IR_VERSION = 8
 
 
 @dataclass
 class Graph:
-    """Nodes, weights, inputs and outputs of a graph, each by name."""
+    """An ONNX graph under construction; the `add_` methods return the names of the values they add."""
 
     nodes: list[Any] = field(default_factory=list)
-    weights: list[Any] = field(default_factory=list)
+    initializers: list[Any] = field(default_factory=list)
     inputs: list[Any] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
     prefix: str = ""
@@ -34,54 +35,54 @@ class Graph:
         """ONNX's code for the type int32."""
         return int(self._onnx.TensorProto.INT32)
 
-    def weight(self, name: str, value: Tensor | NDArray[Any]) -> str:
-        """Add an array to the model under a name; return the name."""
+    def add_initializer(self, name: str, value: Tensor | NDArray[Any]) -> str:
+        """Add a constant array, such as a weight; return its name."""
         array = value.detach().numpy() if isinstance(value, Tensor) else value
-        self.weights.append(self._onnx.numpy_helper.from_array(np.ascontiguousarray(array), name))
+        self.initializers.append(self._onnx.numpy_helper.from_array(np.ascontiguousarray(array), name))
         return name
 
-    def int64_constant(self, *numbers: int) -> str:
-        """Add integers, which operators take as axes and shapes; return their name."""
-        return self.weight(self._new_name("indices"), np.array(numbers, dtype=np.int64))
+    def add_int64_constant(self, *numbers: int) -> str:
+        """Add a 1-D int64 constant, such as axes or a shape; return its name."""
+        return self.add_initializer(self._new_name("indices"), np.array(numbers, dtype=np.int64))
 
-    def node(self, operator: str, *inputs: str, **attributes: object) -> str:
-        """Add an operator with one output; return the output's name."""
-        return self.multi_output_node(operator, 1, *inputs, **attributes)[0]
+    def add_node(self, op_type: str, *inputs: str, **attributes: object) -> str:
+        """Add a node with one output; return the output's name."""
+        return self.add_multi_output_node(op_type, 1, *inputs, **attributes)[0]
 
-    def multi_output_node(self, operator: str, size: int, /, *inputs: str, **attributes: object) -> list[str]:
-        """Add an operator with `size` outputs; return their names."""
-        outputs = [self._new_name(operator) for _ in range(size)]
-        self.nodes.append(self._onnx.helper.make_node(operator, inputs, outputs, **attributes))
+    def add_multi_output_node(self, op_type: str, count: int, /, *inputs: str, **attributes: object) -> list[str]:
+        """Add a node with `count` outputs; return their names."""
+        outputs = [self._new_name(op_type) for _ in range(count)]
+        self.nodes.append(self._onnx.helper.make_node(op_type, inputs, outputs, **attributes))
         return outputs
 
-    def input(self, name: str, like: Tensor, dims: Sequence[str | int]) -> str:
-        """Add an input of the model; return its name."""
-        self.inputs.append(self._value(name, like, dims))
+    def add_input(self, name: str, dtype: torch.dtype, dims: Sequence[str | int]) -> str:
+        """Add an input of the model; return its name. A dimension given by a name can have any size."""
+        self.inputs.append(self._value_info(name, dtype, dims))
         return name
 
-    def output(self, name: str, value: str, like: Tensor, dims: Sequence[str | int]) -> None:
-        """Add an output of the model: a value under a name."""
-        self.outputs.append(self._value(name, like, dims))
+    def add_output(self, name: str, value: str, dtype: torch.dtype, dims: Sequence[str | int]) -> None:
+        """Make the existing value `value` an output of the model, called `name`."""
+        self.outputs.append(self._value_info(name, dtype, dims))
         self.nodes.append(self._onnx.helper.make_node("Identity", [value], [name]))
 
-    def loop_body(self, inputs: Sequence[str], outputs: Sequence[str], like: Tensor) -> Any:  # noqa: ANN401 - no types
-        """Return this graph as the body of a loop; it can use the weights of the enclosing graph."""
-        values = [[self._value(name, like, None) for name in names] for names in (inputs, outputs)]
+    def scan_body(self, inputs: Sequence[str], outputs: Sequence[str], dtype: torch.dtype) -> Any:  # noqa: ANN401
+        """Return this graph as the body of a Scan node; it can use the initializers of the enclosing graph."""
+        values = [[self._value_info(name, dtype, None) for name in names] for names in (inputs, outputs)]
         return self._onnx.helper.make_graph(self.nodes, "body", *values)
 
-    def model(self, metadata: dict[str, str]) -> Any:  # noqa: ANN401 - onnx has no types
-        """Return the graph as an ONNX model."""
+    def to_model(self, metadata: dict[str, str]) -> Any:  # noqa: ANN401 - onnx has no types
+        """Return the graph as an ONNX `ModelProto`."""
         helper = self._onnx.helper
-        graph = helper.make_graph(self.nodes, "stretto", self.inputs, self.outputs, self.weights)
+        graph = helper.make_graph(self.nodes, "stretto", self.inputs, self.outputs, self.initializers)
         model = helper.make_model(
             graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="stretto"
         )
         helper.set_model_props(model, metadata)
         return model
 
-    def _value(self, name: str, like: Tensor, dims: Sequence[str | int] | None) -> Any:  # noqa: ANN401
-        kind = self._onnx.helper.np_dtype_to_tensor_dtype(like.numpy().dtype)
-        return self._onnx.helper.make_tensor_value_info(name, kind, dims)
+    def _value_info(self, name: str, dtype: torch.dtype, dims: Sequence[str | int] | None) -> Any:  # noqa: ANN401
+        elem_type = self._onnx.helper.np_dtype_to_tensor_dtype(torch.empty(0, dtype=dtype).numpy().dtype)
+        return self._onnx.helper.make_tensor_value_info(name, elem_type, dims)
 
     def _new_name(self, hint: str) -> str:
         self._num_values += 1

@@ -1,4 +1,4 @@
-"""export_torch: a stack's weights as state dicts of plain torch modules, in a safetensors file."""
+"""export_torch: write a stack's weights to a safetensors file, named as in the state dicts of torch modules."""
 
 import json
 import re
@@ -20,12 +20,12 @@ from stretto.blocks.residual import Residual
 from stretto.blocks.stack import Stack
 from stretto.exchange.onnx_blocks import has_forward_of
 
-LAYERS = "stretto.layers"
+LAYERS_METADATA_KEY = "stretto.layers"
 
 
 @dataclass(frozen=True)
 class TorchLayer:
-    """A torch module: its class, its state dict, and the arguments to create it."""
+    """A torch module: its class name (`kind`), its state dict, and the arguments to create it (`options`)."""
 
     kind: str
     weights: dict[str, Tensor]
@@ -37,31 +37,31 @@ class TorchLayer:
 
 
 def export_torch(stack: Stack, path: Path | str) -> dict[str, dict[str, object]]:
-    """Write a stack's weights under the names of torch modules; return the modules by name, in order.
+    """Write a stack's weights under the names of torch modules; return the modules by name, in the order they run.
 
     Consecutive recurrent blocks of one width become one module with several layers (`lstm.weight_ih_l1`). If a class
-    occurs more than once, its modules are numbered (`lstm.0.weight_ih_l0`). Each module is returned as its class and
-    the arguments to create it.
+    occurs more than once, its modules are numbered (`lstm.0.weight_ih_l0`). Each module is returned as a dict with its
+    class as `kind` and the arguments to create it; `residual` is true if its input is added to its output.
     """
     weights, modules = torch_weights(stack)
     layers = [{"name": name, **options} for name, options in modules.items()]
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, save(weights, {LAYERS: json.dumps(layers)}))
+        write_atomic(path, save(weights, {LAYERS_METADATA_KEY: json.dumps(layers)}))
     except OSError as error:
         raise ConfigError(f"{path} can't be written ({error.strerror}); choose a different file") from None
     return modules
 
 
 def torch_weights(stack: Stack) -> tuple[dict[str, Tensor], dict[str, dict[str, object]]]:
-    """Return a stack's weights under the names of torch modules, and those modules by name, in order."""
+    """Return a stack's weights under the names of torch modules, and the modules as `export_torch` does."""
     if not has_forward_of(stack, Stack):
         raise ConfigError(
             f"the stack is a {type(stack).__name__} with its own forward, so torch modules can't replace it; use "
             "stretto.exchange.save_weights, which writes any stack"
         )
-    layers = _merge_layers(_layers(stack, ""))
+    layers = _merge_layers(_stack_layers(stack, ""))
     counts = Counter(layer.prefix for layer in layers)
     seen: Counter[str] = Counter()
     weights: dict[str, Tensor] = {}
@@ -74,18 +74,18 @@ def torch_weights(stack: Stack) -> tuple[dict[str, Tensor], dict[str, dict[str, 
     return weights, modules
 
 
-def _layers(stack: Stack, label: str) -> list[TorchLayer]:
+def _stack_layers(stack: Stack, label: str) -> list[TorchLayer]:
     layers: list[TorchLayer] = []
     for index, block in enumerate(stack, stack.first):
         if has_forward_of(block, Stack):
-            layers += _layers(block, f"{label}{index}.")
+            layers += _stack_layers(block, f"{label}{index}.")
         else:
             layers += _block_layers(block, f"{label}{index}")
     return layers
 
 
 def _block_layers(block: Block, label: str) -> list[TorchLayer]:
-    """The torch modules of a block; a subclass with its own forward has none, whatever its weights are called."""
+    """Return a block's torch modules; raise ConfigError if it has none, or overrides `forward`."""
     if has_forward_of(block, Dropout, LockedDropout):
         # No weights, and not needed for inference.
         return []
@@ -95,27 +95,28 @@ def _block_layers(block: Block, label: str) -> list[TorchLayer]:
             return [replace(inner[0], options={**inner[0].options, "residual": True})]
     kinds = (LSTM, GRU, BidirectionalLSTM)
     if has_forward_of(block, *kinds) and isinstance(block, kinds):
-        cell = block.cell
+        rnn = block.cell
         for kind in (nn.LSTM, nn.GRU):
-            if has_forward_of(cell, kind):
-                return [TorchLayer(kind.__name__, dict(cell.state_dict()), _cell_options(cell))]
+            if has_forward_of(rnn, kind):
+                return [TorchLayer(kind.__name__, dict(rnn.state_dict()), _rnn_options(rnn))]
     if has_forward_of(block, Pointwise):
         module = block.module
-        # Our embedding is nn.Embedding with other initial weights.
-        known = next((kind for kind in (nn.Embedding, nn.Linear, nn.LayerNorm) if isinstance(module, kind)), None)
-        if known is None or has_forward_of(module, known):
-            return [TorchLayer((known or type(module)).__name__, dict(module.state_dict()), _module_options(module))]
+        # stretto's Embedding holds a subclass of nn.Embedding that only initializes its weights differently.
+        torch_class = next((kind for kind in (nn.Embedding, nn.Linear, nn.LayerNorm) if isinstance(module, kind)), None)
+        if torch_class is None or has_forward_of(module, torch_class):
+            kind_name = (torch_class or type(module)).__name__
+            return [TorchLayer(kind_name, dict(module.state_dict()), _module_options(module))]
     raise ConfigError(
-        f"block {label} ({type(block).__name__}) is not a torch module, so its weights have no names there; use "
+        f"block {label} ({type(block).__name__}) is not a torch module, so torch has no names for its weights; use "
         "stretto.exchange.save_weights, which writes any stack"
     )
 
 
-def _cell_options(cell: nn.RNNBase) -> dict[str, object]:
-    """The required arguments of a cell, and those that differ from torch's defaults."""
-    options: dict[str, object] = {"input_size": cell.input_size, "hidden_size": cell.hidden_size}
+def _rnn_options(rnn: nn.RNNBase) -> dict[str, object]:
+    """Return the required arguments, `num_layers`, and those that differ from torch's defaults."""
+    options: dict[str, object] = {"input_size": rnn.input_size, "hidden_size": rnn.hidden_size}
     defaults = {"num_layers": 1, "bias": True, "bidirectional": False, "proj_size": 0}
-    values = {name: getattr(cell, name) for name in defaults}
+    values = {name: getattr(rnn, name) for name in defaults}
     return options | {name: value for name, value in values.items() if name == "num_layers" or value != defaults[name]}
 
 
@@ -132,15 +133,15 @@ def _module_options(module: nn.Module) -> dict[str, object]:
 
 
 def _merge_layers(layers: list[TorchLayer]) -> list[TorchLayer]:
-    """Join recurrent layers that fit into one torch module."""
+    """Merge consecutive recurrent layers that one multi-layer torch module can hold."""
     merged: list[TorchLayer] = []
     for layer in layers:
         if merged and _can_merge(merged[-1], layer):
-            before = merged.pop()
-            depth = _num_layers(before)
+            previous = merged.pop()
+            depth = _num_layers(previous)
             weights = {_shift_layer_index(name, depth): tensor for name, tensor in layer.weights.items()}
-            options = {**before.options, "num_layers": depth + _num_layers(layer)}
-            layer = TorchLayer(before.kind, {**before.weights, **weights}, options)
+            options = {**previous.options, "num_layers": depth + _num_layers(layer)}
+            layer = TorchLayer(previous.kind, {**previous.weights, **weights}, options)
         merged.append(layer)
     return merged
 
@@ -148,6 +149,7 @@ def _merge_layers(layers: list[TorchLayer]) -> list[TorchLayer]:
 def _can_merge(one: TorchLayer, other: TorchLayer) -> bool:
     if one.kind != other.kind or one.kind not in ("LSTM", "GRU") or "residual" in one.options | other.options:
         return False
+    # All other options must be equal, so these are overwritten on both sides.
     may_differ = {"input_size": None, "num_layers": None}
     return one.options | may_differ == other.options | may_differ
 

@@ -1,4 +1,4 @@
-"""from_torch: a stack from torch modules, a state dict, or a file of one."""
+"""from_torch: make a stack from torch modules, a state dict, or a file with a state dict."""
 
 import json
 import re
@@ -14,12 +14,12 @@ from stretto.base.errors import ConfigError, DataError
 from stretto.blocks.dropout import Dropout
 from stretto.blocks.stack import Stack
 from stretto.exchange.imported_layer import ImportedLayer, LayerKind, Weights, import_layer, residual, stack_layers
-from stretto.exchange.to_torch import LAYERS
+from stretto.exchange.to_torch import LAYERS_METADATA_KEY
 
 Modules = nn.Module | Mapping[str, nn.Module] | Sequence[nn.Module]
 
 _LAYER_KINDS: dict[type[nn.Module], LayerKind] = {getattr(nn, kind): kind for kind in get_args(LayerKind)}
-_RECURRENT = re.compile(r"(weight_ih|weight_hh|weight_hr|bias_ih|bias_hh)_l\d+(_reverse)?")
+_RECURRENT_WEIGHT = re.compile(r"(weight_ih|weight_hh|weight_hr|bias_ih|bias_hh)_l\d+(_reverse)?")
 
 
 def from_torch(source: Modules | Weights | Path | str) -> Stack:
@@ -49,7 +49,7 @@ def _children(module: nn.Module) -> dict[str, nn.Module]:
     if type(module) in (*_LAYER_KINDS, nn.Dropout):
         return {type(module).__name__.lower(): module}
     raise ConfigError(
-        f"{type(module).__name__} is not a module that from_torch can run; give its layers as "
+        f"{type(module).__name__} is not a module that from_torch supports; give its layers as "
         "{name: module} in the order in which they run, or its state_dict()"
     )
 
@@ -78,7 +78,9 @@ def _from_module(name: str, module: nn.Module) -> ImportedLayer:
         raise ConfigError(f"{name} has max_norm={module.max_norm}, which stretto does not support; remove it")
     if isinstance(module, nn.LayerNorm):
         if len(module.normalized_shape) != 1 or not module.elementwise_affine or module.bias is None:
-            raise ConfigError(f"{name} is not a LayerNorm over the features with weight and bias; use one that is")
+            raise ConfigError(
+                f"{name} is not a LayerNorm over the last dimension with weight and bias; use one that is"
+            )
         return import_layer(name, kind, module.state_dict(), epsilon=module.eps)
     # nn.LSTM and nn.GRU apply dropout between their layers, not after the last.
     dropout = module.dropout if isinstance(module, nn.RNNBase) else 0.0
@@ -86,15 +88,15 @@ def _from_module(name: str, module: nn.Module) -> ImportedLayer:
 
 
 def _from_weights(weights: Weights, *, is_ordered: bool) -> list[ImportedLayer]:
-    """Infer layers from the names of their weights, and from shapes where names are not enough."""
+    """Infer layers from the names and shapes of their weights. If not `is_ordered`, assume the usual layer order."""
     layers: dict[str, dict[str, Tensor]] = {}
     for name, tensor in weights.items():
         prefix, _, leaf = name.rpartition(".")
         layers.setdefault(prefix, {})[leaf] = tensor
     kinds: dict[str, LayerKind] = {}
     for prefix, layer_weights in layers.items():
-        is_first = not any(kind in ("LSTM", "GRU") for kind in kinds.values())
-        kinds[prefix] = _infer_kind(prefix, layer_weights, layers, is_first=is_first)
+        is_before_rnn = not any(kind in ("LSTM", "GRU") for kind in kinds.values())
+        kinds[prefix] = _infer_kind(prefix, layer_weights, layers, is_before_rnn=is_before_rnn)
     if not is_ordered:
         if "LayerNorm" in kinds.values():
             name = next(prefix for prefix, kind in kinds.items() if kind == "LayerNorm")
@@ -107,8 +109,8 @@ def _from_weights(weights: Weights, *, is_ordered: bool) -> list[ImportedLayer]:
     return [import_layer(prefix or kind.lower(), kind, layers[prefix]) for prefix, kind in kinds.items()]
 
 
-def _infer_kind(prefix: str, weights: Weights, layers: Mapping[str, Weights], *, is_first: bool) -> LayerKind:
-    if all(_RECURRENT.fullmatch(leaf) for leaf in weights):
+def _infer_kind(prefix: str, weights: Weights, layers: Mapping[str, Weights], *, is_before_rnn: bool) -> LayerKind:
+    if all(_RECURRENT_WEIGHT.fullmatch(leaf) for leaf in weights):
         return _infer_recurrent_kind(prefix, weights)
     if not {"weight"} <= set(weights) <= {"weight", "bias"}:
         leaf = next(leaf for leaf in weights if leaf not in ("weight", "bias"))
@@ -121,14 +123,14 @@ def _infer_kind(prefix: str, weights: Weights, layers: Mapping[str, Weights], *,
         )
     if "bias" in weights:
         return "Linear"
-    # An embedding and a linear layer without bias look alike. An embedding comes first and feeds the first cell.
-    cells = [layer["weight_ih_l0"].shape[1] for layer in layers.values() if "weight_ih_l0" in layer]
-    is_table = _is_named_embedding(prefix) or (is_first and bool(cells) and weights["weight"].shape[1] == cells[0])
-    return "Embedding" if is_table else "Linear"
+    # An embedding and a linear layer without bias look alike. An embedding comes before the first LSTM and feeds it.
+    rnn_inputs = [layer["weight_ih_l0"].shape[1] for layer in layers.values() if "weight_ih_l0" in layer]
+    feeds_rnn = is_before_rnn and weights["weight"].shape[1] in rnn_inputs[:1]
+    return "Embedding" if feeds_rnn or _is_named_embedding(prefix) else "Linear"
 
 
 def _is_named_embedding(prefix: str) -> bool:
-    """Is a layer named like an embedding: `encoder.embed_tokens`, `wordEmbedding`, `emb.0`, but not `member`?"""
+    """Return whether a name suggests an embedding: `encoder.embed_tokens`, `wordEmbedding`, `emb.0`, not `member`."""
     names = [name for name in prefix.split(".") if not name.isdecimal()]
     return bool(names) and re.search(r"(?<![A-Za-z])[Ee]mb|Emb|EMB", names[-1]) is not None
 
@@ -143,17 +145,17 @@ def _infer_recurrent_kind(prefix: str, weights: Weights) -> LayerKind:
     for leaf in weights:
         if weights[leaf].dim() != (1 if leaf.startswith("bias") else 2):
             raise ConfigError(
-                f"{where}{leaf} is {list(weights[leaf].shape)}, which no cell has; give an unchanged state_dict()"
+                f"{where}{leaf} is {list(weights[leaf].shape)}, which no LSTM or GRU has; give a whole state_dict()"
             )
-    gates, out_features = weights["weight_hh_l0"].shape
-    hidden = weights["weight_hr_l0"].shape[1] if "weight_hr_l0" in weights else out_features
-    kinds: dict[int, LayerKind] = {4: "LSTM", 3: "GRU"}
-    if gates % hidden or gates // hidden not in kinds:
+    gate_rows, out_features = weights["weight_hh_l0"].shape
+    hidden_size = weights["weight_hr_l0"].shape[1] if "weight_hr_l0" in weights else out_features
+    kinds: dict[int, LayerKind] = {4: "LSTM", 3: "GRU"}  # by number of gates
+    if gate_rows % hidden_size or gate_rows // hidden_size not in kinds:
         raise ConfigError(
-            f"{where}weight_hh_l0 is {[gates, out_features]}, neither an LSTM's nor a GRU's; from_torch supports only "
-            "those"
+            f"{where}weight_hh_l0 is {[gate_rows, out_features]}, which is neither an LSTM's nor a GRU's shape; "
+            "from_torch supports only those"
         )
-    return kinds[gates // hidden]
+    return kinds[gate_rows // hidden_size]
 
 
 def _from_file(path: Path) -> list[ImportedLayer]:
@@ -164,9 +166,9 @@ def _from_file(path: Path) -> list[ImportedLayer]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception:  # noqa: BLE001 - torch.load raises many kinds of errors
-        # Torch's message is left out: it advises to run the code in the file.
+        # Torch's message is left out: it advises weights_only=False, which runs code from the file.
         raise DataError(
-            f"{path} is not a file of tensors: it is damaged, or holds other objects; use a state_dict() written by "
+            f"{path} is not a file of tensors: it is damaged or holds other objects; use a state_dict() written by "
             "torch.save or safetensors"
         ) from None
     if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
@@ -176,9 +178,9 @@ def _from_file(path: Path) -> list[ImportedLayer]:
 
 def _from_safetensors(path: Path) -> list[ImportedLayer]:
     try:
-        with safe_open(path, "pt") as opened:
-            metadata = opened.metadata() or {}
-            weights = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - it is no dict
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is not a dict
     except SafetensorError as error:
         raise DataError(f"{path} is not a safetensors file, or is damaged ({error}); write it again") from None
     if weights and all(name.startswith("blocks.") for name in weights):
@@ -186,23 +188,23 @@ def _from_safetensors(path: Path) -> list[ImportedLayer]:
             f"{path} holds the weights of a stretto stack; use it as model.weights, or load it into a stack of the "
             "same blocks with stretto.exchange.load_weights"
         )
-    if LAYERS not in metadata:
-        # The names in a safetensors file are sorted, so the order of the layers is lost.
+    if LAYERS_METADATA_KEY not in metadata:
+        # A safetensors file sorts its names, so the order of the layers is lost.
         return _from_weights(weights, is_ordered=False)
     try:
-        return [_from_metadata(layer, weights) for layer in json.loads(metadata[LAYERS])]
+        return [_from_metadata(layer, weights) for layer in json.loads(metadata[LAYERS_METADATA_KEY])]
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} has an invalid list of layers ({error!r}); export it again") from None
 
 
 def _from_metadata(layer: dict[str, object], weights: Weights) -> ImportedLayer:
-    """A layer from the list that `export_torch` writes."""
+    """Return a layer from its entry in the list that `export_torch` writes."""
     name = str(layer["name"])
     kind: LayerKind | None = next((known for known in get_args(LayerKind) if known == layer["kind"]), None)
     if kind is None:
         raise ConfigError(f"{name} is a {layer['kind']}, which from_torch does not support; build the stack by hand")
     layer_weights = {
-        full.removeprefix(f"{name}."): tensor for full, tensor in weights.items() if full.startswith(f"{name}.")
+        key.removeprefix(f"{name}."): tensor for key, tensor in weights.items() if key.startswith(f"{name}.")
     }
     epsilon = layer.get("eps")
     imported = import_layer(name, kind, layer_weights, epsilon=epsilon if isinstance(epsilon, float) else 1e-5)
@@ -219,4 +221,5 @@ def _check_tensors(content: object, where: str) -> dict[str, Tensor]:
 
 
 def _natural_sort_key(name: str) -> list[tuple[int, str]]:
+    """Return a key by which `lstm.2` sorts before `lstm.10`."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]

@@ -72,6 +72,6 @@ def _onnx_lines(exported: "OnnxExport") -> list[str]:
         verdict = f"checked with onnxruntime: the largest difference from torch is {exported.max_difference:.1e}"
     return [
         f"in    x{''.join(f', {name}' for name in states)}",
-        f"out   y{''.join(f', {name}.after' for name in states)}",
+        f"out   y{''.join(f', {name}.next' for name in states)}",
         f"the model is in {exported.path}; {verdict}",
     ]
