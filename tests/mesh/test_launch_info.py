@@ -161,9 +161,9 @@ def test_ranks_of_one_job_have_the_same_run_id_and_other_jobs_a_different_one() 
 @pytest.mark.parametrize("variables", [SRUN, MPIRUN, tf_config("worker", 0, worker=["a:1", "a:2"]), TORCHRUN])
 def test_ranks_are_bound_to_devices_only_by_launchers_that_choose_them(variables: dict[str, str]) -> None:
     free, bound = find_launch_info(variables), find_launch_info({**variables, "CUDA_VISIBLE_DEVICES": "0"})
-    assert free is not None and bound is not None and not free.is_bound
+    assert free is not None and bound is not None and not free.has_own_devices
     # torchrun chooses none; its caller has chosen for all ranks together.
-    assert bound.is_bound == (variables is not TORCHRUN)
+    assert bound.has_own_devices == (variables is not TORCHRUN)
 
 
 numbers = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 3)), min_size=1, max_size=3)

@@ -1,4 +1,4 @@
-"""Ranks of one start find each other in a store that still holds keys of earlier starts."""
+"""Ranks of one launch find each other in a store that still holds keys of earlier launches."""
 
 import threading
 from datetime import timedelta
@@ -32,10 +32,10 @@ def test_all_ranks_agree_on_a_name_that_is_new_each_time() -> None:
     assert len(set.union(*names)) == 3
 
 
-def test_keys_of_an_earlier_incomplete_start_do_no_harm() -> None:
+def test_keys_of_an_earlier_incomplete_launch_do_no_harm() -> None:
     store = HashStore()
-    # Left by a leader and a rank whose starts never completed.
-    store.set("leader", "old")
+    # Left by a rank 0 and a rank 2 whose launches never completed.
+    store.set("launch_id", "old")
     store.set("old/welcome/1", "someone")
     store.set("hello/2", "gone")
     assert len(set(gather(store, [1, 2, 0], 3).values())) == 1

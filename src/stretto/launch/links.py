@@ -14,7 +14,7 @@ from typing import Any
 
 from stretto.launch.finding import Finding, ok, problem, warning
 from stretto.launch.machine import versions
-from stretto.mesh.links import time_messages
+from stretto.mesh.link_timing import time_messages
 from stretto.mesh.world import World
 from stretto.plan.units import format_bytes, format_seconds
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from stretto.engine.replica import ReplicaEngine
 from stretto.measure.profile_input import ProfileInput
 from stretto.measure.timing import synchronized_time
-from stretto.mesh.links import time_all_reduces, time_messages
+from stretto.mesh.link_timing import time_all_reduces, time_messages
 from stretto.mesh.mesh import Mesh
 from stretto.mesh.topology import Topology
 from stretto.mesh.world import World

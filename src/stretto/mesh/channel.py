@@ -1,7 +1,7 @@
 """Channel: messages in one direction between neighboring stages.
 
-Receives are posted ahead, so that a message arrives while the stage computes. Sends return at once and are waited for
-later.
+Receives are posted ahead, so that a message arrives while the stage computes. Sends return at once; the channel waits
+for them later.
 """
 
 from collections import deque
@@ -21,7 +21,7 @@ Endpoint = tuple[dist.ProcessGroup | None, int | None]
 
 
 class Channel:
-    """One direction through this stage: `source` sends to us, we send to `target`."""
+    """One direction of messages through this stage: it receives from `source` and sends to `target`."""
 
     def __init__(self, world: World, source: Endpoint, target: Endpoint) -> None:
         self._world = world
@@ -33,7 +33,7 @@ class Channel:
         self._buffers: Iterator[Tensor] = iter(())
 
     def post_receives(self, buffers: Iterator[Tensor]) -> None:
-        """Take the buffers of all messages to come, in order, and post the first receives."""
+        """Take one buffer for each message that will arrive, in order, and post the first receives."""
         self._buffers = buffers
         for _ in range(NUM_RECEIVES_AHEAD):
             self._post_next_receive()
@@ -48,13 +48,13 @@ class Channel:
         return buffer
 
     def send(self, tensor: Tensor) -> None:
-        """Start to send a message, which must not change any more."""
+        """Start to send a tensor, which the caller must not modify afterwards; do nothing without a target."""
         if self._target is None:
             return
         tensor = tensor.contiguous()
         work = self._start(lambda: dist.isend(tensor, self._target, self._target_group), self._target, "sending")
         self._pending_sends.append((tensor, work))
-        # Wait for old sends now and then, so that their tensors are freed during the step and not only at its end.
+        # Wait for all but the newest sends, so that their tensors are freed during the step and not only at its end.
         self._wait_for_sends(NUM_RECEIVES_AHEAD)
 
     def flush(self) -> None:

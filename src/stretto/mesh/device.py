@@ -1,4 +1,4 @@
-"""The device that a rank computes on, its peak memory, and the available backends."""
+"""Selects the device that a rank computes on; reports peak memory and the available backends."""
 
 import resource
 import sys
@@ -10,42 +10,42 @@ import torch.distributed as dist
 from stretto.base.errors import ConfigError
 
 
-def find_device(name: str, local_rank: int = 0, local_size: int = 1, *, is_bound: bool = False) -> torch.device:
-    """Return this rank's device of the kind that a config names; `auto` is an accelerator if there is one.
+def find_device(name: str, local_rank: int = 0, local_size: int = 1, *, has_own_devices: bool = False) -> torch.device:
+    """Return this rank's device. An accelerator picked by local rank also becomes torch's current device.
 
-    `is_bound`: the launcher has chosen which devices each rank sees, so a single visible device is the rank's own.
+    `name` is `auto` (an accelerator if there is one) or what torch.device accepts. `has_own_devices`: the launcher has
+    chosen which devices each rank sees, so a single visible device belongs to this rank alone.
     """
     if name == "auto":
-        kind = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+        device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     else:
         try:
-            kind = torch.device(name)
-            # Only a tensor shows it: torch accepts names of devices that this machine, or this build, doesn't have.
-            torch.empty(1, device=kind).tolist()
+            device = torch.device(name)
+            # torch.device also accepts devices that this machine or this build lacks. Creating a tensor does not.
+            torch.empty(1, device=device).tolist()
         except (RuntimeError, AssertionError, ValueError, ImportError, NotImplementedError):
             raise ConfigError(f"run.device={name!r} is not a device of this machine; use auto or cpu") from None
-    if kind.type == "cpu" or kind.index is not None:
-        return kind
+    if device.type == "cpu" or device.index is not None:
+        return device
     num_devices = torch.accelerator.device_count()
-    if is_bound and num_devices == 1:
+    if has_own_devices and num_devices == 1:
         local_rank, local_size = 0, 1
     if local_size > num_devices:
         raise ConfigError(
-            f"{local_size} ranks were started on this machine, but it has {num_devices} {kind.type} devices; "
+            f"{local_size} ranks were started on this machine, but it has {num_devices} {device.type} devices; "
             f"start at most {num_devices}"
         )
-    device = torch.device(kind.type, local_rank)
     torch.accelerator.set_device_index(local_rank)
-    return device
+    return torch.device(device.type, local_rank)
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the peak memory in bytes so far: of the device, or on the CPU of this process."""
+    """Return the peak memory in bytes so far: allocated on an accelerator, or resident in this process on the CPU."""
     if device.type != "cpu":
         return torch.accelerator.max_memory_allocated(device)
     try:
-        # Not getrusage, which starts at the memory of the parent that forked this process.
-        # Read as bytes: the name of a process, also in this file, may have any encoding.
+        # Not getrusage: its peak includes the memory that this process shared with its parent after the fork.
+        # Bytes, not text: the file also has the name of the process, in any encoding.
         lines = Path("/proc/self/status").read_bytes().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(b"VmHWM:"))
     except (OSError, StopIteration):

@@ -6,18 +6,18 @@ from stretto.mesh.c10d import Store
 from stretto.mesh.rank_store import RankStore
 
 WAITING = "waiting"
-"""How the status of a rank begins that only waits for others."""
+"""The first word of the status of a rank that is waiting for others."""
 
-# Each rank publishes at most once per period, and all ranks together at most this often.
+# Each rank writes at most once per period. With many ranks the period grows, to spare the store.
 _PERIOD_SECONDS = 1.0
 _MAX_UPDATES_PER_SECOND = 200
 
 
 class Heartbeat:
-    """A thread that writes `status` to the store whenever it has changed."""
+    """Runs a thread that writes `status` to the store whenever it has changed."""
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
-        self.status: object = "starting"  # set by the main thread, read by ours
+        self.status: object = "starting"  # set by the main thread; our thread reads it and converts it to text
         self._store = RankStore(store)
         self._rank = rank
         self._period = max(_PERIOD_SECONDS, size / _MAX_UPDATES_PER_SECOND)
@@ -39,7 +39,7 @@ class Heartbeat:
                     self._store.set(status_key(self._rank), status)
                 published = status
         except RuntimeError:
-            # The store is gone: the run has ended, or the store's host was lost.
+            # The store is gone: the run has ended, or the process that hosts the store was lost.
             return
 
 

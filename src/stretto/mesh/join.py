@@ -1,4 +1,4 @@
-"""world(): join the ranks that a launcher has started, and leave them at the end."""
+"""world(): join the other ranks that a launcher has started, and leave them at the end."""
 
 import os
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from stretto.mesh.rendezvous import leave, rendezvous
 from stretto.mesh.store import open_store
 from stretto.mesh.world import SHARED_ERRORS, TIMEOUT, World
 
-_SINGLE_RANK = LaunchInfo(0, 1, 0, 1, "127.0.0.1", 0)
+_SINGLE_RANK = LaunchInfo(rank=0, size=1, local_rank=0, local_size=1, address="127.0.0.1", port=0)
 
 
 @contextmanager
@@ -27,7 +27,7 @@ def world(size: int | None = None, *, device: str = "auto", timeout: timedelta =
     """Join the ranks started by torchrun, srun, mpirun or with TF_CONFIG, or be a single rank; leave at the end.
 
     `size` is the number of ranks the layout needs: a different number is an error on every rank, before any of them
-    waits for another. A rank that fails leaves at once, so its connections close and ranks that wait for it fail too.
+    waits for another. A rank that fails leaves at once, so its connections close and the ranks waiting for it fail too.
     """
     launch_info = find_launch_info(os.environ) or _SINGLE_RANK
     if size is not None and size != launch_info.size:
@@ -39,12 +39,13 @@ def world(size: int | None = None, *, device: str = "auto", timeout: timedelta =
     if launch_info.size == 1:
         yield World(0, 1, find_device(device))
         return
-    rank_device = find_device(device, launch_info.local_rank, launch_info.local_size, is_bound=launch_info.is_bound)
+    local_rank, local_size = launch_info.local_rank, launch_info.local_size
+    rank_device = find_device(device, local_rank, local_size, has_own_devices=launch_info.has_own_devices)
     joined, store = _join(launch_info, rank_device, timeout)
     assert joined.liveness is not None and joined.heartbeat is not None
     try:
         yield joined
-        # Only here, not after an error: then the other ranks must see our connections close.
+        # Only after success: after an error, the other ranks must see our connections close when this process exits.
         dist.destroy_process_group()
     except SHARED_ERRORS as error:
         joined.publish_error(error)

@@ -1,7 +1,7 @@
 """LaunchInfo: this process's rank among those that a launcher has started, read from the environment.
 
-Supported are torchrun, TF_CONFIG, Open MPI's mpirun and Slurm's srun, in this order: the launcher nearest to the
-process wins. mpirun may run within srun, and torchrun within any of them.
+Launchers are tried in this order: torchrun, TF_CONFIG, Open MPI's mpirun, Slurm's srun. So the innermost one wins:
+mpirun may run inside srun, and torchrun inside any of them.
 """
 
 import re
@@ -13,35 +13,35 @@ from pydantic import BaseModel, ValidationError
 from stretto.base.errors import MeshError
 from stretto.base.fingerprint import fingerprint
 
-# The default of torch's own launchers.
+# torchrun's default for MASTER_PORT.
 _DEFAULT_PORT = 29500
-# With these, a launcher limits the devices that a process sees.
+# Launchers set these to limit the devices that a process sees.
 _VISIBLE_DEVICES_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 
 
 @dataclass(frozen=True)
 class LaunchInfo:
-    """One rank, and the address at which all ranks meet."""
+    """One rank, and the address of the store where all ranks rendezvous."""
 
     rank: int
     size: int
-    local_rank: int  # among the ranks of this machine
+    local_rank: int  # among the ranks of this node
     local_size: int
-    address: str  # the host of rank 0
+    address: str  # of rank 0's node: a host name or an IP address
     port: int
     has_agent_store: bool = False  # torchrun's agent hosts the store, not rank 0
     run_id: str = "run"  # separates this run's keys in the store from those of other runs at the same port
-    is_bound: bool = False  # the launcher has chosen which devices each process sees
-    launch_command: str = "torchrun --nproc-per-node {}"  # how to start a different number of ranks
+    has_own_devices: bool = False  # the launcher has chosen which devices each rank sees
+    launch_command: str = "torchrun --nproc-per-node {}"  # to start a different number of ranks, which replaces {}
 
     @property
     def is_single_node(self) -> bool:
-        """Are all ranks on this machine?"""
+        """Whether all ranks are on this node."""
         return self.size == self.local_size
 
 
 def find_launch_info(variables: Mapping[str, str]) -> LaunchInfo | None:
-    """Return this process's rank, as its launcher has set it; None without a launcher, or if it started one process."""
+    """Return what the launcher has set; None without one, or if one other than torchrun started a single rank."""
     if "RANK" in variables or "WORLD_SIZE" in variables:
         return _check(_torchrun(variables), "torchrun")
     if "TF_CONFIG" in variables:
@@ -55,7 +55,7 @@ def find_launch_info(variables: Mapping[str, str]) -> LaunchInfo | None:
         return None
     if launch_info is None or launch_info.size == 1:
         return None
-    launch_info = replace(launch_info, is_bound=any(name in variables for name in _VISIBLE_DEVICES_VARIABLES))
+    launch_info = replace(launch_info, has_own_devices=any(name in variables for name in _VISIBLE_DEVICES_VARIABLES))
     return _check(launch_info, launch_info.launch_command.split()[0])
 
 
@@ -90,12 +90,12 @@ class _TfTask(BaseModel):
 
 
 class _TfConfig(BaseModel):
-    cluster: dict[str, list[str]] = {}  # addresses `host:port` by type of task
+    cluster: dict[str, list[str]] = {}  # addresses `host:port` by task type: chief, worker, ...
     task: _TfTask = _TfTask()
 
 
 def _tf_config(text: str) -> LaunchInfo | None:
-    """Read TensorFlow's description of a cluster: ranks are the chief, then the workers; they meet at the first's port.
+    """Read TensorFlow's description of a cluster. Rank 0 is the chief if there is one; then come the workers.
 
     `{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 1}}`
     """
@@ -120,9 +120,9 @@ def _tf_config(text: str) -> LaunchInfo | None:
         )
     # Older versions of TensorFlow call the chief a master.
     addresses = {
-        (kind, index): _host_and_port(address)
-        for kind in ("chief", "master", "worker")
-        for index, address in enumerate(config.cluster.get(kind, []))
+        (task_type, index): _host_and_port(address)
+        for task_type in ("chief", "master", "worker")
+        for index, address in enumerate(config.cluster.get(task_type, []))
     }
     task = (config.task.type, config.task.index)
     if task not in addresses:
@@ -145,15 +145,15 @@ def _host_and_port(address: str) -> tuple[str, int]:
 
 
 def _srun(variables: Mapping[str, str]) -> LaunchInfo:
-    """Read the variables that srun sets for each task of a step."""
+    """Read the variables that srun sets for each task of a job step."""
     names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_JOB_ID", "SLURM_STEP_ID")
     rank, size, local_rank, node, job, step = _numbers(variables, *names)
     per_node = expand_counts(_read(variables, "SLURM_STEP_TASKS_PER_NODE"))
     if node >= len(per_node):
         raise MeshError(
-            f"SLURM_NODEID={node} exceeds SLURM_STEP_TASKS_PER_NODE; check the environment variables that srun sets"
+            f"SLURM_NODEID={node}, but SLURM_STEP_TASKS_PER_NODE has {len(per_node)} nodes; check srun's environment"
         )
-    # Every task computes the same port, a different one for each step, below the range of ephemeral ports.
+    # All tasks of a job step compute the same port. It lies below the ephemeral ports and differs between steps.
     port = 10_000 + (37 * job + step) % 20_000
     launch_info = LaunchInfo(
         rank, size, local_rank, per_node[node], first_host(_read(variables, "SLURM_STEP_NODELIST")), port,
@@ -163,7 +163,7 @@ def _srun(variables: Mapping[str, str]) -> LaunchInfo:
 
 
 def _mpirun(variables: Mapping[str, str]) -> LaunchInfo:
-    """Read the variables that Open MPI's mpirun sets; they don't include the host of rank 0."""
+    """Read the variables that Open MPI's mpirun sets. None of them has the address of rank 0's node."""
     names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
     rank, size, local_rank, local_size = _numbers(variables, *(f"OMPI_COMM_WORLD_{name}" for name in names))
     if size > local_size and "MASTER_ADDR" not in variables:
@@ -185,7 +185,7 @@ def _with_master_address(launch_info: LaunchInfo, variables: Mapping[str, str]) 
 
 
 def first_host(nodes: str) -> str:
-    """Return the first host of a Slurm node list: n01 for `n[01-03,7],login`, which is n01, n02, n03, n7, login."""
+    """Return a Slurm node list's first host: `n[01-03,7],login` means n01, n02, n03, n7, login and gives n01."""
     first = re.match(r"(?:[^,\[]|\[[^\]]*\])+", nodes)
     if first is None:
         raise MeshError(f"SLURM_STEP_NODELIST={nodes!r} can't be read; set MASTER_ADDR to the first host's name")
@@ -193,7 +193,7 @@ def first_host(nodes: str) -> str:
 
 
 def expand_counts(counts: str) -> list[int]:
-    """Return the number of tasks per node from Slurm's notation: `2(x3),1` is 2, 2, 2, 1."""
+    """Return the number of tasks of each node from Slurm's notation: `2(x3),1` is 2, 2, 2, 1."""
     matches = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part) for part in counts.split(",")]
     if None in matches:
         raise MeshError(f"SLURM_STEP_TASKS_PER_NODE={counts!r} can't be read; start the ranks with torchrun")
@@ -202,7 +202,7 @@ def expand_counts(counts: str) -> list[int]:
 
 def _read(variables: Mapping[str, str], name: str) -> str:
     if name not in variables:
-        raise MeshError(f"the environment has no {name}, but other variables of that launcher; check the launcher")
+        raise MeshError(f"the environment has no {name}, but the launcher should set it; check the launcher")
     return variables[name]
 
 

@@ -1,18 +1,18 @@
-"""LivenessCheck: which rank is lost, and has a rank published an error?
+"""LivenessCheck: finds out which rank is lost, and publishes the error that ends a run.
 
-A broken connection shows that some rank is lost, but not which one: its neighbors leave as well, and their neighbors
-see only that. So a rank that notices pings the others through the store. Each rank answers from a thread, even while
-its main thread waits in a collective. Without a failure this costs nothing.
+A broken connection shows that some rank is lost, but not which one: the neighbors of the lost rank end as well, which
+breaks their own connections. So a rank whose connection breaks pings the others through the store. Each rank answers
+from a thread, even while its main thread waits in a collective. There is no traffic unless something fails.
 
     rank 0                    store                      rank 1 (thread)            rank 2 (killed)
-    add ping/1, ping/2  ───►  pings/1 = 1, pings/2 = 1
+    counts and pings    ───►  num_pings/1 = 1, num_pings/2 = 1
                               ping/1/1, ping/2/1    ───► sees ping/1/1
-    wait 3 s for both         alive/1/1             ◄─── answers
+    waits 3 s for both        alive/1/1             ◄─── answers
     alive/2/1 is missing ──►  lost = 2              ───► reads it when its own connections break
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from itertools import count
@@ -21,106 +21,107 @@ from stretto.mesh.c10d import Store
 from stretto.mesh.heartbeat import status_key
 from stretto.mesh.rank_store import RankStore
 
-_LOST_KEY = "lost"
+_LOST_RANK_KEY = "lost"
 _ERROR_KEY = "error"
 _PRINTED_KEY = "printed"
-# A rank that is alive answers within milliseconds, a little later on a busy machine.
-_SECONDS = 3.0
+# For an answer of the store or of a rank. A live rank answers within milliseconds, a little later on a busy node.
+_ANSWER_TIMEOUT_SECONDS = 3.0
 _FOREVER = timedelta(days=365)
 
 
 class LivenessCheck:
-    """Pings other ranks and answers their pings; publishes and reads the error that ends a run."""
+    """Pings other ranks and answers their pings; publishes and reads the error that ends a run.
+
+    Every call survives the loss of the store: below, RuntimeError means that it is gone or does not answer.
+    """
 
     def __init__(self, store: Store, rank: int, size: int, store_rank: int | None) -> None:
-        self._store = RankStore(store, _SECONDS)
+        self._store = RankStore(store, _ANSWER_TIMEOUT_SECONDS)
         self._rank = rank
         self._size = size
-        # What the thread has read, in case the store is gone when it is needed.
-        self._error: str | None = None
-        self._lost: int | None = None
+        # The thread caches both at every ping, because the store may be gone by the time this rank needs them.
+        self._cached_error: str | None = None
+        self._cached_lost_rank: int | None = None
         self._store_rank = store_rank  # the rank that hosts the store; None if torchrun's agent does
         self._stopped = threading.Event()
-        # A connection of its own, because the thread always waits on it.
+        # The thread has its own connection, since its wait blocks all other calls on the same connection.
         waiting_store: Store = store.clone()  # type: ignore[attr-defined]
         self._thread = threading.Thread(target=self._answer_pings, args=(waiting_store,), daemon=True)
         self._thread.start()
 
     def find_lost_rank(self, ranks: Sequence[int]) -> int | None:
-        """Ping `ranks`; return one that doesn't answer, or that another rank has found lost; None if there is none."""
+        """Ping `ranks`; return the lost rank that this or another rank was first to report, None if there is none."""
         try:
             answer_keys = {rank: self._ping(rank) for rank in ranks if rank != self._rank}
-            if not self._store.wait_for_keys(list(answer_keys.values()), _SECONDS):
+            if not self._store.wait_for_keys(list(answer_keys.values()), _ANSWER_TIMEOUT_SECONDS):
                 silent = [rank for rank, key in answer_keys.items() if self._store.get(key) is None]
-                # For ranks that are not connected to the lost one: they see us leave. The first value stays.
+                # Ranks without a connection to the lost one see only that we end. They read here why.
                 if silent:
-                    self._store.set_once(_LOST_KEY, str(silent[0]))
+                    self._store.set_once(_LOST_RANK_KEY, str(silent[0]))
             if self._store_rank == self._rank:
-                # All that we pinged may be alive. Those next to the lost rank still need the store to find it.
-                self._store.wait_for_keys([_LOST_KEY], 1.5 * _SECONDS)
+                # The lost rank may not be among `ranks`. Its neighbors need our store to report it, so wait for them.
+                self._store.wait_for_keys([_LOST_RANK_KEY], 1.5 * _ANSWER_TIMEOUT_SECONDS)
                 self._ping_all()
-            lost = self._store.get(_LOST_KEY)
+            lost = self._store.get(_LOST_RANK_KEY)
             return None if lost is None else int(lost)
         except RuntimeError:
-            # The store is gone, so its host is lost; unless our thread had read of another rank before.
-            return self._store_rank if self._lost is None else self._lost
+            # The rank that hosts the store is lost, unless it ended because of another one that our thread has cached.
+            return self._store_rank if self._cached_lost_rank is None else self._cached_lost_rank
 
-    def publish_error(self, error: str) -> bool:
-        """Publish the error that ends this rank; return False if another rank was first, whose error stays."""
-        try:
-            return self._store.set_once(_ERROR_KEY, f"{self._rank}\n{error}")
-        except RuntimeError:
-            # The store is gone: no rank is left to read it.
-            return True
+    def publish_error(self, error: str, print_error: Callable[[], None]) -> None:
+        """Publish the error that ends this rank, unless another rank was first; the first rank calls `print_error`.
 
-    def confirm_error(self, is_first: bool) -> None:
-        """Tell the other ranks that the error was printed; ranks that were not first wait for that before they end."""
-        try:
+        The other ranks wait until that is done, because a launcher ends all ranks as soon as one has ended.
+        """
+        is_first = True
+        with suppress(RuntimeError):
+            # The rank makes the value unique: if two ranks publish the same error, only one of them is first.
+            is_first = self._store.set_once(_ERROR_KEY, f"{self._rank}\n{error}")
+        if is_first:
+            print_error()
+        with suppress(RuntimeError):
             if is_first:
                 self._store.set(_PRINTED_KEY, "1")
             else:
-                self._store.wait_for_keys([_PRINTED_KEY], _SECONDS)
+                self._store.wait_for_keys([_PRINTED_KEY], _ANSWER_TIMEOUT_SECONDS)
             if self._store_rank == self._rank:
                 self._ping_all()
-        except RuntimeError:
-            # The store is gone: there is nobody to wait for.
-            return
 
     def read_error(self) -> str | None:
-        """Return the published error; None if there is none, or the store is gone and none was read before."""
+        """Return the published error, or the cached one if the store is gone; None if there is none."""
         try:
             error = self._store.get(_ERROR_KEY)
         except RuntimeError:
-            return self._error
+            return self._cached_error
         return None if error is None else error.split("\n", 1)[1]
 
     def last_status(self, rank: int) -> str | None:
-        """Return the last status that a rank has published; None if it has none or the store is gone."""
+        """Return the last status that a rank has published; None if there is none or the store is gone."""
         try:
             return self._store.get(status_key(rank))
         except RuntimeError:
             return None
 
     def stop(self) -> None:
-        """End the thread: if it still waited when Python exits, it would abort the process."""
+        """End the thread. If it were still waiting when Python exits, it would abort the process."""
         self._stopped.set()
-        # If the store is gone the thread ends by itself.
+        # A ping wakes the thread. If the store is gone, the thread has ended by itself.
         with suppress(RuntimeError):
             self._ping(self._rank)
-        self._thread.join(0 if self._store.is_unreachable else _SECONDS)
+        self._thread.join(0 if self._store.is_unreachable else _ANSWER_TIMEOUT_SECONDS)
 
     def _ping(self, rank: int) -> str:
         """Ping one rank; return the key at which it will answer."""
-        number = self._store.add(f"pings/{rank}", 1)
+        number = self._store.add(f"num_pings/{rank}", 1)
         self._store.set(f"ping/{rank}/{number}", "1")
         return f"alive/{rank}/{number}"
 
     def _ping_all(self) -> None:
-        """Make every rank read the lost rank and the error now: the store ends with us, and they may need it later."""
-        lost = self._store.get(_LOST_KEY)
+        """Make every rank cache the lost rank and the error: this rank hosts the store, which ends with it."""
+        lost = self._store.get(_LOST_RANK_KEY)
         answer_keys = [self._ping(rank) for rank in range(self._size) if rank != self._rank and str(rank) != lost]
-        # Ranks that have already left won't answer; the others do so at once, unless the machine is busy.
-        self._store.wait_for_keys(answer_keys, _SECONDS)
+        # Ranks that have already ended won't answer, so this may time out.
+        self._store.wait_for_keys(answer_keys, _ANSWER_TIMEOUT_SECONDS)
 
     def _answer_pings(self, store: Store) -> None:
         try:
@@ -128,11 +129,11 @@ class LivenessCheck:
                 store.wait([f"ping/{self._rank}/{number}"], _FOREVER)
                 if self._stopped.is_set():
                     return
-                lost = store.get(_LOST_KEY) if store.check([_LOST_KEY]) else None
+                lost = store.get(_LOST_RANK_KEY) if store.check([_LOST_RANK_KEY]) else None
                 error = store.get(_ERROR_KEY) if store.check([_ERROR_KEY]) else None
-                self._lost = None if lost is None else int(lost)
-                self._error = None if error is None else error.decode().split("\n", 1)[1]
+                self._cached_lost_rank = None if lost is None else int(lost)
+                self._cached_error = None if error is None else error.decode().split("\n", 1)[1]
                 store.set(f"alive/{self._rank}/{number}", "1")
         except RuntimeError:
-            # The store is gone: the run has ended, or the store's host was lost.
+            # The store is gone: the run has ended, or the process that hosts the store was lost.
             return

@@ -1,4 +1,4 @@
-"""RankStore: short texts by key, shared by all ranks without a collective. No call waits longer than its time limit."""
+"""RankStore: a key-value store of short texts that all ranks share, with a time limit on every call."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -13,10 +13,10 @@ Value = TypeVar("Value")
 
 
 class RankStore:
-    """One of torch's stores, which would wait forever for a host that an interrupted network hides.
+    """A torch Store whose calls time out. torch's own calls wait forever while the network to the store is interrupted.
 
-    A store answers in well under a millisecond. If it hasn't for `seconds`, this call and all later ones raise
-    OperationTimeoutError; if the store is gone they raise torch's RuntimeError.
+    A store usually answers in well under a millisecond. If a call takes longer than `seconds`, it and all later calls
+    raise OperationTimeoutError. If the process that hosts the store has ended, calls raise torch's RuntimeError.
     """
 
     def __init__(self, store: Store, seconds: float = 20.0) -> None:
@@ -43,28 +43,28 @@ class RankStore:
         self._call(lambda: self._store.delete_key(key))
 
     def add(self, key: str, amount: int) -> int:
-        """Add to the integer at a key, 0 at first; return the sum."""
+        """Add `amount` to the integer at a key, which starts at 0, and return the sum."""
         return self._call(lambda: self._store.add(key, amount))
 
     def wait_for_keys(self, keys: list[str], seconds: float) -> bool:
-        """Wait until all of these keys have a value; return whether they have."""
+        """Wait up to `seconds` until all keys have a value; return whether they have."""
         return not keys or poll(lambda: self._call(lambda: self._store.check(keys)), seconds)
 
-    def wait_for_message(self, key: str, source: int, timeout: timedelta, check: Callable[[], None]) -> str:
-        """Wait for the value that rank `source` will set; `check` raises if waiting has become useless."""
+    def wait_for_message(self, key: str, source: int, timeout: timedelta, raise_if_failed: Callable[[], None]) -> str:
+        """Return the value that rank `source` sets for `key`. Each poll calls `raise_if_failed`, to stop waiting."""
 
-        def is_there() -> bool:
+        def is_set() -> bool:
             if self._call(lambda: self._store.check([key])):
                 return True
-            check()
+            raise_if_failed()
             return False
 
         try:
-            if poll(is_there, timeout.total_seconds(), max_pause=0.5):
+            if poll(is_set, timeout.total_seconds(), max_pause=0.5):
                 return self.get(key) or ""
         except RuntimeError as error:
             raise LostPeerError(
-                "the ranks' store is gone, and with it its host: the launcher, or rank 0; restart the run"
+                "the ranks' store is gone: the launcher or rank 0, which hosted it, has ended; restart the run"
             ) from error
         raise LostPeerError(
             f"rank {source} sent no message for {timeout.total_seconds():.0f} s; check that rank's output, or raise "
@@ -72,12 +72,12 @@ class RankStore:
         )
 
     def next_number(self) -> int:
-        """Return 0, 1, 2, ... on every rank alike, so that users of the store can choose different keys."""
+        """Return 0, 1, 2, ... in turn. Ranks that ask in the same order get the same number for the keys they share."""
         return next(self._numbers)
 
     def _call(self, call: Callable[[], Value]) -> Value:
         if self.is_unreachable:
-            raise OperationTimeoutError("the store has not answered before")
+            raise OperationTimeoutError("the store did not answer an earlier call")
         try:
             return call_with_timeout(self._seconds, call)
         except OperationTimeoutError:

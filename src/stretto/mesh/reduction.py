@@ -1,4 +1,4 @@
-"""The communication hook of DDP that sums gradients over replicas, bucket by bucket."""
+"""The DDP communication hook that sums gradients over replicas, bucket by bucket."""
 
 from dataclasses import dataclass
 
@@ -14,14 +14,14 @@ TensorFuture = torch.futures.Future[Tensor]
 
 @dataclass(frozen=True)
 class ReduceHookState:
-    """The process group of the replicas, and the timer that counts how long they wait for each other."""
+    """The process group of the replicas, and the timer that measures how long this rank waits for them."""
 
     group: dist.ProcessGroup
     wait_timer: WaitTimer
 
 
 def all_reduce_hook(state: ReduceHookState, bucket: GradBucket) -> TensorFuture:
-    """Start the all-reduce of one bucket. A sum: torch's own hook would average."""
+    """Start to sum one bucket of gradients over the replicas; torch's own hook would average them."""
     work = dist.all_reduce(bucket.buffer(), group=state.group, async_op=True)
     if bucket.is_last():
         state.wait_timer.begin_all_reduce()

@@ -1,11 +1,11 @@
-"""Rendezvous: the ranks of this start agree on a name that no other start has, and leave in order at the end.
+"""Rendezvous: the ranks of one launch agree on a new launch id, and leave in order at the end.
 
-torchrun's store outlives the ranks: it may still hold keys of an earlier start, and its agent's count of restarts may
-differ from those of other machines. So rank 0 draws a new name, and accepts only ranks that know it.
+torchrun's store outlives the ranks: it may still hold keys of an earlier launch, and the agents of two nodes may count
+restarts differently. So rank 0 draws a random id, and the other ranks join it once it has read their random hello.
 
     rank 0                                  rank 1
-    leader = 5f3a...                        hello/1 = 09bc...
-    5f3a.../welcome/1 = 09bc...     ──►     reads leader, finds its own hello welcomed
+    launch_id = 5f3a...                     hello/1 = 09bc...
+    5f3a.../welcome/1 = 09bc...     ──►     reads launch_id, finds its own hello welcomed
     reads 5f3a.../joined/1          ◄──     5f3a.../joined/1 = 09bc...
 """
 
@@ -17,60 +17,60 @@ from stretto.base.errors import LostPeerError
 from stretto.mesh.c10d import Store
 from stretto.mesh.timeouts import poll
 
-# How long rank 0 waits for ranks that still have something to do.
+# How long rank 0 waits for the other ranks to leave.
 _LEAVE_SECONDS = 10.0
 
 
 def rendezvous(store: Store, rank: int, size: int, timeout: timedelta) -> str:
-    """Return a name that all ranks of this start have agreed on."""
+    """Return the launch id that all ranks of this launch have agreed on."""
     seconds = timeout.total_seconds()
     return _lead(store, size, seconds) if rank == 0 else _follow(store, rank, seconds)
 
 
 def leave(store: Store, rank: int, size: int) -> None:
-    """End a successful start: rank 0, which hosts the store, leaves last, so that no other rank finds it gone."""
+    """Leave after a successful run. Rank 0 hosts the store, so it waits until the other ranks no longer need it."""
     if rank == 0:
         poll(lambda: store.add("left", 0) >= size - 1, _LEAVE_SECONDS)
         return
-    # A rank that is later than rank 0 waits finds the store gone.
+    # If this rank finishes after rank 0 has stopped waiting, the store is gone. That does no harm.
     with suppress(RuntimeError):
         store.add("left", 1)
 
 
 def _lead(store: Store, size: int, seconds: float) -> str:
-    name = uuid.uuid4().hex
-    store.set("leader", name)
+    launch_id = uuid.uuid4().hex
+    store.set("launch_id", launch_id)
     missing = set(range(1, size))
 
     def welcome_ranks() -> bool:
         for rank in sorted(missing):
-            if store.check([f"{name}/joined/{rank}"]):
+            if store.check([f"{launch_id}/joined/{rank}"]):
                 missing.discard(rank)
             elif store.check([f"hello/{rank}"]):
-                # This hello may be from an earlier start: then it won't join, and this start's rank says hello again.
-                store.set(f"{name}/welcome/{rank}", store.get(f"hello/{rank}").decode())
+                # A hello may be left from an earlier launch. Then nobody joins, until this launch's rank overwrites it.
+                store.set(f"{launch_id}/welcome/{rank}", store.get(f"hello/{rank}").decode())
         return not missing
 
     if not poll(welcome_ranks, seconds):
         raise _missing_rank_error(min(missing))
-    return name
+    return launch_id
 
 
 def _follow(store: Store, rank: int, seconds: float) -> str:
     hello = uuid.uuid4().hex
     store.set(f"hello/{rank}", hello)
-    name = ""
+    launch_id = ""
 
     def is_welcome() -> bool:
-        nonlocal name
-        name = store.get("leader").decode() if store.check(["leader"]) else ""
-        welcome = f"{name}/welcome/{rank}"
-        return store.check([welcome]) and store.get(welcome).decode() == hello
+        nonlocal launch_id
+        launch_id = store.get("launch_id").decode() if store.check(["launch_id"]) else ""
+        welcome_key = f"{launch_id}/welcome/{rank}"
+        return store.check([welcome_key]) and store.get(welcome_key).decode() == hello
 
     if not poll(is_welcome, seconds):
         raise _missing_rank_error(0)
-    store.set(f"{name}/joined/{rank}", hello)
-    return name
+    store.set(f"{launch_id}/joined/{rank}", hello)
+    return launch_id
 
 
 def _missing_rank_error(rank: int) -> LostPeerError:

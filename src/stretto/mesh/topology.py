@@ -4,13 +4,13 @@
     replica 0                  rank 0 -> rank 1 -> rank 2
     replica 1                  rank 3 -> rank 4 -> rank 5
 
-Neighboring stages are neighboring ranks, so they share a machine where possible; the ranks of a column hold the same
+Neighboring stages are neighboring ranks, so they share a node where possible. The ranks of a column hold the same
 blocks and all-reduce their gradients. With `adjacent="replicas"` the grid is numbered by columns:
 
     replica 0                  rank 0 -> rank 2 -> rank 4
     replica 1                  rank 1 -> rank 3 -> rank 5
 
-Rank 0 and rank 1 are then stage 0 of both replicas, and share a machine to all-reduce their gradients.
+Rank 0 and rank 1 are then stage 0 of both replicas, and all-reduce their gradients within one node.
 """
 
 from dataclasses import dataclass
@@ -32,11 +32,11 @@ class GridPosition:
 
 @dataclass(frozen=True)
 class Topology:
-    """A grid of replicas and stages."""
+    """The grid of replicas and stages, and how ranks are numbered in it."""
 
     num_replicas: int
     num_stages: int
-    adjacent: Literal["stages", "replicas"] = "stages"
+    adjacent: Literal["stages", "replicas"] = "stages"  # which of them get consecutive ranks
 
     @property
     def size(self) -> int:
@@ -44,11 +44,11 @@ class Topology:
         return self.num_replicas * self.num_stages
 
     def rank(self, replica: int, stage: int) -> int:
-        """Return the rank at a position."""
+        """Return the rank that holds a stage of a replica."""
         return replica * self.num_stages + stage if self.adjacent == "stages" else stage * self.num_replicas + replica
 
     def position(self, rank: int) -> GridPosition:
-        """Return the position of a rank."""
+        """Return a rank's replica and stage."""
         if not 0 <= rank < self.size:
             raise PlanError(
                 f"rank {rank} does not exist in {self.num_replicas} replicas x {self.num_stages} stages; "
@@ -68,6 +68,6 @@ class Topology:
         return [self.rank(replica, stage) for replica in range(self.num_replicas)]
 
     def adjacent_ranks(self, rank: int) -> list[int]:
-        """Return the ranks of a rank's row and column, itself included: those it exchanges tensors with."""
+        """Return a rank's row and column of the grid, itself included; it exchanges tensors with no other ranks."""
         position = self.position(rank)
         return sorted({*self.replica_ranks(position.replica), *self.stage_ranks(position.stage)})

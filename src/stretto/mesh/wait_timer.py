@@ -5,16 +5,16 @@ import time
 import torch
 
 Timestamp = float | torch.Event
-"""A time on the CPU, or an event in an accelerator's stream, which the CPU runs ahead of."""
+"""A time on the CPU, or an event in an accelerator's stream (the CPU only queues work there and runs ahead)."""
 
-# Events are read late, when the stream has passed them, but not kept without limit.
+# Reading an event blocks until the stream has reached it, so events are collected and read late, at the latest here.
 _MAX_PENDING = 1024
 
 
 class WaitTimer:
     """Sums the seconds between `begin` and `end`, and those between `begin_all_reduce` and the next wait.
 
-    A stream waits for a message on the device, so there the times come from events before and after the wait.
+    On an accelerator the stream waits for a message, not the CPU. There, events before and after the wait measure it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -25,12 +25,12 @@ class WaitTimer:
 
     @property
     def seconds(self) -> float:
-        """The total so far."""
+        """The seconds waited so far. On an accelerator, reading them synchronizes with the last wait."""
         self._resolve()
         return self._seconds
 
     def begin(self) -> Timestamp:
-        """Return the time at which this rank begins to wait."""
+        """Return the time at which this rank begins to wait, for `end`."""
         self.end_all_reduce()
         return self._now()
 
@@ -46,11 +46,11 @@ class WaitTimer:
             self._resolve()
 
     def begin_all_reduce(self) -> None:
-        """Start to count: this rank has all its gradients and only waits for those of other ranks."""
+        """Start counting: this rank has computed all its gradients and now waits for those of other ranks."""
         self._all_reduce_start = self._now()
 
     def end_all_reduce(self) -> None:
-        """Stop to count, if `begin_all_reduce` was called."""
+        """Stop counting, if `begin_all_reduce` was called."""
         if self._all_reduce_start is not None:
             since, self._all_reduce_start = self._all_reduce_start, None
             self.end(since)

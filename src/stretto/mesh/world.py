@@ -28,7 +28,7 @@ from stretto.mesh.topology import Topology
 from stretto.mesh.wait_timer import WaitTimer
 
 TIMEOUT = timedelta(minutes=10)
-# Errors of the input, not of a rank: every rank ends with them.
+# Errors that end the whole run, not one rank only: every rank raises the one that was published first.
 SHARED_ERRORS: tuple[type[StrettoError], ...] = (ConfigError, DataError, DivergedError, FencedError, PlanError)
 
 
@@ -37,7 +37,7 @@ class World:
     """This rank among all ranks of the job, and the collectives over all of them. A single rank never waits.
 
     Every rank must call the same collectives in the same order. If another rank is lost meanwhile, they raise
-    `LostPeerError`, or that rank's own error if it has published one.
+    `LostPeerError`, or the error that the other rank has published.
     """
 
     rank: int
@@ -47,7 +47,7 @@ class World:
     store: RankStore = field(default_factory=lambda: RankStore(HashStore()))  # short messages between ranks
     heartbeat: Heartbeat | None = None  # None for a single rank
     timeout: timedelta = TIMEOUT
-    local_size: int = 1  # ranks on this machine
+    local_size: int = 1  # number of ranks on this node
     topology: Topology | None = None  # set by `Mesh`, so that errors name the replica and stage of a rank
 
     @cached_property
@@ -57,17 +57,17 @@ class World:
 
     @property
     def is_single_rank(self) -> bool:
-        """Is this the only rank?"""
+        """Whether this is the only rank."""
         return self.size == 1
 
     @property
     def is_rank_zero(self) -> bool:
-        """Is this rank 0, which writes what only one rank may write?"""
+        """Whether this is rank 0, which writes what only one rank may write."""
         return self.rank == 0
 
     def barrier(self) -> None:
         """Wait until every rank has called this."""
-        # An all-reduce rather than torch's barrier: on accelerators that one only queues a kernel, it doesn't wait.
+        # Not torch's barrier, which on accelerators only queues a kernel; tolist() waits for the result.
         self._sum_over_ranks(torch.zeros(1, device=self.device), "barrier").tolist()
 
     def all_reduce(self, values: Sequence[float]) -> list[float]:
@@ -76,10 +76,10 @@ class World:
         return [float(value) for value in self._sum_over_ranks(tensor, "all_reduce").tolist()]
 
     def gather(self, values: Sequence[float]) -> list[list[float]] | None:
-        """Return the values of every rank, in order of rank, on rank 0 (None elsewhere); their number may differ.
+        """Return each rank's values in order of rank on rank 0, None elsewhere. Their number may differ between ranks.
 
-        An all-reduce in which each rank fills its own part and leaves zeros elsewhere, so rank 0 doesn't receive from
-        every rank in turn. Each rank needs memory for all values.
+        This is an all-reduce in which each rank fills its own part and leaves zeros elsewhere, so rank 0 doesn't
+        receive from every rank in turn. Each rank needs memory for all values.
 
             rank 0   [ 1. 2. | 0. | 0. 0. 0. ]
             rank 1   [ 0. 0. | 3. | 0. 0. 0. ]   sum   [ 1. 2. | 3. | 4. 5. 6. ]
@@ -94,7 +94,7 @@ class World:
         return [part.tolist() for part in torch.split(parts.cpu(), sizes_by_rank)] if self.is_rank_zero else None
 
     def broadcast(self, tensor: Tensor, source: int) -> Tensor:
-        """Return rank `source`'s `tensor` on every rank; on the others, `tensor` gives the shape and dtype."""
+        """Return rank `source`'s tensor on every rank. The other ranks pass a tensor of the same shape and dtype."""
         if not self.is_single_rank:
             tensor = tensor.contiguous()
             with self.collective("broadcast"):
@@ -104,9 +104,10 @@ class World:
     def broadcast_text(self, text: str) -> str:
         """Return rank 0's `text` on every rank."""
         encoded = text.encode() if self.is_rank_zero else b""
-        (size,) = self.all_reduce([float(len(encoded))])
-        letters = torch.tensor(list(encoded) if self.is_rank_zero else [0] * int(size), dtype=torch.uint8)
-        return bytes(self.broadcast(letters.to(self.device), 0).tolist()).decode() if size else ""
+        # Only rank 0 has a length other than zero, so the sum broadcasts it.
+        (num_bytes,) = self.all_reduce([float(len(encoded))])
+        buffer = torch.tensor(list(encoded) if self.is_rank_zero else [0] * int(num_bytes), dtype=torch.uint8)
+        return bytes(self.broadcast(buffer.to(self.device), 0).tolist()).decode() if num_bytes else ""
 
     def _sum_over_ranks(self, tensor: Tensor, name: str) -> Tensor:
         if not self.is_single_rank:
@@ -116,7 +117,7 @@ class World:
 
     @contextmanager
     def collective(self, name: str) -> Iterator[None]:
-        """Run a collective: count it as waiting, publish it as this rank's status, and explain its errors."""
+        """Run a collective in this context: its time counts as waiting, its name is published as this rank's status."""
         self.set_status(f"{WAITING} for all ranks in {name}")
         wait_started = self.wait_timer.begin()
         with self.explain_errors(f"{WAITING} in {name}"):
@@ -126,13 +127,13 @@ class World:
 
     @contextmanager
     def explain_errors(self, activity: str) -> Iterator[None]:
-        """Raise the error of a lost or slow peer in place of torch's RuntimeError, if a peer is the cause."""
+        """Replace torch's RuntimeError by the error of the lost or slow peer that caused it; raise others unchanged."""
         started = time.monotonic()
         try:
             yield
         except RuntimeError as error:
             cause = self.peer_error() or self._lost_peer_error(activity)
-            # gloo reports a timeout as a plain RuntimeError; only the elapsed time tells it from other errors.
+            # gloo raises a plain RuntimeError after a timeout; only the elapsed time distinguishes it from others.
             if cause is None and time.monotonic() - started >= self.timeout.total_seconds():
                 straggler = self._find_straggler()
                 cause = None if straggler is None else self._timeout_error(straggler, activity)
@@ -166,19 +167,16 @@ class World:
         if self.liveness is None:
             print_error()
             return
-        kind = next((kind for kind in SHARED_ERRORS if isinstance(error, kind)), StrettoError)
-        is_first = self.liveness.publish_error(f"{kind.__name__}\n{error}")
-        if is_first:
-            print_error()
-        self.liveness.confirm_error(is_first)
+        error_class = next((shared for shared in SHARED_ERRORS if isinstance(error, shared)), StrettoError)
+        self.liveness.publish_error(f"{error_class.__name__}\n{error}", print_error)
 
     def peer_error(self) -> StrettoError | None:
-        """Return the error that another rank has published."""
+        """Return the error that another rank has published; None if there is none."""
         published = None if self.liveness is None else self.liveness.read_error()
         if published is None:
             return None
-        name, message = published.split("\n", 1)
-        return next((kind for kind in SHARED_ERRORS if kind.__name__ == name), StrettoError)(message)
+        class_name, message = published.split("\n", 1)
+        return next((shared for shared in SHARED_ERRORS if shared.__name__ == class_name), StrettoError)(message)
 
     def raise_peer_error(self) -> None:
         """Raise the error that another rank has published, if there is one."""
@@ -198,8 +196,8 @@ class World:
             return None
         if lost == self.rank:
             return LostPeerError(
-                f"the other ranks could not reach rank {lost} and gave it up while it was {activity}; "
-                "if the network was interrupted, restart this host's ranks"
+                f"the other ranks could not reach rank {lost} and gave up on it while it was {activity}; "
+                "if the network was interrupted, restart this node's ranks"
             )
         return LostPeerError(
             f"rank {self.rank} lost {self._describe_rank(lost)} while {activity}; "
@@ -207,7 +205,7 @@ class World:
         )
 
     def _find_straggler(self) -> int | None:
-        """Return an adjacent rank that isn't waiting for another one: the cause when all live and none advances."""
+        """Return an adjacent rank that is not waiting for others: the one that delays the rest. None if all wait."""
         statuses = {rank: self.last_status(rank) or "" for rank in self._adjacent_ranks if rank != self.rank}
         return next((rank for rank, status in statuses.items() if not status.startswith(WAITING)), None)
 

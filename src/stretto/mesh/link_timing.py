@@ -1,4 +1,4 @@
-"""How long messages and all-reduces between ranks take."""
+"""Measures how long messages and all-reduces between ranks take."""
 
 import statistics
 import time
@@ -9,13 +9,13 @@ import torch.distributed as dist
 
 from stretto.mesh.world import World
 
-_NUM_REPEATS = 9
+_NUM_WARM_UPS, _NUM_REPEATS = 2, 9
 
 
 def time_messages(world: World, source: int, target: int, sizes: Sequence[int]) -> list[float]:
-    """Return the seconds for a message of each size (bytes) from one rank to another; all ranks call it.
+    """Return the seconds that a message of each size (in bytes) takes: half of the median round trip.
 
-    Half of a round trip. Ranks other than `source` and `target` return zeros.
+    Every rank must call this. Ranks other than `source` and `target` return zeros.
     """
     seconds = []
     for size in sizes:
@@ -35,8 +35,10 @@ def time_messages(world: World, source: int, target: int, sizes: Sequence[int]) 
 
 
 def time_all_reduces(world: World, num_ranks: int, sizes: Sequence[int]) -> list[float]:
-    """Return the seconds for an all-reduce of each size (bytes) over the first `num_ranks` ranks; all ranks call it."""
-    # Other ranks create a group of themselves: torch names groups by a count, which must be the same on every rank.
+    """Return the median seconds of an all-reduce of each size (in bytes) over the first `num_ranks` ranks; else zeros.
+
+    Every rank must call this: torch names groups by a counter, which must stay equal on all ranks.
+    """
     ranks = list(range(num_ranks)) if world.rank < num_ranks else [world.rank]
     seconds = []
     with world.explain_errors("measuring links"):
@@ -55,11 +57,11 @@ def time_all_reduces(world: World, num_ranks: int, sizes: Sequence[int]) -> list
 
 def _median_seconds(world: World, run: Callable[[], object]) -> float:
     times = []
-    for index in range(_NUM_REPEATS + 2):
+    for index in range(_NUM_WARM_UPS + _NUM_REPEATS):
         started = time.perf_counter()
         run()
         if world.device.type != "cpu":
             torch.accelerator.synchronize(world.device)
-        if index >= 2:
+        if index >= _NUM_WARM_UPS:
             times.append(time.perf_counter() - started)
     return statistics.median(times)
