@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 from torch.utils.data import Dataset
 
-from stretto.store.file_writer import FileWriter, write_index
-from stretto.store.index import Store
+from stretto.store.file_writer import FileWriter
+from stretto.store.index import Store, write_index
 from stretto.store.pages import PAGE, ByteRange
 
 NUM_TOKENS = 60_000

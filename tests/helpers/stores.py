@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.data import Sequences
-from stretto.store.file_writer import write_file, write_index
+from stretto.store.file_writer import write_file
+from stretto.store.index import write_index
 from stretto.store.sequences import CLASSES, ENDS, KIND, VALUES
 from stretto.store.vocabulary import token_dtype
 

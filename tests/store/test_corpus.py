@@ -8,8 +8,8 @@ import pytest
 
 from stretto.data import Corpus, Sequences, TextOptions, prepare_text
 from stretto.errors import DataError
-from stretto.store.file_writer import write_file, write_index
-from stretto.store.index import Store
+from stretto.store.file_writer import write_file
+from stretto.store.index import Store, write_index
 from stretto.store.pages import ByteRange, Bytes
 from stretto.store.vocabulary import SymbolVocabulary, vocabulary_bytes
 

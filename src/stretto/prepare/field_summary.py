@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, datetime
 from statistics import fmean
 from typing import Any, Literal
@@ -15,13 +15,13 @@ from stretto.prepare.time_formats import looks_like_time, parse_time
 FieldType = Literal["text", "category", "number", "time", "unparsed time", "tokens", "channels", "empty", "other"]
 
 # The usual names of a sequence.
-SEQUENCE_FIELDS = ("text", "tokens", "values")
+_SEQUENCE_NAMES = ("text", "tokens", "values")
 # A field with more different values is not a label.
 _MAX_CLASSES = 1000
 # Numbers that are labels are few, such as stars.
 _MAX_NUMERIC_CLASSES = 100
 # The usual names of a column of times, and how long a time in any format may be.
-TIME_COLUMNS = ("time", "date", "datetime", "timestamp", "ds", "t", "step", "index")
+TIME_NAMES = ("time", "date", "datetime", "timestamp", "ds", "t", "step", "index")
 _MAX_TIME_CHARS = 40
 
 
@@ -41,7 +41,7 @@ class FieldSummary:
     @property
     def is_named_sequence(self) -> bool:
         """Is it called as a sequence usually is?"""
-        return self.name in SEQUENCE_FIELDS
+        return self.name in _SEQUENCE_NAMES
 
     @property
     def is_sequence(self) -> bool:
@@ -51,7 +51,7 @@ class FieldSummary:
     def is_unparsed_time(self) -> bool:
         """Does it hold times that can't be parsed, by their looks or by the name of the field?"""
         is_short = self.type in ("text", "category") and self.mean_length < _MAX_TIME_CHARS
-        return self.type == "unparsed time" or (is_short and self.name.lower() in TIME_COLUMNS)
+        return self.type == "unparsed time" or (is_short and self.name.lower() in TIME_NAMES)
 
     @property
     def is_constant(self) -> bool:
@@ -75,38 +75,32 @@ def infer_fields(records: Sequence[Mapping[str, Any]], is_csv: bool) -> tuple[Fi
 
 def _infer_field(name: str, values: Sequence[object], is_csv: bool) -> FieldSummary:
     present = [value for value in values if not (value is None or (isinstance(value, str) and not value.strip()))]
-    num_missing = len(values) - len(present)
+    summary = FieldSummary(name, "other", len(present), len(values) - len(present))
     if not present:
-        return FieldSummary(name, "empty", 0, num_missing)
-    numbers = [parse_number(value, is_csv) for value in present]
+        return replace(summary, type="empty")
     if all(isinstance(value, bool) for value in present):
-        return FieldSummary(name, "category", len(present), num_missing, len(set(present)))
+        return replace(summary, type="category", num_unique=len(set(present)))
+    numbers = [parse_number(value, is_csv) for value in present]
     if None not in numbers:
         finite = [number for number in numbers if number is not None and math.isfinite(number)]
-        return FieldSummary(
-            name,
-            "number" if finite else "empty",
-            len(present),
-            num_missing,
-            len(set(finite)),
-            is_integer=all(number == int(number) for number in finite),
-            has_nan=len(finite) < len(present),
-        )
+        is_integer, has_nan = all(number == int(number) for number in finite), len(finite) < len(present)
+        summary = replace(summary, num_unique=len(set(finite)), is_integer=is_integer, has_nan=has_nan)
+        return replace(summary, type="number" if finite else "empty")
     if all(_is_time(value) for value in present):
-        return FieldSummary(name, "time", len(present), num_missing, len({str(value) for value in present}))
+        return replace(summary, type="time", num_unique=len({str(value) for value in present}))
     lists = [_as_list(value, is_csv) for value in present]
     known = [value for value in lists if value is not None]
     if len(known) == len(lists):
         value_type = infer_list_type(name, {type(step) for value in known for step in value})
-        return FieldSummary(name, value_type or "other", len(present), num_missing, mean_length=fmean(map(len, known)))
-    if all(isinstance(value, str) for value in present):
-        texts = [str(value) for value in present]
-        different, length = len(set(texts)), fmean(map(len, texts))
-        if sum(map(looks_like_time, texts)) > 0.9 * len(texts):
-            return FieldSummary(name, "unparsed time", len(present), num_missing, different, length)
-        is_category = different <= len(texts) / 2 and different <= _MAX_CLASSES and length < 80
-        return FieldSummary(name, "category" if is_category else "text", len(present), num_missing, different, length)
-    return FieldSummary(name, "other", len(present), num_missing)
+        return replace(summary, type=value_type or "other", mean_length=fmean(map(len, known)))
+    texts = [value for value in present if isinstance(value, str)]
+    if len(texts) < len(present):
+        return summary
+    summary = replace(summary, num_unique=len(set(texts)), mean_length=fmean(map(len, texts)))
+    if sum(map(looks_like_time, texts)) > 0.9 * len(texts):
+        return replace(summary, type="unparsed time")
+    is_category = summary.num_unique <= min(len(texts) / 2, _MAX_CLASSES) and summary.mean_length < 80
+    return replace(summary, type="category" if is_category else "text")
 
 
 def _as_list(value: object, is_csv: bool) -> list[Any] | None:

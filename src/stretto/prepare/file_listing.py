@@ -111,17 +111,14 @@ def _list_folder(path: Path) -> list[Path]:
         return [path]
     if (path / INDEX).is_file() or any(path.glob(f"*/{INDEX}")):
         raise DataError(f"{path} already holds prepared data; use the files that it was made from")
-    files = (file for file in path.rglob("*") if file.is_file() and not _is_hidden(file.relative_to(path)))
-    listed = sorted(islice(files, _MAX_FILES + 1))
+    files = (file for file in path.rglob("*") if file.is_file())
+    visible = (file for file in files if not any(part.startswith(".") for part in file.relative_to(path).parts))
+    listed = sorted(islice(visible, _MAX_FILES + 1))
     if not listed:
         raise DataError(f"{path} is a folder without files; choose a different folder")
     if len(listed) > _MAX_FILES:
         raise DataError(f"{path} holds more than {_MAX_FILES:,} files; name the files to use")
     return listed
-
-
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
 
 
 def _infer_format(path: Path) -> Format:

@@ -8,8 +8,8 @@ from typing import Any, Literal, get_args
 from stretto.base.errors import DataError
 from stretto.store.index import Store
 from stretto.store.schema import Schema
-from stretto.store.vocabulary import FILE as VOCABULARY_FILE
-from stretto.store.vocabulary import Level, Vocabulary, parse_vocabulary, vocabulary_bytes
+from stretto.store.sequences import Sequences
+from stretto.store.vocabulary import VOCABULARY_FILE, Level, Vocabulary, parse_vocabulary, vocabulary_bytes
 
 BadRowPolicy = Literal["error", "skip"]
 NanPolicy = Literal["error", "missing"]
@@ -67,6 +67,7 @@ _VOCABULARY_HELP = "use the vocabulary of this prepared data instead of counting
 _MAX_SYMBOLS_HELP = "keep only the N most frequent characters or words"
 _SPLIT_HELP = "for validation, such as 0.1; writes FOLDER/train and FOLDER/valid (default: 0)"
 _BAD_ROWS_HELP = "a row that can't be read is an error, or is skipped (default: error)"
+_SHARD_BYTES_HELP = "bytes of JSONL or Parquet in one shard (default: 64 MiB); a CSV file is always one shard"
 _NAN_HELP = "a NaN or an infinity is an error, or a missing value (default: error)"
 
 
@@ -105,12 +106,7 @@ class SequenceOptions(PrepareOptions):
     seed: int = option(0, "seed of the random validation split (default: 0)", "N", type=int)
     bad_rows: BadRowPolicy = option("error", _BAD_ROWS_HELP, choices=get_args(BadRowPolicy))
     nan: NanPolicy = option("error", _NAN_HELP, choices=get_args(NanPolicy))
-    shard_bytes: int = option(
-        SHARD_BYTES,
-        "bytes of JSONL or Parquet in one shard (default: 64 MiB); a CSV file is always one shard",
-        "N",
-        type=int,
-    )
+    shard_bytes: int = option(SHARD_BYTES, _SHARD_BYTES_HELP, "N", type=int)
 
 
 @dataclass(frozen=True)
@@ -137,7 +133,10 @@ def open_vocabulary(vocabulary: Vocabulary | Path | str | None) -> Vocabulary | 
 
 def open_schema(like: Path | str | Schema | None) -> Schema | None:
     """Return a schema, read from prepared data if this is its location."""
-    return None if like is None else Schema.from_location(like)
+    if not isinstance(like, Path | str):
+        return like
+    sequences = Sequences.open(like)
+    return Schema(sequences.location, sequences.fields.values, sequences.fields.labels, sequences.vocabulary)
 
 
 def check_level(level: Level | None, vocabulary: Vocabulary | None, max_symbols: int | None) -> Level:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,24 +53,23 @@ def prepare_data(
     The validation data is the inspection's validation files. If it has none, it is `validation_fraction` of the data:
     a tenth, or the last fifth of each series, by default.
     """
-    prepare = _Preparation(on_progress, on_skipped)
+    make_or_reuse = partial(_make_or_reuse, on_progress=on_progress, on_skipped=on_skipped)
     folder = Path(folder)
     options = _make_options(inspection, max_symbols, bad_rows, nan)
     if not inspection.valid:
         default = 0.2 if isinstance(options, SeriesOptions) else 0.1
         fraction = default if validation_fraction is None else validation_fraction
-        stores, is_reused = prepare.make_or_reuse(
-            inspection.paths, folder, replace(options, validation_fraction=fraction)
-        )
+        options = replace(options, validation_fraction=fraction)
+        stores, is_reused = make_or_reuse(inspection.paths, folder, options)
         return PreparedData(stores[0], stores[1] if len(stores) > 1 else None, is_reused)
     if validation_fraction:
         raise DataError(
             f"validation_fraction={validation_fraction} has no effect with validation files "
             f"({inspection.valid[0]}); leave one of them out"
         )
-    (train,), is_train_reused = prepare.make_or_reuse(inspection.paths, folder / "train", options)
+    (train,), is_train_reused = make_or_reuse(inspection.paths, folder / "train", options)
     options = _make_validation_options(options, train)
-    (valid,), is_valid_reused = prepare.make_or_reuse(inspection.valid, folder / "valid", options)
+    (valid,), is_valid_reused = make_or_reuse(inspection.valid, folder / "valid", options)
     return PreparedData(train, valid, is_train_reused and is_valid_reused)
 
 
@@ -105,33 +105,29 @@ def _make_validation_options(options: Options, train: Corpus | Sequences) -> Opt
     return replace(options, like=train.location, columns=None)
 
 
-@dataclass(frozen=True)
-class _Preparation:
-    on_progress: OnProgress
-    on_skipped: OnSkipped
-
-    def make_or_reuse(self, paths: Sequence[Path], folder: Path, options: Options) -> tuple[Stores, bool]:
-        """Prepare files into a folder, unless it holds the same files, prepared in the same way."""
-        fingerprint = source_fingerprint(paths, options.to_dict()).encode()
-        fingerprint_path = folder / SOURCE_FINGERPRINT
-        inner = sorted(path.parent for path in folder.glob(f"*/{INDEX}"))
-        if (folder / INDEX).exists() or inner:
-            if not fingerprint_path.is_file() or fingerprint_path.read_bytes() != fingerprint:
-                raise DataError(
-                    f"{folder} holds data that was prepared from other files, or in a different way; choose a "
-                    "different folder, or delete it"
-                )
-            return [_open(path) for path in inner or [folder]], True
-        stores = self._make(paths, folder, options)
-        write_atomic(fingerprint_path, fingerprint)
-        return stores, False
-
-    def _make(self, paths: Sequence[Path], folder: Path, options: Options) -> Stores:
-        if isinstance(options, TextOptions):
-            return prepare_text(paths, folder, options, on_progress=self.on_progress)
-        if isinstance(options, SequenceOptions):
-            return prepare_sequences(paths, folder, options, on_progress=self.on_progress, on_skipped=self.on_skipped)
-        return prepare_series(paths, folder, options, on_progress=self.on_progress, on_skipped=self.on_skipped)
+def _make_or_reuse(
+    paths: Sequence[Path], folder: Path, options: Options, on_progress: OnProgress, on_skipped: OnSkipped
+) -> tuple[Stores, bool]:
+    """Prepare files into a folder, unless it holds the same files, prepared in the same way."""
+    fingerprint = source_fingerprint(paths, options.to_dict()).encode()
+    fingerprint_path = folder / SOURCE_FINGERPRINT
+    inner = sorted(path.parent for path in folder.glob(f"*/{INDEX}"))
+    if (folder / INDEX).exists() or inner:
+        if not fingerprint_path.is_file() or fingerprint_path.read_bytes() != fingerprint:
+            raise DataError(
+                f"{folder} holds data that was prepared from other files, or in a different way; choose a different "
+                "folder, or delete it"
+            )
+        return [_open(path) for path in inner or [folder]], True
+    stores: Stores
+    if isinstance(options, TextOptions):
+        stores = prepare_text(paths, folder, options, on_progress=on_progress)
+    elif isinstance(options, SequenceOptions):
+        stores = prepare_sequences(paths, folder, options, on_progress=on_progress, on_skipped=on_skipped)
+    else:
+        stores = prepare_series(paths, folder, options, on_progress=on_progress, on_skipped=on_skipped)
+    write_atomic(fingerprint_path, fingerprint)
+    return stores, False
 
 
 def _open(folder: Path) -> Any:  # noqa: ANN401 - a corpus or sequences, never both

@@ -85,10 +85,11 @@ class Job:
         self, phase: str, task: PartTask[Part], parts: Sequence[Part], sizes: Sequence[int], description: str
     ) -> Iterator[tuple[int, PartResult]]:
         """Yield the number and the result of each part as it finishes, in any order, without keeping results."""
+        runner = _PartRunner(phase, task, self.folder)
         total, done = sum(sizes), 0
         missing = []
         for number, part in enumerate(parts):
-            result = _find_result(self.folder, phase, number)
+            result = runner.find_result(number)
             if result is None:
                 missing.append((number, part))
             else:
@@ -99,12 +100,11 @@ class Job:
         # Starting a process takes a second, and a script without a main guard can't: little work is done here.
         worth = -(-sum(sizes[number] for number, _ in missing) // _WORK_PER_WORKER)
         workers = min(len(missing), min(_num_processors(), worth) if self.workers is None else self.workers)
-        runner = _PartRunner(phase, task, self.folder)
         numbers = _run_in_processes(runner, missing, workers) if workers > 1 else (runner(*item) for item in missing)
         # Closed explicitly: after an error, garbage collection would end the workers too late.
         with closing(numbers):
             for number in numbers:
-                yield number, _read_result(self.folder, phase, number)
+                yield number, runner.read_result(number)
                 done += sizes[number]
                 self.on_progress(Progress(description, done, total))
 
@@ -195,10 +195,29 @@ class _PartRunner(Generic[Part]):
 
     def __call__(self, number: int, part: Part) -> int:
         result = self.task(part, number, self.folder)
-        with atomic_path(_result_path(self.folder, self.phase, number)) as partial:
+        with atomic_path(self._result_path(number)) as partial:
             write_file(partial, json.dumps(result).encode())
         # The caller reads the result from the file when it needs it: results of many workers would fill its memory.
         return number
+
+    def find_result(self, number: int) -> PartResult | None:
+        """Return the result of a finished part, if the files that it lists exist."""
+        if not self._result_path(number).exists():
+            return None
+        result = self.read_result(number)
+        for file in result.get("files", ()):
+            path = self.folder / file["path"]
+            # It may have got its name in the store already, just before the interruption.
+            if not path.is_file() or path.stat().st_size != file["num_bytes"]:
+                return None
+        return result
+
+    def read_result(self, number: int) -> PartResult:
+        result: PartResult = json.loads(self._result_path(number).read_bytes())
+        return result
+
+    def _result_path(self, number: int) -> Path:
+        return self.folder / _PARTS / f"{self.phase}-{number:05}"
 
 
 def _run_in_processes(
@@ -274,28 +293,6 @@ def _exit_with_parent() -> None:
     os._exit(1)
 
 
-def _result_path(folder: Path, phase: str, number: int) -> Path:
-    return folder / _PARTS / f"{phase}-{number:05}"
-
-
-def _find_result(folder: Path, phase: str, number: int) -> PartResult | None:
-    """Return the result of a finished part, if the files that it lists exist."""
-    if not _result_path(folder, phase, number).exists():
-        return None
-    result = _read_result(folder, phase, number)
-    for file in result.get("files", ()):
-        path = folder / file["path"]
-        # It may have got its name in the store already, just before the interruption.
-        if not path.is_file() or path.stat().st_size != file["num_bytes"]:
-            return None
-    return result
-
-
-def _read_result(folder: Path, phase: str, number: int) -> PartResult:
-    result: PartResult = json.loads(_result_path(folder, phase, number).read_bytes())
-    return result
-
-
 def _num_processors() -> int:
     try:
         return len(os.sched_getaffinity(0))
@@ -319,18 +316,15 @@ def _check_target(target: Path | str) -> Path:
 
 def _check_partial(folder: Path) -> None:
     """Refuse to write into something else of that name, such as a user's own folder."""
-    if folder.is_symlink() or (folder.exists() and not _is_ours(folder)):
+    parts = folder / _PARTS
+    is_ours = not folder.exists()
+    if folder.is_dir() and not parts.is_symlink():
+        # Interrupted before its fingerprint was written, it contains at most an empty `parts`.
+        is_ours = (parts / _FINGERPRINT).is_file() or all(path == parts for path in folder.rglob("*"))
+    if folder.is_symlink() or not is_ours:
         raise DataError(
             f"{folder} already exists and is not an unfinished preparation; move it away or choose a different folder"
         )
-
-
-def _is_ours(folder: Path) -> bool:
-    parts = folder / _PARTS
-    if parts.is_symlink() or not folder.is_dir():
-        return False
-    # Interrupted before its fingerprint was written, it contains at most an empty `parts`.
-    return (parts / _FINGERPRINT).is_file() or all(path == parts for path in folder.rglob("*"))
 
 
 def _resume_or_clear(folder: Path, expected: bytes) -> None:
@@ -350,13 +344,11 @@ def _resume_or_clear(folder: Path, expected: bytes) -> None:
 def _locked(folder: Path) -> Iterator[None]:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise DataError(
-            f"{folder} is being written by another process; wait for it or choose a different folder"
-        ) from None
-    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            problem = "is being written by another process; wait for it or choose a different folder"
+            raise DataError(f"{folder} {problem}") from None
         yield
     finally:
         os.close(descriptor)

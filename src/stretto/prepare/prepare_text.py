@@ -11,10 +11,11 @@ from stretto.prepare.options import TextOptions, check_level, open_vocabulary
 from stretto.prepare.prepare_job import Job, OnProgress, PartResult, file_record, move_into_store, open_job, part_path
 from stretto.prepare.text_files import TextFiles
 from stretto.store.corpus import KIND, Corpus, shard_name
-from stretto.store.file_writer import FileWriter, write_file, write_index
-from stretto.store.vocabulary import FILE as VOCABULARY
+from stretto.store.file_writer import FileWriter, write_file
+from stretto.store.index import write_index
 from stretto.store.vocabulary import (
     UNKNOWN,
+    VOCABULARY_FILE,
     ByteVocabulary,
     Level,
     SymbolVocabulary,
@@ -118,7 +119,7 @@ def _write(job: Job, texts: TextFiles, split: str, parts: Sequence[TextRange], v
         "num_unknown": sum(result["num_unknown"] for result in results),
         "shards": [result["num_tokens"] for result in results],
     }
-    write_index(folder, KIND, fields, [*shards, write_file(folder / VOCABULARY, vocabulary_bytes(vocabulary))])
+    write_index(folder, KIND, fields, [*shards, write_file(folder / VOCABULARY_FILE, vocabulary_bytes(vocabulary))])
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from stretto.prepare.options import ValueType
 from stretto.prepare.record_sample import RecordSample
 from stretto.store.vocabulary import Level, split_symbols
 
-_LABEL_COLUMNS = ("label", "labels", "class", "target", "category", "sentiment", "y")
+_LABEL_NAMES = ("label", "labels", "class", "target", "category", "sentiment", "y")
 # Text with a larger fraction of different words has too many for a vocabulary of words.
 _MAX_UNIQUE_FRACTION = 0.5
 _MAX_WORD_CHARS = 15
@@ -91,10 +91,10 @@ def _choose_sequence(sample: RecordSample) -> str:
 
 
 def _choose_label(sample: RecordSample, sequence: str, classes: Sequence[str]) -> str | None:
-    usual = [name for column in _LABEL_COLUMNS for name in classes if name.lower() == column]
+    usual = [name for column in _LABEL_NAMES for name in classes if name.lower() == column]
     if usual:
         return usual[0]
-    constant = [field.name for field in sample.fields if field.is_constant and field.name.lower() in _LABEL_COLUMNS]
+    constant = [field.name for field in sample.fields if field.is_constant and field.name.lower() in _LABEL_NAMES]
     constant = [name for name in constant if name != sequence]
     choices = (*constant, *classes)
     if not constant and len(choices) < 2:

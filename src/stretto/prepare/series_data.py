@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from stretto.base.errors import DataError
-from stretto.prepare.field_summary import TIME_COLUMNS
+from stretto.prepare.field_summary import TIME_NAMES
 from stretto.prepare.file_listing import AmbiguousInputError
 from stretto.prepare.options import NanPolicy
 from stretto.prepare.record_parser import parse_number
@@ -22,19 +22,8 @@ from stretto.prepare.time_axis import (
     parse_timestamps,
 )
 
-_SERIES_COLUMNS = (
-    "id",
-    "unique_id",
-    "series",
-    "series_id",
-    "meter",
-    "station",
-    "sensor",
-    "unit",
-    "store",
-    "item",
-    "symbol",
-)
+# The usual names of the column `by`.
+_BY_NAMES = ("id", "unique_id", "series", "series_id", "meter", "station", "sensor", "unit", "store", "item", "symbol")
 
 
 @dataclass(frozen=True)
@@ -105,13 +94,13 @@ def _choose_time(sample: RecordSample) -> str | None:
     times = [field.name for field in sample.fields if field.type == "time"]
     numbers = [field.name for field in sample.fields if field.type == "number"]
     if not times:
-        usual = [name for name in numbers if name.lower() in TIME_COLUMNS]
+        usual = [name for name in numbers if name.lower() in TIME_NAMES]
         times = [
             name for name in usual if not is_decreasing_anywhere(parse_timestamps(sample.records, name, sample.is_csv))
         ]
     if not times:
         return next((name for name in numbers[:1] if is_row_counter(sample.records, name, sample.is_csv)), None)
-    usual = [name for name in times if name.lower() in TIME_COLUMNS]
+    usual = [name for name in times if name.lower() in TIME_NAMES]
     if not usual and len(times) > 1:
         raise AmbiguousInputError(
             f"{sample.path} has several columns of times ({', '.join(times)}); choose one with time=COLUMN",
@@ -130,7 +119,7 @@ def _choose_by(sample: RecordSample, time: str | None) -> str | None:
             f"{sample.path}: rows of several {mixed[0]!r} are mixed; sort them by {mixed[0]!r}, then by {time!r}, "
             "or choose a different column with by=COLUMN"
         )
-    usual = [name for name in candidates if name.lower() in _SERIES_COLUMNS]
+    usual = [name for name in candidates if name.lower() in _BY_NAMES]
     if len(candidates) > 1 and len(usual) != 1:
         raise AmbiguousInputError(
             f"{sample.path} has several columns that could name the series ({', '.join(candidates)}); choose one with "
@@ -148,9 +137,7 @@ def _list_series_columns(sample: RecordSample, time: str | None) -> tuple[list[s
     times = [] if time is None else parse_timestamps(records, time, sample.is_csv)
     # Several series: time starts again where one ends, or stands still where their rows are mixed.
     has_several = is_decreasing_anywhere(times) or has_many_repeats(times)
-    named = [
-        field for field in sample.fields if field.type in ("category", "text") or field.name.lower() in _SERIES_COLUMNS
-    ]
+    named = [field for field in sample.fields if field.type in ("category", "text") or field.name.lower() in _BY_NAMES]
     named = [field for field in named if not field.is_unparsed_time]
     integers = [field for field in sample.fields if has_several and field.is_integer and field not in named]
     grouped: list[str] = []

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import reduce
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,7 +13,8 @@ from stretto.base.errors import DataError
 from stretto.prepare.prepare_job import Job, PartResult, PartTask, file_record, move_into_store, part_path
 from stretto.prepare.records import RecordPart
 from stretto.prepare.row_reader import RowReader, SkippedRows
-from stretto.store.file_writer import FileWriter, write_file, write_index
+from stretto.store.file_writer import FileWriter, write_file
+from stretto.store.index import write_index
 from stretto.store.pages import PagedFile
 from stretto.store.sequences import (
     CLASSES,
@@ -26,8 +28,7 @@ from stretto.store.sequences import (
     Tokens,
     shard_file,
 )
-from stretto.store.vocabulary import FILE as VOCABULARY
-from stretto.store.vocabulary import Vocabulary, vocabulary_bytes
+from stretto.store.vocabulary import VOCABULARY_FILE, Vocabulary, vocabulary_bytes
 
 _BUFFER = 1 << 20
 # 32-bit floats may be this fraction of a channel's standard deviation apart.
@@ -46,7 +47,7 @@ class ShardWriter:
         self._ends: list[int] = []
         self._labels: list[int] = []
         self._num_sequences = self._num_steps = self._num_bytes = self._longest = 0
-        self._moments = no_moments(0)
+        self._moments = moments(np.zeros((0, 0)))
 
     def __enter__(self) -> Self:
         return self
@@ -159,18 +160,13 @@ def write_store(
     num_bytes = None
     if vocabulary is not None:
         num_bytes = sum(record["num_bytes"] for record in records)
-        files.append(write_file(folder / VOCABULARY, vocabulary_bytes(vocabulary)))
+        files.append(write_file(folder / VOCABULARY_FILE, vocabulary_bytes(vocabulary)))
     fields = SequencesFields(values=values, labels=labels, num_bytes=num_bytes, origin=origin, shards=tuple(shards))
     write_index(folder, KIND, fields.model_dump(mode="json"), files)
 
 
 # One column per channel: count, mean, sum of squares around the mean, minimum, maximum.
 Moments = NDArray[np.float64]
-
-
-def no_moments(num_channels: int) -> Moments:
-    """Return the moments of no values at all."""
-    return moments(np.zeros((0, num_channels)))
 
 
 def moments(values: NDArray[np.float64]) -> Moments:
@@ -203,10 +199,8 @@ def make_channels(names: Sequence[str], records: Sequence[PartResult], like: Cha
     A constant channel gets a standard deviation of 1, to divide by. A channel whose differences 32-bit floats can't
     resolve is rejected.
     """
-    total = no_moments(len(names))
-    for record in records:
-        total = join_moments(total, np.array(record["moments"]).reshape(len(total), -1))
-    count, mean, squares, minimum, maximum = total
+    parts = [np.array(record["moments"]).reshape(5, -1) for record in records]
+    count, mean, squares, minimum, maximum = reduce(join_moments, parts)
     std = np.where(minimum < maximum, np.sqrt(squares / np.maximum(count, 1)), 1.0)
     channels = like or Channels(names=tuple(names), mean=tuple(mean.tolist()), std=tuple(std.tolist()))
     for channel, name in enumerate(names):

@@ -15,21 +15,12 @@ from stretto.prepare.record_parser import parse_number
 
 Records = Sequence[Mapping[str, Any]]
 
-_HOUR = 3600.0
-_DAY = 24 * _HOUR
+_DAY = 86_400.0
 # Interval of the rows in seconds, and the period in rows to expect: a minute, hour, day, week or year.
 _PERIODS = (
     (1.0, 60),
     (60.0, 60),
-    (5 * 60.0, 288),
-    (10 * 60.0, 144),
-    (15 * 60.0, 96),
-    (30 * 60.0, 48),
-    (_HOUR, 24),
-    (2 * _HOUR, 12),
-    (3 * _HOUR, 8),
-    (4 * _HOUR, 6),
-    (6 * _HOUR, 4),
+    *((60.0 * minutes, 24 * 60 // minutes) for minutes in (5, 10, 15, 30, 60, 120, 180, 240, 360)),
     (_DAY, 7),
     (7 * _DAY, 52),
     (30.4 * _DAY, 12),

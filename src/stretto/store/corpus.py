@@ -15,8 +15,7 @@ from stretto.base.strict_model import StrictModel
 from stretto.store.cache import Cache
 from stretto.store.index import Store, parse_index
 from stretto.store.pages import ByteRange
-from stretto.store.vocabulary import FILE as VOCABULARY
-from stretto.store.vocabulary import Vocabulary, parse_vocabulary, token_dtype
+from stretto.store.vocabulary import VOCABULARY_FILE, Vocabulary, parse_vocabulary, token_dtype
 
 KIND = "tokens"
 
@@ -48,7 +47,7 @@ class Corpus:
         if store.kind != KIND:
             raise DataError(f"{store.location} holds {store.kind}, not a corpus of {KIND}; choose a different folder")
         fields = parse_index(CorpusFields, store.fields, store.location)
-        vocabulary = parse_vocabulary(store.read_file(VOCABULARY), store.location)
+        vocabulary = parse_vocabulary(store.read_file(VOCABULARY_FILE), store.location)
         size = token_dtype(len(vocabulary)).itemsize
         store.check_sizes({shard_name(number): shard * size for number, shard in enumerate(fields.shards)})
         return cls(store, fields, vocabulary)

@@ -1,9 +1,7 @@
-"""FileWriter: writes the files of a store and computes the checksum of each page; the index comes last."""
+"""FileWriter: writes a file of a store and computes the checksum of each page."""
 
-import json
 import os
 import zlib
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -11,7 +9,6 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.store.index import CHECKSUMS, INDEX, make_index
 from stretto.store.pages import PAGE, PagedFile
 
 
@@ -58,12 +55,3 @@ def write_file(path: Path, content: bytes) -> PagedFile:
     with FileWriter(path) as writer:
         writer.append(content)
         return writer.finish()
-
-
-def write_index(folder: Path, kind: str, fields: dict[str, Any], files: Iterable[PagedFile]) -> None:
-    """Turn files into a store: write the checksums of all their pages, then the index."""
-    listed = list(files)
-    checksums = np.concatenate([file.checksums for file in listed]).astype("<u4").tobytes()
-    write_file(folder / CHECKSUMS, checksums)
-    tree = make_index(kind, fields, listed, checksums)
-    write_file(folder / INDEX, json.dumps(tree, indent=1).encode())

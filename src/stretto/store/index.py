@@ -15,6 +15,7 @@ from stretto.base.errors import DataError
 from stretto.base.remote import is_remote
 from stretto.base.strict_model import StrictModel, first_error
 from stretto.store.cache import Cache
+from stretto.store.file_writer import write_file
 from stretto.store.pages import PAGE, ByteRange, LocalPages, PagedFile, Pages, path_in_store
 from stretto.store.remote import RemotePages, fetch
 
@@ -70,8 +71,10 @@ class Store:
                 raise damaged_index(self.location, f"{name} has {actual.get(name)} bytes, not {size}")
 
 
-def make_index(kind: str, fields: dict[str, Any], files: Sequence[PagedFile], checksums: bytes) -> dict[str, Any]:
-    """Return the content of an index file, with its own SHA-256."""
+def write_index(folder: Path, kind: str, fields: dict[str, Any], files: Sequence[PagedFile]) -> None:
+    """Turn files into a store: write the checksums of all their pages, then the index with its own SHA-256."""
+    checksums = np.concatenate([file.checksums for file in files]).astype("<u4").tobytes()
+    write_file(folder / CHECKSUMS, checksums)
     tree = {
         "format": FORMAT,
         "version": VERSION,
@@ -80,7 +83,7 @@ def make_index(kind: str, fields: dict[str, Any], files: Sequence[PagedFile], ch
         "files": [{"name": file.name, "num_bytes": file.num_bytes} for file in files],
         "checksums": zlib.crc32(checksums),
     }
-    return add_checksum(tree)
+    write_file(folder / INDEX, json.dumps(add_checksum(tree), indent=1).encode())
 
 
 def damaged_index(location: str, reason: str) -> DataError:

@@ -46,9 +46,10 @@ class PagedFile:
         return page * PAGE, min((page + 1) * PAGE, self.num_bytes)
 
     def is_intact(self, page: int, content: Bytes | bytes) -> bool:
-        """Does the content match the page's checksum?"""
+        """Does the content match the page's size and checksum?"""
+        start, stop = self.extent(page)
         buffer = content if isinstance(content, bytes) else content.data
-        return zlib.crc32(buffer) == int(self.checksums[page])
+        return len(content) == stop - start and zlib.crc32(buffer) == int(self.checksums[page])
 
 
 class Pages(Protocol):

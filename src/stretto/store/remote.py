@@ -85,7 +85,7 @@ class RemotePages:
         if content is None:
             content = self._cache.get(self._key(page))
             # A disk can damage a page as a network can.
-            if content is not None and not self._is_intact(page, content):
+            if content is not None and not self._files[page.file].is_intact(page.number, content):
                 content = None
         return content
 
@@ -103,7 +103,7 @@ class RemotePages:
                 if isinstance(answer, Exception):
                     reason = answer
                     again.append(page)
-                elif self._is_intact(page, answer):
+                elif self._files[page.file].is_intact(page.number, answer):
                     yield page, answer
                 elif page in damaged:
                     raise self._damaged(page, answer)
@@ -150,11 +150,6 @@ class RemotePages:
         file = self._files[page.file]
         checksum = int(file.checksums[page.number])
         return fingerprint([self._location.rstrip("/"), file.name, file.num_bytes, page.number, checksum])
-
-    def _is_intact(self, page: Page, content: bytes) -> bool:
-        file = self._files[page.file]
-        start, stop = file.extent(page.number)
-        return len(content) == stop - start and file.is_intact(page.number, content)
 
     def _damaged(self, page: Page, content: bytes) -> DataError:
         file = self._files[page.file]

@@ -21,8 +21,7 @@ from stretto.base.strict_model import StrictModel
 from stretto.store.cache import Cache
 from stretto.store.index import Store, damaged_index, parse_index
 from stretto.store.pages import ByteRange
-from stretto.store.vocabulary import FILE as VOCABULARY
-from stretto.store.vocabulary import Vocabulary, parse_vocabulary, token_dtype
+from stretto.store.vocabulary import VOCABULARY_FILE, Vocabulary, parse_vocabulary, token_dtype
 
 IntArray = NDArray[np.int64]
 KIND = "sequences"
@@ -126,8 +125,8 @@ class Sequences:
         fields = parse_index(SequencesFields, store.fields, store.location)
         for number, shard in enumerate(fields.shards):
             store.check_sizes(_sizes(fields, shard, number))
-        has_vocabulary = any(file.name == VOCABULARY for file in store.files)
-        vocabulary = parse_vocabulary(store.read_file(VOCABULARY), store.location) if has_vocabulary else None
+        has_vocabulary = any(file.name == VOCABULARY_FILE for file in store.files)
+        vocabulary = parse_vocabulary(store.read_file(VOCABULARY_FILE), store.location) if has_vocabulary else None
         if vocabulary is not None and (fields.values.type != "tokens" or len(vocabulary) != fields.values.num_tokens):
             raise damaged_index(store.location, "num_tokens is not the size of the vocabulary")
         return cls(store, fields, vocabulary)

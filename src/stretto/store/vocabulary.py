@@ -14,7 +14,7 @@ from stretto.base.errors import DataError
 Level = Literal["byte", "char", "word"]
 TokenArray = NDArray[np.unsignedinteger[Any]]
 
-FILE = "vocabulary.json"
+VOCABULARY_FILE = "vocabulary.json"
 UNKNOWN = "<unk>"
 END_OF_LINE = "<eos>"
 

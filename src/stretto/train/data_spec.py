@@ -9,8 +9,7 @@ from stretto.base.errors import DataError
 from stretto.base.run_folder import DATA_SPEC
 from stretto.base.task import Task
 from stretto.store.sequences import Channels, Origin
-from stretto.store.vocabulary import FILE as VOCABULARY
-from stretto.store.vocabulary import Vocabulary, parse_vocabulary, vocabulary_bytes
+from stretto.store.vocabulary import VOCABULARY_FILE, Vocabulary, parse_vocabulary, vocabulary_bytes
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ def data_spec_files(data_spec: DataSpec) -> dict[str, bytes]:
     tree = {"task": asdict(data_spec.task), "labels": data_spec.labels, "channels": channels, "origin": origin}
     files = {DATA_SPEC: json.dumps(tree, ensure_ascii=False).encode()}
     if data_spec.vocabulary is not None:
-        files[VOCABULARY] = vocabulary_bytes(data_spec.vocabulary)
+        files[VOCABULARY_FILE] = vocabulary_bytes(data_spec.vocabulary)
     return files
 
 
@@ -67,8 +66,8 @@ def read_data_spec(read: Callable[[str], bytes | None], where: str) -> DataSpec:
         channels = None if tree["channels"] is None else Channels.model_validate(tree["channels"])
         origin = None if tree["origin"] is None else Origin.model_validate(tree["origin"])
         task, labels = Task(**tree["task"]), tuple(map(str, tree["labels"]))
-        vocabulary = read(VOCABULARY)
+        vocabulary = read(VOCABULARY_FILE)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{where}/{DATA_SPEC} can't be read ({error}); the run is incomplete") from None
-    parsed = None if vocabulary is None else parse_vocabulary(vocabulary, f"{where}/{VOCABULARY}")
+    parsed = None if vocabulary is None else parse_vocabulary(vocabulary, f"{where}/{VOCABULARY_FILE}")
     return DataSpec(task, parsed, labels, channels, origin)

@@ -35,6 +35,7 @@ class Batches:
     is_stateful = False  # every row starts from the initial state
     lanes = 0
     lane_indices = range(0)
+    num_windows = None  # known only after a whole epoch is packed
 
     items: Items
     budget: int  # max rows x time steps of the longest row, per global batch
@@ -77,11 +78,6 @@ class Batches:
     @property
     def task(self) -> Task:
         return self.items.task
-
-    @property
-    def num_windows(self) -> None:
-        """None: it is known only after a whole epoch is packed."""
-        return
 
     @property
     def bytes_per_token(self) -> float | None:

@@ -44,6 +44,8 @@ class DocumentLanes(SharedLanes):
     document has a target exactly once per epoch. `share` returns the lanes of one replica; lane numbers stay global.
     """
 
+    num_windows = None  # known only after a whole epoch is arranged in lanes
+
     sequences: Sequences
     lanes: int
     window: int
@@ -88,11 +90,6 @@ class DocumentLanes(SharedLanes):
             return Task.language(values.num_tokens)
         assert self.forecast is not None
         return self.forecast.task
-
-    @property
-    def num_windows(self) -> None:
-        """None: it is known only after a whole epoch is arranged in lanes."""
-        return
 
     @property
     def bytes_per_token(self) -> float | None:

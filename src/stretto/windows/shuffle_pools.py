@@ -85,7 +85,7 @@ class ShufflePools:
 
     @cached_property
     def _num_runs(self) -> int:
-        return int(_num_runs(np.array(self.source.shard_sizes, np.int64), self._run_length).sum())
+        return sum(-(-size // self._run_length) for size in self.source.shard_sizes)
 
     def rows(self, epoch: int, pool: int) -> RowTable:
         """Return the rows of a pool, run by run."""
@@ -129,7 +129,7 @@ class ShufflePools:
         """The order of an epoch's shards, and the number of runs before each group of shards."""
         sizes = np.array(self.source.shard_sizes, np.int64)
         shards = permutation(derive_key(self.seed, "epoch", epoch), len(sizes))
-        num_runs = _num_runs(sizes[shards], self._run_length)
+        num_runs = -(-sizes[shards] // self._run_length)
         groups = np.add.reduceat(num_runs, np.arange(0, len(sizes), _SHARDS_AT_ONCE))
         return shards, np.concatenate([[0], groups.cumsum()])
 
@@ -145,7 +145,3 @@ class ShufflePools:
         )
         shuffled: IntArray = runs[permutation(derive_key(self.seed, "epoch", epoch, "group", group), len(runs))]
         return shuffled
-
-
-def _num_runs(sizes: IntArray, run_length: int) -> IntArray:
-    return -(-sizes // run_length)
