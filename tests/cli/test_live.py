@@ -21,7 +21,7 @@ from stretto.checkpoint import SaveReport
 from stretto.cli.main import main
 from stretto.cli.views.live_view import LiveView
 from stretto.cli.views.training_view import _figures
-from stretto.train import PlanReport, RankReport
+from stretto.train import EvaluationReport, PlanReport, RankReport
 
 
 def full_view(num_ranks: int = 2, num_steps: int | None = 2000, loss: float = 2.5, skipped: int = 3) -> LiveView:
@@ -29,13 +29,16 @@ def full_view(num_ranks: int = 2, num_steps: int | None = 2000, loss: float = 2.
     view = LiveView(num_steps, "tokens", restarts=1)
     for step in range(1, 31):
         report = StepReport(step, 1, loss + 1 / step, 1024, 0.4, 1e-3, 0.01, 0.2, 0.01, skipped, 0.25)
-        view.update_step(report, step / 2000)
+        view.update(report, step / 2000)
     parts = [0.2 - 0.02 * rank / num_ranks for rank in range(num_ranks)]
     memory = tuple(10**8 * (rank + 1) for rank in range(num_ranks))
-    view.update_ranks(RankReport(30, 0.25, tuple(parts), tuple(0.25 - part for part in parts), memory))
-    view.update_evaluation(20, Evaluation(250.0, 100, 4.0))
-    view.update_save(SaveReport(30, "runs/one", 12_345_678, 0.1, 0.5))
-    view.update_plan(PlanReport(23, 0.2, 0.22))
+    for event in (
+        RankReport(30, 0.25, tuple(parts), tuple(0.25 - part for part in parts), memory),
+        EvaluationReport(20, Evaluation(250.0, 100, 4.0)),
+        SaveReport(30, "runs/one", 12_345_678, 0.1, 0.5),
+        PlanReport(23, 0.2, 0.22),
+    ):
+        view.update(event, 30 / 2000)
     return view
 
 

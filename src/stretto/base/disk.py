@@ -1,9 +1,11 @@
-"""Atomic file writes, and folder entries that survive a power failure."""
+"""Atomic file writes, their errors, and folder entries that survive a power failure."""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from stretto.base.errors import ConfigError
 
 
 def fsync_folder(folder: Path) -> None:
@@ -31,3 +33,12 @@ def write_atomic(path: Path, content: bytes) -> None:
     """Write a file so that other processes see either all of it or nothing."""
     with atomic_path(path) as partial:
         partial.write_bytes(content)
+
+
+@contextmanager
+def write_errors(target: Path | str, remedy: str = "choose a different file") -> Iterator[None]:
+    """Turn an error of the file system into one that names the target: a path, or `parameter=path`."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{target} can't be written ({error.strerror}); {remedy}") from None

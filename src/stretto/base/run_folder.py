@@ -13,12 +13,11 @@ runs/book/
     report.html            what `stretto report` writes
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from stretto.base.disk import write_atomic
+from stretto.base.disk import write_atomic, write_errors
 from stretto.base.errors import ConfigError
 
 CONFIG = "config.toml"
@@ -99,12 +98,6 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             write_atomic(self.file(name), content)
 
-    @contextmanager
-    def writing(self) -> Iterator[None]:
-        """Turn what the system says about a file into an error that names the folder."""
-        try:
-            yield
-        except OSError as error:
-            raise ConfigError(
-                f"run.folder={self} can't be written ({error.strerror}); choose a different one"
-            ) from None
+    def writing(self) -> AbstractContextManager[None]:
+        """Turn an error of the file system into one that names the folder."""
+        return write_errors(f"run.folder={self}", "choose a different one")

@@ -21,9 +21,7 @@ from stretto.train.plan_check import save_plan
 
 def choose_layout_locally(config: RunConfig, *, saves_plan: bool) -> RunConfig:
     """Return the config with the fastest layout for the devices of this machine."""
-    choice = choose_on_this_machine(config)
-    _print_choice(make_console(), choice)
-    return _apply_choice(config, choice, saves_plan=saves_plan)
+    return _apply_choice(config, choose_on_this_machine(config), make_console(), saves_plan=saves_plan)
 
 
 def choose_layout_on_ranks(config: RunConfig, world: World, *, saves_plan: bool) -> RunConfig:
@@ -33,8 +31,7 @@ def choose_layout_on_ranks(config: RunConfig, world: World, *, saves_plan: bool)
     profile_input = profile_input_from_config(config, torch.get_num_threads(), world.device)
     with show_measurements(console) as progress:
         choice = choose_on_ranks(profile_input, world, config.data.cache, progress)
-    _print_choice(console, choice)
-    return _apply_choice(config, choice, saves_plan=saves_plan and world.is_rank_zero)
+    return _apply_choice(config, choice, console, saves_plan=saves_plan and world.is_rank_zero)
 
 
 def layout_arguments(layout: Layout) -> list[str]:
@@ -47,12 +44,9 @@ def layout_arguments(layout: Layout) -> list[str]:
     return arguments
 
 
-def _print_choice(console: Console, choice: LayoutChoice) -> None:
+def _apply_choice(config: RunConfig, choice: LayoutChoice, console: Console, *, saves_plan: bool) -> RunConfig:
     console.print(f"plan    {advise(choice.plan)}")
     console.print(f"plan    predicted: {format_seconds(choice.plan.chosen.seconds)} per step")
-
-
-def _apply_choice(config: RunConfig, choice: LayoutChoice, *, saves_plan: bool) -> RunConfig:
     if saves_plan:
         plan = plan_to_dict(choice.plan, choice.profile, choice.timeline)
         save_plan(RunFolder(config.run.folder), json.dumps(plan, indent=1))

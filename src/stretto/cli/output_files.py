@@ -1,7 +1,5 @@
-"""Files that a command writes: never over something else, and with an error that names the option."""
+"""refuse_existing: a command never overwrites a file."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from stretto.base.errors import ConfigError
@@ -15,12 +13,3 @@ def refuse_existing(option: str, path: Path) -> None:
         return  # not a possible name; writing the file reports it
     if exists:
         raise ConfigError(f"{option}={path} already exists; choose a different path, or delete it")
-
-
-@contextmanager
-def write_errors(option: str, path: Path) -> Iterator[None]:
-    """Report that a file can't be written, with its option."""
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(f"{option}={path} can't be written ({error.strerror}); choose a different file") from None

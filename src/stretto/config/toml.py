@@ -75,10 +75,9 @@ def _parse_override(section: str, field: str, text: str) -> object:
     """Convert text to the type of a field. Text that does not fit is returned as it is; `parse_config` rejects it."""
     annotation: Any = section_model(section).model_fields[field].annotation
     try:
-        value: object = TypeAdapter(annotation).validate_strings(text)
+        return TypeAdapter(annotation).validate_strings(text)
     except ValidationError:
         return text
-    return value
 
 
 def section_model(name: str) -> type[BaseModel]:

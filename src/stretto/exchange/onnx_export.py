@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from stretto.base.disk import write_errors
 from stretto.base.errors import ConfigError
 from stretto.base.extras import import_optional_dependency
 from stretto.base.task import Task
@@ -103,12 +104,10 @@ def _staged_file(path: Path) -> Iterator[Path]:
 
     `atomic_path` would change the file name, by which a large model refers to its second file, the weights.
     """
-    try:
+    with write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
             yield Path(folder) / path.name
-    except OSError as error:
-        raise ConfigError(f"{path} can't be written ({error.strerror}); choose a different file") from None
 
 
 def _save_model(model: Any, path: Path) -> None:  # noqa: ANN401 - onnx has no types

@@ -9,7 +9,7 @@ from pathlib import Path
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from stretto.base.disk import write_atomic
+from stretto.base.disk import write_atomic, write_errors
 from stretto.base.errors import ConfigError
 from stretto.blocks.bidirectional import BidirectionalLSTM
 from stretto.blocks.block import Block
@@ -18,7 +18,7 @@ from stretto.blocks.pointwise import Pointwise
 from stretto.blocks.recurrent import GRU, LSTM
 from stretto.blocks.residual import Residual
 from stretto.blocks.stack import Stack
-from stretto.exchange.onnx_blocks import has_forward_of
+from stretto.exchange.onnx_blocks import enumerate_blocks, has_forward_of
 
 LAYERS_METADATA_KEY = "stretto.layers"
 
@@ -46,11 +46,9 @@ def export_torch(stack: Stack, path: Path | str) -> dict[str, dict[str, object]]
     weights, modules = torch_weights(stack)
     layers = [{"name": name, **options} for name, options in modules.items()]
     path = Path(path)
-    try:
+    with write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, save(weights, {LAYERS_METADATA_KEY: json.dumps(layers)}))
-    except OSError as error:
-        raise ConfigError(f"{path} can't be written ({error.strerror}); choose a different file") from None
     return modules
 
 
@@ -61,7 +59,7 @@ def torch_weights(stack: Stack) -> tuple[dict[str, Tensor], dict[str, dict[str, 
             f"the stack is a {type(stack).__name__} with its own forward, so torch modules can't replace it; use "
             "stretto.exchange.save_weights, which writes any stack"
         )
-    layers = _merge_layers(_stack_layers(stack, ""))
+    layers = _merge_layers(_block_layers(stack, ""))
     counts = Counter(layer.prefix for layer in layers)
     seen: Counter[str] = Counter()
     weights: dict[str, Tensor] = {}
@@ -74,18 +72,10 @@ def torch_weights(stack: Stack) -> tuple[dict[str, Tensor], dict[str, dict[str, 
     return weights, modules
 
 
-def _stack_layers(stack: Stack, label: str) -> list[TorchLayer]:
-    layers: list[TorchLayer] = []
-    for index, block in enumerate(stack, stack.first):
-        if has_forward_of(block, Stack):
-            layers += _stack_layers(block, f"{label}{index}.")
-        else:
-            layers += _block_layers(block, f"{label}{index}")
-    return layers
-
-
 def _block_layers(block: Block, label: str) -> list[TorchLayer]:
     """Return a block's torch modules; raise ConfigError if it has none, or overrides `forward`."""
+    if has_forward_of(block, Stack):
+        return [layer for path, inner in enumerate_blocks(block, label) for layer in _block_layers(inner, path)]
     if has_forward_of(block, Dropout, LockedDropout):
         # No weights, and not needed for inference.
         return []

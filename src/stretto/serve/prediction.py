@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from stretto.base.disk import atomic_path, write_atomic
+from stretto.base.disk import atomic_path, write_atomic, write_errors
 from stretto.base.errors import ConfigError, StrettoError
 from stretto.base.fingerprint import fingerprint
 from stretto.base.window import Rows
@@ -212,7 +212,7 @@ def _job_fingerprint(trained: TrainedModel, location: Path | str, fields: FieldN
 
 def _claim_parts_folder(path: Path, folder: Path, job: str) -> None:
     """Create the parts folder, or reuse the one of an interrupted call; reject one of a different job."""
-    try:
+    with write_errors(path):
         is_resumed = (folder / _FINGERPRINT).exists()
         if path.exists() and not is_resumed:
             raise ConfigError(f"{path} exists already; choose a different file, or delete it")
@@ -223,8 +223,6 @@ def _claim_parts_folder(path: Path, folder: Path, job: str) -> None:
             raise ConfigError(
                 f"{folder} holds predictions of another model or other data; delete it, or choose a different file"
             )
-    except OSError as error:
-        raise ConfigError(f"{path} can't be written ({error.strerror}); choose a different file") from None
 
 
 def _part_path(folder: Path, number: int) -> Path:
@@ -233,23 +231,17 @@ def _part_path(folder: Path, number: int) -> Path:
 
 def _write_part(folder: Path, number: int, results: Sequence[PredictionRow]) -> None:
     lines = "".join(f"{json.dumps(result, ensure_ascii=False)}\n" for result in results)
-    try:
+    with write_errors(folder, "free some space, or choose a file on a shared file system"):
         write_atomic(_part_path(folder, number), lines.encode())
-    except OSError as error:
-        raise ConfigError(
-            f"{folder} can't be written ({error.strerror}); free some space, or choose a file on a shared file system"
-        ) from None
 
 
 def _join_parts(path: Path, folder: Path) -> None:
     """Concatenate the parts into one file."""
-    try:
-        with atomic_path(path) as partial, partial.open("wb") as joined:
-            for file in sorted(folder.glob("*.jsonl")):
-                with file.open("rb") as part:
-                    shutil.copyfileobj(part, joined)
-    except OSError as error:
-        raise ConfigError(f"{path} can't be written ({error.strerror}); free some space, and try again") from None
+    remedy = "free some space, and try again"
+    with write_errors(path, remedy), atomic_path(path) as partial, partial.open("wb") as joined:
+        for file in sorted(folder.glob("*.jsonl")):
+            with file.open("rb") as part:
+                shutil.copyfileobj(part, joined)
 
 
 def _remove_parts(folder: Path) -> None:

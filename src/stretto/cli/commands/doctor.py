@@ -16,9 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stretto.base.disk import write_atomic
+from stretto.base.disk import write_atomic, write_errors
 from stretto.base.errors import ConfigError, StrettoError
-from stretto.cli.output_files import write_errors
 from stretto.cli.parser import Parser
 from stretto.cli.views.console import make_console
 from stretto.config.toml import load_config
@@ -119,7 +118,7 @@ def _measure_links(options: argparse.Namespace) -> None:
 def _print_findings(console: "Console", findings: "list[Finding]", path: Path | None) -> None:
     if path is not None:
         content = json.dumps([asdict(finding) for finding in findings], indent=1)
-        with write_errors("--json", path):
+        with write_errors(f"--json={path}"):
             write_atomic(path, content.encode())
     from rich.table import Table
 

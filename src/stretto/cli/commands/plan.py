@@ -13,10 +13,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stretto.base.disk import write_atomic
+from stretto.base.disk import write_atomic, write_errors
 from stretto.base.errors import ConfigError
 from stretto.cli.config_options import add_config_options, load_run_config
-from stretto.cli.output_files import write_errors
 from stretto.cli.parser import Parser
 
 if TYPE_CHECKING:
@@ -104,5 +103,5 @@ def _profile(options: argparse.Namespace, config: "RunConfig", profile_input: "P
 
 
 def _write(option: str, path: Path, text: str) -> None:
-    with write_errors(option, path):
+    with write_errors(f"{option}={path}"):
         write_atomic(path, text.encode())

@@ -11,9 +11,9 @@ example:
 import argparse
 from pathlib import Path
 
+from stretto.base.disk import write_atomic, write_errors
 from stretto.base.errors import ConfigError
 from stretto.base.run_folder import COMPARISON, REPORT
-from stretto.cli.output_files import write_errors
 from stretto.cli.parser import Parser
 
 _DOCTYPE = b"<!doctype html>"
@@ -35,9 +35,8 @@ def add_arguments(parser: Parser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Write the page and print where it is."""
     out = options.out or options.run / (COMPARISON if options.compare else REPORT)
-    with write_errors("--out", out):
+    with write_errors(f"--out={out}"):
         _check(options.run, out)
-    from stretto.base.disk import write_atomic
     from stretto.cli.views.console import make_console
     from stretto.cli.views.progress import show_fraction
     from stretto.plan.units import format_bytes
@@ -51,7 +50,7 @@ def run(options: argparse.Namespace) -> None:
         else:
             page = render_run(options.run, on_progress)
     content = page.encode("utf-8", "backslashreplace")
-    with write_errors("--out", out):
+    with write_errors(f"--out={out}"):
         write_atomic(out, content)
     console.print(f"the page is {out} ({format_bytes(len(content))}); open it in a browser")
 

@@ -59,13 +59,8 @@ def _history(storage: Storage) -> Group:
         table.add_row(str(name), f"{name.step:,}", saved_at, size, val_loss, mark)
     starts = Table("generation", "resumed from", "ranks", "host", "time", title="starts")
     for generation, claim in sorted(claims.items()):
-        starts.add_row(
-            str(generation),
-            claim.resumed_from or "the beginning",
-            str(claim.num_ranks),
-            claim.host,
-            _format_time(claim.time),
-        )
+        resumed_from, time = claim.resumed_from or "the beginning", _format_time(claim.time)
+        starts.add_row(str(generation), resumed_from, str(claim.num_ranks), claim.host, time)
     return Group(table, starts)
 
 
@@ -74,20 +69,15 @@ def _format_time(time: str) -> str:
 
 
 def _summary(checkpoint: Checkpoint) -> Table:
-    manifest, training_state = checkpoint.manifest, checkpoint.manifest.training_state
+    manifest, state = checkpoint.manifest, checkpoint.manifest.training_state
     table = Table.grid("", "", padding=(0, 2))
-    done = "finished" if training_state.is_done else f"{training_state.progress:.1%} of the run"
+    done = "finished" if state.is_done else f"{state.progress:.1%} of the run"
     table.add_row("checkpoint", checkpoint.location)
-    table.add_row("step", f"{training_state.step:,} ({done})")
-    table.add_row(
-        "position",
-        f"epoch {training_state.epoch + 1}, pool {training_state.pool}, window {training_state.index} is next",
-    )
+    table.add_row("step", f"{state.step:,} ({done})")
+    table.add_row("position", f"epoch {state.epoch + 1}, pool {state.pool}, window {state.index} is next")
     table.add_row("saved", f"{_format_time(manifest.created)} by generation {manifest.generation}")
     table.add_row("layout", f"{manifest.run_info.layout or 'not recorded'}, {manifest.num_ranks} ranks")
-    table.add_row(
-        "optimizer", f"{training_state.optimizer}, seed {training_state.seed}, {training_state.skipped} steps skipped"
-    )
+    table.add_row("optimizer", f"{state.optimizer}, seed {state.seed}, {state.skipped} steps skipped")
     table.add_row("versions", ", ".join(f"{name} {version}" for name, version in manifest.versions.items()))
     table.add_row("size", f"{manifest.num_bytes / 1e6:,.2f} MB in {len(manifest.files)} files")
     return table

@@ -19,19 +19,16 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
+from stretto.checkpoint.manager import SaveReport
 from stretto.plan.units import format_bytes, format_loss, format_seconds
-
-if TYPE_CHECKING:
-    from stretto.checkpoint.manager import SaveReport
-    from stretto.train.evaluate import Evaluation
-    from stretto.train.plan_check import PlanReport
-    from stretto.train.rank_monitor import RankReport
-    from stretto.train.trainer import StepReport
+from stretto.train.events import EvaluationReport, Event
+from stretto.train.plan_check import PlanReport
+from stretto.train.rank_monitor import RankReport
+from stretto.train.trainer import StepReport
 
 _LABEL_WIDTH = 10
 _MAX_RANKS = 8
@@ -69,43 +66,36 @@ class LiveView:
         self._losses: deque[float] = deque(maxlen=_SPARKLINE_STEPS)
         self._recent: deque[StepReport] = deque(maxlen=_SPEED_STEPS)
         self._evaluating: float | None = None
-        self._validation: tuple[int, Evaluation] | None = None
+        self._validation: EvaluationReport | None = None
         self._ranks: RankReport | None = None
         self._saved: tuple[float, SaveReport] | None = None
         self._num_failed_saves = 0
         self._predicted: float | None = None
         self._ended: float | None = None
 
-    def update_step(self, report: "StepReport", progress: float) -> None:
-        """Show a step, and which fraction of the run is done."""
-        self._recent.append(report)
-        self._step, self._progress = report.step, progress
-        self._progress_history.append((time.monotonic(), progress))
-        if math.isfinite(report.loss):
-            self._losses.append(report.loss)
-
-    def update_ranks(self, report: "RankReport") -> None:
-        """Show what the ranks report about their last steps."""
-        self._ranks = report
+    def update(self, event: Event, progress: float) -> None:
+        """Show an event, and which fraction of the run is done."""
+        match event:
+            case StepReport():
+                self._recent.append(event)
+                self._step, self._progress = event.step, progress
+                self._progress_history.append((time.monotonic(), progress))
+                if math.isfinite(event.loss):
+                    self._losses.append(event.loss)
+            case RankReport():
+                self._ranks = event
+            case EvaluationReport():
+                self._evaluating, self._validation = None, event
+            case SaveReport(error=None):
+                self._saved = time.monotonic(), event
+            case SaveReport():
+                self._num_failed_saves += 1
+            case PlanReport():
+                self._predicted = event.predicted
 
     def update_evaluation_progress(self, fraction: float) -> None:
         """Show how far an evaluation is."""
         self._evaluating = fraction
-
-    def update_evaluation(self, step: int, evaluation: "Evaluation") -> None:
-        """Show the result of an evaluation."""
-        self._evaluating, self._validation = None, (step, evaluation)
-
-    def update_save(self, report: "SaveReport") -> None:
-        """Show the result of saving a checkpoint."""
-        if report.error is None:
-            self._saved = time.monotonic(), report
-        else:
-            self._num_failed_saves += 1
-
-    def update_plan(self, report: "PlanReport") -> None:
-        """Show the predicted time of a step."""
-        self._predicted = report.predicted
 
     def end(self) -> None:
         """Stop the clock: the view stays as it is."""
@@ -176,7 +166,7 @@ class LiveView:
             return _row(width, "val loss", [f"evaluating, {self._evaluating:.0%}"])
         if self._validation is None:
             return None
-        step, evaluation = self._validation
+        step, evaluation = self._validation.step, self._validation.evaluation
         scores = (f"{name.replace('_', ' ')} {value:,.4f}" for name, value in evaluation.scores.items())
         return _row(width, "val loss", [f"{format_loss(evaluation.loss)} at step {step:,}", *scores])
 
@@ -224,7 +214,7 @@ class LiveView:
             rows.append(row.append(tail))
         return [*rows, _row(width, "", [f"bubble {ranks.bubble:.0%}"])]
 
-    def _short_rank_row(self, width: int, ranks: "RankReport") -> Text:
+    def _short_rank_row(self, width: int, ranks: RankReport) -> Text:
         busy = [seconds / ranks.seconds for seconds in ranks.busy]
         busy_range = f"busy {min(busy):.0%} to {max(busy):.0%}"
         return _row(width, "ranks", [f"bubble {ranks.bubble:.0%}", busy_range, format_bytes(max(ranks.memory))])

@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from stretto.cli.output_files import write_errors
+from stretto.base.disk import write_errors
 from stretto.cli.views.console import make_console
 from stretto.cli.views.progress import show_fraction
 from stretto.mesh.world import World
@@ -88,7 +88,7 @@ def _show_first(console: Console, series_forecast: SeriesForecast) -> None:
 
 
 def _open_csv(path: Path) -> TextIO:
-    with write_errors("--out", path):
+    with write_errors(f"--out={path}"):
         return path.open("x", newline="", encoding="utf-8")
 
 

@@ -28,7 +28,12 @@ def show_run(run: Run) -> None:
         console.print(f"already done, at step {run.trainer.step:,}: {_output_locations(run)}")
         return
     try:
-        _show_events(console, run)
+        if not run.world.is_rank_zero:
+            deque(run.events(), maxlen=0)
+        elif console.is_terminal:
+            _show_live(console, run)
+        else:
+            _show_lines(console, run)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f" at step {run.trainer.step}: {_resume_hint(run)}") from None
     if run.trainer.skipped:
@@ -48,15 +53,6 @@ def _resume_hint(run: Run) -> str:
     if step is None:
         return "no checkpoint was saved; the next start begins from scratch"
     return f"start it again to resume from step {step}"
-
-
-def _show_events(console: Console, run: Run) -> None:
-    if not run.world.is_rank_zero:
-        deque(run.events(), maxlen=0)
-    elif console.is_terminal:
-        _show_live(console, run)
-    else:
-        _show_lines(console, run)
 
 
 def _show_lines(console: Console, run: Run) -> None:
@@ -85,17 +81,7 @@ def _show_live(console: Console, run: Run) -> None:
     with Live(view, console=console, refresh_per_second=_REFRESH_PER_SECOND, vertical_overflow="crop"):
         try:
             for event in run.events(view.update_evaluation_progress):
-                match event:
-                    case StepReport():
-                        view.update_step(event, trainer.progress)
-                    case RankReport():
-                        view.update_ranks(event)
-                    case EvaluationReport():
-                        view.update_evaluation(event.step, event.evaluation)
-                    case SaveReport():
-                        view.update_save(event)
-                    case PlanReport():
-                        view.update_plan(event)
+                view.update(event, trainer.progress)
                 _print_event(console, run, event)
         finally:
             view.end()
@@ -103,16 +89,16 @@ def _show_live(console: Console, run: Run) -> None:
 
 def _print_event(console: Console, run: Run, event: Event) -> None:
     """Print the events that get a line of their own, in a terminal and elsewhere."""
-    if isinstance(event, SaveReport):
-        _print_line(console, _describe_save(event))
-    elif isinstance(event, PlanReport):
-        _print_line(console, f"plan    {_compare_with_plan(event)}")
-    elif isinstance(event, EvaluationReport):
-        _print_line(console, f"step {event.step}{_step_total(run)}  validation: {event.evaluation}")
-
-
-def _print_line(console: Console, line: str) -> None:
-    """Print a line; a narrow terminal wraps it between words."""
+    match event:
+        case SaveReport():
+            line = _describe_save(event)
+        case PlanReport():
+            line = f"plan    {_compare_with_plan(event)}"
+        case EvaluationReport():
+            line = f"step {event.step}{_step_total(run)}  validation: {event.evaluation}"
+        case _:
+            return
+    # A narrow terminal wraps it between words.
     console.print(line, soft_wrap=not console.is_terminal)
 
 
