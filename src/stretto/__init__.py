@@ -1,7 +1,7 @@
-"""stretto trains recurrent networks across many GPUs, exactly: over replicas, over layers, and over time.
+"""stretto trains recurrent networks across many GPUs: over replicas, layers and time, without changing the result.
 
-Names are imported when they are first used, so `import stretto` is fast and does not import torch. `__init__.pyi` lists
-them; type checkers read it too.
+Names are imported on first use, so `import stretto` is fast and does not import torch. `__init__.pyi` lists them, for
+`lazy_exports` and for type checkers.
 """
 
 from stretto.base.lazy import lazy_exports

@@ -1,4 +1,4 @@
-"""Blocks, stacks of blocks, and losses."""
+"""Neural network blocks, stacks of blocks, and losses."""
 
 from stretto.base.lazy import lazy_exports
 

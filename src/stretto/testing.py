@@ -1,4 +1,4 @@
-"""Checks for your own test suite: the chunk law of a block, the layout law of a model."""
+"""Checks for your own tests: a block gives equal results in chunks (chunk law), a model in any layout (layout law)."""
 
 from stretto.base.lazy import lazy_exports
 

@@ -1,1 +1,1 @@
-"""Choosing a layout: profile, search, compare."""
+"""Choosing a layout: obtain a profile, then search for the layout with the lowest predicted step time."""

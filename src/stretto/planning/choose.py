@@ -1,4 +1,4 @@
-"""Choosing a layout: the fastest by a profile, on this machine's devices or on ranks that are already running."""
+"""Choose the layout with the lowest predicted step time, for this machine's devices or for ranks that already run."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,7 @@ from stretto.windows.loader import WindowSource
 
 @dataclass(frozen=True)
 class LayoutChoice:
-    """The layout that is predicted to be fastest, and the plan that explains why."""
+    """The layout that is predicted to be fastest, with the plan, profile and timeline that it is based on."""
 
     layout: Layout
     plan: Plan
@@ -53,9 +53,9 @@ def choose_layout(
 ) -> Layout:
     """Measure `model` on the ranks of `world`, and return the layout that is predicted to be fastest on all of them.
 
-    Every rank calls this and gets the same layout, which `make_engine` takes. The model may be on the meta device.
-    `windows` yields global batches: don't share it among ranks first. `optimizer` is called with the parameters, as
-    `torch.optim.AdamW` is. The profile is cached in the folder `cache` (default: that of `data.cache`), so the next
+    Every rank must call this; all get the same layout, for `make_engine`. The model may be on the meta device.
+    `windows` yields global batches: do not split it among ranks first. `optimizer` is called with the parameters, as
+    `torch.optim.AdamW` is. The profile is cached in the folder `cache` (by default that of `data.cache`), so the next
     call with the same model, batch shape and devices measures nothing. Raises `PlanError` if no layout on these ranks
     fits in memory.
 
@@ -71,10 +71,11 @@ def choose_layout(
 def choose_on_ranks(
     profile_input: ProfileInput, world: World, cache: Path, progress: Progress = lambda activity, fraction: None
 ) -> LayoutChoice:
-    """Choose a layout that uses all ranks of `world`; every rank calls this and gets the same."""
-    cluster = Cluster(world.size, max(1, world.size // world.local_size))
+    """Choose a layout that uses all ranks of `world`. Every rank must call this; all get the same choice."""
+    cluster = Cluster(devices=world.size, nodes=max(1, world.size // world.local_size))
     path = profile_path(cache, profile_input)
     cached = _load_cached_profile(path, profile_input, cluster) if world.is_rank_zero else None
+    # Only rank 0 reads the cache; the sum tells the other ranks whether it had a profile.
     if world.all_reduce([float(cached is not None)])[0]:
         profile = broadcast_profile(world, cached)
     else:
@@ -85,14 +86,14 @@ def choose_on_ranks(
 
 
 def choose_on_this_machine(config: RunConfig) -> LayoutChoice:
-    """Choose a layout for the devices of this machine; it may leave some of them unused."""
+    """Choose a layout for the devices of this machine. The layout may leave some of them unused."""
     profile_input = profile_input_from_config(config)
     profile = find_profile(config, profile_input)
     return _choose(profile_input, profile, Cluster(num_local_devices(profile_input.device)), uses_all=False)
 
 
 def _load_cached_profile(path: Path, profile_input: ProfileInput, cluster: Cluster) -> Profile | None:
-    """Return the cached profile, or None if there is none that has all links of the cluster."""
+    """Return the cached profile; None if it does not exist or lacks a kind of link that `cluster` has."""
     if not path.is_file():
         return None
     profile = load_checked_profile(path, profile_input)

@@ -1,4 +1,4 @@
-"""Profiles of a run: read from the cache, derived from a data sheet, or measured on ranks started for it."""
+"""A run's profile: read from the cache, derived from a data sheet, or measured by ranks that are launched for it."""
 
 import os
 from pathlib import Path
@@ -19,16 +19,16 @@ from stretto.plan.profile import Profile, load_profile
 from stretto.train.build import build_inputs
 from stretto.train.optimizer import optimizer_factory
 
-# At most this many processes that share the cores of a machine are measured; more are extrapolated.
-_MAX_PROCESSES = 4
+# CPU profiles are measured with at most this many ranks; the slowdown of more ranks is extrapolated.
+_MAX_CPU_RANKS = 4
 
 
 def profile_input_from_config(
     config: RunConfig, threads: int | None = None, device: torch.device | None = None
 ) -> ProfileInput:
-    """Check a run as if it ran on one device, and return what its profile depends on.
+    """Return what a run's profile depends on; raise if the run could not be trained on one device.
 
-    `threads` is per rank on a CPU: by default `OMP_NUM_THREADS`, or an equal share of the cores.
+    On a CPU, each rank has `threads` threads (default: `OMP_NUM_THREADS`); 0 divides the cores among the ranks.
     """
     inputs = build_inputs(config.model_copy(update={"layout": Layout()}))
     return ProfileInput(
@@ -44,12 +44,12 @@ def profile_input_from_config(
 
 
 def profile_path(cache: Path, profile_input: ProfileInput) -> Path:
-    """Return where the profile is cached."""
+    """Return the path in the folder `cache` at which this profile is, or would be, cached."""
     return cache.expanduser() / "profiles" / f"{profile_input.key}.json"
 
 
 def load_checked_profile(path: Path, profile_input: ProfileInput) -> Profile:
-    """Read a profile, and reject one of a different model."""
+    """Read a profile; raise `PlanError` if its number of blocks is not the model's."""
     profile, num_blocks = load_profile(path), len(profile_input.model)
     if len(profile.blocks) != num_blocks:
         raise PlanError(
@@ -60,7 +60,7 @@ def load_checked_profile(path: Path, profile_input: ProfileInput) -> Profile:
 
 
 def find_profile(config: RunConfig, profile_input: ProfileInput, path: Path | None = None) -> Profile:
-    """Read the profile at `path`, or the cached one; measure it on this machine if the file does not exist."""
+    """Read the profile at `path` (default: in the cache). If it does not exist, measure it on this machine first."""
     path = path or profile_path(config.data.cache, profile_input)
     if not path.is_file():
         num_ranks = num_ranks_to_measure(profile_input.device)
@@ -69,7 +69,7 @@ def find_profile(config: RunConfig, profile_input: ProfileInput, path: Path | No
 
 
 def derive_from_data_sheet(hardware: str, profile_input: ProfileInput) -> Profile:
-    """Compute the profile that the model would have on a device that this machine does not have."""
+    """Estimate the profile that the model would have on `hardware`, a device with a built-in data sheet."""
     workload = profile_input.workload
     shapes = block_shapes(profile_input.model, profile_input.windows)
     is_bf16 = profile_input.precision == "bf16"
@@ -77,24 +77,25 @@ def derive_from_data_sheet(hardware: str, profile_input: ProfileInput) -> Profil
 
 
 def launch_profile(config: RunConfig, path: Path, num_ranks: int, threads: int) -> None:
-    """Start ranks on this machine that measure a run and write the profile to `path`."""
+    """Launch ranks on this machine that profile a run and write the profile to `path`."""
     with TemporaryDirectory(prefix="stretto-") as folder:
-        run = Path(folder) / "run.toml"
-        run.write_text(dump_config(config), encoding="utf-8")
-        launch_local(num_ranks, ["profile", str(run), "--out", str(path), "--threads", str(threads)])
+        config_path = Path(folder) / "run.toml"
+        config_path.write_text(dump_config(config), encoding="utf-8")
+        launch_local(num_ranks, ["profile", str(config_path), "--out", str(path), "--threads", str(threads)])
 
 
 def num_local_devices(device: torch.device) -> int:
-    """Return how many devices of this type the machine has; on a CPU each core counts as one."""
+    """Return how many devices of this type the machine has; each CPU core counts as a device."""
     return (os.cpu_count() or 1) if device.type == "cpu" else torch.accelerator.device_count()
 
 
 def num_ranks_to_measure(device: torch.device) -> int:
-    """Return how many ranks a profile of this machine is measured with."""
+    """Return how many ranks measure a profile: one per accelerator, or two per core to see how they share it."""
     count = num_local_devices(device)
-    return min(2 * count, _MAX_PROCESSES) if device.type == "cpu" else count
+    return min(2 * count, _MAX_CPU_RANKS) if device.type == "cpu" else count
 
 
 def _default_threads() -> int:
+    """Return OMP_NUM_THREADS; 0, an equal share of the cores, if it is not a number."""
     threads = os.environ.get("OMP_NUM_THREADS", "")
     return int(threads) if threads.isdecimal() else 0
