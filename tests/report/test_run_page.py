@@ -106,7 +106,7 @@ def test_rows_of_unequal_length_have_a_histogram_and_padding(tmp_path: Path) -> 
     }
     config = parse_config({**options, "model": {"hidden": 8, "layers": 1}, "run": {"folder": tmp_path / "run"}})
     page = ParsedPage(render_run(train(config)))
-    assert "200 sequences" in page.text and "maximum 42" in page.text and "were padding" in page.text
+    assert "200 sequences" in page.text and "the longest has 42" in page.text and "were padding" in page.text
     assert any(label.startswith("Lengths of the training data: 200 sequences") for label in page.labels())
     assert any(label.startswith("Padding of each batch") for label in page.labels())
     assert "no validation data" in page.text
@@ -127,7 +127,7 @@ def test_the_page_says_if_the_data_is_missing_or_has_changed(tmp_path: Path, byt
     other = write_tokens(tmp_path / "other", [[[0, 1]]], 2)
     text = (folder / "config.toml").read_text().replace(byte_corpus.location, other.location)
     (folder / "config.toml").write_text(text)
-    assert "has changed since the run was trained on it" in ParsedPage(render_run(folder)).text
+    assert "has changed since it was used for training" in ParsedPage(render_run(folder)).text
     assert isinstance(other, Sequences)
 
 
@@ -155,13 +155,13 @@ def test_a_diverged_run_says_so_and_names_the_saved_batch(byte_corpus: Corpus, t
     text = render_run(tmp_path / "run")
     assert_self_contained(text)
     page = ParsedPage(text)
-    assert "stopped: not finite" in page.text and "rank-0.safetensors" in page.text
+    assert "stopped: non-finite values" in page.text and "rank-0.safetensors" in page.text
 
 
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        ([], "The log has no step yet"),
+        ([], "The log has no steps yet"),
         ([step(1)], "2 unreadable lines in its log"),
         ([step(1, loss=None, gradient_norm=None)], "No finite value was logged"),
         ([step(number, loss=None if number % 2 else 1.0) for number in range(1, 9)], "non-finite values in 4 steps"),
@@ -283,7 +283,7 @@ def test_markup_in_names_stays_text(tmp_path: Path) -> None:
 def test_a_config_without_a_log_or_a_log_without_a_config_is_enough(tmp_path: Path) -> None:
     folder = write_log(tmp_path / "run", [step(1), step(2)])
     (folder / "log.jsonl").rename(tmp_path / "log.jsonl")
-    assert "The log has no step yet" in ParsedPage(render_run(folder)).text
+    assert "The log has no steps yet" in ParsedPage(render_run(folder)).text
     (folder / "config.toml").write_text("not = [toml")
     (tmp_path / "log.jsonl").rename(folder / "log.jsonl")
     page = ParsedPage(render_run(folder))

@@ -13,13 +13,13 @@ from stretto.report.markup import Html, tag
 from stretto.report.page import figure, note, section
 from stretto.report.record import RankMeans, Record
 
-# Up to this many ranks get a row each. More ranks get columns; beyond the second bound a column is a mean of neighbors.
+# Up to _MAX_ROWS ranks are drawn as rows, more ranks as columns. Above _MAX_COLUMNS, a column is the mean of neighbors.
 _MAX_ROWS, _MAX_COLUMNS = 24, 256
-_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1.0, "bytes"))
+_BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1.0, "bytes"))
 
 
 def balance_section(record: Record) -> Html:
-    """Return how long each rank was busy and waiting, and its memory."""
+    """Return the section with the busy time, waiting time and peak memory of each rank."""
     ranks = record.ranks
     if ranks.num_ranks < 2:
         missing = "The log has no figures per rank: the run was too short, or an older version wrote it."
@@ -33,8 +33,8 @@ def balance_section(record: Record) -> Html:
 
 def _describe_one(ranks: RankMeans) -> str:
     return (
-        f"One rank. The mean step took {format_seconds(ranks.seconds)}, of which it computed for "
-        f"{format_percent(float(ranks.busy[0]) / ranks.seconds)}; peak memory {format_bytes(float(ranks.memory[0]))}."
+        f"One rank, which computed for {format_percent(float(ranks.busy[0]) / ranks.seconds)} of a mean step of "
+        f"{format_seconds(ranks.seconds)}; peak memory {format_bytes(float(ranks.memory[0]))}."
     )
 
 
@@ -54,6 +54,7 @@ def _time_chart(ranks: RankMeans) -> Html:
     waiting = np.nan_to_num(ranks.waiting)
     other = np.maximum(0.0, ranks.seconds - ranks.busy - waiting)
     parts = [("busy", "c0", ranks.busy), ("waiting for others", "idle", waiting)]
+    # Less than 2% would be too thin to see.
     if float(other.max()) > 0.02 * ranks.seconds:
         parts.append(("other", "rest", other))
     values = [f"{format_percent(float(seconds) / ranks.seconds)} busy" for seconds in ranks.busy]
@@ -62,7 +63,7 @@ def _time_chart(ranks: RankMeans) -> Html:
 
 def _memory_chart(ranks: RankMeans) -> Html:
     memory = np.nan_to_num(ranks.memory)
-    size, name = next(unit for unit in _UNITS if float(memory.max()) >= unit[0] or unit[0] == 1.0)
+    size, name = next(unit for unit in _BYTE_UNITS if float(memory.max()) >= unit[0] or unit[0] == 1.0)
     values = [format_bytes(float(value)) for value in memory]
     return _rank_chart("Peak memory", (1 / size, name), [("memory", "c2", memory)], format_bytes, values)
 
@@ -74,7 +75,7 @@ def _rank_chart(
     format_value: Callable[[float], str],
     values: Sequence[str],
 ) -> Html:
-    """Return a chart with a row per rank, or with columns if there are too many ranks."""
+    """Return a chart with a row per rank, or with columns if there are many; arguments as in `stacked_bar_chart`."""
     num_ranks, (factor, unit_name) = len(values), unit
     if num_ranks > _MAX_ROWS:
         num_columns = min(num_ranks, _MAX_COLUMNS)

@@ -1,4 +1,4 @@
-"""Rows of bars over one axis: in a page a grid that fills the width it is given, in a file a standalone SVG."""
+"""Horizontal bars over a shared x axis: as HTML that fills the width of its container, or as an SVG file."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,12 +10,14 @@ from stretto.report.page import read_style
 from stretto.report.ticks import Scale, linear
 
 _BAR_HEIGHT, _ROW_HEIGHT, _AXIS_HEIGHT = 20, 24, 40
-# The least width of a bar on narrow, medium and wide screens. A label is hidden where it would not fit its box.
+# Longer texts go above their bar instead of beside it.
+_MAX_SIDE_CHARS = 20
+# The minimum width of a bar in pixels on narrow, medium and wide screens, and the CSS class of a label that needs it.
 _SCREENS = ((230.0, "on"), (500.0, "on mid"), (900.0, "on wide"))
 
 
 class Box(NamedTuple):
-    """A part of a bar, from one fraction of its width to another."""
+    """A colored part of a bar. `start` and `stop` are fractions of the bar's width."""
 
     start: float
     stop: float
@@ -25,7 +27,7 @@ class Box(NamedTuple):
 
 
 class BarRow(NamedTuple):
-    """A row: a name, the boxes of its bar, and a text to the right of it."""
+    """A row: its name, the boxes of its bar, and a text to the right of the bar."""
 
     name: str
     boxes: Sequence[Box]
@@ -34,36 +36,38 @@ class BarRow(NamedTuple):
 
 @dataclass(frozen=True)
 class BarChart:
-    """Rows of bars over one axis."""
+    """Rows of bars over a shared x axis."""
 
     title: str
     description: str
-    parts: Sequence[tuple[str, str]]  # the legend: names and their color classes
+    legend_entries: Sequence[tuple[str, str]]  # names and their color classes
     rows: Sequence[BarRow]
     x: Scale
     unit: str
 
     def to_html(self) -> Html:
-        """Return the chart for a page. Its boxes are placed in percent, so that text keeps its size."""
+        """Return the chart for a page. Positions are in percent of its width, so that text is not stretched."""
         cells = []
         for row in self.rows:
             bar = tag("svg", *_draw_bar(row.boxes, _SCREENS), height=_BAR_HEIGHT)
             cells += [tag("span", row.name), bar, tag("span", row.value, class_="unit")]
-        is_long = max((len(row.name) + len(row.value) for row in self.rows), default=0) > 20
-        entries = [(name, f"chip {css_class}") for name, css_class in self.parts] if len(self.parts) > 1 else []
+        num_chars = max((len(row.name) + len(row.value) for row in self.rows), default=0)
+        # A legend of one entry would only repeat the title.
+        shown = self.legend_entries if len(self.legend_entries) > 1 else ()
         axis = tag("svg", *self._axis(), height=_AXIS_HEIGHT, class_="axis")
-        bars_class, label = "bars stacked" if is_long else "bars", f"{self.title}: {self.description}"
+        bars_class = "bars stacked" if num_chars > _MAX_SIDE_CHARS else "bars"
+        label = f"{self.title}: {self.description}"
         bars = tag("div", *cells, axis, class_=bars_class, role="img", aria_label=label)
-        return join(heading(self.title), legend(entries), bars)
+        return join(heading(self.title), legend((name, f"chip {css_class}") for name, css_class in shown), bars)
 
     def to_svg(self, width: float = 1000) -> str:
-        """Return the chart as the content of an SVG file, with the page's style inside."""
+        """Return the content of an SVG file with the chart and the style sheet of the pages."""
         left = 18 + CHAR_WIDTH * max((len(row.name) for row in self.rows), default=0)
         bar_width, top = width - left - 20, 66
         bottom = top + _ROW_HEIGHT * len(self.rows)
         parts = [tag("style", read_style()), tag("text", self.title, x=10, y=22, class_="title")]
         x = 10.0
-        for name, css_class in self.parts:
+        for name, css_class in self.legend_entries:
             parts.append(tag("rect", x=x, y=37, width=11, height=11, class_=f"fill {css_class}"))
             parts.append(tag("text", name, x=x + 16, y=47))
             x += 30 + CHAR_WIDTH * len(name)
@@ -88,9 +92,9 @@ def stacked_bar_chart(
     format_value: Callable[[float], str],
     values: Sequence[str] = (),
 ) -> Html:
-    """Return a bar per name, stacked from parts, each a name, a color class and one amount per bar.
+    """Return a chart with one stacked bar per name. A part has a name, a color class and one amount per bar.
 
-    `unit` is the number of units in an amount of one, and its name. `values` are texts to the right of the bars.
+    `unit` is a factor that converts amounts to the x axis, and its unit's name. `values` are shown beside the bars.
     """
     factor, unit_name = unit
     totals = [sum(amounts[index] for _, _, amounts in parts) for index in range(len(names))]
@@ -110,7 +114,7 @@ def stacked_bar_chart(
 
 
 def _draw_bar(boxes: Sequence[Box], screens: Sequence[tuple[float, str]]) -> list[Html]:
-    """Return the boxes of a bar; a label has the class of the first screen on which it fits its box."""
+    """Return the boxes of a bar. A label gets the class of the first screen on which it fits its box."""
     drawn = [tag("rect", width="100%", height=_BAR_HEIGHT, class_="track")]
     for start, stop, css_class, tooltip, label in boxes:
         drawn.append(box(start, stop, 0, _BAR_HEIGHT, css_class, tooltip))

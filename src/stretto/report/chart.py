@@ -1,7 +1,7 @@
 """XY charts as inline SVG: lines, histograms and stacked columns.
 
 A chart is drawn once and fills the width it is given. Text and grid lines are placed in percent of that width, so that
-text keeps its size. The data is drawn in a nested viewport that is stretched, with strokes that are not.
+text is not stretched. The data is drawn in a nested viewport, which is stretched; its stroke widths are not.
 
     y labels | plot: 0% .................. 100%
              |   viewport: 0 ............. 2000 units
@@ -19,15 +19,15 @@ CHAR_WIDTH = 6.9  # the mean width of a letter in pixels
 _WIDTH, _HEIGHT = 2000, 1000  # of the viewport, in its own units: whole numbers are precise enough
 _SMALL, _LARGE = 170, 270  # heights of a plot in pixels
 _TOP, _BOTTOM = 8, 42  # pixels above the plot, and below it for the x axis
-_MAX_DOTS = 60
+_MAX_DOTS = 60  # lines with more points have no dot per point
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a chart, with the minimum and maximum around it if each point is a mean."""
+    """A line of a chart. If each point is a mean, `low` and `high` are the minimum and maximum at each point."""
 
     name: str
-    color: int
+    color: int  # index of a color class
     x: Sequence[Sequence[float]]  # the positions on each of the chart's x axes
     y: Sequence[float]  # NaN leaves a gap
     low: Sequence[float] = ()
@@ -67,7 +67,7 @@ def line_chart(
     marks: Sequence[Mark] = (),
     is_large: bool = False,
 ) -> Html:
-    """Return a chart of lines, with one view per x axis. Lines without a finite value are left out."""
+    """Return a chart with one view per x axis, all with the same lines. Lines without a finite value are left out."""
     shown = [line for line in lines if any(map(math.isfinite, line.y))]
     if not shown:
         return join(heading(title), tag("p", "No finite value was logged."))
@@ -81,24 +81,25 @@ def line_chart(
         x = linear(start, end, 10 if is_large else 5, is_integer=axis.is_integer, is_tight=True)
         drawn = [_band(x, y, line, index) for line in shown if len(line.low)]
         drawn += [part for line in shown for part in _draw_line(x, y, line, index)]
-        dotted = [_draw_mark(x, at[index], text, height) for at, text in marks if x.low <= at[index] <= x.high]
+        visible = [(at[index], text) for at, text in marks if x.low <= at[index] <= x.high]
+        dotted = [_draw_mark(x, position, text, height) for position, text in visible]
         view = (*_x_axis(x, axis.label, height), *dotted, _viewport(height, drawn))
         x_range = f"{x.low:.12g} {x.high:.12g}"
-        kind, is_integer = axis.css_class, axis.is_integer
-        views.append(tag("g", *view, class_=kind, data_x=axis.label, data_range=x_range, data_integer=is_integer))
-    words = "; ".join(_describe_line(line) for line in shown if not line.is_faint or len(shown) == 1)
+        css_class, is_integer = axis.css_class, axis.is_integer
+        views.append(tag("g", *view, class_=css_class, data_x=axis.label, data_range=x_range, data_integer=is_integer))
+    description = "; ".join(_describe_line(line) for line in shown if not line.is_faint or len(shown) == 1)
     plot_data = f"{y.low:.12g} {y.high:.12g} {int(y.is_log)} {_TOP} {_TOP + height}"
     return join(
         heading(title, unit),
         legend([(line.name, f"key {line.css_class}") for line in shown if line.name]),
-        _plot(y, height, f"{title}. {words}", views, data_y=plot_data),
+        _plot(y, height, f"{title}. {description}", views, data_y=plot_data),
     )
 
 
 def histogram_chart(
-    title: str, x_label: str, unit: str, edges: Sequence[float], counts: Sequence[float], x: Scale, median: float
+    title: str, edges: Sequence[float], counts: Sequence[float], *, x: Scale, median: float, x_label: str, unit: str
 ) -> Html:
-    """Return a histogram with one bar between each two edges, and a mark at the median."""
+    """Return a histogram with one bar between each pair of adjacent edges, and a mark at the median."""
     y = linear(0.0, max(counts) or 1.0, 4)
     parts = list(_x_axis(x, x_label, _SMALL))
     for (low, high), count in zip(pairwise(edges), counts, strict=True):
@@ -114,46 +115,46 @@ def histogram_chart(
 def stacked_column_chart(
     title: str, unit: str, x_label: str, parts: Sequence[tuple[str, str, Sequence[float]]], num_items: int
 ) -> Html:
-    """Return one stacked column per value of the parts, each part a name, a color class and its values.
+    """Return a chart of stacked columns. A part has a name, a color class and one value per column.
 
-    The x axis counts `num_items`; where there are more items than values, a column is the mean of several.
+    The x axis has `num_items` items; if that is more than there are columns, a column is the mean of several items.
     """
-    number = len(parts[0][2])
-    totals = [sum(values[index] for _, _, values in parts) for index in range(number)]
+    num_columns = len(parts[0][2])
+    totals = [sum(values[index] for _, _, values in parts) for index in range(num_columns)]
     y = linear(0.0, max(totals) or 1.0, 4)
     x = linear(0.0, float(num_items), 6, is_integer=True, is_tight=True)
-    width = _WIDTH / number
+    width = _WIDTH / num_columns
     # Gaps between many thin columns would flicker.
-    gap = 1.0 if number < 100 else 0.0
-    bases = [0.0] * number
+    gap = 1.0 if num_columns < 100 else 0.0
+    bases = [0.0] * num_columns
     drawn = []
     for _, css_class, values in parts:
         # One path for all columns: hundreds of boxes would be most of the page.
         path = []
         for index, value in enumerate(values):
-            low, high = _y_unit(y, bases[index]), _y_unit(y, bases[index] + value)
+            low, high = _viewport_y(y, bases[index]), _viewport_y(y, bases[index] + value)
             path.append(f"M{index * width:.1f} {low}V{high}h{width - gap:.2f}V{low}z")
             bases[index] += value
         drawn.append(tag("path", d="".join(path), class_=f"fill {css_class}"))
-    label = f"{title}, {number} columns, at most {format_short(max(totals))} {unit}"
+    label = f"{title}, {num_columns} columns, at most {format_short(max(totals))} {unit}"
     entries = [(name, f"chip {css_class}") for name, css_class, _ in parts] if len(parts) > 1 else []
     views = [*_x_axis(x, x_label, _SMALL), _viewport(_SMALL, drawn)]
     return join(heading(title, unit), legend(entries), _plot(y, _SMALL, label, views))
 
 
 def heading(title: str, unit: str = "") -> Html:
-    """Return the title of a chart, with the unit of its y axis: rotated beside the axis it would be hard to read."""
+    """Return a chart's title and the unit of its y axis, which would be hard to read if rotated beside the axis."""
     return tag("div", title, tag("span", unit, class_="unit") if unit else None, class_="title")
 
 
 def legend(entries: Iterable[tuple[str, str]]) -> Html | None:
-    """Return a legend of names, each with the class of its key; None if there are no names."""
+    """Return a legend of (name, CSS class of its color key) entries; None if there are none."""
     items = [tag("span", tag("i", class_=css_class), name) for name, css_class in entries]
     return tag("div", *items, class_="legend") if items else None
 
 
 def box(start: float, stop: float, y: float, height: float, css_class: str, tooltip: str) -> Html:
-    """Return a box between two fractions of the width."""
+    """Return a rectangle with a tooltip, from one fraction of the width to another."""
     x, y, height = percent(start), round(y, 1), round(height, 1)
     width, css_class = percent(max(stop - start, 0)), f"fill {css_class}"
     return tag("rect", tag("title", tooltip), x=x, y=y, width=width, height=height, class_=css_class)
@@ -164,18 +165,18 @@ def percent(fraction: float) -> str:
 
 
 def ticks(x: Scale, y: float) -> list[Html]:
-    """Return the ticks of an x axis at some height. On narrow screens every other label is hidden if there are many."""
+    """Return the ticks of an x axis at height `y`. If there are many, narrow screens hide every other label."""
     parts = []
     format_tick = tick_formatter(x)
     for index, tick in enumerate(x.ticks):
         fraction, label = x.fraction(tick), format_tick(tick)
-        # Centered at the right end, a long label would be cut.
-        is_cut = fraction > 0.97 and len(label) > 4
+        # A long label that is centered at the right end would be clipped.
+        is_clipped = fraction > 0.97 and len(label) > 4
         css_class = "tick mid" if len(x.ticks) > 7 and index % 2 else "tick"
         parts += [
             tag("line", x1=percent(fraction), x2=percent(fraction), y1=y, y2=y + 4, class_="rule"),
-            tag("text", label, x=percent(fraction), y=y + 17, dx=14 if is_cut else None,
-                text_anchor="end" if is_cut else "middle", class_=css_class),
+            tag("text", label, x=percent(fraction), y=y + 17, dx=14 if is_clipped else None,
+                text_anchor="end" if is_clipped else "middle", class_=css_class),
         ]  # fmt: skip
     return parts
 
@@ -200,9 +201,11 @@ def _plot(y: Scale, height: float, label: str, views: Sequence[Html], **data: st
     width = 14 + CHAR_WIDTH * max(len(format_tick(tick)) for tick in y.ticks)
     labels, grid = [], []
     for tick in y.ticks:
-        at = round(_TOP + height * (1 - y.fraction(tick)), 1)
-        labels.append(tag("text", format_tick(tick), x=round(width - 6), y=at + 4, text_anchor="end", class_="tick"))
-        grid.append(tag("line", x1=0, x2="100%", y1=at, y2=at, class_="grid"))
+        tick_y = round(_TOP + height * (1 - y.fraction(tick)), 1)
+        labels.append(
+            tag("text", format_tick(tick), x=round(width - 6), y=tick_y + 4, text_anchor="end", class_="tick")
+        )
+        grid.append(tag("line", x1=0, x2="100%", y1=tick_y, y2=tick_y, class_="grid"))
     size = {"height": height + _TOP + _BOTTOM}
     return tag(
         "div",
@@ -227,35 +230,36 @@ def _viewport(height: float, drawn: Sequence[Html]) -> Html:
 
 
 def _draw_mark(x: Scale, position: float, tooltip: str, height: float) -> Html:
-    at = percent(x.fraction(position))
-    return tag("line", tag("title", tooltip), x1=at, x2=at, y1=_TOP, y2=_TOP + height, class_="mark")
+    mark_x = percent(x.fraction(position))
+    return tag("line", tag("title", tooltip), x1=mark_x, x2=mark_x, y1=_TOP, y2=_TOP + height, class_="mark")
 
 
-def _x_unit(x: Scale, value: float) -> int:
+def _viewport_x(x: Scale, value: float) -> int:
     return round(_WIDTH * x.fraction(value))
 
 
-def _y_unit(y: Scale, value: float) -> int:
+def _viewport_y(y: Scale, value: float) -> int:
+    # Outliers end just outside the plot.
     return round(_HEIGHT * (1 - min(max(y.fraction(value), -0.02), 1.02)))
 
 
-def _band(x: Scale, y: Scale, line: Line, axis: int) -> Html:
+def _band(x: Scale, y: Scale, line: Line, axis_index: int) -> Html:
     finite = [
-        (_x_unit(x, position), low, high)
-        for position, low, high in zip(line.x[axis], line.low, line.high, strict=True)
+        (_viewport_x(x, position), low, high)
+        for position, low, high in zip(line.x[axis_index], line.low, line.high, strict=True)
         if math.isfinite(low) and math.isfinite(high)
     ]
-    upper = [f"{position},{_y_unit(y, high)}" for position, _, high in finite]
-    lower = [f"{position},{_y_unit(y, low)}" for position, low, _ in reversed(finite)]
+    upper = [f"{position},{_viewport_y(y, high)}" for position, _, high in finite]
+    lower = [f"{position},{_viewport_y(y, low)}" for position, low, _ in reversed(finite)]
     return tag("polygon", points=" ".join(upper + lower), class_=f"band c{line.color}")
 
 
-def _draw_line(x: Scale, y: Scale, line: Line, axis: int) -> list[Html]:
-    """Return a polyline for each stretch without a gap, and dots for single points and where there are few points."""
+def _draw_line(x: Scale, y: Scale, line: Line, axis_index: int) -> list[Html]:
+    """Return a polyline for each stretch without a gap, and dots for isolated points and for lines with few points."""
     stretches: list[list[tuple[int, int]]] = [[]]
-    for position, value in zip(line.x[axis], line.y, strict=True):
+    for position, value in zip(line.x[axis_index], line.y, strict=True):
         if math.isfinite(value):
-            stretches[-1].append((_x_unit(x, position), _y_unit(y, value)))
+            stretches[-1].append((_viewport_x(x, position), _viewport_y(y, value)))
         elif stretches[-1]:
             stretches.append([])
     parts = [

@@ -1,4 +1,4 @@
-"""The checkpoints that a run still has and the starts that it claimed, read from its checkpoint folder."""
+"""A run's checkpoint folder: which checkpoints still exist, and when and where the run was started."""
 
 import math
 from collections.abc import Mapping
@@ -18,13 +18,13 @@ from stretto.report.record import Record
 
 @dataclass(frozen=True)
 class CheckpointInventory:
-    """What is known about a run's checkpoints."""
+    """The checkpoints that still exist, and the claims: each start of a run claims the next generation."""
 
     location: str
-    problem: str | None = None  # why nothing is known
-    claims: Mapping[int, Claim] = field(default_factory=dict)
+    problem: str | None = None  # why the folder could not be read
+    claims: Mapping[int, Claim] = field(default_factory=dict)  # by generation
     manifests: Mapping[CheckpointName, Manifest] = field(default_factory=dict)  # of the run's lineage, newest first
-    losses: Mapping[CheckpointName, float] = field(default_factory=dict)
+    losses: Mapping[CheckpointName, float] = field(default_factory=dict)  # on the validation data
 
     @property
     def newest(self) -> Manifest | None:
@@ -40,7 +40,7 @@ class CheckpointInventory:
 
 
 def read_checkpoint_inventory(record: Record) -> CheckpointInventory:
-    """Read a run's checkpoint folder. If it is remote or gone, the inventory is empty and says so."""
+    """Read a run's checkpoint folder. If it is remote or can't be read, the inventory is empty and has a `problem`."""
     save_to = None if record.config is None else record.config.save.to
     location = save_to or str(RunFolder(record.folder).checkpoints)
     if is_remote(location):

@@ -11,7 +11,7 @@ from stretto.report.record import Record
 from stretto.report.record_reader import ProgressCallback, read_record
 from stretto.report.summary import final_metrics, flatten_config
 
-# As many as there are colors.
+# The number of colors in the style sheet.
 _MAX_RUNS = 8
 
 
@@ -19,9 +19,8 @@ def render_comparison(folders: Sequence[Path | str], on_progress: ProgressCallba
     """Return a page that compares the runs in `folders`. It needs only a browser and no network."""
     if not 2 <= len(folders) <= _MAX_RUNS:
         raise ConfigError(f"{len(folders)} runs can't be compared on one page; give 2 to {_MAX_RUNS}")
-    number = len(folders)
     records = [
-        read_record(folder, lambda fraction, done=index: on_progress((done + fraction) / number))  # type: ignore[misc]
+        read_record(folder, lambda fraction, done=index: on_progress((done + fraction) / len(folders)))  # type: ignore[misc]
         for index, folder in enumerate(folders)
     ]
     runs = dict(zip(_names(folders), records, strict=True))
@@ -31,10 +30,10 @@ def render_comparison(folders: Sequence[Path | str], on_progress: ProgressCallba
         f"Runs {title}",
         tag("header", tag("p", "Comparison of runs", class_="kind"), tag("h1", title)),
         _runs_table(runs),
-        section("curves", "Training curves", curves(runs) if has_steps else note("None of the logs has a step yet.")),
+        section("curves", "Training curves", curves(runs) if has_steps else note("None of the logs has steps yet.")),
         section("results", "Results", _results_table(runs)),
         section("configuration", "Differences in configuration", _differences(runs)),
-        tag("footer", "Made by `stretto report --compare` from the files of the runs; it needs no network."),
+        tag("footer", "Made by ", tag("code", "stretto report --compare"), " from the runs' files; needs no network."),
     )
 
 

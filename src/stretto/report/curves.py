@@ -12,9 +12,11 @@ from stretto.report.markup import Html, tag
 from stretto.report.page import figure
 from stretto.report.record import Record, StepHistory, read_int, read_str
 
+_MAX_MARKS = 50
+
 
 def curves(runs: Mapping[str, Record]) -> Html:
-    """Return the charts of runs, given by name, with buttons that choose their x axis: steps, time or tokens."""
+    """Return the charts of runs, given by name, with buttons that switch their x axis to steps, time or tokens."""
     records = list(runs.values())
     target_names = {record.target_name for record in records}
     targets = target_names.pop() if len(target_names) == 1 else "tokens"
@@ -43,7 +45,7 @@ def curves(runs: Mapping[str, Record]) -> Html:
 
 
 def final_loss(steps: StepHistory) -> float:
-    """Return the training loss averaged over the last steps; NaN if none is finite."""
+    """Return the exponentially weighted mean of the training loss at the last step; NaN if no loss is finite."""
     losses = steps.series.mean("loss")
     spans = np.full(len(losses), float(steps.smoothing_span))
     means = exponential_mean(losses, steps.series.count("loss"), spans)
@@ -54,7 +56,7 @@ def final_loss(steps: StepHistory) -> float:
 def _x_axes(histories: Sequence[StepHistory], targets: str) -> list[XAxis]:
     """Return the axes to choose from, each long enough for all runs."""
     seconds, tokens = max(steps.seconds for steps in histories), max(steps.tokens for steps in histories)
-    unit, unit_seconds = run_time_unit(seconds)
+    unit_seconds, unit = run_time_unit(seconds)
     return [
         XAxis("step", max(steps.last for steps in histories), "by-steps"),
         XAxis(f"{unit} in steps", seconds / unit_seconds, "by-seconds", "seconds", unit_seconds, is_integer=False),
@@ -67,7 +69,7 @@ def _positions(series: DownsampledSeries, axes: Sequence[XAxis]) -> list[list[fl
 
 
 def _loss_chart(record: Record, axes: Sequence[XAxis]) -> Html:
-    """Return the loss of a single run: each step, smoothed, and validation."""
+    """Return the chart of a single run: training loss of each step, smoothed training loss, and validation loss."""
     series, span = record.steps.series, record.steps.smoothing_span
     x, loss = _positions(series, axes), series.mean("loss")
     name = f"training, mean of {series.bucket_size:,} steps" if series.bucket_size > 1 else "training, each step"
@@ -104,7 +106,7 @@ def _restarts(record: Record, positions: Sequence[Sequence[float]]) -> list[Mark
             bucket = min(int(np.searchsorted(bucket_steps, step)), len(bucket_steps) - 1)
             text = f"restarted after step {step:,} on {read_str(start, 'ranks')} ranks"
             marks.append(([x[bucket] for x in positions], text))
-    return marks[:50]
+    return marks[:_MAX_MARKS]
 
 
 def _validation_chart(runs: Mapping[str, Record], axes: Sequence[XAxis]) -> Html:
@@ -127,7 +129,7 @@ def _lines(runs: Mapping[str, Record], axes: Sequence[XAxis], column: str) -> li
     for color, (name, record) in enumerate(runs.items()):
         series = record.steps.series
         x, y = _positions(series, axes), series.mean(column).tolist()
-        # The limits of several runs would cover each other.
+        # The minimum-to-maximum bands of several runs would cover each other.
         limits = _limits(series, column) if len(runs) == 1 else ((), ())
         lines.append(Line(name if len(runs) > 1 else "", color, x, y, *limits))
     return lines
@@ -145,8 +147,8 @@ def _speed_chart(runs: Mapping[str, Record], axes: Sequence[XAxis], targets: str
 
 def _smoothed_speed(steps: StepHistory) -> Floats:
     """Return tokens per second, smoothed: the speed of a single step is mostly noise."""
-    series, counts = steps.series, steps.series.count("took")
+    series, counts = steps.series, steps.series.count("step_seconds")
     with np.errstate(invalid="ignore", divide="ignore"):
-        tokens = smooth(series.mean("num_targets"), counts, steps.smoothing_span)
-        speed: Floats = tokens / smooth(series.mean("took"), counts, steps.smoothing_span)
+        tokens = smooth(series.mean("step_tokens"), counts, steps.smoothing_span)
+        speed: Floats = tokens / smooth(series.mean("step_seconds"), counts, steps.smoothing_span)
     return np.where(np.isfinite(speed), speed, np.nan)

@@ -1,4 +1,4 @@
-"""Columns of numbers over a run of any length, downsampled to buckets so that memory stays bounded."""
+"""Columns of numbers over a run of any length, downsampled to a bounded number of buckets."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ _MAX_FINITE = 1e200
 
 
 class DownsampledSeries:
-    """Takes rows one by one and keeps mean, minimum and maximum of at most `max_buckets` buckets of equal size.
+    """Rows of numbers, added one by one; keeps mean, minimum and maximum of up to `max_buckets` equal buckets.
 
     rows     . . . . . . . . . . .      while there are few, each row is a bucket
     buckets  [. .] [. .] [. .] [.       then a bucket holds two rows, four, eight ...
@@ -79,9 +79,9 @@ class DownsampledSeries:
         if not self._pending:
             return
         rows = np.array(self._pending, np.float64)
-        # A value beyond the bound counts as infinite: sums and ratios of such values would overflow.
+        # A larger value counts as infinite: sums and ratios of such values would overflow.
         is_finite = np.abs(rows) < _MAX_FINITE
-        new = np.stack([is_finite, *(np.where(is_finite, rows, blank) for blank in (0.0, np.inf, -np.inf))])
+        new = np.stack([is_finite, *(np.where(is_finite, rows, neutral) for neutral in (0.0, np.inf, -np.inf))])
         row_numbers = np.arange(self._num_flushed, self._num_flushed + len(rows))
         self._num_flushed += len(rows)
         self._pending.clear()
@@ -98,7 +98,10 @@ class DownsampledSeries:
 
 
 def exponential_mean(values: Floats, counts: Floats, spans: Floats) -> Floats:
-    """Return the exponentially weighted mean of the values so far, each over about `spans` values."""
+    """Return at each value the exponentially weighted mean of the values so far, over about as many steps as its span.
+
+    `counts` is the number of steps that each value is a mean of; a value of no steps is skipped, and its mean is NaN.
+    """
     means = np.full(len(values), np.nan)
     total = weight = 0.0
     for index, (value, count, span) in enumerate(zip(values, counts, spans, strict=True)):
@@ -110,7 +113,7 @@ def exponential_mean(values: Floats, counts: Floats, spans: Floats) -> Floats:
 
 
 def smooth(values: Floats, counts: Floats, span: float) -> Floats:
-    """Return the mean of about `span` values around each value, from both sides: a trailing mean would lag.
+    """Return a weighted mean of about `span` steps around each value, on both sides: a trailing mean would lag.
 
     The span is shorter near the start, where curves fall steeply.
     """

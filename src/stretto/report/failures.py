@@ -12,18 +12,19 @@ from stretto.report.page import figure, note, section, table
 from stretto.report.record import Record, SaveHistory, read_int, read_number, read_str
 
 _MAX_ROWS = 20
+_MAX_ERRORS = 8
 _START_HEADERS = ("start", "time", "host", "ranks", "layout", "resumed from", "changes")
 
 
 def failures_section(record: Record, inventory: CheckpointInventory) -> Html:
-    """Return the starts of a run and everything that went wrong."""
+    """Return the section with the starts of a run, skipped steps, non-finite batches and failed saves."""
     parts: list[Html | None] = [note(_describe(record, inventory))]
     starts = _start_rows(record, inventory)
     if starts:
         # A column that is empty for every start is left out.
         columns = [index for index in range(len(_START_HEADERS)) if any(row[index] for row in starts)]
         headers = [_START_HEADERS[index] for index in columns]
-        text_columns = [place for place, header in enumerate(headers) if header != "ranks"]
+        text_columns = [position for position, header in enumerate(headers) if header != "ranks"]
         parts.append(table(headers, [[row[index] for index in columns] for row in starts[-_MAX_ROWS:]], text_columns))
         if len(starts) > _MAX_ROWS:
             parts.append(note(f"The last {_MAX_ROWS} of {len(starts):,} starts are listed."))
@@ -33,18 +34,20 @@ def failures_section(record: Record, inventory: CheckpointInventory) -> Html:
         more = f" and {num_unlisted:,} more" if num_unlisted > 0 else ""
         parts.append(note(f"Steps skipped because of non-finite values: {_ranges(steps.skipped)}{more}."))
     if record.nonfinite_files:
-        names = ", ".join(record.nonfinite_files[:8]) + (" and more" if len(record.nonfinite_files) > 8 else "")
+        names = ", ".join(record.nonfinite_files[:_MAX_ERRORS]) + (
+            " and more" if len(record.nonfinite_files) > _MAX_ERRORS else ""
+        )
         parts.append(note(f"Batches that gave non-finite values are saved in nonfinite/: {names}."))
     if saves.failed:
-        failed = [(f"{read_int(line, 'step'):,}", read_str(line, "error")) for line in saves.failed[:8]]
+        failed = [(f"{read_int(line, 'step'):,}", read_str(line, "error")) for line in saves.failed[:_MAX_ERRORS]]
         parts.append(table(("save after step", "error"), failed, text_columns=(0, 1)))
-        if saves.num_failed > 8:
-            parts.append(note(f"The first 8 of {saves.num_failed:,} failed saves are listed."))
+        if saves.num_failed > _MAX_ERRORS:
+            parts.append(note(f"The first {_MAX_ERRORS} of {saves.num_failed:,} failed saves are listed."))
     return section("failures", "Restarts and failures", *parts)
 
 
 def checkpoints_section(saves: SaveHistory, inventory: CheckpointInventory) -> Html:
-    """Return which checkpoints were saved, how long that took, and which still exist."""
+    """Return the section with the checkpoints that were saved, how long each took, and which still exist."""
     parts: list[Html | None] = [note(_describe_saves(saves.series))]
     rows = []
     for line in reversed(saves.last):
@@ -77,12 +80,12 @@ def _describe(record: Record, inventory: CheckpointInventory) -> str:
     }
     events = [event for event, has_happened in all_events.items() if has_happened]
     if not events:
-        return "One start, no failures." if num_starts else "The log has no start."
+        return "One start, no failures." if num_starts else "The log records no start."
     return f"The run {'; '.join(events)}."
 
 
 def _start_rows(record: Record, inventory: CheckpointInventory) -> list[tuple[str, ...]]:
-    """Return a row per start: those in the log, and those that a later start removed from it."""
+    """Return a row per start. A start whose steps were repeated is no longer in the log, but its claim still exists."""
     lines = {read_int(line, "generation"): line for line in record.starts}
     rows: list[tuple[str, ...]] = []
     for generation in sorted({*lines, *inventory.claims}):
@@ -111,17 +114,17 @@ def _ranges(steps: Sequence[int]) -> str:
 
 def _describe_saves(series: DownsampledSeries) -> str:
     if not series.num_rows:
-        return "The log has no checkpoint."
-    blocked, size = float(series.mean("blocked").mean()), float(series.mean("num_bytes")[-1])
+        return "The log records no checkpoint."
+    blocked, size = float(series.mean("blocked_seconds").mean()), float(series.mean("num_bytes")[-1])
     return (
         f"{pluralize(series.num_rows, 'checkpoint')} in the log, the last of {format_bytes(size)}. A save blocked "
-        f"training for {format_seconds(blocked)} on average; the rest of it ran in the background."
+        f"training for {format_seconds(blocked)} on average, and then continued in the background."
     )
 
 
 def _saves_chart(series: DownsampledSeries) -> Html:
     x = [series.mean("step").tolist()]
-    columns = {"time to save": "seconds", "training blocked": "blocked"}
+    columns = {"time to save": "seconds", "training blocked": "blocked_seconds"}
     lines = [
         Line(name, color, x, series.mean(column).tolist(), has_dots=True)
         for color, (name, column) in enumerate(columns.items())

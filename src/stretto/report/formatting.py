@@ -1,4 +1,4 @@
-"""Numbers as people read them on a page."""
+"""Formats and units of the numbers on a page."""
 
 import math
 
@@ -34,19 +34,19 @@ def format_percent(value: float) -> str:
     return f"{value:.1%}" if 0 < abs(value) < 0.0995 else f"{value:.0%}"
 
 
-def run_time_unit(seconds: float) -> tuple[str, float]:
-    """Return the unit for an axis that reaches to `seconds`, and its length in seconds."""
+def run_time_unit(seconds: float) -> tuple[float, str]:
+    """Return the seconds per unit and the unit's name, for an axis that ends at `seconds`."""
     for unit, size in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
         if seconds >= 3 * size:
-            return unit, size
-    return "seconds", 1.0
+            return size, unit
+    return 1.0, "seconds"
 
 
 def step_time_unit(seconds: float) -> tuple[float, str]:
-    """Return how many units one second has, and the unit, for an axis that reaches to the length of a step."""
+    """Return the units per second and the unit's name, for an axis that ends at `seconds`."""
     return (1e3, "milliseconds") if seconds < 1 else (1.0, "seconds")
 
 
 def format_time(text: str) -> str:
-    """Format an ISO time as `2026-11-15 13:02 UTC`."""
+    """Format a UTC time in ISO 8601 as `2026-11-15 13:02 UTC`; return shorter text unchanged."""
     return f"{text[:16].replace('T', ' ')} UTC" if len(text) >= 16 else text

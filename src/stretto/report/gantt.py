@@ -1,4 +1,4 @@
-"""Gantt charts: what each rank or stage does within one step, one row each, time from left to right."""
+"""Gantt charts of one training step: a row per rank or stage, time from left to right."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from stretto.report.bar_rows import BarChart, BarRow, Box
 from stretto.report.formatting import step_time_unit
 from stretto.report.ticks import linear
 
-_CLASSES = {
+_CSS_CLASSES = {
     "data": "c4", "forward": "c0", "backward": "c1", "all_reduce": "c3", "optimizer": "c2", "waiting": "idle",
     "other": "rest",
 }  # fmt: skip
@@ -30,7 +30,7 @@ class Bar(NamedTuple):
 
 
 def bars_from_timeline(timeline: Timeline) -> list[Bar]:
-    """Return one bar per action; each stage is a row."""
+    """Return one bar per action of a simulated step; each stage is a row."""
     label_of = action_labels(timed.action for timed in timeline.timed_actions)
     bars = []
     for timed in timeline.timed_actions:
@@ -45,23 +45,24 @@ def stage_names(timeline: Timeline) -> list[str]:
 
 
 def bars_from_trace(trace: Trace, max_ranks: int) -> tuple[list[str], list[Bar]]:
-    """Return the row names and bars of a traced step; each rank is a row."""
+    """Return the row names and bars of a measured step; each of the first `max_ranks` ranks is a row."""
     label_of = action_labels(event.action for row in trace.ranks for event in row.events if event.action is not None)
     names, bars = [], []
     is_hybrid = len({row.stage for row in trace.ranks}) > 1 and len({row.replica for row in trace.ranks}) > 1
-    for number, row in enumerate(trace.ranks[:max_ranks]):
+    for row_index, row in enumerate(trace.ranks[:max_ranks]):
+        # A rank of several replicas and stages is named as `rank 5 (replica.stage)`.
         names.append(f"rank {row.rank} ({row.replica}.{row.stage})" if is_hybrid else f"rank {row.rank}")
         for event in row.events:
             label = event.category if event.action is None else label_of(event.action)
-            bars.append(Bar(number, event.category, label, event.start, event.stop))
+            bars.append(Bar(row_index, event.category, label, event.start, event.stop))
     return names, bars
 
 
 def gantt(title: str, names: Sequence[str], bars: Sequence[Bar], max_seconds: float | None = None) -> BarChart:
     """Return a chart with one row per name.
 
-    `max_seconds` is the end of the time axis; charts that share it can be compared by eye. By default the axis ends
-    with the last bar.
+    `max_seconds` is the end of the time axis, so that several charts can share it. By default the axis ends with the
+    last bar.
     """
     end = max_seconds or max((bar.stop for bar in bars), default=0.0) or 1.0
     factor, unit = step_time_unit(end)
@@ -71,11 +72,11 @@ def gantt(title: str, names: Sequence[str], bars: Sequence[Bar], max_seconds: fl
             duration, start = format_seconds(bar.stop - bar.start), format_seconds(bar.start)
             tooltip = f"{names[bar.row]}: {bar.label}, {duration} from {start}"
             label = "" if bar.kind == "waiting" else bar.label
-            css_class = _CLASSES.get(bar.kind, "rest")
+            css_class = _CSS_CLASSES.get(bar.kind, "rest")
             boxes[bar.row].append(Box(bar.start / end, bar.stop / end, css_class, tooltip, label))
-    kinds = [kind for kind in _CLASSES if any(bar.kind == kind for bar in bars)]
+    kinds = [kind for kind in _CSS_CLASSES if any(bar.kind == kind for bar in bars)]
     description = f"{len(names)} rows, {format_seconds(end)} in total; {', '.join(kinds)}"
-    entries = [(kind.replace("_", "-"), _CLASSES[kind]) for kind in kinds]
+    entries = [(kind.replace("_", "-"), _CSS_CLASSES[kind]) for kind in kinds]
     rows = [BarRow(name, row) for name, row in zip(names, boxes, strict=True)]
     return BarChart(title, description, entries, rows, linear(0.0, end * factor, 10, is_tight=True), unit)
 

@@ -1,4 +1,4 @@
-"""HTML and SVG built from Python values, with every outside text escaped."""
+"""Build HTML and SVG from Python values. Text is escaped unless it is `Html`."""
 
 from html import escape
 
@@ -7,20 +7,20 @@ _VOID_ELEMENTS = {"meta", "input", "br"}
 
 
 class Html(str):
-    """Text that is markup already. Any other text is escaped when it becomes a child of an element."""
+    """A string that is already markup. Other strings are escaped when they become children of an element."""
 
     __slots__ = ()
 
 
 def tag(element: str, *children: str | None, **attributes: Attribute) -> Html:
-    """Return an element. `class_` is written `class` and `text_anchor` `text-anchor`; None is left out."""
+    """Return an element. Attribute `class_` becomes `class`, `text_anchor` becomes `text-anchor`; None is left out."""
     if element in _VOID_ELEMENTS:
         return Html(f"<{element}{_attributes(attributes)}>")
     return Html(f"<{element}{_attributes(attributes)}>{join(*children)}</{element}>")
 
 
 def join(*children: str | None) -> Html:
-    """Return the children one after the other, escaped unless they are markup."""
+    """Concatenate the children, escaped unless they are `Html`."""
     return Html("".join(child if isinstance(child, Html) else escape(child) for child in children if child is not None))
 
 

@@ -1,4 +1,4 @@
-"""The shell that every page shares, and the elements that pages are made of."""
+"""The HTML skeleton that all pages share, and the elements that pages are made of."""
 
 import base64
 import hashlib
@@ -11,7 +11,7 @@ from stretto.report.markup import Html, join, tag
 def page(title: str, *body: Html, has_script: bool = True) -> str:
     """Return a complete page that needs only a browser and never uses the network."""
     style, script = read_style(), _read_asset("page.js") if has_script else ""
-    # The policy allows only the style and script with these hashes: a script that got into the text would not run.
+    # The policy allows only the style and script with these hashes, so an injected script would not run.
     scripts = f"'{_csp_hash(script)}'" if script else "'none'"
     sources = f"default-src 'none'; style-src '{_csp_hash(style)}'; script-src {scripts}"
     head = join(
@@ -27,17 +27,17 @@ def page(title: str, *body: Html, has_script: bool = True) -> str:
 
 
 def section(name: str, title: str, *children: Html | None) -> Html:
-    """Return a part of a page under its heading."""
+    """Return a section with a heading; `name` is its anchor."""
     return tag("section", tag("h2", title, id=name), *children)
 
 
-def note(words: str) -> Html:
+def note(text: str) -> Html:
     """Return a paragraph in a softer color: how to read a figure, or why there is none."""
-    return tag("p", words, class_="note")
+    return tag("p", text, class_="note")
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]], text_columns: Sequence[int] = (0,)) -> Html:
-    """Return a table; `text_columns` are the indices of columns with words, the others hold numbers."""
+    """Return a table. `text_columns` are the indices of columns with text; the others have numbers."""
     kinds = ["text" if index in text_columns else "number" for index in range(len(headers))]
     head = tag("tr", *(tag("th", name, class_=kind, scope="col") for name, kind in zip(headers, kinds, strict=True)))
     body = (tag("tr", *(tag("td", cell, class_=kind) for cell, kind in zip(row, kinds, strict=True))) for row in rows)

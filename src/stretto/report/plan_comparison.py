@@ -1,4 +1,4 @@
-"""Plan and measurement: what the plan predicted for a run beside what was measured."""
+"""Compare what a plan predicted for a run with what was measured."""
 
 import math
 import statistics
@@ -12,13 +12,14 @@ from stretto.report.page import note, section, table
 from stretto.report.record import JsonObject, RankMeans, Record, StepHistory, read_int, read_number
 
 _MEMORY = "memory of the fullest rank"
+_MAX_STAGES = 16
 _Row = tuple[str, str, str, str]
 # A name, the planned and the measured value, and how to format both.
 _Quantity = tuple[str, float, float, Callable[[float], str]]
 
 
-def find_planned_layout(record: Record) -> JsonObject | None:
-    """Return the plan's prediction for the layout of a run; None if the plan does not have one."""
+def find_prediction(record: Record) -> JsonObject | None:
+    """Return the plan's prediction for the layout of a run; None if the plan has none for it."""
     if record.plan is None or record.config is None:
         return None
     layout = record.config.layout.model_dump(mode="json", exclude={"auto", "elastic"})
@@ -26,21 +27,21 @@ def find_planned_layout(record: Record) -> JsonObject | None:
     listed = [*(best if isinstance(best, list) else []), record.plan.get("one_device")]
     predictions = [prediction for prediction in listed if isinstance(prediction, Mapping)]
     same = [prediction for prediction in predictions if prediction.get("layout") == layout]
-    # A layout without `blocks` is balanced by the plan, so its blocks may differ.
+    # If the config leaves out `blocks`, the plan fills it in. So accept a layout that differs only in its blocks.
     blockless = _without_blocks(layout)
     similar = [prediction for prediction in predictions if _without_blocks(prediction.get("layout")) == blockless]
     return next(iter([*same, *similar]), None)
 
 
 def plan_comparison_section(record: Record) -> Html | None:
-    """Return the plan beside the measurements; None if the run had no plan."""
+    """Return a section with predicted and measured values side by side; None if the run had no plan."""
     if record.plan is None:
         return None
     parts: list[Html | None] = []
     advice = record.plan.get("advice")
     if isinstance(advice, str):
         parts.append(tag("p", advice, class_="advice"))
-    rows = _rows(record, find_planned_layout(record))
+    rows = _rows(record, find_prediction(record))
     if rows:
         parts.append(table(("quantity", "planned", "measured", "measured / planned"), rows))
         if any(row[0] == _MEMORY for row in rows):
@@ -49,7 +50,7 @@ def plan_comparison_section(record: Record) -> Html | None:
         parts.append(note("The plan has no prediction for the layout of this run."))
     if len(record.plan_events) > 1:
         events = [(f"{read_int(line, 'step'):,}", *_event_seconds(line)) for line in record.plan_events]
-        parts.append(note("Each start compares its own first steps:"))
+        parts.append(note("Each start compares its first steps with the plan:"))
         parts.append(
             table(
                 ("after step", "planned", "measured", "measured / planned"),
@@ -79,10 +80,10 @@ def _rows(record: Record, prediction: JsonObject | None) -> list[_Row]:
 
 def _stage_quantities(stages: object, ranks: RankMeans, layout: Layout) -> Iterator[_Quantity]:
     if isinstance(stages, list) and layout.stages > 1 and ranks.num_ranks == layout.num_ranks:
-        # Adjacent ranks are the stages of one replica, or the replicas of one stage.
+        # Busy times as [stages, replicas]: adjacent ranks are the stages of one replica, or the replicas of one stage.
         is_by_stage = layout.adjacent == "stages"
         busy = ranks.busy.reshape(-1, layout.stages).T if is_by_stage else ranks.busy.reshape(layout.stages, -1)
-        planned = [stage for stage in stages[:16] if isinstance(stage, Mapping)]
+        planned = [stage for stage in stages[:_MAX_STAGES] if isinstance(stage, Mapping)]
         for index, (stage, seconds) in enumerate(zip(planned, busy.mean(axis=1).tolist(), strict=False)):
             yield f"compute of stage {index}", read_number(stage, "busy"), seconds, format_seconds
 
@@ -97,7 +98,7 @@ def _row(name: str, planned: float, measured: float, format_value: Callable[[flo
 
 
 def _median_step(steps: StepHistory) -> float:
-    seconds = [value for value in steps.series.mean("took").tolist() if math.isfinite(value)]
+    seconds = [value for value in steps.series.mean("step_seconds").tolist() if math.isfinite(value)]
     return statistics.median(seconds) if seconds else math.nan
 
 

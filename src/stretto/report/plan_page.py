@@ -16,7 +16,7 @@ from stretto.report.page import figure, note, page, section, table
 
 
 def plan_page(plan: Plan, profile: Profile, workload: Workload, timeline: Timeline, title: str) -> str:
-    """Return the page, which needs only a browser."""
+    """Return the page as HTML. It needs only a browser and no network."""
     parts: list[Html] = [
         tag("header", tag("p", "Plan", class_="kind"), tag("h1", title)),
         tag("p", advise(plan), class_="advice"),
@@ -39,12 +39,12 @@ def plan_page(plan: Plan, profile: Profile, workload: Workload, timeline: Timeli
 
 def _describe(plan: Plan, profile: Profile, workload: Workload) -> str:
     cluster = plan.cluster
-    times = "processes on one" if profile.shares_memory else "x"
+    link = "processes on one" if profile.shares_memory else "x"
     nodes = f" on {cluster.nodes} nodes" if cluster.nodes > 1 else ""
     simulated = " Simulated from a data sheet; no such device was measured." if profile.is_simulated else ""
     notes = "; ".join(f"{key}: {value}" for key, value in profile.notes.items())
     return (
-        f"{cluster.devices} {times} {profile.device}{nodes}. A step reads {workload.max_rows:,} rows of up to "
+        f"{cluster.devices} {link} {profile.device}{nodes}. A step reads {workload.max_rows:,} rows of up to "
         f"{workload.num_steps:,} time steps.{simulated} {plan.num_layouts:,} layouts were considered, "
         f"{plan.num_simulated:,} of them simulated; the others can't be among the best. {notes}"
     )
@@ -73,9 +73,9 @@ def _phases_chart(plan: Plan) -> Html:
 def _balance_chart(prediction: Prediction, profile: Profile) -> Html:
     names, values = [], []
     for index, stage in enumerate(prediction.stages):
-        first, last = stage.blocks[0], stage.blocks[1] - 1
-        kinds = list(dict.fromkeys(profile.blocks[first : last + 1]))
-        blocks = f"block {first}" if first == last else f"blocks {first} to {last}"
+        start, stop = stage.blocks
+        kinds = list(dict.fromkeys(profile.blocks[start:stop]))
+        blocks = f"block {start}" if stop == start + 1 else f"blocks {start} to {stop - 1}"
         names.append(f"stage {index}: {blocks} ({', '.join(kinds[:4])})")
         values.append(f"{format_seconds(stage.busy)}, {format_bytes(stage.memory.total)}")
     busy = [stage.busy for stage in prediction.stages]

@@ -1,4 +1,4 @@
-"""What a run's files say about it: one record, split by the kinds of lines in its log."""
+"""Record: everything that a run's files say about it, with one history per kind of log line."""
 
 import math
 from collections import deque
@@ -13,21 +13,21 @@ from stretto.config.run import RunConfig
 from stretto.report.downsampled_series import DownsampledSeries
 
 JsonObject = Mapping[str, Any]
-# Nothing that a log counts or measures is larger. A larger value means a damaged line.
+# No count or measurement in a log is larger, so a larger value means a damaged line.
 _MAX_VALUE = 1e15
 # Events that can happen any number of times are listed up to this many.
 _MAX_LISTED = 50
 
 
 class StepHistory:
-    """The steps of a run."""
+    """The steps of a run: downsampled columns, and totals."""
 
     def __init__(self) -> None:
         self.series = DownsampledSeries(
-            "step", "seconds", "tokens", "loss", "gradient_norm", "learning_rate", "num_targets", "took", "data",
-            "compute", "optimizer", "padding",
+            "step", "seconds", "tokens", "loss", "gradient_norm", "learning_rate", "step_tokens", "step_seconds",
+            "data", "compute", "optimizer", "padding",
         )  # fmt: skip
-        self.last = self.epoch = 0
+        self.last = self.epoch = 0  # the highest step and epoch
         self.tokens = 0.0
         self.seconds = 0.0  # spent in steps: reading data, computing and the optimizer
         self.num_nonfinite = 0  # steps whose loss or gradient norm is not finite
@@ -38,13 +38,14 @@ class StepHistory:
         step, loss, norm = read_int(line, "step"), read_number(line, "loss"), read_number(line, "gradient_norm")
         tokens = read_amount(line, "tokens")
         phases = [read_amount(line, f"{phase}_seconds") for phase in ("data", "compute", "optimizer")]
-        took = sum(phases)
+        step_seconds = sum(phases)
         if math.isfinite(tokens):
             self.tokens += tokens
-        if math.isfinite(took):
-            self.seconds += took
+        if math.isfinite(step_seconds):
+            self.seconds += step_seconds
         else:
             phases = [math.nan] * 3
+        # The log counts all steps that were skipped so far.
         num_skipped = read_int(line, "skipped")
         if num_skipped > self.num_skipped:
             self.num_skipped = num_skipped
@@ -52,10 +53,10 @@ class StepHistory:
                 self.skipped.append(step)
         self.last, self.epoch = max(self.last, step), max(self.epoch, read_int(line, "epoch"))
         self.num_nonfinite += tokens > 0 and not math.isfinite(loss + norm)
-        # The totals so far are the x axes of the curves.
+        # `seconds` and `tokens` are totals so far: the x axes of the curves.
         self.series.add(
-            step, self.seconds, self.tokens, loss, norm, read_number(line, "learning_rate"), tokens, took, *phases,
-            read_amount(line, "padding"),
+            step, self.seconds, self.tokens, loss, norm, read_number(line, "learning_rate"), tokens, step_seconds,
+            *phases, read_amount(line, "padding"),
         )  # fmt: skip
 
     @property
@@ -93,10 +94,10 @@ class EvaluationHistory:
 
 
 class SaveHistory:
-    """The checkpoints that a run saved or failed to save."""
+    """The checkpoints that a run saved, and those that it failed to save."""
 
     def __init__(self) -> None:
-        self.series = DownsampledSeries("step", "num_bytes", "seconds", "blocked", max_buckets=300)
+        self.series = DownsampledSeries("step", "num_bytes", "seconds", "blocked_seconds", max_buckets=300)
         self.last: deque[JsonObject] = deque(maxlen=12)
         self.failed: list[JsonObject] = []  # the first failures
         self.num_failed = 0
@@ -113,11 +114,11 @@ class SaveHistory:
 
 
 class RankMeans:
-    """What each rank did in a step, averaged over the log lines with the current number of ranks."""
+    """The mean step of each rank, over the log lines since the number of ranks last changed."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0
-        self.busy = self.waiting = self.memory = np.zeros(0)  # of memory the maximum, not the mean
+        self.seconds = 0.0  # per step, like busy and waiting
+        self.busy = self.waiting = self.memory = np.zeros(0)  # per rank; memory is the maximum, not the mean
         self.bubbles = DownsampledSeries("step", "bubble", max_buckets=300)
         self._num_lines = 0
 
@@ -130,6 +131,7 @@ class RankMeans:
         except (KeyError, TypeError, ValueError, OverflowError):
             return
         seconds = read_number(line, "seconds")
+        # `not (x < y)` is also true for NaN.
         if not len(busy) == len(waiting) == len(memory) > 0 or not 0 < seconds < 1e9 or not (np.abs(busy) < 1e9).all():
             return
         self.bubbles.add(read_int(line, "step"), 1 - float(busy.mean()) / seconds)
@@ -165,11 +167,11 @@ class Record:
     folder: Path
     raw_config: JsonObject  # the sections of config.toml
     config: RunConfig | None  # None if config.toml is missing or from another version
-    data_spec: JsonObject
+    data_spec: JsonObject  # the task of the data: its inputs and targets
     plan: JsonObject | None
     has_weights: bool
-    nonfinite_files: Sequence[str]
-    starts: list[JsonObject] = field(default_factory=list)
+    nonfinite_files: Sequence[str]  # saved batches that gave non-finite values
+    starts: list[JsonObject] = field(default_factory=list)  # one per launch of the run
     steps: StepHistory = field(default_factory=StepHistory)
     evaluations: EvaluationHistory = field(default_factory=EvaluationHistory)
     saves: SaveHistory = field(default_factory=SaveHistory)
@@ -202,7 +204,7 @@ class Record:
 
     @property
     def target_name(self) -> str:
-        """What one target of this run is: tokens, labels or values."""
+        """What the targets of this run are called: tokens, labels or values."""
         task = self.data_spec.get("task")
         name = task.get("targets") if isinstance(task, Mapping) else None
         return name if isinstance(name, str) else "tokens"
@@ -212,12 +214,12 @@ class Record:
         if self.has_weights:
             return "finished"
         if any(name.startswith(f"step-{self.steps.last + 1}-") for name in self.nonfinite_files):
-            return "stopped: not finite"
-        return "not finished" if self.steps.last else "no step yet"
+            return "stopped: non-finite values"
+        return "not finished" if self.steps.last else "no steps yet"
 
 
 def read_number(line: JsonObject, name: str) -> float:
-    """Return a number of a log line; NaN if it is null, missing or something else."""
+    """Return a number of a log line; NaN if it is null, missing or not a number."""
     value = line.get(name)
     # Called ten times for each of a million lines: test the common type first.
     if type(value) is float:

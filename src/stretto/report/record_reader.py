@@ -1,4 +1,4 @@
-"""Reading a run's folder into a record: line by line, in bounded memory however long the run was."""
+"""Read a run's folder into a `Record`, line by line, in memory that does not grow with the log."""
 
 import json
 import tomllib
@@ -39,16 +39,16 @@ def read_record(folder: Path | str, on_progress: ProgressCallback = lambda fract
 
 
 def _lines(path: Path, on_progress: ProgressCallback) -> Iterator[JsonObject | None]:
-    """Yield the events of a log; None for a line that is not an event, like the last line of a run that was killed."""
+    """Yield the lines of a log as dicts; None for a damaged line, such as the last line of a run that was killed."""
     if not path.is_file():
         return
     try:
-        size, done, reported = path.stat().st_size or 1, 0, 0.0
+        size, num_read, reported = path.stat().st_size or 1, 0, 0.0
         with path.open("rb") as log:
             for content in log:
-                done += len(content)
-                if done / size > reported + 0.01:
-                    reported = done / size
+                num_read += len(content)
+                if num_read / size > reported + 0.01:
+                    reported = num_read / size
                     on_progress(min(reported, 1.0))
                 try:
                     line = from_json(content)
@@ -63,7 +63,7 @@ def _lines(path: Path, on_progress: ProgressCallback) -> Iterator[JsonObject | N
 
 
 def _read_object(path: Path, parse: Callable[[str], Any]) -> JsonObject:
-    """Return a small file as plain values; empty if it is missing or unreadable, since a page can do without it."""
+    """Parse a small TOML or JSON file; return {} if it is missing or damaged, since a page can do without it."""
     try:
         tree = parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

@@ -25,7 +25,8 @@ def render_run(folder: Path | str, on_progress: ProgressCallback = lambda fracti
     inventory = read_checkpoint_inventory(record)
     data_digest = None if inventory.newest is None else inventory.newest.run_info.data
     has_steps = record.steps.series.num_rows > 0
-    charts = curves({record.name: record}) if has_steps else note("The log has no step yet.")
+    charts = curves({record.name: record}) if has_steps else note("The log has no steps yet.")
+    # By anchor and link text.
     sections: dict[tuple[str, str], Html | None] = {
         ("curves", "Curves"): section("curves", "Training curves", charts),
         ("configuration", "Configuration"): configuration_section(record, inventory),
@@ -39,9 +40,9 @@ def render_run(folder: Path | str, on_progress: ProgressCallback = lambda fracti
     }
     links = [tag("a", link, href=f"#{name}") for (name, link), content in sections.items() if content is not None]
     nav = tag("nav", *links, aria_label="Sections of this page")
-    color = {"finished": " good", "stopped: not finite": " bad"}.get(record.status, "")
+    color = {"finished": " good", "stopped: non-finite values": " bad"}.get(record.status, "")
     badge = tag("span", record.status, class_=f"status{color}")
     header = tag("header", tag("p", "Run", class_="kind"), tag("h1", record.name, badge), nav)
-    footer = tag("footer", "Made by `stretto report` from the files of the run; it needs no network.")
+    footer = tag("footer", "Made by ", tag("code", "stretto report"), " from the files of the run; needs no network.")
     shown = [content for content in sections.values() if content is not None]
     return page(f"Run {record.name}", header, summary_tiles(record), *shown, footer)

@@ -20,70 +20,72 @@ from stretto.store.corpus import Corpus
 from stretto.store.index import INDEX, Store
 from stretto.store.sequences import Sequences
 
-_MAX_SAMPLES, _NUM_BLOCKS, _NUM_BINS = 1 << 20, 64, 40
+_MAX_SAMPLES, _SEGMENTS_PER_SHARD, _NUM_BINS = 1 << 20, 64, 40
 
 
 @dataclass(frozen=True)
 class LengthSample:
-    """The lengths of all sequences of a store, or of a sample."""
+    """The lengths of a store's sequences, in time steps, or of a sample of them."""
 
     values: NDArray[np.int64]
-    num_sequences: int
+    num_sequences: int  # this and the following are of all sequences, even if the values are a sample
     num_steps: int
+    longest: int
 
 
 def lengths_section(record: Record, data_digest: str | None) -> Html:
-    """Return the histogram of lengths and the padding; `data_digest` identifies the data the run was trained on."""
+    """Return the section with a histogram of lengths and the padding; `data_digest` is that of the data at training."""
     try:
-        lengths = _find_lengths(record, data_digest)
+        lengths, text = _find_lengths(record, data_digest)
     except (StrettoError, OSError) as error:
-        lengths = f"The training data can't be read: {error}."
-    pictures = [] if isinstance(lengths, str) else [figure(_histogram(lengths))]
-    words = lengths if isinstance(lengths, str) else _describe(lengths)
+        lengths, text = None, f"The training data can't be read: {error}."
+    figures = [] if lengths is None else [figure(_histogram(lengths))]
     padding = record.steps.padding
     if padding == 0:
-        words += " No batch was padded."
+        text += " No batch was padded."
     elif math.isfinite(padding):
-        pictures.append(figure(_padding_chart(record.steps)))
-        words += f" {format_percent(padding)} of the positions in a batch were padding, averaged over steps."
-    grid = tag("div", *pictures, class_="grid") if pictures else None
-    return section("lengths", "Sequence lengths and padding", note(words), grid)
+        figures.append(figure(_padding_chart(record.steps)))
+        text += f" {format_percent(padding)} of the positions in a batch were padding, averaged over training steps."
+    grid = tag("div", *figures, class_="grid") if figures else None
+    return section("lengths", "Sequence lengths and padding", note(text), grid)
 
 
-def _find_lengths(record: Record, data_digest: str | None) -> LengthSample | str:
-    """Return the lengths of the training data, or a sentence that says why there are none."""
+def _find_lengths(record: Record, data_digest: str | None) -> tuple[LengthSample | None, str]:
+    """Return the lengths of the training data and a description of them; or None and why there are none."""
     if record.config is None:
-        return "The run's config can't be read, so its training data is unknown."
+        return None, "The run's config can't be read, so its training data is unknown."
     location = record.config.data.train
     if is_remote(location):
-        return f"The training data, {location}, is in object storage, which a report does not read."
+        return None, f"The training data, {location}, is in object storage, which a report does not read."
     path = _locate_data(record.folder, location)
     if path is None:
-        return f"The training data, {location}, no longer exists."
+        return None, f"The training data, {location}, no longer exists."
     store = Store.open(path)
     if data_digest is not None and store.digest != data_digest:
-        return f"The data in {location} has changed since the run was trained on it."
+        return None, f"The data in {location} has changed since it was used for training."
     if store.kind == CORPUS:
         corpus = Corpus.from_store(store)
-        return f"The training data is one text of {corpus.num_tokens:,} tokens, split into lanes of equal length."
-    return read_lengths(Sequences.from_store(store))
+        return None, f"The training data is a text of {corpus.num_tokens:,} tokens, split into streams of equal length."
+    lengths = read_lengths(Sequences.from_store(store))
+    return lengths, _describe(lengths)
 
 
 def read_lengths(sequences: Sequences, max_samples: int = _MAX_SAMPLES) -> LengthSample:
-    """Read the lengths of a store's sequences. A large store is sampled in blocks spread evenly over each shard."""
+    """Read the lengths of a store's sequences; a large store is sampled in segments spread evenly over each shard."""
     fraction = min(1.0, max_samples / sequences.num_sequences)
     lengths = []
     for shard, size in enumerate(sequences.shard_sizes):
-        num_blocks = 1 if fraction == 1 else min(_NUM_BLOCKS, size)
-        block_size = size if fraction == 1 else max(1, math.floor(size * fraction / num_blocks))
-        for block in range(num_blocks):
-            start = size * block // num_blocks
-            lengths.append(np.diff(sequences.ends(shard, start, min(start + block_size, size))))
-    return LengthSample(np.concatenate(lengths), sequences.num_sequences, sequences.num_steps)
+        num_segments = 1 if fraction == 1 else min(_SEGMENTS_PER_SHARD, size)
+        segment_size = size if fraction == 1 else max(1, math.floor(size * fraction / num_segments))
+        for segment in range(num_segments):
+            start = size * segment // num_segments
+            # Where the first sequence begins, then where each ends: the differences are the lengths.
+            lengths.append(np.diff(sequences.ends(shard, start, min(start + segment_size, size))))
+    return LengthSample(np.concatenate(lengths), sequences.num_sequences, sequences.num_steps, sequences.longest)
 
 
 def _locate_data(folder: Path, location: str) -> Path | None:
-    """Return where the data is, relative to here or to any folder the run may have been started from."""
+    """Return the folder of the data; a relative path may start at the working directory or at a parent of `folder`."""
     candidates = [Path(location)]
     if not candidates[0].is_absolute():
         candidates += [parent / location for parent in folder.resolve().parents]
@@ -92,11 +94,11 @@ def _locate_data(folder: Path, location: str) -> Path | None:
 
 def _describe(lengths: LengthSample) -> str:
     values = lengths.values
-    sampled = f" (the histogram is a sample of {len(values):,})" if len(values) < lengths.num_sequences else ""
-    median, high = (int(value) for value in np.percentile(values, (50, 95)))
+    sampled = f" in a sample of {len(values):,}" if len(values) < lengths.num_sequences else ""
+    median, percentile = (int(value) for value in np.percentile(values, (50, 95)))
     return (
-        f"{lengths.num_sequences:,} sequences with {format_count(lengths.num_steps)} steps{sampled}. "
-        f"Median length {median:,}, 95th percentile {high:,}, maximum {int(values.max()):,}."
+        f"{lengths.num_sequences:,} sequences with {format_count(lengths.num_steps)} time steps; the longest has "
+        f"{lengths.longest:,}. The median{sampled} is {median:,}, the 95th percentile {percentile:,}."
     )
 
 
@@ -106,14 +108,14 @@ def _histogram(lengths: LengthSample) -> Html:
         scale = logarithmic(low, high, 6)
         edges = np.geomspace(scale.low, scale.high, _NUM_BINS + 1)
     else:
-        # Bins hold whole numbers of steps, so that none is lower because it covers fewer lengths.
+        # All bins cover the same number of lengths; otherwise some would look lower than their neighbors.
         width = max(1, -(-(high - low + 1) // _NUM_BINS))
         edges = np.arange(low, high + width + 1, width, dtype=np.float64)
         scale = linear(float(edges[0]), float(edges[-1]), 6, is_tight=True)
     counts = np.histogram(lengths.values, edges)[0]
     median = float(np.median(lengths.values))
-    title, x_label = "Lengths of the training data", "steps per sequence"
-    return histogram_chart(title, x_label, "sequences", edges.tolist(), counts.tolist(), scale, median)
+    title, labels = "Lengths of the training data", {"x_label": "time steps per sequence", "unit": "sequences"}
+    return histogram_chart(title, edges.tolist(), counts.tolist(), x=scale, median=median, **labels)
 
 
 def _padding_chart(steps: StepHistory) -> Html:

@@ -17,30 +17,32 @@ from stretto.report.formatting import format_percent, step_time_unit
 from stretto.report.gantt import Bar, bars_from_timeline, bars_from_trace, gantt, stage_names
 from stretto.report.markup import Html
 from stretto.report.page import figure, note, section
-from stretto.report.plan_comparison import find_planned_layout
+from stretto.report.plan_comparison import find_prediction
 from stretto.report.record import JsonObject, Record, StepHistory
 
-# For plans that only say how long a stage is busy: a backward takes about twice as long as its forward.
+# Assumed if a plan has no timeline, only the busy time of each stage: a backward takes twice as long as its forward.
 _BACKWARD_FRACTION = 2 / 3
 # More rows would be hard to read and show nothing new.
 _MAX_ROWS = 32
+# Simulating more would take too long for a page.
+_MAX_STAGES, _MAX_FORWARDS = 256, 20_000
 _PHASES = {"data": "reading data", "compute": "forward, backward and all-reduce", "optimizer": "optimizer"}
 
 
 def step_section(record: Record) -> Html:
-    """Return the measured timeline, the planned one, and the phases of the mean step."""
+    """Return the section with a measured step, the planned step, and the phases of the mean step."""
     parts: list[Html | None] = []
     trace, problem = _read_trace(record)
     names, bars = bars_from_trace(trace, _MAX_ROWS) if trace else ([], [])
-    planned, origin = _planned_timeline(record)
+    timeline, origin = _planned_timeline(record)
     # Both charts share one time axis, so that they can be compared by eye.
-    max_seconds = max(planned.seconds if planned else 0.0, *(bar.stop for bar in bars), 0.0)
+    max_seconds = max(timeline.seconds if timeline else 0.0, *(bar.stop for bar in bars), 0.0)
     if trace is None:
         parts.append(note(problem))
     else:
         parts += [note(_explain(trace)), _gantt_figure(f"Step {trace.step:,}, measured", names, bars, max_seconds)]
-    if planned is not None:
-        names, bars = stage_names(planned)[:_MAX_ROWS], bars_from_timeline(planned)
+    if timeline is not None:
+        names, bars = stage_names(timeline)[:_MAX_ROWS], bars_from_timeline(timeline)
         parts += [_gantt_figure("Step of one replica, planned", names, bars, max_seconds), note(origin)]
     if record.steps.seconds:
         parts.append(figure(_phases_chart(record.steps), "full-width"))
@@ -52,12 +54,12 @@ def _gantt_figure(title: str, names: Sequence[str], bars: Sequence[Bar], max_sec
 
 
 def _read_trace(record: Record) -> tuple[Trace | None, str]:
-    """Return the trace, or None and a sentence that says why there is none."""
+    """Return the measured step; or None and a sentence that says why there is none."""
     path = RunFolder(record.folder).trace
     try:
         trace = Trace.from_json(path.read_text(encoding="utf-8"), str(path))
     except FileNotFoundError:
-        return None, f"No step was traced: {TRACE} does not exist. It is written after the tenth step of a start."
+        return None, f"No step was traced: {TRACE} does not exist. It is written after the tenth step of each start."
     except (OSError, ValueError, DataError) as error:
         return None, f"{TRACE} can't be read: {error}."
     return (trace, "") if any(row.events for row in trace.ranks) else (None, f"{TRACE} contains no events.")
@@ -71,26 +73,26 @@ def _explain(trace: Trace) -> str:
 
 
 def _planned_timeline(record: Record) -> tuple[Timeline | None, str]:
-    """Return the planned step of the run's layout and a note on its origin; None if the plan does not have one."""
+    """Return the planned step and a note on how it was computed; or None if the plan has too little for it."""
     if record.plan is None or record.config is None:
         return None, ""
-    scope = "It does not include the all-reduce of gradients and the optimizer."
+    scope = "It does not include the all-reduce of gradients or the optimizer."
     timeline = timeline_from_dict(record.plan, record.config.layout)
     if timeline is not None:
         return timeline, f"The planned step is the plan's own simulation. {scope}"
     origin = "The planned step is simulated from the busy time of each stage"
-    timeline = _timeline_from_busy_times(find_planned_layout(record), record.config.layout)
+    timeline = _timeline_from_busy_times(find_prediction(record), record.config.layout)
     return timeline, f"{origin}, with a backward twice as long as its forward. {scope}"
 
 
-def _timeline_from_busy_times(planned: JsonObject | None, layout: Layout) -> Timeline | None:
-    """Simulate a step of stages of which only the busy time is known."""
+def _timeline_from_busy_times(prediction: JsonObject | None, layout: Layout) -> Timeline | None:
+    """Simulate a step from the busy time of each stage; None if that is unknown, or the step too large."""
     try:
-        busy = [float(stage["busy"]) for stage in planned["stages"]] if planned is not None else []
+        busy = [float(stage["busy"]) for stage in prediction["stages"]] if prediction is not None else []
     except (KeyError, TypeError, ValueError):
         return None
     num_forwards = layout.micro_batches * layout.chunks
-    if len(busy) != layout.stages or layout.stages > 256 or layout.stages * num_forwards > 20_000:
+    if len(busy) != layout.stages or layout.stages > _MAX_STAGES or layout.stages * num_forwards > _MAX_FORWARDS:
         return None
 
     def cost(stage: int, action: Action) -> float:

@@ -1,4 +1,4 @@
-"""Configuration and results of a run, in words and numbers."""
+"""The configuration and the results of a run, as text and numbers."""
 
 import math
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ def final_metrics(record: Record) -> dict[str, str]:
 
 
 def summary_tiles(record: Record) -> Html:
-    """Return the few numbers that a reader looks for first."""
+    """Return the most important results of a run in large type."""
     pairs: list[tuple[str, str]] = []
     best, steps, targets = record.evaluations.best, record.steps, record.target_name
     if best is not None:
@@ -71,7 +71,7 @@ def summary_tiles(record: Record) -> Html:
 
 
 def configuration_section(record: Record, inventory: CheckpointInventory) -> Html:
-    """Return model, data, layout, time and place of a run, and its complete config, folded."""
+    """Return the section with model, data, layout, start times and hosts of a run, and its complete config, folded."""
     config = record.config
     pairs, folded = [("folder", str(record.folder))], None
     if config is None:

@@ -1,4 +1,4 @@
-"""Scales of chart axes: where the ticks are, and how their numbers are formatted."""
+"""Scales of chart axes: where their ticks are, and how the numbers at the ticks are formatted."""
 
 import math
 from collections.abc import Callable
@@ -10,7 +10,7 @@ _UNITS = ((1e12, 1e12, "T"), (1e9, 1e9, "B"), (1e6, 1e6, "M"), (1e4, 1e3, "k"))
 
 @dataclass(frozen=True)
 class Scale:
-    """Maps values to fractions of an axis, linearly or logarithmically, with its ticks."""
+    """A linear or logarithmic axis from `low` to `high`, with its ticks."""
 
     low: float
     high: float
@@ -27,7 +27,7 @@ class Scale:
 def linear(low: float, high: float, count: int, *, is_integer: bool = False, is_tight: bool = False) -> Scale:
     """Return a linear scale with about `count` ticks. Its ends are the outer ticks or, if tight, the given values."""
     # Widen the range if no tick fits in it.
-    if not high - low > 1e-300:
+    if high - low <= 1e-300:
         margin = abs(low) * 0.5 or 1.0
         low, high = (low - margin if low - margin >= 0 or low < 0 else 0.0), high + margin
     step = _nice_step((high - low) / max(count, 1))
