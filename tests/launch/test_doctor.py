@@ -3,6 +3,7 @@
 import ctypes
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ import pytest
 from helpers.rank_pool import RankPools, free_port
 from stretto import World
 from stretto.cli.main import main
-from stretto.launch import Finding, doctor, links, machine
+from stretto.launch import Finding, doctor, link_checks, machine
 from stretto.launch.cuda_driver import driver_version
 from stretto.launch.doctor import check_machine
 from stretto.launch.finding import ok, run_check
@@ -85,6 +86,30 @@ def test_a_broken_device_is_a_problem_and_a_full_one_a_warning(monkeypatch: pyte
     assert [found[f"device {number}"] for number in range(3)] == ["ok", "problem", "warning"]
 
 
+def test_a_gpu_of_amd_is_never_answered_with_nvidia_smi(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = [{"name": "A", "error": None, "free": 1e9, "total": 80e9}]
+    probe = {"version": "2.13.0", "cuda": None, "hip": "7.0", "backends": ["gloo"], "devices": devices, "driver": None}
+    monkeypatch.setattr(machine, "probe_torch", lambda seconds: {**probe, "error": None})
+    assert "`rocm-smi`" in machine.check_torch(1)[1].remedy
+
+
+@pytest.mark.parametrize(
+    ("limits", "level", "detail"),
+    [
+        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), "ok", "no limit"),
+        ((1024, resource.RLIM_INFINITY), "ok", "1,024 per process"),
+        ((1023, 4096), "warning", "1,023 per process, up to 4,096"),
+        ((255, 4096), "problem", "255 per process, up to 4,096"),
+    ],
+)
+def test_a_low_limit_of_open_files_is_a_finding(
+    limits: tuple[int, int], level: str, detail: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: limits)
+    (finding,) = machine.check_open_files()
+    assert (finding.level, finding.detail) == (level, detail)
+
+
 def test_a_folder_is_used_and_left_as_it_was(tmp_path: Path) -> None:
     found = check_folder("run folder", tmp_path / "runs" / "first")
     assert levels(found) == {"run folder": "ok", "run folder, disk": "ok", "run folder, locks": "ok"}
@@ -138,11 +163,11 @@ def test_a_master_address_without_a_launcher_is_a_warning(monkeypatch: pytest.Mo
 def test_page_cache_of_a_container_counts_as_free_memory(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("1000\n")
     (tmp_path / "memory.current").write_text("900\n")
-    assert machine.memory_limit(tmp_path) == (1000, 900)
+    assert machine.container_memory(tmp_path) == (1000, 900)
     (tmp_path / "memory.stat").write_text("anon 200\nfile 700\ninactive_file 650\nactive_file 50\n")
-    assert machine.memory_limit(tmp_path) == (1000, 250)
+    assert machine.container_memory(tmp_path) == (1000, 250)
     (tmp_path / "memory.max").write_text("max\n")
-    assert machine.memory_limit(tmp_path) is None
+    assert machine.container_memory(tmp_path) is None
 
 
 def told(**changes: Any) -> dict[str, Any]:  # noqa: ANN401
@@ -151,14 +176,14 @@ def told(**changes: Any) -> dict[str, Any]:  # noqa: ANN401
 
 def test_versions_that_differ_are_a_problem_that_names_the_host() -> None:
     other = told(host="b", versions={"torch": "2.12.0", "numpy": "2.4"})
-    found = links._compare_versions([told(), told(), other])
+    found = link_checks._compare_versions([told(), told(), other])
     assert found.level == "problem" and found.detail == "torch 2.12.0 on b (rank 2), 2.13.0 on a"
-    assert links._compare_versions([told(), told()]).level == "ok"
+    assert link_checks._compare_versions([told(), told()]).level == "ok"
 
 
 @pytest.mark.parametrize(("clock", "level"), [(100.2, "ok"), (97.0, "warning"), (1000.0, "problem")])
 def test_clocks_that_differ_are_a_finding(clock: float, level: str) -> None:
-    found = links._compare_clocks([told(), told(host="b", clock=clock)])
+    found = link_checks._compare_clocks([told(), told(host="b", clock=clock)])
     assert found.level == level and (level == "ok" or "clock of b" in found.remedy)
 
 
@@ -167,13 +192,13 @@ def test_clocks_that_differ_are_a_finding(clock: float, level: str) -> None:
 )
 def test_a_slow_link_is_a_warning(latency: float, bandwidth: float, level: str) -> None:
     link = {"target": 1, "latency": latency, "bandwidth": bandwidth, "is_same_node": True, "device": "cpu"}
-    assert levels(links.link_findings([link])) == {"link 0-1": level}
+    assert levels(link_checks.link_findings([link])) == {"link 0-1": level}
 
 
 def _meet(world: World) -> tuple[list[Finding], list[dict[str, Any]]]:
     own = [ok("memory", f"of rank {world.rank}")]
     # As if each rank ran on a different machine.
-    return links.gather_findings(world, 0, own), links.measure_links(world, 1)
+    return link_checks.gather_findings(world, 0, own), link_checks.measure_links(world, 1)
 
 
 def test_rank_0_gathers_the_findings_of_every_machine(pools: RankPools) -> None:
@@ -203,7 +228,7 @@ def test_links_within_and_between_machines_are_told_apart(pools: RankPools) -> N
 
 
 def _unequal(world: World) -> list[dict[str, Any]]:
-    return links.measure_links(world, 1 if world.rank == 3 else 3)
+    return link_checks.measure_links(world, 1 if world.rank == 3 else 3)
 
 
 def test_doctor_on_ranks_of_a_launcher_prints_one_report(tmp_path: Path) -> None:
@@ -231,7 +256,7 @@ def test_ranks_are_started_on_the_given_device(monkeypatch: pytest.MonkeyPatch) 
         asked.append(device)
         return []
 
-    monkeypatch.setattr(links, "check_links", record)
+    monkeypatch.setattr(link_checks, "check_links", record)
     monkeypatch.setattr(doctor, "check_machine", lambda config, on_check: [])
     assert main(["doctor", "--device", "cuda:1"]) == main(["doctor"]) == 0
     assert asked == ["cuda:1", "cpu"]

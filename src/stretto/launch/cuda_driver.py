@@ -4,7 +4,7 @@ import ctypes
 
 
 def driver_version() -> int:
-    """Return the newest CUDA version that the driver supports, 12080 for 12.8; OSError without a driver."""
+    """Return the newest CUDA version that the driver supports, such as 12080 for 12.8; raise OSError without one."""
     version = ctypes.c_int()
     if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)) != 0:
         raise OSError("the CUDA driver does not return its version")

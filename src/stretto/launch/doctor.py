@@ -1,4 +1,4 @@
-"""All checks of a machine, one after the other, each with a time limit."""
+"""Runs all checks of a machine, one after the other, each with a time limit."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -8,8 +8,8 @@ from stretto.launch import machine
 from stretto.launch.finding import Finding, run_check
 from stretto.launch.folders import check_folder, run_folders
 
-# Time limits of a check, of the import of torch, and of starting ranks.
-_SECONDS = 20.0
+# Time limits: for most checks, for importing torch, for starting ranks and measuring their links.
+_CHECK_SECONDS = 20.0
 _TORCH_SECONDS = 90.0
 _LINK_SECONDS = 120.0
 # How long ranks wait for each other.
@@ -35,7 +35,7 @@ def diagnose(
 
 
 def check_machine(config: RunConfig | None = None, *, on_check: OnCheck = lambda name: None) -> list[Finding]:
-    """Run the checks that need one process only."""
+    """Run the checks that need no ranks."""
     findings: list[Finding] = []
     for name, seconds, check in _checks(config):
         on_check(name)
@@ -44,31 +44,31 @@ def check_machine(config: RunConfig | None = None, *, on_check: OnCheck = lambda
 
 
 def rendezvous_timeout(config: RunConfig | None) -> timedelta:
-    """Return how long ranks wait for each other: the first rank of each machine checks that machine before it joins."""
+    """Return how long ranks wait for each other. One rank of each machine runs all checks before it joins."""
     return RENDEZVOUS_TIMEOUT + timedelta(seconds=sum(seconds for _, seconds, _ in _checks(config)))
 
 
 def _checks(config: RunConfig | None) -> list[tuple[str, float, Callable[[], list[Finding]]]]:
     """Return the name, time limit and function of each check."""
     checks: list[tuple[str, float, Callable[[], list[Finding]]]] = [
-        ("python", _SECONDS, machine.check_python),
+        ("python", _CHECK_SECONDS, machine.check_python),
         ("torch", _TORCH_SECONDS + 10, lambda: machine.check_torch(_TORCH_SECONDS)),
-        ("cores", _SECONDS, machine.check_cores),
-        ("memory", _SECONDS, machine.check_memory),
-        ("shared memory", _SECONDS, lambda: machine.check_shared_memory(config)),
-        ("open files", _SECONDS, machine.check_open_files),
-        ("loopback", _SECONDS, machine.check_loopback),
-        ("host name", _SECONDS, machine.check_host_name),
-        ("environment", _SECONDS, machine.check_environment),
-        ("extras", _SECONDS, machine.check_extras),
+        ("cores", _CHECK_SECONDS, machine.check_cores),
+        ("memory", _CHECK_SECONDS, machine.check_memory),
+        ("shared memory", _CHECK_SECONDS, lambda: machine.check_shared_memory(config)),
+        ("open files", _CHECK_SECONDS, machine.check_open_files),
+        ("loopback", _CHECK_SECONDS, machine.check_loopback),
+        ("host name", _CHECK_SECONDS, machine.check_host_name),
+        ("environment", _CHECK_SECONDS, machine.check_environment),
+        ("extras", _CHECK_SECONDS, machine.check_extras),
     ]
     for name, folder in run_folders(config).items():
-        checks.append((name, _SECONDS, lambda name=name, folder=folder: check_folder(name, folder)))  # type: ignore[misc]
+        checks.append((name, _CHECK_SECONDS, lambda name=name, folder=folder: check_folder(name, folder)))  # type: ignore[misc]
     return checks
 
 
 def _start_ranks(ranks: int, device: str, findings: list[Finding]) -> list[Finding]:
-    from stretto.launch.links import check_links
+    from stretto.launch.link_checks import check_links
 
     devices = [finding for finding in findings if finding.name.startswith("device ") and finding.level != "problem"]
     if device == "auto" and len(devices) < ranks:

@@ -10,7 +10,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 
-# From a failure and the number of restarts left to the new number of restarts left.
+# Called after a failure with its result and the number of restarts left; returns the new number of restarts left.
 RestartPolicy = Callable[[RunResult, int], int]
 
 

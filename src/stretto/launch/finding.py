@@ -16,8 +16,8 @@ class Finding:
     name: str
     level: Level
     detail: str
-    remedy: str = ""  # one sentence, unless ok
-    host: str = ""  # if there are several
+    remedy: str = ""  # one sentence; empty if the level is ok
+    host: str = ""  # the machine's host name; empty if only one machine was checked
 
 
 def ok(name: str, detail: str) -> Finding:

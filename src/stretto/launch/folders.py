@@ -1,4 +1,4 @@
-"""Checks of the folders that a run writes to, used as a run would use them."""
+"""Checks that the folders of a run can be written, locked and synced as the run will do."""
 
 import os
 import shutil
@@ -15,13 +15,13 @@ from stretto.config.run import RunConfig
 from stretto.launch.finding import Finding, ok, problem, warning
 from stretto.plan.units import format_bytes, format_seconds
 
-_GB = 1 << 30
+_GIB = 1 << 30
 _NUM_WRITES = 5
 _WRITE_BYTES = 1 << 20
 
 
 def run_folders(config: RunConfig | None) -> dict[str, Path]:
-    """Return the folders that a run writes to, by name; without a config, those of a run started here."""
+    """Return the folders that a run writes to, by name; without a config, the defaults in the current directory."""
     if config is None:
         return {"run folder": Path("runs"), "cache": Path("~/.cache/stretto").expanduser()}
     folders = {"run folder": config.run.folder, "cache": config.data.cache.expanduser()}
@@ -31,7 +31,7 @@ def run_folders(config: RunConfig | None) -> dict[str, Path]:
 
 
 def check_folder(name: str, folder: Path) -> list[Finding]:
-    """Do what a run does with a folder, in a temporary folder within it or its nearest existing parent."""
+    """Check free space, write speed and locks, in a temporary folder inside `folder` or its nearest existing parent."""
     paths = (folder.absolute(), *folder.absolute().parents)
     existing = next(path for path in paths if path.exists() or path.is_symlink())
     if not existing.is_dir():
@@ -54,15 +54,15 @@ def check_folder(name: str, folder: Path) -> list[Finding]:
 def _check_space(name: str, folder: Path) -> Finding:
     usage = shutil.disk_usage(folder)
     detail = f"{folder}, {format_bytes(usage.free)} of {format_bytes(usage.total)} free"
-    if usage.free < _GB // 10:
+    if usage.free < _GIB // 10:
         return problem(name, detail, "free some space: checkpoints could not be saved")
-    if usage.free < 2 * _GB:
+    if usage.free < 2 * _GIB:
         return warning(name, detail, "free some space for checkpoints and data")
     return ok(name, detail)
 
 
 def _check_speed(name: str, folder: Path) -> Finding:
-    """Measure how long it takes until a file is on the disk: every checkpoint waits for that."""
+    """Measure how long a write with fsync takes, since every checkpoint waits for that."""
     times = []
     for number in range(_NUM_WRITES):
         started = time.perf_counter()
@@ -80,7 +80,7 @@ def _check_speed(name: str, folder: Path) -> Finding:
 
 
 def _check_guarantees(name: str, folder: Path) -> Finding:
-    """Check what keeps two runs apart and checkpoints intact: locks, and files that only one process can create."""
+    """Check locks and exclusive creation, which stop two runs from writing to the same folder."""
     storage = open_storage(folder / "storage")
     if not storage.create("kept/first", b"one") or storage.create("kept/first", b"two"):
         return problem(name, "a file can be created twice", "save to a different filesystem (save.to)")
@@ -93,6 +93,6 @@ def _check_guarantees(name: str, folder: Path) -> Finding:
     try:
         os.link(folder / "written-0", folder / "linked")
     except OSError as error:
-        remedy = "none needed if one process at a time writes there: creating files is then less strict"
+        remedy = "use another disk if several processes write there: without links, creating a file is less strict"
         return warning(name, f"no hard links ({error.strerror})", remedy)
     return ok(name, "locks, hard links and exclusive creation work")

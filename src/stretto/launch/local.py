@@ -25,7 +25,7 @@ _PERMANENT_EXIT_CODES = (2, FencedError.exit_code, 130)
 
 
 class RankFailedError(StrettoError):
-    """A rank has printed its error and ended; only its exit code is left to report."""
+    """A rank has ended after printing its own error; the launcher only passes on its exit code."""
 
     def __init__(self, exit_code: int, message: str = "") -> None:
         super().__init__(message)
@@ -76,23 +76,23 @@ def launch_local(
 
 
 def _rank_environment(num_ranks: int, scratch: str) -> dict[str, str]:
-    """Return the environment variables of the ranks and the agent; the user's settings of the first three win."""
+    """Return the environment variables of the ranks and the agent. The first three keep the values a user has set."""
     num_threads = str(max(1, (os.cpu_count() or 1) // num_ranks))
     return {
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", num_threads),
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
-        # torch would print a stack trace for each connection to a lost rank.
+        # Otherwise torch prints a stack trace for each connection to a lost rank.
         "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "FATAL"),
         "TMPDIR": scratch,
         LAUNCHER_PID_VARIABLE: str(os.getpid()),
-        # Forwarded to the ranks, which save and exit on SIGTERM and SIGUSR1.
+        # The agent forwards these signals to the ranks, which save and exit on SIGTERM and SIGUSR1.
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
     }
 
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables within the context."""
+    """Set environment variables within the context, then restore them."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ |= variables
     try:
@@ -113,7 +113,7 @@ class _RestartPolicy:
         self._last_progress = progress()
 
     def __call__(self, result: RunResult, remaining: int) -> int:
-        """Return how many restarts are left after this failure, including the next one."""
+        """Return how many restarts are left after this failure, including the one that it causes."""
         codes = [failure.exitcode for failure in result.failures.values()]
         if any(code in _PERMANENT_EXIT_CODES for code in codes) or all(code == PREEMPTED_EXIT_CODE for code in codes):
             return 0
@@ -128,18 +128,19 @@ class _RestartPolicy:
 
 
 def _root_cause(result: RunResult) -> tuple[int, ProcessFailure]:
-    """Return the failure that caused the others: permanent errors first, then ranks that weren't just terminated."""
+    """Return the rank and failure that most likely caused the others, by the order below."""
 
-    def order(item: tuple[int, ProcessFailure]) -> tuple[bool, bool, int, bool]:
+    def sort_key(item: tuple[int, ProcessFailure]) -> tuple[bool, bool, int, bool]:
         code = item[1].exitcode
         was_terminated = code in (PREEMPTED_EXIT_CODE, -signal.SIGTERM)
+        # Permanent errors first, then ranks that the launcher did not terminate, then the earliest, killed ones first.
         return code not in _PERMANENT_EXIT_CODES, was_terminated, item[1].timestamp, code > 0
 
-    return min(result.failures.items(), key=order)
+    return min(result.failures.items(), key=sort_key)
 
 
 def _failure_error(result: RunResult) -> StrettoError:
-    """Return the error for failed ranks; one that ended by itself has printed its own."""
+    """Return the error for failed ranks. It has no message if the rank ended by itself, after printing its own."""
     rank, failure = _root_cause(result)
     if failure.exitcode == PREEMPTED_EXIT_CODE:
         # All ranks were preempted, and have saved.
@@ -151,13 +152,13 @@ def _failure_error(result: RunResult) -> StrettoError:
     return LostPeerError(f"rank {rank} was killed by {name}, so the other ranks were ended; {remedy}")
 
 
-def _signal_error(codes: Sequence[int | None], number: signal.Signals) -> BaseException:
+def _signal_error(codes: Sequence[int | None], received: signal.Signals) -> BaseException:
     """Return the error for a signal to the launcher, after the ranks have ended with these exit codes."""
-    if number == signal.SIGINT:
+    if received == signal.SIGINT:
         return KeyboardInterrupt(": the ranks were ended")
     if all(code in (PREEMPTED_EXIT_CODE, LostPeerError.exit_code) for code in codes):
-        # They have saved, and printed that.
+        # The ranks have saved, and have printed so.
         return RankFailedError(LostPeerError.exit_code)
     if all(code == 0 for code in codes):
         return RankFailedError(0)
-    return RankFailedError(128 + int(number), f"ended by {number.name}, with all ranks")
+    return RankFailedError(128 + int(received), f"{received.name} has ended the launcher and all ranks")

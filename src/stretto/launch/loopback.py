@@ -11,7 +11,7 @@ BACKEND = "stretto-loopback"
 
 
 class LoopbackRendezvous(RendezvousHandler):
-    """A rendezvous of one agent, which waits for no other; the ranks use its store."""
+    """A rendezvous with a single agent, which waits for no other agents; the ranks use its store."""
 
     def __init__(self) -> None:
         self._is_closed = False
@@ -28,12 +28,12 @@ class LoopbackRendezvous(RendezvousHandler):
         return "stretto"
 
     def next_rendezvous(self) -> RendezvousInfo:
-        listening = listen_at("127.0.0.1", 0, is_single_node=True)
-        assert listening is not None, "every machine has loopback"
-        port = int(listening.getsockname()[1])
+        listener = listen_at("127.0.0.1", 0, is_single_node=True)
+        assert listener is not None, "every machine has loopback"
+        port = int(listener.getsockname()[1])
         self._store = TCPStore(
             "127.0.0.1", port, is_master=True, timeout=timedelta(minutes=5), wait_for_workers=False,
-            master_listen_fd=listening.detach(),
+            master_listen_fd=listener.detach(),
         )  # fmt: skip
         return RendezvousInfo(self._store, 0, 1, RendezvousStoreInfo("127.0.0.1", port))
 

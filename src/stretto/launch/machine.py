@@ -1,4 +1,4 @@
-"""Checks of this machine that need no torch in this process."""
+"""Checks of this machine. They don't import torch into this process, where a broken torch or driver could crash."""
 
 import importlib.util
 import os
@@ -19,14 +19,14 @@ from stretto.mesh.launch_info import find_launch_info
 from stretto.mesh.timeouts import OperationTimeoutError, call_with_timeout
 from stretto.plan.units import format_bytes
 
-_OLDEST_PYTHON = (3, 11)
-_OLDEST_TORCH = (2, 10)
+_MIN_PYTHON = (3, 11)
+_MIN_TORCH = (2, 10)
 _EXTRAS = ("pyarrow", "datasets", "s3fs", "tensorboard", "wandb", "mlflow", "prometheus_client", "onnx", "onnxruntime")
-_GB = 1 << 30
+_GIB = 1 << 30
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that must be the same on all machines, without importing the packages."""
+    """Return the versions that must be equal on all machines, by package. The packages are not imported."""
     by_name = {"python": platform.python_version()}
     for name in ("torch", "numpy", "stretto"):
         try:
@@ -39,31 +39,29 @@ def versions() -> dict[str, str]:
 def check_python() -> list[Finding]:
     """Check the version of Python and the installed packages."""
     detail = f"{platform.python_version()} at {sys.executable}"
-    oldest = ".".join(map(str, _OLDEST_PYTHON))
+    min_version = ".".join(map(str, _MIN_PYTHON))
     by_name = versions()
     packages = ", ".join(f"{name} {by_name[name]}" for name in ("stretto", "numpy"))
     return [
         ok("python", detail)
-        if sys.version_info >= _OLDEST_PYTHON
-        else problem("python", detail, f"install Python {oldest} or newer"),
+        if sys.version_info >= _MIN_PYTHON
+        else problem("python", detail, f"install Python {min_version} or newer"),
         ok("packages", packages) if "absent" not in packages else problem("packages", packages, "pip install stretto"),
     ]
 
 
 def check_torch(seconds: float) -> list[Finding]:
-    """Check torch's version, backends and devices, in a process of its own."""
+    """Check torch's version, backends and devices in a new process, which has `seconds` to finish."""
     try:
         probe = probe_torch(seconds)
     except ProbeFailedError as error:
-        return [problem("torch", str(error), "install torch again; `python -c 'import torch'` must work")]
+        return [problem("torch", str(error), "reinstall torch; `python -c 'import torch'` must work")]
     build = f"CUDA {probe['cuda']}" if probe["cuda"] else f"ROCm {probe['hip']}" if probe["hip"] else "CPU only"
     detail = f"{probe['version']}, {build}, {', '.join(probe['backends']) or 'no backends'}"
-    numbers = tuple(int(part) for part in probe["version"].split("+")[0].split(".")[:2] if part.isdecimal())
-    oldest = ".".join(map(str, _OLDEST_TORCH))
-    if numbers < _OLDEST_TORCH:
-        findings = [
-            problem("torch", detail, f"install torch {oldest} or newer: loading weights is not safe in older versions")
-        ]
+    major_minor = tuple(int(part) for part in probe["version"].split("+")[0].split(".")[:2] if part.isdecimal())
+    if major_minor < _MIN_TORCH:
+        remedy = f"install torch {'.'.join(map(str, _MIN_TORCH))} or newer: older versions load weights unsafely"
+        findings = [problem("torch", detail, remedy)]
     elif "gloo" not in probe["backends"]:
         findings = [problem("torch", detail, "install a torch with gloo: it is needed for more than one rank")]
     else:
@@ -74,12 +72,15 @@ def check_torch(seconds: float) -> list[Finding]:
 def _check_devices(probe: Mapping[str, object]) -> list[Finding]:
     devices = probe["devices"]
     assert isinstance(devices, list)
+    gpu_tool = "rocm-smi" if probe["hip"] else "nvidia-smi"
     if not devices:
         has_gpu = any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/kfd").exists()
         if probe["error"] and has_gpu:
-            return [problem("devices", f"none: {probe['error']}", "fix the driver; `nvidia-smi` must show the devices")]
+            return [
+                problem("devices", f"none: {probe['error']}", f"fix the driver; `{gpu_tool}` must list the devices")
+            ]
         if has_gpu:
-            return [problem("devices", "there is a GPU, but this torch has no CUDA", "install a torch built with CUDA")]
+            return [problem("devices", "there is a GPU, but torch is CPU-only", "install torch with CUDA or ROCm")]
         return [ok("devices", "no accelerator: ranks use the CPU")]
     driver = "" if probe["driver"] is None else f", driver {probe['driver']}"
     findings = []
@@ -91,31 +92,30 @@ def _check_devices(probe: Mapping[str, object]) -> list[Finding]:
             continue
         memory = f", {format_bytes(device['free'])} of {format_bytes(device['total'])} free" if device["total"] else ""
         detail = f"{device['name']}{memory}{driver}"
-        is_used = device["total"] and device["free"] < 0.5 * device["total"]
-        findings.append(
-            warning(name, detail, "end other processes that use its memory; `nvidia-smi` lists them")
-            if is_used
-            else ok(name, detail)
-        )
+        if device["total"] and device["free"] < 0.5 * device["total"]:
+            remedy = f"end other processes that use its memory; `{gpu_tool}` lists them"
+            findings.append(warning(name, detail, remedy))
+        else:
+            findings.append(ok(name, detail))
     return findings
 
 
 def check_cores() -> list[Finding]:
     """Check how many cores this process may use, and how many threads it would start."""
-    num_cores, num_ours = os.cpu_count() or 1, len(os.sched_getaffinity(0))
+    num_cores, num_allowed = os.cpu_count() or 1, len(os.sched_getaffinity(0))
     limit = _cpu_limit()
     threads = os.environ.get("OMP_NUM_THREADS", "")
     load = os.getloadavg()[0]
-    detail = f"{num_ours} of {num_cores} cores" if num_ours < num_cores else f"{num_cores} cores"
+    detail = f"{num_allowed} of {num_cores} cores" if num_allowed < num_cores else f"{num_cores} cores"
     detail += "" if limit is None else f", limited to {limit:.1f}"
     detail += f", OMP_NUM_THREADS {threads or 'not set'}, load {load:.1f}"
-    usable = num_ours if limit is None else min(num_ours, limit)
+    usable = num_allowed if limit is None else min(num_allowed, limit)
+    max_threads = max(1, int(usable))
     if threads.isdecimal() and int(threads) > usable:
-        return [
-            warning("cores", detail, f"set OMP_NUM_THREADS to {max(1, int(usable))} or less: more threads only wait")
-        ]
+        remedy = f"set OMP_NUM_THREADS to {max_threads} or less: more threads compete for the same cores"
+        return [warning("cores", detail, remedy)]
     if not threads and usable < num_cores:
-        return [warning("cores", detail, f"set OMP_NUM_THREADS to {max(1, int(usable))}: torch may use all cores")]
+        return [warning("cores", detail, f"set OMP_NUM_THREADS to {max_threads}: torch may start a thread per core")]
     if load > 1.5 * usable:
         return [warning("cores", detail, "wait, or end other processes: one slow rank delays all")]
     return [ok("cores", detail)]
@@ -136,23 +136,23 @@ def check_memory() -> list[Finding]:
         line.split(":")[0]: 1024 * int(line.split()[1]) for line in Path("/proc/meminfo").read_text().splitlines()
     }
     total, free = meminfo["MemTotal"], meminfo["MemAvailable"]
-    limit = memory_limit()
-    if limit is not None and limit[0] < total:
-        total, free = limit[0], min(free, limit[0] - limit[1])
+    limit, used = container_memory() or (total, 0)
+    if limit < total:
+        total, free = limit, min(free, limit - used)
     swap_used = meminfo["SwapTotal"] - meminfo["SwapFree"]
     swap = f"{format_bytes(swap_used)} of {format_bytes(meminfo['SwapTotal'])} swap used"
     detail = f"{format_bytes(free)} of {format_bytes(total)} free, {swap}"
-    if free < _GB // 2:
+    if free < _GIB // 2:
         return [problem("memory", detail, "end other processes, or raise the container's limit: ranks would be killed")]
-    if free < 2 * _GB:
+    if free < 2 * _GIB:
         return [warning("memory", detail, "free some memory: each rank needs about 0.3 GB before it has a model")]
     if swap_used > 0.1 * total:
-        return [warning("memory", detail, "check what is swapped out: one rank that waits for the disk delays all")]
+        return [warning("memory", detail, "check which processes are swapped out: one rank that swaps delays all")]
     return [ok("memory", detail)]
 
 
-def memory_limit(group: Path = Path("/sys/fs/cgroup")) -> tuple[int, int] | None:
-    """Return the memory limit of a container and its use, without droppable page cache; None without a limit."""
+def container_memory(group: Path = Path("/sys/fs/cgroup")) -> tuple[int, int] | None:
+    """Return the container's memory limit and its used bytes without reclaimable page cache; None without a limit."""
     try:
         limit = (group / "memory.max").read_text().strip()
         used = int((group / "memory.current").read_text())
@@ -166,23 +166,25 @@ def memory_limit(group: Path = Path("/sys/fs/cgroup")) -> tuple[int, int] | None
 
 
 def check_shared_memory(config: RunConfig | None) -> list[Finding]:
-    """Check /dev/shm, through which data workers pass what they have read."""
+    """Check /dev/shm, which data workers use to pass on what they have read."""
     name = "shared memory"
     if not Path("/dev/shm").is_dir():
         return [warning(name, "/dev/shm does not exist", "leave data.workers at 0")]
     usage = shutil.disk_usage("/dev/shm")
     detail = f"{format_bytes(usage.free)} of {format_bytes(usage.total)} free in /dev/shm"
-    if usage.free < _GB // 4:
+    if usage.free < _GIB // 4:
         remedy = "make it larger (docker: --shm-size 1g), or leave data.workers at 0"
-        is_used = config is not None and config.data.workers > 0
-        return [problem(name, detail, remedy) if is_used else warning(name, detail, remedy)]
+        has_workers = config is not None and config.data.workers > 0
+        return [problem(name, detail, remedy) if has_workers else warning(name, detail, remedy)]
     return [ok(name, detail)]
 
 
 def check_open_files() -> list[Finding]:
     """Check how many files and connections a process may open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    detail = f"{soft:,} per process, up to {hard:,}"
+    if soft == resource.RLIM_INFINITY:
+        return [ok("open files", "no limit")]
+    detail = f"{soft:,} per process" + ("" if hard == resource.RLIM_INFINITY else f", up to {hard:,}")
     if soft < 256:
         return [problem("open files", detail, "raise the limit: `ulimit -n 4096`")]
     if soft < 1024:
@@ -199,10 +201,10 @@ def check_loopback() -> list[Finding]:
             with connection:
                 connection.sendall(b"stretto")
                 if client.recv(7) != b"stretto":
-                    return [problem("loopback", "127.0.0.1 returned different bytes", "check what filters it")]
+                    return [problem("loopback", "127.0.0.1 returned different bytes", "check for a firewall or proxy")]
         port = server.getsockname()[1]
     if "lo" not in {name for _, name in socket.if_nameindex()}:
-        return [warning("loopback", "there is no interface lo", "set GLOO_SOCKET_IFNAME to the interface of 127.0.0.1")]
+        return [warning("loopback", "no interface is named lo", "set GLOO_SOCKET_IFNAME to the one that has 127.0.0.1")]
     return [ok("loopback", f"127.0.0.1 answers, port {port} was free")]
 
 
@@ -226,7 +228,7 @@ def check_host_name() -> list[Finding]:
 
 
 def check_environment() -> list[Finding]:
-    """Look for environment variables that change how a run behaves, often set long ago by someone else."""
+    """Look for environment variables that change how a run behaves. Users often don't know that they are set."""
     findings = [
         warning(f"${name}", _shorten(os.environ[name]), remedy)
         for name, remedy in _RISKY_VARIABLES
@@ -250,11 +252,11 @@ def check_environment() -> list[Finding]:
 
 _PROXIES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 _RISKY_VARIABLES = (
-    ("PYTHONOPTIMIZE", "unset it: it removes assertions from Python and torch"),
+    ("PYTHONOPTIMIZE", "unset it: it removes the assertions from Python code, torch's included"),
     ("TORCH_DISTRIBUTED_DEBUG", "unset it for real runs: it checks every collective, which is slow"),
-    ("CUDA_LAUNCH_BLOCKING", "unset it for real runs: every kernel waits for the previous one"),
-    ("CUDA_VISIBLE_DEVICES", "only these devices are visible; unset it to use all"),
-    ("GLOO_SOCKET_IFNAME", "ranks use this interface only; every machine must have it"),
+    ("CUDA_LAUNCH_BLOCKING", "unset it for real runs: the CPU waits for each kernel to finish"),
+    ("CUDA_VISIBLE_DEVICES", "unset it to use all devices: ranks see only these"),
+    ("GLOO_SOCKET_IFNAME", "unset it unless all machines have this interface: with gloo, ranks use no other"),
     ("NCCL_DEBUG", "unset it for real runs: it fills the output"),
 )
 
@@ -267,6 +269,5 @@ def check_extras() -> list[Finding]:
     """List the optional packages that are installed; none is required."""
     installed = [name for name in _EXTRAS if importlib.util.find_spec(name) is not None]
     missing = [name for name in _EXTRAS if name not in installed]
-    parts = [f"installed: {', '.join(installed)}"] * bool(installed)
-    parts += [f"not installed: {', '.join(missing)}"] * bool(missing)
-    return [ok("extras", "; ".join(parts))]
+    lists = {"installed": installed, "not installed": missing}
+    return [ok("extras", "; ".join(f"{title}: {', '.join(names)}" for title, names in lists.items() if names))]

@@ -1,4 +1,4 @@
-"""Probes torch and its devices in a separate process, which a broken driver may crash."""
+"""Probes torch and its devices in a separate process, since a broken driver may crash it."""
 
 import json
 import subprocess
@@ -14,13 +14,13 @@ class ProbeFailedError(Exception):
 
 
 def probe_torch(seconds: float) -> dict[str, Any]:
-    """Return the properties of torch and its devices, from a new process."""
+    """Return the properties that `print_probe` prints, from a new process that has `seconds` to finish."""
     try:
         process = subprocess.run(
             [sys.executable, "-c", _CODE], capture_output=True, text=True, timeout=seconds, check=False
         )
     except subprocess.TimeoutExpired:
-        raise ProbeFailedError(f"it did not answer within {seconds:.0f} s") from None
+        raise ProbeFailedError(f"importing torch did not answer within {seconds:.0f} s") from None
     lines = process.stdout.splitlines()
     if process.returncode or not lines:
         message = (process.stderr.strip().splitlines() or [f"it ended with code {process.returncode}"])[-1]
@@ -30,32 +30,32 @@ def probe_torch(seconds: float) -> dict[str, Any]:
 
 
 def print_probe() -> None:
-    """Print the properties of torch and its devices as a line of JSON."""
+    """Print the properties of torch and its devices as JSON on the last line of stdout."""
     import torch
 
     from stretto.launch.cuda_driver import driver_version
     from stretto.mesh.device import find_backends
 
     accelerator = _try(lambda: torch.accelerator.current_accelerator(check_available=True), None)
-    kind = None if accelerator is None else accelerator.type
-    count = _try(torch.accelerator.device_count, 0) if kind else 0
+    device_type = None if accelerator is None else accelerator.type
+    count = _try(torch.accelerator.device_count, 0) if device_type else 0
     properties = {
         "version": torch.__version__,
         "cuda": torch.version.cuda,
         "hip": torch.version.hip,
         "backends": _try(find_backends, []),
-        "devices": [_device(f"{kind}:{index}") for index in range(count)],
-        "driver": _try(driver_version, None) if kind == "cuda" else None,
-        "error": _cuda_error() if kind is None and (torch.version.cuda or torch.version.hip) else None,
+        "devices": [_probe_device(f"{device_type}:{index}") for index in range(count)],
+        "driver": _try(driver_version, None) if device_type == "cuda" else None,
+        "error": _cuda_error() if device_type is None and (torch.version.cuda or torch.version.hip) else None,
     }
     sys.stdout.write("\n" + json.dumps(properties) + "\n")
 
 
-def _device(name: str) -> dict[str, Any]:
+def _probe_device(name: str) -> dict[str, Any]:
     import torch
 
     try:
-        # Only a computation shows it: this build may have no kernels for a device that the driver knows.
+        # Compute something: this build may have no kernels for a device that the driver lists.
         tensor = torch.ones(64, 64, device=name)
         works = float((tensor @ tensor).sum()) == 64.0**3
         free, total = torch.cuda.mem_get_info(name) if name.startswith(("cuda", "hip")) else (0, 0)

@@ -77,7 +77,7 @@ def _run_on_ranks(
     """The first rank of each machine checks it; then all ranks check their links, and one prints the findings."""
     from stretto.launch.doctor import check_machine, rendezvous_timeout
     from stretto.launch.finding import problem
-    from stretto.launch.links import gather_findings, link_findings, measure_links
+    from stretto.launch.link_checks import gather_findings, link_findings, measure_links
     from stretto.mesh.join import world
 
     findings = check_machine(config) if launch_info.local_rank == 0 else []
@@ -100,7 +100,7 @@ def _run_on_ranks(
 def _measure_links(options: argparse.Namespace) -> None:
     """Started by `diagnose`: ranks measure the links between them and write the result."""
     from stretto.launch.doctor import RENDEZVOUS_TIMEOUT
-    from stretto.launch.links import measure_links
+    from stretto.launch.link_checks import measure_links
     from stretto.launch.local import launch_local
     from stretto.launch.parent_exit import exit_with_launcher
     from stretto.mesh.join import world

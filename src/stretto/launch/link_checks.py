@@ -18,18 +18,18 @@ from stretto.mesh.link_timing import time_messages
 from stretto.mesh.world import World
 from stretto.plan.units import format_bytes, format_seconds
 
-# A short message gives the latency, the difference to a long one the bandwidth.
-_SIZES = (4, 8 << 20)
-# Links to at most this many other machines are measured.
+# In bytes. The short message takes the link's latency, and the extra time of the long one gives the bandwidth.
+_MESSAGE_SIZES = (4, 8 << 20)
+# Links to at most this many other nodes are measured.
 _MAX_NODES = 8
-_SLOW_LATENCY = 5e-3
-_SLOW_BANDWIDTH = 50e6
-_CLOCK_WARNING, _CLOCK_PROBLEM = 1.0, 300.0
+_MAX_LATENCY_SECONDS = 5e-3
+_MIN_BANDWIDTH_BYTES_PER_SECOND = 50e6
+_CLOCK_WARNING_SECONDS, _CLOCK_PROBLEM_SECONDS = 1.0, 300.0
 
 
 def check_links(num_ranks: int, device: str, time_limit: float) -> list[Finding]:
-    """Start ranks on this machine and let them measure the links between them."""
-    name = f"{num_ranks} ranks here"
+    """Start ranks on this node that measure the links between them, within `time_limit` seconds."""
+    name = f"{num_ranks} local ranks"
     with TemporaryDirectory(prefix="stretto-") as folder:
         path = Path(folder) / "links.json"
         options = ["--ranks", str(num_ranks), "--links", str(path), "--device", device]
@@ -37,7 +37,8 @@ def check_links(num_ranks: int, device: str, time_limit: float) -> list[Finding]
         try:
             process = subprocess.run(command, capture_output=True, text=True, timeout=time_limit, check=False)
         except subprocess.TimeoutExpired:
-            return [problem(name, f"did not connect within {time_limit:.0f} s", "check that nothing filters 127.0.0.1")]
+            remedy = "check for a firewall that blocks 127.0.0.1"
+            return [problem(name, f"did not finish within {time_limit:.0f} s", remedy)]
         if process.returncode or not path.is_file():
             message = (process.stderr.strip().splitlines() or [f"code {process.returncode}"])[-1]
             return [problem(name, f"failed: {message}", "see the other findings, and docs/how-to/survive-failures.md")]
@@ -45,24 +46,25 @@ def check_links(num_ranks: int, device: str, time_limit: float) -> list[Finding]
 
 
 def measure_links(world: World, local_size: int) -> list[dict[str, Any]]:
-    """Return latency and bandwidth from rank 0 to its neighbor, and to the first rank of each other machine.
+    """Return latency and bandwidth from rank 0 to a rank of its own node, and to the first rank of each other node.
 
-    Machines may have different numbers of ranks: rank 0's `local_size` is taken for all.
+    Every node is taken to have as many ranks as rank 0's node has.
     """
-    total, first_size = world.all_reduce([float(world.rank), float(local_size) if world.is_rank_zero else 0.0])
+    # The sum of ranks shows that collectives work. Only rank 0 adds its `local_size`, so that sum is a broadcast.
+    rank_sum, first_size = world.all_reduce([float(world.rank), float(local_size) if world.is_rank_zero else 0.0])
     local_size = int(first_size)
-    if total != world.size * (world.size - 1) / 2:
-        raise RuntimeError(f"an all-reduce of the ranks gave {total}, which is wrong")
-    others = range(local_size, world.size, local_size)
-    targets = ([1] if local_size > 1 else []) + list(others)[:_MAX_NODES]
+    if rank_sum != world.size * (world.size - 1) / 2:
+        raise RuntimeError(f"an all-reduce of the ranks gave {rank_sum}, which is wrong")
+    other_nodes = range(local_size, world.size, local_size)
+    targets = ([1] if local_size > 1 else []) + list(other_nodes)[:_MAX_NODES]
     links = []
     for target in targets:
-        short, long = time_messages(world, 0, target, _SIZES)
+        short, long = time_messages(world, 0, target, _MESSAGE_SIZES)
         links.append(
             {
                 "target": target,
                 "latency": short,
-                "bandwidth": (_SIZES[1] - _SIZES[0]) / max(long - short, 1e-9),
+                "bandwidth": (_MESSAGE_SIZES[1] - _MESSAGE_SIZES[0]) / max(long - short, 1e-9),
                 "is_same_node": target < local_size,
                 "device": world.device.type,
             }
@@ -71,13 +73,13 @@ def measure_links(world: World, local_size: int) -> list[dict[str, Any]]:
 
 
 def link_findings(links: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    """Return the findings for measured links."""
+    """Return a finding for each link from `measure_links`."""
     findings = []
     for link in links:
         name = f"link 0-{link['target']}" + ("" if link["is_same_node"] else ", network")
         detail = f"{format_seconds(link['latency'])} latency, {format_bytes(link['bandwidth'])}/s, on {link['device']}"
-        if link["latency"] > _SLOW_LATENCY or link["bandwidth"] < _SLOW_BANDWIDTH:
-            remedy = "check what else uses the machine or the network; fewer, longer chunks need less of a link"
+        if link["latency"] > _MAX_LATENCY_SECONDS or link["bandwidth"] < _MIN_BANDWIDTH_BYTES_PER_SECOND:
+            remedy = "check what else uses the node or the network; fewer, longer chunks send fewer messages"
             findings.append(warning(name, detail, remedy))
         else:
             findings.append(ok(name, detail))
@@ -85,7 +87,7 @@ def link_findings(links: Sequence[Mapping[str, Any]]) -> list[Finding]:
 
 
 def gather_findings(world: World, local_rank: int, local_findings: list[Finding]) -> list[Finding]:
-    """Return the findings of all machines, and of their versions and clocks, on rank 0; elsewhere the local ones."""
+    """Return every node's findings, and two about versions and clocks, on rank 0; `local_findings` elsewhere."""
     world.barrier()
     # All ranks leave the barrier at about the same moment, so their clocks can be compared.
     now, host = time.time(), socket.gethostname()
@@ -119,16 +121,16 @@ def _compare_versions(messages: Sequence[Mapping[str, Any]]) -> Finding:
                 detail = (
                     f"{name} {version} on {message['host']} (rank {rank}), {first['versions'][name]} on {first['host']}"
                 )
-                return problem("versions", detail, "install the same versions on every machine")
-    listed = ", ".join(f"{name} {number}" for name, number in first["versions"].items())
-    return ok("versions", f"the same on all {len(messages)} ranks: {listed}")
+                return problem("versions", detail, "install the same versions on every node")
+    versions_text = ", ".join(f"{name} {version}" for name, version in first["versions"].items())
+    return ok("versions", f"the same on all {len(messages)} ranks: {versions_text}")
 
 
 def _compare_clocks(messages: Sequence[Mapping[str, Any]]) -> Finding:
     offsets = {rank: abs(message["clock"] - messages[0]["clock"]) for rank, message in enumerate(messages)}
     worst = max(offsets, key=lambda rank: offsets[rank])
-    detail = f"at most {format_seconds(offsets[worst])} apart"
+    detail = f"at most {format_seconds(offsets[worst])} from rank 0's"
     remedy = f"synchronize the clock of {messages[worst]['host']} (NTP): logs and object storage depend on it"
-    if offsets[worst] > _CLOCK_PROBLEM:
+    if offsets[worst] > _CLOCK_PROBLEM_SECONDS:
         return problem("clocks", detail, remedy)
-    return warning("clocks", detail, remedy) if offsets[worst] > _CLOCK_WARNING else ok("clocks", detail)
+    return warning("clocks", detail, remedy) if offsets[worst] > _CLOCK_WARNING_SECONDS else ok("clocks", detail)
