@@ -50,10 +50,9 @@ def _remove_stale() -> None:
 def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
+    except OSError as error:
+        # A process of another user can't be signaled, but it is alive.
+        return not isinstance(error, ProcessLookupError)
     return True
 
 

@@ -22,11 +22,6 @@ class BoundarySpec:
     features: tuple[int, ...]
     dtype: torch.dtype
 
-    @classmethod
-    def of(cls, y: Tensor) -> "BoundarySpec":
-        """Return the spec of a stage's output `[steps, rows, *features]`."""
-        return cls(tuple(y.shape[2:]), y.dtype)
-
     def empty(self, shape: tuple[int, int], device: torch.device) -> Tensor:
         """Return an uninitialized message of `shape` = (steps, rows)."""
         return torch.empty(*shape, *self.features, dtype=self.dtype, device=device)
@@ -61,7 +56,7 @@ def infer_boundaries(stack: Stack, mesh: Mesh, window: Window) -> tuple[Boundary
     if mesh.is_last_stage:
         return input_spec, None
     assert mesh.forward_channel is not None
-    output_spec = BoundarySpec.of(y)
+    output_spec = BoundarySpec(tuple(y.shape[2:]), y.dtype)
     mesh.forward_channel.send(output_spec.pack(device))
     mesh.forward_channel.flush()
     return input_spec, output_spec

@@ -15,8 +15,7 @@ class MicroBatchCut:
     """One micro-batch: its rows, longest first, its chunks, and the number of rows in each chunk.
 
     Rows that have ended are dropped where the next chunk begins. With the longest first, the remaining rows are always
-    the first ones, so dropping the others is a view. A micro-batch ends with its longest row, even in a
-    longer window.
+    the first ones, so dropping the others is a view. A micro-batch ends with its longest row, even in a longer window.
 
         time ->     chunk 0     chunk 1          rows_per_chunk = (3, 2)
         row 5      |#########|#########|
@@ -26,17 +25,7 @@ class MicroBatchCut:
 
     rows: Tensor  # int64 [rows]: indices of the window's rows, longest first
     is_sorted: bool  # the rows are a range of the window, so a slice selects them
-    shape: MicroBatchShape
-
-    @property
-    def chunk_bounds(self) -> tuple[tuple[int, int], ...]:
-        """First step and stop of each chunk; a short micro-batch may have fewer chunks than others."""
-        return self.shape.chunk_bounds
-
-    @property
-    def rows_per_chunk(self) -> tuple[int, ...]:
-        """The number of rows in each chunk."""
-        return self.shape.rows_per_chunk
+    shape: MicroBatchShape  # a short micro-batch may have fewer chunks than others
 
 
 @dataclass(frozen=True)
@@ -48,7 +37,7 @@ class WindowCut:
     @property
     def num_chunks(self) -> int:
         """The number of chunks of the longest micro-batch."""
-        return max(len(micro_batch.chunk_bounds) for micro_batch in self.micro_batches)
+        return max(len(micro_batch.shape.chunk_bounds) for micro_batch in self.micro_batches)
 
     def shape(self, action: Action) -> tuple[int, int]:
         """Return the numbers of steps and rows of an action; with no rows the action is skipped."""

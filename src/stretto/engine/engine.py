@@ -90,14 +90,15 @@ def no_op() -> None:
     """The default of `before_last_backward`."""
 
 
-def sum_losses(losses: Sequence[LossSum]) -> LossSum:
-    """Return the sum of losses: zero for a rank that has no targets, and so none."""
+def step_result(losses: Sequence[LossSum], state: State) -> StepResult:
+    """Return the sum of losses, which is zero for a rank that has no targets, and so none; and the state."""
     if not losses:
-        return LossSum(torch.zeros(()), torch.zeros((), dtype=torch.int64))
+        return StepResult(torch.zeros(()), torch.zeros((), dtype=torch.int64), state)
     correct = [loss.num_correct for loss in losses if loss.num_correct is not None]
-    return LossSum(
+    return StepResult(
         torch.stack([loss.total for loss in losses]).sum(),
         torch.stack([loss.count for loss in losses]).sum(),
+        state,
         torch.stack(correct).sum() if len(correct) == len(losses) else None,
     )
 

@@ -18,7 +18,7 @@ from stretto.engine.engine import (
     no_op,
     reset_ended_rows,
     squared_grad_norm,
-    sum_losses,
+    step_result,
     window_tensor,
 )
 from stretto.engine.recorder import ActionRecorder
@@ -90,8 +90,7 @@ class LocalEngine:
                 self.recorder.record(0, Action(ActionKind.BACKWARD, index, 0), forward_stopped)
             losses.append(replace(loss, total=loss.total.detach()))
             states.append(detach(after))
-        loss = sum_losses(losses)
-        return StepResult(loss.total, loss.count, cat_rows(states), loss.num_correct)
+        return step_result(losses, cat_rows(states))
 
     def _forward(self, window: Window, carried: State | None, key: int) -> tuple[LossSum, State]:
         rows = window.rows(key, self._device, self.stack.dtype)

@@ -45,7 +45,7 @@ from stretto.engine.engine import (
     no_op,
     reset_ended_rows,
     squared_grad_norm,
-    sum_losses,
+    step_result,
     window_tensor,
 )
 from stretto.engine.recorder import ActionRecorder
@@ -200,9 +200,8 @@ class _PipelineStep:
             self.mesh.forward_channel.flush()
             self.mesh.backward_channel.flush()
         self.mesh.world.set_status(f"after window {self.engine.num_windows}")
-        loss = sum_losses(self.losses)
         state = reset_ended_rows(self.engine.stack, self.rows, self.window.num_steps, self._final_state())
-        return StepResult(loss.total, loss.count, state, loss.num_correct)
+        return step_result(self.losses, state)
 
     def _post_receives(self, actions: list[Action]) -> None:
         """Post the first receives. Every rank knows the lengths, and so the shapes: nothing is negotiated."""
@@ -291,8 +290,8 @@ class _PipelineStep:
     def _part(self, tensor: Tensor, action: Action) -> Tensor:
         """Return the steps and rows of a window's tensor that an action works on, on the device."""
         micro_batch_cut = self.cut.micro_batches[action.micro_batch]
-        start, stop = micro_batch_cut.chunk_bounds[action.chunk]
-        num_rows = micro_batch_cut.rows_per_chunk[action.chunk]
+        start, stop = micro_batch_cut.shape.chunk_bounds[action.chunk]
+        num_rows = micro_batch_cut.shape.rows_per_chunk[action.chunk]
         if micro_batch_cut.is_sorted:
             first = int(micro_batch_cut.rows[0])
             part = tensor[start:stop, first : first + num_rows]
@@ -302,7 +301,7 @@ class _PipelineStep:
 
     def _drop_ended(self, progress: _MicroBatchProgress, action: Action) -> State:
         """Set aside the states of rows that ended before this chunk; return the state of the others."""
-        num_rows = self.cut.micro_batches[action.micro_batch].rows_per_chunk[action.chunk]
+        _, num_rows = self.cut.shape(action)
         if len(progress.state) and num_rows < len(progress.state[0]):
             progress.ended_states.append(slice_rows(progress.state, slice(num_rows, None)))
             return slice_rows(progress.state, slice(num_rows))

@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -44,11 +45,7 @@ def time_all_reduces(world: World, num_ranks: int, sizes: Sequence[int]) -> list
     with world.explain_errors("measuring links"):
         group = dist.new_group(ranks, timeout=world.timeout, use_local_synchronization=True)
         for size in sizes:
-            tensor = torch.zeros(max(size // 4, 1), device=world.device)
-
-            def all_reduce(tensor: torch.Tensor = tensor) -> None:
-                dist.all_reduce(tensor, group=group)
-
+            all_reduce = partial(dist.all_reduce, torch.zeros(max(size // 4, 1), device=world.device), group=group)
             seconds.append(_median_seconds(world, all_reduce) if world.rank < num_ranks else 0.0)
     world.barrier()
     # The group is not destroyed: torch would reuse its name, and the new group would read its old keys in the store.

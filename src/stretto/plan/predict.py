@@ -131,20 +131,19 @@ class _StepSimulation:
         )
 
     def traffic(self, stage: int) -> float:
-        """Return the bytes of activations and their gradients that a stage sends."""
-        forward = self.costs.sent_bytes(self.parts[stage].stop) if stage < self.layout.stages - 1 else 0.0
-        backward = self.costs.sent_bytes(self.parts[stage].start) if stage else 0.0
-        num_steps = sum(
-            (stop - first) * rows
-            for shape in self.micro_batches
-            for (first, stop), rows in zip(shape.chunk_bounds, shape.rows_per_chunk, strict=True)
-        )
-        return (forward + backward) * num_steps
+        """Return the bytes that a rank of a stage sends: activations, their gradients, and those of its weights."""
+        part, replicas = self.parts[stage], self.layout.replicas
+        forward = self.costs.sent_bytes(part.stop) if stage < self.layout.stages - 1 else 0.0
+        backward = self.costs.sent_bytes(part.start) if stage else 0.0
+        num_steps = sum(steps * rows for chunks in self.shapes for steps, rows in chunks)
+        all_reduce = 2 * (replicas - 1) / replicas * self.costs.weight_bytes(part.start, part.stop)
+        return (forward + backward) * num_steps + all_reduce
 
 
 def predict(costs: CostModel, workload: Workload, layout: Layout, cluster: Cluster) -> Prediction:
     """Return the prediction for an average step; `layout.blocks` gives the blocks of each stage."""
     steps = _steps(costs, workload, layout, cluster)
+    largest_chunk = workload.largest_chunk(layout.replicas, layout.micro_batches, layout.chunks)
     timelines = [step.simulate() for step in steps]
     parts, busy = steps[0].parts, _mean_busy(timelines)
     ends = [_all_reduce_end(step, timeline) for step, timeline in zip(steps, timelines, strict=True)]
@@ -165,9 +164,11 @@ def predict(costs: CostModel, workload: Workload, layout: Layout, cluster: Clust
         other=other,
         bubble=_mean([timeline.bubble for timeline in timelines]),
         tokens=workload.tokens,
-        traffic=max(_traffic(steps, stage) for stage in range(layout.stages)),
+        traffic=max(_mean([step.traffic(stage) for step in steps]) for stage in range(layout.stages)),
         stages=tuple(
-            StagePrediction((part.start, part.stop), busy[stage], stage_memory(costs, workload, layout, stage, part))
+            StagePrediction(
+                (part.start, part.stop), busy[stage], rank_memory(costs, layout, stage, part, *largest_chunk)
+            )
             for stage, part in enumerate(parts)
         ),
     )
@@ -176,12 +177,6 @@ def predict(costs: CostModel, workload: Workload, layout: Layout, cluster: Clust
 def predict_timeline(costs: CostModel, workload: Workload, layout: Layout, cluster: Cluster) -> Timeline:
     """Return when each action of the first batch's step runs."""
     return _steps(costs, workload, layout, cluster)[0].simulate()
-
-
-def stage_memory(costs: CostModel, workload: Workload, layout: Layout, stage: int, part: slice) -> RankMemory:
-    """Return the memory of a stage for the largest chunk of the workload."""
-    rows, steps = workload.largest_chunk(layout.replicas, layout.micro_batches, layout.chunks)
-    return rank_memory(costs, layout, stage, part, rows, steps)
 
 
 def _steps(costs: CostModel, workload: Workload, layout: Layout, cluster: Cluster) -> list[_StepSimulation]:
@@ -210,13 +205,6 @@ def _all_reduce_end(step: _StepSimulation, timeline: Timeline) -> float:
         exposed = max(seconds(num_bytes) - hidden, seconds(min(num_bytes, _BUCKET_BYTES))) * contention
         ends.append(last.stop + exposed)
     return max(ends)
-
-
-def _traffic(steps: Sequence[_StepSimulation], stage: int) -> float:
-    layout = steps[0].layout
-    part = steps[0].parts[stage]
-    gradients = 2 * (layout.replicas - 1) / layout.replicas * steps[0].costs.weight_bytes(part.start, part.stop)
-    return gradients + _mean([step.traffic(stage) for step in steps])
 
 
 def _mean_busy(timelines: Sequence[Timeline]) -> list[float]:

@@ -16,9 +16,9 @@ from stretto.config.layout import Layout
 from stretto.plan.bounds import LowerBounds
 from stretto.plan.cluster import Cluster, divisors
 from stretto.plan.cost_model import CostModel
-from stretto.plan.memory import all_memory_totals
-from stretto.plan.partition import RangeCosts, partition_by_cost, partition_from_counts, range_costs
-from stretto.plan.predict import Prediction, predict, stage_memory
+from stretto.plan.memory import all_memory_totals, rank_memory
+from stretto.plan.partition import RangeCosts, partition_by_cost, range_costs
+from stretto.plan.predict import Prediction, predict
 from stretto.plan.profile import Profile
 from stretto.plan.workload import Workload
 
@@ -204,28 +204,28 @@ class _LayoutSearch:
         """Return the layout with `blocks` set, with recomputation if needed; None if it doesn't fit in memory."""
         for recompute in (False, True) if not layout.recompute else (True,):
             candidate = layout.model_copy(update={"recompute": recompute})
-            counts = self._find_counts(candidate)
-            if counts is not None:
-                return candidate.model_copy(update={"blocks": counts})
+            parts = self._find_parts(candidate)
+            if parts is not None:
+                return candidate.model_copy(update={"blocks": tuple(part.stop - part.start for part in parts)})
         self.oversized[layout.stages] = self._memory_limit(layout)
         return None
 
-    def _find_counts(self, layout: Layout) -> tuple[int, ...] | None:
-        """Return the best partition whose stages all fit in memory, as blocks per stage."""
+    def _find_parts(self, layout: Layout) -> list[slice] | None:
+        """Return the best partition whose stages all fit in memory."""
         rows, steps = self.workload.largest_chunk(layout.replicas, layout.micro_batches, layout.chunks)
         crossing = tuple(self.cluster.crosses_nodes(layout, stage) for stage in range(layout.stages - 1))
-        counts = self._balance(layout.stages, rows, steps, crossing, layout.recompute)
+        parts = self._balance(layout.stages, rows, steps, crossing, layout.recompute)
         memory_limit = self._memory_limit(layout)
-        parts = enumerate(partition_from_counts(counts))
-        if all(
-            stage_memory(self.costs, self.workload, layout, stage, part).total <= memory_limit for stage, part in parts
-        ):
-            return counts
+        peak = max(rank_memory(self.costs, layout, stage, part, rows, steps).total for stage, part in enumerate(parts))
+        if peak <= memory_limit:
+            return parts
         # The balanced partition doesn't fit: allow only ranges of blocks that do.
         totals = all_memory_totals(self.costs, layout, rows, steps)
         seconds = self._range_seconds(layout.stages, rows, steps, crossing, layout.recompute)
-        return self._partition_by(
-            layout.stages, lambda stage: np.where(totals(stage) <= memory_limit, seconds(stage), np.inf)
+        return partition_by_cost(
+            self.costs.num_blocks,
+            layout.stages,
+            lambda stage: np.where(totals(stage) <= memory_limit, seconds(stage), np.inf),
         )
 
     def _memory_limit(self, layout: Layout) -> float:
@@ -237,14 +237,11 @@ class _LayoutSearch:
 
     def _partition(
         self, stages: int, rows: int, steps: int, crossing: tuple[bool, ...], recompute: bool
-    ) -> tuple[int, ...]:
-        counts = self._partition_by(stages, self._range_seconds(stages, rows, steps, crossing, recompute))
-        assert counts is not None
-        return counts
-
-    def _partition_by(self, stages: int, costs: Callable[[int], RangeCosts]) -> tuple[int, ...] | None:
-        parts = partition_by_cost(self.costs.num_blocks, stages, costs)
-        return None if parts is None else tuple(part.stop - part.start for part in parts)
+    ) -> list[slice]:
+        seconds = self._range_seconds(stages, rows, steps, crossing, recompute)
+        parts = partition_by_cost(self.costs.num_blocks, stages, seconds)
+        assert parts is not None
+        return parts
 
     def _range_seconds(
         self, stages: int, rows: int, steps: int, crossing: tuple[bool, ...], recompute: bool

@@ -46,12 +46,7 @@ def prediction_to_dict(plan: Plan, prediction: Prediction) -> dict[str, Any]:
         "bubble": prediction.bubble,
         "memory": prediction.memory,
         "traffic": prediction.traffic,
-        "parts": {
-            "pipeline": prediction.pipeline,
-            "all_reduce": prediction.all_reduce,
-            "optimizer": prediction.optimizer,
-            "other": prediction.other,
-        },
+        "parts": {name: getattr(prediction, name) for name in ("pipeline", "all_reduce", "optimizer", "other")},
         "stages": [
             {"blocks": list(stage.blocks), "busy": stage.busy, "memory": stage.memory.total}
             for stage in prediction.stages

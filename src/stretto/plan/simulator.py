@@ -29,7 +29,9 @@ def simulate(
     and the message has arrived. Each stage posts one receive ahead per direction, and the next one when it starts to
     use the last message. `speed` models ranks that compete for the same cores.
     """
-    return _Simulator(schedules, cost, link, speed, blocking).run()
+    stages = [_SimulatedStage(index, actions) for index, actions in enumerate(schedules)]
+    speeds = [1.0, *(speed(num_busy) for num_busy in range(1, len(stages) + 1))]
+    return _Simulator(stages, speeds, cost, link, blocking).run()
 
 
 @dataclass(slots=True)
@@ -48,6 +50,7 @@ class _SimulatedStage:
         return self.actions[self.position] if self.position < len(self.actions) else None
 
 
+@dataclass(slots=True)
 class _Simulator:
     """Takes events in the order of time: an action ends, a message arrives.
 
@@ -56,25 +59,20 @@ class _Simulator:
     ends at `w + cost`, whatever the speed does in between.
     """
 
-    def __init__(
-        self,
-        schedules: Sequence[Sequence[Action]],
-        cost: ActionCost,
-        link: ActionCost,
-        speed: SpeedFunction,
-        blocking: bool,
-    ) -> None:
-        self.cost, self.link, self.blocking = cost, link, blocking
-        self.stages = [_SimulatedStage(index, actions) for index, actions in enumerate(schedules)]
-        self.speeds = [1.0, *(speed(num_busy) for num_busy in range(1, len(schedules) + 1))]
-        self.now = 0.0
-        self.ends: list[tuple[float, int]] = []  # heap of running actions: (work at the end, stage)
-        self.wake_ups: list[tuple[float, int]] = []  # heap of stages that wait for a message: (time, stage)
-        # Time and work at the last change of speed. At a constant speed of 1 both stay 0, so the work clock and the
-        # time are equal to the last bit.
-        self.base_time = self.base_work = 0.0
-        self.current_speed = 1.0
-        self.timed_actions: list[TimedAction] = []
+    stages: list[_SimulatedStage]
+    speeds: list[float]  # by how many stages compute
+    cost: ActionCost
+    link: ActionCost
+    blocking: bool
+    now: float = 0.0
+    ends: list[tuple[float, int]] = field(default_factory=list)  # heap of running actions: (work at the end, stage)
+    wake_ups: list[tuple[float, int]] = field(default_factory=list)  # heap of stages that wait: (time, stage)
+    # Time and work at the last change of speed. At a constant speed of 1 both stay 0, so the work clock and the time
+    # are equal to the last bit.
+    base_time: float = 0.0
+    base_work: float = 0.0
+    current_speed: float = 1.0
+    timed_actions: list[TimedAction] = field(default_factory=list)
 
     def run(self) -> Timeline:
         for stage in self.stages:
