@@ -44,10 +44,6 @@ class FieldSummary:
         return self.name in _SEQUENCE_NAMES
 
     @property
-    def is_sequence(self) -> bool:
-        return self.type in ("text", "tokens", "channels")
-
-    @property
     def is_unparsed_time(self) -> bool:
         """Does it hold times that can't be parsed, by their looks or by the name of the field?"""
         is_short = self.type in ("text", "category") and self.mean_length < _MAX_TIME_CHARS

@@ -130,10 +130,8 @@ def _infer_format(path: Path) -> Format:
         raise DataError(f"{path} is not a file; use the path of a file or a folder")
     if suffix in _ARCHIVE_SUFFIXES:
         raise DataError(f"{path} is compressed ({suffix}); unpack it first")
-    if suffix in _CONVERTIBLE_SUFFIXES:
-        raise DataError(
-            f"{path} ends in {suffix!r}, which is not supported; convert it to {_CONVERTIBLE_SUFFIXES[suffix]}"
-        )
+    if target := _CONVERTIBLE_SUFFIXES.get(suffix):
+        raise DataError(f"{path} ends in {suffix!r}, which is not supported; convert it to {target}")
     if not path.stat().st_size:
         raise DataError(f"{path} is empty; choose a different file")
     if FORMATS.get(suffix) == "parquet":

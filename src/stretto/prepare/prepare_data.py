@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from stretto.base.disk import write_atomic
 from stretto.base.errors import DataError
@@ -17,7 +16,7 @@ from stretto.prepare.prepare_text import prepare_text
 from stretto.prepare.row_reader import OnSkipped, log_skipped_rows
 from stretto.prepare.sequence_data import SequenceData
 from stretto.store.corpus import Corpus
-from stretto.store.index import INDEX, Store
+from stretto.store.index import INDEX
 from stretto.store.sequences import Sequences
 
 # In the folder of prepared data: a fingerprint of the files and options that it was made from.
@@ -118,7 +117,10 @@ def _make_or_reuse(
                 f"{folder} holds data that was prepared from other files, or in a different way; choose a different "
                 "folder, or delete it"
             )
-        return [_open(path) for path in inner or [folder]], True
+        folders = inner or [folder]
+        if isinstance(options, TextOptions):
+            return [Corpus.open(path) for path in folders], True
+        return [Sequences.open(path) for path in folders], True
     stores: Stores
     if isinstance(options, TextOptions):
         stores = prepare_text(paths, folder, options, on_progress=on_progress)
@@ -128,8 +130,3 @@ def _make_or_reuse(
         stores = prepare_series(paths, folder, options, on_progress=on_progress, on_skipped=on_skipped)
     write_atomic(fingerprint_path, fingerprint)
     return stores, False
-
-
-def _open(folder: Path) -> Any:  # noqa: ANN401 - a corpus or sequences, never both
-    store = Store.open(folder)
-    return Corpus.from_store(store) if store.kind == "tokens" else Sequences.from_store(store)

@@ -171,11 +171,8 @@ def part_path(folder: Path, split: str, number: int, suffix: str) -> Path:
 
 def file_record(file: PagedFile, folder: str = "") -> PartResult:
     """Return how a part's result describes a file; `folder` is its place within the job's folder."""
-    return {
-        "path": f"{folder}/{file.name}" if folder else file.name,
-        "num_bytes": file.num_bytes,
-        "checksums": file.checksums.tolist(),
-    }
+    path = str(Path(folder, file.name))
+    return {"path": path, "num_bytes": file.num_bytes, "checksums": file.checksums.tolist()}
 
 
 def move_into_store(record: PartResult, folder: Path, name: str) -> PagedFile:

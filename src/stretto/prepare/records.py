@@ -91,9 +91,8 @@ def find_format(path: Path) -> Format:
     if not path.is_file():
         raise DataError(f"{path} is not a file; use the paths of files")
     if path.suffix.lower() not in FORMATS:
-        raise DataError(
-            f"{path} ends in {path.suffix!r}, which is not one of {', '.join(FORMATS)}; convert or rename it"
-        )
+        known = ", ".join(FORMATS)
+        raise DataError(f"{path} ends in {path.suffix!r}, which is not one of {known}; convert or rename it")
     if not path.stat().st_size:
         raise DataError(f"{path} is empty; leave it out")
     return FORMATS[path.suffix.lower()]

@@ -54,7 +54,7 @@ def list_sequence_fields(sample: RecordSample) -> list[FieldSummary]:
         field
         for field in sample.fields
         if (field.is_named_sequence and field.type in ("category", "unparsed time"))
-        or (field.is_sequence and not field.is_unparsed_time)
+        or (field.type in ("text", "tokens", "channels") and not field.is_unparsed_time)
     ]
 
 

@@ -59,10 +59,9 @@ def infer_series_data(sample: RecordSample, time: str | None, by: str | None) ->
         notes.append(f"NA or NaN in {', '.join(with_nan)}: read as missing values (nan=error rejects them)")
     first_series = [row for row in sample.records if by is None or row.get(by) == sample.records[0].get(by)]
     seconds = None if time is None else median_interval(parse_timestamps(first_series, time, sample.is_csv))
-    values = np.array(
-        [[_finite_number(row.get(field.name), sample.is_csv) for field in channels] for row in first_series],
-        dtype=np.float64,
-    )
+    numbers = [[parse_number(row.get(field.name), sample.is_csv) for field in channels] for row in first_series]
+    values = np.array(numbers, np.float64)
+    values[np.isinf(values)] = np.nan
     data = SeriesData(
         columns=tuple(field.name for field in channels),
         time=time,
@@ -83,11 +82,6 @@ def _file_order_note(dates: Sequence[str], records: Sequence[Mapping[str, Any]])
         f"times in {dates[0]!r} ({example}) can't be parsed, because they are not like 2025-01-31T12:00:00: rows are "
         "steps in the order of the file (season=N sets the seasonal period)"
     )
-
-
-def _finite_number(value: object, is_csv: bool) -> float:
-    number = parse_number(value, is_csv)
-    return number if number is not None and abs(number) < np.inf else np.nan
 
 
 def _choose_time(sample: RecordSample) -> str | None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import reduce
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,24 +38,14 @@ _MAX_ROUNDING = 0.01
 class ShardWriter:
     """Writes the sequences of one part and one split."""
 
-    def __init__(self, folder: Path, split: str, number: int, dtype: np.dtype[Any], has_labels: bool) -> None:
-        names = ("values", "ends", "labels") if has_labels else ("values", "ends")
-        self._files = {name: FileWriter(part_path(folder, split, number, name)) for name in names}
-        self._split, self._dtype = split, dtype
+    def __init__(self, files: Mapping[str, FileWriter], split: str, dtype: np.dtype[Any]) -> None:
+        self._files, self._split, self._dtype = files, split, dtype
         self._buffered: list[NDArray[Any]] = []
         self._num_buffered = 0
         self._ends: list[int] = []
         self._labels: list[int] = []
         self._num_sequences = self._num_steps = self._num_bytes = self._longest = 0
         self._moments = moments(np.zeros((0, 0)))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close the files, finished or not."""
-        for file in self._files.values():
-            file.__exit__()
 
     def append(self, steps: NDArray[Any], label: int | None = None, num_bytes: int = 0) -> None:
         """Add a sequence; `num_bytes` is the size of its text."""
@@ -99,9 +89,15 @@ class ShardWriter:
 def open_shards(
     folder: Path, splits: Sequence[str], number: int, dtype: np.dtype[Any], has_labels: bool = False
 ) -> Iterator[dict[str, ShardWriter]]:
-    """Open a shard for each split of a part."""
+    """Open a shard for each split of a part; its files are closed at the end, finished or not."""
+    names = ("values", "ends", "labels") if has_labels else ("values", "ends")
     with ExitStack() as stack:
-        yield {split: stack.enter_context(ShardWriter(folder, split, number, dtype, has_labels)) for split in splits}
+        writers = {}
+        for split in splits:
+            paths = {name: part_path(folder, split, number, name) for name in names}
+            files = {name: stack.enter_context(FileWriter(path)) for name, path in paths.items()}
+            writers[split] = ShardWriter(files, split, dtype)
+        yield writers
 
 
 def finish_part(writers: Mapping[str, ShardWriter], reader: RowReader) -> PartResult:

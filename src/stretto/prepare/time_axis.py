@@ -66,14 +66,11 @@ def median_interval(times: Sequence[Timestamp]) -> float | None:
     gaps = [
         (after - before).total_seconds()
         for before, after in pairwise(times)
-        if isinstance(before, datetime) and isinstance(after, datetime) and _comparable(before, after)
+        if isinstance(before, datetime) and isinstance(after, datetime)
+        # A time with a zone can't be compared with one without.
+        if (before.tzinfo is None) == (after.tzinfo is None) and before < after
     ]
-    gaps = [gap for gap in gaps if gap > 0]
     return median(gaps) if gaps else None
-
-
-def _comparable(before: datetime, after: datetime) -> bool:
-    return (before.tzinfo is None) == (after.tzinfo is None)
 
 
 def infer_period(seconds: float | None, values: NDArray[np.float64]) -> int:

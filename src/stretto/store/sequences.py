@@ -6,7 +6,7 @@ labels-00000.bin   one label per sequence, if there are labels
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -167,15 +167,11 @@ class Sequences:
 
     def ends(self, shard: int, start: int, stop: int) -> IntArray:
         """Return where sequence `start` begins, then where each sequence from `start` to `stop` ends."""
-        first = max(start - 1, 0)
-        content = self.store.pages.read(
-            [ByteRange(shard_file("ends", shard), first * ENDS.itemsize, stop * ENDS.itemsize)]
-        )[0]
-        ends = content.view(ENDS).astype(np.int64)
+        ends = self._read_items("ends", ENDS, [(shard, max(start - 1, 0), stop)])[0].astype(np.int64)
         ends = ends if start else np.concatenate([[0], ends])
         sizes, lengths = self.fields.shards[shard], np.diff(ends)
         if lengths.min(initial=1) < 1 or lengths.max(initial=1) > sizes.longest or ends[-1] > sizes.num_steps:
-            raise self._invalid(shard_file("ends", shard), "a sequence has an impossible end")
+            raise self._invalid("ends", shard, "a sequence has an impossible end")
         return ends
 
     def step_ranges(self, rows: Sequence[tuple[int, int]]) -> list[StepRange]:
@@ -183,68 +179,62 @@ class Sequences:
         for shard, index in rows:
             if not (0 <= shard < len(self.shard_sizes) and 0 <= index < self.shard_sizes[shard]):
                 raise DataError(f"{self.location} has no sequence {index:,} in shard {shard}; count from 0")
-        byte_ranges = [
-            ByteRange(shard_file("ends", shard), max(index - 1, 0) * ENDS.itemsize, (index + 1) * ENDS.itemsize)
-            for shard, index in rows
-        ]
+        items = self._read_items("ends", ENDS, [(shard, max(index - 1, 0), index + 1) for shard, index in rows])
         step_ranges = []
-        for (shard, index), content in zip(rows, self.store.pages.read(byte_ranges), strict=True):
-            ends = content.view(ENDS)
+        for (shard, index), ends in zip(rows, items, strict=True):
             steps = StepRange(shard, int(ends[0]) if index else 0, int(ends[-1]))
             if not steps.start < steps.stop <= self.fields.shards[shard].num_steps:
-                raise self._invalid(shard_file("ends", shard), f"sequence {index} has an impossible end")
+                raise self._invalid("ends", shard, f"sequence {index} has an impossible end")
             step_ranges.append(steps)
         return step_ranges
 
     def read(self, step_ranges: Sequence[StepRange]) -> list[NDArray[Any]]:
         """Return the values of each range: tokens `[steps]`, or channels `[steps, channels]`."""
         values = self.fields.values
-        size = _step_bytes(values)
-        byte_ranges = [
-            ByteRange(shard_file("values", steps.shard), steps.start * size, steps.stop * size) for steps in step_ranges
-        ]
-        arrays = [
-            content.view(values.dtype).reshape(-1, *values.shape) for content in self.store.pages.read(byte_ranges)
-        ]
+        width = math.prod(values.shape)
+        ranges = [(shard, start * width, stop * width) for shard, start, stop in step_ranges]
+        arrays = [items.reshape(-1, *values.shape) for items in self._read_items("values", values.dtype, ranges)]
         if isinstance(values, Tokens) and values.num_tokens <= np.iinfo(values.dtype).max:
-            for byte_range, tokens in zip(byte_ranges, arrays, strict=True):
+            for steps, tokens in zip(step_ranges, arrays, strict=True):
                 if tokens.max(initial=0) >= values.num_tokens:
-                    raise self._invalid(byte_range.file, f"token {tokens.max()} >= num_tokens={values.num_tokens}")
+                    reason = f"token {tokens.max()} >= num_tokens={values.num_tokens}"
+                    raise self._invalid("values", steps.shard, reason)
         return arrays
 
     def read_labels(self, rows: Sequence[tuple[int, int]]) -> IntArray:
         """Return the class of each sequence; a row is a shard and an index in it."""
-        size = CLASSES.itemsize
-        byte_ranges = [
-            ByteRange(shard_file("labels", shard), index * size, (index + 1) * size) for shard, index in rows
-        ]
-        labels = np.array([int(content.view(CLASSES)[0]) for content in self.store.pages.read(byte_ranges)], np.int64)
+        items = self._read_items("labels", CLASSES, [(shard, index, index + 1) for shard, index in rows])
+        labels = np.array([int(item[0]) for item in items], np.int64)
         names = () if self.fields.labels is None else self.fields.labels.names
-        for byte_range, label in zip(byte_ranges, labels.tolist(), strict=True):
+        for (shard, _), label in zip(rows, labels.tolist(), strict=True):
             if not 0 <= label < len(names):
-                raise self._invalid(byte_range.file, f"label {label} is not one of the {len(names)} classes")
+                raise self._invalid("labels", shard, f"label {label} is not one of the {len(names)} classes")
         return labels
 
-    def _invalid(self, file: str, reason: str) -> DataError:
+    def _read_items(
+        self, prefix: str, dtype: np.dtype[Any], ranges: Iterable[tuple[int, int, int]]
+    ) -> list[NDArray[Any]]:
+        """Return items `start` to `stop` of the file `prefix` of a shard, for each range (shard, start, stop)."""
+        size = dtype.itemsize
+        byte_ranges = [ByteRange(shard_file(prefix, shard), start * size, stop * size) for shard, start, stop in ranges]
+        return [content.view(dtype) for content in self.store.pages.read(byte_ranges)]
+
+    def _invalid(self, prefix: str, shard: int, reason: str) -> DataError:
         """The error for a file with a valid checksum but impossible values: `stretto prepare` did not write it."""
-        return DataError(
-            f"{self.location}: {file} is invalid ({reason}); do not trust this store, and prepare the data again"
-        )
+        problem = f"{shard_file(prefix, shard)} is invalid ({reason})"
+        return DataError(f"{self.location}: {problem}; do not trust this store, and prepare the data again")
 
 
 def _sizes(fields: SequencesFields, shard: Shard, number: int) -> dict[str, int]:
     """The files that a shard must have, and their sizes in bytes."""
+    step_bytes = fields.values.dtype.itemsize * math.prod(fields.values.shape)
     sizes = {
-        shard_file("values", number): shard.num_steps * _step_bytes(fields.values),
+        shard_file("values", number): shard.num_steps * step_bytes,
         shard_file("ends", number): shard.num_sequences * ENDS.itemsize,
     }
     if fields.labels is not None:
         sizes[shard_file("labels", number)] = shard.num_sequences * CLASSES.itemsize
     return sizes
-
-
-def _step_bytes(values: Tokens | Channels) -> int:
-    return values.dtype.itemsize * math.prod(values.shape)
 
 
 def shard_file(prefix: str, number: int) -> str:

@@ -91,8 +91,7 @@ class ShufflePools:
         """Return the rows of a pool, run by run."""
         if epoch < 0 or not 0 <= pool < self.num_pools:
             raise DataError(f"pool {pool} of epoch {epoch} does not exist; an epoch has {self.num_pools} pools")
-        num_runs = self._num_runs
-        first, stop = (num_runs * number // self.num_pools for number in (pool, pool + 1))
+        first, stop = (self._num_runs * number // self.num_pools for number in (pool, pool + 1))
         parts = [self._read_run(shard, run) for shard, run in self._runs(epoch, first, stop)]
         return RowTable(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
