@@ -46,6 +46,13 @@ def test_weights_depend_on_seed_and_name_and_on_nothing_else() -> None:
     assert not torch.equal(twins["blocks.0.cell.weight_ih_l0"], twins["blocks.1.cell.weight_ih_l0"])
 
 
+def test_weights_that_do_not_fit_into_memory_raise_a_memory_error() -> None:
+    with torch.device("meta"):
+        stack = Stack([Linear(10**7, 10**8)])
+    with pytest.raises(MemoryError, match="4000000000000000 bytes"):
+        initialize(stack, seed=1)
+
+
 def test_a_materialized_cell_runs_with_its_new_weights() -> None:
     with torch.device("meta"):
         stage = model()[1:2]

@@ -12,8 +12,7 @@ from stretto.config.toml import parse_config
 from stretto.data import Corpus
 from stretto.errors import ConfigError
 from stretto.train.config_changes import find_changes
-from stretto.train.log import has_evaluation, open_log
-from stretto.train.recorder import Recorder
+from stretto.train.log import Recorder, has_evaluation, open_log
 
 
 def config_for(corpus: Corpus, folder: Path, changes: dict[str, object] | None = None) -> RunConfig:

@@ -3,7 +3,7 @@ from pathlib import Path
 
 from stretto import Layout
 from stretto.base.run_folder import RunFolder
-from stretto.train.plan_check import PlanCheck, predicted_seconds, save_plan
+from stretto.train.plan_check import PlanCheck, predicted_seconds
 
 
 def test_a_plan_is_compared_once_after_enough_steps() -> None:
@@ -29,7 +29,7 @@ def test_a_prediction_is_found_by_layout(tmp_path: Path) -> None:
     layout = Layout(stages=2, chunks=4, blocks=(3, 1))
     assert predicted_seconds(folder, layout) is None
     values = layout.model_dump(mode="json", exclude={"auto", "elastic"})
-    save_plan(folder, json.dumps({"best": [{"layout": values, "seconds": 0.25}]}))
+    folder.plan.write_text(json.dumps({"best": [{"layout": values, "seconds": 0.25}]}))
     assert predicted_seconds(folder, layout) == 0.25
     assert predicted_seconds(folder, layout.model_copy(update={"chunks": 8})) is None
     for broken in ("", "[]", '{"best": [{}]}'):

@@ -31,7 +31,11 @@ def initialize(stack: Stack, seed: int, device: torch.device | str = "cpu") -> S
             )
         dtype = parameters[0].dtype
         if any(parameter.is_meta for parameter in parameters):
-            module.to_empty(device="cpu", recurse=False)
+            try:
+                module.to_empty(device="cpu", recurse=False)
+            except RuntimeError as error:
+                # The CPU's allocator has no error type of its own, and nothing but the allocation can fail here.
+                raise MemoryError(str(error)) from None
         module.to("cpu", torch.float32)
         with torch.random.fork_rng(devices=[]):
             # Not torch.manual_seed, which also seeds the generators of all devices.

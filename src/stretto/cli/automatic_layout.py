@@ -5,7 +5,7 @@ import json
 import torch
 from rich.console import Console
 
-from stretto.base.run_folder import RunFolder
+from stretto.base.run_folder import PLAN, RunFolder
 from stretto.cli.views.console import make_console
 from stretto.cli.views.progress import show_measurements
 from stretto.config.layout import Layout
@@ -16,7 +16,6 @@ from stretto.plan.serialize import plan_to_dict
 from stretto.plan.units import format_seconds
 from stretto.planning.choose import LayoutChoice, choose_on_ranks, choose_on_this_machine
 from stretto.planning.profiles import profile_input_from_config
-from stretto.train.plan_check import save_plan
 
 
 def choose_layout_locally(config: RunConfig, *, saves_plan: bool) -> RunConfig:
@@ -49,6 +48,6 @@ def _apply_choice(config: RunConfig, choice: LayoutChoice, console: Console, *, 
     console.print(f"plan    predicted: {format_seconds(choice.plan.chosen.seconds)} per step")
     if saves_plan:
         plan = plan_to_dict(choice.plan, choice.profile, choice.timeline)
-        save_plan(RunFolder(config.run.folder), json.dumps(plan, indent=1))
+        RunFolder(config.run.folder).write(PLAN, f"{json.dumps(plan, indent=1)}\n".encode())
     layout = choice.layout.model_copy(update={"elastic": config.layout.elastic})
     return config.model_copy(update={"layout": layout})

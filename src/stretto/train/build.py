@@ -32,10 +32,6 @@ class RunInputs:
     model: Stack
     loss: Loss
 
-    @property
-    def task(self) -> Task:
-        return self.train.data_spec.task
-
 
 def build_inputs(config: RunConfig) -> RunInputs:
     """Open the data and build the model of a config; check all that can be checked without a device.
@@ -112,9 +108,7 @@ def build_engine(
     """Return this rank's engine, with weights drawn by seed and name."""
     try:
         return make_engine(inputs.model, inputs.loss, layout, world, seed=settings.seed, precision=settings.precision)
-    except RuntimeError as error:
-        if "alloc" not in str(error) and "memory" not in str(error):
-            raise
+    except (MemoryError, torch.OutOfMemoryError) as error:
         num_weights = sum(parameter.numel() for parameter in inputs.model.parameters())
         reason = str(error).splitlines()[0]
         raise ConfigError(

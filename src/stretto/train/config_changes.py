@@ -33,9 +33,14 @@ class ConfigChange:
         return f"{self.field} {_text(self.before)} -> {_text(self.now)}"
 
 
-def find_changes(before: Mapping[str, Any], config: RunConfig) -> list[ConfigChange]:
-    """Return the fields of a config that differ from a saved one; a field that it lacks had its default value."""
-    changes = []
+def find_changes(before: Mapping[str, Any] | None, config: RunConfig) -> list[ConfigChange]:
+    """Return the fields of a config that differ from a saved one; none if no config was saved.
+
+    A field that the saved config lacks had its default value.
+    """
+    changes: list[ConfigChange] = []
+    if before is None:
+        return changes
     now = config.model_dump(mode="json")
     defaults = RunConfig.model_validate({"data": {"train": ""}}).model_dump(mode="json")
     for section, values in now.items():
@@ -50,19 +55,14 @@ def find_changes(before: Mapping[str, Any], config: RunConfig) -> list[ConfigCha
     return changes
 
 
-def reject_incompatible_changes(changes: list[ConfigChange], where: str) -> None:
-    """Raise if a change makes the saved tensors unusable."""
+def reject_changes(changes: list[ConfigChange], where: str) -> None:
+    """Raise if a change makes the saved tensors unusable, or names initial weights that would not be used."""
     for change in changes:
         if change.is_incompatible:
             raise ConfigError(
                 f"{change.field}={_text(change.now)}, but {where} was saved with "
                 f"{change.field}={_text(change.before)}; set it back, or choose a different run.folder"
             )
-
-
-def reject_initial_weights(changes: list[ConfigChange], where: str) -> None:
-    """Raise if a run that resumes has new initial weights: they would not be used."""
-    for change in changes:
         if change.field == "model.weights" and change.now is not None:
             raise ConfigError(
                 f"model.weights={change.now} has no effect, as this run resumes from {where}; leave it out, or choose "

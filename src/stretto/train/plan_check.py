@@ -4,7 +4,7 @@ import json
 import statistics
 from dataclasses import dataclass
 
-from stretto.base.run_folder import PLAN, RunFolder
+from stretto.base.run_folder import RunFolder
 from stretto.config.layout import Layout
 
 # The first steps after a start are slower; the median of the next ones counts.
@@ -42,11 +42,6 @@ class PlanCheck:
         report = PlanReport(step, self._predicted, statistics.median(counted))
         self._predicted = None
         return report
-
-
-def save_plan(folder: RunFolder, text: str) -> None:
-    """Write a plan to a run's folder."""
-    folder.write(PLAN, f"{text}\n".encode())
 
 
 def predicted_seconds(folder: RunFolder, layout: Layout) -> float | None:

@@ -1,6 +1,7 @@
 """RankMonitor: how long each rank computes and waits, and how much memory it uses."""
 
 from dataclasses import dataclass
+from statistics import fmean
 
 from stretto.engine.engine import Engine
 from stretto.mesh.device import peak_memory
@@ -28,30 +29,27 @@ class RankMonitor:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._step = self._num_steps = 0
-        self._seconds = self._waiting = 0.0
+        self._reports: list[StepReport] = []  # since the last call of gather
 
     def add(self, report: StepReport) -> None:
         """Add a step of this rank."""
-        self._step = report.step
-        self._num_steps += 1
-        self._seconds += report.seconds
-        self._waiting += report.waiting_seconds
+        self._reports.append(report)
 
     def gather(self) -> RankReport | None:
         """Return the report on the steps since the last call, on the first rank; None on the others.
 
         All ranks call it after the same step, and at least one step after the last call.
         """
-        means = [self._seconds / self._num_steps, self._waiting / self._num_steps]
-        self._num_steps, self._seconds, self._waiting = 0, 0.0, 0.0
+        reports, self._reports = self._reports, []
+        seconds = fmean(report.seconds for report in reports)
+        waiting = fmean(report.waiting_seconds for report in reports)
         world = self._engine.mesh.world
-        ranks = world.gather([*means, float(peak_memory(world.device))])
+        ranks = world.gather([seconds, waiting, float(peak_memory(world.device))])
         if ranks is None:
             return None
         return RankReport(
-            step=self._step,
-            seconds=sum(rank[0] for rank in ranks) / len(ranks),
+            step=reports[-1].step,
+            seconds=fmean(rank[0] for rank in ranks),
             busy=tuple(rank[0] - rank[1] for rank in ranks),
             waiting=tuple(rank[1] for rank in ranks),
             memory=tuple(int(rank[2]) for rank in ranks),

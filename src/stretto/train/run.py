@@ -9,7 +9,7 @@ from stretto.base.errors import DivergedError
 from stretto.base.run_folder import CONFIG, RunFolder
 from stretto.checkpoint.checkpoint import Checkpoint, find_checkpoint
 from stretto.checkpoint.lock import FolderLock
-from stretto.checkpoint.manager import CheckpointManager, SaveReport
+from stretto.checkpoint.manager import CheckpointManager
 from stretto.checkpoint.manifest import RunInfo
 from stretto.config.run import RunConfig
 from stretto.config.toml import dump_config
@@ -21,12 +21,11 @@ from stretto.train.data_spec import data_spec_files
 from stretto.train.evaluate import EvaluationInterruptedError, OnWindow, evaluate
 from stretto.train.events import EvaluationReport, Event, PreemptedError
 from stretto.train.initial_weights import load_initial_weights
-from stretto.train.log import has_evaluation
+from stretto.train.log import Recorder, has_evaluation, open_recorder
 from stretto.train.nonfinite_batch import save_nonfinite_batch
 from stretto.train.optimizer import averaged_weights
 from stretto.train.plan_check import PlanCheck, predicted_seconds
 from stretto.train.rank_monitor import RankMonitor
-from stretto.train.recorder import Recorder, open_recorder
 from stretto.train.save_policy import SavePolicy
 from stretto.train.signals import on_preemption_signal
 from stretto.train.start import checkpoint_location, prepare_run
@@ -160,7 +159,8 @@ class Run:
                 self._save(wait=is_last)
             if trainer.is_done:
                 self._save_weights()
-            yield from self._save_reports()
+            # The saves that have ended by now, on the first rank.
+            yield from iter(self.checkpoints.poll, None)
             if is_preempted and not trainer.is_done:
                 self.world.barrier()
                 raise PreemptedError(
@@ -172,7 +172,7 @@ class Run:
                 self._policy.request_save_if_due(trainer)
         # Nobody leaves before all are done: the first rank may hold the store that the others still read.
         self.world.barrier()
-        yield from self._save_reports()
+        yield from iter(self.checkpoints.poll, None)
 
     def _steps(self) -> Iterator[StepReport]:
         try:
@@ -203,11 +203,6 @@ class Run:
         self.checkpoints.save(replace(snapshot, run_info=self._run_info, files=self._files), wait=wait)
         self._policy.restart_clock()
 
-    def _save_reports(self) -> Iterator[SaveReport]:
-        """The saves that have ended since this was last called, on the first rank."""
-        while (report := self.checkpoints.poll()) is not None:
-            yield report
-
     def _save_weights(self) -> None:
         """Write the weights of all stages into one file, from the checkpoint that was just saved."""
         if self.world.is_rank_zero:
@@ -229,8 +224,7 @@ class Run:
                 load_initial_weights(self.engine.stack, self.model, self.config.model.weights)
             return []
         self.trainer.restore(checkpoint)
-        run_info = checkpoint.manifest.run_info
-        return [] if run_info.config is None else find_changes(run_info.config, self.config)
+        return find_changes(checkpoint.manifest.run_info.config, self.config)
 
     def _find_unfinished(self) -> _Unfinished:
         """Look into the folder for what is missing. The first rank has the folder; all do what it finds missing."""

@@ -7,7 +7,7 @@ from stretto.checkpoint.storage import open_storage
 from stretto.config.run import RunConfig
 from stretto.config.toml import load_config
 from stretto.train.build import RunInputs, build_inputs
-from stretto.train.config_changes import find_changes, reject_incompatible_changes, reject_initial_weights
+from stretto.train.config_changes import find_changes, reject_changes
 from stretto.train.initial_weights import check_initial_weights
 from stretto.train.sinks.sinks import check_sinks
 from stretto.train.trained_model import check_weights
@@ -65,10 +65,7 @@ def _check_folder(config: RunConfig, resume: str) -> None:
 def _check_checkpoint(checkpoint: Checkpoint, config: RunConfig, inputs: RunInputs) -> None:
     """Raise if a checkpoint's numbers would mean something else in this run."""
     run_info = checkpoint.manifest.run_info
-    if run_info.config is not None:
-        changes = find_changes(run_info.config, config)
-        reject_incompatible_changes(changes, checkpoint.location)
-        reject_initial_weights(changes, checkpoint.location)
+    reject_changes(find_changes(run_info.config, config), checkpoint.location)
     if run_info.data not in (None, inputs.train.digest):
         raise ConfigError(
             f"data.train={config.data.train} is not the data that {checkpoint.location} was trained on, so its "

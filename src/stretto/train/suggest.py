@@ -35,12 +35,8 @@ _MAX_NAIVE_WINDOWS = 2000
 _ROWS = 32
 _MIN_BATCHES = 200
 _MAX_EPOCHS = 100
-# Fields that are shown as comments, with their defaults.
-_OPTIONAL_FIELDS = {
-    "lanes": ("data.workers", "model.cell", "layout.auto", "save.keep_best"),
-    "batches": ("data.workers", "model.cell", "layout.auto", "save.keep_best"),
-    "forecast": ("data.stride", "data.workers", "model.cell", "layout.auto", "save.keep_best"),
-}
+# Fields that are shown as comments, with their defaults; a forecast also has data.stride.
+_OPTIONAL_FIELDS = ("data.workers", "model.cell", "layout.auto", "save.keep_best")
 
 
 @dataclass(frozen=True)
@@ -75,8 +71,11 @@ def suggest(
     elif isinstance(train.fields.values, Channels) and train.fields.labels is None:
         data = inspection.data
         series = data if isinstance(data, SeriesData) else SeriesData(train.fields.values.names)
-        choice = _choose_forecast(series, train, valid, _ForecastRequest(horizon, season, context, tuple(targets)))
-        data_settings, naive_loss = _explain_forecast(choice, series, train), choice.naive_loss
+        request = _ForecastRequest(horizon, season, context, tuple(targets))
+        forecast, context = _choose_forecast(series, train, valid, request)
+        if forecast.season and isinstance(valid, Sequences):
+            naive_loss = _naive_loss(SlidingWindows(valid, forecast, context))
+        data_settings = _forecast(forecast, context, targets, series, train, naive_loss)
     else:
         data_settings = _batches(train)
     num_validation_steps = 0 if valid is None else _num_steps(valid) * data_settings.row_steps_per_step
@@ -86,14 +85,16 @@ def suggest(
         *data_settings.settings,
         Setting("run.folder", str(folder), "for config, log, checkpoints and weights"),
         *_schedule_settings(data_settings, num_validation_steps),
-        *_precision_settings(),
     ]
+    if _has_accelerator():
+        settings.append(Setting("run.precision", "bf16", "fastest on accelerators; weights stay fp32"))
     header = (
         f"{data_settings.title}, written by `stretto init`. Train it with",
         f"  stretto train {shlex.quote(str(path))}",
         "`stretto train --help` explains every field. An option overrides a field: --train.lr 3e-4",
     )
-    text = format_commented_toml(header, settings, _OPTIONAL_FIELDS[data_settings.feed])
+    optional_fields = ("data.stride", *_OPTIONAL_FIELDS) if data_settings.feed == "forecast" else _OPTIONAL_FIELDS
+    text = format_commented_toml(header, settings, optional_fields)
     config = parse_config(tomllib.loads(text), "the suggested run")
     build_inputs(config)
     return Suggestion(text, config, naive_loss)
@@ -160,20 +161,10 @@ class _ForecastRequest:
     targets: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class _ForecastChoice:
-    """A forecast of some steps ahead, from some steps of context."""
-
-    forecast: Forecast
-    context: int
-    targets: tuple[str, ...]
-    num_windows: int  # in an epoch
-    naive_loss: float | None  # of repeating the last season; None without season or validation data
-
-
 def _choose_forecast(
     series: SeriesData, train: Sequences, valid: Sequences | Corpus | None, request: _ForecastRequest
-) -> _ForecastChoice:
+) -> tuple[Forecast, int]:
+    """Return a forecast for the data, and the number of steps that it sees."""
     store = min((store for store in (train, valid) if isinstance(store, Sequences)), key=lambda store: store.longest)
     num_available = store.longest
     horizon = request.horizon or max(1, min(series.period or 8, num_available // 4))
@@ -194,17 +185,19 @@ def _choose_forecast(
             "(validation_fraction=0: no validation data)"
         )
     forecast = Forecast.from_sequences(train, horizon, season=season, targets=request.targets, masks=series.has_missing)
-    naive_loss = None
-    if season and isinstance(valid, Sequences):
-        naive_loss = _naive_loss(SlidingWindows(valid, forecast, context))
-    num_windows = sum(SlidingWindows(train, forecast, context).shard_sizes)
-    return _ForecastChoice(forecast, context, request.targets, num_windows, naive_loss)
+    return forecast, context
 
 
-def _explain_forecast(choice: _ForecastChoice, series: SeriesData, train: Sequences) -> _DataSettings:
-    forecast, context = choice.forecast, choice.context
+def _forecast(
+    forecast: Forecast,
+    context: int,
+    targets: Sequence[str],
+    series: SeriesData,
+    train: Sequences,
+    naive_loss: float | None,
+) -> _DataSettings:
     num_inputs, num_outputs = forecast.task.num_inputs, forecast.task.num_outputs
-    num_steps = choice.num_windows * context
+    num_steps = sum(SlidingWindows(train, forecast, context).shard_sizes) * context
     layers, hidden = _model_size(num_steps, train.num_steps * 4, num_inputs, num_outputs)
     budget = 64 * context
     duration = ""
@@ -215,11 +208,11 @@ def _explain_forecast(choice: _ForecastChoice, series: SeriesData, train: Sequen
         Setting("data.horizon", forecast.horizon, f"steps ahead to forecast{duration}"),
     ]
     if forecast.season:
-        naive = "" if choice.naive_loss is None else f"; predicting no difference has loss {choice.naive_loss:.4f}"
+        naive = "" if naive_loss is None else f"; predicting no difference has loss {naive_loss:.4f}"
         reason = f"targets are differences to the value this many steps before{naive}"
         settings.append(Setting("data.season", forecast.season, reason))
-    if choice.targets:
-        settings.append(Setting("data.targets", list(choice.targets), "the channels to forecast"))
+    if targets:
+        settings.append(Setting("data.targets", list(targets), "the channels to forecast"))
     if series.has_missing:
         settings.append(
             Setting("data.masks", True, "some values are missing: the network gets a mask for each channel")
@@ -284,12 +277,6 @@ def _schedule_settings(data: _DataSettings, num_validation_steps: float) -> list
         *settings,
         Setting("save.minutes", 2.0, "minutes between checkpoints, from which an interrupted run resumes"),
     ]
-
-
-def _precision_settings() -> list[Setting]:
-    if not _has_accelerator():
-        return []
-    return [Setting("run.precision", "bf16", "fastest on accelerators; weights stay fp32")]
 
 
 def _model_size(num_steps: int, max_weights: int, num_inputs: int, num_outputs: int) -> tuple[int, int]:

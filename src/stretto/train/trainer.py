@@ -273,7 +273,9 @@ class Trainer:
             self._reader = None
         ended = time.perf_counter()
         if self.is_recording:
-            self._record(actions, (started, data_read), (computed, ended))
+            self.engine.recorder.actions = None
+            data, optimizer = TraceEvent("data", started, data_read), TraceEvent("optimizer", computed, ended)
+            self.recorded_events = (data, *map(TraceEvent.of, actions), optimizer)
         return StepReport(
             step=self.step,
             epoch=epoch,
@@ -342,14 +344,6 @@ class Trainer:
             if self._num_epoch_targets == 0:
                 raise DataError("a whole epoch has no targets, so there is nothing to learn; use other data")
             self._num_epoch_targets = 0.0
-
-    def _record(self, actions: list[TimedAction], data: tuple[float, float], optimizer: tuple[float, float]) -> None:
-        self.engine.recorder.actions = None
-        self.recorded_events = (
-            TraceEvent("data", *data),
-            *map(TraceEvent.of, actions),
-            TraceEvent("optimizer", *optimizer),
-        )
 
     def _read_ahead(self) -> Iterator[tuple[Window, Position]]:
         if self._reader is None:

@@ -6,7 +6,7 @@ lanes.<block>.<number>     the hidden state of each block, one row per lane of a
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -28,23 +28,18 @@ def weight_shards(stack: Stack) -> list[TensorShard]:
 
 def optimizer_shards(stack: Stack, optimizer: Optimizer) -> list[TensorShard]:
     """Return the optimizer's state of a stack's parameters."""
-    return [
-        TensorShard(f"optimizer.{name}.{key}", value)
-        for name, weight in stack.named_parameters()
-        for key, value in _tensor_state(optimizer, weight, name)
-    ]
-
-
-def _tensor_state(optimizer: Optimizer, weight: Tensor, name: str) -> Iterator[tuple[str, Tensor]]:
-    for key, value in optimizer.state.get(weight, {}).items():
-        if isinstance(value, Tensor):
-            yield key, value
-        elif value is not None:
-            # Dropped silently, it would change the curve after a resume.
-            raise ConfigError(
-                f"the optimizer keeps {key!r} of {name} as a {type(value).__name__}, which can't be saved; use an "
-                "optimizer whose state is tensors"
-            )
+    shards = []
+    for name, weight in stack.named_parameters():
+        for key, value in optimizer.state.get(weight, {}).items():
+            if isinstance(value, Tensor):
+                shards.append(TensorShard(f"optimizer.{name}.{key}", value))
+            elif value is not None:
+                # Dropped silently, it would change the curve after a resume.
+                raise ConfigError(
+                    f"the optimizer keeps {key!r} of {name} as a {type(value).__name__}, which can't be saved; use an "
+                    "optimizer whose state is tensors"
+                )
+    return shards
 
 
 def lane_shards(stack: Stack, state: State, lane_indices: range, num_lanes: int) -> list[TensorShard]:
