@@ -5,7 +5,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -66,10 +66,16 @@ class History:
         checkpoint = find_resume_checkpoint(self._storage, resume, retry_seconds)
         is_path = resume not in ("auto", "never")
         claim = self._add_claim(
-            claims,
-            resumed_from=None if checkpoint is None else checkpoint.name_relative_to(self._storage),
-            requested=find_checkpoint(resume, retry_seconds).name_relative_to(self._storage) if is_path else None,
-            num_ranks=num_ranks,
+            Claim(
+                generation=max(claims, default=0) + 1,
+                resumed_from=None if checkpoint is None else checkpoint.name_relative_to(self._storage),
+                requested=find_checkpoint(resume, retry_seconds).name_relative_to(self._storage) if is_path else None,
+                num_ranks=num_ranks,
+                host=socket.gethostname(),
+                process=os.getpid(),
+                time=datetime.now(UTC).isoformat(timespec="seconds"),
+                token=uuid.uuid4().hex,
+            )
         )
         self.generation = claim.generation
         self.lineage = lineage({**claims, claim.generation: claim}, names)
@@ -133,20 +139,10 @@ class History:
         with suppress(OSError, StrettoError):
             self._storage.remove(str(name))
 
-    def _add_claim(self, claims: Mapping[int, Claim], **fields: str | int | None) -> Claim:
-        generation = max(claims, default=0) + 1
+    def _add_claim(self, claim: Claim) -> Claim:
+        """Write a claim of the first generation that is free; return it."""
         while True:
-            claim = Claim.model_validate(
-                {
-                    **fields,
-                    "generation": generation,
-                    "host": socket.gethostname(),
-                    "process": os.getpid(),
-                    "time": datetime.now(UTC).isoformat(timespec="seconds"),
-                    "token": uuid.uuid4().hex,
-                }
-            )
-            path = f"{GENERATIONS}/{generation:09}.json"
+            path = f"{GENERATIONS}/{claim.generation:09}.json"
             if self._storage.create(path, dump_with_checksum(claim.model_dump())):
                 if self._storage.create(path, b"another"):
                     raise ConfigError(
@@ -155,7 +151,7 @@ class History:
                     )
                 return claim
             # Another start took this number; the next one makes this start the newer.
-            generation += 1
+            claim = claim.model_copy(update={"generation": claim.generation + 1})
 
 
 def read_loss(storage: Storage, name: CheckpointName) -> float | None:

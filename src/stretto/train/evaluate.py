@@ -102,11 +102,6 @@ def evaluate(
     total, num_targets, num_correct, num_judged = mesh.world.all_reduce([total, num_targets, num_correct, num_judged])
     if not num_targets:
         raise DataError("the data has no targets, so there is nothing to evaluate; use other data")
-    return Evaluation(
-        total,
-        int(num_targets),
-        windows.bytes_per_token,
-        windows.task.targets,
-        # A user's loss may count correct predictions in some calls only.
-        int(num_correct) if num_judged == num_targets else None,
-    )
+    # A user's loss may count correct predictions in some calls only.
+    correct = int(num_correct) if num_judged == num_targets else None
+    return Evaluation(total, int(num_targets), windows.bytes_per_token, windows.task.targets, correct)

@@ -108,12 +108,13 @@ def _corpus_feed(corpus: Corpus, data: DataConfig, min_rows: int | None) -> Feed
 
 def _sequence_feed(sequences: Sequences, data: DataConfig, seed: int, min_rows: int | None) -> Feed:
     values, labels = sequences.fields.values, sequences.fields.labels
+    channels = values if isinstance(values, Channels) else None
     kind = data.feed or _default_feed(sequences, data)
     if min_rows is None:
-        _check_unused_fields(data, kind, isinstance(values, Channels))
+        _check_unused_fields(data, kind, channels is not None)
     windows: WindowSource
     if kind == "lanes":
-        forecast = _forecast(sequences, data) if isinstance(values, Channels) else None
+        forecast = None if channels is None else _forecast(sequences, data)
         if min_rows is None:
             windows = DocumentLanes(sequences, data.lanes, data.window, forecast, seed)
         else:
@@ -121,16 +122,8 @@ def _sequence_feed(sequences: Sequences, data: DataConfig, seed: int, min_rows: 
     else:
         items = _items(sequences, data, kind, is_validation=min_rows is not None)
         windows = Batches(items, data.budget, data.max_rows, data.row_multiple, seed)
-    return Feed(
-        windows,
-        DataSpec(
-            windows.task,
-            sequences.vocabulary,
-            labels.names if labels and windows.task.targets == "labels" else (),
-            values if isinstance(values, Channels) else None,
-            sequences.fields.origin,
-        ),
-    )
+    label_names = labels.names if labels and windows.task.targets == "labels" else ()
+    return Feed(windows, DataSpec(windows.task, sequences.vocabulary, label_names, channels, sequences.fields.origin))
 
 
 def _default_feed(sequences: Sequences, data: DataConfig) -> str:

@@ -27,8 +27,11 @@ def check_initial_weights(model: Stack, path: str) -> dict[str, str]:
             "blocks with weights; make the [model] section the same"
         )
     new_indices = dict(zip(model_blocks, file_blocks, strict=True))
-    names = {name: _renumbered(name, new_indices) for name in model_shapes}
-    for name, file_name in names.items():
+    names = {}
+    for name in model_shapes:
+        _, index, rest = name.split(".", 2)
+        file_name = f"blocks.{new_indices[int(index)]}.{rest}"
+        names[name] = file_name
         if shapes.get(file_name) != model_shapes[name]:
             problem = f"has it as {shapes[file_name]}" if file_name in shapes else f"has no {file_name}"
             raise DataError(
@@ -77,8 +80,3 @@ def _block_indices(names: Iterable[str], path: str) -> list[int]:
             )
         indices.add(int(index))
     return sorted(indices)
-
-
-def _renumbered(name: str, new_indices: dict[int, int]) -> str:
-    blocks, index, rest = name.split(".", 2)
-    return f"{blocks}.{new_indices[int(index)]}.{rest}"

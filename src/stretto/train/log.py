@@ -5,7 +5,8 @@ import logging
 import math
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -48,16 +49,11 @@ def open_recorder(folder: RunFolder, config: RunConfig, step: int) -> Iterator[R
     """Open the log and the sinks of a run, to continue after a step."""
     with folder.writing():
         file = open_log(folder.log, step)
-    num_bytes = folder.log.stat().st_size
+    history = partial(read_lines, folder.log, folder.log.stat().st_size)
+    hyperparameters = flatten(config.model_dump(mode="json", exclude_none=True))
     with (
-        closing(file),
-        open_sinks(
-            config.logging,
-            folder.path,
-            step=step,
-            hyperparameters=flatten(config.model_dump(mode="json", exclude_none=True)),
-            history=lambda: read_lines(folder.log, num_bytes),
-        ) as sinks,
+        file,
+        open_sinks(config.logging, folder.path, step=step, hyperparameters=hyperparameters, history=history) as sinks,
     ):
         yield Recorder(file, sinks)
 
@@ -67,7 +63,7 @@ def open_log(path: Path, step: int) -> TextIO:
 
     A new file replaces the old one, so that an earlier start which still writes does so to a file that nobody reads.
     """
-    with atomic_path(path) as partial, partial.open("wb") as log:
+    with atomic_path(path) as new_path, new_path.open("wb") as log:
         # Line by line: the log of a long run is larger than anything else that the first rank holds.
         for line in _lines(path):
             if _step_of(line) <= step:

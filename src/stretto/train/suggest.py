@@ -224,10 +224,8 @@ def _forecast(
         Setting("train.weight_decay", 0.1, "series change with time, so overfitting is the main risk"),
     ]
     flops = _flops(layers, hidden, num_inputs, num_outputs)
-    num_channels = len(forecast.channels)
-    title = (
-        f"A forecast of {num_channels} channel{'s' * (num_channels > 1)}, {forecast.horizon} steps ahead from {context}"
-    )
+    channels = "1 channel" if len(forecast.channels) == 1 else f"{len(forecast.channels)} channels"
+    title = f"A forecast of {channels}, {forecast.horizon} steps ahead from {context}"
     row_steps_per_step = num_steps / max(train.num_steps, 1)
     return _DataSettings(title, "forecast", tuple(settings), flops, num_steps, budget, 1, row_steps_per_step)
 
@@ -267,16 +265,14 @@ def _schedule_settings(data: _DataSettings, num_validation_steps: float) -> list
         Setting("train.lr", rate, "peak learning rate of AdamW; larger networks need less"),
         Setting("train.warmup", min(50, max(1, num_batches // 10)), "steps until the peak"),
         Setting("run.log_every", max(1, num_batches // 20), "steps between lines of output, without a terminal"),
+        Setting("save.minutes", 2.0, "minutes between checkpoints, from which an interrupted run resumes"),
     ]
     if num_validation_steps:
         # A step of evaluation costs a third of a training step. All evaluations may take a fifth of the run.
         num_evaluations = int(min(5, max(2, 0.6 * num_batches * data.batch / num_validation_steps)))
         reason = f"steps between evaluations: {num_evaluations} in about {num_batches:,} steps"
         settings.append(Setting("run.eval_every", -(-num_batches // num_evaluations), reason))
-    return [
-        *settings,
-        Setting("save.minutes", 2.0, "minutes between checkpoints, from which an interrupted run resumes"),
-    ]
+    return settings
 
 
 def _model_size(num_steps: int, max_weights: int, num_inputs: int, num_outputs: int) -> tuple[int, int]:
