@@ -34,7 +34,7 @@ class ConfigChange:
 
 
 def find_changes(before: Mapping[str, Any] | None, config: RunConfig) -> list[ConfigChange]:
-    """Return the fields of a config that differ from a saved one; none if no config was saved.
+    """Return the fields of a config that differ from a saved one; an empty list if no config was saved.
 
     A field that the saved config lacks had its default value.
     """
