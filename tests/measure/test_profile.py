@@ -74,7 +74,7 @@ def test_a_profile_is_read_as_it_was_written(measured: list[Profile], tmp_path: 
 
 def test_a_measured_profile_gives_a_plan(measured: list[Profile], byte_corpus: Corpus) -> None:
     load = find_workload(Lanes(byte_corpus, 8, 16))
-    assert [window.tolist() for window in load.windows] == [[16] * 8] and load.tokens == 128
+    assert [lengths.tolist() for lengths in load.batches] == [[16] * 8] and load.tokens == 128
     plan = find_plan(measured[0], load, Cluster(2))
     assert plan == find_plan(measured[1], load, Cluster(2))
     assert plan.single_device.seconds > 0 and plan.fits_single_device
@@ -111,7 +111,7 @@ def test_a_model_that_no_rank_can_hold_is_measured_block_by_block(pools: RankPoo
     assert profile.action_overhead == 0, "whole steps were not run"
     lstm = profile.kinds["lstm"]
     # Nor were chunks that would be too large; their costs are extrapolated.
-    assert lstm.rows == (1,) and CostModel(profile).chunk(1, 2, 8, 16).forward > 2 * lstm.points[0].forward
+    assert lstm.rows == (1,) and CostModel(profile).chunk_cost(1, 2, 8, 16).forward > 2 * lstm.points[0].forward
     assert [speed.ranks for speed in profile.speeds] == [1, 2] and [cost.ranks for cost in profile.all_reduces] == [2]
 
 
@@ -167,5 +167,5 @@ def test_a_profile_is_derived_from_a_data_sheet(byte_corpus: Corpus) -> None:
     derived = derive_profile(KNOWN_HARDWARE["A100"], shapes, 8, 16)
     assert derived.is_simulated and derived.weight_bytes == 4 * sum(w.numel() for w in model().parameters())
     # Sixteen sequential steps need at least as many kernel launches.
-    assert CostModel(derived).chunk(1, 2, 8, 16).forward > 16 * KNOWN_HARDWARE["A100"].launch_seconds
+    assert CostModel(derived).chunk_cost(1, 2, 8, 16).forward > 16 * KNOWN_HARDWARE["A100"].launch_seconds
     assert find_plan(derived, find_workload(Lanes(byte_corpus, 8, 16)), Cluster(16, 2)).chosen.layout.num_ranks == 1

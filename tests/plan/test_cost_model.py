@@ -14,8 +14,8 @@ def test_measured_points_are_exact_and_ranges_of_blocks_are_sums(drawn: Profile)
         for point in block_kind.points:
             chunk = interpolate(block_kind, point.rows, point.steps)
             assert (chunk.forward, chunk.backward) == pytest.approx((point.forward, point.backward), abs=1e-12)
-    whole = costs.chunk(0, costs.num_blocks, 4, 8)
-    each = [costs.chunk(index, index + 1, 4, 8) for index in range(costs.num_blocks)]
+    whole = costs.chunk_cost(0, costs.num_blocks, 4, 8)
+    each = [costs.chunk_cost(index, index + 1, 4, 8) for index in range(costs.num_blocks)]
     assert whole.forward == pytest.approx(sum(chunk.forward for chunk in each))
     assert whole.saved == pytest.approx(sum(chunk.saved for chunk in each))
 
@@ -38,12 +38,18 @@ def test_ranks_that_share_cores_are_slower_the_more_of_them_compute() -> None:
     speeds = tuple(
         RankSpeed(ranks=ranks, contended=contended, solo=1.0) for ranks, contended in ((1, 1.0), (2, 0.9), (4, 0.4))
     )
-    model = CostModel(profile([kind()], speeds=speeds)).speeds
-    assert model.of(2, 1) == 1.0 and model.of(2, 2) == pytest.approx(0.9)
+    contention = CostModel(profile([kind()], speeds=speeds)).contention
+    assert contention.relative_speed(2, num_busy=1) == 1.0 and contention.relative_speed(
+        2, num_busy=2
+    ) == pytest.approx(0.9)
     # All four are as fast together as 1.6 ranks; three of them share that.
-    assert model.of(4, 4) == pytest.approx(0.4) and model.of(4, 3) == pytest.approx(1.6 / 3)
-    assert model.of(8, 8) == pytest.approx(0.2), "more ranks than were measured share the same cores"
-    assert CostModel(profile([kind()])).speeds.of(8, 8) == 1.0
+    assert contention.relative_speed(4, num_busy=4) == pytest.approx(0.4) and contention.relative_speed(
+        4, num_busy=3
+    ) == pytest.approx(1.6 / 3)
+    assert contention.relative_speed(8, num_busy=8) == pytest.approx(0.2), (
+        "more ranks than were measured share the same cores"
+    )
+    assert CostModel(profile([kind()])).contention.relative_speed(8, num_busy=8) == 1.0
 
 
 def test_an_all_reduce_costs_what_was_measured_or_else_what_links_allow() -> None:

@@ -31,13 +31,13 @@ def test_a_layout_that_is_not_simulated_is_not_among_the_best(drawn: Profile, de
         fitted = search.fit(layout)
         if fitted is not None:
             everything.append(predict(CostModel(drawn), workload, fitted, cluster))
-            assert search.bounds.rough(layout) <= everything[-1].seconds * (1 + 1e-9)
+            assert search.bounds.loose_bound(layout) <= everything[-1].seconds * (1 + 1e-9)
     if not everything:
         with pytest.raises(PlanError, match="no layout"):
             find_plan(drawn, workload, cluster)
         return
     for prediction in everything:
-        assert search.bounds.of(prediction.layout) <= prediction.seconds * (1 + 1e-9), (
+        assert search.bounds.tight_bound(prediction.layout) <= prediction.seconds * (1 + 1e-9), (
             "a lower bound is not above the time"
         )
     plan = find_plan(drawn, workload, cluster, num_best=3)

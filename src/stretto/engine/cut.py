@@ -7,7 +7,7 @@ from torch import Tensor
 
 from stretto.base.window import Window
 from stretto.plan.actions import Action
-from stretto.plan.cut import MicroBatchShape, cut_lengths
+from stretto.plan.micro_batches import MicroBatchShape, split_rows
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class WindowCut:
 
     def shape(self, action: Action) -> tuple[int, int]:
         """Return the numbers of steps and rows of an action; with no rows the action is skipped."""
-        return self.micro_batches[action.micro_batch].shape.chunk(action.chunk)
+        return self.micro_batches[action.micro_batch].shape.chunk_shape(action.chunk)[::-1]
 
 
 def cut_window(window: Window, num_micro_batches: int, num_chunks: int) -> WindowCut:
@@ -49,5 +49,5 @@ def cut_window(window: Window, num_micro_batches: int, num_chunks: int) -> Windo
     lengths = window.lengths.clamp(max=window.num_steps)
     is_sorted = bool((lengths[:-1] >= lengths[1:]).all())
     rows = torch.arange(len(lengths)) if is_sorted else lengths.argsort(descending=True, stable=True)
-    shapes = cut_lengths(lengths[rows].numpy(), num_micro_batches, num_chunks)
+    shapes = split_rows(lengths[rows].numpy(), num_micro_batches, num_chunks)
     return WindowCut(tuple(MicroBatchCut(rows[shape.start : shape.stop], is_sorted, shape) for shape in shapes))

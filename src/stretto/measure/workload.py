@@ -1,23 +1,23 @@
-"""The workload of a plan, from the user's data."""
+"""find_workload: the workload of a plan, read from the user's data."""
 
 from stretto.base.position import Position
-from stretto.plan.cut import RowLengths
+from stretto.plan.micro_batches import RowLengths
 from stretto.plan.workload import Workload
 from stretto.windows.loader import WindowSource
 
-# If lengths differ, this many batches stand for all.
+# If row lengths differ, the first batches stand for all.
 _NUM_BATCHES = 4
 
 
 def find_workload(data: WindowSource, *, is_causal: bool = True) -> Workload:
-    """Return the lengths of the first few global batches; one is enough for lanes, whose batches are all alike."""
+    """Return the row lengths of the first few global batches; of one if data is stateful, as all are alike then."""
     if data.is_stateful:
         window = data.read(Position(), inputs=False, targets=False)
         return Workload([[window.num_steps] * window.num_rows], is_causal=is_causal)
     position = Position()
-    windows: list[RowLengths] = []
-    while len(windows) < _NUM_BATCHES and position.epoch == 0:
+    batches: list[RowLengths] = []
+    while len(batches) < _NUM_BATCHES and position.epoch == 0:
         window = data.read(position, inputs=False, targets=False)
-        windows.append(window.lengths.numpy())
+        batches.append(window.lengths.numpy())
         position = data.next_position(position)
-    return Workload(windows, is_causal=is_causal)
+    return Workload(batches, is_causal=is_causal)

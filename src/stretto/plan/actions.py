@@ -1,4 +1,4 @@
-"""Actions: the forward or backward of one chunk of one micro-batch on one stage, and what each waits for."""
+"""Action: the forward or backward of one chunk of one micro-batch on one stage, and what it waits for."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class ActionKind(Enum):
-    """What an action does."""
+    """Whether an action is a forward or a backward."""
 
     FORWARD = "F"
     BACKWARD = "B"
@@ -28,14 +28,14 @@ class Action:
 
 
 def action_labels(actions: Iterable[Action]) -> Callable[[Action], str]:
-    """Return the labels of actions: `F1.2` for micro-batch 1, chunk 2, or `F2` if there is only one micro-batch."""
+    """Return a function that labels actions: `F1.2` for micro-batch 1, chunk 2; `F2` if all are of one micro-batch."""
     if any(action.micro_batch for action in actions):
         return str
     return lambda action: f"{action.kind.value}{action.chunk}"
 
 
 def dependencies(action: Action, stage: int, num_stages: int, num_chunks: int) -> Iterator[tuple[int, Action]]:
-    """Return the (stage, action) pairs that must finish before `action` can run on `stage`.
+    """Yield the (stage, action) pairs that must finish before `action` can run on `stage`.
 
     F(s,m,k) needs F(s-1,m,k), which sends its activations, and F(s,m,k-1), which produces the state it starts from.
     B(s,m,k) needs B(s+1,m,k), which sends the gradient of its outputs, B(s,m,k+1), which produces the gradient of

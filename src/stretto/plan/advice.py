@@ -1,11 +1,11 @@
-"""The advice of a plan: which layout to use, and why, in one sentence."""
+"""advise: one sentence on which layout of a plan to use, and why."""
 
 from stretto.plan.predict import Prediction
 from stretto.plan.search import Plan
 
 
 def advise(plan: Plan) -> str:
-    """Return which layout to use, and the reason, in one sentence."""
+    """Return one sentence: which layout to use, and the reason."""
     chosen = plan.chosen
     num_ranks = chosen.layout.num_ranks
     if num_ranks == 1:
@@ -16,7 +16,7 @@ def advise(plan: Plan) -> str:
         return f"use {layout}: {needed}, and this is the fastest layout that fits{_idle_devices(plan)}"
     speed_up = plan.speed_up(chosen)
     if speed_up < 1:
-        # This only happens if all devices must be used.
+        # Possible only if the user requires all devices to be used.
         return (
             f"use {layout}, the fastest that uses all devices; one device alone would be {1 / speed_up:.2f} times as "
             f"fast: {_bottleneck(chosen, speed_up)}"
@@ -28,7 +28,7 @@ def advise(plan: Plan) -> str:
 
 
 def layout_name(prediction: Prediction) -> str:
-    """Return a short name, without the parts of which there is only one: `2 stages x 8 chunks`."""
+    """Return a short name such as `2 stages x 8 chunks`, which omits counts of 1."""
     layout = prediction.layout
     parts = {
         "replicas": layout.replicas,
@@ -61,10 +61,10 @@ def _idle_devices(plan: Plan) -> str:
     num_idle = num_devices - chosen.layout.num_ranks
     if not num_idle:
         return ""
-    full = [prediction.seconds for prediction in plan.best if prediction.layout.num_ranks == num_devices]
-    if not full:
+    all_used = [prediction.seconds for prediction in plan.best if prediction.layout.num_ranks == num_devices]
+    if not all_used:
         return f"; the other {num_idle} stay idle"
-    return f"; all {num_devices} would be {chosen.seconds / min(full):.2f} times as fast as this"
+    return f"; all {num_devices} would be {chosen.seconds / min(all_used):.2f} times as fast as this"
 
 
 def _bottleneck(prediction: Prediction, speed_up: float) -> str:
@@ -78,6 +78,6 @@ def _bottleneck(prediction: Prediction, speed_up: float) -> str:
     fraction = seconds / prediction.seconds
     if fraction >= 0.05:
         return sentence.format(fraction)
-    # If nothing waits and the layout is slow all the same, a chunk takes as long with fewer rows.
+    # Nothing waits. If the layout still scales badly, a chunk takes about as long with fewer rows.
     is_slow = speed_up < 0.7 * prediction.layout.num_ranks
     return "a chunk with fewer rows takes nearly as long" if is_slow else "almost no time is lost"

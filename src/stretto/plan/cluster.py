@@ -20,7 +20,7 @@ class Cluster:
 
     devices: int
     nodes: int = 1
-    memory: float | None = None  # bytes per device; None for the profile's
+    memory: float | None = None  # bytes per device; None: as in the profile
 
     def __post_init__(self) -> None:
         if self.devices < 1 or self.nodes < 1:
@@ -41,7 +41,7 @@ class Cluster:
         return min(self.devices_per_node, layout.num_ranks)
 
     def crosses_nodes(self, layout: Layout, stage: int) -> bool:
-        """Is there a replica whose stages `stage` and `stage + 1` are on different nodes?"""
+        """Return whether any replica has its stages `stage` and `stage + 1` on different nodes."""
         per_node = self.devices_per_node
         if layout.num_ranks <= per_node:
             return False
@@ -53,7 +53,7 @@ class Cluster:
         return any(rank // per_node != (rank + distance) // per_node for rank in ranks)
 
     def num_nodes_of_stage(self, layout: Layout) -> int:
-        """Return how many nodes the replicas of one stage are on."""
+        """Return over how many nodes the replicas of one stage are spread, at most."""
         if layout.adjacent == "stages":
             return min(layout.replicas, ceil(layout.num_ranks / self.devices_per_node))
         # The replicas of a stage may start in the middle of a node and end on the next.

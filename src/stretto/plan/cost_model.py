@@ -1,4 +1,4 @@
-"""The cost model: seconds and bytes of any chunk on any range of blocks, from a profile."""
+"""CostModel: seconds and bytes of any chunk on any range of blocks, interpolated from a profile."""
 
 import math
 from bisect import bisect_right
@@ -12,46 +12,44 @@ from stretto.plan.profile import BlockKind, CostPoint, Link, Profile
 
 @dataclass(frozen=True)
 class ChunkCost:
-    """The cost of one chunk on a stage."""
+    """The cost of one chunk on a range of blocks."""
 
-    forward: float
-    backward: float
+    forward: float  # seconds
+    backward: float  # seconds
     saved: float  # bytes kept from forward to backward
 
 
 class CostModel:
-    """The costs of ranges of blocks, `start` to `stop`; the loss belongs to the last block."""
+    """The costs of ranges of blocks, `start` up to but not including `stop`; the last block includes the loss."""
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
-        self.kinds = [profile.kinds[name] for name in profile.blocks]
-        self.num_blocks = len(self.kinds)
-        # With a single device nothing is ever sent.
-        self.node = profile.node or Link(latency=0.0, bandwidth=1e18)
-        self.network = profile.network or self.node
-        self.speeds = ContentionModel(profile)
-        self._weights = _prefix_sums([kind.weight_bytes for kind in self.kinds])
-        self._accumulate = _prefix_sums([kind.accumulate for kind in self.kinds])
-        self._optimizer = _prefix_sums([kind.optimizer for kind in self.kinds])
-        self._state = _prefix_sums([kind.state_bytes for kind in self.kinds])
-        # Prefix sums over blocks for each shape, so that a range is a difference of two.
-        self._chunks: Callable[[int, int], list[ChunkCost]] = cache(self._cumulative_costs)
+        self.block_kinds = [profile.kinds[name] for name in profile.blocks]
+        self.num_blocks = len(self.block_kinds)
+        # A profile of a single device has no links. Nothing is sent then, so any link will do.
+        self.node_link = profile.node or Link(latency=0.0, bandwidth=1e18)
+        self.network_link = profile.network or self.node_link
+        self.contention = ContentionModel(profile)
+        # Prefix sums over blocks, so that the cost of a range is a difference of two.
+        self._weights = _prefix_sums([kind.weight_bytes for kind in self.block_kinds])
+        self._accumulate = _prefix_sums([kind.accumulate for kind in self.block_kinds])
+        self._optimizer = _prefix_sums([kind.optimizer for kind in self.block_kinds])
+        self._state = _prefix_sums([kind.state_bytes for kind in self.block_kinds])
+        self._chunk_sums: Callable[[int, int], list[ChunkCost]] = cache(self._prefix_chunk_costs)
 
-    def chunk(self, start: int, stop: int, rows: int, steps: int) -> ChunkCost:
-        """Return the cost of a chunk on a range of blocks, without the overhead of the engine."""
-        sums = self._chunks(rows, steps)
+    def chunk_cost(self, start: int, stop: int, rows: int, steps: int) -> ChunkCost:
+        """Return the cost of a chunk on a range of blocks, without `Profile.action_overhead`."""
+        sums = self._chunk_sums(rows, steps)
         # The loss is one more entry after the last block.
         last = stop + 1 if stop == self.num_blocks else stop
-        before, after = sums[start], sums[last]
-        return ChunkCost(
-            after.forward - before.forward, after.backward - before.backward, max(after.saved - before.saved, 0.0)
-        )
+        low, high = sums[start], sums[last]
+        return ChunkCost(high.forward - low.forward, high.backward - low.backward, max(high.saved - low.saved, 0.0))
 
-    def accumulate(self, start: int, stop: int) -> float:
+    def accumulate_seconds(self, start: int, stop: int) -> float:
         """Return the extra seconds of a backward that adds to existing gradients."""
         return self._accumulate[stop] - self._accumulate[start]
 
-    def optimizer(self, start: int, stop: int) -> float:
+    def optimizer_seconds(self, start: int, stop: int) -> float:
         """Return the seconds of gradient norm, scaling and optimizer step."""
         return self._optimizer[stop] - self._optimizer[start]
 
@@ -59,16 +57,17 @@ class CostModel:
         return self._weights[stop] - self._weights[start]
 
     def state_bytes(self, start: int, stop: int) -> float:
+        """Return the bytes of one row's state."""
         return self._state[stop] - self._state[start]
 
     def sent_bytes(self, stop: int) -> float:
         """Return the bytes of one step of one row that the block before `stop` sends to the next stage."""
-        return self.kinds[stop - 1].output_bytes
+        return self.block_kinds[stop - 1].output_bytes
 
-    def _cumulative_costs(self, rows: int, steps: int) -> list[ChunkCost]:
+    def _prefix_chunk_costs(self, rows: int, steps: int) -> list[ChunkCost]:
         by_kind: dict[int, ChunkCost] = {}
         sums = [ChunkCost(0.0, 0.0, 0.0)]
-        for kind in [*self.kinds, self.profile.loss]:
+        for kind in [*self.block_kinds, self.profile.loss]:
             if id(kind) not in by_kind:
                 by_kind[id(kind)] = interpolate(kind, rows, steps)
             cost, last = by_kind[id(kind)], sums[-1]
@@ -78,9 +77,8 @@ class CostModel:
     def all_reduce_seconds(self, num_bytes: float, num_ranks: int, num_nodes: int) -> float:
         """Return the seconds of an all-reduce over ranks that are spread evenly over nodes.
 
-        Uses the measured cost inside a node if there is one. Otherwise assumes a ring inside a node, where each byte
-        passes each link about twice. Between nodes each rank of a node carries its share of the bytes, and latency
-        grows with the logarithm of the number of nodes, as in a tree.
+        Inside a node this is the measured cost if there is one, else an estimate. Between nodes it is always an
+        estimate: each rank exchanges an equal share of its node's bytes with the other nodes.
         """
         if num_ranks == 1 or num_bytes == 0:
             return 0.0
@@ -91,48 +89,45 @@ class CostModel:
             if measured is not None:
                 seconds += measured.latency + num_bytes / measured.bandwidth
             else:
-                seconds += _ring_seconds(num_bytes, per_node, self._effective_link(per_node))
+                seconds += _estimate_all_reduce(num_bytes, per_node, self._effective_link(per_node))
         if num_nodes > 1:
-            seconds += _ring_seconds(num_bytes / per_node, num_nodes, self.network)
+            seconds += _estimate_all_reduce(num_bytes / per_node, num_nodes, self.network_link)
         return seconds
 
     def _effective_link(self, num_ranks: int) -> Link:
-        """The link inside a node, with the bandwidth that a measured all-reduce of fewer ranks reached, if any."""
+        """Return the node's link, with the bandwidth per link that the largest smaller all-reduce reached, if any."""
         measured = [cost for cost in self.profile.all_reduces if cost.ranks < num_ranks]
         if not measured:
-            return self.node
+            return self.node_link
         largest = max(measured, key=lambda cost: cost.ranks)
-        passes = 2 * (largest.ranks - 1) / largest.ranks
-        return Link(latency=self.node.latency, bandwidth=largest.bandwidth * passes)
+        passes = _ring_passes(largest.ranks)
+        return Link(latency=self.node_link.latency, bandwidth=largest.bandwidth * passes)
 
 
 class ContentionModel:
-    """How fast ranks of one node compute, relative to the rank on which blocks were measured."""
+    """How fast ranks that share a node's cores compute, relative to the rank on which blocks were measured."""
 
     def __init__(self, profile: Profile) -> None:
-        self._known = {speed.ranks: speed for speed in profile.speeds}
+        self._measured = {speed.ranks: speed for speed in profile.speeds}
 
-    def of(self, num_ranks: int, num_busy: int) -> float:
+    def relative_speed(self, num_ranks: int, *, num_busy: int) -> float:
         """Return the speed of each of `num_busy` computing ranks on a node that has `num_ranks`.
 
-        Together they are as fast as all ranks would be, but none is faster than when it computes alone.
+        Busy ranks share the total speed of all ranks, but none is faster than when it computes alone.
         """
-        if not self._known or num_busy == 0:
+        if not self._measured or num_busy == 0:
             return 1.0
-        contended, solo = self._at(num_ranks)
-        return min(solo, contended * num_ranks / num_busy)
-
-    def _at(self, num_ranks: int) -> tuple[float, float]:
-        fewer = max((n for n in self._known if n <= num_ranks), default=min(self._known))
-        speed = self._known[fewer]
-        # If there are more ranks than were measured, they share the cores of those.
-        return speed.contended * min(1.0, fewer / num_ranks), speed.solo
+        num_measured = max((count for count in self._measured if count <= num_ranks), default=min(self._measured))
+        speed = self._measured[num_measured]
+        # More ranks than were measured share the same cores, so their total speed stays the same.
+        total = speed.contended * min(num_ranks, num_measured)
+        return min(speed.solo, total / num_busy)
 
 
 def interpolate(kind: BlockKind, rows: int, steps: int) -> ChunkCost:
     """Return the cost of a chunk, interpolated or extrapolated linearly in rows and steps from measured points."""
-    at = {(point.rows, point.steps): point for point in kind.points}
-    # Zero rows or steps cost nothing, so a single measured point is scaled in proportion.
+    points = {(point.rows, point.steps): point for point in kind.points}
+    # Stands for a chunk of 0 rows or steps, which costs nothing. A CostPoint itself has at least one of each.
     zero = CostPoint(rows=1, steps=1, forward=0, backward=0, saved=0)
     row_pair, row_weight = _neighbors(kind.rows, rows)
     step_pair, step_weight = _neighbors(kind.steps, steps)
@@ -140,13 +135,13 @@ def interpolate(kind: BlockKind, rows: int, steps: int) -> ChunkCost:
 
     def blend(value_of: Callable[[CostPoint], float]) -> float:
         low, high = (
-            value_of(at.get((row, step_pair[0]), zero)) * (1 - step_weight)
-            + value_of(at.get((row, step_pair[1]), zero)) * step_weight
+            value_of(points.get((row, step_pair[0]), zero)) * (1 - step_weight)
+            + value_of(points.get((row, step_pair[1]), zero)) * step_weight
             for row in row_pair
         )
-        # Extrapolation must not go below the smallest measured value, in proportion to its size.
-        least = min(value_of(point) for point in kind.points) * size_ratio
-        return max(low * (1 - row_weight) + high * row_weight, least)
+        # A line through two points can fall to zero or below, so the smallest measured cost, scaled, is the floor.
+        floor = min(value_of(point) for point in kind.points) * size_ratio
+        return max(low * (1 - row_weight) + high * row_weight, floor)
 
     return ChunkCost(
         blend(lambda point: point.forward), blend(lambda point: point.backward), blend(lambda point: point.saved)
@@ -154,7 +149,10 @@ def interpolate(kind: BlockKind, rows: int, steps: int) -> ChunkCost:
 
 
 def _neighbors(known: Sequence[int], value: int) -> tuple[tuple[int, int], float]:
-    """The two known numbers around or nearest to a value, and its relative distance from the first to the second."""
+    """Return the two known numbers around or nearest to a value, and the second's weight in the interpolation.
+
+    The weight is below 0 or above 1 if the value is outside. A single known number is paired with 0.
+    """
     if len(known) == 1:
         return (0, known[0]), value / known[0]
     index = min(max(bisect_right(known, value), 1), len(known) - 1)
@@ -162,9 +160,14 @@ def _neighbors(known: Sequence[int], value: int) -> tuple[tuple[int, int], float
     return (low, high), (value - low) / (high - low)
 
 
-def _ring_seconds(num_bytes: float, num_ranks: int, link: Link) -> float:
-    passes = 2 * (num_ranks - 1) / num_ranks
-    return passes * num_bytes / link.bandwidth + 2 * math.ceil(math.log2(num_ranks)) * link.latency
+def _estimate_all_reduce(num_bytes: float, num_ranks: int, link: Link) -> float:
+    """Return seconds with the bandwidth of a ring and the latency of a tree, between which NCCL chooses by size."""
+    return _ring_passes(num_ranks) * num_bytes / link.bandwidth + 2 * math.ceil(math.log2(num_ranks)) * link.latency
+
+
+def _ring_passes(num_ranks: int) -> float:
+    """Return how often each byte passes each link of a ring."""
+    return 2 * (num_ranks - 1) / num_ranks
 
 
 def _prefix_sums(values: Sequence[float]) -> list[float]:

@@ -1,4 +1,4 @@
-"""Fitting a layout to a different number of ranks."""
+"""fit_layout: adapts a layout to a different number of ranks."""
 
 from stretto.base.errors import PlanError
 from stretto.config.layout import Layout
@@ -7,21 +7,21 @@ from stretto.config.layout import Layout
 def fit_layout(layout: Layout, num_ranks: int, num_blocks: int, num_rows: int) -> Layout:
     """Return the layout closest to `layout` that uses all of `num_ranks` ranks.
 
-    The number of stages stays the same if it divides the ranks. Otherwise more stages are preferred, which need less
-    memory each, over fewer. A model has at most as many stages as blocks, and each micro-batch needs a row.
+    The number of stages stays the same if possible. Otherwise more stages, which need less memory each, are preferred
+    to fewer. A model has at most as many stages as blocks, and each micro-batch needs at least one row.
     """
-    fitting = [
+    possible = [
         stages
         for stages in range(1, min(num_ranks, num_blocks) + 1)
         if num_ranks % stages == 0 and num_ranks // stages * layout.micro_batches <= num_rows
     ]
-    if not fitting:
+    if not possible:
         raise PlanError(
             f"no layout uses all {num_ranks} ranks: with at most {num_blocks} stages (the model's blocks), {num_rows} "
             f"rows are too few for layout.micro_batches={layout.micro_batches} in each replica; start fewer ranks, or "
             "use fewer micro-batches"
         )
-    wanted = layout.stages
-    stages = min(fitting, key=lambda count: (count != wanted, count < wanted, abs(count - wanted)))
-    blocks = layout.blocks if stages == wanted else ()
+    current = layout.stages
+    stages = min(possible, key=lambda count: (count != current, count < current, abs(count - current)))
+    blocks = layout.blocks if stages == current else ()
     return layout.model_copy(update={"replicas": num_ranks // stages, "stages": stages, "blocks": blocks})

@@ -1,7 +1,7 @@
-"""Hardware by its data sheet, and the profile that a model would have on it.
+"""Hardware from data sheets, and the estimated profile of a model on it.
 
-A derived profile is a roofline estimate: each time is the larger of arithmetic and memory traffic at a stated fraction
-of their peaks, plus the time to launch kernels.
+The estimate is a roofline: each time is the longer of arithmetic (at a fraction of its peak) and memory traffic, plus
+the time to launch kernels.
 """
 
 from collections.abc import Sequence
@@ -14,19 +14,19 @@ from stretto.plan.profile import BlockKind, CostPoint, Link, Profile
 
 @dataclass(frozen=True)
 class Hardware:
-    """The figures of a data sheet, and the fraction of them that a model reaches."""
+    """The figures of a device's data sheet, and assumptions about what a model reaches."""
 
     name: str
     memory: float  # bytes
     flops: float  # per second, dense bf16
     fp32_flops: float  # per second, without tensor cores: torch's default for fp32
     bandwidth: float  # of memory, bytes per second
-    node: Link
-    network: Link  # per device
-    source: str
+    node: Link  # between devices of one node
+    network: Link  # between nodes, per device
+    source: str  # of these figures
     utilization: float = 0.5  # fraction of peak arithmetic that a large matrix product reaches
-    element_size: int = 2  # bytes per multiplied number
-    launch_seconds: float = 5e-6  # minimum time of each step of a recurrent layer
+    element_size: int = 2  # bytes per element of a matrix product
+    launch_seconds: float = 5e-6  # per kernel, and so per time step of a recurrent layer
 
 
 _LINKS = "half of NVLink's two-way figure each way; between nodes one 400 Gb/s port per device (A100: 200 Gb/s), 5 us"
@@ -55,21 +55,24 @@ KNOWN_HARDWARE = {
 }
 
 
+_OVERLAP = 0.9  # the fraction of the last backward that overlaps with the all-reduce
+
+
 @dataclass(frozen=True)
 class BlockShape:
-    """The sizes of a block that its cost depends on."""
+    """The sizes that a block's cost depends on, as numbers of elements."""
 
     name: str
-    weights: int  # multiplied once for each step of each row
+    weights: int  # multiplied once for each time step of each row
     embedding_weights: int = 0  # only looked up
-    recurrent: int = 0  # the part of `weights` that is multiplied with the state of the step before
+    recurrent: int = 0  # the part of `weights` that is multiplied with the previous time step's state
     outputs: int = 0  # output features
-    saved: int = 0  # numbers that the forward saves for each step of each row
-    state: int = 0  # numbers in a row's state
+    saved: int = 0  # elements that the forward saves for each time step of each row
+    state: int = 0  # elements of a row's state
 
 
 def find_hardware(name: str) -> Hardware:
-    """Return the data sheet of a device."""
+    """Return the data sheet of a device by its name in `KNOWN_HARDWARE`, in any case."""
     if name.upper() not in KNOWN_HARDWARE:
         raise PlanError(
             f"hardware={name} is unknown; choose from {', '.join(KNOWN_HARDWARE)}, or write a profile by hand"
@@ -80,12 +83,12 @@ def find_hardware(name: str) -> Hardware:
 def derive_profile(
     hardware: Hardware, blocks: Sequence[BlockShape], num_rows: int, num_steps: int, *, is_bf16: bool = True
 ) -> Profile:
-    """Return the profile that a model would have on a device, with fp32 weights and AdamW."""
+    """Return a model's estimated profile, for up to `num_rows` rows and `num_steps` steps, fp32 weights and AdamW."""
     if not is_bf16:
         hardware = replace(hardware, flops=hardware.fp32_flops, element_size=4)
     shapes = list(dict.fromkeys(blocks))
     names = {shape: f"{shape.name}-{index}" for index, shape in enumerate(shapes)}
-    # Many numbers of rows: costs bend where a product stops being limited by memory.
+    # Every power of two, because costs bend where a matrix product stops being limited by memory.
     rows = sorted({max(1, num_rows >> power) for power in range(num_rows.bit_length())})
     steps = sorted({1, num_steps})
     return Profile(
@@ -98,9 +101,10 @@ def derive_profile(
         loss=_derive_loss(hardware, blocks[-1].outputs, rows, steps),
         node=hardware.node,
         network=hardware.network,
+        # Guesses: the engine launches about 20 kernels per action, and 100 more per training step.
         action_overhead=20 * hardware.launch_seconds,
         step_overhead=100 * hardware.launch_seconds,
-        overlap=0.9,
+        overlap=_OVERLAP,
     )
 
 
@@ -109,7 +113,7 @@ def _assumptions(hardware: Hardware) -> str:
         f"{'bf16' if hardware.element_size == 2 else 'fp32'} products at {hardware.utilization:.0%} of their peak; "
         "weights read from memory at each step of a recurrent layer; "
         f"at least {hardware.launch_seconds * 1e6:.0f} us for each such step; gradients in fp32, all-reduced during "
-        "90 % of the last backward"
+        f"{_OVERLAP:.0%} of the last backward"
     )
 
 
@@ -118,7 +122,7 @@ def _derive_kind(hardware: Hardware, shape: BlockShape, rows: Sequence[int], ste
     points = []
     for row, step in product(rows, steps):
         forward, saved = _forward_seconds(hardware, shape, row, step), hardware.element_size * shape.saved * row * step
-        # Two products for each one of the forward: the gradient of the input, and of the weights.
+        # Two matrix products for each one of the forward: the gradients of the input and of the weights.
         points.append(CostPoint(rows=row, steps=step, forward=forward, backward=2 * forward, saved=saved))
     return BlockKind(
         weight_bytes=weight_bytes,
@@ -135,7 +139,7 @@ def _derive_loss(hardware: Hardware, num_outputs: int, rows: Sequence[int], step
     points = []
     for row, step in product(rows, steps):
         num_bytes = 4 * num_outputs * row * step
-        # Forward and backward read the outputs or write their gradient, in fp32, a few times each.
+        # Forward and backward each pass over the fp32 outputs or their gradients about three times.
         seconds = hardware.launch_seconds + 3 * num_bytes / hardware.bandwidth
         points.append(CostPoint(rows=row, steps=step, forward=seconds, backward=seconds, saved=num_bytes))
     return BlockKind(points=tuple(points))
@@ -143,12 +147,13 @@ def _derive_loss(hardware: Hardware, num_outputs: int, rows: Sequence[int], step
 
 def _forward_seconds(hardware: Hardware, shape: BlockShape, rows: int, steps: int) -> float:
     peak = hardware.flops * hardware.utilization
-    # One product for all steps, except with the state, which is one product per step.
+    # The inputs of all time steps are one matrix product; the state needs one per time step.
     batched = shape.weights - shape.recurrent
     arithmetic = 2 * batched * rows * steps / peak
     memory = hardware.element_size * (batched + shape.outputs * rows * steps) / hardware.bandwidth
     seconds = hardware.launch_seconds + max(arithmetic, memory)
     if shape.recurrent:
-        step = max(2 * shape.recurrent * rows / peak, hardware.element_size * shape.recurrent / hardware.bandwidth)
-        seconds += steps * (hardware.launch_seconds + step)
+        arithmetic = 2 * shape.recurrent * rows / peak
+        memory = hardware.element_size * shape.recurrent / hardware.bandwidth
+        seconds += steps * (hardware.launch_seconds + max(arithmetic, memory))
     return seconds

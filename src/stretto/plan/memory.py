@@ -1,4 +1,4 @@
-"""The peak memory of a rank."""
+"""Estimates the peak memory of a rank."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from stretto.plan.cost_model import CostModel
 from stretto.plan.partition import RangeCosts, range_costs
 from stretto.plan.schedule import max_live_chunks
 
-# Messages per direction that are posted ahead or in transit.
-_NUM_MESSAGES = 3
+# Message buffers per direction: receives that are posted ahead, and sends in transit.
+_NUM_MESSAGE_BUFFERS = 3
 
 
 @dataclass(frozen=True)
@@ -32,41 +32,44 @@ class RankMemory:
 def rank_memory(costs: CostModel, layout: Layout, stage: int, part: slice, rows: int, steps: int) -> RankMemory:
     """Return the memory of a stage that holds the blocks `part`, for chunks of `rows` rows and `steps` steps.
 
-    A stage keeps what its forwards save until their backwards. With recomputation it keeps only the inputs of live
-    chunks, and what one forward saves while it runs again.
+    A chunk is live from its forward to its backward. A stage keeps what the forwards of live chunks save. With
+    recomputation it keeps only their inputs and states, and what one forward saves while it runs again.
     """
     weights = costs.weight_bytes(part.start, part.stop)
-    live = max_live_chunks(stage, layout.stages, layout.micro_batches, layout.chunks)
-    saved = costs.chunk(part.start, part.stop, rows, steps).saved
+    num_live = max_live_chunks(stage, layout.stages, layout.micro_batches, layout.chunks)
+    saved = costs.chunk_cost(part.start, part.stop, rows, steps).saved
     received, sent = (_boundary_bytes(costs, edge) * rows * steps for edge in (part.start, part.stop))
     state = costs.state_bytes(part.start, part.stop) * rows
-    activations = live * (received + state) + saved if layout.recompute else live * (saved + state)
     return RankMemory(
-        weights, weights, weights * costs.profile.optimizer_bytes, activations, _NUM_MESSAGES * (received + sent)
+        weights=weights,
+        gradients=weights,
+        optimizer=weights * costs.profile.optimizer_bytes,
+        activations=num_live * (received + state) + saved if layout.recompute else num_live * (saved + state),
+        messages=_NUM_MESSAGE_BUFFERS * (received + sent),
     )
 
 
 def all_memory_totals(costs: CostModel, layout: Layout, rows: int, steps: int) -> Callable[[int], RangeCosts]:
-    """Return a function of the stage that gives the total of `rank_memory` for every range of blocks at once."""
+    """Return a function that gives the totals of `rank_memory` of a stage for every range of blocks at once."""
     edges = range(costs.num_blocks + 1)
     # The loss belongs to the last block, and so to every range that ends with it.
-    saved = range_costs(np.array([costs.chunk(0, stop, rows, steps).saved for stop in edges]))
+    saved = range_costs(np.array([costs.chunk_cost(0, stop, rows, steps).saved for stop in edges]))
     weights = range_costs(np.array([costs.weight_bytes(0, stop) for stop in edges])) * (
         2 + costs.profile.optimizer_bytes
     )
     state = range_costs(np.array([costs.state_bytes(0, stop) for stop in edges])) * rows
     boundary = np.array([_boundary_bytes(costs, edge) for edge in edges]) * rows * steps
-    fixed = weights + _NUM_MESSAGES * (boundary[:, None] + boundary[None, :])
+    fixed = weights + _NUM_MESSAGE_BUFFERS * (boundary[:, None] + boundary[None, :])
 
     def totals(stage: int) -> RangeCosts:
-        live = max_live_chunks(stage, layout.stages, layout.micro_batches, layout.chunks)
+        num_live = max_live_chunks(stage, layout.stages, layout.micro_batches, layout.chunks)
         if layout.recompute:
-            return np.asarray(fixed + live * (boundary[:, None] + state) + saved)
-        return np.asarray(fixed + live * (saved + state))
+            return np.asarray(fixed + num_live * (boundary[:, None] + state) + saved)
+        return np.asarray(fixed + num_live * (saved + state))
 
     return totals
 
 
 def _boundary_bytes(costs: CostModel, edge: int) -> float:
-    """Bytes of one step of one row that are sent between stages at `edge`; 0 at either end of the model."""
+    """Return the bytes per row and time step that cross a stage boundary before block `edge`; 0 at the model's ends."""
     return costs.sent_bytes(edge) if 0 < edge < costs.num_blocks else 0.0

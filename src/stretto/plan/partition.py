@@ -13,9 +13,9 @@ RangeCosts = NDArray[np.float64]
 
 
 def partition(costs: Sequence[float], num_stages: int) -> list[slice]:
-    """Return the blocks of each stage, such that the slowest stage is as fast as possible.
+    """Return the range of blocks of each stage, such that the slowest stage is as fast as possible.
 
-    Among equally good partitions, earlier stages hold more.
+    Among equally good partitions, earlier stages hold more blocks.
     """
     ranges = range_costs(np.array(list(accumulate(costs, initial=0.0))))
     parts = partition_by_cost(len(costs), num_stages, lambda stage: ranges)
@@ -24,7 +24,7 @@ def partition(costs: Sequence[float], num_stages: int) -> list[slice]:
 
 
 def range_costs(sums: NDArray[np.float64]) -> RangeCosts:
-    """Return the cost of every range of blocks from prefix sums; a range must not be empty."""
+    """Return the cost of every range of blocks from prefix sums; infinite for empty ranges."""
     costs = sums[None, :] - sums[:, None]
     costs[np.tril_indices(len(sums))] = np.inf
     return costs
@@ -33,16 +33,16 @@ def range_costs(sums: NDArray[np.float64]) -> RangeCosts:
 def partition_by_cost(num_blocks: int, num_stages: int, costs: Callable[[int], RangeCosts]) -> list[slice] | None:
     """Return the partition whose most expensive stage is cheapest, or None if every partition has infinite cost.
 
-    `costs` gives the costs of ranges for each stage. The result is exact, by dynamic programming over stages.
+    `costs(stage)` is the cost of every range. The result is exact, by dynamic programming over stages.
     """
     if num_stages > num_blocks:
         raise PlanError(f"layout.stages={num_stages} exceeds the model's {num_blocks} blocks; use at most {num_blocks}")
-    # most_expensive[n]: the cost of the best partition of the first n blocks over the stages so far.
+    # most_expensive[n]: the cost of the most expensive stage in the best partition of the first n blocks.
     most_expensive = costs(0)[0]
     cuts: list[NDArray[np.int64]] = []
     for stage in range(1, num_stages):
         values = np.maximum(most_expensive[:, None], costs(stage))
-        # The last of equal minima, so that earlier stages hold more.
+        # Reversed, so that argmin finds the last of equal minima and earlier stages hold more.
         cuts.append(num_blocks - values[::-1].argmin(axis=0))
         most_expensive = values.min(axis=0)
     if not np.isfinite(most_expensive[num_blocks]):
@@ -54,5 +54,5 @@ def partition_by_cost(num_blocks: int, num_stages: int, costs: Callable[[int], R
 
 
 def partition_from_counts(counts: Sequence[int]) -> list[slice]:
-    """Return the blocks of each stage from the number of blocks of each."""
+    """Return the range of blocks of each stage from the number of blocks of each stage."""
     return [slice(start, stop) for start, stop in pairwise(accumulate(counts, initial=0))]

@@ -1,4 +1,4 @@
-"""Predicting a step in a layout, by simulating one replica with the schedules that run."""
+"""Predicts a training step in a layout, by simulating one replica with the schedules that the engine runs."""
 
 import math
 from collections.abc import Sequence
@@ -9,39 +9,41 @@ from stretto.config.layout import Layout
 from stretto.plan.actions import Action, ActionKind
 from stretto.plan.cluster import Cluster
 from stretto.plan.cost_model import CostModel
-from stretto.plan.cut import MicroBatchShape
 from stretto.plan.memory import RankMemory, rank_memory
+from stretto.plan.micro_batches import MicroBatchShape
 from stretto.plan.partition import partition_from_counts
 from stretto.plan.schedule import stage_schedule
 from stretto.plan.simulator import ActionCost, simulate
 from stretto.plan.timeline import Timeline
 from stretto.plan.workload import Workload
 
-# DDP's reducer all-reduces gradients in buckets of this size; no backward is left to overlap with the last one.
+# The bucket size of DDP's reducer. The last bucket's all-reduce has no backward left to overlap with.
 _BUCKET_BYTES = 25 * 2**20
+# Each step all-reduces a few float64 numbers: losses, counts, the gradient norm.
+_METRICS_BYTES = 8 * 8
 
 
 @dataclass(frozen=True)
 class StagePrediction:
     """The prediction for one stage of a replica."""
 
-    blocks: tuple[int, int]
+    blocks: tuple[int, int]  # start, stop
     busy: float  # seconds per step in which it computes
     memory: RankMemory
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """How long a step takes in a layout, and what it consists of."""
+    """How long an average training step takes in a layout, and what it consists of."""
 
     layout: Layout
     seconds: float
     pipeline: float  # seconds of forwards and backwards, waiting included
     all_reduce: float  # seconds of the gradients' all-reduce that don't overlap with a backward
-    optimizer: float
-    other: float  # seconds that every step adds once
+    optimizer: float  # seconds
+    other: float  # seconds of the step's overhead: reading data, and the all-reduce of metrics
     bubble: float  # the fraction of the pipeline's time in which stages wait
-    tokens: float
+    tokens: float  # time steps of all rows of the global batch
     traffic: float  # bytes per step that the busiest rank sends
     stages: tuple[StagePrediction, ...]
 
@@ -51,13 +53,13 @@ class Prediction:
 
     @property
     def memory(self) -> float:
-        """Bytes of the rank that needs most."""
+        """The bytes of the rank that needs most."""
         return max(stage.memory.total for stage in self.stages)
 
 
 @dataclass(frozen=True)
 class _StepSimulation:
-    """One step of one replica in a layout."""
+    """One training step of one replica in a layout; `parts` are the ranges of blocks of its stages."""
 
     costs: CostModel
     layout: Layout
@@ -71,30 +73,29 @@ class _StepSimulation:
 
     @cached_property
     def shapes(self) -> list[list[tuple[int, int]]]:
-        """Steps and rows of each chunk of each micro-batch."""
-        return [[shape.chunk(index) for index in range(self.num_chunks)] for shape in self.micro_batches]
+        """The (rows, steps) of each chunk of each micro-batch; (0, 0) after the end of a short micro-batch."""
+        return [[shape.chunk_shape(index) for index in range(self.num_chunks)] for shape in self.micro_batches]
 
     def schedules(self) -> list[list[Action]]:
-        """The schedule of each stage, as its engine runs it."""
+        """Return the schedule of each stage, as the engine runs it."""
         schedules = []
         for stage in range(self.layout.stages):
             actions = stage_schedule(stage, self.layout.stages, len(self.micro_batches), self.num_chunks)
             # Micro-batches that end early have no rows in their last chunks.
-            schedules.append([action for action in actions if self.shapes[action.micro_batch][action.chunk][1]])
+            schedules.append([action for action in actions if self.shapes[action.micro_batch][action.chunk][0]])
         return schedules
 
-    def cost(self) -> ActionCost:
-        """Return the seconds of each action on a stage that has a device for itself."""
+    def action_cost(self) -> ActionCost:
+        """Return a function that gives the seconds of an action on a stage that does not share its device."""
         costs, overhead = self.costs, self.costs.profile.action_overhead
         last_chunk = len(self.micro_batches[0].chunk_bounds) - 1
         recompute = self.layout.recompute
         shapes = self.shapes
-        chunks = [cache(partial(costs.chunk, part.start, part.stop)) for part in self.parts]
-        accumulate = [costs.accumulate(part.start, part.stop) for part in self.parts]
+        chunk_costs = [cache(partial(costs.chunk_cost, part.start, part.stop)) for part in self.parts]
+        accumulate = [costs.accumulate_seconds(part.start, part.stop) for part in self.parts]
 
         def seconds(stage: int, action: Action) -> float:
-            steps, rows = shapes[action.micro_batch][action.chunk]
-            chunk = chunks[stage](rows, steps)
+            chunk = chunk_costs[stage](*shapes[action.micro_batch][action.chunk])
             if action.kind is ActionKind.FORWARD:
                 return chunk.forward + overhead
             # The first backward of a step has no gradient to add to.
@@ -104,44 +105,45 @@ class _StepSimulation:
 
         return seconds
 
-    def link(self) -> ActionCost:
-        """Return the seconds of each message to the next stage."""
+    def message_cost(self) -> ActionCost:
+        """Return a function that gives the seconds of the message that a stage sends after an action."""
         shapes = self.shapes
         boundaries = range(self.layout.stages - 1)
         links = [
-            self.costs.network if self.cluster.crosses_nodes(self.layout, stage) else self.costs.node
+            self.costs.network_link if self.cluster.crosses_nodes(self.layout, stage) else self.costs.node_link
             for stage in boundaries
         ]
         sizes = [self.costs.sent_bytes(self.parts[stage].stop) for stage in boundaries]
 
         def seconds(stage: int, action: Action) -> float:
             boundary = stage if action.kind is ActionKind.FORWARD else stage - 1
-            steps, rows = shapes[action.micro_batch][action.chunk]
+            rows, steps = shapes[action.micro_batch][action.chunk]
             return links[boundary].seconds(sizes[boundary] * rows * steps)
 
         return seconds
 
     def simulate(self) -> Timeline:
-        speeds = self.costs.speeds
-        on_node = self.cluster.ranks_on_node(self.layout)
+        num_on_node = self.cluster.ranks_on_node(self.layout)
         # All replicas of a node do the same at the same time.
-        copies = max(1, on_node // self.layout.stages)
-        return simulate(
-            self.schedules(), self.cost(), self.link(), speed=lambda num_busy: speeds.of(on_node, num_busy * copies)
-        )
+        num_replicas = max(1, num_on_node // self.layout.stages)
+
+        def speed(num_busy: int) -> float:
+            return self.costs.contention.relative_speed(num_on_node, num_busy=num_busy * num_replicas)
+
+        return simulate(self.schedules(), self.action_cost(), self.message_cost(), speed=speed)
 
     def traffic(self, stage: int) -> float:
         """Return the bytes that a rank of a stage sends: activations, their gradients, and those of its weights."""
         part, replicas = self.parts[stage], self.layout.replicas
         forward = self.costs.sent_bytes(part.stop) if stage < self.layout.stages - 1 else 0.0
         backward = self.costs.sent_bytes(part.start) if stage else 0.0
-        num_steps = sum(steps * rows for chunks in self.shapes for steps, rows in chunks)
+        num_row_steps = sum(rows * steps for chunk_shapes in self.shapes for rows, steps in chunk_shapes)
         all_reduce = 2 * (replicas - 1) / replicas * self.costs.weight_bytes(part.start, part.stop)
-        return (forward + backward) * num_steps + all_reduce
+        return (forward + backward) * num_row_steps + all_reduce
 
 
 def predict(costs: CostModel, workload: Workload, layout: Layout, cluster: Cluster) -> Prediction:
-    """Return the prediction for an average step; `layout.blocks` gives the blocks of each stage."""
+    """Return the prediction for an average step; without `layout.blocks`, one stage holds all blocks."""
     steps = _steps(costs, workload, layout, cluster)
     largest_chunk = workload.largest_chunk(layout.replicas, layout.micro_batches, layout.chunks)
     timelines = [step.simulate() for step in steps]
@@ -149,12 +151,12 @@ def predict(costs: CostModel, workload: Workload, layout: Layout, cluster: Clust
     ends = [_all_reduce_end(step, timeline) for step, timeline in zip(steps, timelines, strict=True)]
     pipeline = _mean([timeline.seconds for timeline in timelines])
     all_reduce = _mean(ends) - pipeline
-    on_node = cluster.ranks_on_node(layout)
-    optimizer = max(costs.optimizer(part.start, part.stop) for part in parts) / costs.speeds.of(on_node, on_node)
-    # Each step all-reduces a few numbers: losses, counts, the gradient norm.
+    num_on_node = cluster.ranks_on_node(layout)
+    speed = partial(costs.contention.relative_speed, num_on_node)
+    optimizer = max(costs.optimizer_seconds(part.start, part.stop) for part in parts) / speed(num_busy=num_on_node)
     num_nodes = math.ceil(layout.num_ranks / cluster.devices_per_node)
-    metrics = costs.all_reduce_seconds(8 * 8, layout.num_ranks, num_nodes)
-    other = costs.profile.step_overhead / costs.speeds.of(on_node, 1) + metrics
+    metrics = costs.all_reduce_seconds(_METRICS_BYTES, layout.num_ranks, num_nodes)
+    other = costs.profile.step_overhead / speed(num_busy=1) + metrics
     return Prediction(
         layout=layout,
         seconds=pipeline + all_reduce + optimizer + other,
@@ -181,34 +183,35 @@ def predict_timeline(costs: CostModel, workload: Workload, layout: Layout, clust
 
 def _steps(costs: CostModel, workload: Workload, layout: Layout, cluster: Cluster) -> list[_StepSimulation]:
     parts = partition_from_counts(layout.blocks or (costs.num_blocks,))
-    cuts = workload.cut(layout.replicas, layout.micro_batches, layout.chunks)
-    return [_StepSimulation(costs, layout, cluster, parts, micro_batches) for micro_batches in cuts]
+    batches = workload.split(layout.replicas, layout.micro_batches, layout.chunks)
+    return [_StepSimulation(costs, layout, cluster, parts, micro_batches) for micro_batches in batches]
 
 
 def _all_reduce_end(step: _StepSimulation, timeline: Timeline) -> float:
-    """Return when the all-reduce of gradients ends on the last stage."""
+    """Return the time at which every stage has ended its all-reduce of gradients."""
     layout, costs = step.layout, step.costs
     if layout.replicas == 1:
         return timeline.seconds
-    last_actions = {timed.stage: timed for timed in timeline.timed_actions}
-    nodes = step.cluster.num_nodes_of_stage(layout)
-    on_node = step.cluster.ranks_on_node(layout)
+    last_actions = {timed.stage: timed for timed in timeline.timed_actions}  # sorted by time, so the last one stays
+    num_nodes = step.cluster.num_nodes_of_stage(layout)
+    num_on_node = step.cluster.ranks_on_node(layout)
     # All-reduces were measured with only their own ranks on a node; here all ranks of the node run one at once.
-    group = max(1, min(layout.replicas, on_node))
-    contention = costs.speeds.of(group, group) / costs.speeds.of(on_node, on_node)
-    seconds = partial(costs.all_reduce_seconds, num_ranks=layout.replicas, num_nodes=nodes)
+    num_in_group = max(1, min(layout.replicas, num_on_node))
+    speed = costs.contention.relative_speed
+    slowdown = speed(num_in_group, num_busy=num_in_group) / speed(num_on_node, num_busy=num_on_node)
+    seconds = partial(costs.all_reduce_seconds, num_ranks=layout.replicas, num_nodes=num_nodes)
     ends = []
     for stage, part in enumerate(step.parts):
         num_bytes = costs.weight_bytes(part.start, part.stop)
         last = last_actions[stage]
-        hidden = costs.profile.overlap * (last.stop - last.start)
-        exposed = max(seconds(num_bytes) - hidden, seconds(min(num_bytes, _BUCKET_BYTES))) * contention
+        overlapped = costs.profile.overlap * (last.stop - last.start)
+        exposed = max(seconds(num_bytes) - overlapped, seconds(min(num_bytes, _BUCKET_BYTES))) * slowdown
         ends.append(last.stop + exposed)
     return max(ends)
 
 
 def _mean_busy(timelines: Sequence[Timeline]) -> list[float]:
-    """Return how long each stage computes in an average step."""
+    """Return how many seconds each stage computes in an average step."""
     busy = [0.0] * timelines[0].num_stages
     for timeline in timelines:
         for timed in timeline.timed_actions:

@@ -1,4 +1,4 @@
-"""Profiles: what a model's blocks, its device and its links cost; measured, derived, or written by hand.
+"""Profile: the measured, derived or handwritten costs of a model's blocks, its device and its links.
 
 A profile is one JSON file. Times are in seconds, sizes in bytes, bandwidths in bytes per second.
 """
@@ -24,7 +24,7 @@ Bandwidth = Annotated[float, Field(ge=1, le=1e18, allow_inf_nan=False)]
 
 
 class CostPoint(StrictModel):
-    """The cost of a chunk with some rows and steps on a block."""
+    """The cost of one chunk of `rows` x `steps` on one block."""
 
     rows: Count
     steps: Count
@@ -39,13 +39,13 @@ class BlockKind(StrictModel):
 
     weight_bytes: int = Field(0, ge=0, le=10**18)
     output_bytes: Bytes = 0
-    """Bytes of one step of one row, as sent to the next stage."""
+    """Bytes per row and time step, as sent to the next stage."""
     state_bytes: Bytes = 0
-    """Bytes of one row."""
+    """Bytes of one row's state."""
     accumulate: Seconds = 0
-    """Extra time of a backward that adds to an existing gradient."""
+    """Extra seconds of a backward that adds to an existing gradient."""
     optimizer: Seconds = 0
-    """Gradient norm, scaling and optimizer step."""
+    """Seconds of gradient norm, scaling and optimizer step."""
     points: tuple[CostPoint, ...] = Field(min_length=1, strict=False)
 
     @model_validator(mode="after")
@@ -68,23 +68,23 @@ class BlockKind(StrictModel):
 
 
 class Link(StrictModel):
-    """The speed of messages between two devices."""
+    """The latency and bandwidth of messages between two devices."""
 
     latency: Seconds
     bandwidth: Bandwidth
 
     def seconds(self, num_bytes: float) -> float:
-        """Return the seconds of a message."""
+        """Return the seconds that a message of this size takes."""
         return self.latency + num_bytes / self.bandwidth
 
 
 class AllReduceCost(StrictModel):
-    """The measured all-reduce of gradients over some ranks of one node."""
+    """The measured cost of an all-reduce over some ranks of one node."""
 
     ranks: int = Field(ge=2, le=10**9)
     latency: Seconds
     bandwidth: Bandwidth
-    """Bytes of gradients per second."""
+    """Bytes of the reduced tensor per second, however often they are sent."""
 
 
 class RankSpeed(StrictModel):
@@ -92,9 +92,9 @@ class RankSpeed(StrictModel):
 
     ranks: Count
     contended: Rate
-    """Speed of each while all compute."""
+    """Speed of each rank while all compute."""
     solo: Rate
-    """Speed of one while the others wait."""
+    """Speed of one rank while the others wait."""
 
 
 class Profile(StrictModel):
@@ -103,9 +103,9 @@ class Profile(StrictModel):
     version: int = VERSION
     device: str
     memory: Annotated[Bytes, Field(gt=0)]
-    """Bytes of one device, or of the machine if ranks share it."""
+    """Bytes of one device, or of the node if its ranks share it."""
     shares_memory: bool = False
-    """Do the ranks of a node share the memory, as processes on a CPU do?"""
+    """True if the ranks of a node share the memory, as processes on a CPU do."""
     key: str = ""
     """Fingerprint of device, versions, model and shapes; a run with a different key is measured again."""
     notes: dict[str, str] = Field(default_factory=dict)
@@ -124,9 +124,9 @@ class Profile(StrictModel):
     speeds: tuple[RankSpeed, ...] = Field((), strict=False)
     """For ranks that share cores; empty if each rank has its own device."""
     action_overhead: Seconds = 0
-    """What the engine adds to each forward and backward of a chunk, in seconds."""
+    """Seconds that the engine adds to each forward and backward of a chunk."""
     step_overhead: Seconds = 0
-    """What each step adds once, in seconds: reading data."""
+    """Seconds that each training step adds once, such as reading data."""
     overlap: float = Field(0, ge=0, le=1, allow_inf_nan=False)
     """The fraction of the last backward that overlaps with the all-reduce of gradients."""
     optimizer_bytes: float = Field(2, ge=0, le=100, allow_inf_nan=False)
@@ -154,7 +154,7 @@ class Profile(StrictModel):
 
 
 def load_profile(path: Path) -> Profile:
-    """Read a profile; a mistake in it raises a `PlanError` with one sentence."""
+    """Read a profile from a JSON file; raise PlanError if it is missing or invalid."""
     try:
         return Profile.model_validate_json(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -166,7 +166,7 @@ def load_profile(path: Path) -> Profile:
 
 
 def save_profile(profile: Profile, path: Path) -> None:
-    """Write a profile atomically."""
+    """Write a profile to a JSON file atomically, and create the folder if needed."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, f"{profile.model_dump_json(indent=1)}\n".encode())

@@ -15,7 +15,7 @@ from stretto.plan.actions import Action, ActionKind
 
 
 def stage_schedule(stage: int, num_stages: int, num_micro_batches: int, num_chunks: int) -> list[Action]:
-    """Return the actions of one stage for one step, in order."""
+    """Return the actions of one stage for one training step, in order."""
     forwards = forward_schedule(num_micro_batches, num_chunks)
     backwards = (
         Action(ActionKind.BACKWARD, micro_batch, chunk)
@@ -39,5 +39,5 @@ def forward_schedule(num_micro_batches: int, num_chunks: int) -> list[Action]:
 
 
 def max_live_chunks(stage: int, num_stages: int, num_micro_batches: int, num_chunks: int) -> int:
-    """Return the maximum number of live chunks of a stage: one micro-batch, plus one for each stage after this one."""
+    """Return a stage's maximum of live chunks: those of one micro-batch, plus one for each later stage."""
     return min(num_chunks + num_stages - 1 - stage, num_micro_batches * num_chunks)

@@ -128,7 +128,7 @@ class _LayoutSearch:
     def _simulate_best(self, layouts: Iterable[Layout], num_best: int) -> tuple[_Grids, int]:
         """Return the best layout of each grid that may be among the best, and how many were simulated."""
         # Smallest bound first. A layout is popped twice: to get its blocks and a tighter bound, then to be simulated.
-        queue = [(self.bounds.rough(layout), index, layout) for index, layout in enumerate(layouts)]
+        queue = [(self.bounds.loose_bound(layout), index, layout) for index, layout in enumerate(layouts)]
         heapq.heapify(queue)
         num_simulated = 0
         grids: _Grids = {}
@@ -144,7 +144,7 @@ class _LayoutSearch:
                 grids[grid] = min(grids.get(grid, prediction), prediction, key=_sort_key)
                 num_simulated += 1
             elif (fitted := self.fit(layout)) is not None:
-                heapq.heappush(queue, (max(bound, self.bounds.of(fitted)), index, fitted))
+                heapq.heappush(queue, (max(bound, self.bounds.tight_bound(fitted)), index, fitted))
         return grids, num_simulated
 
     def _reject_oversized(self, grids: _Grids) -> None:
@@ -248,10 +248,10 @@ class _LayoutSearch:
     ) -> Callable[[int], RangeCosts]:
         """Return the seconds of a chunk on each stage for every range of blocks, with the messages that it sends."""
         costs, num_blocks = self.costs, self.costs.num_blocks
-        prefixes = [costs.chunk(0, stop, rows, steps) for stop in range(num_blocks + 1)]
+        prefixes = [costs.chunk_cost(0, stop, rows, steps) for stop in range(num_blocks + 1)]
         num_forwards = 2 if recompute else 1
         sums = [
-            num_forwards * chunk.forward + chunk.backward + costs.accumulate(0, stop)
+            num_forwards * chunk.forward + chunk.backward + costs.accumulate_seconds(0, stop)
             for stop, chunk in enumerate(prefixes)
         ]
         work = range_costs(np.array(sums))
@@ -261,7 +261,7 @@ class _LayoutSearch:
             """The seconds of a message over the boundary after a stage, for each block that may end that stage."""
             if not 0 <= boundary < stages - 1:
                 return np.zeros_like(sizes)
-            link = costs.network if crossing[boundary] else costs.node
+            link = costs.network_link if crossing[boundary] else costs.node_link
             return np.asarray(link.latency + sizes / link.bandwidth)
 
         return lambda stage: work + message_seconds(stage)[None, :] + message_seconds(stage - 1)[:, None]

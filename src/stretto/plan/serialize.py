@@ -55,7 +55,7 @@ def prediction_to_dict(plan: Plan, prediction: Prediction) -> dict[str, Any]:
 
 
 def timeline_to_dict(layout: Layout, timeline: Timeline) -> dict[str, Any]:
-    """Return when each action of a step runs, as one text per action: `stage kind micro-batch chunk start stop`."""
+    """Return a timeline as JSON values: the layout, and one `stage kind micro-batch chunk start stop` per action."""
     timed_actions = timeline.timed_actions if len(timeline.timed_actions) <= _MAX_ACTIONS else ()
     actions = [
         f"{stage} {action.kind.value} {action.micro_batch} {action.chunk} {start:.9g} {stop:.9g}"
@@ -65,7 +65,7 @@ def timeline_to_dict(layout: Layout, timeline: Timeline) -> dict[str, Any]:
 
 
 def timeline_from_dict(plan: Mapping[str, Any], layout: Layout) -> Timeline | None:
-    """Return the timeline of a plan that was read from JSON; None if it has no timeline of this layout."""
+    """Return the timeline of a plan as read from JSON; None if it has none of this layout, or an invalid one."""
     try:
         values = plan["timeline"]
         if values["layout"] != _layout_to_dict(layout):

@@ -1,4 +1,4 @@
-"""The step simulator: runs one schedule per stage and returns when each action runs."""
+"""simulate: computes when each action of a training step runs, given one schedule per stage."""
 
 import heapq
 import math
@@ -23,11 +23,11 @@ def simulate(
     speed: SpeedFunction = lambda num_busy: 1.0,
     blocking: bool = False,
 ) -> Timeline:
-    """Run one schedule per stage and return when each action ran.
+    """Simulate one schedule per stage; `cost` gives an action's seconds, and `link` those of its message.
 
     A sender does not wait for its message to arrive. With `blocking` it waits until the receiver has posted a receive
     and the message has arrived. Each stage posts one receive ahead per direction, and the next one when it starts to
-    use the last message. `speed` models ranks that compete for the same cores.
+    use the current message. `speed` models ranks that compete for the same cores.
     """
     stages = [_SimulatedStage(index, actions) for index, actions in enumerate(schedules)]
     speeds = [1.0, *(speed(num_busy) for num_busy in range(1, len(stages) + 1))]
@@ -52,11 +52,11 @@ class _SimulatedStage:
 
 @dataclass(slots=True)
 class _Simulator:
-    """Takes events in the order of time: an action ends, a message arrives.
+    """Processes events in the order of time. An event is the end of an action or the arrival of a message.
 
-    How long a running action still takes depends on how many others run beside it. All running stages have the same
-    speed, so one work clock serves them all: it advances by `speed` per second, and an action that starts at work `w`
-    ends at `w + cost`, whatever the speed does in between.
+    An action's remaining time depends on how many others run beside it. All running stages have the same speed, so one
+    work clock serves them all: it advances by `speed` per second, and an action that starts at work `w` ends at
+    `w + cost`, however the speed changes in between.
     """
 
     stages: list[_SimulatedStage]
@@ -67,8 +67,8 @@ class _Simulator:
     now: float = 0.0
     ends: list[tuple[float, int]] = field(default_factory=list)  # heap of running actions: (work at the end, stage)
     wake_ups: list[tuple[float, int]] = field(default_factory=list)  # heap of stages that wait: (time, stage)
-    # Time and work at the last change of speed. At a constant speed of 1 both stay 0, so the work clock and the time
-    # are equal to the last bit.
+    # Time and work at the last change of speed. At a constant speed of 1 both stay 0, so work and time are
+    # equal without rounding errors.
     base_time: float = 0.0
     base_work: float = 0.0
     current_speed: float = 1.0
@@ -159,6 +159,6 @@ class _Simulator:
 
     def _deliver(self, action: Action, receiver: _SimulatedStage, arrival: float) -> None:
         receiver.arrivals[action] = arrival
-        # A busy stage looks for the message when it needs it.
+        # A busy stage finds the message in `arrivals` when it needs it.
         if not receiver.is_busy and receiver.next_action == action:
             heapq.heappush(self.wake_ups, (arrival, receiver.index))

@@ -26,11 +26,11 @@ class Timeline:
 
     @cached_property
     def seconds(self) -> float:
-        """The time of a step: when the last action stops."""
+        """The seconds of a step: when the last action stops."""
         return max((timed.stop for timed in self.timed_actions), default=0.0)
 
     @property
     def bubble(self) -> float:
-        """The fraction of the stages' time that they spend waiting."""
+        """The fraction of time that stages spend waiting, on average."""
         busy = sum(timed.stop - timed.start for timed in self.timed_actions)
         return 1 - busy / (self.num_stages * self.seconds) if self.seconds else 0.0

@@ -12,7 +12,7 @@ from stretto.plan.timeline import TimedAction, Timeline
 Category = Literal["data", "forward", "backward", "optimizer"]
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 ACTION_KINDS: dict[Category, ActionKind] = {"forward": ActionKind.FORWARD, "backward": ActionKind.BACKWARD}
-# Viewers treat 0 as a process or thread of the system.
+# Not 0, which trace viewers treat as a process or thread of the system.
 _PROCESS_ID = 1
 
 
@@ -42,7 +42,7 @@ class TraceEvent(NamedTuple):
 
 @dataclass(frozen=True)
 class RankTrace:
-    """One rank, its place in the layout, and its events."""
+    """The events of one rank, and its replica and stage."""
 
     rank: int
     replica: int
@@ -54,7 +54,7 @@ class RankTrace:
 
     @property
     def timed_actions(self) -> tuple[TimedAction, ...]:
-        """Its forwards and backwards."""
+        """The rank's forwards and backwards."""
         return tuple(
             TimedAction(self.stage, event.action, event.start, event.stop)
             for event in self.events
@@ -70,19 +70,19 @@ class Trace:
     ranks: tuple[RankTrace, ...]
 
     @classmethod
-    def of(cls, step: int, rows: Sequence[RankTrace]) -> "Trace":
+    def of(cls, step: int, ranks: Sequence[RankTrace]) -> "Trace":
         """Return a trace from ranks whose common clock starts at any time."""
-        first = min((event.start for row in rows for event in row.events), default=0.0)
-        shifted = (replace(row, events=tuple(event.shifted(-first) for event in row.events)) for row in rows)
-        return cls(step, tuple(sorted(shifted, key=lambda row: row.rank)))
+        first = min((event.start for rank in ranks for event in rank.events), default=0.0)
+        shifted = (replace(rank, events=tuple(event.shifted(-first) for event in rank.events)) for rank in ranks)
+        return cls(step, tuple(sorted(shifted, key=lambda rank: rank.rank)))
 
     def timeline(self, replica: int = 0) -> Timeline:
         """Return the timeline of one replica; it starts at 0 with the first action."""
-        rows = [row for row in self.ranks if row.replica == replica]
-        timed_actions = [timed for row in rows for timed in row.timed_actions]
+        ranks = [rank for rank in self.ranks if rank.replica == replica]
+        timed_actions = [timed for rank in ranks for timed in rank.timed_actions]
         first = min((timed.start for timed in timed_actions), default=0.0)
         shifted = [timed._replace(start=timed.start - first, stop=timed.stop - first) for timed in timed_actions]
-        return Timeline(len(rows), tuple(sorted(shifted, key=lambda timed: (timed.start, timed.stage))))
+        return Timeline(len(ranks), tuple(sorted(shifted, key=lambda timed: (timed.start, timed.stage))))
 
     def to_json(self) -> str:
         """Return the trace as Chrome trace events in JSON, one per line."""
@@ -95,28 +95,28 @@ class Trace:
         try:
             values = json.loads(text)
             events: dict[int, list[TraceEvent]] = {}  # by thread
-            places: dict[int, dict[str, int]] = {}  # by thread
+            thread_args: dict[int, dict[str, int]] = {}  # by thread: rank, replica and stage
             for event in values["traceEvents"]:
                 if event["ph"] == "X":
                     events.setdefault(event["tid"], []).append(_parse_event(event))
                 elif event["name"] == "thread_name":
-                    places[event["tid"]] = event["args"]
-            rows = (
-                RankTrace(place["rank"], place["replica"], place["stage"], tuple(events.get(thread, ())))
-                for thread, place in places.items()
+                    thread_args[event["tid"]] = event["args"]
+            ranks = (
+                RankTrace(args["rank"], args["replica"], args["stage"], tuple(events.get(thread, ())))
+                for thread, args in thread_args.items()
             )
-            return cls(int(values["otherData"]["step"]), tuple(rows))
+            return cls(int(values["otherData"]["step"]), tuple(ranks))
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{source} is not a trace of a step ({error}); train again to write one") from None
 
     def _events(self) -> Iterator[dict[str, Any]]:
         yield _metadata("process_name", 0, {"name": f"step {self.step}"})
-        for row in self.ranks:
-            thread = row.rank + 1
-            place = {"name": str(row), "rank": row.rank, "replica": row.replica, "stage": row.stage}
-            yield _metadata("thread_name", thread, place)
-            yield _metadata("thread_sort_index", thread, {"sort_index": row.rank})
-            for event in row.events:
+        for rank in self.ranks:
+            thread = rank.rank + 1
+            args = {"name": str(rank), "rank": rank.rank, "replica": rank.replica, "stage": rank.stage}
+            yield _metadata("thread_name", thread, args)
+            yield _metadata("thread_sort_index", thread, {"sort_index": rank.rank})
+            for event in rank.events:
                 action = event.action
                 yield {
                     "ph": "X",

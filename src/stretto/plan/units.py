@@ -1,13 +1,13 @@
-"""Times, sizes and losses as people read them; `-` for unknown values."""
+"""Formats times, sizes and losses for people; `-` for unknown values."""
 
 import math
 
 
 def format_seconds(value: float) -> str:
-    """Format a short time in seconds or milliseconds."""
+    """Format a number of seconds as `1.25 s`, or as milliseconds below 1 s."""
     if math.isnan(value):
         return "-"
-    # Three digits of 999.5 ms and more would be 1e+03.
+    # From 999.5 ms on, `.3g` would print 1e+03 ms.
     return f"{value:.3g} s" if value >= 0.9995 else f"{value * 1e3:.3g} ms"
 
 

@@ -1,4 +1,4 @@
-"""The workload of a plan: the lengths of the rows that each step has to distribute over devices."""
+"""Workload: the lengths of the rows that each training step distributes over the replicas."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -7,58 +7,58 @@ from functools import cache, cached_property
 import numpy as np
 
 from stretto.base.errors import PlanError
-from stretto.plan.cut import MicroBatchShape, RowLengths, cut_lengths
+from stretto.plan.micro_batches import MicroBatchShape, RowLengths, split_rows
 
 
 class Workload:
-    """The lengths of the rows of some global batches, which stand for all of the data."""
+    """The row lengths of some global batches, which stand for all of the data; each batch is one training step."""
 
-    def __init__(self, windows: Iterable[Sequence[int] | RowLengths], *, is_causal: bool = True) -> None:
-        self.windows = [np.sort(np.asarray(window, np.int64))[::-1] for window in windows]
+    def __init__(self, batches: Iterable[Sequence[int] | RowLengths], *, is_causal: bool = True) -> None:
+        self.batches = [np.sort(np.asarray(lengths, np.int64))[::-1] for lengths in batches]
         self.is_causal = is_causal  # a model that looks ahead can't be split in time
-        if not self.windows or min(map(len, self.windows)) == 0:
+        if not self.batches or min(map(len, self.batches)) == 0:
             raise PlanError("a workload needs at least one batch, and each batch at least one row; use more data")
-        self.cut = cache(self._cut)
+        self.split = cache(self._split)
         self.count_chunks = cache(self._count_chunks)
         self.largest_chunk = cache(self._largest_chunk)
 
     @classmethod
     def of(cls, rows: int, steps: int) -> "Workload":
-        """Return the workload of lanes: every batch has the same rows and steps."""
+        """Return a workload in which every batch has the same rows and time steps, as stateful lanes have."""
         return cls([np.full(rows, steps)])
 
     @cached_property
     def tokens(self) -> float:
-        """Steps of all rows, on average per batch."""
-        return sum(float(window.sum()) for window in self.windows) / len(self.windows)
+        """The time steps of all rows of an average batch."""
+        return sum(float(lengths.sum()) for lengths in self.batches) / len(self.batches)
 
     @cached_property
     def num_rows(self) -> int:
-        """Rows of the smallest batch."""
-        return min(map(len, self.windows))
+        """The number of rows of the smallest batch, which limits replicas and micro-batches."""
+        return min(map(len, self.batches))
 
     @cached_property
     def max_rows(self) -> int:
-        """Rows of the largest batch."""
-        return max(map(len, self.windows))
+        """The number of rows of the largest batch."""
+        return max(map(len, self.batches))
 
     @cached_property
     def num_steps(self) -> int:
-        """Steps of the longest row."""
-        return max(1, *(int(window[0]) for window in self.windows))
+        """The number of time steps of the longest row, at least 1."""
+        return max(1, *(int(lengths[0]) for lengths in self.batches))
 
-    def _cut(self, replicas: int, micro_batches: int, chunks: int) -> list[list[MicroBatchShape]]:
-        """Return, for each batch, how the replica with the most work splits its rows."""
-        return [cut_lengths(window[::replicas], micro_batches, chunks) for window in self.windows]
+    def _split(self, replicas: int, micro_batches: int, chunks: int) -> list[list[MicroBatchShape]]:
+        """Return, for each batch, the micro-batches of a replica that gets the longest of every `replicas` rows."""
+        return [split_rows(lengths[::replicas], micro_batches, chunks) for lengths in self.batches]
 
     def _count_chunks(self, replicas: int, micro_batches: int, chunks: int) -> list[Counter[tuple[int, int]]]:
         """Return, for each batch, how many chunks have which (rows, steps)."""
         return [
-            Counter(shape.chunk(index)[::-1] for shape in window for index in range(len(shape.chunk_bounds)))
-            for window in self.cut(replicas, micro_batches, chunks)
+            Counter(shape.chunk_shape(index) for shape in shapes for index in range(len(shape.chunk_bounds)))
+            for shapes in self.split(replicas, micro_batches, chunks)
         ]
 
     def _largest_chunk(self, replicas: int, micro_batches: int, chunks: int) -> tuple[int, int]:
         """Return the (rows, steps) of the largest chunk."""
-        shapes = [shape for window in self.count_chunks(replicas, micro_batches, chunks) for shape in window]
+        shapes = [shape for counts in self.count_chunks(replicas, micro_batches, chunks) for shape in counts]
         return max(shapes, key=lambda shape: shape[0] * shape[1])

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stretto.plan.cut import cut_lengths
+from stretto.plan.micro_batches import split_rows
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=30), st.data())
@@ -10,7 +10,7 @@ def test_every_step_of_every_row_is_in_one_chunk(lengths: list[int], data: st.Da
     lengths.sort(reverse=True)
     num_micro_batches = data.draw(st.integers(1, len(lengths)))
     num_chunks = data.draw(st.integers(1, 12))
-    micro_batches = cut_lengths(np.array(lengths), num_micro_batches, num_chunks)
+    micro_batches = split_rows(np.array(lengths), num_micro_batches, num_chunks)
     assert [row for part in micro_batches for row in range(part.start, part.stop)] == list(range(len(lengths)))
     assert len(micro_batches) == num_micro_batches
     for part in micro_batches:
@@ -25,6 +25,6 @@ def test_every_step_of_every_row_is_in_one_chunk(lengths: list[int], data: st.Da
 
 
 def test_micro_batches_share_the_work_not_the_rows() -> None:
-    micro_batches = cut_lengths(np.array([40, 10, 10, 10, 10]), 2, 1)
+    micro_batches = split_rows(np.array([40, 10, 10, 10, 10]), 2, 1)
     assert [(part.start, part.stop) for part in micro_batches] == [(0, 1), (1, 5)]
-    assert micro_batches[1].chunk(0) == (10, 4) and micro_batches[1].chunk(3) == (0, 0)
+    assert micro_batches[1].chunk_shape(0) == (4, 10) and micro_batches[1].chunk_shape(3) == (0, 0)

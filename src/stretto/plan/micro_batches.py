@@ -1,0 +1,62 @@
+"""How the rows of a batch are split into micro-batches, and each micro-batch into chunks of time."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+RowLengths = NDArray[np.int64]
+"""Lengths of rows, longest first."""
+
+
+@dataclass(frozen=True)
+class MicroBatchShape:
+    """The rows `start:stop` of a batch sorted longest first, and their chunks."""
+
+    start: int
+    stop: int
+    chunk_bounds: tuple[tuple[int, int], ...]  # (first step, step after the last) of each chunk
+    rows_per_chunk: tuple[int, ...]  # rows that reach the chunk
+
+    def chunk_shape(self, index: int) -> tuple[int, int]:
+        """Return the (rows, steps) of a chunk; (0, 0) if the micro-batch ends before it."""
+        if index >= len(self.chunk_bounds):
+            return 0, 0
+        first, stop = self.chunk_bounds[index]
+        return self.rows_per_chunk[index], stop - first
+
+
+def split_rows(lengths: RowLengths, num_micro_batches: int, num_chunks: int) -> list[MicroBatchShape]:
+    """Split rows, longest first, into micro-batches of nearly equal work and chunks of nearly equal length.
+
+    There must be at least as many rows as micro-batches. A micro-batch is as long as its longest row, so some may
+    have fewer chunks. Its first chunk has all its rows, even empty ones, so that each micro-batch has a backward; later
+    chunks leave out the rows that have ended.
+    """
+    micro_batches = []
+    for start, stop in pairwise(_micro_batch_bounds(lengths, num_micro_batches)):
+        num_steps = max(int(lengths[start]), 1)
+        count = min(num_chunks, num_steps)
+        chunk_bounds = tuple(pairwise(num_steps * index // count for index in range(count + 1)))
+        # Shortest first, so that searchsorted counts the rows that end at or before a chunk's first step.
+        ascending = lengths[start:stop][::-1]
+        num_ended = np.searchsorted(ascending, [first for first, _ in chunk_bounds[1:]], side="right").tolist()
+        micro_batches.append(
+            MicroBatchShape(start, stop, chunk_bounds, (stop - start, *(stop - start - ended for ended in num_ended)))
+        )
+    return micro_batches
+
+
+def _micro_batch_bounds(lengths: RowLengths, num_micro_batches: int) -> list[int]:
+    """Return the first row of each micro-batch, and the number of rows; micro-batches have about equal total length."""
+    if num_micro_batches == 1:
+        return [0, len(lengths)]
+    # An empty row counts as one step, since the first chunk computes it.
+    sums = np.concatenate([[0], np.maximum(lengths, 1).cumsum()])
+    targets = [int(sums[-1]) * index // num_micro_batches for index in range(1, num_micro_batches)]
+    edges = [0]
+    for index, edge in enumerate((np.searchsorted(sums, targets, side="right") - 1).tolist(), 1):
+        # At least one row for this micro-batch, and one for each that follows.
+        edges.append(min(max(edge, edges[-1] + 1), len(lengths) - (num_micro_batches - index)))
+    return [*edges, len(lengths)]
