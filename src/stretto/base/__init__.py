@@ -1,1 +1,1 @@
-"""Shared values: errors, positional randomness, state helpers, windows."""
+"""What all packages share: errors, windows, states, positional randomness, files and folders."""

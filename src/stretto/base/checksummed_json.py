@@ -1,4 +1,4 @@
-"""JSON objects that carry their own checksum, so that a flipped bit is not read as a different number."""
+"""JSON objects that contain their own checksum, so that a flipped bit is not read as a different number."""
 
 import json
 from typing import Any
@@ -25,12 +25,12 @@ def verify_checksum(tree: object) -> JsonObject:
 
 
 def dump_with_checksum(tree: JsonObject) -> bytes:
-    """Return the JSON text of the object with its checksum."""
+    """Return the object with its checksum as encoded JSON."""
     return json.dumps(add_checksum(tree), indent=1, allow_nan=False).encode()
 
 
 def load_with_checksum(content: bytes) -> JsonObject:
-    """Return the object of a JSON text; ValueError if it is malformed or its checksum does not match."""
+    """Return the object in a JSON file's content; ValueError if it is malformed or its checksum does not match."""
     if not content:
         raise ValueError("it is empty")
     try:

@@ -1,4 +1,4 @@
-"""Denormals: numbers so near zero that a CPU needs ten times as long for each; they are flushed to zero."""
+"""Flushes denormals to zero: numbers so close to zero that a CPU computes with them about ten times slower."""
 
 import sys
 from collections.abc import Iterator
@@ -9,13 +9,12 @@ import torch
 
 @contextmanager
 def flush_denormals() -> Iterator[None]:
-    """Flush denormals to zero on this thread within the context, on the CPU.
+    """Flush denormals to zero in this thread within the context, on the CPU.
 
-    Gradients that vanish over a long sequence end in denormals, and so do the moments of rarely used weights.
+    Gradients that vanish over a long sequence become denormals, as do optimizer moments of rarely used weights.
     """
-    # Torch has a setter but no getter: half of the smallest normal number is a denormal, or zero if flushing is on.
-    smallest = sys.float_info.min
-    was_set = smallest / 2 == 0
+    # torch has a setter but no getter. Half of the smallest normal number is a denormal, or zero if flushing is on.
+    was_set = sys.float_info.min / 2 == 0
     torch.set_flush_denormal(True)
     try:
         yield

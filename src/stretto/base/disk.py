@@ -1,4 +1,4 @@
-"""Atomic file writes, their errors, and folder entries that survive a power failure."""
+"""Writes files atomically, reports errors of the file system, and syncs folders to the disk."""
 
 import os
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ def fsync_folder(folder: Path) -> None:
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; it replaces `path` at the end, or is removed after an error."""
+    """Yield a temporary path beside `path`. It is renamed to `path` at the end, or removed after an error."""
     partial = path.with_name(f"{path.name}.partial")
     try:
         yield partial

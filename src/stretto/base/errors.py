@@ -8,15 +8,15 @@ class StrettoError(Exception):
 
 
 class ConfigError(StrettoError):
-    """A parameter is invalid, or does not go together with another."""
+    """A parameter is invalid, or conflicts with another."""
 
 
 class PlanError(StrettoError):
-    """There is no plan: the layout needs more than the model or the cluster has."""
+    """No plan is possible: the layout needs more than the model or the cluster has."""
 
 
 class MeshError(StrettoError):
-    """The started ranks do not fit the layout, or they cannot connect."""
+    """The number of ranks does not match the layout, or the ranks cannot connect."""
 
 
 class LostPeerError(MeshError):
@@ -30,11 +30,11 @@ class DataError(StrettoError):
 
 
 class LawError(StrettoError):
-    """A block or loss violates a law that the engines rely on."""
+    """A block or loss violates a law that the engines rely on, such as the chunk law."""
 
 
 class FencedError(StrettoError):
-    """Another run has taken over this one's folder; restarting it makes no sense."""
+    """Another run has taken over this run's folder, so this run must not be restarted."""
 
     exit_code = 76
 

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
-# As in lazy_loader, which scientific Python packages use: type checkers read the stub, and so does this.
+# The types of `__all__`, `__getattr__` and `__dir__`. The idea is that of the lazy_loader package.
 Exports = tuple[list[str], Callable[[str], object], Callable[[], list[str]]]
 
 
 def lazy_exports(module: str, file: str) -> Exports:
     """Return `__all__`, `__getattr__` and `__dir__` for a module, from the imports in the `.pyi` file beside it."""
-    module_of: dict[str, str] = {}
+    module_of: dict[str, str] = {}  # public name -> the module that defines it
     for node in ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ImportFrom) and node.module is not None:
             module_of |= dict.fromkeys((alias.name for alias in node.names), node.module)
@@ -20,7 +20,7 @@ def lazy_exports(module: str, file: str) -> Exports:
     def get_attribute(name: str) -> object:
         if name not in module_of:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        # `from stretto import nn` in a stub names a submodule; every other line names something in a module.
+        # `from stretto import nn` in the stub of stretto names a submodule. Every other import names an attribute.
         is_submodule = module_of[name] == module
         value = import_module(f"{module}.{name}") if is_submodule else getattr(import_module(module_of[name]), name)
         setattr(sys.modules[module], name, value)

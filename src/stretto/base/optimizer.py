@@ -1,4 +1,4 @@
-"""OptimizerFactory: how callers say which optimizer they want."""
+"""OptimizerFactory: the type with which callers choose an optimizer."""
 
 from collections.abc import Callable, Iterable
 
@@ -6,4 +6,4 @@ import torch
 from torch import nn
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-"""From a rank's parameters to their optimizer: `torch.optim.AdamW`, `lambda parameters: SGD(parameters, lr=0.1)`."""
+"""Takes a rank's parameters and returns their optimizer: `torch.optim.AdamW`, `lambda params: SGD(params, lr=0.1)`."""

@@ -1,14 +1,14 @@
-"""Position: a position in the global order of the data."""
+"""Position: names the next window in the global order of the data."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, order=True)
 class Position:
-    """Which window comes next; independent of the number of ranks and workers, and of how far they read ahead."""
+    """Which window comes next. It depends neither on the number of ranks and workers nor on how far they read ahead."""
 
     epoch: int = 0
-    pool: int = 0
+    pool: int = 0  # of the epoch: sequences that are sorted into batches together; 0 for lanes
     index: int = 0  # of the window in its pool
 
     def __str__(self) -> str:

@@ -1,12 +1,12 @@
 """Positional randomness: a mask is a function of key, time and feature, never of a generator's state.
 
-Integer arithmetic only, which wraps at 64 and 32 bits, so every device gives the same bits.
+It uses integer arithmetic only, which wraps at 64 and 32 bits, so every device gives the same bits.
 """
 
 import torch
 from torch import Tensor
 
-# The constants of SplitMix64 and of a 32-bit finalizer; products with them wrap around on purpose.
+# The constants of SplitMix64 and of a 32-bit hash finalizer, as signed integers; products wrap around on purpose.
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX_A = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MIX_B = 0x94D049BB133111EB - (1 << 64)
@@ -36,7 +36,7 @@ def keep_mask(keys: Tensor, num_features: int, keep: float) -> Tensor:
     """
     features = torch.arange(num_features, dtype=torch.int64, device=keys.device)
     words = _words(keys).unsqueeze(-1) ^ _words(features)
-    # Keys and features are hashed already; these rounds break the structure that their xor leaves.
+    # Both are hashed already, but their xor alone would correlate masks; these rounds remove that structure.
     words ^= (words >> 16) & 0xFFFF
     words *= _WORD_A
     words ^= (words >> 15) & 0x1FFFF

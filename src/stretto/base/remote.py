@@ -1,4 +1,4 @@
-"""Folders in object storage, through fsspec, and how long to retry when a server does not answer."""
+"""Reads folders in object storage through fsspec, and retries when a server does not answer."""
 
 import errno
 import logging
@@ -9,19 +9,19 @@ from typing import Any, NamedTuple
 
 from stretto.base.errors import DataError, StrettoError
 
-_FIRST_DELAY = 0.2
-_MAX_DELAY = 5.0
-# Errors of the request itself: a retry would fail in the same way.
+_FIRST_DELAY_SECONDS = 0.2
+_MAX_DELAY_SECONDS = 5.0
+# Errors that the request itself causes: a retry would fail in the same way.
 _PERMANENT_ERRORS = (FileNotFoundError, NotADirectoryError, IsADirectoryError, ImportError, ValueError, TypeError)
 _PERMANENT_ERRNOS = (errno.EINVAL, errno.ENAMETOOLONG, errno.ENOSYS)
-# botocore's, by name: it is installed only where S3 is used.
+# Such errors of botocore. They are given by name, because botocore is installed only where S3 is used.
 _PERMANENT_ERROR_NAMES = {"NoCredentialsError", "PartialCredentialsError", "ParamValidationError", "ProfileNotFound"}
 
 _log = logging.getLogger(__name__)
 
 
 def is_remote(location: object) -> bool:
-    """Is this a URL rather than a path?"""
+    """Return whether this is a URL rather than a path."""
     return "://" in str(location)
 
 
@@ -33,13 +33,13 @@ class RemoteFolder(NamedTuple):
 
     @classmethod
     def open(cls, location: str) -> "RemoteFolder":
-        """Open a URL, without a request to the server."""
-        # Slow to import and rarely needed.
+        """Return the folder at a URL. No request is sent to the server yet."""
+        # Imported here because it is slow to import and rarely needed.
         from fsspec.config import conf
         from fsspec.core import url_to_fs
 
         is_s3 = location.startswith(("s3://", "s3a://"))
-        # botocore would retry five times within each of our tries. The user's other settings stay.
+        # botocore would retry five times within each of our tries. The user's other settings are kept.
         settings = {**conf.get("s3", {}).get("config_kwargs", {}), "retries": {"total_max_attempts": 1}}
         options = {"config_kwargs": settings} if is_s3 else {}
         try:
@@ -63,13 +63,13 @@ class RemoteFolder(NamedTuple):
 
 
 class RetryBudget:
-    """How long to retry when a server does not answer: growing pauses until the time is up."""
+    """Limits how long requests are retried when a server does not answer, with growing pauses between them."""
 
     def __init__(self, location: str, seconds: float) -> None:
         self._location = location
         self._seconds = seconds
         self._start = time.monotonic()
-        self._delay = _FIRST_DELAY
+        self._delay = _FIRST_DELAY_SECONDS
 
     def wait(self, error: Exception) -> None:
         """Pause before the next try; raise if the error is permanent or the time is up."""
@@ -86,22 +86,22 @@ class RetryBudget:
                 f"{self._location} can't be read after {waited:.0f} s of retries ({reason}); check that the server "
                 "runs and is reachable, or raise data.retry_seconds"
             ) from error
-        if self._delay == _FIRST_DELAY:
+        if self._delay == _FIRST_DELAY_SECONDS:
             _log.warning("%s can't be read (%s); retrying for %.0f s", self._location, reason, self._seconds)
         time.sleep(self._delay)
-        self._delay = min(2 * self._delay, _MAX_DELAY)
+        self._delay = min(2 * self._delay, _MAX_DELAY_SECONDS)
 
 
 def _is_permanent(error: Exception) -> bool:
-    """Would a retry fail in the same way?"""
+    """Return whether a retry would fail in the same way."""
     if isinstance(error, OSError) and error.errno in _PERMANENT_ERRNOS:
         return True
-    # Errors of HTTP clients carry the status code: 4xx is permanent, except for timeout and too many requests.
+    # HTTP clients store the status code in the error: 4xx is permanent, except for timeout and too many requests.
     status = getattr(error, "status", None)
     if isinstance(status, int) and 400 <= status < 500 and status not in (408, 429):
         return True
-    names = {kind.__name__ for kind in type(error).__mro__}
-    return isinstance(error, _PERMANENT_ERRORS) or not names.isdisjoint(_PERMANENT_ERROR_NAMES)
+    class_names = {base.__name__ for base in type(error).__mro__}
+    return isinstance(error, _PERMANENT_ERRORS) or not class_names.isdisjoint(_PERMANENT_ERROR_NAMES)
 
 
 def join(folder: str, name: str) -> str:

@@ -64,20 +64,20 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        # Often a link to a larger disk.
+        # Not through `file`: users may link this folder to a larger disk.
         return self.path / CHECKPOINTS
 
     @property
     def is_finished(self) -> bool:
-        """Does it hold the final weights of a run?"""
+        """Whether the folder has the final weights of a run."""
         return self.weights.is_file()
 
     def nonfinite_batch(self, step: int, rank: int) -> Path:
-        """Return the file for a rank's part of the batch of a step."""
+        """Return the path for a rank's part of one training step's batch."""
         return self.file(f"{NONFINITE}/step-{step}-rank-{rank}.safetensors")
 
     def nonfinite_batches(self) -> list[str]:
-        """Return the names of the batches that were saved."""
+        """Return the file names of all saved batches."""
         return sorted(path.name for path in self.file(NONFINITE).glob("step-*"))
 
     def file(self, name: str) -> Path:
@@ -88,7 +88,7 @@ class RunFolder:
         return path
 
     def read(self, name: str) -> bytes | None:
-        """Return a small file; None if there is no such file."""
+        """Return a small file's content; None if there is no such file."""
         path = self.file(name)
         return path.read_bytes() if path.is_file() else None
 

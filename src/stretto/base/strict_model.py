@@ -1,4 +1,4 @@
-"""StrictModel: the base of every pydantic model here, and the text of its first validation error."""
+"""StrictModel: the base class of stretto's pydantic models, and the text of its first validation error."""
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
@@ -12,10 +12,10 @@ class StrictModel(BaseModel):
 
 def first_error(error: ValidationError) -> str:
     """Return the first validation error as `field.name: message`."""
-    where, message = describe_error(error.errors(include_url=False)[0])
-    return f"{where}: {message}" if where else message
+    field, message = describe_error(error.errors(include_url=False)[0])
+    return f"{field}: {message}" if field else message
 
 
 def describe_error(details: ErrorDetails) -> tuple[str, str]:
-    """Return the dotted name of the field that an error is about, and the message."""
+    """Return the dotted name of an error's field, empty for the whole model, and the message."""
     return ".".join(map(str, details["loc"])), details["msg"].removeprefix("Value error, ")

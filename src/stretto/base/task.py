@@ -10,8 +10,8 @@ class Task:
 
     inputs: Literal["tokens", "channels"]
     num_inputs: int  # the vocabulary's size, or the number of channels
-    targets: Literal["tokens", "labels", "values"]  # the token at each step, a label at the last, or numbers
-    num_outputs: int
+    targets: Literal["tokens", "labels", "values"]  # a token per time step, a label per row, or numbers per time step
+    num_outputs: int  # features of the last block: the vocabulary's size, or the number of labels or values
 
     @classmethod
     def language(cls, num_tokens: int) -> "Task":

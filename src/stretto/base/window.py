@@ -10,7 +10,7 @@ from torch import Tensor
 from stretto.base.keys import derive_key
 
 IGNORE_INDEX = -100
-"""The target of a step without a target token; the default of torch's losses."""
+"""The target of a time step that has none; torch's default `ignore_index`."""
 # The length of a row that does not end; longer than any window.
 _UNBOUNDED = 2**62
 
@@ -19,11 +19,11 @@ _UNBOUNDED = 2**62
 class Rows:
     """The rows of a batch as a block sees them, and the key from which their randomness is derived.
 
-    The three tensors stay on the CPU, where lengths are needed; states are created on `device`.
+    The three tensors stay on the CPU; states are created on `device`.
     """
 
     lanes: Tensor  # int64 [batch]: a row's index in the global batch, whichever rank holds it
-    lengths: Tensor  # int64 [batch]: number of valid steps in the window
+    lengths: Tensor  # int64 [batch]: number of valid time steps in the window
     fresh: Tensor  # bool [batch]: starts from the initial state, not from the previous window's
     key: int
     device: torch.device
@@ -39,7 +39,7 @@ class Rows:
         device: torch.device | str = "cpu",
         dtype: torch.dtype | None = None,
     ) -> Self:
-        """Return fresh rows of one length (by default the whole window), for tests and scripts."""
+        """Return fresh rows that all have `num_steps` valid time steps, by default the whole window."""
         return cls(
             lanes=torch.arange(num_rows, device="cpu"),
             lengths=torch.full((num_rows,), _UNBOUNDED if num_steps is None else num_steps, device="cpu"),
@@ -50,7 +50,7 @@ class Rows:
         )
 
     def zeros(self, *shape: int) -> Tensor:
-        """Return zeros `[batch, *shape]` in the model's dtype and on its device, as most states start."""
+        """Return zeros `[batch, *shape]` in the model's dtype and on its device: the usual initial state."""
         return torch.zeros(len(self), *shape, dtype=self.dtype, device=self.device)
 
     def __len__(self) -> int:
@@ -68,8 +68,8 @@ class Rows:
 class Window:
     """Some time steps of some rows; time-major, so that a chunk is a contiguous view.
 
-    Every rank knows the rows; inputs and targets are left out where a rank doesn't need them. A step without a target
-    (padding, or unlabeled) has the ignore index as its target if targets are integers, NaN if they are real numbers.
+    Every rank has the rows; inputs and targets are None if the rank doesn't need them. A time step without a target
+    (padding, or unlabeled) has IGNORE_INDEX as its target if targets are integers, NaN if they are real numbers.
     """
 
     num_steps: int
@@ -86,7 +86,7 @@ class Window:
 
     @property
     def num_valid(self) -> int:
-        """The number of valid steps, summed over all rows."""
+        """The number of valid time steps, summed over all rows."""
         return int(self.lengths.clamp(max=self.num_steps).sum())
 
     def rows(self, key: int, device: torch.device, dtype: torch.dtype) -> Rows:

@@ -1,1 +1,1 @@
-"""The network: blocks, stacks of blocks, and losses; nothing here knows about ranks."""
+"""The network: blocks, stacks of blocks, and losses. None of it depends on ranks."""

@@ -1,4 +1,4 @@
-"""BidirectionalLSTM: reads each row in both directions, so it can't be cut in time."""
+"""BidirectionalLSTM: reads each row in both directions, so its windows can't be cut into chunks."""
 
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
@@ -11,8 +11,8 @@ from stretto.blocks.block import Block
 class BidirectionalLSTM(Block):
     """An LSTM that reads each row in both directions; outputs have `2 * hidden_size` features.
 
-    It does not satisfy the chunk law, since the first output depends on the last input. Its state holds the lengths of
-    the rows, so that the backward direction starts at the last valid step of each row instead of in its padding.
+    It does not satisfy the chunk law, since the first output depends on the last input. Its state holds each row's
+    length, so that the backward direction starts at the row's last valid time step and not in the padding.
     """
 
     causal = False
@@ -29,7 +29,7 @@ class BidirectionalLSTM(Block):
         if bool((lengths >= x.shape[0]).all()):
             y, _ = self.cell(x)
             return y, state
-        # Packing needs at least one step per row; a row of length 0 has no targets, so its outputs don't matter.
+        # Packing needs at least one time step per row; a row of length 0 has no targets, so its outputs don't matter.
         packed = pack_padded_sequence(x, lengths.clamp(1, x.shape[0]), enforce_sorted=False)
         packed_y, _ = self.cell(packed)
         y, _ = pad_packed_sequence(packed_y, total_length=x.shape[0])

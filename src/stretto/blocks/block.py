@@ -1,4 +1,4 @@
-"""Block: the interface `(x, state) -> (y, state)`; a module keeps no recurrent state."""
+"""Block: the interface `(x, state) -> (y, state)`. The module itself holds weights, but no recurrent state."""
 
 from abc import ABC, abstractmethod
 
@@ -10,7 +10,7 @@ from stretto.base.window import Rows
 
 
 class Block(nn.Module, ABC):
-    """A part of a network that satisfies the chunk law.
+    """A part of a network that satisfies the chunk law, if it is causal.
 
     The law: running a block on `x[:t]` and then, with the returned state, on `x[t:]` equals running it on `x`. Tensors
     are time-major, `[time, batch, ...]`. The state is a tuple of tensors with the batch in dim 0.
@@ -18,14 +18,14 @@ class Block(nn.Module, ABC):
     """
 
     causal: bool = True
-    """False for a block that looks ahead in time: its windows are never cut into chunks."""
+    """False for a block that looks ahead in time; then windows are never cut into chunks."""
 
     def initial_state(self, rows: Rows) -> State:
         """Return the initial state of these rows; `()` for a block without memory."""
         return ()
 
     def begin(self, rows: Rows, carried: State | None = None) -> State:
-        """Return the state at the start of a window: `carried` where a lane continues, initial where it is fresh."""
+        """Return the state at the start of a window: the initial state for fresh rows, `carried` for the others."""
         initial = self.initial_state(rows)
         if carried is None:
             return initial
@@ -38,11 +38,11 @@ class Block(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        """Run the steps of `x` from `state`; return the outputs and the state after the last step."""
+        """Run the time steps of `x` from `state`; return the outputs and the state after the last of them."""
 
     def __call__(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         result = super().__call__(x, state)
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], tuple)):
             raise LawError(f"{type(self).__name__}.forward did not return (y, state); return both, state as a tuple")
-        y, after = result
-        return y, after
+        y, new_state = result
+        return y, new_state

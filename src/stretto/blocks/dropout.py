@@ -1,4 +1,4 @@
-"""Dropout and LockedDropout: the mask is a function of position, so it is the same in every layout."""
+"""Dropout and LockedDropout, whose masks are functions of position, and so the same in every layout."""
 
 import math
 
@@ -13,12 +13,12 @@ from stretto.blocks.block import Block
 
 
 def _lane_keys(rows: Rows) -> Tensor:
-    """One key per row, from `rows.key` (which depends on seed, step and block) and the lane."""
+    """Return one key per row, from its lane and from `rows.key`, which depends on seed, training step and block."""
     return mix(mix(rows.lanes) ^ rows.key).to(rows.device)
 
 
 class _RandomMask(Block):
-    """What both kinds of dropout share: a probability."""
+    """The base of both dropout blocks: holds and checks the probability."""
 
     def __init__(self, probability: float) -> None:
         super().__init__()
@@ -32,10 +32,10 @@ class _RandomMask(Block):
 
 
 class Dropout(_RandomMask):
-    """Zeroes each feature of each step with `probability`, and scales the others to keep the mean.
+    """Zeroes each feature of each time step with `probability`, and scales the others to keep the mean.
 
-    The mask is a function of (seed, step, block, lane, absolute time, feature). The state is `(keys, time)`, the
-    position of each row, so cutting in time or splitting rows does not change the mask.
+    The mask is a function of (seed, training step, block, lane, time step in the lane, feature). The state is `(keys,
+    time)`, each row's key and next time step, so cutting in time or splitting rows does not change the mask.
     """
 
     def initial_state(self, rows: Rows) -> State:
@@ -44,26 +44,26 @@ class Dropout(_RandomMask):
     def begin(self, rows: Rows, carried: State | None = None) -> State:
         keys, time = self.initial_state(rows)
         if carried is not None:
-            # Time continues in a lane that continues; the keys are those of this optimizer step.
+            # The lanes that continue keep counting their time steps; the keys are new in every training step.
             (time,) = where_rows(rows.fresh, (time,), carried[1:])
         return keys, time
 
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         keys, time = state
         num_steps = x.shape[0]
-        after = (keys, time + num_steps)
+        new_state = (keys, time + num_steps)
         if not self.training or self.probability == 0:
-            return x, after
-        steps = time + torch.arange(num_steps, device=x.device).unsqueeze(1)
+            return x, new_state
+        time_steps = time + torch.arange(num_steps, device=x.device).unsqueeze(1)  # [time, batch]
         keep = 1 - self.probability
-        mask = keep_mask(keys ^ mix(steps), math.prod(x.shape[2:]), keep)
-        return x * mask.view_as(x) * (1 / keep), after
+        mask = keep_mask(keys ^ mix(time_steps), math.prod(x.shape[2:]), keep)
+        return x * mask.view_as(x) * (1 / keep), new_state
 
 
 class LockedDropout(_RandomMask):
-    """Zeroes the same features at all steps of a window; each window and lane has its own mask (variational dropout).
+    """Zeroes the same features at all time steps of a window, others in each window and lane (variational dropout).
 
-    The mask is a function of (seed, step, block, lane, feature). The state is the keys of the rows.
+    The mask is a function of (seed, training step, block, lane, feature). The state is each row's key.
     """
 
     def initial_state(self, rows: Rows) -> State:

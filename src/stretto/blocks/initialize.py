@@ -1,4 +1,4 @@
-"""initialize: weights as a function of seed and name, so that each rank can create only its own blocks."""
+"""initialize: draws weights by seed and name, so that each rank can create only its own blocks."""
 
 import torch
 
@@ -11,18 +11,17 @@ def initialize(stack: Stack, seed: int, device: torch.device | str = "cpu") -> S
     """Draw the weights of a stack, or of one stage of it, and move them to `device`; return the stack.
 
     Each module draws with a generator seeded by `seed` and its absolute name, in float32 on the CPU, whatever its dtype
-    and device. Modules on the meta device are materialized one at a time, so a rank never holds more than its own
-    blocks.
+    and device. Modules on the meta device are materialized one at a time.
     """
     _check_untied(stack)
-    # Children before parents: moving a parent moves its children too.
+    # Children before parents: `parent.to(...)` also converts the children, which must not be on the meta device then.
     for name, module in reversed([*stack.named_modules()]):
         if any(buffer.is_meta for buffer in module.buffers(recurse=False)):
             raise ConfigError(f"{name} ({type(module).__name__}) has a buffer on the meta device; create it on the CPU")
         parameters = [*module.parameters(recurse=False)]
         if not parameters:
             continue
-        # PyTorch's convention for a module that can draw its weights again.
+        # By PyTorch's convention, this method draws a module's initial weights.
         reset = getattr(module, "reset_parameters", None)
         if not callable(reset):
             raise ConfigError(
@@ -38,7 +37,7 @@ def initialize(stack: Stack, seed: int, device: torch.device | str = "cpu") -> S
                 raise MemoryError(str(error)) from None
         module.to("cpu", torch.float32)
         with torch.random.fork_rng(devices=[]):
-            # Not torch.manual_seed, which also seeds the generators of all devices.
+            # Not torch.manual_seed, which would also seed the generators of all devices.
             torch.default_generator.manual_seed(derive_key(seed, "weights", name))
             reset()
         module.to(dtype)

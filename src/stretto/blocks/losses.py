@@ -1,6 +1,6 @@
-"""Losses: a sum and a count instead of a mean, so that the losses of micro-batches can be summed.
+"""Losses return a sum and a count instead of a mean, so that the losses of micro-batches can be summed.
 
-A target that is missing (the ignore index, or NaN) adds nothing to the sum or the count.
+A missing target (the ignore index, or NaN) adds nothing to the sum or the count.
 """
 
 from collections.abc import Callable
@@ -28,13 +28,13 @@ Loss = Callable[[Tensor, Tensor], LossSum]
 
 
 def _full_precision(y: Tensor) -> Tensor:
-    """Convert bf16 outputs of autocast: a sum of many small terms needs at least float32."""
+    """Return outputs in float32, or float64 as they are: bf16 from autocast is too coarse for a sum of many terms."""
     return y if y.dtype == torch.float64 else y.float()
 
 
 @dataclass(frozen=True)
 class TokenLoss:
-    """Cross-entropy of the token of each step. Outputs `[time, batch, classes]`, targets `[time, batch]`."""
+    """Cross-entropy of one token per time step. Outputs `[time, batch, classes]`, targets `[time, batch]`."""
 
     ignore_index: int = IGNORE_INDEX
 
@@ -46,7 +46,7 @@ class TokenLoss:
 
 @dataclass(frozen=True)
 class SequenceLoss:
-    """Cross-entropy of one label per row, at the last valid step of the row.
+    """Cross-entropy of one label per row, at the row's last valid time step.
 
     Outputs `[time, batch, classes]`; targets `[time, batch]` from `last_step_targets`, so that a chunk of a window has
     targets only for the rows that end in it.
@@ -62,7 +62,7 @@ class SequenceLoss:
 
 
 def last_step_targets(labels: Tensor, lengths: Tensor, num_steps: int, ignore_index: int = IGNORE_INDEX) -> Tensor:
-    """Return targets `[time, batch]` that hold the label of each row at its last valid step, and ignore all others."""
+    """Return targets `[time, batch]`: each row's label at its last valid time step, `ignore_index` elsewhere."""
     targets = labels.new_full((num_steps, len(labels)), ignore_index)
     rows = torch.nonzero(lengths > 0).squeeze(1)
     targets[lengths[rows] - 1, rows] = labels[rows]
@@ -91,7 +91,7 @@ class AbsoluteError:
 class QuantileLoss:
     """Pinball loss of several quantiles. Outputs `[..., quantiles]`, targets `[...]`; a target of NaN is missing.
 
-    For your own training script: `stretto.serve.forecast` gives one value per step, not quantiles.
+    Use it in your own scripts: `stretto.serve.forecast` gives one value per time step, not quantiles.
     """
 
     quantiles: tuple[float, ...] = (0.1, 0.5, 0.9)
@@ -110,15 +110,15 @@ class QuantileLoss:
                 f"{len(self.quantiles)} quantiles; add it to the last block's outputs"
             )
         error, count = _error(y, targets.unsqueeze(-1).expand_as(y))
-        levels = torch.tensor(self.quantiles, dtype=error.dtype, device=error.device)
-        return LossSum(torch.maximum(levels * error, (levels - 1) * error).sum(), count)
+        quantiles = torch.tensor(self.quantiles, dtype=error.dtype, device=error.device)
+        return LossSum(torch.maximum(quantiles * error, (quantiles - 1) * error).sum(), count)
 
 
 def _error(y: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """`targets - y`, zero (so without gradient) where the target is missing, and the number of valid targets."""
+    """Return `targets - y`, with zeros (and no gradient) for missing targets, and the number of valid targets."""
     if y.shape != targets.shape:
         raise ConfigError(f"outputs {list(y.shape)} and targets {list(targets.shape)} differ in shape; make them equal")
-    missing = targets.isnan()
-    # Filled, not multiplied: NaN times zero is NaN, forward and backward.
-    error = (targets - _full_precision(y)).masked_fill(missing, 0.0)
-    return error, (~missing).sum()
+    is_missing = targets.isnan()
+    # Not a product with a mask: NaN times zero is NaN, in forward and backward.
+    error = (targets - _full_precision(y)).masked_fill(is_missing, 0.0)
+    return error, (~is_missing).sum()

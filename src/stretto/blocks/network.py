@@ -1,4 +1,4 @@
-"""build_network: the stack that a config describes: embedding, recurrent layers, head."""
+"""build_network: creates the stack that a config describes: embedding, recurrent layers, linear output."""
 
 from stretto.base.task import Task
 from stretto.blocks.block import Block
@@ -14,8 +14,8 @@ def build_network(config: ModelConfig, task: Task) -> Stack:
     """Return the stack that `config` describes for a task; `initialize` draws its weights later."""
     blocks, width = _input_blocks(config, task)
     for num_layers in config.block_layer_counts:
-        cell = _cell(config, width, num_layers)
-        blocks.append(Residual(cell) if config.residual and width == config.output_size else cell)
+        recurrent = _recurrent_block(config, width, num_layers)
+        blocks.append(Residual(recurrent) if config.residual and width == config.output_size else recurrent)
         width = config.output_size
         if config.norm:
             blocks.append(LayerNorm(width))
@@ -24,7 +24,7 @@ def build_network(config: ModelConfig, task: Task) -> Stack:
 
 
 def _input_blocks(config: ModelConfig, task: Task) -> tuple[list[Block], int]:
-    """The blocks before the first recurrent one, and their number of output features."""
+    """Return the blocks before the first recurrent one, and their number of output features."""
     if task.inputs == "tokens":
         return [Embedding(task.num_inputs, config.embedding_size), *_dropout(config)], config.embedding_size
     if config.embedding is None:
@@ -33,7 +33,7 @@ def _input_blocks(config: ModelConfig, task: Task) -> tuple[list[Block], int]:
     return [Linear(task.num_inputs, config.embedding), *_dropout(config)], config.embedding
 
 
-def _cell(config: ModelConfig, width: int, num_layers: int) -> Block:
+def _recurrent_block(config: ModelConfig, width: int, num_layers: int) -> Block:
     if config.cell == "gru":
         return GRU(width, config.hidden, num_layers)
     return LSTM(width, config.hidden, num_layers, proj_size=config.projection or 0)

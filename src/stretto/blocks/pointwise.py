@@ -1,4 +1,4 @@
-"""Pointwise blocks: each step is computed by itself (embedding, linear, layer norm, any such module)."""
+"""Pointwise blocks treat each time step independently: embedding, linear, layer norm, any such module."""
 
 from torch import Tensor, nn
 
@@ -7,9 +7,9 @@ from stretto.blocks.block import Block
 
 
 class Pointwise(Block):
-    """A module applied to each step by itself, such as `nn.GELU()` or an `nn.Sequential` of such modules.
+    """A module applied to each time step independently, such as `nn.GELU()` or an `nn.Sequential` of such modules.
 
-    The module must not mix steps or rows: no softmax over time, no batch norm.
+    The module must not mix time steps or rows: no softmax over time, no batch norm.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -22,9 +22,9 @@ class Pointwise(Block):
 
 
 class _UniformEmbedding(nn.Embedding):
-    """nn.Embedding with uniform instead of normal initial weights, also of variance 1.
+    """nn.Embedding with initial weights of variance 1 as usual, but uniform instead of normal.
 
-    Torch's normal random numbers depend on the SIMD unit of the CPU; its uniform ones don't.
+    torch's normal random numbers depend on the CPU's SIMD instructions; its uniform ones don't.
     """
 
     def reset_parameters(self) -> None:
@@ -48,7 +48,7 @@ class Linear(Pointwise):
 
 
 class LayerNorm(Pointwise):
-    """Layer normalization over the features of each step."""
+    """Layer normalization over the features of each time step."""
 
     def __init__(self, num_features: int) -> None:
         super().__init__(nn.LayerNorm(num_features))

@@ -23,10 +23,10 @@ class Residual(Block):
         return self.block.begin(rows, carried)
 
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        y, after = self.block(x, state)
+        y, new_state = self.block(x, state)
         if y.shape != x.shape:
             raise ConfigError(
                 f"Residual adds a block's input to its output, but {type(self.block).__name__} turns "
                 f"{x.shape[-1]} features into {y.shape[-1]}; make them equal"
             )
-        return x + y, after
+        return x + y, new_state

@@ -1,4 +1,4 @@
-"""Stack: a sequence of blocks; it is a block itself, and can be sliced into stages."""
+"""Stack: a sequence of blocks, which is itself a block and can be sliced into stages."""
 
 from collections.abc import Iterable, Iterator
 from itertools import accumulate, pairwise
@@ -16,8 +16,8 @@ from stretto.blocks.block import Block
 class Stack(Block):
     """Blocks that run in order, like `nn.Sequential`. Parameter names contain a block's absolute index, never a stage.
 
-    `stack[2:4]` shares blocks 2 and 3 and keeps their names, so a checkpoint, a seed or a gradient means the same
-    whichever stage holds the block.
+    `stack[2:4]` shares blocks 2 and 3 and keeps their names: `first`, the index of its first block, is 2. So names in
+    checkpoints, and the random numbers derived from them, do not depend on which stage holds a block.
     """
 
     def __init__(self, blocks: Iterable[Block], first: int = 0) -> None:
@@ -34,9 +34,9 @@ class Stack(Block):
         self.first = first
         self.blocks = nn.ModuleDict({str(index): block for index, block in enumerate(block_list, first)})
         self.causal = all(block.causal for block in block_list)
-        sizes = [len(block.initial_state(Rows.of(0))) for block in block_list]
-        # Where each block's tensors are in the flat state of the stack.
-        self._state_slices = [slice(start, stop) for start, stop in pairwise(accumulate(sizes, initial=0))]
+        # The stack's state is one flat tuple; a slice selects the tensors of each block.
+        tensor_counts = [len(block.initial_state(Rows.of(0))) for block in block_list]
+        self._state_slices = [slice(start, stop) for start, stop in pairwise(accumulate(tensor_counts, initial=0))]
 
     def __len__(self) -> int:
         return len(self.blocks)
@@ -62,8 +62,8 @@ class Stack(Block):
 
     def begin(self, rows: Rows, carried: State | None = None) -> State:
         state: list[Tensor] = []
-        for index, (block, part) in enumerate(zip(self, self._state_slices, strict=True), self.first):
-            state.extend(block.begin(rows.for_block(index), None if carried is None else carried[part]))
+        for index, (block, state_slice) in enumerate(zip(self, self._state_slices, strict=True), self.first):
+            state.extend(block.begin(rows.for_block(index), None if carried is None else carried[state_slice]))
         return tuple(state)
 
     @property
@@ -79,11 +79,11 @@ class Stack(Block):
 
     def split_state(self, state: State) -> list[State]:
         """Return the state of each block from the stack's flat state."""
-        return [state[part] for part in self._state_slices]
+        return [state[state_slice] for state_slice in self._state_slices]
 
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        after: list[Tensor] = []
+        new_state: list[Tensor] = []
         for block, block_state in zip(self, self.split_state(state), strict=True):
-            x, block_after = block(x, block_state)
-            after.extend(block_after)
-        return x, tuple(after)
+            x, new_block_state = block(x, block_state)
+            new_state.extend(new_block_state)
+        return x, tuple(new_state)
