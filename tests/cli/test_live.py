@@ -20,7 +20,7 @@ from stretto import Evaluation, StepReport
 from stretto.checkpoint import SaveReport
 from stretto.cli.main import main
 from stretto.cli.views.live_view import LiveView
-from stretto.cli.views.training_view import _figures
+from stretto.cli.views.training_view import _format_figures
 from stretto.train import EvaluationReport, PlanReport, RankReport
 
 
@@ -92,7 +92,7 @@ def test_plain_lines_show_padding_and_bubble_if_there_are_any() -> None:
     def line(padding: float, busy: tuple[float, ...]) -> str:
         report = StepReport(30, 1, 2.5, 1024, 0.4, 1e-3, 0.01, 0.2, 0.01, 0, padding)
         waiting = tuple(0.22 - part for part in busy)
-        return _figures([report], RankReport(30, 0.22, busy, waiting, (0,) * len(busy)), "tokens")
+        return _format_figures([report], RankReport(30, 0.22, busy, waiting, (0,) * len(busy)), "tokens")
 
     assert line(0.0, (0.22,)) == "loss 2.5000  4,655 tokens/s  norm 0.40  lr 1.00e-03"
     assert line(0.25, (0.22, 0.11)) == f"{line(0.0, (0.22,))}  padding 25%  bubble 25%"

@@ -26,7 +26,7 @@ def choose_layout_locally(config: RunConfig, *, saves_plan: bool) -> RunConfig:
 def choose_layout_on_ranks(config: RunConfig, world: World, *, saves_plan: bool) -> RunConfig:
     """Return the config with the fastest layout for the ranks of this job."""
     console = make_console(is_quiet=not world.is_rank_zero)
-    # The launcher has set the number of threads per rank, and it stays.
+    # Keep the number of threads per rank that the launcher has set.
     profile_input = profile_input_from_config(config, torch.get_num_threads(), world.device)
     with show_measurements(console) as progress:
         choice = choose_on_ranks(profile_input, world, config.data.cache, progress)
@@ -44,6 +44,7 @@ def layout_arguments(layout: Layout) -> list[str]:
 
 
 def _apply_choice(config: RunConfig, choice: LayoutChoice, console: Console, *, saves_plan: bool) -> RunConfig:
+    """Print the choice, save its plan if `saves_plan`, and return the config with the chosen layout."""
     console.print(f"plan    {advise(choice.plan)}")
     console.print(f"plan    predicted: {format_seconds(choice.plan.chosen.seconds)} per step")
     if saves_plan:

@@ -1,4 +1,4 @@
-"""Arguments for the config of a run: its TOML file, and a `--section.field` for each field, with its help text."""
+"""Command-line arguments for a run's config: its TOML file, and an option `--section.field` for each field."""
 
 import argparse
 from pathlib import Path
@@ -24,22 +24,22 @@ def add_config_options(parser: argparse.ArgumentParser) -> None:
 
 
 def load_run_config(options: argparse.Namespace) -> RunConfig:
-    """Return the config of the TOML file; the dotted options that were given override its fields."""
+    """Read the TOML file; options `--section.field` that were given override its fields."""
     return load_config(options.config, {name: value for name, value in vars(options).items() if "." in name})
 
 
 def metavar(field: FieldInfo) -> str:
-    """Return what a field takes, in one word."""
+    """Return the type of a field as shown in the help: `INT`, `lstm|gru`, `A,B,...`."""
     if get_origin(field.annotation) is tuple:
         return "A,B,..."
     types = get_args(field.annotation) if get_origin(field.annotation) in (Union, UnionType) else (field.annotation,)
     words: list[str] = []
-    for kind in types:
-        if get_origin(kind) is Literal:
-            words += map(str, get_args(kind))
-        elif kind is not type(None):
-            # A path is annotated text; its own type comes first.
-            words.append(getattr(getattr(kind, "__origin__", kind), "__name__", str(kind)).upper())
+    for type_ in types:
+        if get_origin(type_) is Literal:
+            words += map(str, get_args(type_))
+        elif type_ is not type(None):
+            # An Annotated type, such as that of a path, holds the plain type in `__origin__`.
+            words.append(getattr(getattr(type_, "__origin__", type_), "__name__", str(type_)).upper())
     return "|".join(words)
 
 

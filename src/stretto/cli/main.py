@@ -37,8 +37,8 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code.
 
-    0 done, 1 `verify` or `doctor` found a problem, 2 an error that the user can fix, 75 not finished: start it again,
-    76 replaced by a newer start of the run, 130 interrupted, 141 nobody reads the output.
+    0 done, 1 `verify` or `doctor` found a problem, 2 an error that the user can fix, 75 not finished: launch it again,
+    76 replaced by a newer launch of the run, 130 interrupted, 141 the output was piped to a process that has exited.
     """
     try:
         options = _parser().parse_all(_check_command(sys.argv[1:] if arguments is None else list(arguments)))
@@ -49,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"stretto: error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
     except KeyboardInterrupt as interrupt:
+        # Commands raise it again with a hint, such as ` at step 5: start it again to resume from step 4`.
         print(f"stretto: interrupted{interrupt}", file=sys.stderr)
         return 130
     except BrokenPipeError:
@@ -61,13 +62,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run_command(name: str, arguments: list[str]) -> None:
     """Parse the arguments of a command, and run it."""
     with make_command_parser(name).parsed(arguments) as options:
-        # Commands that start ranks start themselves again with these.
+        # A command that launches ranks launches itself again with this command line.
         options.command_line = [name, *arguments]
         importlib.import_module(f"stretto.cli.commands.{name}").run(options)
 
 
 def make_command_parser(name: str) -> Parser:
-    """Return the parser of a command. The docstring of its module is the help: a title, a description, and examples."""
+    """Return the parser of a command. Its module's docstring has three parts: title, description, and help epilog."""
     command = importlib.import_module(f"stretto.cli.commands.{name}")
     _, _, text = (command.__doc__ or "").partition("\n\n")
     description, _, epilog = text.partition("\n\n")
@@ -77,17 +78,16 @@ def make_command_parser(name: str) -> Parser:
 
 
 def _check_command(arguments: list[str]) -> list[str]:
-    """Return the arguments if they start with a command or an option; for a typo, suggest a command."""
-    word = arguments[0] if arguments else "-"
-    similar = difflib.get_close_matches(word, COMMANDS, n=1)
-    if not word.startswith("-") and word not in COMMANDS:
+    """Return the arguments unchanged; raise if they start with neither a command nor an option."""
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
+        similar = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
         hint = f"did you mean {similar[0]}?" if similar else "see `stretto --help`"
-        raise ConfigError(f"{word!r} is not a command; {hint}")
+        raise ConfigError(f"{arguments[0]!r} is not a command; {hint}")
     return arguments
 
 
 def entry() -> NoReturn:
-    """Run the console script."""
+    """Run the command and exit with its code: the entry point of the console script."""
     sys.exit(main())
 
 
@@ -101,5 +101,6 @@ def _parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"stretto {__version__}")
     parser.add_argument("command", metavar="COMMAND", choices=COMMANDS, help="one of the commands below")
     rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    # Otherwise argparse would name it beside a missing COMMAND.
     rest.required = False
     return parser

@@ -1,4 +1,4 @@
-"""refuse_existing: a command never overwrites a file."""
+"""refuse_existing: an output file must not exist yet."""
 
 from pathlib import Path
 
@@ -6,10 +6,10 @@ from stretto.base.errors import ConfigError
 
 
 def refuse_existing(option: str, path: Path) -> None:
-    """Reject an output file that already exists, so that a typing error never overwrites a result."""
+    """Raise if an output file already exists, so that a typo never overwrites a result."""
     try:
         exists = path.exists()
     except OSError:
-        return  # not a possible name; writing the file reports it
+        return  # the path is invalid; writing the file reports it
     if exists:
         raise ConfigError(f"{option}={path} already exists; choose a different path, or delete it")

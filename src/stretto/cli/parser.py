@@ -1,4 +1,4 @@
-"""Parser: argparse that raises our errors, each one sentence, with options named as the user types them."""
+"""Parser: argparse with errors of one sentence that name options as the user types them."""
 
 import argparse
 import difflib
@@ -14,14 +14,14 @@ from stretto.base.errors import ConfigError, StrettoError
 if TYPE_CHECKING:
     from stretto.prepare.options import PrepareOptions
 
-# The description has to be readable in a narrow terminal too.
+# Narrow enough for any terminal.
 _WIDTH = 78
 
 Options = TypeVar("Options", bound="PrepareOptions")
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises our error where argparse would print its usage and exit."""
+    """An ArgumentParser that raises `ConfigError` where argparse would print its usage and exit."""
 
     def __init__(self, prog: str, description: str, epilog: str) -> None:
         super().__init__(
@@ -40,10 +40,10 @@ class Parser(argparse.ArgumentParser):
             known = [option for option in self._option_string_actions if option not in ("-h", "--help")]
             similar = [option for option in known if option.endswith("." + name.lstrip("-"))]
             similar = similar or difflib.get_close_matches(name, known, n=1)
-            inner = [option for option in known if option.startswith(f"{name}.")]
+            section_options = [option for option in known if option.startswith(f"{name}.")]
             hint = f"did you mean {similar[0]}?" if similar else f"see `{self.prog} --help`"
-            if inner:
-                hint = f"it is a section: {', '.join(inner)}"
+            if section_options:
+                hint = f"it is a section: {', '.join(section_options)}"
             raise ConfigError(f"{name} is not an option of `{self.prog}`; {hint}")
         return options
 
@@ -51,7 +51,7 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; see `{self.prog} --help`")
 
     def add_dashes(self, message: str) -> str:
-        """Return a message of the library with options instead of parameters.
+        """Return a message of the library with command-line options in place of parameters.
 
         `max_symbols=3` becomes `--max-symbols=3`, and `has_label=False` the flag `--no-label`.
         """
@@ -68,7 +68,7 @@ class Parser(argparse.ArgumentParser):
 
     @contextmanager
     def parsed(self, arguments: list[str]) -> Iterator[argparse.Namespace]:
-        """Parse arguments; within the context, errors of library functions name the options with dashes."""
+        """Parse arguments. Errors of the library that are raised inside the context get `add_dashes`."""
         options = self.parse_all(arguments)
         try:
             yield options
@@ -85,19 +85,19 @@ def add_model_arguments(parser: Parser) -> None:
 
 
 def add_trust_argument(parser: Parser) -> None:
-    """Add the option that lets a run's own code run."""
+    """Add the option that permits to execute the code that a run's config names."""
     parser.add_argument(
         "--trust", action="store_true", help="run the code that the run's model.factory or model.loss names"
     )
 
 
-def add_prepare_options(parser: Parser, kind: "type[PrepareOptions]") -> None:
-    """Add an option for each field of a kind of preparation."""
-    for item in fields(kind):
-        more = {key: item.metadata[key] for key in ("help", "metavar", "type", "choices")}
-        parser.add_argument(f"--{item.name.replace('_', '-')}", default=item.default, **more)
+def add_prepare_options(parser: Parser, options_type: "type[PrepareOptions]") -> None:
+    """Add a command-line option for each field of `options_type`."""
+    for item in fields(options_type):
+        settings = {key: item.metadata[key] for key in ("help", "metavar", "type", "choices")}
+        parser.add_argument(f"--{item.name.replace('_', '-')}", default=item.default, **settings)
 
 
-def read_prepare_options(kind: type[Options], namespace: argparse.Namespace) -> Options:
-    """Return the options of a preparation from parsed arguments."""
-    return kind(**{item.name: getattr(namespace, item.name) for item in fields(kind)})
+def read_prepare_options(options_type: type[Options], namespace: argparse.Namespace) -> Options:
+    """Return parsed arguments as `options_type`."""
+    return options_type(**{item.name: getattr(namespace, item.name) for item in fields(options_type)})

@@ -1,4 +1,4 @@
-"""How a rank ends after an error: reported once, with the exit code that launchers expect, and without a hang."""
+"""How a rank exits after an error: one rank prints it, all exit with the same code, and none hangs."""
 
 import os
 import sys
@@ -21,21 +21,21 @@ def exit_on_preemption() -> AbstractContextManager[object]:
 
 @contextmanager
 def exit_with_error(world: World) -> Iterator[None]:
-    """End this rank after an error, so that the other ranks end too.
+    """Exit this process after an error inside the context, so that the other ranks exit too.
 
-    A single rank lets its errors through: the command reports them.
+    If there is only one rank, the error is raised again, and `main` prints it.
     """
     try:
         yield
     except SHARED_ERRORS as error:
         if world.is_single_rank:
             raise
-        # The error may be on all ranks or on this one only: all of them exit with it, and one prints it.
+        # The error may be on all ranks or on this one only. Either way, one rank prints it and all exit with its code.
         message = f"stretto: error: {error}"
         world.publish_error(error, lambda: print(message, file=sys.stderr, flush=True))
         exit_immediately(error.exit_code)
     except PreemptedError as error:
-        # All ranks stop after the same step, and one prints it.
+        # All ranks stop after the same step, and rank 0 prints it.
         if world.is_rank_zero:
             print(f"stretto: {error}", file=sys.stderr, flush=True)
         exit_immediately(preempted_exit_code())
@@ -44,7 +44,7 @@ def exit_with_error(world: World) -> Iterator[None]:
             raise
         exit_immediately(130)
     except LostPeerError as error:
-        # Python may wait forever when it closes the remaining connections.
+        # A normal exit could wait forever for the lost rank while it closes the process groups.
         print(f"stretto: error: {error}", file=sys.stderr, flush=True)
         exit_immediately(error.exit_code)
     except StrettoError:
@@ -52,7 +52,7 @@ def exit_with_error(world: World) -> Iterator[None]:
     except Exception:
         if world.is_single_rank:
             raise
-        # A bug, maybe in a user's block. No orderly shutdown: process groups that still wait would abort the process.
+        # A bug, maybe in a user's block. A normal exit would abort if a process group has pending operations.
         traceback.print_exc()
         exit_immediately(1)
 

@@ -1,4 +1,4 @@
-"""run_on_ranks: start the ranks that a command needs, unless a launcher has done so, and join them."""
+"""run_on_ranks: launch the ranks that a command needs, unless this process is already one of them."""
 
 import os
 import sys
@@ -18,30 +18,30 @@ from stretto.mesh.world import World
 from stretto.train.build import build_inputs, fit_to_ranks
 from stretto.train.start import newest_checkpoint
 
-_MAX_RESTARTS = 3
+_DEFAULT_RESTARTS = 3
 
 
 @dataclass(frozen=True)
 class RankCommand:
     """A command that does its work on every rank of a layout."""
 
-    arguments: list[str]  # start this command again, as one of the ranks
+    arguments: list[str]  # the command line that each rank is launched with
     function: Callable[[World, RunConfig], None]  # the work of a rank
-    check: Callable[[RunConfig], object] = build_inputs  # reports mistakes once, before ranks are started
-    restarts: int | None = 0  # how often to restart lost ranks without progress; None: a few times if there are several
-    progress: Callable[[], object] | None = None  # changes when there is progress; None: the newest checkpoint
-    saves_plan: bool = False  # write the plan of an automatic layout into the run's folder
+    check: Callable[[RunConfig], object] = build_inputs  # raises an error of the user, once, before ranks are launched
+    restarts: int | None = 0  # maximum without progress in between; None: the default if there are several ranks
+    progress: Callable[[], object] | None = None  # its value changes with progress; None: the newest checkpoint
+    saves_plan: bool = False  # write the plan of an automatic layout to the run's folder
 
 
 def run_on_ranks(config: RunConfig, command: RankCommand) -> None:
-    """Run a command on as many ranks as the layout needs; choose the layout first if it is automatic."""
+    """Run a command on as many ranks as the layout needs; if `layout.auto` is set, choose the layout first."""
     launch_info = find_launch_info(os.environ)
     if launch_info is not None:
         _run_as_rank(fit_to_ranks(config, launch_info.size), command)
         return
     if config.layout.auto:
         with exit_on_preemption():
-            # Mistakes are reported before minutes are spent on measuring.
+            # Report errors before minutes are spent on measuring.
             command.check(config.model_copy(update={"layout": Layout()}))
         config = choose_layout_locally(config, saves_plan=command.saves_plan)
         command = replace(command, arguments=[*command.arguments, *layout_arguments(config.layout)])
@@ -52,7 +52,7 @@ def run_on_ranks(config: RunConfig, command: RankCommand) -> None:
 
 
 def _launch(config: RunConfig, command: RankCommand) -> None:
-    """Start the ranks on this machine and wait for them."""
+    """Launch the ranks on this machine and wait for them."""
     from stretto.launch.local import launch_local
 
     with exit_on_preemption():
@@ -61,7 +61,7 @@ def _launch(config: RunConfig, command: RankCommand) -> None:
         launch_local(
             config.layout.num_ranks,
             command.arguments,
-            restarts=_MAX_RESTARTS if command.restarts is None else command.restarts,
+            restarts=_DEFAULT_RESTARTS if command.restarts is None else command.restarts,
             progress=command.progress or (lambda: newest_checkpoint(config)),
             on_message=lambda message: print(f"stretto: {message}", file=sys.stderr, flush=True),
         )

@@ -39,12 +39,12 @@ def plan_page(plan: Plan, profile: Profile, workload: Workload, timeline: Timeli
 
 def _describe(plan: Plan, profile: Profile, workload: Workload) -> str:
     cluster = plan.cluster
-    link = "processes on one" if profile.shares_memory else "x"
+    device = f"processes on one {profile.device}" if profile.shares_memory else f"x {profile.device}"
     nodes = f" on {cluster.nodes} nodes" if cluster.nodes > 1 else ""
     simulated = " Simulated from a data sheet; no such device was measured." if profile.is_simulated else ""
     notes = "; ".join(f"{key}: {value}" for key, value in profile.notes.items())
     return (
-        f"{cluster.devices} {link} {profile.device}{nodes}. A step reads {workload.max_rows:,} rows of up to "
+        f"{cluster.devices} {device}{nodes}. A step reads {workload.max_rows:,} rows of up to "
         f"{workload.num_steps:,} time steps.{simulated} {plan.num_layouts:,} layouts were considered, "
         f"{plan.num_simulated:,} of them simulated; the others can't be among the best. {notes}"
     )

@@ -1,1 +1,1 @@
-"""One module per subcommand, each with a `run(arguments)`."""
+"""One module per subcommand: its docstring is the help text, `add_arguments` and `run` are its code."""

@@ -18,8 +18,8 @@ from stretto.cli.main import COMMANDS, make_command_parser
 from stretto.cli.parser import Parser
 
 SHELLS = ("bash", "zsh", "tcsh")
-# Arguments that name a file or a folder, although they are text because a URL may stand there too.
-_PATHS = ("RUN", "PATH")
+# Metavars of arguments that take a path or a URL: argparse reads them as text, but a shell can complete paths.
+_PATH_METAVARS = ("RUN", "PATH")
 
 
 def add_arguments(parser: Parser) -> None:
@@ -29,25 +29,25 @@ def add_arguments(parser: Parser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Print the script for a shell."""
     shtab = import_optional_dependency("shtab", "completion", "`stretto completion`")
-    print(shtab.complete(_whole_parser(complete_path=shtab.FILE), options.shell))
+    print(shtab.complete(_parser_of_all_commands(complete_path=shtab.FILE), options.shell))
 
 
-def _whole_parser(complete_path: object) -> argparse.ArgumentParser:
-    """Return one parser for all commands, with a note for shtab beside each argument that takes a path."""
-    whole = argparse.ArgumentParser("stretto")
-    commands = whole.add_subparsers()
+def _parser_of_all_commands(complete_path: object) -> argparse.ArgumentParser:
+    """Return one parser for all commands, in which arguments that take a path say so to shtab."""
+    parser = argparse.ArgumentParser("stretto")
+    commands = parser.add_subparsers()
     for name, summary in COMMANDS.items():
         if name == "prepare":
-            # A second word before the options: `stretto prepare text`.
+            # `prepare` has subcommands of its own: `stretto prepare text`.
             kinds = commands.add_parser(name, help=summary).add_subparsers()
             for kind, description in KINDS.items():
-                _add(kinds, kind, description, make_kind_parser(kind), complete_path)
+                _add_command(kinds, kind, description, make_kind_parser(kind), complete_path)
         else:
-            _add(commands, name, summary, make_command_parser(name), complete_path)
-    return whole
+            _add_command(commands, name, summary, make_command_parser(name), complete_path)
+    return parser
 
 
-def _add(
+def _add_command(
     commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
     name: str,
     summary: str,
@@ -55,7 +55,7 @@ def _add(
     complete_path: object,
 ) -> None:
     for action in parser._actions:
-        if action.type is Path or action.metavar in _PATHS:
+        if action.type is Path or action.metavar in _PATH_METAVARS:
             # The attribute by which shtab learns how to complete an argument.
             action.complete = complete_path  # type: ignore[attr-defined]
     commands.add_parser(name, help=summary, parents=[parser], add_help=False)

@@ -1,8 +1,8 @@
 """`stretto doctor`: check whether this machine, or all machines of a job, are ready for a run.
 
 Check everything that a run depends on: Python, torch, devices, cores, memory, shared memory, disks, locks, ports, host
-names, environment variables, and the links between ranks, which it starts for this. Under torchrun, srun, mpirun or
-TF_CONFIG, it also checks that versions and clocks of all machines agree. Exit code 0: no problems. 1: some.
+names, environment variables, and the links between ranks, which it launches to measure them. Under torchrun, srun,
+mpirun or TF_CONFIG, it also checks that versions and clocks of all machines agree. Exit code 0: no problems. 1: some.
 
 example:
   stretto doctor --run run.toml
@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> None:
 def _run_on_ranks(
     console: "Console", options: argparse.Namespace, config: "RunConfig | None", launch_info: LaunchInfo
 ) -> None:
-    """The first rank of each machine checks it; then all ranks check their links, and one prints the findings."""
+    """Check each machine on its first rank, and the links on all ranks; rank 0 prints the findings."""
     from stretto.launch.doctor import check_machine, rendezvous_timeout
     from stretto.launch.finding import problem
     from stretto.launch.link_checks import gather_findings, link_findings, measure_links
@@ -83,22 +83,20 @@ def _run_on_ranks(
     findings = check_machine(config) if launch_info.local_rank == 0 else []
     try:
         with world(device=options.device, timeout=rendezvous_timeout(config)) as joined:
-            is_rank_zero = joined.is_rank_zero
+            prints_findings = joined.is_rank_zero
             findings = gather_findings(joined, launch_info.local_rank, findings)
             findings += link_findings(measure_links(joined, launch_info.local_size))
     except (StrettoError, RuntimeError) as error:
-        # The ranks did not meet: each machine prints its own findings.
-        is_rank_zero = launch_info.local_rank == 0
-        reason = str(error).splitlines()[0]
-        findings.append(
-            problem("ranks", f"did not meet: {reason}", "check that all ranks were started and can reach each other")
-        )
-    if is_rank_zero:
+        # Without a rendezvous, each machine prints its own findings.
+        prints_findings = launch_info.local_rank == 0
+        detail = f"rendezvous failed: {str(error).splitlines()[0]}"
+        findings.append(problem("ranks", detail, "check that all ranks were launched and can reach each other"))
+    if prints_findings:
         _print_findings(console, findings, options.json)
 
 
 def _measure_links(options: argparse.Namespace) -> None:
-    """Started by `diagnose`: ranks measure the links between them and write the result."""
+    """Launch ranks that measure the links between them, and write the result for `diagnose`, which uses `--links`."""
     from stretto.launch.doctor import RENDEZVOUS_TIMEOUT
     from stretto.launch.link_checks import measure_links
     from stretto.launch.local import launch_local
@@ -125,10 +123,10 @@ def _print_findings(console: "Console", findings: "list[Finding]", path: Path | 
     has_hosts = any(finding.host for finding in findings)
     table = Table("", "check", "finding", *(["host"] if has_hosts else []))
     styles = {"ok": "green", "warning": "yellow", "problem": "bold red"}
-    # Of many machines, show the checks that passed for the first only, and all that did not.
-    first = next((finding.host for finding in findings), "")
+    # Of several machines, list the passed checks of the first only; list warnings and problems of all.
+    first_host = next((finding.host for finding in findings), "")
     for finding in findings:
-        if finding.level == "ok" and finding.host not in ("", first):
+        if finding.level == "ok" and finding.host not in ("", first_host):
             continue
         row = [finding.level, finding.name, finding.detail, *([finding.host] if has_hosts else [])]
         table.add_row(*row, style=None if finding.level == "ok" else styles[finding.level])

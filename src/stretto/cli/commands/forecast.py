@@ -24,7 +24,7 @@ def add_arguments(parser: Parser) -> None:
         "run's validation data)",
     )
     add("--by", metavar="COLUMN", help="column that names the series, if its name differs from the run's data")
-    add("--steps", type=int, metavar="N", help="number of steps (default: the run's data.horizon)")
+    add("--steps", type=int, metavar="N", help="number of time steps to forecast (default: the run's data.horizon)")
     add("--out", type=Path, metavar="FILE.csv", help="write the forecasts of all series to this file")
 
 

@@ -1,6 +1,6 @@
 """`stretto import`: weights of torch or Keras layers, converted to start a run from them.
 
-Convert a file of weights, to start a run from them (model.weights). FILE is a model saved by Keras (.keras,
+Convert a file of weights, so that a run can start from them (model.weights). FILE is a model saved by Keras (.keras,
 .weights.h5), or a state dict of torch layers (.safetensors, .pt). No code in it is run.
 
 example:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 KINDS = {
     "text": "text files, as one long stream of tokens",
     "sequences": "records, each a sequence of text, tokens or numbers, with or without a label",
-    "series": "tables whose rows are steps of time",
+    "series": "tables whose rows are time steps",
 }
 
 
@@ -39,15 +39,15 @@ def add_arguments(parser: Parser) -> None:
     rest.required = False
 
 
-def run(choice: argparse.Namespace) -> None:
+def run(kind_options: argparse.Namespace) -> None:
     """Prepare, and describe the result."""
     console = make_console()
     skipped: list[SkippedRows] = []
     with (
-        make_kind_parser(choice.kind).parsed(choice.arguments) as options,
-        show_preparation(console, f" in {options.out}.partial") as show,
+        make_kind_parser(kind_options.kind).parsed(kind_options.arguments) as options,
+        show_preparation(console, f"{options.out}.partial") as show,
     ):
-        stores = _prepare(choice.kind, options, show, skipped.append)
+        stores = _prepare(kind_options.kind, options, show, skipped.append)
     from stretto.cli.views.store_lines import describe_skipped, describe_store
 
     for store in stores:
@@ -77,7 +77,7 @@ def _prepare(
 
 
 def make_kind_parser(kind: str) -> Parser:
-    """Return the parser of one kind."""
+    """Return the parser of `stretto prepare KIND`."""
     options, description, files, example = {
         "text": (
             TextOptions,
@@ -93,14 +93,14 @@ def make_kind_parser(kind: str) -> Parser:
         ),
         "series": (
             SeriesOptions,
-            "Convert tables to series of numbers: each row is one step of time.",
+            "Convert tables to series of numbers: each row is one time step.",
             "CSV, Parquet or JSONL files",
             "series load.csv --out data/load --time when --by meter --validation-fraction 0.1",
         ),
     }[kind]
     parser = Parser(f"stretto prepare {kind}", description, f"example:\n  stretto prepare {example}")
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help=files)
-    # As text: Path() would turn a URL, which is an error, into a local folder.
+    # Not a Path: that would turn a URL, which must be rejected, into a local folder.
     parser.add_argument("--out", required=True, metavar="FOLDER", help="where to write the data; a new folder")
     add_prepare_options(parser, options)
     parser.add_argument(

@@ -59,15 +59,16 @@ def run(options: argparse.Namespace) -> None:
         profile_path,
     )
 
-    alone = config.model_copy(update={"layout": Layout()})
+    single_rank_config = config.model_copy(update={"layout": Layout()})
     profile_input = profile_input_from_config(config, options.threads)
     path = options.out or profile_path(config.data.cache, profile_input)
     if options.hardware is not None:
         save_profile(derive_from_data_sheet(options.hardware, profile_input), path)
         make_console().print(f"the profile of {options.hardware}, from its data sheet, is in {path}")
     elif (launch_info := find_launch_info(os.environ)) is None:
-        # Several ranks are measured together, so that links and shared cores are part of the profile.
-        launch_profile(alone, path, options.ranks or num_ranks_to_measure(profile_input.device), profile_input.threads)
+        # Several ranks measure together, so that the profile has their links and how they share cores.
+        num_ranks = options.ranks or num_ranks_to_measure(profile_input.device)
+        launch_profile(single_rank_config, path, num_ranks, profile_input.threads)
     else:
         config = config.model_copy(update={"layout": Layout(replicas=launch_info.size)})
         command = RankCommand(options.command_line, lambda world, _: _measure(profile_input, world, path))

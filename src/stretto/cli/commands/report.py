@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> None:
 def _check(folder: Path, out: Path) -> None:
     """Check that the page can be written before minutes are spent on a long log."""
     if not folder.is_dir():
-        return  # the reader has a better message
+        return  # `read_record` has a better message
     if out.is_dir():
         raise ConfigError(f"--out={out} is a folder; use the path of a file, like {out / 'report.html'}")
     if not out.parent.is_dir():

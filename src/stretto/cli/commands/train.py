@@ -6,8 +6,8 @@ example:
   stretto train run.toml --train.lr 3e-4 --run.folder runs/second
 
 exit codes:
-  0 done, 2 an error to fix, 75 not finished: start it again to resume,
-  76 replaced by a newer start of the same run, 130 interrupted
+  0 done, 2 an error to fix, 75 not finished: launch it again to resume,
+  76 replaced by a newer launch of the same run, 130 interrupted
 """
 
 import argparse
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> None:
     if resume not in ("auto", "never") and not is_remote(resume) and not Path(resume).exists():
         raise ConfigError(f"--resume={resume} is not auto, never, or an existing path; use one of these")
     if resume == "never" and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
-        # `never` is for the start of the run; restarted ranks resume it.
+        # `never` is for the first launch; ranks that the launcher restarts resume the run.
         resume = "auto"
     command = RankCommand(
         options.command_line,

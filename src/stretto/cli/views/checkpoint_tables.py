@@ -42,10 +42,10 @@ def show_checkpoint(path: str, *, is_quick: bool) -> None:
 
 
 def _history(storage: Storage) -> Group:
-    """All checkpoints of a run, and all its starts."""
+    """Return a table of all checkpoints of a run, and one of its launches."""
     claims = read_claims(storage)
     names = sorted(complete_checkpoint_names(storage), key=lambda name: (name.step, name.generation))
-    on_line = lineage(claims, names)
+    in_lineage = lineage(claims, names)
     table = Table("checkpoint", "step", "saved", "MB", "val loss", "", title=storage.location)
     for name in names:
         try:
@@ -53,15 +53,15 @@ def _history(storage: Storage) -> Group:
             saved_at, size = _format_time(manifest.created), f"{manifest.num_bytes / 1e6:,.1f}"
         except DataError:
             saved_at, size = "?", "damaged"
-        mark = "newest" if name == on_line[0] else "" if name in on_line else "abandoned"
+        mark = "newest" if name == in_lineage[0] else "" if name in in_lineage else "abandoned"
         loss = read_loss(storage, name)
         val_loss = "" if loss is None else f"{loss:.4f}"
         table.add_row(str(name), f"{name.step:,}", saved_at, size, val_loss, mark)
-    starts = Table("generation", "resumed from", "ranks", "host", "time", title="starts")
+    launches = Table("generation", "resumed from", "ranks", "host", "time", title="launches")
     for generation, claim in sorted(claims.items()):
         resumed_from, time = claim.resumed_from or "the beginning", _format_time(claim.time)
-        starts.add_row(str(generation), resumed_from, str(claim.num_ranks), claim.host, time)
-    return Group(table, starts)
+        launches.add_row(str(generation), resumed_from, str(claim.num_ranks), claim.host, time)
+    return Group(table, launches)
 
 
 def _format_time(time: str) -> str:
@@ -84,20 +84,20 @@ def _summary(checkpoint: Checkpoint) -> Table:
 
 
 def _tensor_table(manifest: Manifest) -> Table:
-    """Sizes by block: weights, optimizer state, and the hidden state of the lanes."""
+    """Return the sizes of each block: weights, optimizer state, and the hidden state of the lanes."""
     kinds = ("weights", "optimizer", "lanes")
     sizes: dict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(kinds, 0))
     shapes: dict[str, list[str]] = defaultdict(list)
     for file in manifest.files:
-        for part in file.shards:
-            kind, _, rest = part.name.partition(".")
+        for shard in file.shards:
+            kind, _, rest = shard.name.partition(".")
             block = rest.removeprefix("blocks.").split(".")[0]
-            sizes[block][kind] = sizes[block].get(kind, 0) + part.num_bytes
-    for name, part in sorted(manifest.tensors().items()):
+            sizes[block][kind] = sizes[block].get(kind, 0) + shard.num_bytes
+    for name, tensor in sorted(manifest.tensors().items()):
         kind, _, rest = name.partition(".")
         if kind == "weights":
             block, _, short = rest.removeprefix("blocks.").partition(".")
-            shapes[block].append(f"{short} {'x'.join(map(str, part.full_shape))}")
+            shapes[block].append(f"{short} {'x'.join(map(str, tensor.full_shape))}")
     table = Table("block", "weights", *(f"{kind} MB" for kind in kinds))
     for block, by_kind in sorted(sizes.items(), key=lambda item: (not item[0].isdigit(), item[0].zfill(9))):
         table.add_row(block, ", ".join(shapes[block]), *(f"{by_kind[kind] / 1e6:,.3f}" for kind in kinds))
@@ -105,7 +105,7 @@ def _tensor_table(manifest: Manifest) -> Table:
 
 
 def _verify_checksums(console: Console, checkpoint: Checkpoint) -> str | None:
-    """Read every file; return what is wrong with the first damaged one."""
+    """Read every file; return what is wrong with the first damaged one, or None if all are intact."""
     columns = (TextColumn("reading"), BarColumn(bar_width=20), DownloadColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bars:
         task = bars.add_task("reading", total=checkpoint.manifest.num_bytes)

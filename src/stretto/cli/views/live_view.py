@@ -25,6 +25,7 @@ from rich.text import Text
 
 from stretto.checkpoint.manager import SaveReport
 from stretto.plan.units import format_bytes, format_loss, format_seconds
+from stretto.report.formatting import pluralize
 from stretto.train.events import EvaluationReport, Event
 from stretto.train.plan_check import PlanReport
 from stretto.train.rank_monitor import RankReport
@@ -65,7 +66,7 @@ class LiveView:
         self._progress_history: deque[tuple[float, float]] = deque([(self._started, progress)], maxlen=200)
         self._losses: deque[float] = deque(maxlen=_SPARKLINE_STEPS)
         self._recent: deque[StepReport] = deque(maxlen=_SPEED_STEPS)
-        self._evaluating: float | None = None
+        self._evaluation_progress: float | None = None
         self._validation: EvaluationReport | None = None
         self._ranks: RankReport | None = None
         self._saved: tuple[float, SaveReport] | None = None
@@ -74,7 +75,7 @@ class LiveView:
         self._ended: float | None = None
 
     def update(self, event: Event, progress: float) -> None:
-        """Show an event, and which fraction of the run is done."""
+        """Record an event; `progress` is the fraction of the run that is done."""
         match event:
             case StepReport():
                 self._recent.append(event)
@@ -85,7 +86,7 @@ class LiveView:
             case RankReport():
                 self._ranks = event
             case EvaluationReport():
-                self._evaluating, self._validation = None, event
+                self._evaluation_progress, self._validation = None, event
             case SaveReport(error=None):
                 self._saved = time.monotonic(), event
             case SaveReport():
@@ -94,11 +95,11 @@ class LiveView:
                 self._predicted = event.predicted
 
     def update_evaluation_progress(self, fraction: float) -> None:
-        """Show how far an evaluation is."""
-        self._evaluating = fraction
+        """Record the fraction of an evaluation that is done."""
+        self._evaluation_progress = fraction
 
     def end(self) -> None:
-        """Stop the clock: the view stays as it is."""
+        """Stop the clock, so that the view stays as it is."""
         self._ended = time.monotonic()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -117,7 +118,7 @@ class LiveView:
         return shown
 
     def _rows(self, width: int, ranks: list[Text], glyphs: _Glyphs) -> list[tuple[int, Text]]:
-        """The rows from top to bottom, each with a priority: if space is short, the largest numbers are left out."""
+        """Return the rows from top to bottom, each with a priority: if space is short, the largest are left out."""
         rows = [
             (0, self._progress_row(width, glyphs)),
             (1, self._loss_row(width, glyphs)),
@@ -162,8 +163,8 @@ class LiveView:
         return row
 
     def _validation_row(self, width: int) -> Text | None:
-        if self._evaluating is not None:
-            return _row(width, "val loss", [f"evaluating, {self._evaluating:.0%}"])
+        if self._evaluation_progress is not None:
+            return _row(width, "val loss", [f"evaluating, {self._evaluation_progress:.0%}"])
         if self._validation is None:
             return None
         step, evaluation = self._validation.step, self._validation.evaluation
@@ -239,7 +240,7 @@ class LiveView:
             (skipped, "step", " skipped"),
             (self._num_failed_saves, "save", " failed"),
         )
-        parts = [f"{number:,} {noun}{'s' * (number > 1)}{verb}" for number, noun, verb in counts if number]
+        parts = [f"{pluralize(number, noun)}{verb}" for number, noun, verb in counts if number]
         return _row(width, "failures", parts, style="yellow") if parts else None
 
 
@@ -248,7 +249,7 @@ def _label(name: str) -> Text:
 
 
 def _row(width: int, name: str, parts: Sequence[str], style: str = "") -> Text:
-    """A row with as many parts as fit, but at least the first."""
+    """Return a row with as many parts as fit, but at least the first."""
     text = parts[0]
     for part in parts[1:]:
         if _LABEL_WIDTH + len(text) + 3 + len(part) > width:
@@ -258,13 +259,13 @@ def _row(width: int, name: str, parts: Sequence[str], style: str = "") -> Text:
 
 
 def _bar(fraction: float, length: int, full: tuple[str, str], empty: tuple[str, str]) -> Text:
-    """A bar whose filled fraction has one character and style, and the rest another."""
+    """Return a bar. `full` and `empty` are the character and style of its filled part and of the rest."""
     filled = max(0, min(length, round(fraction * length)))
     return Text().append(full[0] * filled, style=full[1]).append(empty[0] * (length - filled), style=empty[1])
 
 
 def _sparkline(values: Sequence[float], length: int, levels: str) -> str:
-    """The values as a curve; each character is the mean of a few of them."""
+    """Return the values as a curve; each character is the mean of a few of them."""
     length = min(length, len(values))
     edges = [len(values) * index // length for index in range(length + 1)]
     means = [sum(values[start:stop]) / (stop - start) for start, stop in pairwise(edges)]

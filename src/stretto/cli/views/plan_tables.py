@@ -13,26 +13,28 @@ from stretto.plan.serialize import layout_toml
 from stretto.plan.timeline import Timeline
 from stretto.plan.units import format_bytes, format_seconds
 
-_MAX_ROWS = 10
+_MAX_ROWS, _MAX_REJECTED = 10, 5
 _BAR_WIDTH = 24
-# A timeline of more stages is not readable.
+# A timeline of more stages would be hard to read.
 _MAX_STAGES_DRAWN = 16
 
 
 def show_plan(console: Console, plan: Plan, profile: Profile, timeline: Timeline) -> None:
-    """Print a plan."""
+    """Print the best layouts, the stages and timeline of the chosen one, the advice, and the layout as TOML."""
     cluster = plan.cluster
     nodes = f" on {cluster.nodes} nodes" if cluster.nodes > 1 else ""
     simulated = ", simulated" if profile.is_simulated else ""
-    many = "processes on one" if profile.shares_memory else "x"
-    console.print(_table(plan, f"{cluster.devices} {many} {profile.device}{nodes}{simulated}"))
+    device = f"processes on one {profile.device}" if profile.shares_memory else f"x {profile.device}"
+    console.print(_table(plan, f"{cluster.devices} {device}{nodes}{simulated}"))
     if "disturbed" in profile.notes:
         console.print(f"note: {profile.notes['disturbed']}; measure again with `stretto profile`")
-    for mark, meaning in (("*", "recomputes activations"), ("+", "each node holds one stage of several replicas")):
-        if any(mark in _cells(plan, prediction)[0] for prediction in plan.best[:_MAX_ROWS]):
-            console.print(f"{mark} {meaning}")
-    for rejected in plan.rejected[:5]:
-        console.print(f"not possible: {rejected.layouts}: {rejected.reason}")
+    layouts = [prediction.layout for prediction in plan.best[:_MAX_ROWS]]
+    if any(layout.recompute for layout in layouts):
+        console.print("* recomputes activations")
+    if any(layout.adjacent == "replicas" for layout in layouts):
+        console.print("+ each node holds one stage of several replicas")
+    for rejected in plan.rejected[:_MAX_REJECTED]:
+        console.print(f"rejected {rejected.layouts}: {rejected.reason}")
     chosen = plan.chosen
     if chosen.layout.stages > 1:
         console.print("\nload balance of the stages")
@@ -51,7 +53,7 @@ def _table(plan: Plan, title: str) -> Table:
         title=f"{title}\nlayout: replicas x stages x micro-batches x chunks", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
     )
     table.add_column("layout", no_wrap=True)
-    for column in ("step", "tokens/s", "speed-up", "bubble", "memory", "sent"):
+    for column in ("step", "tokens/s", "speed-up", "bubble", "memory", "sent/rank"):
         table.add_column(column, justify="right", no_wrap=True)
     for prediction in plan.best[:_MAX_ROWS]:
         layout, *cells = _cells(plan, prediction)
@@ -78,11 +80,12 @@ def _cells(plan: Plan, prediction: Prediction) -> list[str]:
 
 
 def _stage_bars(prediction: Prediction, profile: Profile) -> list[str]:
-    most = max(stage.busy for stage in prediction.stages)
+    max_busy = max(stage.busy for stage in prediction.stages)
     lines = []
     for index, stage in enumerate(prediction.stages):
-        bar = "█" * max(1, round(_BAR_WIDTH * stage.busy / most))
-        names = profile.blocks[stage.blocks[0] : stage.blocks[1]]
+        bar = "█" * max(1, round(_BAR_WIDTH * stage.busy / max_busy))
+        start, stop = stage.blocks
+        names = profile.blocks[start:stop]
         blocks = ", ".join(names) if len(names) < 3 else f"{names[0]} ... {names[-1]}"
         cost = f"{format_seconds(stage.busy):>8}  {format_bytes(stage.memory.total):>8}"
         lines.append(f"stage {index:<3} {bar:<{_BAR_WIDTH}} {cost}  {blocks}")

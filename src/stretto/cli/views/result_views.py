@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def show_preparation(console: Console, kept: str = "") -> Iterator[Callable[["PrepareProgress"], None]]:
-    """Show a bar for each phase of a preparation; after Ctrl-C, say that finished parts are kept, and where."""
+def show_preparation(
+    console: Console, partial_folder: str | None = None
+) -> Iterator[Callable[["PrepareProgress"], None]]:
+    """Show a bar for each phase of a preparation; after Ctrl-C, say that `partial_folder` keeps finished parts."""
     tasks: dict[str, TaskID] = {}
     try:
         with make_progress(console) as bars:
@@ -32,7 +34,8 @@ def show_preparation(console: Console, kept: str = "") -> Iterator[Callable[["Pr
 
             yield show
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f": finished parts are kept{kept}; run the same command again to resume") from None
+        where = "" if partial_folder is None else f" in {partial_folder}"
+        raise KeyboardInterrupt(f": finished parts are kept{where}; run the same command again to resume") from None
 
 
 def show_evaluation(trained: "TrainedModel", data: Path | str) -> None:

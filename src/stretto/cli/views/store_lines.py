@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stretto.report.formatting import pluralize
 from stretto.store.corpus import Corpus
 from stretto.store.sequences import Channels, Sequences
 
@@ -37,20 +38,16 @@ def _describe_sequences(store: Sequences) -> str:
     values, labels = store.fields.values, store.fields.labels
     if isinstance(values, Channels):
         names = ", ".join(values.names[:5]) + (", ..." if len(values.names) > 5 else "")
-        contents = f"{_count(len(values.names), 'channel')} ({names})"
+        contents = f"{pluralize(len(values.names), 'channel')} ({names})"
     elif store.vocabulary is not None:
         contents = f"{store.vocabulary.level} vocabulary of {values.num_tokens:,}"
     else:
         contents = f"{values.num_tokens:,} different tokens"
     classes = "" if labels is None else f", {len(labels.names):,} classes"
     return (
-        f"{store.location}: {_count(store.num_sequences, 'sequence')} of {_describe_lengths(store)} steps, "
+        f"{store.location}: {pluralize(store.num_sequences, 'sequence')} of {_describe_lengths(store)} steps, "
         f"{store.num_steps:,} steps in total, {contents}{classes}"
     )
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _describe_lengths(store: Sequences) -> str:

@@ -10,6 +10,7 @@ from stretto.cli.views.console import make_console
 from stretto.cli.views.live_view import LiveView
 from stretto.engine.build import stage_parts
 from stretto.plan.units import format_loss
+from stretto.report.formatting import pluralize
 from stretto.train.events import EvaluationReport, Event
 from stretto.train.plan_check import PlanReport
 from stretto.train.rank_monitor import RankReport
@@ -18,6 +19,8 @@ from stretto.train.trainer import StepReport
 
 # Often enough to look live; drawing takes a millisecond or two.
 _REFRESH_PER_SECOND = 4
+# Measured step times within this fraction of the prediction are as planned.
+_PLAN_TOLERANCE = 0.15
 
 
 def show_run(run: Run) -> None:
@@ -29,6 +32,7 @@ def show_run(run: Run) -> None:
         return
     try:
         if not run.world.is_rank_zero:
+            # The events drive the training: consume them, and show nothing.
             deque(run.events(), maxlen=0)
         elif console.is_terminal:
             _show_live(console, run)
@@ -48,10 +52,10 @@ def _output_locations(run: Run) -> str:
 
 
 def _resume_hint(run: Run) -> str:
-    """Return where an interrupted run resumes."""
+    """Say from which step an interrupted run would resume."""
     step = run.checkpoints.last_step
     if step is None:
-        return "no checkpoint was saved; the next start begins from scratch"
+        return "no checkpoint was saved; the next launch starts from scratch"
     return f"start it again to resume from step {step}"
 
 
@@ -64,7 +68,7 @@ def _show_lines(console: Console, run: Run) -> None:
         elif isinstance(event, RankReport):
             # There is one every run.log_every steps, and one after the last step.
             percentage = f" ({run.trainer.progress:.0%})" if run.trainer.num_steps is None else ""
-            figures = _figures(recent, event, run.data_spec.task.targets)
+            figures = _format_figures(recent, event, run.data_spec.task.targets)
             console.print(f"step {event.step}{_step_total(run)}{percentage}  {figures}")
             recent.clear()
 
@@ -107,9 +111,9 @@ def _step_total(run: Run) -> str:
 
 
 def _compare_with_plan(report: PlanReport) -> str:
-    """Compare the predicted with the measured time of a step."""
+    """Compare the predicted with the measured step time, and say what to do if they differ."""
     times = f"predicted {report.predicted:.3g} s per step, measured {report.measured:.3g} s"
-    if abs(report.ratio - 1) <= 0.15:
+    if abs(report.ratio - 1) <= _PLAN_TOLERANCE:
         return f"{times}: as planned"
     difference = f"{report.ratio:.2f} times slower" if report.ratio > 1 else f"{1 / report.ratio:.2f} times faster"
     hint = "something else may be using the machine; " if report.ratio > 2 else ""
@@ -133,7 +137,7 @@ def _print_run_summary(console: Console, run: Run) -> None:
         console.print(f"layout  {config.layout}, blocks {stages}")
     where = f"{run.world.device}, {config.run.precision}"
     steps = run.trainer.num_steps
-    length = f"{config.train.epochs} epoch{'s' * (config.train.epochs > 1)}" if steps is None else f"{steps:,} steps"
+    length = pluralize(config.train.epochs, "epoch") if steps is None else f"{steps:,} steps"
     console.print(f"run     {length} on {where}, in {run.folder}")
     if run.resumed is not None:
         manifest = run.resumed.manifest
@@ -143,7 +147,7 @@ def _print_run_summary(console: Console, run: Run) -> None:
             console.print(f"changed {change}")
 
 
-def _figures(recent: list[StepReport], ranks: RankReport, targets: str) -> str:
+def _format_figures(recent: list[StepReport], ranks: RankReport, targets: str) -> str:
     last = recent[-1]
     speed = sum(report.tokens for report in recent) / sum(report.seconds for report in recent)
     padding = sum(report.padding for report in recent) / len(recent)
