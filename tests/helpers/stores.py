@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from stretto.data import Sequences
 from stretto.store.file_writer import write_file
 from stretto.store.index import write_index
-from stretto.store.sequences import CLASSES, ENDS, KIND, VALUES
+from stretto.store.sequences import CLASSES, ENDS, VALUES, SequencesFields
 from stretto.store.vocabulary import token_dtype
 
 
@@ -57,5 +57,5 @@ def _write(
             files.append(write_file(folder / f"labels-{index:05}.bin", np.array(labels[index], CLASSES).tobytes()))
         longest = max(len(row) for row in shard)
         sizes.append({"num_sequences": len(shard), "num_steps": int(ends[-1]), "longest": longest})
-    write_index(folder, KIND, {**fields, "shards": sizes}, files)
+    write_index(folder, SequencesFields.kind, {**fields, "shards": sizes}, files)
     return Sequences.open(folder)

@@ -13,14 +13,13 @@ import numpy as np
 from stretto.base.errors import DataError
 from stretto.prepare.options import SequenceOptions, check_level, open_schema, open_vocabulary
 from stretto.prepare.prepare_job import Job, OnProgress, PartResult, open_job
-from stretto.prepare.prepare_text import most_frequent
 from stretto.prepare.record_parser import RecordParser, infer_parser, sort_names
 from stretto.prepare.records import RecordPart, cut_records, list_paths
 from stretto.prepare.row_reader import OnSkipped, RowReader, SkippedRows, log_skipped_rows
 from stretto.prepare.shard_writer import finish_part, make_channels, open_shards, write_parts, write_store
 from stretto.store.schema import Schema
 from stretto.store.sequences import VALUES, Channels, Classes, Origin, Sequences, Tokens
-from stretto.store.vocabulary import ByteVocabulary, Vocabulary, split_symbols, token_dtype
+from stretto.store.vocabulary import ByteVocabulary, SymbolVocabulary, Vocabulary, split_symbols, token_dtype
 
 
 def prepare_sequences(
@@ -173,7 +172,7 @@ def _scan(job: Job, parts: Sequence[RecordPart], settings: _SequenceSettings) ->
         first = next((bad[number] for number in sorted(bad) if bad[number]), "")
         raise DataError(f"{job.target} would be empty: all rows are bad ({first}); use different files")
     if not is_known and is_text:
-        vocabulary = most_frequent(counts, parser.level, settings.options.max_symbols)
+        vocabulary = SymbolVocabulary.from_counts(parser.level, counts, settings.options.max_symbols)
     elif not is_known:
         parser = replace(parser, num_tokens=largest + 1)
     if parser.label is not None and parser.classes is None:

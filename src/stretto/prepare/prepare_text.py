@@ -10,11 +10,10 @@ from stretto.base.errors import DataError
 from stretto.prepare.options import TextOptions, check_level, open_vocabulary
 from stretto.prepare.prepare_job import Job, OnProgress, PartResult, file_record, move_into_store, open_job, part_path
 from stretto.prepare.text_files import TextFiles
-from stretto.store.corpus import KIND, Corpus, shard_name
+from stretto.store.corpus import Corpus, CorpusFields, shard_name
 from stretto.store.file_writer import FileWriter, write_file
 from stretto.store.index import write_index
 from stretto.store.vocabulary import (
-    UNKNOWN,
     VOCABULARY_FILE,
     ByteVocabulary,
     Level,
@@ -71,12 +70,6 @@ def _split(texts: TextFiles, folder: Path, validation_fraction: float) -> dict[s
     return splits
 
 
-def most_frequent(counts: Counter[str], level: Level, max_symbols: int | None) -> Vocabulary:
-    """Return the vocabulary of counted symbols: the most frequent first, ties in the order of the symbols."""
-    known = sorted(counts.keys() - {UNKNOWN}, key=lambda symbol: (-counts[symbol], symbol))
-    return SymbolVocabulary(level, (UNKNOWN, *known[: None if max_symbols is None else max_symbols - 1]))
-
-
 def _cut(texts: TextFiles, text_range: TextRange, shard_bytes: int) -> list[TextRange]:
     """Cut a text into parts at line starts; the number of workers has no influence."""
     start, stop = text_range
@@ -98,7 +91,7 @@ def _count(job: Job, texts: TextFiles, parts: Sequence[TextRange], level: Level,
     task = _CountSymbols(texts, level)
     for _, result in job.run_unordered("count", task, parts, _sizes(parts), f"counting {level}s"):
         counts.update(result["counts"])
-    return most_frequent(counts, level, max_symbols)
+    return SymbolVocabulary.from_counts(level, counts, max_symbols)
 
 
 def _write(job: Job, texts: TextFiles, split: str, parts: Sequence[TextRange], vocabulary: Vocabulary) -> None:
@@ -114,12 +107,13 @@ def _write(job: Job, texts: TextFiles, split: str, parts: Sequence[TextRange], v
     shards = [
         move_into_store(result["files"][0], job.folder, shard_name(number)) for number, result in enumerate(results)
     ]
-    fields = {
-        "num_bytes": sum(_sizes(parts)),
-        "num_unknown": sum(result["num_unknown"] for result in results),
-        "shards": [result["num_tokens"] for result in results],
-    }
-    write_index(folder, KIND, fields, [*shards, write_file(folder / VOCABULARY_FILE, vocabulary_bytes(vocabulary))])
+    fields = CorpusFields(
+        num_bytes=sum(_sizes(parts)),
+        num_unknown=sum(result["num_unknown"] for result in results),
+        shards=tuple(result["num_tokens"] for result in results),
+    )
+    vocabulary_file = write_file(folder / VOCABULARY_FILE, vocabulary_bytes(vocabulary))
+    write_index(folder, fields.kind, fields.model_dump(mode="json"), [*shards, vocabulary_file])
 
 
 @dataclass(frozen=True)

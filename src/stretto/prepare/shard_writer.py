@@ -16,18 +16,7 @@ from stretto.prepare.row_reader import RowReader, SkippedRows
 from stretto.store.file_writer import FileWriter, write_file
 from stretto.store.index import write_index
 from stretto.store.pages import PagedFile
-from stretto.store.sequences import (
-    CLASSES,
-    ENDS,
-    KIND,
-    Channels,
-    Classes,
-    Origin,
-    SequencesFields,
-    Shard,
-    Tokens,
-    shard_file,
-)
+from stretto.store.sequences import CLASSES, ENDS, Channels, Classes, Origin, SequencesFields, Shard, Tokens, shard_file
 from stretto.store.vocabulary import VOCABULARY_FILE, Vocabulary, vocabulary_bytes
 
 _BUFFER = 1 << 20
@@ -158,7 +147,7 @@ def write_store(
         num_bytes = sum(record["num_bytes"] for record in records)
         files.append(write_file(folder / VOCABULARY_FILE, vocabulary_bytes(vocabulary)))
     fields = SequencesFields(values=values, labels=labels, num_bytes=num_bytes, origin=origin, shards=tuple(shards))
-    write_index(folder, KIND, fields.model_dump(mode="json"), files)
+    write_index(folder, fields.kind, fields.model_dump(mode="json"), files)
 
 
 # One column per channel: count, mean, sum of squares around the mean, minimum, maximum.

@@ -15,8 +15,7 @@ from stretto.report.markup import Html, tag
 from stretto.report.page import figure, note, section
 from stretto.report.record import Record, StepHistory
 from stretto.report.ticks import linear, logarithmic
-from stretto.store.corpus import KIND as CORPUS
-from stretto.store.corpus import Corpus
+from stretto.store.corpus import Corpus, CorpusFields
 from stretto.store.index import INDEX, Store
 from stretto.store.sequences import Sequences
 
@@ -63,7 +62,7 @@ def _find_lengths(record: Record, data_digest: str | None) -> tuple[LengthSample
     store = Store.open(path)
     if data_digest is not None and store.digest != data_digest:
         return None, f"The data in {location} has changed since it was used for training."
-    if store.kind == CORPUS:
+    if store.kind == CorpusFields.kind:
         corpus = Corpus.from_store(store)
         return None, f"The training data is a text of {corpus.num_tokens:,} tokens, split into streams of equal length."
     lengths = read_lengths(Sequences.from_store(store))

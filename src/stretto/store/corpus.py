@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +17,11 @@ from stretto.store.index import Store, parse_index
 from stretto.store.pages import ByteRange
 from stretto.store.vocabulary import VOCABULARY_FILE, Vocabulary, parse_vocabulary, token_dtype
 
-KIND = "tokens"
-
 
 class CorpusFields(StrictModel):
     """The part of the index that describes a corpus."""
 
+    kind: ClassVar[str] = "tokens"
     num_bytes: int = Field(ge=0)  # of the original text
     num_unknown: int = Field(ge=0)  # tokens whose symbol is not in the vocabulary
     shards: tuple[Annotated[int, Field(ge=1)], ...] = Field(min_length=1, strict=False)  # number of tokens in each
@@ -44,8 +43,8 @@ class Corpus:
     @classmethod
     def from_store(cls, store: Store) -> "Corpus":
         """Return the corpus in a store; validate its index."""
-        if store.kind != KIND:
-            raise DataError(f"{store.location} holds {store.kind}, not a corpus of {KIND}; choose a different folder")
+        if store.kind != CorpusFields.kind:
+            raise DataError(f"{store.location} holds {store.kind}, not a corpus of tokens; choose a different folder")
         fields = parse_index(CorpusFields, store.fields, store.location)
         vocabulary = parse_vocabulary(store.read_file(VOCABULARY_FILE), store.location)
         size = token_dtype(len(vocabulary)).itemsize

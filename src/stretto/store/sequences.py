@@ -24,7 +24,6 @@ from stretto.store.pages import ByteRange
 from stretto.store.vocabulary import VOCABULARY_FILE, Vocabulary, parse_vocabulary, token_dtype
 
 IntArray = NDArray[np.int64]
-KIND = "sequences"
 ENDS = np.dtype("<u8")
 VALUES = np.dtype("<f4")
 CLASSES = np.dtype("<i8")
@@ -89,6 +88,7 @@ class Origin(StrictModel):
 class SequencesFields(StrictModel):
     """The part of the index that describes sequences."""
 
+    kind: ClassVar[str] = "sequences"
     values: Tokens | Channels = Field(discriminator="type")
     labels: Classes | None = None
     num_bytes: int | None = None  # of the original text
@@ -120,8 +120,8 @@ class Sequences:
     @classmethod
     def from_store(cls, store: Store) -> "Sequences":
         """Return the sequences in a store; validate its index."""
-        if store.kind != KIND:
-            raise DataError(f"{store.location} holds {store.kind}, not {KIND}; choose a different folder")
+        if store.kind != SequencesFields.kind:
+            raise DataError(f"{store.location} holds {store.kind}, not sequences; choose a different folder")
         fields = parse_index(SequencesFields, store.fields, store.location)
         for number, shard in enumerate(fields.shards):
             store.check_sizes(_sizes(fields, shard, number))

@@ -1,10 +1,10 @@
 """Vocabulary: text to token ids and back, by byte, character or word."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +60,12 @@ class SymbolVocabulary:
         if not self.symbols or self.symbols[0] != UNKNOWN:
             raise DataError(f"symbol 0 of a {self.level} vocabulary must be {UNKNOWN}; prepare the corpus again")
         object.__setattr__(self, "_ids", {symbol: index for index, symbol in enumerate(self.symbols)})
+
+    @classmethod
+    def from_counts(cls, level: Level, counts: Mapping[str, int], max_symbols: int | None) -> Self:
+        """Return the vocabulary of counted symbols: the most frequent first, ties in the order of the symbols."""
+        known = sorted(counts.keys() - {UNKNOWN}, key=lambda symbol: (-counts[symbol], symbol))
+        return cls(level, (UNKNOWN, *known[: None if max_symbols is None else max_symbols - 1]))
 
     def __len__(self) -> int:
         return len(self.symbols)
