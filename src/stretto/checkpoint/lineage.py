@@ -8,6 +8,7 @@ Each start of a run claims the next generation number with a create-only write, 
 from. An older start that wakes up late may still complete a checkpoint, but nobody will resume from it.
 """
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -54,15 +55,12 @@ class Claim(StrictModel):
 
 def lineage(claims: Mapping[int, Claim], names: Iterable[CheckpointName]) -> list[CheckpointName]:
     """Return the checkpoints that the newest generation has gone through, the newest first."""
-    by_generation: dict[int, list[CheckpointName]] = {}
-    for name in sorted(names, reverse=True):
-        by_generation.setdefault(name.generation, []).append(name)
+    newest_first = sorted(names, reverse=True)
     ancestors: list[CheckpointName] = []
     generation = max(claims, default=0)
-    last_step: int | None = None
+    last_step: float = math.inf
     while generation > 0:
-        names_of_generation = by_generation.get(generation, [])
-        ancestors += [name for name in names_of_generation if last_step is None or name.step <= last_step]
+        ancestors += [name for name in newest_first if name.generation == generation and name.step <= last_step]
         claim = claims.get(generation)
         resumed_from = None if claim is None else CheckpointName.parse(claim.resumed_from or "")
         if resumed_from is None or resumed_from.generation >= generation:

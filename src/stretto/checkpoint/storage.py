@@ -8,7 +8,7 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from stretto.base.disk import fsync_folder
 from stretto.base.errors import DataError
@@ -25,52 +25,25 @@ _MAX_SMALL_FILE_BYTES = 1 << 28
 _NO_HARD_LINK_ERRORS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
-class Storage(Protocol):
-    """Folders of files, one level deep. Names are `folder/name`."""
-
-    location: str
-
-    def names(self, folder: str = "") -> list[str]:
-        """Return the names in a folder, sorted; empty if it does not exist."""
-
-    def read(self, name: str) -> bytes:
-        """Return a small file; raise FileNotFoundError if it does not exist."""
-
-    def create(self, name: str, content: bytes) -> bool:
-        """Write a small file atomically and durably; return False if it exists already."""
-
-    def open_folder(self, folder: str) -> Path:
-        """Return a local folder to write files to; `store` then adds them to the storage."""
-
-    def store(self, folder: str, paths: Iterable[Path]) -> None:
-        """Add files that were written to the folder of `open_folder`, durably."""
-
-    def fetch(self, folder: str, file: CheckpointFile, into: Path, on_bytes: OnBytes = lambda count: None) -> Path:
-        """Return a local copy of a file, or the file itself, after its checksum was verified."""
-
-    def remove(self, folder: str) -> None:
-        """Remove a folder and its files, if it exists."""
-
-
-def open_storage(location: Path | str, retry_seconds: float = 300.0) -> Storage:
-    """Return the storage at a path or URL."""
-    return RemoteStorage(str(location), retry_seconds) if is_remote(location) else LocalStorage(Path(location))
-
-
 class LocalStorage:
-    """A folder of this machine, or one that several machines share."""
+    """A folder of this machine, or one that several machines share.
+
+    It holds folders of files, one level deep. Names are `folder/name`.
+    """
 
     def __init__(self, root: Path) -> None:
         self.location = str(root)
         self._root = root
 
     def names(self, folder: str = "") -> list[str]:
+        """Return the names in a folder, sorted; empty if it does not exist."""
         try:
             return sorted(path.name for path in (self._root / folder).iterdir())
         except (FileNotFoundError, NotADirectoryError):
             return []
 
     def read(self, name: str) -> bytes:
+        """Return a small file; raise FileNotFoundError if it does not exist."""
         path = _reject_symlink(self._root / name)
         status = path.stat()
         if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_SMALL_FILE_BYTES:
@@ -78,6 +51,7 @@ class LocalStorage:
         return path.read_bytes()
 
     def create(self, name: str, content: bytes) -> bool:
+        """Write a small file atomically and durably; return False if it exists already."""
         path = self._root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         # Complete before it gets its name: a crash never leaves half a file.
@@ -93,23 +67,27 @@ class LocalStorage:
                 fsync_folder(path.parent)
 
     def open_folder(self, folder: str) -> Path:
+        """Return a local folder to write files to; `store` then adds them to the storage."""
         path = self._root / folder
         path.mkdir(parents=True, exist_ok=True)
         fsync_folder(self._root)
         return _reject_symlink(path)
 
     def store(self, folder: str, paths: Iterable[Path]) -> None:
+        """Add files that were written to the folder of `open_folder`, durably."""
         for path in paths:
             # safetensors creates files that only their owner can read; these get the permissions of their folder.
             path.chmod(path.parent.stat().st_mode & 0o666)
         fsync_folder(self._root / folder)
 
     def fetch(self, folder: str, file: CheckpointFile, into: Path, on_bytes: OnBytes = lambda count: None) -> Path:
+        """Return a local copy of a file, or the file itself, after its checksum was verified."""
         path = self._root / folder / file.name
         check_file(path, file, on_bytes)
         return path
 
     def remove(self, folder: str) -> None:
+        """Remove a folder and its files, if it exists."""
         path = self._root / folder
         if not path.is_symlink():
             # The manifest first: a half-removed checkpoint must not look like a damaged one.
@@ -118,7 +96,7 @@ class LocalStorage:
 
 
 class RemoteStorage:
-    """A folder of object storage, through fsspec."""
+    """The same in a folder of object storage, through fsspec."""
 
     def __init__(self, location: str, retry_seconds: float) -> None:
         self.location = location
@@ -128,7 +106,6 @@ class RemoteStorage:
 
     def names(self, folder: str = "") -> list[str]:
         root = join(self._remote.root, folder).rstrip("/")
-
         paths = self._find(lambda: self._remote.filesystem.ls(root, detail=False, refresh=True)) or []
         return sorted({str(path).rstrip("/").rsplit("/", 1)[-1] for path in paths} - {root.rsplit("/", 1)[-1]})
 
@@ -203,6 +180,14 @@ class RemoteStorage:
                 return request()
             except Exception as error:  # noqa: BLE001 - each filesystem has errors of its own; RetryBudget sorts them
                 retry_budget.wait(error)
+
+
+Storage = LocalStorage | RemoteStorage
+
+
+def open_storage(location: Path | str, retry_seconds: float = 300.0) -> Storage:
+    """Return the storage at a path or URL."""
+    return RemoteStorage(str(location), retry_seconds) if is_remote(location) else LocalStorage(Path(location))
 
 
 def check_file(
