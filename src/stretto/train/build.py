@@ -110,7 +110,7 @@ def build_engine(
         return make_engine(inputs.model, inputs.loss, layout, world, seed=settings.seed, precision=settings.precision)
     except (MemoryError, torch.OutOfMemoryError) as error:
         num_weights = sum(parameter.numel() for parameter in inputs.model.parameters())
-        reason = str(error).splitlines()[0]
+        reason = (str(error) or "out of memory").splitlines()[0]
         raise ConfigError(
             f"the model's {num_weights:,} weights can't be allocated ({reason}); make it smaller, or use more stages"
         ) from None
