@@ -214,9 +214,9 @@ class _WriteSeries:
         rows = reader.read(lambda record: parser.parse(record, part.format == "csv"), parser.fields)
         for row_index, (step, series, timestamp) in rows:
             is_next = len(values) > 0 and series != current
-            disorder = None if is_next else _find_disorder(last, timestamp, parser.time)
-            if disorder is not None:
-                reader.reject(row_index, disorder)
+            order_error = None if is_next else _check_order(last, timestamp, parser.time)
+            if order_error is not None:
+                reader.reject(row_index, order_error)
                 continue
             if is_next:
                 yield self._steps(values)
@@ -235,8 +235,8 @@ class _WriteSeries:
         return np.array(values, np.float64).reshape(-1, len(self.parser.columns))
 
 
-def _find_disorder(last: Timestamp | None, timestamp: Timestamp | None, name: str | None) -> BadRowError | None:
-    """Return the error for a row whose time is before that of the row above."""
+def _check_order(last: Timestamp | None, timestamp: Timestamp | None, name: str | None) -> BadRowError | None:
+    """Return an error if the time of a row is before that of the row above."""
     if last is None or timestamp is None:
         return None
     try:

@@ -103,7 +103,7 @@ def write_parts(
     splits: Sequence[str],
     validation_fraction: float,
 ) -> tuple[dict[str, list[PartResult]], SkippedRows]:
-    """Write all parts; return the shards of each split, none of them empty, and the rows that were skipped."""
+    """Write all parts; return the shards of each split and the rows that were skipped; reject an empty split."""
     for split in splits:
         (job.folder / split).mkdir(exist_ok=True)
     results = job.run("write", task, parts, [part.size for part in parts], f"writing {job.target}")
