@@ -75,7 +75,7 @@ def test_the_page_of_a_finished_run_has_every_section(finished: Path) -> None:
     assert_self_contained(text)
     page = ParsedPage(text)
     assert page.sections == SECTIONS
-    for words in ("finished", "2 LSTM layers of 12", "25 steps of adamw", "One start, no failures"):
+    for words in ("finished", "2 LSTM layers of 12", "25 steps of adamw", "One launch, no failures"):
         assert words in page.text
     labels = " ".join(page.labels())
     for chart in ("Loss.", "Learning rate", "Gradient norm", "Speed", "Step 10, measured", "Mean step of rank 0"):
@@ -143,7 +143,7 @@ def test_a_resumed_run_says_which_checkpoint_it_resumed_from(byte_corpus: Corpus
     assert "not finished" in half.text and "1 unreadable line in its log" in half.text
     folder = train(config_of(tmp_path / "run", byte_corpus.location, train={"steps": 25, "lr": 5e-4}))
     page = ParsedPage(render_run(folder))
-    assert "was started 2 times" in page.text
+    assert "was launched 2 times" in page.text
     assert "step-000000010-g1" in page.text and "train.lr 0.001 -> 0.0005" in page.text
     assert any("restarted after step 10" in words for words in page.words), "the curve has a mark"
 

@@ -1,4 +1,4 @@
-"""A run's checkpoint folder: which checkpoints still exist, and when and where the run was started."""
+"""A run's checkpoint folder: which checkpoints still exist, and when and where the run was launched."""
 
 import math
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from stretto.report.record import Record
 
 @dataclass(frozen=True)
 class CheckpointInventory:
-    """The checkpoints that still exist, and the claims: each start of a run claims the next generation."""
+    """The checkpoints that still exist, and the claims: each launch of a run claims the next generation."""
 
     location: str
     problem: str | None = None  # why the folder could not be read

@@ -100,11 +100,11 @@ def _limits(series: DownsampledSeries, name: str) -> tuple[Sequence[float], Sequ
 def _restarts(record: Record, positions: Sequence[Sequence[float]]) -> list[Mark]:
     bucket_steps = record.steps.series.mean("step")
     marks: list[Mark] = []
-    for start in record.starts:
-        step = read_int(start, "step")
+    for launch in record.launches:
+        step = read_int(launch, "step")
         if step and len(bucket_steps):
             bucket = min(int(np.searchsorted(bucket_steps, step)), len(bucket_steps) - 1)
-            text = f"restarted after step {step:,} on {read_str(start, 'ranks')} ranks"
+            text = f"restarted after step {step:,} on {read_str(launch, 'ranks')} ranks"
             marks.append(([x[bucket] for x in positions], text))
     return marks[:_MAX_MARKS]
 

@@ -13,31 +13,30 @@ from stretto.report.record import Record, SaveHistory, read_int, read_number, re
 
 _MAX_ROWS = 20
 _MAX_ERRORS = 8
-_START_HEADERS = ("start", "time", "host", "ranks", "layout", "resumed from", "changes")
+_LAUNCH_HEADERS = ("launch", "time", "host", "ranks", "layout", "resumed from", "changes")
 
 
 def failures_section(record: Record, inventory: CheckpointInventory) -> Html:
-    """Return the section with the starts of a run, skipped steps, non-finite batches and failed saves."""
+    """Return the section with the launches of a run, skipped steps, non-finite batches and failed saves."""
     parts: list[Html | None] = [note(_describe(record, inventory))]
-    starts = _start_rows(record, inventory)
-    if starts:
-        # A column that is empty for every start is left out.
-        columns = [index for index in range(len(_START_HEADERS)) if any(row[index] for row in starts)]
-        headers = [_START_HEADERS[index] for index in columns]
+    launches = _launch_rows(record, inventory)
+    if launches:
+        # A column that is empty for every launch is left out.
+        columns = [index for index in range(len(_LAUNCH_HEADERS)) if any(row[index] for row in launches)]
+        headers = [_LAUNCH_HEADERS[index] for index in columns]
         text_columns = [position for position, header in enumerate(headers) if header != "ranks"]
-        parts.append(table(headers, [[row[index] for index in columns] for row in starts[-_MAX_ROWS:]], text_columns))
-        if len(starts) > _MAX_ROWS:
-            parts.append(note(f"The last {_MAX_ROWS} of {len(starts):,} starts are listed."))
+        parts.append(table(headers, [[row[index] for index in columns] for row in launches[-_MAX_ROWS:]], text_columns))
+        if len(launches) > _MAX_ROWS:
+            parts.append(note(f"The last {_MAX_ROWS} of {len(launches):,} launches are listed."))
     steps, saves = record.steps, record.saves
     if steps.num_skipped:
         num_unlisted = steps.num_skipped - len(steps.skipped)
         more = f" and {num_unlisted:,} more" if num_unlisted > 0 else ""
         parts.append(note(f"Steps skipped because of non-finite values: {_ranges(steps.skipped)}{more}."))
     if record.nonfinite_files:
-        names = ", ".join(record.nonfinite_files[:_MAX_ERRORS]) + (
-            " and more" if len(record.nonfinite_files) > _MAX_ERRORS else ""
-        )
-        parts.append(note(f"Batches that gave non-finite values are saved in nonfinite/: {names}."))
+        names = ", ".join(record.nonfinite_files[:_MAX_ERRORS])
+        more = " and more" if len(record.nonfinite_files) > _MAX_ERRORS else ""
+        parts.append(note(f"Batches that gave non-finite values are saved in nonfinite/: {names}{more}."))
     if saves.failed:
         failed = [(f"{read_int(line, 'step'):,}", read_str(line, "error")) for line in saves.failed[:_MAX_ERRORS]]
         parts.append(table(("save after step", "error"), failed, text_columns=(0, 1)))
@@ -68,10 +67,10 @@ def checkpoints_section(saves: SaveHistory, inventory: CheckpointInventory) -> H
 
 
 def _describe(record: Record, inventory: CheckpointInventory) -> str:
-    num_starts, steps, saves = max(len(record.starts), len(inventory.claims)), record.steps, record.saves
+    num_launches, steps, saves = max(len(record.launches), len(inventory.claims)), record.steps, record.saves
     unreadable = pluralize(record.num_unreadable_lines, "unreadable line")
     all_events = {
-        f"was started {num_starts:,} times": num_starts > 1,
+        f"was launched {num_launches:,} times": num_launches > 1,
         f"skipped {pluralize(steps.num_skipped, 'step')}": steps.num_skipped,
         f"had non-finite values in {pluralize(steps.num_nonfinite, 'step')}": steps.num_nonfinite,
         f"failed to save {pluralize(saves.num_failed, 'time')}": saves.num_failed,
@@ -80,18 +79,18 @@ def _describe(record: Record, inventory: CheckpointInventory) -> str:
     }
     events = [event for event, has_happened in all_events.items() if has_happened]
     if not events:
-        return "One start, no failures." if num_starts else "The log records no start."
+        return "One launch, no failures." if num_launches else "The log records no launch."
     return f"The run {'; '.join(events)}."
 
 
-def _start_rows(record: Record, inventory: CheckpointInventory) -> list[tuple[str, ...]]:
-    """Return a row per start. A start whose steps were repeated is no longer in the log, but its claim still exists."""
-    lines = {read_int(line, "generation"): line for line in record.starts}
+def _launch_rows(record: Record, inventory: CheckpointInventory) -> list[tuple[str, ...]]:
+    """Return a row per launch. A launch whose steps were repeated is known only from its claim, not from the log."""
+    lines = {read_int(line, "generation"): line for line in record.launches}
     rows: list[tuple[str, ...]] = []
     for generation in sorted({*lines, *inventory.claims}):
         line, claim = lines.get(generation, {}), inventory.claims.get(generation)
         checkpoint = read_str(line, "resumed_from").rstrip("/").rpartition("/")[2]
-        changes = line.get("changes") if line else ["its steps were repeated by a later start"]
+        changes = line.get("changes") if line else ["its steps were repeated by a later launch"]
         time, host = (format_time(claim.time), claim.host) if claim else ("", "")
         ranks = read_str(line, "ranks") or (str(claim.num_ranks) if claim else "")
         origin = checkpoint or str((claim and claim.resumed_from) or "the beginning")

@@ -50,7 +50,7 @@ def plan_comparison_section(record: Record) -> Html | None:
         parts.append(note("The plan has no prediction for the layout of this run."))
     if len(record.plan_events) > 1:
         events = [(f"{read_int(line, 'step'):,}", *_event_seconds(line)) for line in record.plan_events]
-        parts.append(note("Each start compares its first steps with the plan:"))
+        parts.append(note("Each launch compares its first steps with the plan:"))
         parts.append(
             table(
                 ("after step", "planned", "measured", "measured / planned"),

@@ -13,8 +13,8 @@ from stretto.config.run import RunConfig
 from stretto.report.downsampled_series import DownsampledSeries
 
 JsonObject = Mapping[str, Any]
-# No count or measurement in a log is larger, so a larger value means a damaged line.
-_MAX_VALUE = 1e15
+# No count or time in a log is larger, so a larger value means a damaged line.
+_MAX_VALUE, _MAX_SECONDS = 1e15, 1e9
 # Events that can happen any number of times are listed up to this many.
 _MAX_LISTED = 50
 
@@ -52,7 +52,9 @@ class StepHistory:
             if len(self.skipped) < _MAX_LISTED:
                 self.skipped.append(step)
         self.last, self.epoch = max(self.last, step), max(self.epoch, read_int(line, "epoch"))
-        self.num_nonfinite += tokens > 0 and not math.isfinite(loss + norm)
+        # A step without targets has no loss.
+        if tokens > 0 and not math.isfinite(loss + norm):
+            self.num_nonfinite += 1
         # `seconds` and `tokens` are totals so far: the x axes of the curves.
         self.series.add(
             step, self.seconds, self.tokens, loss, norm, read_number(line, "learning_rate"), tokens, step_seconds,
@@ -73,8 +75,8 @@ class StepHistory:
     @property
     def smoothing_span(self) -> int:
         """The number of steps that the smoothed loss averages; 1 if the run is too short to smooth."""
-        number = self.series.num_rows
-        return max(3, round(number / 40)) if number >= 20 else 1
+        num_steps = self.series.num_rows
+        return max(3, round(num_steps / 40)) if num_steps >= 20 else 1
 
 
 class EvaluationHistory:
@@ -131,8 +133,9 @@ class RankMeans:
         except (KeyError, TypeError, ValueError, OverflowError):
             return
         seconds = read_number(line, "seconds")
-        # `not (x < y)` is also true for NaN.
-        if not len(busy) == len(waiting) == len(memory) > 0 or not 0 < seconds < 1e9 or not (np.abs(busy) < 1e9).all():
+        # A comparison with NaN is false, so `is_valid` is false too.
+        is_valid = 0 < seconds < _MAX_SECONDS and bool((np.abs(busy) < _MAX_SECONDS).all())
+        if not is_valid or not len(busy) == len(waiting) == len(memory) > 0:
             return
         self.bubbles.add(read_int(line, "step"), 1 - float(busy.mean()) / seconds)
         if self.num_ranks != len(busy):
@@ -171,7 +174,7 @@ class Record:
     plan: JsonObject | None
     has_weights: bool
     nonfinite_files: Sequence[str]  # saved batches that gave non-finite values
-    starts: list[JsonObject] = field(default_factory=list)  # one per launch of the run
+    launches: list[JsonObject] = field(default_factory=list)
     steps: StepHistory = field(default_factory=StepHistory)
     evaluations: EvaluationHistory = field(default_factory=EvaluationHistory)
     saves: SaveHistory = field(default_factory=SaveHistory)
@@ -194,7 +197,7 @@ class Record:
             case "ranks":
                 self.ranks.add(line)
             case "start":
-                self.starts.append(line)
+                self.launches.append(line)
             case "plan":
                 self.plan_events.append(line)
 

@@ -71,7 +71,7 @@ def summary_tiles(record: Record) -> Html:
 
 
 def configuration_section(record: Record, inventory: CheckpointInventory) -> Html:
-    """Return the section with model, data, layout, start times and hosts of a run, and its complete config, folded."""
+    """Return the section with model, data, layout, launch times and hosts of a run, and its complete config, folded."""
     config = record.config
     pairs, folded = [("folder", str(record.folder))], None
     if config is None:
@@ -90,9 +90,9 @@ def configuration_section(record: Record, inventory: CheckpointInventory) -> Htm
     times = [claim.time for claim in inventory.claims.values() if claim.time]
     hosts = sorted({claim.host for claim in inventory.claims.values() if claim.host})
     if times:
-        pairs.append(("first started", f"{format_time(min(times))}{f', on {hosts[0]}' if len(hosts) == 1 else ''}"))
+        pairs.append(("first launched", f"{format_time(min(times))}{f', on {hosts[0]}' if len(hosts) == 1 else ''}"))
     if len(times) > 1:
-        pairs.append(("last started", format_time(max(times))))
+        pairs.append(("last launched", format_time(max(times))))
     if len(hosts) > 1:
         pairs.append(("hosts of rank 0", ", ".join(hosts)))
     if inventory.newest is not None:
