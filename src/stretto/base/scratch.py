@@ -1,4 +1,4 @@
-"""Temporary folders; those that killed processes have left behind are removed."""
+"""Creates temporary folders, and removes those that killed processes have left behind."""
 
 import hashlib
 import os
@@ -19,7 +19,7 @@ def make_scratch_folder() -> "tempfile.TemporaryDirectory[str]":
 
 
 def scratch_folder_of(owner: object) -> Path:
-    """Return a new temporary folder that is removed together with its owner."""
+    """Return a new temporary folder that is removed when `owner` is garbage-collected."""
     _remove_stale()
     folder = Path(tempfile.mkdtemp(prefix=_prefix()))
     weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
@@ -31,7 +31,7 @@ def _prefix() -> str:
 
 
 def _host_id() -> str:
-    """Return an id of the PID namespace: this host, and its container if there is one."""
+    """Return an id of this host and container, within which process ids are unique."""
     try:
         namespace = str(Path("/proc/self/ns/pid").readlink())
     except OSError:

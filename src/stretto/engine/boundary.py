@@ -10,38 +10,38 @@ from stretto.blocks.stack import Stack
 from stretto.engine.engine import window_tensor
 from stretto.mesh.mesh import Mesh
 
-# Sent by index, so the order must be the same on all ranks.
+# A dtype is sent as its index here.
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32)
-_NUM_NUMBERS = 8
+_PACKED_SIZE = 8  # the dtype's index, the number of feature dims, and up to 6 dims
 
 
 @dataclass(frozen=True)
 class BoundarySpec:
-    """The feature dims and dtype of messages `[steps, rows, *features]`; steps and rows differ between messages."""
+    """The feature dims and dtype of messages `[time, batch, *features]`; only time and batch vary between messages."""
 
     features: tuple[int, ...]
     dtype: torch.dtype
 
     def empty(self, shape: tuple[int, int], device: torch.device) -> Tensor:
-        """Return an uninitialized message of `shape` = (steps, rows)."""
+        """Return an uninitialized message; `shape` is `[time, batch]`."""
         return torch.empty(*shape, *self.features, dtype=self.dtype, device=device)
 
     def pack(self, device: torch.device) -> Tensor:
         """Return the spec as a tensor of fixed size, to send to the next stage."""
         numbers = [_DTYPES.index(self.dtype), len(self.features), *self.features]
-        return torch.tensor(numbers + [0] * (_NUM_NUMBERS - len(numbers)), device=device)
+        return torch.tensor(numbers + [0] * (_PACKED_SIZE - len(numbers)), device=device)
 
     @classmethod
     def unpack(cls, numbers: Tensor) -> "BoundarySpec":
         """Return the spec from the tensor that `pack` returned."""
-        dtype, dims, *features = numbers.tolist()
-        return cls(tuple(features[:dims]), _DTYPES[dtype])
+        dtype_index, num_dims, *features = numbers.tolist()
+        return cls(tuple(features[:num_dims]), _DTYPES[dtype_index])
 
 
 def infer_boundaries(stack: Stack, mesh: Mesh, window: Window) -> tuple[BoundarySpec | None, BoundarySpec | None]:
-    """Run one step of one row through all stages; return the specs of this stage's input and output.
+    """Run one time step of one row through all stages; return the specs of this stage's input and output messages.
 
-    None at the ends: the first stage's input and the last stage's output are not messages.
+    The first stage has no input message and the last stage no output message; their spec is None.
     """
     device = mesh.world.device
     input_spec: BoundarySpec | None = None
@@ -49,7 +49,7 @@ def infer_boundaries(stack: Stack, mesh: Mesh, window: Window) -> tuple[Boundary
         x = window_tensor(window, "inputs", stack.dtype)[:1, :1].to(device)
     else:
         assert mesh.forward_channel is not None
-        mesh.forward_channel.post_receives(iter([torch.empty(_NUM_NUMBERS, dtype=torch.int64, device=device)]))
+        mesh.forward_channel.post_receives(iter([torch.empty(_PACKED_SIZE, dtype=torch.int64, device=device)]))
         input_spec = BoundarySpec.unpack(mesh.forward_channel.receive("the shape of the activations"))
         x = torch.zeros_like(input_spec.empty((1, 1), device))
     y, _ = stack(x, stack.begin(Rows.of(1, 1, device=device, dtype=stack.dtype)))

@@ -1,4 +1,4 @@
-"""make_engine: build this rank's engine for a model and a layout."""
+"""make_engine: builds this rank's engine for a model and a layout."""
 
 import torch
 
@@ -31,7 +31,7 @@ def make_engine(
     """Return the engine that runs this rank's part of `model`.
 
     With `seed`, the weights of this rank's blocks are initialized by seed and name, and `model` may be on the meta
-    device, so that no rank ever holds all of it. Without, weights are taken as they are, from the first replica.
+    device, so that no rank ever holds all of it. Without, the first replica's weights are used as they are.
     """
     layout = layout or Layout()
     if layout.auto:
@@ -54,7 +54,7 @@ def make_engine(
 
 
 def stage_parts(model: Stack, layout: Layout) -> list[slice]:
-    """Return the blocks of each stage: from `layout.blocks`, or else balanced by estimated cost."""
+    """Return the slice of blocks that each stage holds: from `layout.blocks`, or else balanced by estimated cost."""
     if layout.blocks:
         if sum(layout.blocks) != len(model):
             raise PlanError(
@@ -66,8 +66,8 @@ def stage_parts(model: Stack, layout: Layout) -> list[slice]:
 
 
 def block_cost(block: Block) -> float:
-    """Return the estimated cost of a block: its number of weights, but an embedding only looks up rows."""
-    # Never zero, so that blocks without weights are spread over stages too.
+    """Return a block's estimated cost: its number of weights, but none for an embedding, which only looks up rows."""
+    # Plus one, so that blocks without weights are spread over stages too.
     return 1.0 + (0 if isinstance(block, Embedding) else sum(parameter.numel() for parameter in block.parameters()))
 
 

@@ -24,7 +24,7 @@ class MicroBatchCut:
     """
 
     rows: Tensor  # int64 [rows]: indices of the window's rows, longest first
-    is_sorted: bool  # the rows are a range of the window, so a slice selects them
+    is_sorted: bool  # the window's rows are already in this order, so a slice selects the micro-batch
     shape: MicroBatchShape  # a short micro-batch may have fewer chunks than others
 
 
@@ -40,8 +40,9 @@ class WindowCut:
         return max(len(micro_batch.shape.chunk_bounds) for micro_batch in self.micro_batches)
 
     def shape(self, action: Action) -> tuple[int, int]:
-        """Return the numbers of steps and rows of an action; with no rows the action is skipped."""
-        return self.micro_batches[action.micro_batch].shape.chunk_shape(action.chunk)[::-1]
+        """Return an action's numbers of time steps and rows, `[time, batch]`; without rows the action is skipped."""
+        num_rows, num_steps = self.micro_batches[action.micro_batch].shape.chunk_shape(action.chunk)
+        return num_steps, num_rows
 
 
 def cut_window(window: Window, num_micro_batches: int, num_chunks: int) -> WindowCut:

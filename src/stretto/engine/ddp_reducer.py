@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 def prepare_for_backward(ddp: DistributedDataParallel) -> None:
     """Let the reducer all-reduce each bucket during the next backward, as soon as its gradients are ready."""
-    # An empty list: all parameters take part, so it doesn't search the graph for unused ones.
+    # No outputs, so it does not search their graph for unused parameters: all parameters take part.
     ddp.reducer.prepare_for_backward([])
 
 

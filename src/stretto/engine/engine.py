@@ -1,4 +1,4 @@
-"""Engine: the interface of all engines. A window goes in; gradients of its summed loss and the next state come out."""
+"""Engine: the interface of all engines. From a window they compute gradients of its summed loss, and the next state."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ Precision = Literal["fp32", "bf16"]
 
 @dataclass(frozen=True)
 class StepResult:
-    """The result of a window on this rank. Summed over all ranks, totals and counts are those of the global batch."""
+    """One window's result on this rank. Summed over all ranks, totals and counts are those of the global batch."""
 
     total: Tensor  # [] the summed loss
     count: Tensor  # [] number of targets
@@ -29,7 +29,7 @@ class StepResult:
 
 
 class Engine(Protocol):
-    """Runs windows through a stack. Engines differ in how they split a step, never in what it computes."""
+    """Runs windows through a stack. Engines differ in how they split a training step, never in what it computes."""
 
     @property
     def stack(self) -> Stack:
@@ -41,15 +41,15 @@ class Engine(Protocol):
 
     @property
     def is_causal(self) -> bool:
-        """Does no block of the model, on any rank, look ahead in time?"""
+        """Whether no block of the whole model, on any rank, looks ahead in time."""
 
     @property
     def num_micro_batches(self) -> int:
-        """How many micro-batches a replica's rows are split into; each window needs at least as many rows."""
+        """The number of micro-batches that a replica's rows are split into; a window needs at least as many rows."""
 
     @property
     def recorder(self) -> ActionRecorder:
-        """Records when each action of a step runs, if it is turned on."""
+        """Records when each action of a step runs; off by default."""
 
     def step(
         self, window: Window, carried: State | None, key: int, before_last_backward: "BeforeLastBackward" = ...
@@ -57,7 +57,7 @@ class Engine(Protocol):
         """Run forward and backward; leave the gradient of the *summed* loss in the parameters' `.grad`.
 
         `carried` is the state of the previous window's result, None at the start. All randomness of the step is derived
-        from `key`. `before_last_backward` is called before the step's last backward, to reduce gradients during it.
+        from `key`. `before_last_backward` is called before the step's last backward, so gradients can be reduced in it.
         """
 
     def eval_step(self, window: Window, carried: State | None, key: int) -> StepResult:
@@ -68,14 +68,14 @@ class Engine(Protocol):
 
 
 def check_precision(precision: Precision) -> Precision:
-    """Return `precision`, or raise if no engine has it."""
+    """Return `precision`, or raise if it is not supported."""
     if precision not in ("fp32", "bf16"):
         raise ConfigError(f"precision={precision!r} is not supported; use fp32 or bf16")
     return precision
 
 
 def window_tensor(window: Window, name: Literal["inputs", "targets"], dtype: torch.dtype | None = None) -> Tensor:
-    """Return a window's inputs or targets, real numbers cast to `dtype`; raise if the window was read without them."""
+    """Return a window's inputs or targets, cast to `dtype` if they are floats; raise if the window has none."""
     tensor = window.inputs if name == "inputs" else window.targets
     if tensor is None:
         raise DataError(f"the window has no {name}, which this rank needs; read it with {name}=True")
@@ -87,11 +87,11 @@ BeforeLastBackward = Callable[[], Tensor | None]
 
 
 def no_op() -> None:
-    """The default of `before_last_backward`."""
+    """Do nothing: the default of `before_last_backward`."""
 
 
 def step_result(losses: Sequence[LossSum], state: State) -> StepResult:
-    """Return the sum of losses, which is zero for a rank that has no targets, and so none; and the state."""
+    """Return a step's result: the sum of `losses`, zero on a rank that has no targets, and `state`."""
     if not losses:
         return StepResult(torch.zeros(()), torch.zeros((), dtype=torch.int64), state)
     correct = [loss.num_correct for loss in losses if loss.num_correct is not None]
@@ -106,7 +106,7 @@ def step_result(losses: Sequence[LossSum], state: State) -> StepResult:
 def reset_ended_rows(stack: Stack, rows: Rows, num_steps: int, after: State) -> State:
     """Return the state for the next window: rows that ended within this one start from the initial state.
 
-    What became of such a row's state during the remaining steps depends on how the window was cut, so it is discarded.
+    The state of an ended row at the window's end depends on how the window was cut, so it is discarded.
     """
     return where_rows(rows.lengths < num_steps, detach(stack.initial_state(rows)), after)
 

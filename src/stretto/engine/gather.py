@@ -10,8 +10,8 @@ from stretto.mesh.mesh import Mesh
 def gather_model_tensors(model: Stack, parts: list[slice], local: dict[str, Tensor], mesh: Mesh) -> dict[str, Tensor]:
     """Return the tensors of the whole model by name, on every rank and on the CPU.
 
-    `local` holds the tensors of this rank. `model`, which may be on the meta device, gives their names and shapes, and
-    `parts` the blocks of each stage.
+    `local` has the tensors of this rank. `model`, which may be on the meta device, gives all names and shapes, and
+    `parts` the slice of blocks that each stage holds.
     """
     gathered: dict[str, Tensor] = {}
     for stage, part in enumerate(parts):

@@ -1,4 +1,4 @@
-"""LocalEngine: a step on one device, its rows in one or several micro-batches."""
+"""LocalEngine: runs training steps on one device, with the rows in one or several micro-batches."""
 
 from dataclasses import replace
 
@@ -31,8 +31,7 @@ from stretto.plan.actions import Action, ActionKind
 class LocalEngine:
     """Runs the whole stack on the device of its weights: the reference that all layouts are compared with.
 
-    With several micro-batches, the rows run one micro-batch after the other and gradients accumulate: the same step in
-    a fraction of the memory.
+    Several micro-batches run one after the other and their gradients accumulate: the same step in less memory.
     """
 
     def __init__(self, stack: Stack, loss: Loss, *, micro_batches: int = 1, precision: Precision = "fp32") -> None:
@@ -79,7 +78,8 @@ class LocalEngine:
         losses, states = [], []
         for index, rows in enumerate(window.micro_batches(self.num_micro_batches)):
             started = self.recorder.now()
-            loss, after = self._forward(window[rows], carried and slice_rows(carried, rows), key)
+            carried_rows = None if carried is None else slice_rows(carried, rows)
+            loss, after = self._forward(window[rows], carried_rows, key)
             forward_stopped = self.recorder.now()
             if loss.total.requires_grad:
                 is_last = index == self.num_micro_batches - 1

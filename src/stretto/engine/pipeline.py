@@ -1,4 +1,4 @@
-"""PipelineEngine: one stage's part of a step, split into micro-batches (rows) and chunks (time).
+"""PipelineEngine: runs one stage's part of a training step, split into micro-batches (rows) and chunks (time).
 
 The engine runs the actions of its stage in order, exactly as plan/ simulates and draws them. Each chunk has an autograd
 graph of its own:
@@ -58,27 +58,27 @@ from stretto.plan.schedule import forward_schedule, stage_schedule
 class _LiveChunk:
     """A chunk between its forward and its backward."""
 
-    x: Tensor  # a leaf
-    state: State  # leaves
-    y: Tensor | None = None  # what was sent, or the summed loss on the last stage; None if it is to be recomputed
-    after: State = ()
+    x: Tensor  # an autograd leaf
+    state: State  # autograd leaves
+    y: Tensor | None = None  # the output, or the summed loss on the last stage; None if it will be recomputed
+    after: State = ()  # the state after the chunk, with its graph
 
 
 @dataclass
 class _MicroBatchProgress:
-    """How far one micro-batch is in time."""
+    """What one micro-batch carries from chunk to chunk, forward and backward in time."""
 
     state: State  # the next forward starts from it
     # Final states of the rows dropped at each chunk's end, in order of time.
     ended_states: list[State] = field(default_factory=list)
-    gradients: list[Tensor | None] | None = None  # d(after) of the next backward
+    gradients: list[Tensor | None] | None = None  # d(after) for the next backward; None before the first
 
 
 class PipelineEngine:
     """Runs one stage of a model; the neighboring stages are other ranks.
 
-    `stack` is this rank's stage, and must be causal if `layout.chunks` is more than one. `is_causal` concerns the whole
-    model, by default this stage.
+    `stack` is this rank's stage, and must be causal if `layout.chunks` is more than one. `is_causal` is about the whole
+    model; by default this stage is taken for it.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class PipelineEngine:
         return cut_window(window, self.layout.micro_batches, self.layout.chunks)
 
     def boundaries(self, window: Window) -> tuple[BoundarySpec | None, BoundarySpec | None]:
-        """Return the specs of this stage's input and output messages; all stages make the first call together."""
+        """Return the specs of this stage's input and output messages. The first call is collective over the stages."""
         if self._boundaries is None:
             with self.autocast(), torch.no_grad():
                 self._boundaries = infer_boundaries(self.stack, self.mesh, window)
@@ -153,7 +153,7 @@ class PipelineEngine:
 
 
 class _PipelineStep:
-    """One step of one stage: the data that lives while its actions run."""
+    """One training step of one stage: holds what lives only while its actions run."""
 
     def __init__(
         self,
@@ -175,13 +175,13 @@ class _PipelineStep:
         self.live: dict[tuple[int, int], _LiveChunk] = {}
         self.losses: list[LossSum] = []
         self.rows = window.rows(key, engine.device, engine.stack.dtype)
-        # Each micro-batch calls `begin` itself: a learned initial state then has one graph per micro-batch, which the
+        # `begin` is called per micro-batch: a learned initial state then has one graph per micro-batch, which the
         # backward of its first chunk frees.
         self.progress = [
             _MicroBatchProgress(
-                engine.stack.begin(self.rows[part.rows], None if carried is None else _select_rows(carried, part))
+                engine.stack.begin(self.rows[each.rows], None if carried is None else _select_rows(carried, each))
             )
-            for part in cut.micro_batches
+            for each in cut.micro_batches
         ]
 
     def run(self, actions: list[Action]) -> StepResult:
@@ -204,7 +204,7 @@ class _PipelineStep:
         return step_result(self.losses, state)
 
     def _post_receives(self, actions: list[Action]) -> None:
-        """Post the first receives. Every rank knows the lengths, and so the shapes: nothing is negotiated."""
+        """Post the first receives. Every rank knows the rows' lengths, and so all shapes without asking."""
         if self.mesh.forward_channel is None or self.mesh.backward_channel is None:
             return
         input_spec, output_spec = self.engine.boundaries(self.window)
@@ -257,7 +257,7 @@ class _PipelineStep:
         # what the reducer needs.
         roots: list[Tensor] = []
         gradients: list[Tensor | None] = []
-        # A first stage without weights has nothing to take a gradient of.
+        # In a first stage without weights, y depends on nothing that needs a gradient.
         if live.y.requires_grad:
             roots.append(live.y)
             gradients.append(y_gradient)
@@ -288,13 +288,13 @@ class _PipelineStep:
         return self._part(window_tensor(self.window, "targets"), action)
 
     def _part(self, tensor: Tensor, action: Action) -> Tensor:
-        """Return the steps and rows of a window's tensor that an action works on, on the device."""
+        """Return the time steps and rows of a window's tensor that an action works on, on the device."""
         micro_batch_cut = self.cut.micro_batches[action.micro_batch]
         start, stop = micro_batch_cut.shape.chunk_bounds[action.chunk]
         num_rows = micro_batch_cut.shape.rows_per_chunk[action.chunk]
         if micro_batch_cut.is_sorted:
-            first = int(micro_batch_cut.rows[0])
-            part = tensor[start:stop, first : first + num_rows]
+            first_row = int(micro_batch_cut.rows[0])
+            part = tensor[start:stop, first_row : first_row + num_rows]
         else:
             part = tensor[start:stop].index_select(1, micro_batch_cut.rows[:num_rows].to(tensor.device))
         return part.to(self.engine.device, non_blocking=True)
@@ -308,6 +308,7 @@ class _PipelineStep:
         return progress.state
 
     def _leaf(self, tensor: Tensor, *, needs_grad: bool) -> Tensor:
+        """Return the tensor as a new autograd leaf, or unchanged if it needs no gradient here."""
         if not needs_grad:
             return tensor
         leaf = tensor.detach()
@@ -315,7 +316,7 @@ class _PipelineStep:
 
     def _final_state(self) -> State:
         """Return the final states of all rows, in the window's order."""
-        # Longest rows first: those that ended last come right after the remaining ones.
+        # Rows are sorted longest first, so those that ended last come right after the remaining ones.
         joined = cat_rows([cat_rows([part.state, *reversed(part.ended_states)]) for part in self.progress])
         if all(micro_batch_cut.is_sorted for micro_batch_cut in self.cut.micro_batches):
             return joined
@@ -326,8 +327,8 @@ class _PipelineStep:
 def _select_rows(state: State, micro_batch_cut: MicroBatchCut) -> State:
     """Return the state of a micro-batch's rows, in its order."""
     if micro_batch_cut.is_sorted:
-        first = int(micro_batch_cut.rows[0])
-        return slice_rows(state, slice(first, first + len(micro_batch_cut.rows)))
+        first_row = int(micro_batch_cut.rows[0])
+        return slice_rows(state, slice(first_row, first_row + len(micro_batch_cut.rows)))
     return tuple(tensor[micro_batch_cut.rows.to(tensor.device)] for tensor in state)
 
 

@@ -1,4 +1,4 @@
-"""ReplicaEngine: data parallelism around any engine, with the reducer of torch's DDP."""
+"""ReplicaEngine: adds data parallelism to any engine, with the reducer of torch's DDP."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from stretto.mesh.reduction import ReduceHookState, all_reduce_hook
 
 
 class ReplicaEngine:
-    """Sums gradients over the replicas of an engine, once per step, whatever its micro-batches and chunks.
+    """Sums gradients over the replicas of an engine, once per step, for any number of micro-batches and chunks.
 
     DDP is used for its reducer only; its `forward` is never called. The reducer is prepared just before the step's last
     backward, and all-reduces its buckets while that backward runs:
@@ -24,7 +24,7 @@ class ReplicaEngine:
                                       |    bucket 0: all-reduce ------
                           prepare here|        bucket 1: all-reduce ------
 
-    Around a pipeline this is the hybrid layout: each stage is reduced over the ranks that hold it.
+    Around a pipeline, the gradients of each stage are summed over the ranks that hold the stage.
     """
 
     def __init__(self, engine: Engine, mesh: Mesh, *, is_synced: bool) -> None:
@@ -57,7 +57,7 @@ class ReplicaEngine:
         if self._reducer is not None:
             # DDP's forward would do this: fix the buckets once the order of gradients is known.
             rebuild_buckets(self._reducer)
-        # Buckets are reduced within the backward, so a lost replica shows as an error of the backward.
+        # Buckets are reduced during the backward, so a lost replica raises an error in the backward.
         with self.mesh.world.explain_errors("reducing gradients"):
             result = self.engine.step(window, carried, key, self._prepare_reducer)
         self.mesh.world.wait_timer.end_all_reduce()
@@ -68,7 +68,7 @@ class ReplicaEngine:
         return self.engine.eval_step(window, carried, key)
 
     def squared_grad_norm(self) -> float:
-        """Return this rank's part of the squared gradient norm: every replica has the same gradient."""
+        """Return this rank's part of the squared gradient norm, an equal share: all replicas have the same gradient."""
         return self.engine.squared_grad_norm() / self.mesh.num_replicas
 
     def _prepare_reducer(self) -> Tensor | None:
@@ -97,8 +97,8 @@ class ReplicaEngine:
 class _ReadyWithoutGradient(torch.autograd.Function):
     """A zero that depends on all parameters and gives none of them a gradient.
 
-    The reducer all-reduces a bucket when the backward has passed all of its parameters. As a root of the last backward,
-    this makes it pass even those that the last chunk doesn't use; else their bucket would never be reduced.
+    The reducer all-reduces a bucket once the backward has reached all its parameters. As a root of the last backward,
+    this zero leads it even to those that the last chunk doesn't use. Otherwise their bucket would never be reduced.
     """
 
     @staticmethod
