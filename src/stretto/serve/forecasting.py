@@ -15,7 +15,6 @@ from stretto.base.window import Rows
 from stretto.serve.prediction_dataset import check_outputs
 from stretto.serve.source import FieldNames, ensure_prepared, open_source
 from stretto.store.corpus import Corpus
-from stretto.store.sequences import Sequences
 from stretto.train.trained_model import TrainedModel
 from stretto.windows.forecast import Forecast
 
@@ -48,27 +47,21 @@ def forecast(
     with ensure_prepared(location, data_spec, FieldNames(by=by)) as folder:
         source = open_source(folder, data_spec)
         assert not isinstance(source, Corpus)
-        yield from _forecast(trained, source, steps)
-
-
-def _forecast(trained: TrainedModel, source: Sequences, steps: int) -> Iterator[SeriesForecast]:
-    data, channels = trained.config.data, trained.data_spec.channels
-    assert channels is not None
-    spec = Forecast.from_sequences(source, data.horizon, season=data.season, targets=data.targets, masks=data.masks)
-    if steps > data.horizon and len(spec.channels) < len(spec.mean):
-        raise ConfigError(
-            f"steps={steps} exceeds the run's data.horizon={data.horizon}, which needs a forecast of all channels, but "
-            f"data.targets has {len(spec.channels)} of {len(spec.mean)}; use at most {data.horizon}"
-        )
-    names = tuple(channels.names[channel] for channel in spec.channels)
-    rows = [(shard, index) for shard, size in enumerate(source.shard_sizes) for index in range(size)]
-    for number, row in enumerate(rows):
-        (values,) = source.read(source.step_ranges([row]))
-        if len(values) < spec.season:
-            raise DataError(
-                f"series {number} has {len(values)} steps, fewer than data.season={spec.season}; use a longer series"
+        spec = Forecast.from_sequences(source, data.horizon, season=data.season, targets=data.targets, masks=data.masks)
+        if steps > data.horizon and len(spec.channels) < len(spec.mean):
+            raise ConfigError(
+                f"steps={steps} exceeds the run's data.horizon={data.horizon}, which needs a forecast of all channels, "
+                f"but data.targets has {len(spec.channels)} of {len(spec.mean)}; use at most {data.horizon}"
             )
-        yield SeriesForecast(number, len(values), names, _roll_forward(trained, spec, values, steps))
+        names = tuple(data_spec.channels.names[channel] for channel in spec.channels)
+        rows = [(shard, index) for shard, size in enumerate(source.shard_sizes) for index in range(size)]
+        for number, row in enumerate(rows):
+            (values,) = source.read(source.step_ranges([row]))
+            if len(values) < spec.season:
+                raise DataError(
+                    f"series {number} has {len(values)} steps, fewer than data.season={spec.season}; use a longer one"
+                )
+            yield SeriesForecast(number, len(values), names, _roll_forward(trained, spec, values, steps))
 
 
 @torch.no_grad()

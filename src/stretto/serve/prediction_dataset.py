@@ -112,18 +112,15 @@ class LabelRows(_SequenceRows):
 
     def decode(self, indices: Sequence[int], lengths: Tensor, outputs: Outputs) -> list[list[PredictionRow]]:
         best = F.softmax(_last_outputs(outputs, lengths).double(), dim=1).max(dim=1)
-        true_labels = self._true_labels(indices)
-        results = []
+        has_labels = self.source.fields.labels is not None
+        true_labels = self.source.read_labels(self.rows(indices)).tolist() if has_labels else []
+        results: list[list[PredictionRow]] = []
         for row, index in enumerate(indices):
             label, probability = self.labels[int(best.indices[row])], _json_float(float(best.values[row]))
-            result: PredictionRow = {"sequence": index, "label": label, "probability": probability}
-            results.append([result if true_labels is None else {**result, "true_label": true_labels[row]}])
+            results.append([{"sequence": index, "label": label, "probability": probability}])
+            if has_labels:
+                results[-1][0]["true_label"] = self.labels[true_labels[row]]
         return results
-
-    def _true_labels(self, indices: Sequence[int]) -> list[str] | None:
-        if self.source.fields.labels is None:
-            return None
-        return [self.labels[label] for label in self.source.read_labels(self.rows(indices)).tolist()]
 
 
 @dataclass(frozen=True)

@@ -41,21 +41,17 @@ def _parser_of_all_commands(complete_path: object) -> argparse.ArgumentParser:
             # `prepare` has subcommands of its own: `stretto prepare text`.
             kinds = commands.add_parser(name, help=summary).add_subparsers()
             for kind, description in KINDS.items():
-                _add_command(kinds, kind, description, make_kind_parser(kind), complete_path)
+                command = _mark_paths(make_kind_parser(kind), complete_path)
+                kinds.add_parser(kind, help=description, parents=[command], add_help=False)
         else:
-            _add_command(commands, name, summary, make_command_parser(name), complete_path)
+            command = _mark_paths(make_command_parser(name), complete_path)
+            commands.add_parser(name, help=summary, parents=[command], add_help=False)
     return parser
 
 
-def _add_command(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
-    name: str,
-    summary: str,
-    parser: Parser,
-    complete_path: object,
-) -> None:
+def _mark_paths(parser: Parser, complete_path: object) -> Parser:
     for action in parser._actions:
         if action.type is Path or action.metavar in _PATH_METAVARS:
             # The attribute by which shtab learns how to complete an argument.
             action.complete = complete_path  # type: ignore[attr-defined]
-    commands.add_parser(name, help=summary, parents=[parser], add_help=False)
+    return parser

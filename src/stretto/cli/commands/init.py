@@ -23,11 +23,18 @@ from stretto.base.disk import write_atomic
 from stretto.base.errors import ConfigError
 from stretto.cli.parser import Parser
 from stretto.cli.views.console import make_console
+from stretto.cli.views.result_views import show_preparation
+from stretto.cli.views.store_lines import describe_skipped, describe_store
+from stretto.plan.units import format_duration
+from stretto.prepare.file_listing import AmbiguousInputError
+from stretto.prepare.inspection import DataHints, Inspection, TextData, inspect_data
+from stretto.prepare.options import LEVELS
+from stretto.prepare.prepare_data import PreparedData, prepare_data
+from stretto.prepare.row_reader import SkippedRows
+from stretto.prepare.sequence_data import SequenceData
+from stretto.prepare.series_data import SeriesData
 
 if TYPE_CHECKING:
-    from stretto.prepare.inspection import DataHints, Inspection
-    from stretto.prepare.prepare_data import PreparedData
-    from stretto.prepare.row_reader import SkippedRows
     from stretto.train.suggest import Suggestion
 
 _FORECAST = ("horizon", "season", "context")
@@ -60,7 +67,6 @@ def add_arguments(parser: Parser) -> None:
     add("--yes", action="store_true", help="ask no questions: use the defaults")
     add("--force", action="store_true", help="overwrite an existing file")
     _add_data_options(parser)
-    _add_forecast_options(parser)
 
 
 def _add_data_options(parser: Parser) -> None:
@@ -88,9 +94,6 @@ def _add_data_options(parser: Parser) -> None:
     add("--bad-rows", choices=["error", "skip"], help="an unreadable row is an error, or is skipped (default: error)")
     add("--nan", choices=["error", "missing"], help="a NaN is an error, or a missing value")
 
-
-def _add_forecast_options(parser: Parser) -> None:
-    add = parser.add_argument
     add("--targets", metavar="A,B", help="series: columns to forecast (default: all)")
     add("--horizon", type=int, metavar="N", help="series: number of steps to forecast")
     add("--season", type=int, metavar="N", help="series: predict the difference to N steps before; 0 for none")
@@ -100,9 +103,6 @@ def _add_forecast_options(parser: Parser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Inspect, ask, prepare, and write the run."""
     _check(options)
-    from stretto.prepare.inspection import DataHints
-    from stretto.train.suggest import suggest
-
     console = make_console()
     names = ("kind", "format", "level", "sequence", "label", "has_label", "time", "by")
     hints = DataHints(**{name: getattr(options, name) for name in names})
@@ -118,8 +118,10 @@ def run(options: argparse.Namespace) -> None:
     forecast, targets = prompter.choose_targets(inspection, options)
     name = options.name or _default_name(options.paths[0])
     prepared = _prepare(console, inspection, Path("data") / name, options)
-    _print_stores(console, prepared)
     folder = Path("runs") / name
+    # Imports torch, which takes seconds: only now, when mistakes in the options have been reported.
+    from stretto.train.suggest import suggest
+
     suggestion = suggest(inspection, prepared, folder=folder, path=options.out, targets=targets, **forecast)
     write_atomic(options.out, suggestion.text.encode())
     _print_next_steps(console, inspection, suggestion, options.out)
@@ -141,10 +143,8 @@ def _check(options: argparse.Namespace) -> None:
             raise ConfigError(f"--{name}={value} must be at least {minimum}")
 
 
-def _check_options(options: argparse.Namespace, inspection: "Inspection") -> None:
+def _check_options(options: argparse.Namespace, inspection: Inspection) -> None:
     """Reject an option that has no effect on this kind of data."""
-    from stretto.prepare.sequence_data import SequenceData
-
     data = inspection.data
     kind = f"sequences of {data.value_type}" if isinstance(data, SequenceData) else inspection.kind
     for name, kinds in _OPTION_KINDS.items():
@@ -162,11 +162,8 @@ class _Prompter:
         self._paths, self._valid = paths, valid
         self._is_interactive = is_interactive
 
-    def inspect(self, hints: "DataHints") -> "tuple[Inspection, DataHints]":
+    def inspect(self, hints: DataHints) -> tuple[Inspection, DataHints]:
         """Inspect the files, asking until nothing is ambiguous; return the hints with the answers added."""
-        from stretto.prepare.file_listing import AmbiguousInputError
-        from stretto.prepare.inspection import inspect_data
-
         while True:
             try:
                 return inspect_data(self._paths, hints, valid=self._valid), hints
@@ -177,12 +174,8 @@ class _Prompter:
                 is_none = ambiguity.hint == "label" and choice == "none"
                 hints = replace(hints, **({"has_label": False} if is_none else {ambiguity.hint: choice}))
 
-    def confirm(self, inspection: "Inspection", hints: "DataHints") -> "Inspection":
+    def confirm(self, inspection: Inspection, hints: DataHints) -> Inspection:
         """Ask about choices that nobody has made yet."""
-        from stretto.prepare.inspection import TextData, inspect_data
-        from stretto.prepare.options import LEVELS
-        from stretto.prepare.sequence_data import SequenceData
-
         data, confirmed = inspection.data, hints
         if not self._is_interactive:
             return inspection
@@ -201,12 +194,9 @@ class _Prompter:
         return inspection if confirmed == hints else inspect_data(self._paths, confirmed, valid=self._valid)
 
     def choose_targets(
-        self, inspection: "Inspection", options: argparse.Namespace
+        self, inspection: Inspection, options: argparse.Namespace
     ) -> tuple[dict[str, int | None], list[str]]:
         """Return the sizes and the target columns of a forecast."""
-        from stretto.prepare.sequence_data import SequenceData
-        from stretto.prepare.series_data import SeriesData
-
         data = inspection.data
         forecast = {name: getattr(options, name) for name in _FORECAST}
         targets = [] if options.targets is None else [name.strip() for name in options.targets.split(",")]
@@ -232,7 +222,7 @@ class _Prompter:
         for number, choice in enumerate(choices, 1):
             self._console.print(f"  {number}. {choice}")
         while True:
-            answer = self._read_answer("" if default is None else default)
+            answer = self._read_answer(default or "")
             if not answer and default is not None:
                 return default
             if answer in choices:
@@ -258,11 +248,7 @@ class _Prompter:
             raise KeyboardInterrupt(": nothing was written") from None
 
 
-def _prepare(console: Console, inspection: "Inspection", folder: Path, options: argparse.Namespace) -> "PreparedData":
-    from stretto.cli.views.result_views import show_preparation
-    from stretto.cli.views.store_lines import describe_skipped
-    from stretto.prepare.prepare_data import prepare_data
-
+def _prepare(console: Console, inspection: Inspection, folder: Path, options: argparse.Namespace) -> PreparedData:
     skipped: list[SkippedRows] = []
     with show_preparation(console) as show:
         prepared = prepare_data(
@@ -277,13 +263,15 @@ def _prepare(console: Console, inspection: "Inspection", folder: Path, options: 
         )
     for rows in skipped:
         console.print(describe_skipped(rows))
+    for store in (prepared.train, prepared.valid):
+        if store is not None:
+            console.print(f"data    {describe_store(store)}")
+    if prepared.is_reused:
+        console.print("        reused: the same files were prepared before")
     return prepared
 
 
-def _describe(inspection: "Inspection") -> str:
-    from stretto.prepare.inspection import TextData
-    from stretto.prepare.sequence_data import SequenceData
-
+def _describe(inspection: Inspection) -> str:
     paths, data = inspection.paths, inspection.data
     files = str(paths[0]) if len(paths) == 1 else f"{len(paths):,} files, the first {paths[0]}"
     if isinstance(data, TextData):
@@ -297,42 +285,23 @@ def _describe(inspection: "Inspection") -> str:
     return f"series: {files}, {rows}{by}, numbers in {names}"
 
 
-def _describe_task(inspection: "Inspection") -> str:
-    from stretto.plan.units import format_duration
-    from stretto.prepare.inspection import TextData
-    from stretto.prepare.sequence_data import SequenceData
-
+def _describe_task(inspection: Inspection) -> str:
     data = inspection.data
     if isinstance(data, TextData):
         return f"predict the next {data.level}; state is carried along the text, in lanes"
     if isinstance(data, SequenceData):
         tokens = "" if data.level is None else f", read {data.level} by {data.level}"
-        if data.label is not None:
-            return f"predict {data.label!r} of a sequence{tokens}"
-        return f"predict the next step of a sequence{tokens}"
+        target = "the next step" if data.label is None else repr(data.label)
+        return f"predict {target} of a sequence{tokens}"
     facts = [] if data.seconds is None else [f"one row every {format_duration(data.seconds)}"]
     facts += [f"seasonal period of {data.period} rows"] if data.period else []
     return "forecast the next values" + (f" ({', '.join(facts)})" if facts else "")
 
 
-def _print_stores(console: Console, prepared: "PreparedData") -> None:
-    from stretto.cli.views.store_lines import describe_store
-
-    for store in (prepared.train, prepared.valid):
-        if store is not None:
-            console.print(f"data    {describe_store(store)}")
-    if prepared.is_reused:
-        console.print("        reused: the same files were prepared before")
-
-
-def _print_next_steps(console: Console, inspection: "Inspection", suggestion: "Suggestion", out: Path) -> None:
-    config = suggestion.config
+def _print_next_steps(console: Console, inspection: Inspection, suggestion: "Suggestion", out: Path) -> None:
+    config, train = suggestion.config, suggestion.config.train
     folder = str(config.run.folder)
-    length = (
-        f"{config.train.steps:,} steps"
-        if config.train.steps
-        else f"{config.train.epochs} epoch{'s' * (config.train.epochs > 1)}"
-    )
+    length = f"{train.steps:,} steps" if train.steps else f"{train.epochs} epoch{'s' * (train.epochs > 1)}"
     model = f"{config.model.layers} x {config.model.cell} of {config.model.hidden}"
     console.print(f"run     {out}: {model}, {length}; a comment on each line says why")
     if suggestion.naive_loss is not None:

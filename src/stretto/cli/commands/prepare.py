@@ -10,18 +10,19 @@ example:
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stretto.cli.parser import Parser, add_prepare_options, read_prepare_options
 from stretto.cli.views.console import make_console
 from stretto.cli.views.result_views import show_preparation
+from stretto.cli.views.store_lines import describe_skipped, describe_store
 from stretto.prepare.options import SequenceOptions, SeriesOptions, TextOptions
-
-if TYPE_CHECKING:
-    from stretto.prepare.prepare_job import OnProgress
-    from stretto.prepare.row_reader import OnSkipped, SkippedRows
-    from stretto.store.corpus import Corpus
-    from stretto.store.sequences import Sequences
+from stretto.prepare.prepare_job import OnProgress
+from stretto.prepare.prepare_sequences import prepare_sequences
+from stretto.prepare.prepare_series import prepare_series
+from stretto.prepare.prepare_text import prepare_text
+from stretto.prepare.row_reader import OnSkipped, SkippedRows
+from stretto.store.corpus import Corpus
+from stretto.store.sequences import Sequences
 
 KINDS = {
     "text": "text files, as one long stream of tokens",
@@ -48,8 +49,6 @@ def run(kind_options: argparse.Namespace) -> None:
         show_preparation(console, f"{options.out}.partial") as show,
     ):
         stores = _prepare(kind_options.kind, options, show, skipped.append)
-    from stretto.cli.views.store_lines import describe_skipped, describe_store
-
     for store in stores:
         console.print(describe_store(store))
     for rows in skipped:
@@ -57,12 +56,8 @@ def run(kind_options: argparse.Namespace) -> None:
 
 
 def _prepare(
-    kind: str, options: argparse.Namespace, show: "OnProgress", on_skipped: "OnSkipped"
-) -> "list[Corpus] | list[Sequences]":
-    from stretto.prepare.prepare_sequences import prepare_sequences
-    from stretto.prepare.prepare_series import prepare_series
-    from stretto.prepare.prepare_text import prepare_text
-
+    kind: str, options: argparse.Namespace, show: OnProgress, on_skipped: OnSkipped
+) -> list[Corpus] | list[Sequences]:
     files, folder, workers = options.files, options.out, options.workers
     if kind == "text":
         text_options = read_prepare_options(TextOptions, options)

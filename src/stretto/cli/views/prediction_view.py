@@ -65,26 +65,17 @@ def show_forecast(
         console.print(f"{num_series - 1:,} more series; write them all with --out FILE.csv")
 
 
-def _show_first(console: Console, series_forecast: SeriesForecast) -> None:
-    table = Table(
-        title=f"series {series_forecast.series}, after its {series_forecast.start:,} steps", box=box.SIMPLE_HEAD
-    )
+def _show_first(console: Console, first: SeriesForecast) -> None:
+    table = Table(title=f"series {first.series}, after its {first.start:,} steps", box=box.SIMPLE_HEAD)
     table.add_column("step", justify="right")
-    for name in series_forecast.channels[:_MAX_CHANNELS]:
+    for name in first.channels[:_MAX_CHANNELS]:
         table.add_column(name, justify="right")
-    for index, values in enumerate(series_forecast.values[:_MAX_STEPS, :_MAX_CHANNELS].tolist()):
-        table.add_row(str(series_forecast.start + index), *(_format_value(value) for value in values))
+    for index, values in enumerate(first.values[:_MAX_STEPS, :_MAX_CHANNELS].tolist()):
+        table.add_row(str(first.start + index), *map(_format_value, values))
     console.print(table)
-    omitted = [
-        f"{count:,} more {noun}"
-        for count, noun in (
-            (len(series_forecast.values) - _MAX_STEPS, "steps"),
-            (len(series_forecast.channels) - _MAX_CHANNELS, "channels"),
-        )
-        if count > 0
-    ]
-    if omitted:
-        console.print(f"and {', '.join(omitted)}")
+    omitted = {"steps": len(first.values) - _MAX_STEPS, "channels": len(first.channels) - _MAX_CHANNELS}
+    if any(count > 0 for count in omitted.values()):
+        console.print("and " + ", ".join(f"{count:,} more {noun}" for noun, count in omitted.items() if count > 0))
 
 
 def _open_csv(path: Path) -> TextIO:
