@@ -42,3 +42,13 @@ def write_errors(target: Path | str, remedy: str = "choose a different file") ->
         yield
     except OSError as error:
         raise ConfigError(f"{target} can't be written ({error.strerror}); {remedy}") from None
+
+
+def refuse_existing(parameter: str, path: Path) -> None:
+    """Raise if an output file already exists, so that a typo never overwrites a result."""
+    try:
+        exists = path.exists()
+    except OSError:
+        return  # the path is invalid; writing the file reports it
+    if exists:
+        raise ConfigError(f"{parameter}={path} already exists; choose a different path, or delete it")

@@ -12,11 +12,13 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stretto.base.disk import refuse_existing
 from stretto.base.errors import ConfigError
-from stretto.cli.output_files import refuse_existing
 from stretto.cli.parser import Parser, add_trust_argument
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from stretto.exchange.onnx_export import OnnxExport
 
 
@@ -51,9 +53,7 @@ def run(options: argparse.Namespace) -> None:
     if options.onnx is not None:
         from stretto.exchange.onnx_export import export_onnx
 
-        exported = export_onnx(trained, options.onnx)
-        for line in _onnx_lines(exported):
-            console.print(line)
+        _print_onnx(console, export_onnx(trained, options.onnx))
     if options.torch is not None:
         from stretto.exchange.to_torch import export_torch
 
@@ -64,14 +64,12 @@ def run(options: argparse.Namespace) -> None:
         console.print(f"the weights of these modules are in {options.torch}")
 
 
-def _onnx_lines(exported: "OnnxExport") -> list[str]:
+def _print_onnx(console: "Console", exported: "OnnxExport") -> None:
     states = [name for name in exported.inputs if name != "x"]
+    console.print(f"in    x{''.join(f', {name}' for name in states)}")
+    console.print(f"out   y{''.join(f', {name}.next' for name in states)}")
     if exported.max_difference is None:
         verdict = "not checked, because onnxruntime is not installed: pip install 'stretto[onnx]'"
     else:
         verdict = f"checked with onnxruntime: the largest difference from torch is {exported.max_difference:.1e}"
-    return [
-        f"in    x{''.join(f', {name}' for name in states)}",
-        f"out   y{''.join(f', {name}.next' for name in states)}",
-        f"the model is in {exported.path}; {verdict}",
-    ]
+    console.print(f"the model is in {exported.path}; {verdict}")

@@ -10,7 +10,7 @@ example:
 import argparse
 from pathlib import Path
 
-from stretto.cli.output_files import refuse_existing
+from stretto.base.disk import refuse_existing
 from stretto.cli.parser import Parser, add_model_arguments
 
 

@@ -12,8 +12,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stretto.base.disk import write_errors
-from stretto.cli.output_files import refuse_existing
+from stretto.base.disk import refuse_existing, write_errors
 from stretto.cli.parser import Parser
 
 if TYPE_CHECKING:

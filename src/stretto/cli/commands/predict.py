@@ -12,9 +12,9 @@ import argparse
 import os
 from pathlib import Path
 
+from stretto.base.disk import refuse_existing
 from stretto.base.errors import ConfigError
 from stretto.base.remote import is_remote
-from stretto.cli.output_files import refuse_existing
 from stretto.cli.parser import Parser, add_model_arguments
 
 _IF_DIFFERENT = "if its name differs from the run's data"

@@ -42,13 +42,10 @@ def run(options: argparse.Namespace) -> None:
     from stretto.cli.run_on_ranks import RankCommand, run_on_ranks
 
     # Nothing is written to the run's folder, so it may hold a run.
-    def verify_on_rank(world: "World", config: RunConfig) -> None:
-        _verify(config, world, options.num_steps, options.double)
-
-    run_on_ranks(config, RankCommand(options.command_line, verify_on_rank))
+    run_on_ranks(config, RankCommand(options.command_line, lambda world, config: _verify(world, config, options)))
 
 
-def _verify(config: RunConfig, world: "World", num_steps: int, is_double: bool) -> None:
+def _verify(world: "World", config: RunConfig, options: argparse.Namespace) -> None:
     from stretto.cli.views.console import make_console
     from stretto.cli.views.result_views import verification_table
     from stretto.measure.verify import verify
@@ -56,13 +53,13 @@ def _verify(config: RunConfig, world: "World", num_steps: int, is_double: bool) 
 
     inputs = build_inputs(config)
     verification = verify(
-        inputs.model.double() if is_double else inputs.model,
+        inputs.model.double() if options.double else inputs.model,
         inputs.loss,
         inputs.train.windows,
         config.layout,
         world,
         seed=config.run.seed,
-        num_steps=num_steps,
+        num_steps=options.num_steps,
         precision=config.run.precision,
     )
     console = make_console(is_quiet=not world.is_rank_zero, is_wrapped=True)
