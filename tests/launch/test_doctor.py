@@ -17,11 +17,10 @@ from helpers.rank_pool import RankPools, free_port
 from stretto import World
 from stretto.cli.main import main
 from stretto.launch import Finding, doctor, link_checks, machine
-from stretto.launch.cuda_driver import driver_version
 from stretto.launch.doctor import check_machine
 from stretto.launch.finding import ok, run_check
 from stretto.launch.folders import check_folder
-from stretto.launch.probe import ProbeFailedError, probe_torch
+from stretto.launch.probe import ProbeFailedError, driver_version, probe_torch
 
 
 def levels(findings: list[Finding]) -> dict[str, str]:

@@ -41,3 +41,7 @@ class FencedError(StrettoError):
 
 class DivergedError(StrettoError):
     """Training diverged: a loss or gradient is not finite."""
+
+
+# Errors that end the whole run, not one rank only: every rank raises the one that was published first.
+SHARED_ERRORS: tuple[type[StrettoError], ...] = (ConfigError, DataError, DivergedError, FencedError, PlanError)

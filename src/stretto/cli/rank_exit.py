@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import NoReturn
 
-from stretto.base.errors import LostPeerError, StrettoError
+from stretto.base.errors import SHARED_ERRORS, LostPeerError, StrettoError
 from stretto.launch.parent_exit import preempted_exit_code
-from stretto.mesh.world import SHARED_ERRORS, World
+from stretto.mesh.world import World
 from stretto.train.events import PreemptedError
 from stretto.train.signals import on_preemption_signal
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from stretto.config.run import RunConfig
 from stretto.launch.finding import Finding, ok, problem, warning
@@ -61,19 +62,17 @@ def check_torch(seconds: float) -> list[Finding]:
     major_minor = tuple(int(part) for part in probe["version"].split("+")[0].split(".")[:2] if part.isdecimal())
     if major_minor < _MIN_TORCH:
         remedy = f"install torch {'.'.join(map(str, _MIN_TORCH))} or newer: older versions load weights unsafely"
-        findings = [problem("torch", detail, remedy)]
+        finding = problem("torch", detail, remedy)
     elif "gloo" not in probe["backends"]:
-        findings = [problem("torch", detail, "install a torch with gloo: it is needed for more than one rank")]
+        finding = problem("torch", detail, "install a torch with gloo: it is needed for more than one rank")
     else:
-        findings = [ok("torch", detail)]
-    return [*findings, *_check_devices(probe)]
+        finding = ok("torch", detail)
+    return [finding, *_check_devices(probe)]
 
 
-def _check_devices(probe: Mapping[str, object]) -> list[Finding]:
-    devices = probe["devices"]
-    assert isinstance(devices, list)
+def _check_devices(probe: Mapping[str, Any]) -> list[Finding]:
     gpu_tool = "rocm-smi" if probe["hip"] else "nvidia-smi"
-    if not devices:
+    if not probe["devices"]:
         has_gpu = any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/kfd").exists()
         if probe["error"] and has_gpu:
             return [
@@ -84,7 +83,7 @@ def _check_devices(probe: Mapping[str, object]) -> list[Finding]:
         return [ok("devices", "no accelerator: ranks use the CPU")]
     driver = "" if probe["driver"] is None else f", driver {probe['driver']}"
     findings = []
-    for number, device in enumerate(devices):
+    for number, device in enumerate(probe["devices"]):
         name = f"device {number}"
         if device["error"]:
             remedy = "fix it, or hide it with CUDA_VISIBLE_DEVICES"

@@ -1,5 +1,6 @@
 """Probes torch and its devices in a separate process, since a broken driver may crash it."""
 
+import ctypes
 import json
 import subprocess
 import sys
@@ -33,7 +34,6 @@ def print_probe() -> None:
     """Print the properties of torch and its devices as JSON on the last line of stdout."""
     import torch
 
-    from stretto.launch.cuda_driver import driver_version
     from stretto.mesh.device import find_backends
 
     accelerator = _try(lambda: torch.accelerator.current_accelerator(check_available=True), None)
@@ -63,6 +63,15 @@ def _probe_device(name: str) -> dict[str, Any]:
     except Exception as error:  # noqa: BLE001 - a driver may raise anything
         return {"name": name, "error": str(error).splitlines()[0]}
     return {"name": label, "error": None if works else "it computes wrong results", "free": free, "total": total}
+
+
+def driver_version() -> int:
+    """Return the newest CUDA version that the driver supports, such as 12080 for 12.8; raise OSError without one."""
+    # From the driver itself: torch has no public API for it.
+    version = ctypes.c_int()
+    if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)) != 0:
+        raise OSError("the CUDA driver does not return its version")
+    return version.value
 
 
 def _cuda_error() -> str | None:

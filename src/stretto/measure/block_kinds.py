@@ -141,8 +141,8 @@ def _block_kind(profile_input: ProfileInput, stack: Stack, output: Tensor, point
         weight_bytes=sum(weight.nbytes for weight in stack.parameters()),
         output_bytes=output.element_size() * output[0, 0].numel(),
         state_bytes=sum(tensor.nbytes for tensor in state),
-        accumulate=_time_accumulate(trainable, device),
-        optimizer=_time_optimizer(trainable, profile_input.make_optimizer, device),
+        accumulate=_time_accumulate(trainable, device) if trainable else 0.0,
+        optimizer=_time_optimizer(trainable, profile_input.make_optimizer, device) if trainable else 0.0,
         points=points,
     )
 
@@ -242,8 +242,6 @@ def _saved_bytes(run: Callable[[], object], weights: Collection[Tensor]) -> floa
 
 def _time_accumulate(weights: list[nn.Parameter], device: torch.device) -> float:
     """Time adding one gradient of each weight to another."""
-    if not weights:
-        return 0.0
     gradients = [torch.ones_like(weight) for weight in weights]
     others = [torch.ones_like(weight) for weight in weights]
 
@@ -256,8 +254,6 @@ def _time_accumulate(weights: list[nn.Parameter], device: torch.device) -> float
 
 def _time_optimizer(weights: list[nn.Parameter], make_optimizer: OptimizerFactory, device: torch.device) -> float:
     """Time what happens between gradients and new weights: their norm, their scaling, the optimizer's step."""
-    if not weights:
-        return 0.0
     optimizer = make_optimizer(weights)
     gradients = [torch.full_like(weight, 1e-6) for weight in weights]
     for weight, gradient in zip(weights, gradients, strict=True):

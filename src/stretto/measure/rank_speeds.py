@@ -51,12 +51,8 @@ def guess_rank_speeds(profile_input: ProfileInput, world: World) -> SpeedMeasure
     if not profile_input.is_cpu:
         return SpeedMeasurement()
     cores = os.cpu_count() or 1
-    return SpeedMeasurement(
-        tuple(
-            RankSpeed(ranks=num_ranks, contended=min(1.0, cores / num_ranks), solo=1.0)
-            for num_ranks in divisors(world.local_size)
-        )
-    )
+    counts = divisors(world.local_size)
+    return SpeedMeasurement(tuple(RankSpeed(ranks=n, contended=min(1.0, cores / n), solo=1.0) for n in counts))
 
 
 class _SharedStep:

@@ -8,7 +8,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from stretto.base.errors import MeshError
+from stretto.base.errors import SHARED_ERRORS, MeshError
 from stretto.mesh.c10d import PrefixStore, Store
 from stretto.mesh.device import find_device
 from stretto.mesh.heartbeat import Heartbeat
@@ -17,7 +17,7 @@ from stretto.mesh.liveness import LivenessCheck
 from stretto.mesh.rank_store import RankStore
 from stretto.mesh.rendezvous import leave, rendezvous
 from stretto.mesh.store import open_store
-from stretto.mesh.world import SHARED_ERRORS, TIMEOUT, World
+from stretto.mesh.world import TIMEOUT, World
 
 _SINGLE_RANK = LaunchInfo(rank=0, size=1, local_rank=0, local_size=1, address="127.0.0.1", port=0)
 

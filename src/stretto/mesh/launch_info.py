@@ -34,11 +34,6 @@ class LaunchInfo:
     has_own_devices: bool = False  # the launcher has chosen which devices each rank sees
     launch_command: str = "torchrun --nproc-per-node {}"  # to start a different number of ranks, which replaces {}
 
-    @property
-    def is_single_node(self) -> bool:
-        """Whether all ranks are on this node."""
-        return self.size == self.local_size
-
 
 def find_launch_info(variables: Mapping[str, str]) -> LaunchInfo | None:
     """Return what the launcher has set; None without one, or if one other than torchrun started a single rank."""

@@ -36,6 +36,8 @@ class Mesh:
         position = topology.position(world.rank)
         self.replica, self.stage = position.replica, position.stage
         self.num_replicas, self.num_stages = topology.num_replicas, topology.num_stages
+        self.is_first_stage = self.stage == 0  # it reads a window's inputs
+        self.is_last_stage = self.stage == self.num_stages - 1  # it reads a window's targets and computes the loss
         self.forward_channel: Channel | None = None
         self.backward_channel: Channel | None = None
         self.replica_group: dist.ProcessGroup | None = None
@@ -43,16 +45,6 @@ class Mesh:
         self.world.barrier()
         with self.world.collective("new_group"):
             self._create_groups()
-
-    @property
-    def is_first_stage(self) -> bool:
-        """Whether this rank's stage reads a window's inputs."""
-        return self.stage == 0
-
-    @property
-    def is_last_stage(self) -> bool:
-        """Whether this rank's stage reads a window's targets and computes the loss."""
-        return self.stage == self.num_stages - 1
 
     def _create_groups(self) -> None:
         if self.num_stages > 1:

@@ -13,7 +13,8 @@ def open_store(launch_info: LaunchInfo, timeout: timedelta) -> TCPStore:
     """Return this rank's connection to the store. If rank 0 hosts it, it listens at one address only where it can."""
     address, port = launch_info.address, launch_info.port
     is_host = launch_info.rank == 0 and not launch_info.has_agent_store
-    listener = listen_at(address, port, is_single_node=launch_info.is_single_node) if is_host else None
+    is_single_node = launch_info.local_size == launch_info.size
+    listener = listen_at(address, port, is_single_node=is_single_node) if is_host else None
     try:
         return TCPStore(
             address, port, launch_info.size, is_host, timeout, wait_for_workers=False,

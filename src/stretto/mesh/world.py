@@ -11,15 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from stretto.base.errors import (
-    ConfigError,
-    DataError,
-    DivergedError,
-    FencedError,
-    LostPeerError,
-    PlanError,
-    StrettoError,
-)
+from stretto.base.errors import SHARED_ERRORS, LostPeerError, StrettoError
 from stretto.mesh.c10d import HashStore
 from stretto.mesh.heartbeat import WAITING, Heartbeat
 from stretto.mesh.liveness import LivenessCheck
@@ -28,8 +20,6 @@ from stretto.mesh.topology import Topology
 from stretto.mesh.wait_timer import WaitTimer
 
 TIMEOUT = timedelta(minutes=10)
-# Errors that end the whole run, not one rank only: every rank raises the one that was published first.
-SHARED_ERRORS: tuple[type[StrettoError], ...] = (ConfigError, DataError, DivergedError, FencedError, PlanError)
 
 
 @dataclass(frozen=True)

@@ -54,9 +54,8 @@ def all_memory_totals(costs: CostModel, layout: Layout, rows: int, steps: int) -
     edges = range(costs.num_blocks + 1)
     # The loss belongs to the last block, and so to every range that ends with it.
     saved = range_costs(np.array([costs.chunk_cost(0, stop, rows, steps).saved for stop in edges]))
-    weights = range_costs(np.array([costs.weight_bytes(0, stop) for stop in edges])) * (
-        2 + costs.profile.optimizer_bytes
-    )
+    copies = 2 + costs.profile.optimizer_bytes  # weights, gradients, optimizer
+    weights = range_costs(np.array([costs.weight_bytes(0, stop) for stop in edges])) * copies
     state = range_costs(np.array([costs.state_bytes(0, stop) for stop in edges])) * rows
     boundary = np.array([_boundary_bytes(costs, edge) for edge in edges]) * rows * steps
     fixed = weights + _NUM_MESSAGE_BUFFERS * (boundary[:, None] + boundary[None, :])

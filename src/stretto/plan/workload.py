@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import cache, cached_property
+from functools import cache
 
 import numpy as np
 
@@ -18,6 +18,12 @@ class Workload:
         self.is_causal = is_causal  # a model that looks ahead can't be split in time
         if not self.batches or min(map(len, self.batches)) == 0:
             raise PlanError("a workload needs at least one batch, and each batch at least one row; use more data")
+        sizes = [len(lengths) for lengths in self.batches]
+        # Rows of the smallest batch, which limits replicas and micro-batches, and of the largest.
+        self.num_rows, self.max_rows = min(sizes), max(sizes)
+        self.num_steps = max(1, *(int(lengths[0]) for lengths in self.batches))  # of the longest row, at least 1
+        # The time steps of all rows of an average batch.
+        self.tokens = sum(float(lengths.sum()) for lengths in self.batches) / len(self.batches)
         self.split = cache(self._split)
         self.count_chunks = cache(self._count_chunks)
         self.largest_chunk = cache(self._largest_chunk)
@@ -26,26 +32,6 @@ class Workload:
     def of(cls, rows: int, steps: int) -> "Workload":
         """Return a workload in which every batch has the same rows and time steps, as stateful lanes have."""
         return cls([np.full(rows, steps)])
-
-    @cached_property
-    def tokens(self) -> float:
-        """The time steps of all rows of an average batch."""
-        return sum(float(lengths.sum()) for lengths in self.batches) / len(self.batches)
-
-    @cached_property
-    def num_rows(self) -> int:
-        """The number of rows of the smallest batch, which limits replicas and micro-batches."""
-        return min(map(len, self.batches))
-
-    @cached_property
-    def max_rows(self) -> int:
-        """The number of rows of the largest batch."""
-        return max(map(len, self.batches))
-
-    @cached_property
-    def num_steps(self) -> int:
-        """The number of time steps of the longest row, at least 1."""
-        return max(1, *(int(lengths[0]) for lengths in self.batches))
 
     def _split(self, replicas: int, micro_batches: int, chunks: int) -> list[list[MicroBatchShape]]:
         """Return, for each batch, the micro-batches of a replica that gets the longest of every `replicas` rows."""
