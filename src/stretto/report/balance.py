@@ -6,8 +6,7 @@ import numpy as np
 
 from stretto.plan.units import format_bytes, format_seconds
 from stretto.report.bar_rows import stacked_bar_chart
-from stretto.report.chart import Line, line_chart, stacked_column_chart
-from stretto.report.downsampled_series import Floats
+from stretto.report.chart import Line, StackedPart, line_chart, stacked_column_chart
 from stretto.report.formatting import format_percent, pluralize, step_time_unit
 from stretto.report.markup import Html, tag
 from stretto.report.page import figure, note, section
@@ -53,10 +52,13 @@ def _describe(ranks: RankMeans) -> str:
 def _time_chart(ranks: RankMeans) -> Html:
     waiting = np.nan_to_num(ranks.waiting)
     other = np.maximum(0.0, ranks.seconds - ranks.busy - waiting)
-    parts = [("busy", "c0", ranks.busy), ("waiting for others", "idle", waiting)]
+    parts = [
+        StackedPart("busy", "c0", ranks.busy.tolist()),
+        StackedPart("waiting for others", "idle", waiting.tolist()),
+    ]
     # Less than 2% would be too thin to see.
     if float(other.max()) > 0.02 * ranks.seconds:
-        parts.append(("other", "rest", other))
+        parts.append(StackedPart("other", "rest", other.tolist()))
     values = [f"{format_percent(float(seconds) / ranks.seconds)} busy" for seconds in ranks.busy]
     return _rank_chart("Mean step of each rank", step_time_unit(ranks.seconds), parts, format_seconds, values)
 
@@ -65,13 +67,15 @@ def _memory_chart(ranks: RankMeans) -> Html:
     memory = np.nan_to_num(ranks.memory)
     size, name = next(unit for unit in _BYTE_UNITS if float(memory.max()) >= unit[0] or unit[0] == 1.0)
     values = [format_bytes(float(value)) for value in memory]
-    return _rank_chart("Peak memory", (1 / size, name), [("memory", "c2", memory)], format_bytes, values)
+    return _rank_chart(
+        "Peak memory", (1 / size, name), [StackedPart("memory", "c2", memory.tolist())], format_bytes, values
+    )
 
 
 def _rank_chart(
     title: str,
     unit: tuple[float, str],
-    parts: Sequence[tuple[str, str, Floats]],
+    parts: Sequence[StackedPart],
     format_value: Callable[[float], str],
     values: Sequence[str],
 ) -> Html:
@@ -79,13 +83,13 @@ def _rank_chart(
     num_ranks, (factor, unit_name) = len(values), unit
     if num_ranks > _MAX_ROWS:
         num_columns = min(num_ranks, _MAX_COLUMNS)
-        columns = [
-            (name, css_class, [float(part.mean()) for part in np.array_split(amounts * factor, num_columns)])
-            for name, css_class, amounts in parts
-        ]
+        columns = []
+        for part in parts:
+            groups = np.array_split(np.array(part.amounts) * factor, num_columns)
+            columns.append(part._replace(amounts=[float(group.mean()) for group in groups]))
         return stacked_column_chart(title, unit_name, "rank", columns, num_ranks)
-    rows = [(name, css_class, amounts.tolist()) for name, css_class, amounts in parts]
-    return stacked_bar_chart(title, unit, [f"rank {rank}" for rank in range(num_ranks)], rows, format_value, values)
+    names = [f"rank {rank}" for rank in range(num_ranks)]
+    return stacked_bar_chart(title, unit, names, parts, format_value, values)
 
 
 def _bubble_chart(ranks: RankMeans) -> Html:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from stretto.report.chart import CHAR_WIDTH, box, heading, legend, percent, ticks
+from stretto.report.chart import CHAR_WIDTH, StackedPart, box, heading, legend, percent, ticks
 from stretto.report.markup import Html, join, tag
 from stretto.report.page import read_style
 from stretto.report.ticks import Scale, linear
@@ -88,28 +88,28 @@ def stacked_bar_chart(
     title: str,
     unit: tuple[float, str],
     names: Sequence[str],
-    parts: Sequence[tuple[str, str, Sequence[float]]],
+    parts: Sequence[StackedPart],
     format_value: Callable[[float], str],
     values: Sequence[str] = (),
 ) -> Html:
-    """Return a chart with one stacked bar per name. A part has a name, a color class and one amount per bar.
+    """Return a chart with one stacked bar per name.
 
     `unit` is a factor that converts amounts to the x axis, and its unit's name. `values` are shown beside the bars.
     """
     factor, unit_name = unit
-    totals = [sum(amounts[index] for _, _, amounts in parts) for index in range(len(names))]
+    totals = [sum(part.amounts[index] for part in parts) for index in range(len(names))]
     x = linear(0.0, max(totals, default=0.0) * factor or 1.0, 8, is_tight=True)
     rows = []
     for index, name in enumerate(names):
         boxes, start = [], 0.0
-        for part, css_class, amounts in parts:
-            stop = start + amounts[index]
-            tooltip = f"{name}, {part}: {format_value(amounts[index])}"
-            boxes.append(Box(x.fraction(start * factor), x.fraction(stop * factor), css_class, tooltip))
+        for part in parts:
+            stop = start + part.amounts[index]
+            tooltip = f"{name}, {part.name}: {format_value(part.amounts[index])}"
+            boxes.append(Box(x.fraction(start * factor), x.fraction(stop * factor), part.css_class, tooltip))
             start = stop
         rows.append(BarRow(name, boxes, values[index] if values else ""))
     totals_text = [f"{name} {format_value(total)}" for name, total in zip(names[:8], totals, strict=False)]
-    entries = [(name, css_class) for name, css_class, _ in parts]
+    entries = [(part.name, part.css_class) for part in parts]
     return BarChart(title, "; ".join(totals_text), entries, rows, x, unit_name).to_html()
 
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from stretto.report.markup import Html, join, tag
 from stretto.report.ticks import Scale, choose_scale, format_short, linear, tick_formatter
@@ -52,6 +53,14 @@ class XAxis:
     is_integer: bool = True
 
 
+class StackedPart(NamedTuple):
+    """A part of every stacked bar or column of a chart, with one amount per bar or column."""
+
+    name: str
+    css_class: str
+    amounts: Sequence[float]
+
+
 STEP_AXIS = (XAxis("step"),)
 # An event, drawn as a dotted line with a tooltip: its position on each x axis, and the text.
 Mark = tuple[Sequence[float], str]
@@ -81,7 +90,7 @@ def line_chart(
         x = linear(start, end, 10 if is_large else 5, is_integer=axis.is_integer, is_tight=True)
         drawn = [_band(x, y, line, index) for line in shown if len(line.low)]
         drawn += [part for line in shown for part in _draw_line(x, y, line, index)]
-        visible = [(at[index], text) for at, text in marks if x.low <= at[index] <= x.high]
+        visible = [(mark_x[index], text) for mark_x, text in marks if x.low <= mark_x[index] <= x.high]
         dotted = [_draw_mark(x, position, text, height) for position, text in visible]
         view = (*_x_axis(x, axis.label, height), *dotted, _viewport(height, drawn))
         x_range = f"{x.low:.12g} {x.high:.12g}"
@@ -112,15 +121,13 @@ def histogram_chart(
     return join(heading(title, unit), _plot(y, _SMALL, label, parts))
 
 
-def stacked_column_chart(
-    title: str, unit: str, x_label: str, parts: Sequence[tuple[str, str, Sequence[float]]], num_items: int
-) -> Html:
-    """Return a chart of stacked columns. A part has a name, a color class and one value per column.
+def stacked_column_chart(title: str, unit: str, x_label: str, parts: Sequence[StackedPart], num_items: int) -> Html:
+    """Return a chart of stacked columns.
 
     The x axis has `num_items` items; if that is more than there are columns, a column is the mean of several items.
     """
-    num_columns = len(parts[0][2])
-    totals = [sum(values[index] for _, _, values in parts) for index in range(num_columns)]
+    num_columns = len(parts[0].amounts)
+    totals = [sum(part.amounts[index] for part in parts) for index in range(num_columns)]
     y = linear(0.0, max(totals) or 1.0, 4)
     x = linear(0.0, float(num_items), 6, is_integer=True, is_tight=True)
     width = _WIDTH / num_columns
@@ -128,16 +135,16 @@ def stacked_column_chart(
     gap = 1.0 if num_columns < 100 else 0.0
     bases = [0.0] * num_columns
     drawn = []
-    for _, css_class, values in parts:
+    for part in parts:
         # One path for all columns: hundreds of boxes would be most of the page.
         path = []
-        for index, value in enumerate(values):
+        for index, value in enumerate(part.amounts):
             low, high = _viewport_y(y, bases[index]), _viewport_y(y, bases[index] + value)
             path.append(f"M{index * width:.1f} {low}V{high}h{width - gap:.2f}V{low}z")
             bases[index] += value
-        drawn.append(tag("path", d="".join(path), class_=f"fill {css_class}"))
+        drawn.append(tag("path", d="".join(path), class_=f"fill {part.css_class}"))
     label = f"{title}, {num_columns} columns, at most {format_short(max(totals))} {unit}"
-    entries = [(name, f"chip {css_class}") for name, css_class, _ in parts] if len(parts) > 1 else []
+    entries = [(part.name, f"chip {part.css_class}") for part in parts] if len(parts) > 1 else []
     views = [*_x_axis(x, x_label, _SMALL), _viewport(_SMALL, drawn)]
     return join(heading(title, unit), legend(entries), _plot(y, _SMALL, label, views))
 

@@ -9,6 +9,7 @@ from stretto.plan.timeline import Timeline
 from stretto.plan.units import format_bytes, format_seconds
 from stretto.plan.workload import Workload
 from stretto.report.bar_rows import stacked_bar_chart
+from stretto.report.chart import StackedPart
 from stretto.report.formatting import step_time_unit
 from stretto.report.gantt import bars_from_timeline, gantt, stage_names
 from stretto.report.markup import Html, tag
@@ -57,11 +58,11 @@ def _phases_chart(plan: Plan) -> Html:
     waiting = [prediction.bubble * prediction.pipeline for prediction in shown]
     busy = [prediction.pipeline - seconds for prediction, seconds in zip(shown, waiting, strict=True)]
     parts = [
-        ("forward and backward", "c0", busy),
-        ("waiting", "idle", waiting),
-        ("all-reduce", "c3", [prediction.all_reduce for prediction in shown]),
-        ("optimizer", "c2", [prediction.optimizer for prediction in shown]),
-        ("other", "rest", [prediction.other for prediction in shown]),
+        StackedPart("forward and backward", "c0", busy),
+        StackedPart("waiting", "idle", waiting),
+        StackedPart("all-reduce", "c3", [prediction.all_reduce for prediction in shown]),
+        StackedPart("optimizer", "c2", [prediction.optimizer for prediction in shown]),
+        StackedPart("other", "rest", [prediction.other for prediction in shown]),
     ]
     factor, unit = step_time_unit(max(prediction.seconds for prediction in shown))
     names = [layout_name(prediction) for prediction in shown]
@@ -79,7 +80,7 @@ def _balance_chart(prediction: Prediction, profile: Profile) -> Html:
         names.append(f"stage {index}: {blocks} ({', '.join(kinds[:4])})")
         values.append(f"{format_seconds(stage.busy)}, {format_bytes(stage.memory.total)}")
     busy = [stage.busy for stage in prediction.stages]
-    title, parts = "Compute time and memory of each stage", [("compute", "c0", busy)]
+    title, parts = "Compute time and memory of each stage", [StackedPart("compute", "c0", busy)]
     return stacked_bar_chart(title, step_time_unit(max(busy)), names, parts, format_seconds, values)
 
 

@@ -13,6 +13,7 @@ from stretto.plan.timeline import Timeline
 from stretto.plan.trace import Trace
 from stretto.plan.units import format_seconds
 from stretto.report.bar_rows import stacked_bar_chart
+from stretto.report.chart import StackedPart
 from stretto.report.formatting import format_percent, step_time_unit
 from stretto.report.gantt import Bar, bars_from_timeline, bars_from_trace, gantt, stage_names
 from stretto.report.markup import Html
@@ -108,7 +109,7 @@ def _phases_chart(steps: StepHistory) -> Html:
     total = sum(means) or 1.0
     factor, unit = step_time_unit(total)
     parts = [
-        (f"{name} {format_percent(mean / total)}", css_class, [mean])
+        StackedPart(f"{name} {format_percent(mean / total)}", css_class, [mean])
         for name, css_class, mean in zip(_PHASES.values(), ("c4", "c0", "c2"), means, strict=True)
     ]
     title = f"Mean step of rank 0: {format_seconds(total)}"
