@@ -122,12 +122,12 @@ def test_a_disturbed_measurement_is_noted_in_the_profile(pools: RankPools, byte_
 
 
 def measure_disturbed(world: World, folder: str) -> Profile:
-    before = stretto.measure.rank_speeds._PLAUSIBLE
-    stretto.measure.rank_speeds._PLAUSIBLE = 1e9
+    before = stretto.measure.rank_speeds._MIN_PLAUSIBLE_GAIN
+    stretto.measure.rank_speeds._MIN_PLAUSIBLE_GAIN = 1e9
     try:
         return measure(world, folder)
     finally:
-        stretto.measure.rank_speeds._PLAUSIBLE = before
+        stretto.measure.rank_speeds._MIN_PLAUSIBLE_GAIN = before
 
 
 def measure_without_memory(world: World, folder: str) -> Profile:

@@ -132,7 +132,7 @@ def slow_first(world: World) -> tuple[float, int]:
     started = time.monotonic()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(World, "all_reduce", counting)
-        prediction._run_on_first_rank(world, lambda: time.sleep(3 * prediction._POLL_SECONDS))
+        prediction._run_on_rank_zero(world, lambda: time.sleep(3 * prediction._POLL_SECONDS))
     return time.monotonic() - started, len(collectives)
 
 

@@ -1,1 +1,1 @@
-"""Profiles of blocks and links; checks of the laws."""
+"""Measures profiles of blocks and links, and checks the chunk law and the layout law."""

@@ -1,4 +1,4 @@
-"""What each kind of block costs, forward and backward, for several numbers of rows and steps."""
+"""Measures each kind of block, forward and backward, for several numbers of rows and time steps."""
 
 import copy
 from collections.abc import Callable, Collection, Iterator
@@ -23,29 +23,29 @@ from stretto.plan.profile import BlockKind, CostPoint
 Trial = Callable[[], tuple[float, float]]
 """Runs a forward and a backward once and returns the seconds of each."""
 
-# A point that would take longer than this is not measured.
-_MAX_SECONDS = 6.0
-# Each point is measured for this long, twice.
-_SECONDS = 0.1
+# A point, which is a number of rows and time steps, is not measured if one run would take longer than this.
+_MAX_RUN_SECONDS = 6.0
+# Each point is run repeatedly for this long, twice.
+_POINT_SECONDS = 0.1
 # Points are measured at these fractions of the global batch's rows and steps.
 _ROW_DIVISORS, _STEP_DIVISORS = (1, 2, 4, 16), (1, 4, 16)
 
 
 def name_kinds(model: Stack) -> list[str]:
-    """Return the kind of each block; blocks of the same class, settings and shapes are of the same kind."""
+    """Return each block's kind (`lstm`, `lstm-2`), which blocks of the same class, settings and shapes share."""
     names: dict[str, str] = {}
     kinds = []
     for block in model:
         signature = f"{block}{[(name, tuple(weight.shape)) for name, weight in block.named_parameters()]}"
         if signature not in names:
-            count = sum(known.split("-")[0] == type(block).__name__.lower() for known in names.values())
+            count = sum(kind.split("-")[0] == type(block).__name__.lower() for kind in names.values())
             names[signature] = f"{type(block).__name__.lower()}{f'-{count + 1}' if count else ''}"
         kinds.append(names[signature])
     return kinds
 
 
 def measure_kinds(profile_input: ProfileInput, memory_limit: float) -> Iterator[tuple[str, BlockKind]]:
-    """Measure each kind of block once, then the loss as kind `loss`; no point may exceed `memory_limit` bytes."""
+    """Measure each kind of block once and yield it, then the loss as kind `loss`; use at most `memory_limit` bytes."""
     model = profile_input.model
     inputs = window_tensor(profile_input.window, "inputs", model.dtype)
     # The output of each kind for one step of one row: the shape of the next block's input.
@@ -55,8 +55,8 @@ def measure_kinds(profile_input: ProfileInput, memory_limit: float) -> Iterator[
         if name not in outputs:
             stack = initialize(copy.deepcopy(model[index : index + 1]), profile_input.seed, profile_input.device)
             # Only the first block of the model needs no gradient of its input.
-            needs_gradient = index > 0 or names.count(name) > 1
-            block = _MeasuredBlock(profile_input, stack.train(), inputs, needs_gradient)
+            needs_input_gradient = index > 0 or names.count(name) > 1
+            block = _MeasuredBlock(profile_input, stack.train(), inputs, needs_input_gradient)
             points = _measure_grid(profile_input, block.trial, list(stack.parameters()), memory_limit)
             outputs[name] = block.output()
             yield name, _block_kind(profile_input, stack, outputs[name], points)
@@ -66,21 +66,21 @@ def measure_kinds(profile_input: ProfileInput, memory_limit: float) -> Iterator[
 
 @dataclass(frozen=True)
 class _MeasuredBlock:
-    """One block of the model, and an example of its input: a whole batch, or the output of the block before it."""
+    """A block and an example input: the whole batch, or one row and step of the previous block's output."""
 
     profile_input: ProfileInput
     stack: Stack
     example: Tensor
-    needs_gradient: bool
+    needs_input_gradient: bool
 
     def trial(self, rows: int, steps: int) -> Trial:
-        """Return a trial of one chunk."""
+        """Return a trial of one chunk of `rows` rows and `steps` time steps."""
         window = self.profile_input.window
         if self.example.shape[:2] == (window.num_steps, window.num_rows):
             x = self.example[:steps, :rows].to(self.profile_input.device)
         else:
             x = _random_input(self.example, rows, steps)
-        if self.needs_gradient and x.is_floating_point():
+        if self.needs_input_gradient and x.is_floating_point():
             x.requires_grad_()
         with torch.no_grad():
             initial = self._initial_state(rows, steps)
@@ -92,9 +92,9 @@ class _MeasuredBlock:
             x.grad = None
             started = synchronized_time(device)
             with self.profile_input.autocast():
-                y, after = self.stack(x, state)
+                y, next_state = self.stack(x, state)
             forward_seconds = synchronized_time(device) - started
-            outputs = [tensor for tensor in (y, *after) if tensor.requires_grad]
+            outputs = [tensor for tensor in (y, *next_state) if tensor.requires_grad]
             gradients = [torch.ones_like(tensor) for tensor in outputs]
             started = synchronized_time(device)
             if outputs:
@@ -154,7 +154,7 @@ def _measure_grid(
     weights: Collection[Tensor],
     memory_limit: float,
 ) -> tuple[CostPoint, ...]:
-    """Measure points from small to large, up to those that take too long or too much memory."""
+    """Measure points from small to large, and stop before those that take too long or too much memory."""
     window = profile_input.window
     rows_grid, steps_grid = _fractions(window.num_rows, _ROW_DIVISORS), _fractions(window.num_steps, _STEP_DIVISORS)
     points: dict[tuple[int, int], CostPoint] = {}
@@ -174,12 +174,12 @@ def _measure_grid(
                 # The smallest number of rows decides how many steps can be measured.
                 steps_grid = [steps for steps in steps_grid if (rows, steps) in measured]
             elif any((rows, steps) not in measured for steps in steps_grid):
-                # The grid stays rectangular: drop this number of rows. Larger costs are extrapolated.
+                # The grid must stay rectangular, so drop this number of rows; larger costs are extrapolated.
                 rows_grid = [fewer for fewer in rows_grid if fewer < rows]
                 break
             points = measured
     if not points:
-        raise PlanError("a chunk of one step doesn't fit in memory; make the model or the batch smaller")
+        raise PlanError("a chunk of one time step doesn't fit in memory; make the model or the batch smaller")
     return tuple(points.values())
 
 
@@ -188,13 +188,13 @@ def _fractions(whole: int, divisors: tuple[int, ...]) -> list[int]:
 
 
 def _is_too_large(rows: int, steps: int, points: dict[tuple[int, int], CostPoint], memory_limit: float) -> bool:
-    """Would a point take too long or too much memory, in proportion to the largest one measured?"""
+    """Return whether a point would take too long or too much memory, in proportion to the largest one measured."""
     largest = max(points.values(), key=lambda point: point.rows * point.steps, default=None)
     if largest is None:
         return False
     ratio = rows * steps / (largest.rows * largest.steps)
-    # Saved tensors, inputs and outputs, and their gradients.
-    return 4 * largest.saved * ratio > memory_limit or (largest.forward + largest.backward) * ratio > _MAX_SECONDS
+    # A generous factor for inputs and outputs, and for the gradients of all of these.
+    return 4 * largest.saved * ratio > memory_limit or (largest.forward + largest.backward) * ratio > _MAX_RUN_SECONDS
 
 
 def _measure_point(
@@ -204,11 +204,11 @@ def _measure_point(
     weights: Collection[Tensor],
     earlier: CostPoint | None,
 ) -> CostPoint | None:
-    """Measure one point; return the minimum of it and an earlier measurement, or None if memory runs out."""
+    """Measure one point and return the minimum of it and an earlier measurement; None if memory runs out."""
     try:
         trial = make_trial(rows, steps)
         saved = _saved_bytes(trial, weights)
-        forward, backward = fastest_times(trial, _SECONDS)
+        forward, backward = fastest_times(trial, _POINT_SECONDS)
     except torch.OutOfMemoryError:
         return None
     if earlier is not None:
@@ -217,7 +217,7 @@ def _measure_point(
 
 
 def _random_input(example: Tensor, rows: int, steps: int) -> Tensor:
-    """Noise in the shape of a block's input; indices are repeated."""
+    """Return noise like a block's input; for token ids, copies of the example's first one."""
     shape = (steps, rows, *example.shape[2:])
     if example.is_floating_point():
         return torch.randn(shape, dtype=torch.float32, device=example.device).to(example.dtype)
@@ -225,7 +225,7 @@ def _random_input(example: Tensor, rows: int, steps: int) -> Tensor:
 
 
 def _saved_bytes(run: Callable[[], object], weights: Collection[Tensor]) -> float:
-    """Count the bytes that a forward saves for its backward, without the weights."""
+    """Return the bytes that a forward saves for its backward, without the weights."""
     weight_pointers = {weight.untyped_storage().data_ptr() for weight in weights}
     saved: dict[int, int] = {}
 
@@ -241,7 +241,7 @@ def _saved_bytes(run: Callable[[], object], weights: Collection[Tensor]) -> floa
 
 
 def _time_accumulate(weights: list[nn.Parameter], device: torch.device) -> float:
-    """Time adding one gradient of each weight to another."""
+    """Return the seconds of adding a gradient of each weight to another, as gradient accumulation does."""
     gradients = [torch.ones_like(weight) for weight in weights]
     others = [torch.ones_like(weight) for weight in weights]
 
@@ -253,7 +253,7 @@ def _time_accumulate(weights: list[nn.Parameter], device: torch.device) -> float
 
 
 def _time_optimizer(weights: list[nn.Parameter], make_optimizer: OptimizerFactory, device: torch.device) -> float:
-    """Time what happens between gradients and new weights: their norm, their scaling, the optimizer's step."""
+    """Return the seconds of a weight update: the gradients' norm, their scaling, and the optimizer's step."""
     optimizer = make_optimizer(weights)
     gradients = [torch.full_like(weight, 1e-6) for weight in weights]
     for weight, gradient in zip(weights, gradients, strict=True):

@@ -1,4 +1,4 @@
-"""Checks of the chunk law: does splitting a block's input in time or in rows change what it computes?"""
+"""Checks of the chunk law: splitting an input in time or in rows must not change what a block or a loss computes."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from stretto.blocks.losses import Loss
 
 @dataclass(frozen=True)
 class ChunkReport:
-    """How many variants of a run were compared, and their largest differences, relative to the values."""
+    """How many variants of a run were compared, and the largest relative differences in each kind of result."""
 
     num_variants: int
     outputs: float
@@ -29,14 +29,14 @@ class _Variant:
     """A way to run a block that must give the same result as one call on the whole input."""
 
     description: str
-    cuts: Sequence[int]
-    micro_batches: Sequence[slice]
-    advice: str
-    is_stateful: bool = False  # each chunk is a window; the state is carried to the next
+    cuts: Sequence[int]  # the first steps of all chunks but the first
+    micro_batches: Sequence[slice]  # of rows
+    advice: str  # the remedy if the result differs
+    is_stateful: bool = False  # each chunk is a window of its own, and the state is carried to the next
 
 
 _Result = dict[str, dict[str, Tensor]]
-"""The outputs, state and gradients of one run of a block: tensors by name."""
+"""The `outputs`, `state` and `gradients` of one run of a block, each as tensors by name."""
 
 
 def check_chunk_law(
@@ -82,7 +82,7 @@ def check_chunk_law(
         for part in worst:
             tensor, difference = _compare(whole[part], result[part])
             worst[part] = max(worst[part], difference)
-            if not difference <= tolerance:
+            if difference > tolerance:
                 raise LawError(f"{broken} {tensor} differs by {difference:.1e}; {variant.advice}")
     return ChunkReport(len(variants), **worst)
 
@@ -92,16 +92,18 @@ def _variants(num_steps: int, num_rows: int, cuts: Iterable[Sequence[int]] | Non
     halves = [slice(0, half), slice(half, num_rows)]
     if cuts is None:
         cuts = [*([cut] for cut in range(1, num_steps)), range(1, num_steps)]
-    listed = [list(cut) for cut in cuts] or [[num_steps // 2]]
+    cut_lists = [list(cut) for cut in cuts] or [[num_steps // 2]]
     keep_nothing = "keep nothing between calls and don't mix rows: state goes in and comes out as a value"
     look_back = "a step may depend on the state and on earlier steps only"
     return [
         _Variant("run again from the same state", [], whole, keep_nothing),
-        *(_Variant(f"cut in time at {cut}", cut, whole, look_back) for cut in listed),
-        _Variant(f"carried from window to window at {listed[-1]}", listed[-1], whole, look_back, is_stateful=True),
+        *(_Variant(f"cut in time at {cut}", cut, whole, look_back) for cut in cut_lists),
+        _Variant(
+            f"carried from window to window at {cut_lists[-1]}", cut_lists[-1], whole, look_back, is_stateful=True
+        ),
         *(
             _Variant(f"run on two halves of its rows, cut at {cut}", cut, halves, keep_nothing)
-            for cut in ([], listed[-1])
+            for cut in ([], cut_lists[-1])
         ),
     ]
 
@@ -110,29 +112,30 @@ def _run(block: Block, x: Tensor, variant: _Variant, key: int) -> _Result:
     """Run the chunks of the micro-batches in turns, then one backward through all of them."""
     block.zero_grad(set_to_none=True)
     x = _as_leaf(x)
-    # Each micro-batch makes its own initial state, as in an engine: it may depend on a row's lane, not on its index.
-    parts = [_rows(block, x, key)[rows] for rows in variant.micro_batches]
-    begun = [tuple(map(_as_leaf, block.begin(part))) for part in parts]
-    states = list(begun)
+    # Each micro-batch makes its own initial state, as in an engine. It may depend on a row's lane, not on its index.
+    micro_batches = [_rows(block, x, key)[rows] for rows in variant.micro_batches]
+    initial_states = [tuple(map(_as_leaf, block.begin(rows))) for rows in micro_batches]
+    states = list(initial_states)
     chunks: list[list[Tensor]] = [[] for _ in variant.micro_batches]
     for start, stop in pairwise([0, *variant.cuts, x.shape[0]]):
         for index, rows in enumerate(variant.micro_batches):
             if variant.is_stateful and start:
-                states[index] = block.begin(replace(parts[index], fresh=~parts[index].fresh), states[index])
+                continued = replace(micro_batches[index], fresh=~micro_batches[index].fresh)
+                states[index] = block.begin(continued, states[index])
             y, states[index] = block(x[start:stop, rows], states[index])
             chunks[index].append(y)
     y = torch.cat([torch.cat(row_chunks) for row_chunks in chunks], dim=1)
-    after = cat_rows(states)
-    _backward((y, *after))
+    final_state = cat_rows(states)
+    _backward((y, *final_state))
     gradients = {name: leaf.grad for name, leaf in (*block.named_parameters(), ("input", x)) if leaf.grad is not None}
     block.zero_grad(set_to_none=True)
-    for index, leaves in enumerate(zip(*begun, strict=True)):
+    for index, leaves in enumerate(zip(*initial_states, strict=True)):
         row_gradients = [leaf.grad for leaf in leaves if leaf.grad is not None]
         if row_gradients:
             gradients[f"initial state {index}"] = torch.cat(row_gradients)
     return {
         "outputs": {"the output": y.detach()},
-        "state": {f"tensor {index} of the state": tensor for index, tensor in enumerate(detach(after))},
+        "state": {f"tensor {index} of the state": tensor for index, tensor in enumerate(detach(final_state))},
         "gradients": {f"the gradient of {name}": gradient for name, gradient in gradients.items()},
     }
 
@@ -152,18 +155,18 @@ def _as_leaf(tensor: Tensor) -> Tensor:
 
 
 def _backward(tensors: State) -> None:
-    """Run the backward of a weighted sum: errors in different steps or rows must not cancel out."""
+    """Run the backward of a sum with different weights, so that errors in several steps or rows don't cancel out."""
     tracked = [tensor for tensor in tensors if tensor.requires_grad]
     weights = [torch.arange(1.0, t.numel() + 1, device=t.device).sin().view_as(t).to(t.dtype) for t in tracked]
     torch.autograd.backward(tracked, weights)
 
 
 def _check_state_shapes(block: Block, whole: _Result, x: Tensor, key: int) -> None:
-    """The state must keep its shapes and dtypes, or the next chunk and the checkpoint can't use it."""
+    """Raise LawError unless the state keeps its shapes and dtypes, which the next chunk and checkpoints rely on."""
     name, num_rows = type(block).__name__, x.shape[1]
-    before = block.begin(_rows(block, x, key))
+    initial = block.begin(_rows(block, x, key))
     taken, returned = (
-        [(list(tensor.shape), tensor.dtype) for tensor in state] for state in (before, whole["state"].values())
+        [(list(tensor.shape), tensor.dtype) for tensor in state] for state in (initial, whole["state"].values())
     )
     if taken != returned:
         raise LawError(f"{name} takes a state of {taken} but returns {returned}; return the same shapes and dtypes")
@@ -173,32 +176,34 @@ def _check_state_shapes(block: Block, whole: _Result, x: Tensor, key: int) -> No
 
 
 def _compare(whole: dict[str, Tensor], other: dict[str, Tensor]) -> tuple[str, float]:
-    """Return the tensor that differs most, relative to its largest value, and by how much."""
+    """Return the name of the tensor that differs most, relative to its largest value, and by how much."""
     sizes = {name: _size(tensor) for name, tensor in whole.items()}
     # A tensor of tiny values, such as rounding errors, is compared relative to the other tensors.
-    least = 1e-3 * max(sizes.values(), default=0.0) or 1.0
+    min_size = 1e-3 * max(sizes.values(), default=0.0) or 1.0
     differences = [
-        (name, _difference(tensor, other.get(name), max(sizes[name], least))) for name, tensor in whole.items()
+        (name, _difference(tensor, other.get(name), max(sizes[name], min_size))) for name, tensor in whole.items()
     ]
     return max(differences, key=lambda pair: pair[1], default=("nothing", 0.0))
 
 
 def _size(tensor: Tensor) -> float:
+    """Return the largest absolute value."""
     return float(tensor.abs().max()) if tensor.is_floating_point() and tensor.numel() else 0.0
 
 
 def _difference(this: Tensor, that: Tensor | None, scale: float) -> float:
-    """Infinite if one is missing, has a different shape, is not finite, or is an integer that is not equal."""
+    """Return the largest difference over `scale`; infinite for NaN, different shapes, or integers that differ."""
     if that is None or this.shape != that.shape:
         return torch.inf
     if not this.is_floating_point():
         return 0.0 if torch.equal(this, that) else torch.inf
     difference = float((this - that).abs().max()) / scale if this.numel() else 0.0
+    # Also turns NaN into infinity.
     return difference if difference < torch.inf else torch.inf
 
 
 def check_loss(loss: Loss, y: Tensor, targets: Tensor, *, tolerance: float = 1e-4) -> None:
-    """Check that a loss is a sum: parts of a batch in time and rows must sum to the whole; else raise a `LawError`."""
+    """Raise a `LawError` unless the losses of a batch's two parts, in time or in rows, add up to that of the whole."""
     whole = loss(y, targets)
     for axis, dim in (("time", 0), ("rows", 1)):
         edge = max(1, y.shape[dim] // 3)

@@ -1,4 +1,4 @@
-"""What messages and all-reduces between ranks cost."""
+"""Measures the latency and bandwidth of messages and all-reduces between ranks."""
 
 import math
 from collections.abc import Sequence
@@ -12,14 +12,15 @@ from stretto.mesh.topology import Topology
 from stretto.mesh.world import World
 from stretto.plan.profile import AllReduceCost, Link
 
+# Sizes in bytes, smallest first.
 _MESSAGE_SIZES = (1 << 10, 1 << 16, 1 << 20, 1 << 23)
 _SMALL_SIZES = (1 << 10,)
 _ALL_REDUCE_SIZES = (1 << 10, 1 << 25)
-_REPEATS = 9
+_NUM_REPEATS = 9
 
 
 def measure_links(world: World) -> tuple[Link | None, Link | None]:
-    """Return the links inside a node and between nodes; None where no two ranks are connected by one."""
+    """Return the links inside a node and between nodes; each is None if no two ranks are connected by one."""
     if world.is_single_rank:
         return None, None
     node = _measure_link(world, 1) if world.local_size > 1 else None
@@ -34,26 +35,26 @@ def measure_bare_all_reduce(world: World, num_ranks: int) -> AllReduceCost:
 
 
 def measure_all_reduce(profile_input: ProfileInput, world: World, num_ranks: int) -> AllReduceCost:
-    """Time torch's reducer on the model's own weights: a step of one row and one step, with it and without.
+    """Time DDP's reducer on the model's own weights: a training step on one row and one time step, with and without it.
 
-    An all-reduce of plain tensors would leave out what the reducer copies, and what that does to the caches.
+    An all-reduce of plain tensors would leave out the reducer's copies and their effect on caches.
     """
     mesh = Mesh(world, Topology(num_ranks, world.size // num_ranks, "replicas"))
     (latency,) = time_all_reduces(world, num_ranks, _SMALL_SIZES)
     takes_part = world.rank < num_ranks
     window = profile_input.crop(1, 1)
-    plain = profile_input.make_engine(chunks=1)
-    reducing = ReplicaEngine(profile_input.make_engine(chunks=1), mesh, is_synced=True) if mesh.is_first_stage else None
+    local = profile_input.make_engine(chunks=1)
+    replica = ReplicaEngine(profile_input.make_engine(chunks=1), mesh, is_synced=True) if mesh.is_first_stage else None
     fastest = [math.inf, math.inf]
-    for _ in range(_REPEATS):
-        for index, engine in enumerate((plain, reducing)):
+    for _ in range(_NUM_REPEATS):
+        for index, engine in enumerate((local, replica)):
             world.barrier()
             started = synchronized_time(profile_input.device)
             if takes_part and engine is not None:
                 engine.step(window, None, 1)
             seconds = synchronized_time(profile_input.device) - started if takes_part else 0.0
             fastest[index] = min(fastest[index], world.all_reduce([seconds])[0] / num_ranks)
-    num_bytes = sum(weight.nbytes for weight in plain.stack.parameters() if weight.requires_grad)
+    num_bytes = sum(weight.nbytes for weight in local.stack.parameters() if weight.requires_grad)
     seconds = max(fastest[1] - fastest[0] - latency, 1e-9)
     return AllReduceCost(ranks=num_ranks, latency=latency, bandwidth=max(num_bytes, 1) / seconds)
 
@@ -63,8 +64,8 @@ def _measure_link(world: World, target: int) -> Link:
 
 
 def _fit_link(sizes: Sequence[int], seconds: Sequence[float]) -> Link:
-    """The smallest message gives the latency, the extra time of the largest gives the bandwidth."""
-    # Ranks that don't take part get zeros, and a link that nobody uses.
+    """Return a link: the smallest size gives its latency, and the extra time of the largest its bandwidth."""
+    # Ranks that don't take part pass zeros and get a link without meaning, which nobody uses.
     latency = max(seconds[0], 0.0)
     extra = max(seconds[-1] - seconds[0], 1e-9)
     return Link(latency=latency, bandwidth=(sizes[-1] - sizes[0]) / extra)

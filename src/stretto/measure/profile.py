@@ -1,4 +1,4 @@
-"""Measuring a profile: blocks on rank 0, then links and contention on all ranks."""
+"""Measures a profile: blocks on rank 0, then links and contention on all ranks."""
 
 import platform
 import time
@@ -30,11 +30,14 @@ from stretto.plan.workload import Workload
 from stretto.windows.loader import WindowSource
 
 Progress = Callable[[str, float], None]
-"""Called with what is being measured, and the fraction of all measurements that is done."""
+"""Called with the current activity, and the fraction of all measurements that is done."""
 
 # The fraction of a rank's memory that a measurement may use.
 _MEMORY_FRACTION = 0.7
+# Not measured: the fraction of the last backward that overlaps with the all-reduce on a GPU.
+_GPU_OVERLAP = 0.9
 _NUM_CALIBRATION_ROUNDS = 3
+_NUM_CALIBRATION_CHUNKS = 8
 
 
 def measure_profile(
@@ -48,11 +51,11 @@ def measure_profile(
     seed: int = 1,
     threads: int | None = None,
 ) -> Profile:
-    """Measure what `model` costs on the ranks of `world`, or on one device; `find_plan` plans with the result.
+    """Measure the costs of `model` on the ranks of `world`, or on one device, for `find_plan`.
 
     Every rank calls this and gets the same profile. The model may be on the meta device. `optimizer` is called with
-    the parameters, as `torch.optim.AdamW` is. On a CPU each rank computes with `threads` threads: by default as many
-    as now; 0 gives each rank an equal share of the cores.
+    the parameters, as `torch.optim.AdamW` is. On a CPU each rank computes with `threads` threads: by default
+    `torch.get_num_threads()`; 0 gives each rank an equal share of the cores.
     """
     world = world or World(0, 1, find_device("auto"))
     threads = torch.get_num_threads() if threads is None else threads
@@ -85,7 +88,7 @@ def broadcast_profile(world: World, profile: Profile | None) -> Profile:
 
 
 def _measure_single_rank(profile_input: ProfileInput, world: World, progress: Progress) -> Profile:
-    """Measure each kind of block, and how a whole step differs from the sum of its blocks."""
+    """Measure each kind of block, and then whole steps if the model fits on one rank."""
     kinds: dict[str, BlockKind] = {}
     names = _distinct_kinds(profile_input)
     progress(f"measuring {names[0]}", 0.0)
@@ -105,7 +108,7 @@ def _measure_single_rank(profile_input: ProfileInput, world: World, progress: Pr
         blocks=tuple(name_kinds(profile_input.model)),
         loss=loss,
         shares_memory=profile_input.is_cpu,
-        overlap=0.0 if profile_input.is_cpu else 0.9,
+        overlap=0.0 if profile_input.is_cpu else _GPU_OVERLAP,
         optimizer_bytes=_optimizer_bytes(profile_input),
         step_overhead=fastest_time(lambda: profile_input.windows.read(Position()), torch.device("cpu")),
     )
@@ -118,8 +121,8 @@ def _measure_single_rank(profile_input: ProfileInput, world: World, progress: Pr
 def _measure_all_ranks(
     profile_input: ProfileInput, world: World, profile: Profile | None, progress: Progress
 ) -> Profile:
-    """Complete rank 0's profile with what takes several ranks to measure, and return it on every rank."""
-    # Ranks that can't hold the whole model are measured without it.
+    """Add links and contention, which take several ranks to measure, to rank 0's profile; return it on every rank."""
+    # If a rank can't hold the whole model, speeds are guessed and all-reduces are measured with plain tensors.
     fits_rank_zero = profile is not None and _fits_single_rank(profile, profile_input, world)
     fits = bool(world.all_reduce([float(fits_rank_zero)])[0])
     progress("measuring ranks that compute at the same time", 0.85)
@@ -158,7 +161,7 @@ def _describe_device(profile_input: ProfileInput) -> str:
 
 
 def _fits_single_rank(profile: Profile, profile_input: ProfileInput, world: World) -> bool:
-    """Can each rank hold the whole model and a step of it?"""
+    """Return whether each rank has the memory for a training step of the whole model."""
     window = profile_input.window
     workload = Workload.of(window.num_rows, window.num_steps)
     needed = predict(CostModel(profile), workload, Layout(), Cluster(1)).memory
@@ -166,15 +169,16 @@ def _fits_single_rank(profile: Profile, profile_input: ProfileInput, world: Worl
 
 
 def _calibrate(profile: Profile, profile_input: ProfileInput) -> Profile:
-    """Compare whole steps with the sum of their blocks: what caches do, and what the engine adds to each chunk."""
+    """Scale the blocks' costs so that their sum is a whole step's time, and find the engine's overhead per chunk."""
     window = profile_input.window
     workload = Workload([window.lengths.clamp(max=window.num_steps).numpy()])
-    chunks = min(8, window.num_steps) if profile_input.model.causal else 1
+    chunks = min(_NUM_CALIBRATION_CHUNKS, window.num_steps) if profile_input.model.causal else 1
     costs, blocks = CostModel(profile), (len(profile.blocks),)
     whole, chunked = (
         predict(costs, workload, Layout(blocks=blocks, chunks=count), Cluster(1)).pipeline for count in (1, chunks)
     )
     whole_seconds, chunked_seconds = _time_steps(profile_input, 1, chunks)
+    # Caches explain a factor of at most 2. A larger one is a disturbed measurement.
     factor = min(max(whole_seconds / whole, 0.5), 2.0)
     overhead = max(0.0, (chunked_seconds - factor * chunked) / (2 * chunks)) if chunks > 1 else 0.0
     return profile.model_copy(
@@ -187,7 +191,7 @@ def _calibrate(profile: Profile, profile_input: ProfileInput) -> Profile:
 
 
 def _time_steps(profile_input: ProfileInput, *chunk_counts: int) -> list[float]:
-    """Return the fewest seconds of a step for each number of chunks, measured in turns."""
+    """Return the seconds of the fastest step for each number of chunks, measured in turns."""
     engines = [profile_input.make_engine(chunks) for chunks in chunk_counts]
     key = derive_key(profile_input.seed, "step", 0)
     rounds = [

@@ -30,7 +30,7 @@ from stretto.windows.loader import WindowSource
 
 @dataclass(frozen=True)
 class ProfileInput:
-    """A model with its loss and data, and how it is trained: all that a profile depends on."""
+    """A model with its loss and data, and the training settings that its profile depends on."""
 
     model: Stack  # may be on the meta device
     loss: Loss
@@ -48,7 +48,7 @@ class ProfileInput:
 
     @cached_property
     def workload(self) -> Workload:
-        """The lengths of rows that a step has to distribute over devices."""
+        """The row lengths of the first few global batches."""
         return find_workload(self.windows, is_causal=self.model.causal)
 
     @cached_property
@@ -70,19 +70,19 @@ class ProfileInput:
 
     @property
     def is_cpu(self) -> bool:
-        """Do ranks share cores and memory, as processes on a CPU do?"""
+        """Whether ranks are processes that share cores and memory."""
         return self.device.type == "cpu"
 
     @property
     def device_name(self) -> str:
-        """The name of the device model."""
+        """The name of the device, such as `NVIDIA H100 80GB HBM3`."""
         if self.device.type == "cuda":
             return torch.cuda.get_device_name(self.device)
         return f"{platform.machine()} CPU, {os.cpu_count()} cores" if self.is_cpu else self.device.type
 
     @property
     def device_memory(self) -> float:
-        """Bytes of one device, or of the machine."""
+        """The bytes of one GPU, or of the whole machine on a CPU."""
         if self.device.type == "cuda":
             return float(torch.cuda.get_device_properties(self.device).total_memory)
         return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
@@ -96,12 +96,12 @@ class ProfileInput:
         return self.threads or max(1, (os.cpu_count() or 1) // ranks_on_node)
 
     def set_threads(self, ranks_on_node: int) -> None:
-        """Give this rank its threads, if it computes on a CPU."""
+        """Set the number of torch's threads on this rank, if it computes on a CPU."""
         if self.is_cpu:
             torch.set_num_threads(self.num_threads(ranks_on_node))
 
     def autocast(self) -> torch.autocast:
-        """Return the context in which blocks run."""
+        """Return the autocast context in which blocks run."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16")
 
     def crop(self, rows: int, steps: int) -> Window:
@@ -122,6 +122,6 @@ class ProfileInput:
         return PipelineEngine(stack, self.loss, Layout(chunks=chunks), single_rank, precision=self.precision)
 
     def _describe_optimizer(self) -> list[object]:
-        """The class of the optimizer and which of its settings are on; a learning rate changes no cost."""
+        """Return the optimizer's class and which of its settings are nonzero; their values don't change its cost."""
         optimizer = self.make_optimizer([nn.Parameter(torch.zeros(1))])
         return [type(optimizer).__name__, {name: bool(value) for name, value in optimizer.defaults.items()}]

@@ -1,4 +1,4 @@
-"""How much ranks that share a machine slow each other down."""
+"""Measures how much the ranks of a node slow each other down."""
 
 import math
 import os
@@ -11,11 +11,11 @@ from stretto.plan.cluster import divisors
 from stretto.plan.profile import RankSpeed
 
 _MIN_ROUNDS, _MAX_ROUNDS = 3, 8
-# Several ranks do no less work per second than one, and more threads do no less than fewer. A measurement that says
-# they do less than this fraction was disturbed by other work on the machine.
-_PLAUSIBLE = 0.7
-# Devices that slow each other down by less than this are independent.
-_UNSHARED = 0.97
+# Several ranks together, or a rank with more threads, do at least as much work per second as one. If they seem to do
+# less than this fraction of it, other work on the node has disturbed the measurement.
+_MIN_PLAUSIBLE_GAIN = 0.7
+# GPUs that keep more than this fraction of their speed while all compute are independent.
+_MIN_INDEPENDENT_SPEED = 0.97
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,11 @@ class SpeedMeasurement:
     """The speeds of ranks that compute at the same time; empty if each has its own device."""
 
     speeds: tuple[RankSpeed, ...] = ()
-    is_disturbed: bool = False  # other work on the machine kept the figures from being plausible
+    is_disturbed: bool = False  # the figures are implausible, probably because of other work on the node
 
 
 def measure_rank_speeds(profile_input: ProfileInput, world: World) -> SpeedMeasurement:
-    """Measure how fast the ranks of this machine are when 1, 2, 4, ... of them compute at the same time."""
+    """Measure how fast the ranks of this node are when 1, 2, 4, ... of them compute at the same time."""
     if world.local_size == 1 and not profile_input.is_cpu:
         return SpeedMeasurement()
     step = _SharedStep(profile_input, world)
@@ -41,13 +41,13 @@ def measure_rank_speeds(profile_input: ProfileInput, world: World) -> SpeedMeasu
             break
     profile_input.set_threads(world.local_size)
     speeds = times.speeds
-    if not profile_input.is_cpu and all(speed.contended > _UNSHARED for speed in speeds):
+    if not profile_input.is_cpu and all(speed.contended > _MIN_INDEPENDENT_SPEED for speed in speeds):
         speeds = ()
     return SpeedMeasurement(speeds, not times.is_plausible)
 
 
 def guess_rank_speeds(profile_input: ProfileInput, world: World) -> SpeedMeasurement:
-    """Assume that processes share cores evenly, and devices nothing."""
+    """Return the speeds of processes that share cores evenly, or of GPUs that share nothing, without measuring."""
     if not profile_input.is_cpu:
         return SpeedMeasurement()
     cores = os.cpu_count() or 1
@@ -56,7 +56,7 @@ def guess_rank_speeds(profile_input: ProfileInput, world: World) -> SpeedMeasure
 
 
 class _SharedStep:
-    """A step of a quarter of the batch, half its rows and half its steps, that several ranks run at the same time."""
+    """A training step on half the rows and half the time steps, which several ranks run at the same time."""
 
     def __init__(self, profile_input: ProfileInput, world: World) -> None:
         rows, steps = max(1, profile_input.window.num_rows // 2), max(1, profile_input.window.num_steps // 2)
@@ -65,7 +65,7 @@ class _SharedStep:
         self.world = world
 
     def mean_seconds(self, num_ranks: int) -> float:
-        """Run the step on the first `num_ranks` ranks, and return the mean of their seconds on every rank."""
+        """Time the step on the first `num_ranks` ranks; return the mean of their seconds on every rank."""
         self.world.barrier()
         seconds = 0.0
         if self.world.rank < num_ranks:
@@ -80,11 +80,11 @@ class _SharedStep:
 
 @dataclass(frozen=True)
 class _StepTimes:
-    """The fewest seconds that a step takes; other work on the machine only adds time."""
+    """The seconds of the fastest steps; other work on the node only adds time."""
 
-    threads: dict[int, int]  # per rank, by the number of ranks on the machine
-    solo: dict[int, float]  # one rank computes, by its threads
-    contended: dict[int, float]  # all ranks compute, by their number
+    threads: dict[int, int]  # of each rank, by the number of ranks on the node
+    solo: dict[int, float]  # seconds while one rank computes, by its threads
+    contended: dict[int, float]  # seconds while all ranks compute, by their number
 
     @classmethod
     def of(cls, profile_input: ProfileInput, local_size: int) -> "_StepTimes":
@@ -92,21 +92,23 @@ class _StepTimes:
         return cls(threads, dict.fromkeys(threads.values(), math.inf), dict.fromkeys(threads, math.inf))
 
     @property
-    def base(self) -> float:
-        """One rank computes with the threads that it has when the machine is full: what blocks are measured with."""
+    def base_seconds(self) -> float:
+        """The seconds of one rank with the threads that it has on a full node, as when blocks are measured."""
         return self.solo[self.threads[max(self.threads)]]
 
     @property
     def is_plausible(self) -> bool:
-        gains = [self.base / seconds for seconds in self.solo.values()]
-        gains += [num_ranks * self.base / seconds for num_ranks, seconds in self.contended.items()]
-        return min(gains) > _PLAUSIBLE
+        gains = [self.base_seconds / seconds for seconds in self.solo.values()]
+        gains += [num_ranks * self.base_seconds / seconds for num_ranks, seconds in self.contended.items()]
+        return min(gains) > _MIN_PLAUSIBLE_GAIN
 
     @property
     def speeds(self) -> tuple[RankSpeed, ...]:
         return tuple(
             RankSpeed(
-                ranks=num_ranks, contended=self.base / seconds, solo=self.base / self.solo[self.threads[num_ranks]]
+                ranks=num_ranks,
+                contended=self.base_seconds / seconds,
+                solo=self.base_seconds / self.solo[self.threads[num_ranks]],
             )
             for num_ranks, seconds in self.contended.items()
         )

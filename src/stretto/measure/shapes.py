@@ -1,4 +1,4 @@
-"""The sizes of a model's blocks, from which their cost on other hardware is estimated."""
+"""block_shapes: the sizes of a model's blocks, from which their cost on other hardware is estimated."""
 
 import torch
 
@@ -11,12 +11,12 @@ from stretto.engine.engine import window_tensor
 from stretto.plan.hardware import BlockShape
 from stretto.windows.loader import WindowSource
 
-# Numbers that an LSTM step saves per hidden feature: four gates, the cell state and its tanh.
+# Elements that an LSTM saves per time step and hidden feature: four gates, the cell state and its tanh.
 _SAVED_PER_FEATURE = 6
 
 
 def block_shapes(model: Stack, data: WindowSource) -> list[BlockShape]:
-    """Return the shapes of a model's blocks, which may be on the meta device."""
+    """Return the sizes of each block; the model may be on the meta device."""
     inputs = window_tensor(data.read(Position()), "inputs", model.dtype)
     x = inputs[:1, :1].to("meta")
     shapes = []
@@ -38,7 +38,8 @@ def _shape(block: Block, x: torch.Tensor, y: torch.Tensor, num_state: int) -> Bl
         return BlockShape(kind, weights=0, embedding_weights=total, outputs=outputs)
     recurrent = sum(size for name, size in sizes.items() if "_hh" in name or "_hr" in name)
     if num_state and not recurrent:
-        # A custom block with a state: assume that every step needs all weights.
+        # A custom block with a state: assume that each time step multiplies all weights with the state.
         recurrent = total
+    # An LSTM's state has two elements per hidden feature, h and c.
     saved = x[0, 0].numel() + _SAVED_PER_FEATURE * num_state // 2
     return BlockShape(kind, total, recurrent=recurrent, outputs=outputs, saved=saved, state=num_state)

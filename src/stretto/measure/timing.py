@@ -1,23 +1,23 @@
-"""How long an operation takes on a device, measured on a machine that is never idle."""
+"""Times an operation on a device, on a machine where other work may run."""
 
 import time
 from collections.abc import Callable
 
 import torch
 
-# An operation is repeated for this many seconds, within these numbers of runs.
-_SECONDS = 0.4
+# An operation is repeated for this many seconds, but at least and at most this many times.
+_TRIAL_SECONDS = 0.4
 _MIN_RUNS, _MAX_RUNS = 2, 25
 
 
 def synchronized_time(device: torch.device) -> float:
-    """Return the time after all work queued on a device is done."""
+    """Wait for all work queued on a device, then return the current time in seconds."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
     return time.perf_counter()
 
 
-def fastest_times(run: Callable[[], tuple[float, ...]], seconds: float = _SECONDS) -> tuple[float, ...]:
+def fastest_times(run: Callable[[], tuple[float, ...]], seconds: float = _TRIAL_SECONDS) -> tuple[float, ...]:
     """Call `run`, which returns seconds, several times after a warm-up; return the minimum of each value.
 
     Other work on the machine only ever adds time, so the minimum is closest to the true cost.
@@ -31,7 +31,7 @@ def fastest_times(run: Callable[[], tuple[float, ...]], seconds: float = _SECOND
 
 
 def fastest_time(run: Callable[[], object], device: torch.device) -> float:
-    """Return the fewest seconds that `run` takes on a device."""
+    """Return the seconds of the fastest of several calls of `run` on a device."""
 
     def timed() -> tuple[float]:
         started = synchronized_time(device)

@@ -1,4 +1,4 @@
-"""The layout law as a check: do a few steps in a layout give what they give on one rank, block by block?"""
+"""verify: checks that a few training steps in a layout give the same result as on one rank, block by block."""
 
 import copy
 from dataclasses import dataclass
@@ -25,15 +25,15 @@ from stretto.measure.laws import check_chunk_law, check_loss
 from stretto.mesh.world import World
 from stretto.windows.loader import WindowSource
 
-# Layouts add in different orders; this allows for a few thousand roundings.
+# Layouts add numbers in different orders; these tolerances allow for a few thousand rounding errors.
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
-# bf16 keeps eight bits, and rounds a state at each chunk's edge.
+# bf16 has eight significant bits, and a state is rounded at the end of each chunk.
 BF16_TOLERANCE = 8 * 2**-8
 
 
 @dataclass(frozen=True)
 class BlockDifference:
-    """How much one block differs from the same block on one rank, relative to its largest values."""
+    """The largest differences of one block from the same block on one rank, relative to its largest values."""
 
     index: int
     name: str
@@ -47,11 +47,11 @@ class BlockDifference:
 
 @dataclass(frozen=True)
 class Verification:
-    """The largest differences over some steps, the tolerance, and the laws that are broken."""
+    """The largest differences over some training steps, the tolerance, and the laws that are broken."""
 
     layout: Layout
     num_steps: int
-    loss: float
+    loss: float  # relative difference
     blocks: tuple[BlockDifference, ...]
     tolerance: float
     violations: tuple[str, ...]  # one sentence for each block, or the loss, that breaks a law
@@ -83,7 +83,7 @@ def verify(
     num_steps: int = 3,
     precision: Precision = "fp32",
 ) -> Verification:
-    """Run some steps in a layout and on one rank, and compare; every rank calls this and gets the same result.
+    """Compare some training steps in a layout with the same steps on one rank; all ranks must call this.
 
     `model` may be on the meta device; its weights are drawn from `seed` and never updated. It runs in its own dtype:
     `model.double()` is the most sensitive check. `verify` also checks the chunk law of each block, and that the loss is
@@ -94,19 +94,20 @@ def verify(
     world = world or World(0, 1, torch.device("cpu"))
     engine = make_engine(copy.deepcopy(model), loss, layout, world, seed=seed, precision=precision)
     parallel = _ParallelRun(engine, model, windows, layout)
-    # Rank 0 also runs everything by itself, and compares.
+    # Rank 0 also runs the whole model by itself, and compares.
     single = _SingleRun(_draw_weights(model, seed, world), loss, windows, precision) if world.is_rank_zero else None
-    largest = torch.zeros(len(model) + 1, 2)
+    differences = torch.zeros(len(model) + 1, 2)  # the loss, then (gradients, state) of each block
     position = Position()
     for step in range(num_steps):
         key = derive_key(seed, "step", step)
         actual = parallel.step(position, key)
         if single is not None:
-            largest = torch.maximum(largest, torch.tensor(actual.differences(single.step(position, key))))
+            expected = single.step(position, key)
+            differences = torch.maximum(differences, torch.tensor(actual.differences(expected)))
         position = windows.next_position(position)
     violations = [] if single is None else _find_violations(_draw_weights(model, seed, world), loss, windows)
-    # Only rank 0 knows the result: elsewhere the differences are zero, and there are no violations.
-    sums = world.all_reduce(largest.flatten().tolist())
+    # The other ranks have differences of zero, so the sums are those of rank 0.
+    sums = world.all_reduce(differences.flatten().tolist())
     sentences = world.broadcast_text("\n".join(violations))
     blocks = [
         BlockDifference(model.first + index, type(block).__name__, sums[2 * index + 2], sums[2 * index + 3])
@@ -118,14 +119,14 @@ def verify(
 
 @dataclass(frozen=True)
 class _StepTensors:
-    """What one step gives: the mean loss, the gradients by name, and the state after it, all rows in order."""
+    """The mean loss, the gradients and the states after one training step, with all rows of the batch in order."""
 
     mean_loss: float
-    gradients: dict[str, Tensor]
-    states: dict[int, State]  # by block
+    gradients: dict[str, Tensor]  # by parameter name
+    states: dict[int, State]  # by block index
 
     def differences(self, expected: "_StepTensors") -> list[list[float]]:
-        """Return a pair for the loss, (difference, 0), then one for each block, (gradients, state)."""
+        """Return [difference of the loss, 0], then [of gradients, of state] for each block."""
         loss = abs(self.mean_loss - expected.mean_loss) / max(abs(expected.mean_loss), 1e-12)
         pairs = [[loss, 0.0]]
         for index, state in expected.states.items():
@@ -153,7 +154,7 @@ class _SingleRun:
 
 
 class _ParallelRun:
-    """The model in the layout; every rank runs its part and gathers the rest."""
+    """The model in the layout; every rank runs its part and gathers the results of the others."""
 
     def __init__(
         self, engine: PipelineEngine | ReplicaEngine, model: Stack, windows: WindowSource, layout: Layout
@@ -179,7 +180,7 @@ class _ParallelRun:
         mesh = self.engine.mesh
         lanes = [share.read(position, inputs=False, targets=False).lanes for share in self.shares]
         num_rows = len(self.windows.read(position, inputs=False, targets=False).lanes)
-        # The order of one rank. Padding rows of a replica, which one rank doesn't have, come last and are dropped.
+        # Sort the rows as on one rank. Padding rows, which one rank doesn't have, come last and are dropped.
         order = torch.cat(lanes).argsort()[:num_rows]
         states: dict[int, State] = {}
         for stage, part in enumerate(self.parts):
@@ -208,18 +209,18 @@ def _gradients(stack: Stack) -> dict[str, Tensor]:
 
 
 def _difference(actual: Tensor, expected: Tensor) -> float:
-    """The largest difference, relative to the largest expected value."""
+    """Return the largest difference, relative to the largest expected value; infinite for NaN."""
     expected = expected.to(actual.device)
     if not actual.is_floating_point():
         return 0.0 if torch.equal(actual, expected) else 1.0
     largest = float(expected.abs().max()) if expected.numel() else 0.0
     difference = float((actual - expected).abs().max()) / max(largest, 1e-12) if largest else float(actual.abs().sum())
-    # A NaN is as different as can be.
+    # Also turns NaN into infinity.
     return difference if difference < torch.inf else torch.inf
 
 
 def _find_violations(model: Stack, loss: Loss, windows: WindowSource) -> list[str]:
-    """Check each block and the loss on a few rows and steps of the data, around the last target if there is one."""
+    """Check each block and the loss on a few rows and time steps, which include the last target if there is one."""
     window = windows.read(Position())
     rows, steps = slice(0, min(4, window.num_rows)), min(6, window.num_steps)
     targets = window_tensor(window, "targets")[:, rows]

@@ -1,6 +1,6 @@
-"""The search for the fastest layout on some devices.
+"""find_plan: searches for the fastest layout on a cluster.
 
-A branch and bound: layouts are simulated in the order of their lower bounds, until no other can be among the best.
+It is a branch and bound: layouts are simulated in the order of their lower bounds until no other can be among the best.
 """
 
 import heapq
@@ -22,7 +22,7 @@ from stretto.plan.predict import Prediction, predict
 from stretto.plan.profile import Profile
 from stretto.plan.workload import Workload
 
-# The maximum of micro-batches times chunks. The bubble is negligible long before that.
+# The maximum of micro-batches times chunks, at which the bubble is already negligible.
 _MAX_CHUNKS = 256
 # Layouts that are slower than the fastest by more than this factor are not listed.
 _MAX_SLOWDOWN = 2.0
@@ -35,7 +35,7 @@ _Grids = dict[tuple[int, int], Prediction]
 
 @dataclass(frozen=True)
 class Rejection:
-    """Layouts that are impossible, and why."""
+    """A description of layouts that are impossible, and the reason."""
 
     layouts: str
     reason: str
@@ -43,7 +43,7 @@ class Rejection:
 
 @dataclass(frozen=True)
 class Plan:
-    """The best layouts, the chosen one first, and one device to compare with."""
+    """The best layouts, the chosen one first, and the best layout on one device to compare with."""
 
     cluster: Cluster
     best: tuple[Prediction, ...]
@@ -55,7 +55,7 @@ class Plan:
 
     @property
     def chosen(self) -> Prediction:
-        """The layout to use: the fastest, or one as fast on fewer devices."""
+        """The layout to use: the fastest, or one that is about as fast on fewer devices."""
         return self.best[0]
 
     def speed_up(self, prediction: Prediction) -> float:
@@ -84,7 +84,7 @@ def find_plan(
 
 
 def balance(profile: Profile, workload: Workload, cluster: Cluster, layout: Layout) -> Layout:
-    """Return a layout with `blocks` set to the best partition by a profile."""
+    """Return the layout with `blocks` set to the best partition by a profile; raise PlanError if it doesn't fit."""
     fitted = _LayoutSearch(CostModel(profile), workload, cluster, uses_all=True).fit(
         layout.model_copy(update={"blocks": ()})
     )
@@ -148,7 +148,7 @@ class _LayoutSearch:
         return grids, num_simulated
 
     def _reject_oversized(self, grids: _Grids) -> None:
-        """Reject the numbers of stages with which no layout fits."""
+        """Reject the numbers of stages with which no layout fits in memory."""
         for stages, memory_limit in sorted(self.oversized.items()):
             if all(stages != other for _, other in grids):
                 self._reject(f"{stages} stage{'s' * (stages > 1)}", f"needs more than {memory_limit / 1e9:.3g} GB")
@@ -159,7 +159,7 @@ class _LayoutSearch:
         return PlanError(f"no layout is possible with devices={self.cluster.devices} ({reasons}); {remedy}")
 
     def _is_enough(self, grids: _Grids, num_best: int, bound: float) -> bool:
-        """Is no layout with this bound or a larger one among the best?"""
+        """Return whether no layout with this bound, or a larger one, can be among the best."""
         times = sorted(prediction.seconds for prediction in grids.values())
         return bound > self._slowest_listed(grids) or (len(times) >= num_best and bound > times[num_best - 1])
 
@@ -229,7 +229,7 @@ class _LayoutSearch:
         )
 
     def _memory_limit(self, layout: Layout) -> float:
-        """Return the bytes of each rank: those of a device, or an equal share of the machine's memory."""
+        """Return the bytes of each rank: those of a device, or an equal share of the node's memory."""
         if self.cluster.memory is not None:
             return self.cluster.memory
         num_sharing = self.cluster.ranks_on_node(layout) if self.costs.profile.shares_memory else 1
@@ -246,7 +246,7 @@ class _LayoutSearch:
     def _range_seconds(
         self, stages: int, rows: int, steps: int, crossing: tuple[bool, ...], recompute: bool
     ) -> Callable[[int], RangeCosts]:
-        """Return the seconds of a chunk on each stage for every range of blocks, with the messages that it sends."""
+        """Return a function that gives a chunk's seconds on a stage, messages included, for every range of blocks."""
         costs, num_blocks = self.costs, self.costs.num_blocks
         prefixes = [costs.chunk_cost(0, stop, rows, steps) for stop in range(num_blocks + 1)]
         num_forwards = 2 if recompute else 1
@@ -258,7 +258,7 @@ class _LayoutSearch:
         sizes = np.array([0.0, *(costs.sent_bytes(stop) * rows * steps for stop in range(1, num_blocks)), 0.0])
 
         def message_seconds(boundary: int) -> NDArray[np.float64]:
-            """The seconds of a message over the boundary after a stage, for each block that may end that stage."""
+            """Return the seconds of a message over the boundary after a stage, for each block that may end it."""
             if not 0 <= boundary < stages - 1:
                 return np.zeros_like(sizes)
             link = costs.network_link if crossing[boundary] else costs.node_link
@@ -284,6 +284,7 @@ def _put_chosen_first(predictions: list[Prediction]) -> list[Prediction]:
 
 
 def _numbers_of_ranks(devices: int, uses_all: bool) -> list[int]:
+    """Return the numbers of ranks to try: all small ones, and the divisors of the number of devices."""
     if uses_all:
         return [devices]
     return sorted({*range(1, min(devices, 16) + 1), *divisors(devices)})
@@ -294,5 +295,5 @@ def _powers_of_two(maximum: int) -> list[int]:
 
 
 def _chunk_counts(maximum: int) -> list[int]:
-    """1, 2, 3, 4, 6, 8, 12, 16, ...: dense enough that the best is never far from one of them."""
+    """Return 1, 2, 3, 4, 6, 8, 12, 16, ... up to a maximum; the best count is never far from one of these."""
     return sorted({count for n in _powers_of_two(maximum) for count in (n, n * 3 // 2) if count <= maximum})

@@ -1,4 +1,4 @@
-"""Using a trained model: predict, generate, forecast, stream."""
+"""Inference with a trained model: predict, generate, forecast, stream."""
 
 from stretto.base.lazy import lazy_exports
 

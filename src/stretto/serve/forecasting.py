@@ -1,4 +1,4 @@
-"""forecast: the values after the end of each series, in the units of the series."""
+"""forecast: predicts the values after the end of each series, in the units of the series."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,10 +23,12 @@ from stretto.windows.forecast import Forecast
 class SeriesForecast:
     """The forecast of one series: one value per step and channel."""
 
-    series: int
-    start: int  # the first step of the forecast: the number of known steps
+    series: int  # index
+    start: int  # the first predicted step, which is the number of known steps
     channels: tuple[str, ...]
-    values: NDArray[np.float32]  # [steps, channels], in the units of the series; NaN where a season is missing
+    values: NDArray[
+        np.float32
+    ]  # [steps, channels], in the units of the series; NaN where the value one season before is missing
 
 
 def forecast(
@@ -66,19 +68,20 @@ def forecast(
 
 @torch.no_grad()
 def _roll_forward(trained: TrainedModel, spec: Forecast, values: NDArray[Any], steps: int) -> NDArray[np.float32]:
+    """Forecast one horizon after another from known `values` `[steps, channels]`, and return the first `steps`."""
     context = trained.config.data.context
     predictions: list[NDArray[np.float32]] = []
     state: State | None = None
     new_values = values
     while sum(map(len, predictions)) < steps:
         if context is not None:
-            # The model was trained on windows of this length, so it reads the last one from the initial state.
+            # The model was trained on windows of this length, so it reads the last window, from the initial state.
             new_values, state = values[-context:], None
         outputs, state = _run_stack(trained, spec.inputs(new_values), state)
-        predicted = spec.to_predictions(outputs, values)
+        predicted = spec.to_predictions(outputs, values)  # [horizon, target channels]
         predictions.append(predicted)
         if len(spec.channels) == values.shape[1]:
-            # Reorder the target channels as in the data.
+            # All channels are predicted: reorder them as in the data, and continue from them.
             new_values = predicted[:, np.argsort(spec.channels)]
             values = np.concatenate([values, new_values])
     return np.concatenate(predictions)[:steps]
@@ -89,7 +92,8 @@ def _run_stack(trained: TrainedModel, inputs: NDArray[np.float32], state: State 
     stack = trained.stack.eval()
     device = stack.device
     x = torch.from_numpy(inputs).to(device, stack.dtype).unsqueeze(1)
-    before = stack.initial_state(Rows.of(1, len(x), device=device, dtype=stack.dtype)) if state is None else state
+    if state is None:
+        state = stack.initial_state(Rows.of(1, len(x), device=device, dtype=stack.dtype))
     with torch.autocast(device.type, torch.bfloat16, enabled=trained.config.run.precision == "bf16"):
-        y, after = stack(x, before)
-    return check_outputs(y, trained.data_spec.task)[-1, 0].float().cpu().numpy(), after
+        y, next_state = stack(x, state)
+    return check_outputs(y, trained.data_spec.task)[-1, 0].float().cpu().numpy(), next_state

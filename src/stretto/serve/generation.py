@@ -1,4 +1,4 @@
-"""generate: text from a language model, sampled token by token with a seed."""
+"""generate: samples text from a language model token by token, reproducibly from a seed."""
 
 import codecs
 import random
@@ -40,7 +40,7 @@ class Sampling:
             raise ConfigError(f"top_p={self.top_p} is not in (0, 1]; use a value such as 0.9")
 
     def draw(self, logits: NDArray[np.float64], uniform: float) -> int:
-        """Return the token for `uniform`, a uniform random number in [0, 1)."""
+        """Return a token sampled by inverse transform from `uniform`, a random number in [0, 1)."""
         if self.temperature == 0:
             return int(logits.argmax())
         order = np.argsort(-logits, kind="stable")[: self.top_k]
@@ -63,9 +63,9 @@ def generate_tokens(
     count: int = 1,
     suppress_tokens: tuple[int, ...] = (),
 ) -> Iterator[list[int]]:
-    """Continue a prompt without end: yield the next token of each of `count` texts.
+    """Continue a prompt endlessly: yield the next token of each of `count` texts.
 
-    Text i depends on the seed and i, whatever `count` is. `suppress_tokens` are never sampled.
+    Text i depends on the seed and on i, but not on `count`. `suppress_tokens` are never sampled.
     """
     sampling = sampling or Sampling()
     if not len(prompt):
@@ -80,29 +80,29 @@ def generate_tokens(
     # The prompt is run once; all texts start from the state after it.
     tokens = torch.from_numpy(np.asarray(prompt, np.int64)).to(device).unsqueeze(1)
     y, state = stack(tokens, stack.initial_state(Rows.of(1, device=device, dtype=stack.dtype)))
-    last, state = y[-1].expand(count, -1), cat_rows([state] * count)
+    last_output, state = y[-1].expand(count, -1), cat_rows([state] * count)
     while True:
-        logits = last.double().cpu().numpy().copy()
+        logits = last_output.double().cpu().numpy().copy()
         logits[:, list(suppress_tokens)] = -np.inf
         sampled = [sampling.draw(row, generator.random()) for row, generator in zip(logits, generators, strict=True)]
         yield sampled
         y, state = stack(torch.tensor([sampled], device=device), state)
-        last = y[-1]
+        last_output = y[-1]
 
 
 def generate(
     trained: TrainedModel, prompt: str = "", length: int = 200, sampling: Sampling | None = None, *, count: int = 1
 ) -> Iterator[list[str]]:
-    """Continue a prompt: yield the next piece of each of `count` texts, `length` tokens in total.
+    """Continue a prompt: yield the next piece of each of `count` texts, `length` times.
 
-    A piece may be empty, since a character of several bytes is complete only with its last byte. Joined, the pieces are
-    the text after the prompt.
+    A piece is the text of one token. It is empty if the token is a byte that does not complete a character. Joined, the
+    pieces are the text after the prompt.
     """
     vocabulary = _vocabulary(trained)
     if length < 1:
         raise ConfigError(f"length={length} is less than 1; use at least 1")
     prompt_tokens = vocabulary.encode(prompt or "\n")
-    suppress_tokens = (0,) if isinstance(vocabulary, SymbolVocabulary) else ()
+    suppress_tokens = (0,) if isinstance(vocabulary, SymbolVocabulary) else ()  # the unknown symbol
     texts = [_Detokenizer(vocabulary, prompt) for _ in range(count)]
     stream = generate_tokens(trained.stack, prompt_tokens, sampling, count=count, suppress_tokens=suppress_tokens)
     for number, tokens in enumerate(stream, 1):
@@ -116,13 +116,13 @@ class _Detokenizer:
 
     def __init__(self, vocabulary: Vocabulary, prompt: str) -> None:
         self._vocabulary = vocabulary
-        self._bytes = codecs.getincrementaldecoder("utf-8")("replace")
-        # A space goes before each word, also after the prompt, but not at the start of a line.
+        self._byte_decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        # Words are separated by spaces: the first needs none at the start of a line or after a space.
         self._is_line_start = not prompt or prompt[-1].isspace()
 
     def add(self, token: int, *, is_last: bool) -> str:
         if self._vocabulary.level == "byte":
-            return self._bytes.decode(bytes([token]), is_last)
+            return self._byte_decoder.decode(bytes([token]), is_last)
         symbol = self._vocabulary.decode([token])
         if self._vocabulary.level == "char":
             return symbol

@@ -1,4 +1,4 @@
-"""predict and write_predictions: one result per row, in order, on any number of ranks, resumable.
+"""predict and write_predictions: one result per row, in order; writing uses any number of ranks and can be resumed.
 
 rows     |---- part 0 ----|---- part 1 ----|---- part 2 ----|- 3 -|     parts depend only on the data, not on the ranks,
 ranks         rank 0           rank 1           rank 0       rank 1     so the results are bitwise equal
@@ -31,17 +31,17 @@ from stretto.serve.source import FieldNames, ensure_prepared, is_raw, open_sourc
 from stretto.store.index import Store
 from stretto.train.trained_model import TrainedModel
 
-# Steps per part, steps per batch, and the max number of output values in memory.
+# Time steps per part, time steps per batch, and the maximum number of output values in memory.
 _PART_STEPS, _BATCH_STEPS, _MAX_OUTPUTS = 1 << 15, 1 << 13, 1 << 23
 _MAX_PARTS = 4096
 # How often rank 0 reports to the ranks that wait for it.
 _POLL_SECONDS = 2.0
-_FINGERPRINT, _DATA = "fingerprint", "data"
-# Of the parts folder: raise it when names or fields in it change.
+_FINGERPRINT_NAME, _DATA_NAME = "fingerprint", "data"
+# The version of the parts folder; raise it when names or fields in the folder change.
 _VERSION = 2
 
 ProgressCallback = Callable[[int, int], None]
-"""Called after each round with the number of finished parts of all ranks, and of all parts."""
+"""Called after each round with the number of finished parts and the number of all parts."""
 
 
 def predict(trained: TrainedModel, location: Path | str) -> Iterator[PredictionRow]:
@@ -76,9 +76,9 @@ def write_predictions(
 
     def begin() -> None:
         _claim_parts_folder(path, folder, _job_fingerprint(trained, location, fields))
-        if is_raw(location) and not path.exists() and not (folder / _DATA).exists():
+        if is_raw(location) and not path.exists() and not (folder / _DATA_NAME).exists():
             try:
-                prepare_source(location, folder / _DATA, trained.data_spec, fields)
+                prepare_source(location, folder / _DATA_NAME, trained.data_spec, fields)
             except StrettoError:
                 # No result was written: leave the path free for a call with valid data.
                 shutil.rmtree(folder)
@@ -90,10 +90,10 @@ def write_predictions(
             _join_parts(path, folder)
         _remove_parts(folder)
 
-    _run_on_first_rank(world, begin)
+    _run_on_rank_zero(world, begin)
     if not any(world.all_reduce([float(world.is_rank_zero and path.exists())])):
         _write_missing_parts(trained, location, folder, world, on_progress)
-    _run_on_first_rank(world, end)
+    _run_on_rank_zero(world, end)
     return int(sum(world.all_reduce([float(_count_lines(path)) if world.is_rank_zero else 0.0])))
 
 
@@ -109,14 +109,14 @@ def _open_dataset(trained: TrainedModel, location: Path | str) -> PredictionData
 def _write_missing_parts(
     trained: TrainedModel, location: Path | str, folder: Path, world: World, on_progress: ProgressCallback
 ) -> None:
-    dataset = _open_dataset(trained, folder / _DATA if is_raw(location) else location)
+    dataset = _open_dataset(trained, folder / _DATA_NAME if is_raw(location) else location)
     parts = _split_into_parts(dataset)
     # Rank 0 decides: on a network file system, other ranks may not see the newest files yet.
     written = {path.name for path in folder.glob("*.jsonl")}
     missing = [number for number in range(len(parts)) if _part_path(folder, number).name not in written]
     missing = json.loads(world.broadcast_text(json.dumps(missing) if world.is_rank_zero else ""))
     done = len(parts) - len(missing)
-    # A barrier after each part: a rank never waits longer than one part takes.
+    # With a barrier after each round, no rank waits longer than one part takes.
     for start in range(0, len(missing), world.size):
         if start + world.rank < len(missing):
             number = missing[start + world.rank]
@@ -126,8 +126,8 @@ def _write_missing_parts(
         on_progress(done, len(parts))
 
 
-def _run_on_first_rank(world: World, function: Callable[[], None]) -> None:
-    """Call a function on rank 0 while the others wait, even for longer than a collective's timeout."""
+def _run_on_rank_zero(world: World, function: Callable[[], None]) -> None:
+    """Call a function on rank 0 while the others wait. It may take longer than a collective's timeout."""
     if world.is_single_rank:
         function()
         return
@@ -153,7 +153,7 @@ def _split_into_parts(dataset: PredictionDataset) -> list[range]:
 
 
 def _predict_part(trained: TrainedModel, dataset: PredictionDataset, part: Sequence[int]) -> list[PredictionRow]:
-    """The results of some rows, in order; rows of similar length are batched together."""
+    """Return the results of some rows, in order; rows of similar length are batched together."""
     lengths = dict(zip(part, dataset.lengths(part), strict=True))
     batches: list[list[int]] = [[]]
     for index in sorted(part, key=lambda index: lengths[index]):
@@ -187,7 +187,7 @@ def run_batch(trained: TrainedModel, inputs: Tensor, lengths: Tensor) -> Outputs
 
 
 def _job_fingerprint(trained: TrainedModel, location: Path | str, fields: FieldNames | None) -> str:
-    """The hash of all that the results depend on: model, data and settings."""
+    """Return a hash of everything that the results depend on: model, data and settings."""
     if is_raw(location):
         status = Path(location).stat()
         source = f"{Path(location).resolve()} {status.st_size} {status.st_mtime_ns} {fields or FieldNames()}"
@@ -213,13 +213,13 @@ def _job_fingerprint(trained: TrainedModel, location: Path | str, fields: FieldN
 def _claim_parts_folder(path: Path, folder: Path, job: str) -> None:
     """Create the parts folder, or reuse the one of an interrupted call; reject one of a different job."""
     with write_errors(path):
-        is_resumed = (folder / _FINGERPRINT).exists()
+        is_resumed = (folder / _FINGERPRINT_NAME).exists()
         if path.exists() and not is_resumed:
             raise ConfigError(f"{path} exists already; choose a different file, or delete it")
         folder.mkdir(parents=True, exist_ok=True)
         if not is_resumed:
-            write_atomic(folder / _FINGERPRINT, job.encode())
-        elif (folder / _FINGERPRINT).read_text() != job:
+            write_atomic(folder / _FINGERPRINT_NAME, job.encode())
+        elif (folder / _FINGERPRINT_NAME).read_text() != job:
             raise ConfigError(
                 f"{folder} holds predictions of another model or other data; delete it, or choose a different file"
             )
@@ -246,7 +246,7 @@ def _join_parts(path: Path, folder: Path) -> None:
 
 def _remove_parts(folder: Path) -> None:
     """Delete the parts folder; the fingerprint goes last, so that an interrupted deletion can be resumed."""
-    for file in sorted(folder.iterdir(), key=lambda file: file.name == _FINGERPRINT):
+    for file in sorted(folder.iterdir(), key=lambda file: file.name == _FINGERPRINT_NAME):
         if file.is_dir():
             shutil.rmtree(file)
         else:

@@ -1,4 +1,4 @@
-"""PredictionDataset: rows to predict, and what a model's outputs mean for them: a label, a score, or a forecast."""
+"""PredictionDataset: rows to predict, and their results from a model's outputs: a label, a score, or a forecast."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -23,10 +23,13 @@ from stretto.train.data_spec import DataSpec
 from stretto.windows.forecast import Forecast
 from stretto.windows.items import Items, NextTokenItems, RowId, SlidingWindows, UnlabeledItems, pad
 
+# Long rows, because each starts without knowledge of the text before it.
+_WINDOWS_PER_TEXT_ROW = 8
+
 PredictionRow = dict[str, Any]
 """One result, ready to be written as JSON."""
 Outputs = Iterator[tuple[int, Tensor]]
-"""Outputs of a batch `[steps, rows, ...]`, a few steps at a time, each with its first step."""
+"""Yields (first step, outputs `[steps, rows, ...]`) of a batch, a few time steps at a time."""
 
 
 class PredictionDataset(Protocol):
@@ -41,14 +44,14 @@ class PredictionDataset(Protocol):
         """Return the inputs of some rows `[time, batch, ...]`, padded to `num_steps`."""
 
     def decode(self, indices: Sequence[int], lengths: Tensor, outputs: Outputs) -> list[list[PredictionRow]]:
-        """Return the results of each row."""
+        """Return a list of results for each row."""
 
 
 def make_prediction_dataset(source: Corpus | Sequences, data_spec: DataSpec, data: DataConfig) -> PredictionDataset:
-    """Return the rows of some data for a model that was trained on `data_spec` with the settings of `data`."""
+    """Return the rows of `source` for a model that was trained on data like `data_spec` with the settings `data`."""
     targets = data_spec.task.targets
     if isinstance(source, Corpus):
-        return TextRows(source, data.window * 8)
+        return TextRows(source, data.window * _WINDOWS_PER_TEXT_ROW)
     if targets == "tokens":
         return TokenRows(NextTokenItems(source))
     if targets == "labels":
@@ -93,7 +96,7 @@ class _SequenceRows(_ShardedRows):
     source: Sequences
 
     def step_ranges(self, indices: Sequence[int]) -> list[StepRange]:
-        """Return where each sequence lies."""
+        """Return the shard and the range of steps of each sequence."""
         return self.source.step_ranges(self.rows(indices))
 
     def lengths(self, indices: Sequence[int]) -> list[int]:
@@ -125,7 +128,7 @@ class LabelRows(_SequenceRows):
 
 @dataclass(frozen=True)
 class _ItemRows(_ShardedRows):
-    """Rows with the inputs of a training batch."""
+    """Rows whose inputs are those of a training batch."""
 
     source: Items
 
@@ -270,14 +273,14 @@ def _score_rows(
     for index, total, length in zip(indices, totals.tolist(), lengths.tolist(), strict=True):
         # A sequence of one token has nothing to predict.
         loss = total / length if length else math.nan
-        perplexity = math.exp(loss) if loss < 700 else math.inf
+        perplexity = math.exp(loss) if loss < 700 else math.inf  # exp(710) overflows
         yield index, {"tokens": length, "loss": _json_float(loss), "perplexity": _json_float(perplexity)}
 
 
 def _forecast_row(
     series: int, step: int, names: Sequence[str], predicted: NDArray[Any], actual: NDArray[Any]
 ) -> PredictionRow:
-    """The forecast after a step in the units of the series, and the actual values where they are known."""
+    """Return the forecast after a step in the units of the series, and the actual values if any are known."""
 
     def by_name(values: NDArray[Any]) -> dict[str, list[float | None]]:
         return {

@@ -1,6 +1,6 @@
-"""Sessions: streaming inference for many named streams, batched into few calls of the network.
+"""Sessions: streaming inference for many named streams, batched into few calls of the model.
 
-         names   a  b  c  d        chunks of 5, 3, 3 and 1 steps; by the chunk law, longer ones can continue alone
+      sessions   a  b  c  d        chunks of 5, 3, 3 and 1 steps: each call runs until the shortest chunk ends
 steps 0          ■  ■  ■  ■        one call
 steps 1, 2       ■  ■  ■           one call
 steps 3, 4       ■                 one call
@@ -20,12 +20,14 @@ from stretto.blocks.stack import Stack
 
 SessionName = TypeVar("SessionName", bound=Hashable)
 
+_MIN_GROWTH = 16
+
 
 class Sessions:
-    """Streams of one model by name. `feed` takes the next steps of any of them and returns their outputs.
+    """Streams of one model by name. `feed` takes the next time steps of any of them and returns their outputs.
 
-    A session starts with the first chunk under its name and continues until it is closed. Fed chunk by chunk, it gives
-    the outputs of the whole stream in one call. Its state has a fixed size, however long the stream is.
+    A session starts with the first chunk under its name and continues until it is closed. Chunk by chunk, it gives the
+    same outputs as one call on the whole stream. Its state has a fixed size, however long the stream is.
     """
 
     def __init__(self, stack: Stack) -> None:
@@ -35,7 +37,7 @@ class Sessions:
             )
         self._stack = stack.eval()
         self._device = stack.device
-        # Each state tensor holds all sessions as rows: `feed` gathers its rows and writes them back.
+        # Each tensor has one row (slot) per session. `feed` gathers the rows it needs and writes them back.
         self._pool: State = self._initial_state(0)
         self._slots: dict[Hashable, int] = {}
         self._free_slots: list[int] = []
@@ -51,7 +53,7 @@ class Sessions:
 
     @torch.no_grad()
     def feed(self, chunks: Mapping[SessionName, Tensor]) -> dict[SessionName, Tensor]:
-        """Run the next steps of each session, tokens `[steps]` or `[steps, features]`; return their outputs.
+        """Run each session's chunk, tokens `[steps]` or values `[steps, features]`; return the outputs by session.
 
         Chunks may differ in length. If one of them is invalid, no session changes.
         """
@@ -69,9 +71,9 @@ class Sessions:
         start = 0
         for stop in sorted(set(lengths)):
             num_rows = sum(length >= stop for length in lengths)
-            y, after = self._stack(inputs[start:stop, :num_rows], tuple(tensor[:num_rows] for tensor in state))
-            # Copies: the returned state may be a view of the given one.
-            state = tuple(torch.cat([value, old[num_rows:]]) for value, old in zip(after, state, strict=True))
+            y, next_state = self._stack(inputs[start:stop, :num_rows], tuple(tensor[:num_rows] for tensor in state))
+            # torch.cat copies: the returned state may be a view of the given one.
+            state = tuple(torch.cat([value, old[num_rows:]]) for value, old in zip(next_state, state, strict=True))
             outputs.append(y)
             start = stop
         self._store_states(names, state)
@@ -79,7 +81,7 @@ class Sessions:
         return {name: torch.cat([y[:, row] for y in outputs if row < y.shape[1]]) for row, name in enumerate(names)}
 
     def state(self, name: Hashable) -> State:
-        """Return the state of a session, with one row: save it, move it, or restore it in another session."""
+        """Return a copy of a session's state, with one row, which `restore` takes."""
         if name not in self._slots:
             raise ConfigError(f"session {name!r} does not exist; feed it first")
         slot = self._slots[name]
@@ -87,7 +89,7 @@ class Sessions:
 
     @torch.no_grad()
     def restore(self, name: Hashable, state: State) -> None:
-        """Set a session to a state that `state` returned, here or in another process with the same model."""
+        """Set a new or existing session to a state from `state`, here or in another process with the same model."""
         expected = [list(tensor.shape[1:]) for tensor in self._pool]
         actual = [list(tensor.shape[1:]) for tensor in state]
         if actual != expected or any(len(tensor) != 1 for tensor in state):
@@ -97,7 +99,7 @@ class Sessions:
         self._store_states([name], tuple(tensor.to(pool) for tensor, pool in zip(state, self._pool, strict=True)))
 
     def close(self, name: Hashable) -> None:
-        """End a session; fed again, its name starts a new one."""
+        """End a session if it exists. Its name can then start a new one."""
         if name in self._slots:
             self._free_slots.append(self._slots.pop(name))
 
@@ -106,24 +108,24 @@ class Sessions:
 
     def _gather_states(self, names: Sequence[Hashable]) -> State:
         """Return copies of the states of some sessions; new sessions get the initial state."""
-        known = [index for index, name in enumerate(names) if name in self._slots]
+        existing = [index for index, name in enumerate(names) if name in self._slots]
         state = tuple(tensor.clone() for tensor in self._initial_state(len(names)))
-        if known:
-            rows = torch.tensor(known, device=self._device)
-            slots = self._slot_indices([names[index] for index in known])
+        if existing:
+            rows = torch.tensor(existing, device=self._device)
+            slots = self._slot_indices([names[index] for index in existing])
             for tensor, pool in zip(state, self._pool, strict=True):
                 tensor[rows] = pool[slots]
         return state
 
     def _store_states(self, names: Sequence[Hashable], state: State) -> None:
         new = [name for name in names if name not in self._slots]
-        missing = len(new) - len(self._free_slots)
-        if missing > 0:
-            # Double the capacity: a million sessions that start one by one cause only twenty copies.
-            before = len(self._slots) + len(self._free_slots)
-            num_more = max(missing, before, 16)
+        num_missing = len(new) - len(self._free_slots)
+        if num_missing > 0:
+            # Double the capacity: a million sessions that start one by one cause only about twenty copies.
+            capacity = len(self._slots) + len(self._free_slots)
+            num_more = max(num_missing, capacity, _MIN_GROWTH)
             self._pool = tuple(torch.cat(pair) for pair in zip(self._pool, self._initial_state(num_more), strict=True))
-            self._free_slots.extend(reversed(range(before, before + num_more)))
+            self._free_slots.extend(reversed(range(capacity, capacity + num_more)))
         for name in new:
             self._slots[name] = self._free_slots.pop()
         slots = self._slot_indices(names)

@@ -1,4 +1,4 @@
-"""The data to predict: a store, or a file that is prepared like the run's data."""
+"""Opens the data to predict: a store, or a file, which is prepared like the run's data."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ from stretto.train.data_spec import DataSpec, check_same_spec
 
 
 def is_raw(location: Path | str) -> bool:
-    """Is this a file that must be prepared first, rather than the folder or URL of a store?"""
+    """Return whether this is a file to be prepared first, rather than the folder or URL of a store."""
     return not is_remote(location) and Path(location).is_file()
 
 
@@ -55,7 +55,7 @@ class FieldNames:
 
     sequence: str | None = None
     label: str | None = None
-    by: str | None = None
+    by: str | None = None  # identifies a series
 
 
 def prepare_source(file: Path | str, folder: Path, data_spec: DataSpec, fields: FieldNames | None = None) -> None:
@@ -63,7 +63,7 @@ def prepare_source(file: Path | str, folder: Path, data_spec: DataSpec, fields: 
     task, origin, fields = data_spec.task, data_spec.origin or Origin(), fields or FieldNames()
     values = Tokens(num_tokens=task.num_inputs) if data_spec.channels is None else data_spec.channels
     labels = Classes(names=data_spec.labels) if data_spec.labels else None
-    like = Schema("the run", values, labels, data_spec.vocabulary)
+    schema = Schema("the run", values, labels, data_spec.vocabulary)
     if task.inputs == "channels" and task.targets == "values":
         names = _field_names(file)
         assert isinstance(values, Channels)
@@ -72,13 +72,13 @@ def prepare_source(file: Path | str, folder: Path, data_spec: DataSpec, fields: 
                 raise DataError(f"{file} has no column {name!r}, which the run was trained on; use a table that has it")
         by = fields.by or (origin.by if origin.by in names else None)
         time = origin.time if origin.time in names else None
-        prepare_series(file, folder, SeriesOptions(by=by, time=time, like=like, nan="missing"))
+        prepare_series(file, folder, SeriesOptions(by=by, time=time, like=schema, nan="missing"))
     elif Path(file).suffix.lower() in FORMATS:
         names = _field_names(file)
         # The true labels are optional.
         label = fields.label or (origin.label if labels is not None and origin.label in names else None)
         sequence = fields.sequence or (origin.sequence if origin.sequence in names else None)
-        prepare_sequences(file, folder, SequenceOptions(like=like, sequence=sequence, label=label))
+        prepare_sequences(file, folder, SequenceOptions(like=schema, sequence=sequence, label=label))
     elif data_spec.vocabulary is not None and task.targets == "tokens":
         prepare_text(file, folder, TextOptions(vocabulary=data_spec.vocabulary))
     else:
@@ -86,13 +86,13 @@ def prepare_source(file: Path | str, folder: Path, data_spec: DataSpec, fields: 
 
 
 def _field_names(file: Path | str) -> set[str]:
-    """The field names of a file's first record."""
+    """Return the field names of a file's first record; none if it has no valid record."""
     row = next(iter(read_rows(cut_records(list_paths(file), None)[0])), None)
     return set() if row is None or row.problem else set(row.record)
 
 
 def _data_spec(source: Corpus | Sequences, data_spec: DataSpec) -> DataSpec:
-    """The spec of the data; what it does not have (labels) is taken from the model's."""
+    """Return the spec of `source`; labels, if it has none, are those of the run's `data_spec`."""
     if isinstance(source, Corpus):
         return DataSpec(replace(data_spec.task, inputs="tokens", num_inputs=len(source.vocabulary)), source.vocabulary)
     values, labels = source.fields.values, source.fields.labels
