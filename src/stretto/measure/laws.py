@@ -203,7 +203,7 @@ def _difference(this: Tensor, that: Tensor | None, scale: float) -> float:
 
 
 def check_loss(loss: Loss, y: Tensor, targets: Tensor, *, tolerance: float = 1e-4) -> None:
-    """Raise a `LawError` unless the losses of a batch's two parts, in time or in rows, add up to that of the whole."""
+    """Raise a `LawError` unless the losses of a batch's two parts, in time or in rows, sum to that of the whole."""
     whole = loss(y, targets)
     for axis, dim in (("time", 0), ("rows", 1)):
         edge = max(1, y.shape[dim] // 3)

@@ -113,12 +113,12 @@ class _LayoutSearch:
         slowest = self._slowest_listed(grids)
         listed = sorted((prediction for prediction in grids.values() if prediction.seconds <= slowest), key=_sort_key)
         on_one_device, _ = self._simulate_best(self._layouts_of_grid(1, 1), num_best=1)
-        # If none fits on one device, the others are compared with a device of unlimited memory.
-        plain = Layout(blocks=(self.costs.num_blocks,))
+        # If no layout fits on one device, the others are compared with a device of unlimited memory.
+        unsplit = Layout(blocks=(self.costs.num_blocks,))
         return Plan(
             cluster=self.cluster,
             best=tuple(_put_chosen_first(listed)[:num_best]),
-            single_device=on_one_device.get((1, 1)) or predict(self.costs, self.workload, plain, self.cluster),
+            single_device=on_one_device.get((1, 1)) or predict(self.costs, self.workload, unsplit, self.cluster),
             fits_single_device=bool(on_one_device),
             rejected=tuple(Rejection(layouts, reason) for layouts, reason in self.rejected),
             num_layouts=len(layouts),
@@ -151,7 +151,9 @@ class _LayoutSearch:
         """Reject the numbers of stages with which no layout fits in memory."""
         for stages, memory_limit in sorted(self.oversized.items()):
             if all(stages != other for _, other in grids):
-                self._reject(f"{stages} stage{'s' * (stages > 1)}", f"needs more than {memory_limit / 1e9:.3g} GB")
+                self._reject(
+                    f"{stages} stage{'s' if stages > 1 else ''}", f"needs more than {memory_limit / 1e9:.3g} GB"
+                )
 
     def _no_layout(self) -> PlanError:
         reasons = "; ".join(f"{layouts}: {reason}" for layouts, reason in list(self.rejected)[:3])
@@ -164,7 +166,7 @@ class _LayoutSearch:
         return bound > self._slowest_listed(grids) or (len(times) >= num_best and bound > times[num_best - 1])
 
     def _slowest_listed(self, grids: _Grids) -> float:
-        """Return the seconds up to which layouts are listed. One device is always compared with several."""
+        """Return the seconds of the slowest layout to list; the fastest layout on several devices is always listed."""
         fastest = min((prediction.seconds for prediction in grids.values()), default=np.inf)
         several = (prediction.seconds for (replicas, stages), prediction in grids.items() if replicas * stages > 1)
         return max(fastest * _MAX_SLOWDOWN, min(several, default=np.inf) if self.cluster.devices > 1 else 0.0)

@@ -86,7 +86,7 @@ def prepare_source(file: Path | str, folder: Path, data_spec: DataSpec, fields: 
 
 
 def _field_names(file: Path | str) -> set[str]:
-    """Return the field names of a file's first record; none if it has no valid record."""
+    """Return the field names of a file's first record, or an empty set without a valid record."""
     row = next(iter(read_rows(cut_records(list_paths(file), None)[0])), None)
     return set() if row is None or row.problem else set(row.record)
 
