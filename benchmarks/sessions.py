@@ -26,7 +26,7 @@ def chunks(num_sessions: int, steps: int, number: int) -> dict[int, Tensor]:
 
 
 def measure(stack: Stack, num_sessions: int, steps: int, rounds: int) -> dict[str, float]:
-    """Feed both sides in turns, the same chunks; return steps a second and the largest difference of outputs."""
+    """Feed both sides in turns, the same chunks; return time steps per second and the largest difference of outputs."""
     together = Sessions(stack)
     # By hand: a state for each session, and a call for each chunk.
     states = {name: stack.initial_state(Rows.of(1)) for name in range(num_sessions)}
@@ -58,7 +58,9 @@ def main() -> None:
     torch.set_num_threads(1)
     layers = [LSTM(FEATURES if index == 0 else HIDDEN, HIDDEN) for index in range(LAYERS)]
     stack = initialize(Stack([*layers, Linear(HIDDEN, 1)]), seed=1)
-    table = Table("sessions", "steps a chunk", "one by one, steps/s", "at once, steps/s", "ratio", "largest difference")
+    table = Table(
+        "sessions", "steps per chunk", "one by one, steps/s", "at once, steps/s", "ratio", "largest difference"
+    )
     figures: dict[str, float] = {}
     for num_sessions, steps in ((1000, 1), (1000, 10), (100, 10)):
         found = measure(stack, num_sessions, steps, rounds)

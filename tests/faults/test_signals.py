@@ -90,7 +90,7 @@ def test_ranks_do_not_outlive_their_launcher(grid: tuple[int, int], faults_data:
     _, output = run.finish()
     # Several ranks have lost the launcher's store too, without which they can't agree that all shards are written.
     if grid == (1, 1):
-        assert "as asked: it is saved" in output and run.final_state().training_state.step >= 5  # type: ignore[attr-defined]
+        assert "as requested: it is saved" in output and run.final_state().training_state.step >= 5  # type: ignore[attr-defined]
     else:
         assert "it is saved" not in output and "the ranks' store is gone" in output, output
 

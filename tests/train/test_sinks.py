@@ -230,7 +230,7 @@ ENDINGS = [
     (None, "FINISHED", 0),
     (DivergedError("a loss that is not finite"), "FAILED", 1),
     (ValueError("of a block of the user's own"), "FAILED", 1),
-    (PreemptedError("as asked"), "KILLED", 1),
+    (PreemptedError("as requested"), "KILLED", 1),
     (KeyboardInterrupt(), "KILLED", 1),
 ]
 
