@@ -61,7 +61,7 @@ def _launch(config: RunConfig, command: RankCommand) -> None:
         launch_local(
             config.layout.num_ranks,
             command.arguments,
-            restarts=_DEFAULT_RESTARTS if command.restarts is None else command.restarts,
+            max_restarts=_DEFAULT_RESTARTS if command.restarts is None else command.restarts,
             progress=command.progress or (lambda: newest_checkpoint(config)),
             on_message=lambda message: print(f"stretto: {message}", file=sys.stderr, flush=True),
         )

@@ -1,4 +1,4 @@
-"""Checks that the folders of a run can be written, locked and synced as the run will do."""
+"""Checks of the folders that a run writes to: free space, write speed, locks."""
 
 import os
 import shutil

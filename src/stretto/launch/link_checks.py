@@ -18,7 +18,7 @@ from stretto.mesh.link_timing import time_messages
 from stretto.mesh.world import World
 from stretto.plan.units import format_bytes, format_seconds
 
-# In bytes. The short message takes the link's latency, and the extra time of the long one gives the bandwidth.
+# In bytes. The short message measures the latency; the extra time of the long one gives the bandwidth.
 _MESSAGE_SIZES = (4, 8 << 20)
 # Links to at most this many other nodes are measured.
 _MAX_NODES = 8
@@ -51,20 +51,20 @@ def measure_links(world: World, local_size: int) -> list[dict[str, Any]]:
     Every node is taken to have as many ranks as rank 0's node has.
     """
     # The sum of ranks shows that collectives work. Only rank 0 adds its `local_size`, so that sum is a broadcast.
-    rank_sum, first_size = world.all_reduce([float(world.rank), float(local_size) if world.is_rank_zero else 0.0])
-    local_size = int(first_size)
+    rank_sum, first_local_size = world.all_reduce([world.rank, local_size if world.is_rank_zero else 0])
+    local_size = int(first_local_size)
     if rank_sum != world.size * (world.size - 1) / 2:
         raise RuntimeError(f"an all-reduce of the ranks gave {rank_sum}, which is wrong")
     other_nodes = range(local_size, world.size, local_size)
     targets = ([1] if local_size > 1 else []) + list(other_nodes)[:_MAX_NODES]
     links = []
     for target in targets:
-        short, long = time_messages(world, 0, target, _MESSAGE_SIZES)
+        short_seconds, long_seconds = time_messages(world, 0, target, _MESSAGE_SIZES)
         links.append(
             {
                 "target": target,
-                "latency": short,
-                "bandwidth": (_MESSAGE_SIZES[1] - _MESSAGE_SIZES[0]) / max(long - short, 1e-9),
+                "latency": short_seconds,
+                "bandwidth": (_MESSAGE_SIZES[1] - _MESSAGE_SIZES[0]) / max(long_seconds - short_seconds, 1e-9),
                 "is_same_node": target < local_size,
                 "device": world.device.type,
             }

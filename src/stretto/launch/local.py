@@ -21,7 +21,7 @@ from stretto.launch.parent_exit import LAUNCHER_PID_VARIABLE, PREEMPTED_EXIT_COD
 # Preempted ranks have this many seconds to save.
 GRACE_SECONDS = 60
 # Exit codes after which a restart would fail in the same way: user errors, fenced runs, Ctrl-C.
-_PERMANENT_EXIT_CODES = (2, FencedError.exit_code, 130)
+_PERMANENT_EXIT_CODES = (StrettoError.exit_code, FencedError.exit_code, 130)
 
 
 class RankFailedError(StrettoError):
@@ -36,14 +36,14 @@ def launch_local(
     num_ranks: int,
     arguments: Sequence[str],
     *,
-    restarts: int = 0,
+    max_restarts: int = 0,
     progress: Callable[[], object] = lambda: None,
     on_message: Callable[[str], None] = lambda message: None,
 ) -> None:
     """Run `stretto ARGUMENTS` on `num_ranks` ranks of this machine; return when all are done.
 
-    When a rank is lost, all ranks are restarted, and `on_message` is called. After `restarts` restarts in a row without
-    progress (`progress` returns the same value as before) the run ends.
+    When a rank is lost, all ranks are restarted, and `on_message` is called. The run ends after `max_restarts` restarts
+    in a row without progress, which means that `progress` returns the same value as before.
     """
     # The agent logs each failure at length; `on_message` and our errors say what the user needs.
     for name in list(logging.root.manager.loggerDict):
@@ -55,14 +55,14 @@ def launch_local(
         entrypoint=sys.executable,
         args=("-m", "stretto", *arguments),
         rdzv_handler=LoopbackRendezvous(),
-        max_restarts=restarts,
+        max_restarts=max_restarts,
         monitor_interval=0.1,
     )
     # No log files: the ranks share our output.
     agent = ElasticAgent(
         spec,
         DefaultLogsSpecs(os.devnull),
-        _RestartPolicy(restarts, progress, on_message),
+        _RestartPolicy(max_restarts, progress, on_message),
         shutdown_timeout=GRACE_SECONDS,
     )
     # Temporary files of killed ranks are removed with this folder.
@@ -108,8 +108,8 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 class _RestartPolicy:
     """Limits restarts without progress, and allows none after errors that a restart can't fix."""
 
-    def __init__(self, restarts: int, progress: Callable[[], object], on_message: Callable[[str], None]) -> None:
-        self._restarts, self._progress, self._on_message = restarts, progress, on_message
+    def __init__(self, max_restarts: int, progress: Callable[[], object], on_message: Callable[[str], None]) -> None:
+        self._max_restarts, self._progress, self._on_message = max_restarts, progress, on_message
         self._last_progress = progress()
 
     def __call__(self, result: RunResult, remaining: int) -> int:
@@ -119,7 +119,7 @@ class _RestartPolicy:
             return 0
         progress = self._progress()
         if progress != self._last_progress:
-            self._last_progress, remaining = progress, self._restarts
+            self._last_progress, remaining = progress, self._max_restarts
         if remaining > 0:
             rank, failure = _root_cause(result)
             cause = f"was killed by {failure.signal_name()}" if failure.exitcode < 0 else "was lost"
@@ -160,5 +160,6 @@ def _signal_error(codes: Sequence[int | None], received: signal.Signals) -> Base
         # The ranks have saved, and have printed so.
         return RankFailedError(LostPeerError.exit_code)
     if all(code == 0 for code in codes):
+        # The ranks had already finished their work.
         return RankFailedError(0)
     return RankFailedError(128 + int(received), f"{received.name} has ended the launcher and all ranks")

@@ -106,7 +106,7 @@ def check_cores() -> list[Finding]:
     threads = os.environ.get("OMP_NUM_THREADS", "")
     load = os.getloadavg()[0]
     detail = f"{num_allowed} of {num_cores} cores" if num_allowed < num_cores else f"{num_cores} cores"
-    detail += "" if limit is None else f", limited to {limit:.1f}"
+    detail += "" if limit is None else f", limited to {limit:.1f} by a cgroup"
     detail += f", OMP_NUM_THREADS {threads or 'not set'}, load {load:.1f}"
     usable = num_allowed if limit is None else min(num_allowed, limit)
     max_threads = max(1, int(usable))

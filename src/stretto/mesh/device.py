@@ -21,7 +21,7 @@ def find_device(name: str, local_rank: int = 0, local_size: int = 1, *, has_own_
     else:
         try:
             device = torch.device(name)
-            # torch.device also accepts devices that this machine or this build lacks. Creating a tensor does not.
+            # torch.device accepts devices that this machine or this build lacks, but creating a tensor there fails.
             torch.empty(1, device=device).tolist()
         except (RuntimeError, AssertionError, ValueError, ImportError, NotImplementedError):
             raise ConfigError(f"run.device={name!r} is not a device of this machine; use auto or cpu") from None
@@ -49,8 +49,8 @@ def peak_memory(device: torch.device) -> int:
         lines = Path("/proc/self/status").read_bytes().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(b"VmHWM:"))
     except (OSError, StopIteration):
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        bytes_per_unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * bytes_per_unit
 
 
 def find_backends() -> list[str]:

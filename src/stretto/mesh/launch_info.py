@@ -69,7 +69,7 @@ def _torchrun(variables: Mapping[str, str]) -> LaunchInfo:
     if missing:
         present = next(name for name in names if name in variables)
         raise MeshError(
-            f"the environment has {present} but no {missing[0]}; start the ranks with torchrun, which sets all"
+            f"the environment has {present} but no {missing[0]}; start the ranks with torchrun, which sets both"
         )
     rank, size, local_rank, local_size, port = _numbers(variables, *names[:4], names[5])
     return LaunchInfo(
@@ -143,15 +143,15 @@ def _srun(variables: Mapping[str, str]) -> LaunchInfo:
     """Read the variables that srun sets for each task of a job step."""
     names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_JOB_ID", "SLURM_STEP_ID")
     rank, size, local_rank, node, job, step = _numbers(variables, *names)
-    per_node = expand_counts(_read(variables, "SLURM_STEP_TASKS_PER_NODE"))
-    if node >= len(per_node):
+    tasks_per_node = expand_counts(_read(variables, "SLURM_STEP_TASKS_PER_NODE"))
+    if node >= len(tasks_per_node):
         raise MeshError(
-            f"SLURM_NODEID={node}, but SLURM_STEP_TASKS_PER_NODE has {len(per_node)} nodes; check srun's environment"
+            f"SLURM_NODEID={node}, but SLURM_STEP_TASKS_PER_NODE has {len(tasks_per_node)} nodes; check what srun sets"
         )
     # All tasks of a job step compute the same port. It lies below the ephemeral ports and differs between steps.
     port = 10_000 + (37 * job + step) % 20_000
     launch_info = LaunchInfo(
-        rank, size, local_rank, per_node[node], first_host(_read(variables, "SLURM_STEP_NODELIST")), port,
+        rank, size, local_rank, tasks_per_node[node], first_host(_read(variables, "SLURM_STEP_NODELIST")), port,
         run_id=f"{job}.{step}", launch_command="srun -n {}",
     )  # fmt: skip
     return _with_master_address(launch_info, variables)

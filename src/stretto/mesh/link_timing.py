@@ -36,9 +36,9 @@ def time_messages(world: World, source: int, target: int, sizes: Sequence[int]) 
 
 
 def time_all_reduces(world: World, num_ranks: int, sizes: Sequence[int]) -> list[float]:
-    """Return the median seconds of an all-reduce of each size (in bytes) over the first `num_ranks` ranks; else zeros.
+    """Return the median seconds of an all-reduce of each size (in bytes) over the first `num_ranks` ranks.
 
-    Every rank must call this: torch names groups by a counter, which must stay equal on all ranks.
+    Every rank must call this: torch names groups by a counter, which must be equal everywhere. Others return zeros.
     """
     ranks = list(range(num_ranks)) if world.rank < num_ranks else [world.rank]
     seconds = []

@@ -39,7 +39,7 @@ class LivenessCheck:
         self._store = RankStore(store, _ANSWER_TIMEOUT_SECONDS)
         self._rank = rank
         self._size = size
-        # The thread caches both at every ping, because the store may be gone by the time this rank needs them.
+        # Both are read by the thread at every ping, because the store may be gone by the time this rank needs them.
         self._cached_error: str | None = None
         self._cached_lost_rank: int | None = None
         self._store_rank = store_rank  # the rank that hosts the store; None if torchrun's agent does
@@ -59,7 +59,7 @@ class LivenessCheck:
                 if silent:
                     self._store.set_once(_LOST_RANK_KEY, str(silent[0]))
             if self._store_rank == self._rank:
-                # The lost rank may not be among `ranks`. Its neighbors need our store to report it, so wait for them.
+                # The lost rank may not be among `ranks`. Its neighbors need our store, and their own 3 s, to report it.
                 self._store.wait_for_keys([_LOST_RANK_KEY], 1.5 * _ANSWER_TIMEOUT_SECONDS)
                 self._ping_all()
             lost = self._store.get(_LOST_RANK_KEY)
@@ -88,7 +88,7 @@ class LivenessCheck:
                 self._ping_all()
 
     def read_error(self) -> str | None:
-        """Return the published error, or the cached one if the store is gone; None if there is none."""
+        """Return the published error (without its first line, the rank), or the cached one if the store is gone."""
         try:
             error = self._store.get(_ERROR_KEY)
         except RuntimeError:

@@ -35,7 +35,7 @@ class RankStore:
         self._call(lambda: self._store.set(key, value))
 
     def set_once(self, key: str, value: str) -> bool:
-        """Set the value of a key that has none yet; return whether its value is now `value`."""
+        """Set the value of a key that has none yet, which torch writes as ""; return whether its value is `value`."""
         return self._call(lambda: self._store.compare_set(key, "", value).decode() == value)
 
     def delete(self, key: str) -> None:

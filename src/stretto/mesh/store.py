@@ -10,7 +10,7 @@ from stretto.mesh.launch_info import LaunchInfo
 
 
 def open_store(launch_info: LaunchInfo, timeout: timedelta) -> TCPStore:
-    """Return this rank's connection to the store. If rank 0 hosts it, it listens at one address only where it can."""
+    """Return this rank's connection to the store. Rank 0 starts the store first, unless torchrun's agent hosts it."""
     address, port = launch_info.address, launch_info.port
     is_host = launch_info.rank == 0 and not launch_info.has_agent_store
     is_single_node = launch_info.local_size == launch_info.size

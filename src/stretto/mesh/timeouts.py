@@ -1,4 +1,4 @@
-"""Calls and waits with a time limit. Across an interrupted network nothing comes back, not even an error."""
+"""Calls and polls with a time limit, because an interrupted network returns nothing, not even an error."""
 
 import threading
 import time
@@ -13,7 +13,7 @@ class OperationTimeoutError(RuntimeError):
 
 
 def call_with_timeout(seconds: float, call: Callable[[], Result]) -> Result:
-    """Return the result of `call`, or raise its error; OperationTimeoutError after `seconds`."""
+    """Return the result of `call`, or raise its error. After `seconds`, abandon it and raise OperationTimeoutError."""
     results: list[Result] = []
     errors: list[Exception] = []
 
