@@ -1,6 +1,5 @@
 """The command `stretto`: runs a subcommand, and turns errors into one line and an exit code."""
 
-import argparse
 import difflib
 import importlib
 import os
@@ -100,7 +99,5 @@ def _parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"stretto {__version__}")
     parser.add_argument("command", metavar="COMMAND", choices=COMMANDS, help="one of the commands below")
-    rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    # Otherwise argparse would name it beside a missing COMMAND.
-    rest.required = False
+    parser.add_remainder()
     return parser

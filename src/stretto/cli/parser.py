@@ -47,6 +47,12 @@ class Parser(argparse.ArgumentParser):
             raise ConfigError(f"{name} is not an option of `{self.prog}`; {hint}")
         return options
 
+    def add_remainder(self) -> None:
+        """Collect everything after the last positional argument as `arguments`, for the parser of a subcommand."""
+        remainder = self.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+        # Otherwise argparse would name it beside a missing positional argument.
+        remainder.required = False
+
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see `{self.prog} --help`")
 

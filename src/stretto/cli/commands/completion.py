@@ -50,6 +50,7 @@ def _parser_of_all_commands(complete_path: object) -> argparse.ArgumentParser:
 
 
 def _mark_paths(parser: Parser, complete_path: object) -> Parser:
+    """Tell shtab which arguments of a parser take a path."""
     for action in parser._actions:
         if action.type is Path or action.metavar in _PATH_METAVARS:
             # The attribute by which shtab learns how to complete an argument.

@@ -33,12 +33,13 @@ from stretto.prepare.prepare_data import PreparedData, prepare_data
 from stretto.prepare.row_reader import SkippedRows
 from stretto.prepare.sequence_data import SequenceData
 from stretto.prepare.series_data import SeriesData
+from stretto.report.formatting import pluralize
 
 if TYPE_CHECKING:
     from stretto.train.suggest import Suggestion
 
-_FORECAST = ("horizon", "season", "context")
-# The kinds of data that an option applies to; sequences may be of text, tokens or channels.
+_FORECAST_OPTIONS = ("horizon", "season", "context")
+# The kinds of data that an option applies to: those whose name starts with one of these texts.
 _OPTION_KINDS: dict[str, tuple[str, ...]] = {
     "level": ("text", "sequences of text"),
     "max_symbols": ("text", "sequences of text"),
@@ -58,7 +59,7 @@ _OPTION_KINDS: dict[str, tuple[str, ...]] = {
 
 def add_arguments(parser: Parser) -> None:
     parser.usage = "stretto init PATH... [--out run.toml] [--name NAME] [--yes] [options]"
-    # For notes about the data, which name parameters of the library.
+    # `run` needs it for notes about the data, which name parameters of the library.
     parser.set_defaults(add_dashes=parser.add_dashes)
     add = parser.add_argument
     add("paths", nargs="+", type=Path, metavar="PATH", help="files, or a folder of files")
@@ -82,7 +83,7 @@ def _add_data_options(parser: Parser) -> None:
         "--validation-fraction",
         type=float,
         metavar="FRACTION",
-        help="without such files, the fraction of the data for validation (default: 0.1, for series 0.2)",
+        help="fraction of the data for validation, if --valid is not given (default: 0.1, for series 0.2)",
     )
     add("--level", choices=["byte", "char", "word"], help="text: what a token is")
     add("--max-symbols", type=int, metavar="N", help="text: keep only the N most frequent symbols")
@@ -93,33 +94,32 @@ def _add_data_options(parser: Parser) -> None:
     add("--by", metavar="COLUMN", help="series: column that names the series of a row")
     add("--bad-rows", choices=["error", "skip"], help="an unreadable row is an error, or is skipped (default: error)")
     add("--nan", choices=["error", "missing"], help="a NaN is an error, or a missing value")
-
     add("--targets", metavar="A,B", help="series: columns to forecast (default: all)")
-    add("--horizon", type=int, metavar="N", help="series: number of steps to forecast")
-    add("--season", type=int, metavar="N", help="series: predict the difference to N steps before; 0 for none")
-    add("--context", type=int, metavar="N", help="series: number of steps that a forecast sees")
+    add("--horizon", type=int, metavar="N", help="series: number of time steps to forecast")
+    add("--season", type=int, metavar="N", help="series: predict the change over N time steps; 0: predict the value")
+    add("--context", type=int, metavar="N", help="series: number of time steps that the network sees before a forecast")
 
 
 def run(options: argparse.Namespace) -> None:
-    """Inspect, ask, prepare, and write the run."""
-    _check(options)
+    """Inspect the files, ask questions, prepare the data, and write the TOML file."""
+    _check_values(options)
     console = make_console()
     names = ("kind", "format", "level", "sequence", "label", "has_label", "time", "by")
     hints = DataHints(**{name: getattr(options, name) for name in names})
     is_interactive = sys.stdin.isatty() and sys.stdout.isatty() and not options.yes
     prompter = _Prompter(console, options.paths, options.valid or [], is_interactive=is_interactive)
     inspection, hints = prompter.inspect(hints)
-    _check_options(options, inspection)
+    _check_kind(options, inspection)
     console.print(f"found   {_describe(inspection)}")
     for note in inspection.notes:
         console.print(f"        {options.add_dashes(note)}")
     inspection = prompter.confirm(inspection, hints)
     console.print(f"task    {_describe_task(inspection)}")
-    forecast, targets = prompter.choose_targets(inspection, options)
+    forecast, targets = prompter.choose_forecast(inspection, options)
     name = options.name or _default_name(options.paths[0])
     prepared = _prepare(console, inspection, Path("data") / name, options)
     folder = Path("runs") / name
-    # Imports torch, which takes seconds: only now, when mistakes in the options have been reported.
+    # Importing torch takes seconds, so do it only after errors in the options have been reported.
     from stretto.train.suggest import suggest
 
     suggestion = suggest(inspection, prepared, folder=folder, path=options.out, targets=targets, **forecast)
@@ -127,7 +127,7 @@ def run(options: argparse.Namespace) -> None:
     _print_next_steps(console, inspection, suggestion, options.out)
 
 
-def _check(options: argparse.Namespace) -> None:
+def _check_values(options: argparse.Namespace) -> None:
     """Reject wrong options before any work is done."""
     if options.out.exists() and not options.force:
         raise ConfigError(f"--out={options.out} already exists; choose a different file, or overwrite it with --force")
@@ -137,13 +137,13 @@ def _check(options: argparse.Namespace) -> None:
         raise ConfigError(f"--name={options.name} can't be the name of a folder; use letters, digits, - and _")
     if options.label is not None and not options.has_label:
         raise ConfigError(f"--label={options.label} and --no-label contradict each other; leave one of them out")
-    for name in _FORECAST:
+    for name in _FORECAST_OPTIONS:
         value, minimum = getattr(options, name), 0 if name == "season" else 1
         if value is not None and value < minimum:
             raise ConfigError(f"--{name}={value} must be at least {minimum}")
 
 
-def _check_options(options: argparse.Namespace, inspection: Inspection) -> None:
+def _check_kind(options: argparse.Namespace, inspection: Inspection) -> None:
     """Reject an option that has no effect on this kind of data."""
     data = inspection.data
     kind = f"sequences of {data.value_type}" if isinstance(data, SequenceData) else inspection.kind
@@ -155,7 +155,7 @@ def _check_options(options: argparse.Namespace, inspection: Inspection) -> None:
 
 
 class _Prompter:
-    """Asks questions in a terminal; elsewhere takes the defaults."""
+    """Asks questions in a terminal, and uses the defaults elsewhere."""
 
     def __init__(self, console: Console, paths: list[Path], valid: list[Path], *, is_interactive: bool) -> None:
         self._console = console
@@ -163,7 +163,7 @@ class _Prompter:
         self._is_interactive = is_interactive
 
     def inspect(self, hints: DataHints) -> tuple[Inspection, DataHints]:
-        """Inspect the files, asking until nothing is ambiguous; return the hints with the answers added."""
+        """Inspect the files, and ask until nothing is ambiguous; also return the hints, with the answers added."""
         while True:
             try:
                 return inspect_data(self._paths, hints, valid=self._valid), hints
@@ -175,7 +175,7 @@ class _Prompter:
                 hints = replace(hints, **({"has_label": False} if is_none else {ambiguity.hint: choice}))
 
     def confirm(self, inspection: Inspection, hints: DataHints) -> Inspection:
-        """Ask about choices that nobody has made yet."""
+        """Ask for the label and the token level, unless options gave them; inspect again if an answer differs."""
         data, confirmed = inspection.data, hints
         if not self._is_interactive:
             return inspection
@@ -190,18 +190,19 @@ class _Prompter:
         level = data.level if isinstance(data, TextData | SequenceData) else None
         if is_text and level is not None and hints.level is None:
             choice = self._ask_choice("What is a token of the text?", LEVELS, level)
+            # The same text as `choice`, but with the type of LEVELS.
             confirmed = replace(confirmed, level=next(level for level in LEVELS if level == choice))
         return inspection if confirmed == hints else inspect_data(self._paths, confirmed, valid=self._valid)
 
-    def choose_targets(
+    def choose_forecast(
         self, inspection: Inspection, options: argparse.Namespace
     ) -> tuple[dict[str, int | None], list[str]]:
-        """Return the sizes and the target columns of a forecast."""
+        """Return horizon, season and context of a forecast (None: undecided), and its target columns (empty: all)."""
         data = inspection.data
-        forecast = {name: getattr(options, name) for name in _FORECAST}
+        forecast = {name: getattr(options, name) for name in _FORECAST_OPTIONS}
         targets = [] if options.targets is None else [name.strip() for name in options.targets.split(",")]
         if not isinstance(data, SeriesData):
-            given = next((name for name in (*_FORECAST, "targets") if getattr(options, name) is not None), None)
+            given = next((name for name in (*_FORECAST_OPTIONS, "targets") if getattr(options, name) is not None), None)
             if given is not None and isinstance(data, SequenceData) and data.label is not None:
                 raise ConfigError(f"--{given} is for a forecast, not for the label {data.label!r}; add --no-label")
             return forecast, targets
@@ -244,7 +245,7 @@ class _Prompter:
     def _read_answer(self, default: str) -> str:
         try:
             return input(f"[{default}] > " if default else "> ").strip()
-        except EOFError:
+        except EOFError:  # Ctrl-D
             raise KeyboardInterrupt(": nothing was written") from None
 
 
@@ -301,7 +302,7 @@ def _describe_task(inspection: Inspection) -> str:
 def _print_next_steps(console: Console, inspection: Inspection, suggestion: "Suggestion", out: Path) -> None:
     config, train = suggestion.config, suggestion.config.train
     folder = str(config.run.folder)
-    length = f"{train.steps:,} steps" if train.steps else f"{train.epochs} epoch{'s' * (train.epochs > 1)}"
+    length = pluralize(train.steps, "step") if train.steps else pluralize(train.epochs, "epoch")
     model = f"{config.model.layers} x {config.model.cell} of {config.model.hidden}"
     console.print(f"run     {out}: {model}, {length}; a comment on each line says why")
     if suggestion.naive_loss is not None:

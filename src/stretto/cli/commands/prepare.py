@@ -36,8 +36,7 @@ def add_arguments(parser: Parser) -> None:
     listing = "\n".join(f"  {name:<10} {description}" for name, description in KINDS.items())
     parser.epilog = f"kinds:\n{listing}\n\n{parser.epilog}"
     parser.add_argument("kind", metavar="KIND", choices=KINDS, help="what the files hold, one of the kinds below")
-    rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    rest.required = False
+    parser.add_remainder()
 
 
 def run(kind_options: argparse.Namespace) -> None:
