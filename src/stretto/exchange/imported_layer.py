@@ -52,31 +52,27 @@ def import_layer(
 ) -> ImportedLayer:
     """Return a layer's blocks with copies of its weights; `dropout` is applied between the layers of an LSTM or GRU."""
     try:
-        return _import_layer(name, kind, weights, dropout, epsilon)
+        with torch.device("meta"):
+            if kind in ("LSTM", "GRU"):
+                return _recurrent(name, kind, weights, dropout)
+            if kind == "LayerNorm":
+                num_features = len(weights["weight"])
+                norm = LayerNorm(num_features)
+                norm.module.eps = epsilon  # type: ignore[assignment]
+                return ImportedLayer(name, [_with_weights(norm, "module", weights)], num_features, num_features)
+            if kind == "Embedding":
+                num_tokens, out_features = weights["weight"].shape
+                embedding = _with_weights(Embedding(num_tokens, out_features), "module", weights)
+                return ImportedLayer(name, [embedding], None, out_features)
+            out_features, in_features = weights["weight"].shape
+            linear = _with_weights(Linear(in_features, out_features, bias="bias" in weights), "module", weights)
+            return ImportedLayer(name, [linear], in_features, out_features)
     except (KeyError, ValueError, RuntimeError) as error:
         # The last line of torch's error about a state dict names the first weight that does not match.
         reason = str(error).strip().splitlines()[-1].strip()
         raise ConfigError(
             f"{name} is not a complete {kind} ({reason}); give all weights of the layer, unchanged"
         ) from None
-
-
-def _import_layer(name: str, kind: LayerKind, weights: Weights, dropout: float, epsilon: float) -> ImportedLayer:
-    if kind in ("LSTM", "GRU"):
-        return _recurrent(name, kind, weights, dropout)
-    with torch.device("meta"):
-        if kind == "LayerNorm":
-            num_features = len(weights["weight"])
-            norm = LayerNorm(num_features)
-            norm.module.eps = epsilon  # type: ignore[assignment]
-            return ImportedLayer(name, [_with_weights(norm, "module", weights)], num_features, num_features)
-        if kind == "Embedding":
-            num_tokens, out_features = weights["weight"].shape
-            embedding = _with_weights(Embedding(num_tokens, out_features), "module", weights)
-            return ImportedLayer(name, [embedding], None, out_features)
-        out_features, in_features = weights["weight"].shape
-        linear = _with_weights(Linear(in_features, out_features, bias="bias" in weights), "module", weights)
-        return ImportedLayer(name, [linear], in_features, out_features)
 
 
 def residual(layer: ImportedLayer) -> ImportedLayer:
@@ -112,13 +108,12 @@ def _recurrent_block(name: str, kind: str, weights: dict[str, Tensor]) -> Block:
     if is_bidirectional and (kind == "GRU" or projection is not None):
         actual = "a bidirectional GRU" if kind == "GRU" else "a bidirectional LSTM with a projection"
         raise ConfigError(f"{name} is {actual}, which stretto does not support; use a bidirectional LSTM without one")
-    with torch.device("meta"):
-        if is_bidirectional:
-            return _with_weights(BidirectionalLSTM(in_features, out_features, bias=has_bias), "cell", weights)
-        if kind == "GRU":
-            return _with_weights(GRU(in_features, out_features, bias=has_bias), "cell", weights)
-        proj_size = 0 if projection is None else out_features
-        return _with_weights(LSTM(in_features, gate_rows // 4, proj_size=proj_size, bias=has_bias), "cell", weights)
+    if is_bidirectional:
+        return _with_weights(BidirectionalLSTM(in_features, out_features, bias=has_bias), "cell", weights)
+    if kind == "GRU":
+        return _with_weights(GRU(in_features, out_features, bias=has_bias), "cell", weights)
+    proj_size = 0 if projection is None else out_features
+    return _with_weights(LSTM(in_features, gate_rows // 4, proj_size=proj_size, bias=has_bias), "cell", weights)
 
 
 def _with_weights(block: Block, attribute: str, weights: Weights) -> Block:

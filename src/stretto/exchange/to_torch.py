@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import save
 from torch import Tensor, nn
@@ -29,7 +30,7 @@ class TorchLayer:
 
     kind: str
     weights: dict[str, Tensor]
-    options: dict[str, object] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
 
     @property
     def prefix(self) -> str:
@@ -128,9 +129,9 @@ def _merge_layers(layers: list[TorchLayer]) -> list[TorchLayer]:
     for layer in layers:
         if merged and _can_merge(merged[-1], layer):
             previous = merged.pop()
-            depth = _num_layers(previous)
+            depth = previous.options["num_layers"]
             weights = {_shift_layer_index(name, depth): tensor for name, tensor in layer.weights.items()}
-            options = {**previous.options, "num_layers": depth + _num_layers(layer)}
+            options = {**previous.options, "num_layers": depth + layer.options["num_layers"]}
             layer = TorchLayer(previous.kind, {**previous.weights, **weights}, options)
         merged.append(layer)
     return merged
@@ -144,11 +145,6 @@ def _can_merge(one: TorchLayer, other: TorchLayer) -> bool:
     return one.options | may_differ == other.options | may_differ
 
 
-def _num_layers(layer: TorchLayer) -> int:
-    depth = layer.options["num_layers"]
-    assert isinstance(depth, int)
-    return depth
-
-
 def _shift_layer_index(name: str, depth: int) -> str:
+    """Return `weight_ih_l3` for `weight_ih_l1` and a depth of 2."""
     return re.sub(r"_l(\d+)", lambda match: f"_l{int(match[1]) + depth}", name)

@@ -93,18 +93,14 @@ def _variants(num_steps: int, num_rows: int, cuts: Iterable[Sequence[int]] | Non
     if cuts is None:
         cuts = [*([cut] for cut in range(1, num_steps)), range(1, num_steps)]
     cut_lists = [list(cut) for cut in cuts] or [[num_steps // 2]]
+    last = cut_lists[-1]
     keep_nothing = "keep nothing between calls and don't mix rows: state goes in and comes out as a value"
     look_back = "a step may depend on the state and on earlier steps only"
     return [
         _Variant("run again from the same state", [], whole, keep_nothing),
         *(_Variant(f"cut in time at {cut}", cut, whole, look_back) for cut in cut_lists),
-        _Variant(
-            f"carried from window to window at {cut_lists[-1]}", cut_lists[-1], whole, look_back, is_stateful=True
-        ),
-        *(
-            _Variant(f"run on two halves of its rows, cut at {cut}", cut, halves, keep_nothing)
-            for cut in ([], cut_lists[-1])
-        ),
+        _Variant(f"carried from window to window at {last}", last, whole, look_back, is_stateful=True),
+        *(_Variant(f"run on two halves of its rows, cut at {cut}", cut, halves, keep_nothing) for cut in ([], last)),
     ]
 
 
@@ -198,7 +194,6 @@ def _difference(this: Tensor, that: Tensor | None, scale: float) -> float:
     if not this.is_floating_point():
         return 0.0 if torch.equal(this, that) else torch.inf
     difference = float((this - that).abs().max()) / scale if this.numel() else 0.0
-    # Also turns NaN into infinity.
     return difference if difference < torch.inf else torch.inf
 
 

@@ -68,7 +68,7 @@ def find_plan(
 ) -> Plan:
     """Return the best layouts for a cluster: one for each grid of replicas x stages, fastest first.
 
-    With `uses_all`, only layouts that use every device.
+    With `uses_all`, return only layouts that use every device.
     """
     if cluster.nodes > 1 and profile.network is None:
         raise PlanError(
@@ -151,9 +151,8 @@ class _LayoutSearch:
         """Reject the numbers of stages with which no layout fits in memory."""
         for stages, memory_limit in sorted(self.oversized.items()):
             if all(stages != other for _, other in grids):
-                self._reject(
-                    f"{stages} stage{'s' if stages > 1 else ''}", f"needs more than {memory_limit / 1e9:.3g} GB"
-                )
+                layouts = "1 stage" if stages == 1 else f"{stages} stages"
+                self._reject(layouts, f"needs more than {memory_limit / 1e9:.3g} GB")
 
     def _no_layout(self) -> PlanError:
         reasons = "; ".join(f"{layouts}: {reason}" for layouts, reason in list(self.rejected)[:3])
@@ -242,7 +241,7 @@ class _LayoutSearch:
     ) -> list[slice]:
         seconds = self._range_seconds(stages, rows, steps, crossing, recompute)
         parts = partition_by_cost(self.costs.num_blocks, stages, seconds)
-        assert parts is not None
+        assert parts is not None, "without a memory limit, every cost is finite"
         return parts
 
     def _range_seconds(
