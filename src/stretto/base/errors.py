@@ -2,7 +2,7 @@
 
 
 class StrettoError(Exception):
-    """An error that the user can fix; the command prints it on one line and exits with code 2."""
+    """An error that the user can fix; the command prints it on one line and exits with `exit_code`."""
 
     exit_code = 2
 

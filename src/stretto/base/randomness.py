@@ -32,7 +32,7 @@ def _words(keys: Tensor) -> Tensor:
 def keep_mask(keys: Tensor, num_features: int, keep: float) -> Tensor:
     """Return a boolean mask [*keys.shape, num_features], true with probability `keep`.
 
-    Each element's hash has 32 bits, so among about 10^5 features two may share a mask; up to 10^4 none do.
+    Features are hashed to 32 bits, so among about 10^5 of them two may share a mask; among the first 10^4 none do.
     """
     features = torch.arange(num_features, dtype=torch.int64, device=keys.device)
     words = _words(keys).unsqueeze(-1) ^ _words(features)

@@ -54,6 +54,7 @@ class RemoteFolder(NamedTuple):
         return bytes(self.filesystem.cat_file(join(self.root, name)))
 
     def cat_ranges(self, names: Sequence[str], byte_ranges: Sequence[tuple[int, int]]) -> list[bytes | Exception]:
+        """Return one range (start, stop) of each file, or the error of reading it."""
         paths = [join(self.root, name) for name in names]
         starts, stops = zip(*byte_ranges, strict=True)
         answers: list[bytes | Exception] = self.filesystem.cat_ranges(

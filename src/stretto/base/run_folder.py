@@ -5,7 +5,7 @@ runs/book/
     data_spec.json         what the data's numbers mean: task, labels, channels; and vocabulary.json for text
     plan.json              predicted step times, if the run was planned
     log.jsonl              one line of JSON per event
-    trace.json             one recorded step of every rank
+    trace.json             one recorded training step of every rank
     checkpoints/           unless save.to names another place
     weights.safetensors    the final weights
     nonfinite/             batches whose loss or gradient was not finite

@@ -1,4 +1,4 @@
-"""State as a value: a tuple of tensors, each with the batch in dim 0, or `()`."""
+"""State: a tuple of tensors, each with the batch in dim 0; `()` for a block without memory."""
 
 from collections.abc import Sequence
 

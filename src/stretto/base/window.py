@@ -1,4 +1,4 @@
-"""Rows and windows: the rows of a batch, and the time steps that one optimizer step sees."""
+"""Rows and windows: the rows of a batch, and the time steps that one training step sees."""
 
 from dataclasses import dataclass, replace
 from itertools import pairwise

@@ -103,12 +103,12 @@ def step_result(losses: Sequence[LossSum], state: State) -> StepResult:
     )
 
 
-def reset_ended_rows(stack: Stack, rows: Rows, num_steps: int, after: State) -> State:
-    """Return the state for the next window: rows that ended within this one start from the initial state.
+def reset_ended_rows(stack: Stack, rows: Rows, num_steps: int, state: State) -> State:
+    """Return `state`, but the initial state for rows that ended within this window of `num_steps` time steps.
 
     The state of an ended row at the window's end depends on how the window was cut, so it is discarded.
     """
-    return where_rows(rows.lengths < num_steps, detach(stack.initial_state(rows)), after)
+    return where_rows(rows.lengths < num_steps, detach(stack.initial_state(rows)), state)
 
 
 def squared_grad_norm(stack: Stack) -> float:

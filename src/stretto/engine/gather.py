@@ -20,5 +20,6 @@ def gather_model_tensors(model: Stack, parts: list[slice], local: dict[str, Tens
             tensor = local.get(name) if mesh.stage == stage else None
             if tensor is None:
                 tensor = torch.zeros(reference.shape, dtype=reference.dtype, device=mesh.world.device)
+            # A clone, because a broadcast overwrites the tensor on the other replicas.
             gathered[name] = mesh.world.broadcast(tensor.detach().clone(), source).cpu()
     return gathered

@@ -58,8 +58,8 @@ from stretto.plan.schedule import forward_schedule, stage_schedule
 class _LiveChunk:
     """A chunk between its forward and its backward."""
 
-    x: Tensor  # an autograd leaf
-    state: State  # autograd leaves
+    x: Tensor  # an autograd leaf, except on the first stage
+    state: State  # autograd leaves, except in the first chunk
     y: Tensor | None = None  # the output, or the summed loss on the last stage; None if it will be recomputed
     after: State = ()  # the state after the chunk, with its graph
 
@@ -77,8 +77,8 @@ class _MicroBatchProgress:
 class PipelineEngine:
     """Runs one stage of a model; the neighboring stages are other ranks.
 
-    `stack` is this rank's stage, and must be causal if `layout.chunks` is more than one. `is_causal` is about the whole
-    model; by default this stage is taken for it.
+    `stack` is this rank's stage, and must be causal if `layout.chunks` is more than one. `is_causal` says whether the
+    whole model is causal; by default, whether this stage is.
     """
 
     def __init__(

@@ -53,7 +53,7 @@ class ReplicaEngine:
     def step(
         self, window: Window, carried: State | None, key: int, before_last_backward: BeforeLastBackward = no_op
     ) -> StepResult:
-        """Run this replica's step; leave the gradient, summed over all replicas, in the parameters' `.grad`."""
+        """Run this replica's step and sum the gradients over all replicas. `before_last_backward` is not called."""
         if self._reducer is not None:
             # DDP's forward would do this: fix the buckets once the order of gradients is known.
             rebuild_buckets(self._reducer)

@@ -12,6 +12,8 @@ from stretto.launch.folders import check_folder, run_folders
 _CHECK_SECONDS = 20.0
 _TORCH_SECONDS = 90.0
 _LINK_SECONDS = 120.0
+# The last two stop a process of their own after that time, and may take this much longer to report it.
+_REPORT_SECONDS = 10.0
 # How long ranks wait for each other.
 RENDEZVOUS_TIMEOUT = timedelta(seconds=90)
 
@@ -30,7 +32,7 @@ def diagnose(
     findings = check_machine(config, on_check=on_check)
     if ranks > 1:
         on_check("ranks")
-        findings += run_check("ranks", lambda: _start_ranks(ranks, device, findings), _LINK_SECONDS + 10)
+        findings += run_check("ranks", lambda: _check_ranks(ranks, device, findings), _LINK_SECONDS + _REPORT_SECONDS)
     return findings
 
 
@@ -52,7 +54,7 @@ def _checks(config: RunConfig | None) -> list[tuple[str, float, Callable[[], lis
     """Return the name, time limit and function of each check."""
     checks: list[tuple[str, float, Callable[[], list[Finding]]]] = [
         ("python", _CHECK_SECONDS, machine.check_python),
-        ("torch", _TORCH_SECONDS + 10, lambda: machine.check_torch(_TORCH_SECONDS)),
+        ("torch", _TORCH_SECONDS + _REPORT_SECONDS, lambda: machine.check_torch(_TORCH_SECONDS)),
         ("cores", _CHECK_SECONDS, machine.check_cores),
         ("memory", _CHECK_SECONDS, machine.check_memory),
         ("shared memory", _CHECK_SECONDS, lambda: machine.check_shared_memory(config)),
@@ -67,7 +69,8 @@ def _checks(config: RunConfig | None) -> list[tuple[str, float, Callable[[], lis
     return checks
 
 
-def _start_ranks(ranks: int, device: str, findings: list[Finding]) -> list[Finding]:
+def _check_ranks(ranks: int, device: str, findings: list[Finding]) -> list[Finding]:
+    """Start ranks and check their links; `auto` means the CPU if there are too few working accelerators."""
     from stretto.launch.link_checks import check_links
 
     devices = [finding for finding in findings if finding.name.startswith("device ") and finding.level != "problem"]

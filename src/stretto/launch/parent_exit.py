@@ -15,7 +15,7 @@ PREEMPTED_EXIT_CODE = 85
 
 
 def preempted_exit_code() -> int:
-    """Return the exit code of a preempted rank: the launcher's code, or without our launcher that of a lost rank."""
+    """Return a preempted rank's exit code: PREEMPTED_EXIT_CODE for our own launcher, a lost rank's code for others."""
     return PREEMPTED_EXIT_CODE if LAUNCHER_PID_VARIABLE in os.environ else LostPeerError.exit_code
 
 

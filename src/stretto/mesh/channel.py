@@ -14,7 +14,7 @@ from stretto.mesh.heartbeat import WAITING
 from stretto.mesh.world import World
 
 NUM_RECEIVES_AHEAD = 2
-"""How many receives are posted ahead of the one that the stage works on."""
+"""How many receives are posted ahead of the one that the stage works on; as many sends may be pending."""
 
 Endpoint = tuple[dist.ProcessGroup | None, int | None]
 """The process group shared with a neighbor for one direction, and the neighbor's rank; None if there is no neighbor."""
