@@ -106,15 +106,15 @@ def _check_chain(layer: dict[str, Any], name: str, previous: str | None) -> None
 
 
 def _read_weights_only(h5_file: Any, path: Path, h5py: Any) -> Iterator[KerasLayer]:  # noqa: ANN401
-    layers: list[tuple[int, int, str, str]] = []
+    layers: list[tuple[int, int, str, str]] = []  # (usual position, number, class, group)
     for name in h5_file["layers"]:
         kind = re.sub(r"_\d+$", "", name)
         if kind in _CLASSES_WITHOUT_WEIGHTS:
             continue
         number = int(name.removeprefix(f"{kind}_")) if name != kind else 0
         layers.append((_LAYER_ORDER.get(kind, -1), number, kind, name))
-    for position, entries in groupby(sorted(layers), key=itemgetter(0)):
-        kinds = sorted({kind for _, _, kind, _ in entries})
+    for position, same_position in groupby(sorted(layers), key=itemgetter(0)):
+        kinds = sorted({kind for _, _, kind, _ in same_position})
         if position < 0 or len(kinds) > 1:
             raise ConfigError(
                 f"{path} holds weights of {' and '.join(kinds)}, but not the order of the layers; save the model as "
@@ -126,7 +126,7 @@ def _read_weights_only(h5_file: Any, path: Path, h5py: Any) -> Iterator[KerasLay
 
 
 def _layer_name(group: Any, name: str) -> str:  # noqa: ANN401 - h5py has no types
-    """Return a layer's name in the user's model. The groups of the file are named by class and number instead."""
+    """Return a layer's name in the user's model; the file's groups have names such as `lstm_1`."""
     return str(group["vars"].attrs.get("name", name) if "vars" in group else name)
 
 

@@ -58,12 +58,12 @@ def add_custom_block(
             f"block {label} ({type(block).__name__}) can't be exported to ONNX ({reason}); its forward must consist of "
             "torch operators that work for any number of steps and rows"
         ) from None
-    part = onnx.compose.add_prefix(model, f"blocks.{label}.").graph
-    for value, name in zip(part.input, inputs, strict=True):
+    subgraph = onnx.compose.add_prefix(model, f"blocks.{label}.").graph
+    for value, name in zip(subgraph.input, inputs, strict=True):
         graph.nodes.append(onnx.helper.make_node("Identity", [name], [value.name]))
-    graph.nodes += part.node
-    graph.initializers += part.initializer
-    y, *next_state = (value.name for value in part.output)
+    graph.nodes += subgraph.node
+    graph.initializers += subgraph.initializer
+    y, *next_state = (value.name for value in subgraph.output)
     return y, next_state
 
 

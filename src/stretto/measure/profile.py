@@ -24,6 +24,7 @@ from stretto.mesh.device import find_device
 from stretto.mesh.world import World
 from stretto.plan.cluster import Cluster, divisors
 from stretto.plan.cost_model import CostModel
+from stretto.plan.hardware import GPU_OVERLAP
 from stretto.plan.predict import predict
 from stretto.plan.profile import BlockKind, Profile
 from stretto.plan.workload import Workload
@@ -34,8 +35,6 @@ Progress = Callable[[str, float], None]
 
 # The fraction of a rank's memory that a measurement may use.
 _MEMORY_FRACTION = 0.7
-# Not measured: the fraction of the last backward that overlaps with the all-reduce on a GPU.
-_GPU_OVERLAP = 0.9
 _NUM_CALIBRATION_ROUNDS = 3
 _NUM_CALIBRATION_CHUNKS = 8
 
@@ -108,7 +107,7 @@ def _measure_single_rank(profile_input: ProfileInput, world: World, progress: Pr
         blocks=tuple(name_kinds(profile_input.model)),
         loss=loss,
         shares_memory=profile_input.is_cpu,
-        overlap=0.0 if profile_input.is_cpu else _GPU_OVERLAP,
+        overlap=0.0 if profile_input.is_cpu else GPU_OVERLAP,
         optimizer_bytes=_optimizer_bytes(profile_input),
         step_overhead=fastest_time(lambda: profile_input.windows.read(Position()), torch.device("cpu")),
     )

@@ -61,7 +61,7 @@ class CostModel:
         return self._state[stop] - self._state[start]
 
     def sent_bytes(self, stop: int) -> float:
-        """Return the bytes of one step of one row that the block before `stop` sends to the next stage."""
+        """Return the bytes per row and time step that a stage ending before block `stop` sends to the next stage."""
         return self.block_kinds[stop - 1].output_bytes
 
     def _prefix_chunk_costs(self, rows: int, steps: int) -> list[ChunkCost]:
@@ -95,13 +95,12 @@ class CostModel:
         return seconds
 
     def _effective_link(self, num_ranks: int) -> Link:
-        """Return the node's link, with the bandwidth per link that the largest smaller all-reduce reached, if any."""
-        measured = [cost for cost in self.profile.all_reduces if cost.ranks < num_ranks]
-        if not measured:
+        """Return the node's link, with the bandwidth that a measured all-reduce of fewer ranks reached, if any."""
+        smaller = [cost for cost in self.profile.all_reduces if cost.ranks < num_ranks]
+        if not smaller:
             return self.node_link
-        largest = max(measured, key=lambda cost: cost.ranks)
-        passes = _ring_passes(largest.ranks)
-        return Link(latency=self.node_link.latency, bandwidth=largest.bandwidth * passes)
+        largest = max(smaller, key=lambda cost: cost.ranks)
+        return Link(latency=self.node_link.latency, bandwidth=largest.bandwidth * _ring_passes(largest.ranks))
 
 
 class ContentionModel:

@@ -55,7 +55,8 @@ KNOWN_HARDWARE = {
 }
 
 
-_OVERLAP = 0.9  # the fraction of the last backward that overlaps with the all-reduce
+# Assumed for any GPU: the fraction of the last backward that overlaps with the all-reduce of gradients.
+GPU_OVERLAP = 0.9
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def derive_profile(
         # Guesses: the engine launches about 20 kernels per action, and 100 more per training step.
         action_overhead=20 * hardware.launch_seconds,
         step_overhead=100 * hardware.launch_seconds,
-        overlap=_OVERLAP,
+        overlap=GPU_OVERLAP,
     )
 
 
@@ -113,7 +114,7 @@ def _assumptions(hardware: Hardware) -> str:
         f"{'bf16' if hardware.element_size == 2 else 'fp32'} products at {hardware.utilization:.0%} of their peak; "
         "weights read from memory at each step of a recurrent layer; "
         f"at least {hardware.launch_seconds * 1e6:.0f} us for each such step; gradients in fp32, all-reduced during "
-        f"{_OVERLAP:.0%} of the last backward"
+        f"{GPU_OVERLAP:.0%} of the last backward"
     )
 
 

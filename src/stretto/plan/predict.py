@@ -124,7 +124,7 @@ class _StepSimulation:
 
     def simulate(self) -> Timeline:
         num_on_node = self.cluster.ranks_on_node(self.layout)
-        # All replicas of a node do the same at the same time.
+        # All replicas on a node run the same actions at the same time.
         num_replicas = max(1, num_on_node // self.layout.stages)
 
         def speed(num_busy: int) -> float:
@@ -133,7 +133,7 @@ class _StepSimulation:
         return simulate(self.schedules(), self.action_cost(), self.message_cost(), speed=speed)
 
     def traffic(self, stage: int) -> float:
-        """Return the bytes that a rank of a stage sends: activations, their gradients, and those of its weights."""
+        """Return the bytes that a rank of a stage sends: activations, their gradients, and its weights' gradients."""
         part, replicas = self.parts[stage], self.layout.replicas
         forward = self.costs.sent_bytes(part.stop) if stage < self.layout.stages - 1 else 0.0
         backward = self.costs.sent_bytes(part.start) if stage else 0.0
@@ -177,7 +177,7 @@ def predict(costs: CostModel, workload: Workload, layout: Layout, cluster: Clust
 
 
 def predict_timeline(costs: CostModel, workload: Workload, layout: Layout, cluster: Cluster) -> Timeline:
-    """Return when each action of the first batch's step runs."""
+    """Return when each action runs in the step on the workload's first batch."""
     return _steps(costs, workload, layout, cluster)[0].simulate()
 
 
@@ -195,7 +195,7 @@ def _all_reduce_end(step: _StepSimulation, timeline: Timeline) -> float:
     last_actions = {timed.stage: timed for timed in timeline.timed_actions}  # sorted by time, so the last one stays
     num_nodes = step.cluster.num_nodes_of_stage(layout)
     num_on_node = step.cluster.ranks_on_node(layout)
-    # All-reduces were measured with only their own ranks on a node; here all ranks of the node run one at once.
+    # An all-reduce was measured while only its own ranks ran. Here all ranks of the node run one at the same time.
     num_in_group = max(1, min(layout.replicas, num_on_node))
     speed = costs.contention.relative_speed
     slowdown = speed(num_in_group, num_busy=num_in_group) / speed(num_on_node, num_busy=num_on_node)

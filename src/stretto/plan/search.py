@@ -94,6 +94,8 @@ def balance(profile: Profile, workload: Workload, cluster: Cluster, layout: Layo
 
 
 class _LayoutSearch:
+    """A search that collects the layouts it rejects on the way."""
+
     def __init__(self, costs: CostModel, workload: Workload, cluster: Cluster, uses_all: bool) -> None:
         self.costs = costs
         self.workload = workload
@@ -212,7 +214,7 @@ class _LayoutSearch:
         return None
 
     def _find_parts(self, layout: Layout) -> list[slice] | None:
-        """Return the best partition whose stages all fit in memory."""
+        """Return the best partition whose stages all fit in memory, or None."""
         rows, steps = self.workload.largest_chunk(layout.replicas, layout.micro_batches, layout.chunks)
         crossing = tuple(self.cluster.crosses_nodes(layout, stage) for stage in range(layout.stages - 1))
         parts = self._balance(layout.stages, rows, steps, crossing, layout.recompute)
