@@ -64,7 +64,7 @@ class CheckpointManager:
         keep_best: bool = False,
         retry_seconds: float = 300.0,
     ) -> None:
-        self.world = world or World(0, 1, torch.device("cpu"))
+        self.world = world or World(rank=0, size=1, device=torch.device("cpu"))
         self.location = str(location)
         self.generation = 0
         self._retention = Retention(keep, keep_every, keep_best)

@@ -38,7 +38,7 @@ def make_engine(
         raise ConfigError(
             "layout.auto has not been resolved; pass the layout from stretto.choose_layout, or use `stretto train`"
         )
-    world = world or World(0, 1, _device_of(model))
+    world = world or World(rank=0, size=1, device=_device_of(model))
     mesh = Mesh(world, Topology(layout.replicas, layout.stages, layout.adjacent))
     if not model.causal:
         # A block that looks ahead needs the whole window at once, so there is one chunk.

@@ -41,7 +41,7 @@ class LocalEngine:
         if self._device.type == "meta":
             raise ConfigError("the stack's weights are on the meta device; create them with stretto.nn.initialize")
         self.stack = stack
-        self.mesh = Mesh(World(0, 1, self._device), Topology(1, 1))
+        self.mesh = Mesh(World(rank=0, size=1, device=self._device), Topology(1, 1))
         self.is_causal = stack.causal
         self.num_micro_batches = micro_batches
         self.recorder = ActionRecorder(self._device)

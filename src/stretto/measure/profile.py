@@ -56,7 +56,7 @@ def measure_profile(
     the parameters, as `torch.optim.AdamW` is. On a CPU each rank computes with `threads` threads: by default
     `torch.get_num_threads()`; 0 gives each rank an equal share of the cores.
     """
-    world = world or World(0, 1, find_device("auto"))
+    world = world or World(rank=0, size=1, device=find_device("auto"))
     threads = torch.get_num_threads() if threads is None else threads
     profile_input = ProfileInput(model, loss, windows, optimizer, world.device, precision, seed, threads)
     return measure_on_ranks(profile_input, world)

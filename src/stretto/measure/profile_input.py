@@ -118,7 +118,7 @@ class ProfileInput:
     def make_engine(self, chunks: int) -> PipelineEngine:
         """Return an engine that runs the whole model on this rank."""
         stack = initialize(copy.deepcopy(self.model), self.seed, self.device)
-        single_rank = Mesh(World(0, 1, self.device), Topology(1, 1))
+        single_rank = Mesh(World(rank=0, size=1, device=self.device), Topology(1, 1))
         return PipelineEngine(stack, self.loss, Layout(chunks=chunks), single_rank, precision=self.precision)
 
     def _describe_optimizer(self) -> list[object]:

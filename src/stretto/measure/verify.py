@@ -91,7 +91,7 @@ def verify(
     """
     if num_steps < 1:
         raise ConfigError(f"num_steps={num_steps} compares nothing; use at least 1")
-    world = world or World(0, 1, torch.device("cpu"))
+    world = world or World(rank=0, size=1, device=torch.device("cpu"))
     engine = make_engine(copy.deepcopy(model), loss, layout, world, seed=seed, precision=precision)
     parallel = _ParallelRun(engine, model, windows, layout)
     # Rank 0 also runs the whole model by itself, and compares.

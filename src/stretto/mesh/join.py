@@ -37,7 +37,7 @@ def world(size: int | None = None, *, device: str = "auto", timeout: timedelta =
             "layout.elastic"
         )
     if launch_info.size == 1:
-        yield World(0, 1, find_device(device))
+        yield World(rank=0, size=1, device=find_device(device))
         return
     local_rank, local_size = launch_info.local_rank, launch_info.local_size
     rank_device = find_device(device, local_rank, local_size, has_own_devices=launch_info.has_own_devices)
@@ -69,7 +69,7 @@ def _join(launch_info: LaunchInfo, device: torch.device, timeout: timedelta) -> 
         store=PrefixStore("groups", store),
         device_id=None if device.type == "cpu" else device,
     )
-    liveness = LivenessCheck(store, rank, size, None if launch_info.has_agent_store else 0)
+    liveness = LivenessCheck(store, rank, size, store_rank=None if launch_info.has_agent_store else 0)
     heartbeat = Heartbeat(store, rank, size)
     messages = RankStore(PrefixStore("messages", store))
     return World(rank, size, device, liveness, messages, heartbeat, timeout, launch_info.local_size), store

@@ -127,8 +127,9 @@ def _tf_config(text: str) -> LaunchInfo | None:
     hosts, rank = [host for host, _ in addresses.values()], list(addresses).index(task)
     first_address, first_port = next(iter(addresses.values()))
     return LaunchInfo(
-        rank, len(hosts), hosts[:rank].count(hosts[rank]), hosts.count(hosts[rank]), first_address, first_port,
-        run_id=fingerprint(list(addresses.values()))[:16], launch_command="TF_CONFIG with {} workers",
+        rank, len(hosts), local_rank=hosts[:rank].count(hosts[rank]), local_size=hosts.count(hosts[rank]),
+        address=first_address, port=first_port, run_id=fingerprint(list(addresses.values()))[:16],
+        launch_command="TF_CONFIG with {} workers",
     )  # fmt: skip
 
 

@@ -71,7 +71,7 @@ def write_predictions(
     differ from those of the run's files.
     """
     path = Path(path)
-    world = world or World(0, 1, trained.stack.device)
+    world = world or World(rank=0, size=1, device=trained.stack.device)
     folder = parts_folder(path)
 
     def begin() -> None:

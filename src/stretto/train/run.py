@@ -56,7 +56,7 @@ class Run:
     def __init__(self, config: RunConfig, world: World | None = None, resume: str = "auto") -> None:
         self.config = config
         self.folder = RunFolder(config.run.folder)
-        self.world = world or World(0, 1, find_device(config.run.device))
+        self.world = world or World(rank=0, size=1, device=find_device(config.run.device))
         # Data, model and loss, which fit together and fit the checkpoint.
         inputs = prepare_run(config, resume)
         self.model, self.data_spec = inputs.model, inputs.train.data_spec
