@@ -47,7 +47,7 @@ def exit_with_error(world: World) -> Iterator[None]:
         # A normal exit could wait forever for the lost rank while it closes the process groups.
         print(f"stretto: error: {error}", file=sys.stderr, flush=True)
         exit_immediately(error.exit_code)
-    except StrettoError:
+    except StrettoError:  # `main` prints it
         raise
     except Exception:
         if world.is_single_rank:

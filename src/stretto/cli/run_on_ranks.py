@@ -27,8 +27,8 @@ class RankCommand:
 
     arguments: list[str]  # the command line that each rank is launched with
     function: Callable[[World, RunConfig], None]  # the work of a rank
-    check: Callable[[RunConfig], object] = build_inputs  # raises an error of the user, once, before ranks are launched
-    restarts: int | None = 0  # maximum without progress in between; None: the default if there are several ranks
+    check: Callable[[RunConfig], object] = build_inputs  # raises user errors once, before ranks are launched
+    restarts: int | None = 0  # maximum in a row without progress; None: the default for several ranks, 0 for one
     progress: Callable[[], object] | None = None  # its value changes with progress; None: the newest checkpoint
     saves_plan: bool = False  # write the plan of an automatic layout to the run's folder
 
@@ -45,6 +45,7 @@ def run_on_ranks(config: RunConfig, command: RankCommand) -> None:
             command.check(config.model_copy(update={"layout": Layout()}))
         config = choose_layout_locally(config, saves_plan=command.saves_plan)
         command = replace(command, arguments=[*command.arguments, *layout_arguments(config.layout)])
+    # A single rank is launched as a child process only if it may have to be restarted.
     if config.layout.num_ranks > 1 or command.restarts:
         _launch(config, command)
     else:

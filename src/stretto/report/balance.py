@@ -52,13 +52,10 @@ def _describe(ranks: RankMeans) -> str:
 def _time_chart(ranks: RankMeans) -> Html:
     waiting = np.nan_to_num(ranks.waiting)
     other = np.maximum(0.0, ranks.seconds - ranks.busy - waiting)
-    parts = [
-        StackedPart("busy", "c0", ranks.busy.tolist()),
-        StackedPart("waiting for others", "idle", waiting.tolist()),
-    ]
+    parts = [StackedPart("busy", "c0", ranks.busy), StackedPart("waiting for others", "idle", waiting)]
     # Less than 2% would be too thin to see.
     if float(other.max()) > 0.02 * ranks.seconds:
-        parts.append(StackedPart("other", "rest", other.tolist()))
+        parts.append(StackedPart("other", "rest", other))
     values = [f"{format_percent(float(seconds) / ranks.seconds)} busy" for seconds in ranks.busy]
     return _rank_chart("Mean step of each rank", step_time_unit(ranks.seconds), parts, format_seconds, values)
 
@@ -67,9 +64,7 @@ def _memory_chart(ranks: RankMeans) -> Html:
     memory = np.nan_to_num(ranks.memory)
     size, name = next(unit for unit in _BYTE_UNITS if float(memory.max()) >= unit[0] or unit[0] == 1.0)
     values = [format_bytes(float(value)) for value in memory]
-    return _rank_chart(
-        "Peak memory", (1 / size, name), [StackedPart("memory", "c2", memory.tolist())], format_bytes, values
-    )
+    return _rank_chart("Peak memory", (1 / size, name), [StackedPart("memory", "c2", memory)], format_bytes, values)
 
 
 def _rank_chart(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
+from stretto.report.downsampled_series import Floats
 from stretto.report.markup import Html, join, tag
 from stretto.report.ticks import Scale, choose_scale, format_short, linear, tick_formatter
 
@@ -58,7 +59,7 @@ class StackedPart(NamedTuple):
 
     name: str
     css_class: str
-    amounts: Sequence[float]
+    amounts: Sequence[float] | Floats
 
 
 STEP_AXIS = (XAxis("step"),)

@@ -76,6 +76,7 @@ class DownsampledSeries:
         return column
 
     def _flush(self) -> None:
+        """Move pending rows to buckets, which grow to two, four, ... rows if there would be too many of them."""
         if not self._pending:
             return
         rows = np.array(self._pending, np.float64)
@@ -89,12 +90,11 @@ class DownsampledSeries:
         table = np.concatenate([self._table, new], axis=1)
         while -(-self._num_flushed // self._bucket_size) > self._max_buckets:
             self._bucket_size *= 2
-        edges = np.flatnonzero(np.diff(self._bucket_starts // self._bucket_size, prepend=-1))
-        self._bucket_starts = self._bucket_starts[edges]
+        first_indices = np.flatnonzero(np.diff(self._bucket_starts // self._bucket_size, prepend=-1))
+        self._bucket_starts = self._bucket_starts[first_indices]
         reductions = (np.add, np.add, np.minimum, np.maximum)
-        self._table = np.stack(
-            [reduction.reduceat(part, edges, axis=0) for reduction, part in zip(reductions, table, strict=True)]
-        )
+        reduced = [reduction.reduceat(part, first_indices) for reduction, part in zip(reductions, table, strict=True)]
+        self._table = np.stack(reduced)
 
 
 def exponential_mean(values: Floats, counts: Floats, spans: Floats) -> Floats:

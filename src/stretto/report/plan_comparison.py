@@ -50,13 +50,9 @@ def plan_comparison_section(record: Record) -> Html | None:
         parts.append(note("The plan has no prediction for the layout of this run."))
     if len(record.plan_events) > 1:
         events = [(f"{read_int(line, 'step'):,}", *_event_seconds(line)) for line in record.plan_events]
+        rows = [_row(*event, format_seconds) for event in events]
         parts.append(note("Each launch compares its first steps with the plan:"))
-        parts.append(
-            table(
-                ("after step", "planned", "measured", "measured / planned"),
-                [_row(*event, format_seconds) for event in events],
-            )
-        )
+        parts.append(table(("after step", "planned", "measured", "measured / planned"), rows))
     if record.plan.get("is_simulated") is True:
         parts.append(note("The plan is based on a data sheet, not on measurements."))
     return section("plan", "Plan and measurement", *parts)

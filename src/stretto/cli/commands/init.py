@@ -73,18 +73,11 @@ def add_arguments(parser: Parser) -> None:
 def _add_data_options(parser: Parser) -> None:
     add = parser.add_argument
     add("--kind", choices=["text", "sequences", "series"], help="what the files hold")
-    add(
-        "--format",
-        choices=["text", "jsonl", "csv", "parquet", "datasets"],
-        help="format of the files to use, if a folder holds several",
-    )
+    formats = ["text", "jsonl", "csv", "parquet", "datasets"]
+    add("--format", choices=formats, help="format of the files to use, if a folder holds several")
     add("--valid", type=Path, nargs="+", metavar="FILE", help="files for validation")
-    add(
-        "--validation-fraction",
-        type=float,
-        metavar="FRACTION",
-        help="fraction of the data for validation, if --valid is not given (default: 0.1, for series 0.2)",
-    )
+    help_text = "fraction of the data for validation, if --valid is not given (default: 0.1, for series 0.2)"
+    add("--validation-fraction", type=float, metavar="FRACTION", help=help_text)
     add("--level", choices=["byte", "char", "word"], help="text: what a token is")
     add("--max-symbols", type=int, metavar="N", help="text: keep only the N most frequent symbols")
     add("--sequence", metavar="FIELD", help="sequences: field with the sequence")

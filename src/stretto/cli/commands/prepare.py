@@ -97,7 +97,5 @@ def make_kind_parser(kind: str) -> Parser:
     # Not a Path: that would turn a URL, which must be rejected, into a local folder.
     parser.add_argument("--out", required=True, metavar="FOLDER", help="where to write the data; a new folder")
     add_prepare_options(parser, options)
-    parser.add_argument(
-        "--workers", type=int, metavar="N", help="number of worker processes (default: as many as pay off)"
-    )
+    parser.add_argument("--workers", type=int, metavar="N", help="worker processes (default: as many as pay off)")
     return parser

@@ -32,10 +32,7 @@ def add_arguments(parser: Parser) -> None:
     add("--out", type=Path, metavar="FILE", help="file to write (default: in data.cache)")
     add("--ranks", type=int, default=0, metavar="N", help="number of ranks to measure (default: all devices)")
     add(
-        "--threads",
-        type=int,
-        metavar="N",
-        help="threads per rank on a CPU; 0 divides the cores among the ranks (default: OMP_NUM_THREADS, or 0)",
+        "--threads", type=int, metavar="N", help="CPU threads per rank; 0: equal shares (default: OMP_NUM_THREADS or 0)"
     )
     add("--hardware", metavar="NAME", help="estimate a profile of a different device: A100 or H100")
     add_config_options(parser)

@@ -23,12 +23,7 @@ def add_arguments(parser: Parser) -> None:
     parser.usage = "stretto report RUN [--out FILE] [--compare RUN ...]"
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="a run's folder; the run may still be running")
-    add(
-        "--out",
-        type=Path,
-        metavar="FILE",
-        help="where to write the page (default: report.html, or compare.html, in the run's folder)",
-    )
+    add("--out", type=Path, metavar="FILE", help="page to write (default: report.html or compare.html in RUN)")
     add("--compare", type=Path, nargs="+", default=[], metavar="RUN", help="compare RUN with these runs instead")
 
 
