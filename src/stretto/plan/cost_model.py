@@ -148,11 +148,8 @@ def interpolate(kind: BlockKind, rows: int, steps: int) -> ChunkCost:
 
 
 def _neighbors(known: Sequence[int], value: int) -> tuple[tuple[int, int], float]:
-    """Return the two known numbers around or nearest to a value, and the second's weight in the interpolation.
-
-    The weight is below 0 or above 1 if the value is outside. A single known number is paired with 0.
-    """
-    if len(known) == 1:
+    """Return the two known numbers nearest to a value, and the second's weight: outside 0 to 1 for an extrapolation."""
+    if len(known) == 1:  # paired with 0
         return (0, known[0]), value / known[0]
     index = min(max(bisect_right(known, value), 1), len(known) - 1)
     low, high = known[index - 1], known[index]

@@ -67,8 +67,7 @@ class _Simulator:
     now: float = 0.0
     ends: list[tuple[float, int]] = field(default_factory=list)  # heap of running actions: (work at the end, stage)
     wake_ups: list[tuple[float, int]] = field(default_factory=list)  # heap of stages that wait: (time, stage)
-    # Time and work at the last change of speed. At a constant speed of 1 both stay 0, so work and time are
-    # equal without rounding errors.
+    # At the last change of speed. At a constant speed of 1 both stay 0, so work and time are exactly equal.
     base_time: float = 0.0
     base_work: float = 0.0
     current_speed: float = 1.0
@@ -79,7 +78,8 @@ class _Simulator:
             self._start_next(stage)
         self._update_speed()
         while self.ends or self.wake_ups:
-            end = self._time_at(self.ends[0][0]) if self.ends else math.inf
+            work_from_base = self.ends[0][0] - self.base_work if self.ends else math.inf
+            end = self.base_time + work_from_base / self.current_speed
             if self.wake_ups and self.wake_ups[0][0] <= end:
                 self.now, index = heapq.heappop(self.wake_ups)
                 stage = self.stages[index]
@@ -97,9 +97,6 @@ class _Simulator:
             if (action := stage.sending or stage.next_action) is not None
         ]
         return Timeline(len(self.stages), tuple(self.timed_actions), tuple(stuck))
-
-    def _time_at(self, work: float) -> float:
-        return self.base_time + (work - self.base_work) / self.current_speed
 
     def _work_now(self) -> float:
         return self.base_work + (self.now - self.base_time) * self.current_speed

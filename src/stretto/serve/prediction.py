@@ -120,7 +120,10 @@ def _write_missing_parts(
     for start in range(0, len(missing), world.size):
         if start + world.rank < len(missing):
             number = missing[start + world.rank]
-            _write_part(folder, number, _predict_part(trained, dataset, parts[number]))
+            results = _predict_part(trained, dataset, parts[number])
+            lines = "".join(f"{json.dumps(result, ensure_ascii=False)}\n" for result in results)
+            with write_errors(folder, "free some space, or choose a file on a shared file system"):
+                write_atomic(_part_path(folder, number), lines.encode())
         world.barrier()
         done = min(done + world.size, len(parts))
         on_progress(done, len(parts))
@@ -227,12 +230,6 @@ def _claim_parts_folder(path: Path, folder: Path, job: str) -> None:
 
 def _part_path(folder: Path, number: int) -> Path:
     return folder / f"{number:08}.jsonl"
-
-
-def _write_part(folder: Path, number: int, results: Sequence[PredictionRow]) -> None:
-    lines = "".join(f"{json.dumps(result, ensure_ascii=False)}\n" for result in results)
-    with write_errors(folder, "free some space, or choose a file on a shared file system"):
-        write_atomic(_part_path(folder, number), lines.encode())
 
 
 def _join_parts(path: Path, folder: Path) -> None:
