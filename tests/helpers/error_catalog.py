@@ -982,8 +982,8 @@ ERROR_SECTIONS = (
             ErrorCase(
                 "<folder>: generation <n> of this run has taken over, so this one, generation <n>, stops; it changed "
                 "nothing of the newer one",
-                "The run was started again elsewhere while this start could not reach its storage; exit code 76.",
-                "Nothing: the newer start continues.",
+                "The run was launched again elsewhere while this launch could not reach its storage; exit code 76.",
+                "Nothing: the newer launch continues.",
                 triggers.fence,
                 FencedError,
             ),
@@ -1005,7 +1005,7 @@ ERROR_SECTIONS = (
             ),
             ErrorCase(
                 "<tensor> has values that are not finite after step <n>, so it was not saved; lower train.lr and start "
-                "again: the run resumes from the checkpoint before",
+                "again: the run resumes from the previous checkpoint",
                 "A checkpoint with such values is never written.",
                 "Start again with a lower `train.lr`.",
                 triggers.save_nan,

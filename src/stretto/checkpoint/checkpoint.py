@@ -1,5 +1,6 @@
-"""Checkpoint: a complete checkpoint, opened for reading, and how to find one."""
+"""Checkpoint: a complete checkpoint, opened for reading, and the functions that find one by path or URL."""
 
+import os.path
 import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,11 +16,12 @@ from stretto.checkpoint.manifest import MANIFEST, CheckpointFile, Manifest, dama
 from stretto.checkpoint.shards import TensorShard, files_containing, load_shards
 from stretto.checkpoint.storage import OnBytes, Storage, open_storage
 
+# The folder of claims, one file per launch of the run.
 GENERATIONS = "generations"
 
 
 class NoCheckpointError(DataError):
-    """There is no checkpoint at a location."""
+    """A location holds no checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -49,18 +51,18 @@ class Checkpoint:
         return f"{self.storage.location.rstrip('/')}/{self.name}"
 
     def name_relative_to(self, storage: Storage) -> str:
-        """Return how a claim in `storage` refers to this checkpoint: by name if it is there, else by location."""
+        """Return what a claim in `storage` calls this checkpoint: its name if it is in `storage`, else its location."""
         return self.name if _is_same_location(self.storage.location, storage.location) else self.location
 
     def read(self, shards: Sequence[TensorShard]) -> None:
-        """Fill tensors with the saved values, whichever ranks wrote them. Only the files that are needed are read."""
+        """Fill the shards' tensors with saved values, whichever ranks wrote them. Files that hold none are not read."""
         files = files_containing(self.manifest.files, shards)
         with make_scratch_folder() as folder:
             paths = {self.storage.fetch(self.name, file, Path(folder)): file for file in files}
             load_shards(paths, shards, self.location)
 
     def read_file(self, name: str) -> bytes | None:
-        """Return a small file of the checkpoint; None if it has no such file."""
+        """Return the content of a small file of the checkpoint; None if it has no such file."""
         file = next((file for file in self.manifest.files if file.name == name), None)
         if file is None:
             return None
@@ -68,7 +70,7 @@ class Checkpoint:
             return self.storage.fetch(self.name, file, Path(folder)).read_bytes()
 
     def check(self, file: CheckpointFile, on_bytes: OnBytes = lambda count: None) -> str | None:
-        """Return what is wrong with one of its files; None if its checksum is right."""
+        """Return an error message if one of its files is missing or damaged; None if its checksum matches."""
         try:
             with make_scratch_folder() as folder:
                 self.storage.fetch(self.name, file, Path(folder), on_bytes)
@@ -78,13 +80,11 @@ class Checkpoint:
 
 
 def find_checkpoint(location: Path | str, retry_seconds: float = 300.0) -> Checkpoint:
-    """Open a checkpoint by path or URL: of a checkpoint, of a folder of checkpoints, or of a run (then the newest)."""
+    """Open the checkpoint at a path or URL; for a run or a folder of checkpoints, open the newest."""
     storage = find_storage(location, retry_seconds)
     if storage is None:
-        folder, _, name = str(location).rstrip("/").rpartition("/")
-        return Checkpoint.open(
-            open_storage(folder or ("/" if str(location).startswith("/") else "."), retry_seconds), name
-        )
+        folder, name = os.path.split(str(location).rstrip("/"))
+        return Checkpoint.open(open_storage(folder or ".", retry_seconds), name)
     names = lineage(read_claims(storage), complete_checkpoint_names(storage))
     if not names:
         raise NoCheckpointError(f"{location} holds no checkpoint; choose the folder of a run that has saved one")
@@ -92,33 +92,33 @@ def find_checkpoint(location: Path | str, retry_seconds: float = 300.0) -> Check
 
 
 def find_resume_checkpoint(storage: Storage, resume: Path | str, retry_seconds: float = 300.0) -> Checkpoint | None:
-    """Return the checkpoint that the next start of a run resumes from; None if it starts from the beginning.
+    """Return the checkpoint that the next launch of a run resumes from; None if it starts from the beginning.
 
     A scheduler may repeat a command with the same `resume` path. The run then resumes from its own newest checkpoint
-    if it has saved one since. If the last start was killed before its first save, the next resumes from the same
-    checkpoint as that one.
+    if it has saved one since. If the last launch was killed before its first save, the next launch resumes from the
+    same checkpoint.
     """
     if resume == "never":
         return None
     claims = read_claims(storage)
     names = lineage(claims, complete_checkpoint_names(storage))
-    newest = claims[max(claims)] if claims else None
+    last_claim = claims[max(claims)] if claims else None
     if resume != "auto":
-        wanted = find_checkpoint(resume, retry_seconds)
-        is_repeated = newest is not None and newest.requested == wanted.name_relative_to(storage)
+        requested = find_checkpoint(resume, retry_seconds)
+        is_repeated = last_claim is not None and last_claim.requested == requested.name_relative_to(storage)
         if not (is_repeated and names):
-            return wanted
+            return requested
     if names:
         return Checkpoint.open(storage, str(names[0]))
-    if newest is None or newest.resumed_from is None:
+    if last_claim is None or last_claim.resumed_from is None:
         return None
-    if CheckpointName.parse(newest.resumed_from) is not None:
-        return Checkpoint.open(storage, newest.resumed_from)
-    return find_checkpoint(newest.resumed_from, retry_seconds)
+    if CheckpointName.parse(last_claim.resumed_from) is not None:
+        return Checkpoint.open(storage, last_claim.resumed_from)
+    return find_checkpoint(last_claim.resumed_from, retry_seconds)
 
 
 def find_storage(location: Path | str, retry_seconds: float = 300.0) -> Storage | None:
-    """Return the storage of a run's checkpoints, or of a folder of checkpoints; None if `location` is a checkpoint."""
+    """Return the storage that holds the checkpoints of a run or folder; None if `location` is a single checkpoint."""
     text = str(location).rstrip("/")
     if not is_remote(text) and not Path(text).is_dir():
         problem = "is a file" if Path(text).exists() else "does not exist"
@@ -153,7 +153,7 @@ def all_checkpoint_names(storage: Storage) -> Iterable[CheckpointName]:
 
 
 def read_claims(storage: Storage) -> dict[int, Claim]:
-    """Return the claims of all starts of the run, by generation."""
+    """Return the claims of all launches of the run, by generation."""
     claims: dict[int, Claim] = {}
     for file in storage.names(GENERATIONS):
         number = file.removesuffix(".json")

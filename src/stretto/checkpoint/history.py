@@ -1,4 +1,4 @@
-"""History: the starts and checkpoints of a run, as the first rank manages them: claim, commit, fence, clean up."""
+"""History: a run's launches and checkpoints. Only the first rank has one: it claims, commits, fences and cleans up."""
 
 import math
 import os
@@ -29,33 +29,33 @@ from stretto.checkpoint.manifest import MANIFEST, CheckpointFile, Manifest
 from stretto.checkpoint.storage import Storage
 
 EVALUATION = "evaluation.json"
-# A shared filesystem may take a while to show one host the files of another.
-_VISIBLE_WITHIN_SECONDS = 30.0
+# A shared filesystem may take a while to show one node the files of another.
+_VISIBILITY_TIMEOUT_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
 class Retention:
-    """Which checkpoints are kept."""
+    """Which checkpoints are kept; all others are removed after each save."""
 
-    last: int = 2
-    every: int | None = None
-    best: bool = False
+    last: int = 2  # how many of the newest
+    every: int | None = None  # also those whose step is a multiple of this
+    best: bool = False  # also the one with the lowest validation loss
 
 
 class History:
-    """One start of a run: the checkpoints it resumed from, and those it adds."""
+    """One launch of a run: the checkpoints that it builds on, and those that it adds."""
 
     def __init__(self, storage: Storage, retention: Retention) -> None:
         self.generation = 0
-        self.lineage: list[CheckpointName] = []  # the newest first
+        self.lineage: list[CheckpointName] = []  # newest first
         self._storage = storage
         self._retention = retention
         self._losses: dict[CheckpointName, float] = {}
-        # Object storage has no locks; there, generations alone keep two runs apart.
+        # Object storage has no locks; there, only generations keep two processes from saving to the same run.
         self._lock = None if is_remote(storage.location) else FolderLock(Path(storage.location))
 
     def release(self) -> None:
-        """Release the folder for other processes."""
+        """Release the lock on the folder."""
         if self._lock is not None:
             self._lock.release()
 
@@ -88,28 +88,28 @@ class History:
         return checkpoint
 
     def check_files(self, name: CheckpointName, files: Sequence[CheckpointFile]) -> None:
-        """Raise if this rank can't see all files that the ranks have written."""
-        until = time.monotonic() + _VISIBLE_WITHIN_SECONDS
+        """Wait until this rank sees all files that the ranks have written; raise DataError after a timeout."""
+        deadline = time.monotonic() + _VISIBILITY_TIMEOUT_SECONDS
         while missing := {file.name for file in files} - set(self._storage.names(str(name))):
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise DataError(
                     f"{self._storage.location}/{name} lacks {min(missing)}, which another rank has written; set "
-                    "run.folder or save.to to a place that all hosts share"
+                    "run.folder or save.to to a place that all nodes share"
                 )
             time.sleep(0.2)
 
     def commit(self, name: CheckpointName, manifest: Manifest) -> None:
-        """Turn a folder of written files into a checkpoint; remove those that need not be kept."""
-        # A newer start may come between this check and the commit: then this checkpoint is not in its lineage.
+        """Complete a checkpoint by writing its manifest; then remove the checkpoints that are no longer kept."""
+        # A newer launch may claim a generation after this check. Its lineage then leaves this checkpoint out.
         self.check_fence()
         if not self._storage.create(f"{name}/{MANIFEST}", manifest.dump()):
             raise FencedError(
                 f"{self._storage.location}/{name} was completed by another process of this run, so this one stops"
             )
         self.lineage.insert(0, name)
-        # Check again: a newer start may have resumed from what is removed now.
+        # Check again: a newer launch may have resumed from a checkpoint that would be removed now.
         self.check_fence()
-        best = min(self._losses, key=lambda name: (self._losses[name], name), default=None)
+        best = min(self._losses, key=lambda saved: (self._losses[saved], saved), default=None)
         retention = self._retention
         for old in to_remove(self.lineage, retention.last, retention.every, best if retention.best else None):
             self.lineage.remove(old)
@@ -117,7 +117,7 @@ class History:
             self.discard(old)
 
     def check_fence(self) -> None:
-        """Raise if a newer start of this run exists: nothing that this one writes will be used."""
+        """Raise FencedError if a newer launch of this run exists: nothing that this one writes will be used."""
         numbers = [file.removesuffix(".json") for file in self._storage.names(GENERATIONS)]
         newest = max((int(number) for number in numbers if number.isdecimal()), default=0)
         if newest > self.generation:
@@ -127,10 +127,10 @@ class History:
             )
 
     def record_loss(self, name: CheckpointName, loss: float) -> None:
-        """Remember the validation loss of a checkpoint, also for later starts."""
+        """Record a checkpoint's validation loss, also on disk for later launches."""
         if self._retention.best and name in self.lineage and math.isfinite(loss):
             self._losses[name] = loss
-            # This start knows the loss; that a later one may not is no reason to end the run.
+            # This launch knows the loss. If the file can't be written, later ones won't, but the run can continue.
             with suppress(OSError, StrettoError):
                 self._storage.create(f"{name}/{EVALUATION}", dump_with_checksum({"loss": loss}))
 
@@ -140,17 +140,18 @@ class History:
             self._storage.remove(str(name))
 
     def _add_claim(self, claim: Claim) -> Claim:
-        """Write a claim of the first generation that is free; return it."""
+        """Write the claim under the first free generation number; return it with that number."""
         while True:
             path = f"{GENERATIONS}/{claim.generation:09}.json"
             if self._storage.create(path, dump_with_checksum(claim.model_dump())):
+                # A second create-only write must be refused.
                 if self._storage.create(path, b"another"):
                     raise ConfigError(
                         f"{self._storage.location} does not support create-only writes, so two runs could overwrite "
                         "each other; set save.to to a different place"
                     )
                 return claim
-            # Another start took this number; the next one makes this start the newer.
+            # Another launch took this number. The next number makes this launch the newer one.
             claim = claim.model_copy(update={"generation": claim.generation + 1})
 
 

@@ -1,11 +1,11 @@
-"""Lineage: the checkpoints that a run has really gone through, without those of a start that was replaced.
+"""Lineage: the checkpoints that led to a run's current state, without those of a launch that was replaced.
 
     generation 1   step 100   step 200   step 300         300 was written after generation 2 began: not in the lineage
                                   \\
     generation 2                   step 300   step 400       its claim says: resumed from step 200 of generation 1
 
-Each start of a run claims the next generation number with a create-only write, and names the checkpoint that it resumes
-from. An older start that wakes up late may still complete a checkpoint, but nobody will resume from it.
+Each launch of a run claims the next generation number with a create-only write, and names the checkpoint that it
+resumes from. An older launch that is still running may complete a checkpoint, but no launch will resume from it.
 """
 
 import math
@@ -33,28 +33,28 @@ class CheckpointName:
 
     @classmethod
     def parse(cls, text: str) -> "CheckpointName | None":
-        """Return the name in a folder's name; None if the folder is not a checkpoint's."""
+        """Parse the name of a checkpoint's folder; return None if it is some other folder."""
         match = _NAME.fullmatch(text)
         return None if match is None else cls(int(match[2]), int(match[1]))
 
 
 class Claim(StrictModel):
-    """One start of a run: its generation, the checkpoint it resumes from, and its process."""
+    """One launch of a run: its generation, the checkpoint it resumes from, and its process."""
 
     version: Literal[2] = 2
     generation: int = Field(ge=1, lt=2**63)
-    # The name of a checkpoint in this folder, the location of one elsewhere, or None: from the beginning.
+    # The name of a checkpoint in this storage, or the location of one elsewhere; None if it starts from the beginning.
     resumed_from: str | None = None
-    requested: str | None = None  # the checkpoint whose path the user gave, if any
+    requested: str | None = None  # the checkpoint that `resume` named, in the same form; None for auto and never
     num_ranks: int = Field(1, ge=1, lt=2**63)
     host: str = ""
     process: int = 0
     time: str = ""
-    token: str = ""  # unique to this start
+    token: str = ""  # unique to this launch
 
 
 def lineage(claims: Mapping[int, Claim], names: Iterable[CheckpointName]) -> list[CheckpointName]:
-    """Return the checkpoints that the newest generation has gone through, the newest first."""
+    """Return the checkpoints of the newest generation and of those it descends from, newest first."""
     newest_first = sorted(names, reverse=True)
     ancestors: list[CheckpointName] = []
     generation = max(claims, default=0)
@@ -72,6 +72,6 @@ def lineage(claims: Mapping[int, Claim], names: Iterable[CheckpointName]) -> lis
 def to_remove(
     newest_first: Sequence[CheckpointName], last: int, every: int | None, best: CheckpointName | None
 ) -> list[CheckpointName]:
-    """Return which checkpoints need not be kept: all but the last few, every n-th step, and the best."""
+    """Return all checkpoints except the `last` newest, those at multiples of step `every`, and the best."""
     kept = set(newest_first[:last]) | {best}
     return [name for name in newest_first if name not in kept and not (every and name.step % every == 0)]

@@ -1,4 +1,4 @@
-"""FolderLock: one run per folder, for as long as its process lives."""
+"""FolderLock: keeps a second run out of a folder for as long as the first one's process lives."""
 
 import contextlib
 import errno
@@ -18,27 +18,27 @@ _held: set[Path] = set()
 
 
 class FolderLock:
-    """A lock that the system releases when the process ends, however that happens."""
+    """A file lock that the operating system releases when the process ends, even if it is killed."""
 
     def __init__(self, folder: Path, seconds: float = _LOCK_TIMEOUT_SECONDS) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder.resolve() / LOCK
-        # The system would give this process the lock twice, and release it when either is closed.
+        # A POSIX lock belongs to the process: it could be taken twice, and closing either file would release it.
         if path in _held:
-            raise _in_use(folder, f"process {os.getpid()}, which is this one")
+            raise _in_use_error(folder, f"process {os.getpid()}, which is this one")
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-        until = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds
         while not _try_lock(descriptor):
-            if time.monotonic() > until:
-                who = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
+            if time.monotonic() > deadline:
+                owner = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
                 os.close(descriptor)
-                raise _in_use(folder, who or "another process")
+                raise _in_use_error(folder, owner or "another process")
             time.sleep(0.1)
         _held.add(path)
-        # Released with the run, if nobody does so before.
+        # Called when this object is deleted, unless it was called before.
         self.release = weakref.finalize(self, _release, path, descriptor)
         with contextlib.suppress(OSError):
-            # Shown to whoever is refused; a full disk is no reason to fail here.
+            # A process that can't get the lock shows this text. A full disk is no reason to fail here.
             os.truncate(descriptor, 0)
             os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
 
@@ -49,7 +49,7 @@ def _try_lock(descriptor: int) -> bool:
     except (BlockingIOError, PermissionError):
         return False
     except OSError as error:
-        # A filesystem without locks: generations still keep two runs apart, when one of them saves.
+        # This filesystem has no locks. Generations still stop the older of two processes at its next save.
         if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
             raise
     return True
@@ -60,5 +60,5 @@ def _release(path: Path, descriptor: int) -> None:
     os.close(descriptor)
 
 
-def _in_use(folder: Path, who: str) -> ConfigError:
-    return ConfigError(f"{folder} is in use by {who}; wait for that run to end, or choose a different folder")
+def _in_use_error(folder: Path, owner: str) -> ConfigError:
+    return ConfigError(f"{folder} is in use by {owner}; wait for that run to end, or choose a different folder")

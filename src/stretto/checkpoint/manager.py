@@ -1,7 +1,7 @@
 """CheckpointManager: saves a run's checkpoints in the background, one folder per step, and finds the one to resume.
 
-every rank    copies its shards (training waits only for this) > writes and hashes its file > says so in the store
-first rank    waits for all ranks > is this still the newest generation? > writes manifest.json, create-only: committed
+every rank    copies its shards (training waits only for this) > writes and hashes its file > reports to the store
+first rank    waits for all ranks > checks that its generation is the newest > creates manifest.json: committed
 """
 
 import importlib.metadata
@@ -11,7 +11,7 @@ import platform
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import count
@@ -30,19 +30,19 @@ from stretto.checkpoint.snapshot import Snapshot, StagingBuffers, check_finite
 from stretto.checkpoint.storage import open_storage
 from stretto.mesh.world import World
 
-# The errors of a save that end the run. After any other the run continues, and the last checkpoint stays valid.
-_FATAL: dict[str, type[StrettoError]] = {"FencedError": FencedError, "DivergedError": DivergedError}
+# Errors of a rank's save that end the run. After any other the run continues, and earlier checkpoints stay valid.
+_FATAL_ERRORS: dict[str, type[StrettoError]] = {"FencedError": FencedError, "DivergedError": DivergedError}
 
 
 @dataclass(frozen=True)
 class SaveReport:
-    """The result of a save."""
+    """The result of a save, as `poll` returns it on the first rank."""
 
     step: int
     location: str
     num_bytes: int  # of all ranks
-    blocked_seconds: float  # how long training waited, on this rank
-    seconds: float  # until it was committed
+    blocked_seconds: float  # how long training waited on this rank for the copy
+    seconds: float  # from the call of `save` until it was committed or failed
     error: str | None = None  # why it failed; None if it was saved
 
 
@@ -50,8 +50,8 @@ class CheckpointManager:
     """The checkpoints of one run. Every rank has one, and all call the same methods in the same order.
 
     `start` returns the checkpoint to resume from. `save` returns as soon as this rank's tensors are copied. The last
-    `keep` checkpoints stay, and with `keep_every` and `keep_best` also those of every n-th step and the one with the
-    lowest validation loss.
+    `keep` checkpoints are kept, with `keep_every` also those at multiples of that step, and with `keep_best` also the
+    one with the lowest validation loss.
     """
 
     def __init__(
@@ -70,13 +70,13 @@ class CheckpointManager:
         self._retention = Retention(keep, keep_every, keep_best)
         self._retry_seconds = retry_seconds
         self._storage = open_storage(location, retry_seconds)
-        self._history: History | None = None  # on the first rank
+        self._history: History | None = None  # None before `start`, and on all ranks but the first
         self._buffers = StagingBuffers()
-        self._prefix = f"checkpoints/{self.world.store.next_number()}"
-        self._numbers = count(1)
-        self._steps: set[int] = set()  # saved by this start
-        self._pending: _PendingSave | None = None
-        self._last: _PendingSave | None = None
+        self._key_prefix = f"checkpoints/{self.world.store.next_number()}"
+        self._save_numbers = count(1)
+        self._saved_steps: set[int] = set()  # by this launch
+        self._pending: _PendingSave | None = None  # written by its thread, or not yet waited for
+        self._last_save: _PendingSave | None = None
         self._reports: deque[SaveReport] = deque()
         self._is_closed = threading.Event()
 
@@ -91,20 +91,20 @@ class CheckpointManager:
 
         `resume` is `auto` (the newest checkpoint of this run), `never`, or the path or URL of a checkpoint.
         """
-        key = f"{self._prefix}/start"
+        key = f"{self._key_prefix}/start"
         if self.world.is_rank_zero:
             checkpoint = self._claim_generation(resume)
-            place = None if checkpoint is None else (checkpoint.storage.location, checkpoint.name)
-            self.world.store.set(key, json.dumps([self.generation, place]))
+            address = None if checkpoint is None else (checkpoint.storage.location, checkpoint.name)
+            self.world.store.set(key, json.dumps([self.generation, address]))
             return checkpoint
-        self.generation, place = json.loads(self._await(key, 0, self.world.raise_peer_error))
-        return None if place is None else Checkpoint.open(open_storage(place[0], self._retry_seconds), place[1])
+        self.generation, address = json.loads(self._wait_for_message(key, 0, self.world.raise_peer_error))
+        return None if address is None else Checkpoint.open(open_storage(address[0], self._retry_seconds), address[1])
 
     def save(self, snapshot: Snapshot, *, wait: bool = False) -> None:
-        """Save a step: wait for the save before, copy this rank's tensors, and write them in the background.
+        """Save a step: wait for the previous save, copy this rank's tensors, and write them in the background.
 
-        With `wait`, return when the checkpoint is committed; if it can't be, raise on all ranks. A step that is saved
-        already is not saved again.
+        With `wait`, return once the checkpoint is committed, or raise on all ranks if the save fails. If the last save
+        was of this step and succeeded, do nothing.
         """
         if not self.generation:
             raise ConfigError(
@@ -112,40 +112,40 @@ class CheckpointManager:
             )
         self._wait_for_save()
         name = CheckpointName(self.generation, snapshot.training_state.step)
-        if self._last is not None and self._last.name == name and self._error_of(self._last) is None:
-            # This step is saved already; its files must not change.
-            return
-        if name.step in self._steps and (self._last is None or self._last.name != name):
+        if self._last_save is not None and self._last_save.name == name:
+            if self._wait_for_error(self._last_save) is None:
+                return  # this step is saved already, and its files must not change
+        elif name.step in self._saved_steps:
             raise ConfigError(
-                f"step {name.step} was saved by this start already; call start() again to go back to an earlier step"
+                f"step {name.step} was already saved since start(); call start() again to go back to an earlier step"
             )
-        self._steps.add(name.step)
+        self._saved_steps.add(name.step)
         started = time.perf_counter()
         staged = self._buffers.copy(snapshot)
-        save = _PendingSave(name, next(self._numbers), staged, started, time.perf_counter() - started)
+        save = _PendingSave(name, next(self._save_numbers), staged, started, time.perf_counter() - started)
         save.thread = threading.Thread(target=self._write_and_commit, args=(save,), daemon=True)
-        self._pending = self._last = save
+        self._pending = self._last_save = save
         save.thread.start()
         if wait:
             self._wait_for_save()
-            error = self._error_of(save)
+            error = self._wait_for_error(save)
             if error is not None:
                 raise DataError(error)
 
     def poll(self) -> SaveReport | None:
-        """Return the result of a save, each once and only on the first rank; None if no save has ended."""
+        """Return the next finished save's report, on the first rank; None if there is none, and on other ranks."""
         if self._pending is not None and not self._pending.thread.is_alive():
             self._wait_for_save()
         return self._reports.popleft() if self._reports else None
 
     def record_loss(self, step: int, loss: float) -> None:
-        """Record the validation loss of a step, so that the best checkpoint can be kept."""
+        """Record the validation loss after a step, for `keep_best`. Only the first rank needs it."""
         if self._history is not None:
             self._wait_for_save()
             self._history.record_loss(CheckpointName(self.generation, step), loss)
 
     def close(self, *, wait: bool = True) -> None:
-        """Release the folder; with `wait`, after the last save has ended."""
+        """Release the folder's lock; with `wait`, first wait for the last save to end."""
         try:
             if wait:
                 self._wait_for_save()
@@ -155,7 +155,7 @@ class CheckpointManager:
                 self._history.release()
 
     def check_fence(self) -> None:
-        """Raise, on the first rank, if a newer start of this run exists."""
+        """Raise FencedError, on the first rank, if a newer launch of this run exists."""
         if self._history is not None:
             self._history.check_fence()
 
@@ -170,25 +170,23 @@ class CheckpointManager:
             checkpoint = self._history.claim(resume, self.world.size, self._retry_seconds)
         except OSError as error:
             self.close(wait=False)
-            place, reason = error.filename or self.location, error.strerror or str(error)
-            raise ConfigError(
-                f"{place} can't be written ({reason}); choose a different run.folder or save.to"
-            ) from None
+            path, reason = error.filename or self.location, error.strerror or str(error)
+            raise ConfigError(f"{path} can't be written ({reason}); choose a different run.folder or save.to") from None
         except BaseException:
             self.close(wait=False)
             raise
         self.generation = self._history.generation
         return checkpoint
 
-    def _error_of(self, save: "_PendingSave") -> str | None:
-        """Wait for the result of a save; return its error, None if it was saved. The same on all ranks."""
+    def _wait_for_error(self, save: "_PendingSave") -> str | None:
+        """Wait for the result of a save; return its error, None if it was committed. All ranks get the same result."""
         if self.world.is_rank_zero:
             assert save.report is not None
             return save.report.error
-        return self._await(self._key(save, "result"), 0, self.world.raise_peer_error) or None
+        return self._wait_for_message(self._key(save, "result"), 0, self.world.raise_peer_error) or None
 
     def _wait_for_save(self) -> None:
-        """Wait until the pending save has ended."""
+        """Wait until this rank's part of the pending save has ended; raise its error if that ends the run."""
         save = self._pending
         if save is None:
             return
@@ -204,14 +202,14 @@ class CheckpointManager:
     def _write_and_commit(self, save: "_PendingSave") -> None:
         try:
             message: dict[str, list[Any]] = {"files": [file.model_dump(mode="json") for file in self._write(save)]}
-        except Exception as error:  # noqa: BLE001 - whatever it is, the first rank must know
+        except Exception as error:  # noqa: BLE001 - the first rank must know of any error
             message = {"error": [type(error).__name__, _error_message(f"{self.location}/{save.name}", error)]}
         try:
             self.world.store.set(self._key(save, self.world.rank), json.dumps(message))
             if self._history is not None:
                 self._commit(save, self._history)
         except RuntimeError:
-            # The rank that holds the store has died. All ranks will end: none can know what the others have written.
+            # The rank that holds the store has died, so no rank can know what the others have written. All ranks end.
             save.fatal = LostPeerError(f"step {save.name.step} was not saved: the connection to the store is lost")
 
     def _write(self, save: "_PendingSave") -> list[CheckpointFile]:
@@ -232,9 +230,18 @@ class CheckpointManager:
         error: Exception | None = None
         files: list[CheckpointFile] = []
         try:
-            files = self._collect(save)
+            files = self._collect_files(save)
             history.check_files(save.name, files)
-            history.commit(save.name, self._manifest(save, files))
+            manifest = Manifest(
+                generation=self.generation,
+                num_ranks=self.world.size,
+                created=datetime.now(UTC).isoformat(timespec="seconds"),
+                versions=_versions(),
+                training_state=save.snapshot.training_state,
+                run_info=save.snapshot.run_info,
+                files=tuple(files),
+            )
+            history.commit(save.name, manifest)
         except Exception as caught:  # noqa: BLE001 - it is reported where the run can handle it
             error = caught
         if isinstance(error, FencedError | DivergedError | LostPeerError):
@@ -251,32 +258,22 @@ class CheckpointManager:
         )
         for rank in range(self.world.size):
             self.world.store.delete(self._key(save, rank))
-        # All ranks have begun this save, so none needs the result of the one before.
-        self.world.store.delete(f"{self._prefix}/{save.number - 1}/result")
+        # All ranks have begun this save, so none needs the result of the previous one.
+        self.world.store.delete(f"{self._key_prefix}/{save.number - 1}/result")
         self.world.store.set(self._key(save, "result"), save.report.error or "")
 
-    def _collect(self, save: "_PendingSave") -> list[CheckpointFile]:
+    def _collect_files(self, save: "_PendingSave") -> list[CheckpointFile]:
+        """Return the files that all ranks have written; raise the first rank's error if one has failed."""
         files: list[CheckpointFile] = []
         for rank in range(self.world.size):
-            message = json.loads(self._await(self._key(save, rank), rank, self._check_open))
+            message = json.loads(self._wait_for_message(self._key(save, rank), rank, self._check_open))
             if "error" in message:
-                kind, sentence = message["error"]
-                raise _FATAL.get(kind, DataError)(sentence)
+                type_name, text = message["error"]
+                raise _FATAL_ERRORS.get(type_name, DataError)(text)
             files += [CheckpointFile.model_validate(file) for file in message["files"]]
         return files
 
-    def _manifest(self, save: "_PendingSave", files: Sequence[CheckpointFile]) -> Manifest:
-        return Manifest(
-            generation=self.generation,
-            num_ranks=self.world.size,
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
-            versions=_versions(),
-            training_state=save.snapshot.training_state,
-            run_info=save.snapshot.run_info,
-            files=tuple(files),
-        )
-
-    def _await(self, key: str, rank: int, check: Callable[[], None]) -> str:
+    def _wait_for_message(self, key: str, rank: int, check: Callable[[], None]) -> str:
         # Storage may be slow, or unreachable for up to retry_seconds.
         timeout = self.world.timeout + timedelta(seconds=self._retry_seconds)
         return self.world.store.wait_for_message(key, rank, timeout, check)
@@ -286,35 +283,35 @@ class CheckpointManager:
             raise DataError("the run ended before all ranks had written their files")
 
     def _key(self, save: "_PendingSave", suffix: int | str) -> str:
-        return f"{self._prefix}/{save.number}/{suffix}"
+        return f"{self._key_prefix}/{save.number}/{suffix}"
 
 
 @dataclass
 class _PendingSave:
-    """A save in the background."""
+    """A save that is written in the background."""
 
     name: CheckpointName
-    number: int  # counts the saves of this start
+    number: int  # counts the saves of this launch
     snapshot: Snapshot
-    started: float
+    started: float  # of time.perf_counter
     blocked_seconds: float
     thread: threading.Thread = field(default_factory=threading.Thread)
     report: SaveReport | None = None
-    fatal: StrettoError | None = None
+    fatal: StrettoError | None = None  # an error that ends the run
 
 
 def _error_message(where: str, error: Exception) -> str:
-    """Return the message for a failed save: our own errors as they are, the system's with the path."""
+    """Return the message for a failed save: a StrettoError's own text, or the path and reason of any other error."""
     if isinstance(error, StrettoError):
         return str(error)
     reason = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
-    place = getattr(error, "filename", None) or where
-    return f"{place} can't be written ({reason.splitlines()[0]}); earlier checkpoints are intact"
+    path = getattr(error, "filename", None) or where
+    return f"{path} can't be written ({reason.splitlines()[0]}); earlier checkpoints are intact"
 
 
 def _versions() -> dict[str, str]:
     try:
-        own = importlib.metadata.version("stretto")
+        version = importlib.metadata.version("stretto")
     except importlib.metadata.PackageNotFoundError:
-        own = "unknown"
-    return {"stretto": own, "torch": torch.__version__, "python": platform.python_version()}
+        version = "unknown"
+    return {"stretto": version, "torch": torch.__version__, "python": platform.python_version()}

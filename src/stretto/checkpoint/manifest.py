@@ -1,4 +1,4 @@
-"""Manifest: the files and state of a checkpoint. It is written last: a folder without one is not a checkpoint."""
+"""Manifest: lists a checkpoint's files and state. It is written last: a folder without one is not a checkpoint."""
 
 import math
 from pathlib import PurePosixPath
@@ -23,7 +23,7 @@ _MAX_INT = 2**63
 
 
 class ShardMetadata(StrictModel):
-    """Some rows of a tensor, in a file."""
+    """A file's rows of a tensor."""
 
     name: str
     dtype: str
@@ -34,7 +34,7 @@ class ShardMetadata(StrictModel):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.dtype not in _DTYPE_BYTES or any(not 0 <= size < _MAX_INT for size in self.shape):
-            raise ValueError(f"{self.name} can't be {list(self.shape)} {self.dtype}")
+            raise ValueError(f"{self.name} has an invalid shape or dtype: {list(self.shape)} {self.dtype}")
         if self.num_rows is not None and (not self.shape or self.first + self.shape[0] > self.num_rows):
             raise ValueError(f"{self.name} has {self.num_rows} rows, but a shard of it ends beyond the last")
         return self
@@ -55,7 +55,7 @@ class ShardMetadata(StrictModel):
 
 
 class CheckpointFile(StrictModel):
-    """A file of a checkpoint, and the tensors in it."""
+    """A file of a checkpoint, and the shards in it."""
 
     name: str
     num_bytes: int = Field(ge=0, lt=_MAX_INT)
@@ -77,7 +77,7 @@ class CheckpointFile(StrictModel):
 
 
 class TrainingState(StrictModel):
-    """Where a run is: everything but its tensors."""
+    """What a trainer restores besides tensors: its step and position, and what must not change on resume."""
 
     step: int = Field(ge=0, lt=_MAX_INT)
     seed: int = Field(ge=0, lt=_MAX_INT)
@@ -97,7 +97,7 @@ class TrainingState(StrictModel):
 
 
 class RunInfo(StrictModel):
-    """What else a reader may want to know about the run; the trainer does not use it."""
+    """The run that wrote a checkpoint. `Run` checks it on resume; a Trainer without a Run leaves it empty."""
 
     config: dict[str, Any] | None = None  # resolved, section by section
     layout: str | None = None  # of the ranks that wrote it
@@ -105,7 +105,7 @@ class RunInfo(StrictModel):
 
 
 class Manifest(StrictModel):
-    """What a checkpoint holds, and who wrote it."""
+    """A checkpoint's files, training state and origin, as in its manifest.json."""
 
     format: Literal["stretto checkpoint"] = "stretto checkpoint"
     version: Literal[2] = 2
@@ -128,16 +128,16 @@ class Manifest(StrictModel):
         return sum(file.num_bytes for file in self.files)
 
     def tensors(self) -> dict[str, ShardMetadata]:
-        """Return one shard of each tensor, by name: it has the dtype and shape of the full tensor."""
+        """Return one shard of each tensor, by name. Its `dtype` and `full_shape` describe the full tensor."""
         return {shard.name: shard for file in self.files for shard in file.shards}
 
     def dump(self) -> bytes:
-        """Return the manifest as it is written."""
+        """Return the manifest as JSON with a checksum."""
         return dump_with_checksum(self.model_dump(mode="json"))
 
     @classmethod
     def load(cls, content: bytes, where: str) -> Self:
-        """Read a manifest; raise DataError with the first thing that is wrong with it."""
+        """Parse a manifest of the checkpoint at `where`; raise DataError with its first error."""
         try:
             return cls.model_validate(load_with_checksum(content))
         except ValidationError as error:
@@ -147,5 +147,5 @@ class Manifest(StrictModel):
 
 
 def damaged_error(where: str, reason: str) -> DataError:
-    """Return the error for a file of a checkpoint that is not as it was written."""
+    """Return the error for a damaged file of a checkpoint."""
     return DataError(f"{where} is damaged ({reason}); resume from a different checkpoint, or copy it again")

@@ -1,4 +1,4 @@
-"""Shards: each rank writes its rows of a tensor; any other split of the rows can be read.
+"""Shards: each rank writes its rows of a tensor; ranks with a different split of the rows can read them.
 
     lanes.3.0     |--- rank 0 ---|-- rank 1 --|          rows as they were saved
                   |- rank 0 -|- rank 1 -|- 2 -|          rows as they are read
@@ -55,11 +55,11 @@ class TensorShard:
 
 
 def save_shards(folder: Path, rank: int, shards: Iterable[TensorShard]) -> list[CheckpointFile]:
-    """Write the shards of one rank to its own files, durably; return their entries for the manifest."""
+    """Write one rank's shards to files of its own, synced to disk; return the files' entries for the manifest."""
     planner = _ShardPlanner(shard for shard in shards if shard.tensor.numel())
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
     writer.set_up_storage_writer(is_coordinator=True)
-    # Torch would number the ranks' files with a collective; the rank is unique already.
+    # torch would number the ranks' files with a collective, but the rank is already a unique number.
     plan = SavePlan(planner.items, storage_data={"shard_index": rank + 1})
     parts: dict[str, list[ShardMetadata]] = {}
     for result in writer.write_data(plan, planner).wait():
@@ -93,29 +93,29 @@ def describe_file(path: Path, shards: Iterable[ShardMetadata] = ()) -> Checkpoin
 
 def files_containing(files: Iterable[CheckpointFile], shards: Iterable[TensorShard]) -> list[CheckpointFile]:
     """Return the files that hold rows of these shards."""
-    wanted = _by_name(shards)
+    shards_by_name = _by_name(shards)
 
     def is_needed(saved: ShardMetadata) -> bool:
-        return any(_overlap(saved.rows, shard.rows) for shard in wanted.get(saved.name, ()))
+        return any(_overlap(saved.rows, shard.rows) for shard in shards_by_name.get(saved.name, ()))
 
     return [file for file in files if any(map(is_needed, file.shards))]
 
 
 def load_shards(paths: Mapping[Path, CheckpointFile], shards: Iterable[TensorShard], where: str) -> None:
-    """Fill tensors from verified files, however those are split; raise if names, shapes or dtypes differ."""
-    wanted = _by_name(shards)
+    """Fill the shards' tensors from verified files, however those split the rows; raise if shapes or dtypes differ."""
+    shards_by_name = _by_name(shards)
     saved: dict[str, list[ShardMetadata]] = {}
     for file in paths.values():
         for part in file.shards:
             saved.setdefault(part.name, []).append(part)
-    for name, shards_of_tensor in wanted.items():
+    for name, shards_of_tensor in shards_by_name.items():
         for shard in shards_of_tensor:
             _check_saved(saved.get(name, []), shard, where)
     try:
         for path, file in paths.items():
             with safe_open(path, "pt") as tensors:
                 for part in file.shards:
-                    for shard in wanted.get(part.name, ()):
+                    for shard in shards_by_name.get(part.name, ()):
                         _copy_rows(tensors, part, shard)
     except (SafetensorError, TypeError, ValueError, IndexError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
@@ -148,13 +148,13 @@ def _check_saved(saved: Sequence[ShardMetadata], shard: TensorShard, where: str)
             )
     ranges = sorted((rows.start, rows.stop) for part in saved if (rows := _overlap(part.rows, shard.rows)))
     starts, stops = [start for start, _ in ranges], [stop for _, stop in ranges]
-    # Each range starts where the one before it stops, from the first row to the last.
+    # From the first row to the last, each range must start where the previous one stops.
     if [*starts, shard.rows.stop] != [shard.rows.start, *stops]:
         raise DataError(f"{where}: rows of {shard.name} are missing or saved twice; it is incomplete")
 
 
 def _copy_rows(tensors: Any, saved: ShardMetadata, shard: TensorShard) -> None:  # noqa: ANN401 - safetensors has no types
-    """Copy those rows of a shard that a file holds."""
+    """Copy the rows that a saved shard and `shard` have in common; `tensors` is the open file of the saved one."""
     rows = _overlap(saved.rows, shard.rows)
     if not rows:
         return
@@ -164,7 +164,7 @@ def _copy_rows(tensors: Any, saved: ShardMetadata, shard: TensorShard) -> None: 
         values = values[rows.start - saved.first : rows.stop - saved.first]
     else:
         values = values[()]
-    # Without this check copy_ would broadcast and convert.
+    # The file may contradict its manifest; copy_ would silently broadcast and convert.
     if (values.shape, values.dtype) != (target.shape, target.dtype):
         raise ValueError(f"{saved.name} has rows of {list(values.shape)} {values.dtype}")
     target.copy_(values)

@@ -1,4 +1,4 @@
-"""Snapshot: what one rank saves, and the buffers that it is copied to while training waits."""
+"""Snapshot: what one rank saves, and the CPU buffers that it is copied to while training waits."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +13,7 @@ from stretto.checkpoint.shards import TensorShard
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What this rank saves. Its tensors may change once `save` has returned."""
+    """What one rank saves. Training may change the tensors once `CheckpointManager.save` has returned."""
 
     training_state: TrainingState
     shards: Sequence[TensorShard]
@@ -30,7 +30,6 @@ class StagingBuffers:
     def copy(self, snapshot: Snapshot) -> Snapshot:
         """Return the snapshot with copies of its tensors, valid until the next call."""
         staged = []
-        has_device_tensors = False
         for shard in snapshot.shards:
             tensor = shard.tensor.detach()
             buffer = self._buffers.get(shard.name)
@@ -38,21 +37,20 @@ class StagingBuffers:
                 is_pinned = tensor.device.type != "cpu"
                 buffer = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=is_pinned)
                 self._buffers[shard.name] = buffer
-            has_device_tensors = has_device_tensors or tensor.device.type != "cpu"
             buffer.copy_(tensor, non_blocking=True)
             staged.append(replace(shard, tensor=buffer))
-        if has_device_tensors:
+        if any(shard.tensor.device.type != "cpu" for shard in snapshot.shards):
             torch.accelerator.synchronize()
         return replace(snapshot, shards=staged)
 
 
 def check_finite(snapshot: Snapshot) -> None:
-    """Raise DivergedError if a tensor has values that are not finite."""
+    """Raise DivergedError if a floating-point tensor has values that are not finite."""
     for shard in snapshot.shards:
         tensor = shard.tensor
-        # The sum is one fast pass. If it is not finite, an element may not be, or the sum just overflowed.
+        # The sum is one fast pass. If it is not finite, check each element: the sum may just have overflowed.
         if tensor.is_floating_point() and not torch.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
             raise DivergedError(
                 f"{shard.name} has values that are not finite after step {snapshot.training_state.step}, so it was not "
-                "saved; lower train.lr and start again: the run resumes from the checkpoint before"
+                "saved; lower train.lr and start again: the run resumes from the previous checkpoint"
             )

@@ -7,6 +7,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,7 +19,7 @@ from stretto.checkpoint.manifest import MANIFEST, CheckpointFile, damaged_error
 
 Result = TypeVar("Result")
 OnBytes = Callable[[int], None]
-_READ_BYTES = 1 << 20
+_BLOCK_BYTES = 1 << 20  # per read while hashing
 # A manifest of 4,096 ranks with a hundred tensors each is about 50 MB.
 _MAX_SMALL_FILE_BYTES = 1 << 28
 # The errors of a filesystem without hard links.
@@ -26,9 +27,9 @@ _NO_HARD_LINK_ERRORS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOS
 
 
 class LocalStorage:
-    """A folder of this machine, or one that several machines share.
+    """A folder on a local or shared filesystem.
 
-    It holds folders of files, one level deep. Names are `folder/name`.
+    It holds folders of files, without subfolders. A file's name is `folder/name`.
     """
 
     def __init__(self, root: Path) -> None:
@@ -43,7 +44,7 @@ class LocalStorage:
             return []
 
     def read(self, name: str) -> bytes:
-        """Return a small file; raise FileNotFoundError if it does not exist."""
+        """Return the content of a small file; raise FileNotFoundError if it does not exist."""
         path = _reject_symlink(self._root / name)
         status = path.stat()
         if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_SMALL_FILE_BYTES:
@@ -54,16 +55,16 @@ class LocalStorage:
         """Write a small file atomically and durably; return False if it exists already."""
         path = self._root / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Complete before it gets its name: a crash never leaves half a file.
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".partial-", delete=False) as partial:
+        # The file gets its name when it is complete, so a crash never leaves half a file.
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".partial-", delete=False) as file:
             try:
-                partial.write(content)
-                partial.flush()
-                os.fsync(partial.fileno())
-                Path(partial.name).chmod(path.parent.stat().st_mode & 0o666)
-                return _link(Path(partial.name), path)
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+                Path(file.name).chmod(path.parent.stat().st_mode & 0o666)
+                return _rename_if_new(Path(file.name), path)
             finally:
-                Path(partial.name).unlink(missing_ok=True)
+                Path(file.name).unlink(missing_ok=True)
                 fsync_folder(path.parent)
 
     def open_folder(self, folder: str) -> Path:
@@ -74,14 +75,14 @@ class LocalStorage:
         return _reject_symlink(path)
 
     def store(self, folder: str, paths: Iterable[Path]) -> None:
-        """Add files that were written to the folder of `open_folder`, durably."""
+        """Make the files that were written to the folder of `open_folder` durable."""
         for path in paths:
-            # safetensors creates files that only their owner can read; these get the permissions of their folder.
+            # safetensors creates files that only their owner can read; use the permissions of their folder instead.
             path.chmod(path.parent.stat().st_mode & 0o666)
         fsync_folder(self._root / folder)
 
     def fetch(self, folder: str, file: CheckpointFile, into: Path, on_bytes: OnBytes = lambda count: None) -> Path:
-        """Return a local copy of a file, or the file itself, after its checksum was verified."""
+        """Verify a file's checksum; return its local path, which is in `into` if the file had to be downloaded."""
         path = self._root / folder / file.name
         check_file(path, file, on_bytes)
         return path
@@ -90,27 +91,27 @@ class LocalStorage:
         """Remove a folder and its files, if it exists."""
         path = self._root / folder
         if not path.is_symlink():
-            # The manifest first: a half-removed checkpoint must not look like a damaged one.
+            # Remove the manifest first: a half-removed checkpoint must look incomplete, not damaged.
             (path / MANIFEST).unlink(missing_ok=True)
             shutil.rmtree(path, ignore_errors=True)
 
 
 class RemoteStorage:
-    """The same in a folder of object storage, through fsspec."""
+    """A folder of object storage, through fsspec, with the same methods as LocalStorage."""
 
     def __init__(self, location: str, retry_seconds: float) -> None:
         self.location = location
         self._retry_seconds = retry_seconds
         self._remote = RemoteFolder.open(location)
-        self._scratch: Path | None = None  # files to upload; created when it is needed
+        self._scratch: Path | None = None  # holds files to upload; created when needed
 
     def names(self, folder: str = "") -> list[str]:
         root = join(self._remote.root, folder).rstrip("/")
-        paths = self._find(lambda: self._remote.filesystem.ls(root, detail=False, refresh=True)) or []
+        paths = self._read_or_none(lambda: self._remote.filesystem.ls(root, detail=False, refresh=True)) or []
         return sorted({str(path).rstrip("/").rsplit("/", 1)[-1] for path in paths} - {root.rsplit("/", 1)[-1]})
 
     def read(self, name: str) -> bytes:
-        content = self._find(lambda: self._remote.cat(name))
+        content = self._read_or_none(lambda: self._remote.cat(name))
         if content is None:
             raise FileNotFoundError(name)
         return content
@@ -123,7 +124,7 @@ class RemoteStorage:
                 self._remote.filesystem.pipe_file(path, content, mode="create")
             except Exception as error:  # noqa: BLE001 - each filesystem has its own error for an existing file
                 try:
-                    # It may be our own write, whose answer was lost.
+                    # An earlier attempt may have written the file, and only its reply was lost.
                     return self._remote.cat(name) == content
                 except FileNotFoundError:
                     raise error from None
@@ -133,9 +134,8 @@ class RemoteStorage:
 
     def open_folder(self, folder: str) -> Path:
         self._scratch = self._scratch or scratch_folder_of(self)
-        for old in self._scratch.iterdir():
-            # Left by a save that failed.
-            shutil.rmtree(old, ignore_errors=True)
+        for leftover in self._scratch.iterdir():  # of a save that failed
+            shutil.rmtree(leftover, ignore_errors=True)
         path = self._scratch / folder
         path.mkdir(exist_ok=True)
         return path
@@ -143,13 +143,13 @@ class RemoteStorage:
     def store(self, folder: str, paths: Iterable[Path]) -> None:
         for path in paths:
             target = join(self._remote.root, f"{folder}/{path.name}")
-            self._retry(lambda path=path, target=target: self._remote.filesystem.put_file(str(path), target))  # type: ignore[misc]
+            self._retry(partial(self._remote.filesystem.put_file, str(path), target))
             path.unlink()
 
     def fetch(self, folder: str, file: CheckpointFile, into: Path, on_bytes: OnBytes = lambda count: None) -> Path:
         path, name = into / file.name, f"{folder}/{file.name}"
-        self._find(lambda: self._remote.filesystem.get_file(join(self._remote.root, name), str(path)))
-        # It also raises if there was nothing to download.
+        self._read_or_none(lambda: self._remote.filesystem.get_file(join(self._remote.root, name), str(path)))
+        # This also raises if the file does not exist.
         check_file(path, file, on_bytes, name=f"{self.location}/{name}")
         return path
 
@@ -161,8 +161,8 @@ class RemoteStorage:
         if names:
             self._retry(lambda: self._remote.filesystem.rm(path, recursive=True))
 
-    def _find(self, request: Callable[[], Result]) -> Result | None:
-        """Retry a request to read; return None if there is nothing to read."""
+    def _read_or_none(self, request: Callable[[], Result]) -> Result | None:
+        """Retry a read request; return None if the file or folder does not exist."""
 
         def request_or_none() -> Result | None:
             try:
@@ -173,12 +173,12 @@ class RemoteStorage:
         return self._retry(request_or_none)
 
     def _retry(self, request: Callable[[], Result]) -> Result:
-        """Retry a request for up to `retry_seconds`."""
+        """Repeat a request until it succeeds, for up to `retry_seconds`."""
         retry_budget = RetryBudget(self.location, self._retry_seconds)
         while True:
             try:
                 return request()
-            except Exception as error:  # noqa: BLE001 - each filesystem has errors of its own; RetryBudget sorts them
+            except Exception as error:  # noqa: BLE001 - each filesystem has its own errors; RetryBudget raises permanent ones
                 retry_budget.wait(error)
 
 
@@ -193,7 +193,7 @@ def open_storage(location: Path | str, retry_seconds: float = 300.0) -> Storage:
 def check_file(
     path: Path, file: CheckpointFile, on_bytes: OnBytes = lambda count: None, name: str | None = None
 ) -> None:
-    """Raise if a file is missing or its checksum is wrong; `on_bytes` is called with the size of each block read."""
+    """Raise DataError if a file is missing or damaged; `on_bytes` is called with the size of each block read."""
     where = name or str(path)
     try:
         status = _reject_symlink(path).stat()
@@ -210,29 +210,30 @@ def check_file(
 
 
 def digest_of(path: Path, on_bytes: OnBytes = lambda count: None) -> str:
-    """Return the SHA-256 of a file."""
+    """Return the SHA-256 of a file in hexadecimal; `on_bytes` is called with the size of each block read."""
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
-        while block := file.read(_READ_BYTES):
+        while block := file.read(_BLOCK_BYTES):
             digest.update(block)
             on_bytes(len(block))
     return digest.hexdigest()
 
 
-def _link(partial: Path, path: Path) -> bool:
+def _rename_if_new(temporary: Path, path: Path) -> bool:
+    """Give a file its final name; return False if that exists already."""
     try:
-        os.link(partial, path)
+        os.link(temporary, path)
     except FileExistsError:
         return False
     except OSError as error:
         if error.errno not in _NO_HARD_LINK_ERRORS:
             raise
-        # No hard links here. Reserve the name, then replace it at once.
+        # This filesystem has no hard links: reserve the name with an empty file, then replace that.
         try:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
         except FileExistsError:
             return False
-        partial.replace(path)
+        temporary.replace(path)
     return True
 
 
