@@ -61,7 +61,7 @@ class Dropout(_RandomMask):
 
 
 class LockedDropout(_RandomMask):
-    """Zeroes the same features at all time steps of a window, others in each window and lane (variational dropout).
+    """Variational dropout: zeroes the same features at all time steps of a window, with one mask per window and lane.
 
     The mask is a function of (seed, training step, block, lane, feature). The state is each row's key.
     """
