@@ -89,22 +89,22 @@ def section_model(name: str) -> type[BaseModel]:
 
 def _format_error(details: ErrorDetails) -> str:
     """Return a validation error as one sentence with the field, its value and the remedy."""
-    where, message = describe_error(details)
+    name, message = describe_error(details)
     kind = details["type"]
     if kind == "extra_forbidden":
-        return f"{where} is not a known field{_suggest_field(details['loc'])}"
-    if kind == "missing" and where == "data":
-        return f"[{where}] is missing; add that section, with train set to the folder of the data"
+        return f"{name} is not a known field{_suggest_field(details['loc'])}"
+    if kind == "missing" and name == "data":
+        return f"[{name}] is missing; add that section, with train set to the folder of the data"
     if kind == "missing":
-        return f"{where} is missing; set it, as it has no default"
-    if kind == "model_type" and where == "layout":
-        return f'{where}={details["input"]!r} should be "auto" or a section; write it as [{where}]'
+        return f"{name} is missing; set it, as it has no default"
+    if kind == "model_type" and name == "layout":
+        return f'{name}={details["input"]!r} should be "auto" or a section; write it as [{name}]'
     if kind == "model_type":
-        return f"{where}={details['input']!r} should be a section; write it as [{where}]"
+        return f"{name}={details['input']!r} should be a section; write it as [{name}]"
     if kind == "value_error":
-        return f"{where}: {message}" if where else message
+        return f"{name}: {message}" if name else message
     # pydantic says: Input should be a valid integer, unable to parse string as an integer.
-    return f"{where}={details['input']!r} {message.removeprefix('Input ').split(', unable')[0]}"
+    return f"{name}={details['input']!r} {message.removeprefix('Input ').split(', unable')[0]}"
 
 
 def _suggest_field(loc: tuple[int | str, ...]) -> str:

@@ -88,10 +88,10 @@ def _merge_thin_bars(bars: Sequence[Bar], min_seconds: float) -> list[Bar]:
     for bar in sorted(bars, key=lambda bar: (bar.row, bar.start)):
         index = last_index.get(bar.row)
         if index is not None and bar.stop - bar.start < min_seconds:
-            before = merged[index]
-            if bar.kind == before.kind and bar.start - before.stop < min_seconds:
-                label = before.label if before.label.endswith(" ...") else f"{before.label} ..."
-                merged[index] = before._replace(stop=bar.stop, label=label)
+            previous = merged[index]
+            if bar.kind == previous.kind and bar.start - previous.stop < min_seconds:
+                label = previous.label if previous.label.endswith(" ...") else f"{previous.label} ..."
+                merged[index] = previous._replace(stop=bar.stop, label=label)
                 continue
         last_index[bar.row] = len(merged)
         merged.append(bar)

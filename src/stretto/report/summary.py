@@ -16,7 +16,7 @@ from stretto.report.record import Record, read_int, read_number, read_str
 
 
 def final_metrics(record: Record) -> dict[str, str]:
-    """Return the results of a run by name; unknown ones are left out."""
+    """Return the results of a run by name. Unknown ones, which are formatted as `-`, are left out."""
     targets, steps, evaluations = record.target_name, record.steps, record.evaluations
     metrics: dict[str, str] = {}
     if evaluations.best is not None:

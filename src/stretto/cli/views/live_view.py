@@ -32,7 +32,8 @@ from stretto.train.rank_monitor import RankReport
 from stretto.train.trainer import StepReport
 
 _LABEL_WIDTH = 10
-_MAX_RANKS = 8
+_MAX_RANKS = 8  # with more ranks, only minimum, mean and maximum are shown
+_MIN_BAR_LENGTH, _MAX_BAR_LENGTH = 8, 60
 _SPARKLINE_STEPS = 120  # the most steps that the loss curve shows
 _SPEED_STEPS = 20  # the speed is the mean over these steps
 _BUSY, _WAITING, _DONE, _REMAINING = "cyan", "bright_black", "green", "bright_black"
@@ -135,7 +136,7 @@ class LiveView:
     def _progress_row(self, width: int, glyphs: _Glyphs) -> Text:
         head, tail = f"{self._step:,}{self._total}  ", f"  {self._progress:4.0%}  {self._time_left()}"
         length = width - _LABEL_WIDTH - len(head) - len(tail)
-        if length < 8:
+        if length < _MIN_BAR_LENGTH:
             return _row(width, "step", [f"{head}{tail.strip()}"])
         bar = _bar(self._progress, length, (glyphs.done, _DONE), (glyphs.remaining, _REMAINING))
         return _label("step").append(head).append_text(bar).append(tail)
@@ -157,7 +158,7 @@ class LiveView:
         last = self._recent[-1] if self._recent else None
         value = "-" if last is None or not last.tokens else format_loss(last.loss)
         row = _label("loss").append(value, style="bold")
-        length = min(width - _LABEL_WIDTH - len(value) - 2, 60)
+        length = min(width - _LABEL_WIDTH - len(value) - 2, _MAX_BAR_LENGTH)
         if len(self._losses) > 1 and length > 4:
             row.append("  ").append(_sparkline(list(self._losses), length, glyphs.levels), style=_BUSY)
         return row
@@ -179,7 +180,7 @@ class LiveView:
         padding = sum(report.padding for report in recent) / len(recent)
         parts = [f"{sum(report.tokens for report in recent) / seconds:,.0f} {self._targets}/s"]
         parts.append(f"{format_seconds(seconds / len(recent))} per step")
-        if padding >= 0.005:
+        if padding >= 0.005:  # less would be shown as 0%
             parts.append(f"padding {padding:.0%}")
         return _row(width, "speed", parts)
 
@@ -208,9 +209,9 @@ class LiveView:
         rows = []
         for index, (name, fraction, memory) in enumerate(lines):
             head, tail = f"{name:<{name_width}} ", f"  {fraction:4.0%} busy   {format_bytes(memory)}"
-            length = min(width - _LABEL_WIDTH - len(head) - len(tail), 60)
+            length = min(width - _LABEL_WIDTH - len(head) - len(tail), _MAX_BAR_LENGTH)
             row = _label("" if index else "ranks").append(head)
-            if length >= 8:
+            if length >= _MIN_BAR_LENGTH:
                 row.append_text(_bar(fraction, length, (glyphs.busy, _BUSY), (glyphs.waiting, _WAITING)))
             rows.append(row.append(tail))
         return [*rows, _row(width, "", [f"bubble {ranks.bubble:.0%}"])]

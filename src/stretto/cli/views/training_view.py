@@ -155,7 +155,7 @@ def _format_figures(recent: list[StepReport], ranks: RankReport, targets: str) -
     if last.skipped:
         parts.append(f"{last.skipped} skipped")
     parts += [f"norm {last.gradient_norm:.2f}", f"lr {last.learning_rate:.2e}"]
-    if padding >= 0.005:
+    if padding >= 0.005:  # less would be shown as 0%
         parts.append(f"padding {padding:.0%}")
     if len(ranks.busy) > 1:
         parts.append(f"bubble {ranks.bubble:.0%}")
