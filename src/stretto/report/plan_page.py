@@ -15,6 +15,8 @@ from stretto.report.gantt import bars_from_timeline, gantt, stage_names
 from stretto.report.markup import Html, tag
 from stretto.report.page import figure, note, page, section, table
 
+LAYOUT_HEADERS = ("layout", "step", "tokens/s", "speed-up", "bubble", "memory", "sent/rank")
+
 
 def plan_page(plan: Plan, profile: Profile, workload: Workload, timeline: Timeline, title: str) -> str:
     """Return the page as HTML. It needs only a browser and no network."""
@@ -84,15 +86,23 @@ def _balance_chart(prediction: Prediction, profile: Profile) -> Html:
     return stacked_bar_chart(title, step_time_unit(max(busy)), names, parts, format_seconds, values)
 
 
+def layout_cells(plan: Plan, prediction: Prediction) -> tuple[str, ...]:
+    """Return the cells below LAYOUT_HEADERS, except the first: the name of the layout."""
+    return (
+        format_seconds(prediction.seconds),
+        f"{prediction.tokens_per_second:,.0f}",
+        f"{plan.speed_up(prediction):.2f}",
+        f"{prediction.bubble:.0%}" if prediction.layout.stages > 1 else "-",
+        format_bytes(prediction.memory),
+        format_bytes(prediction.traffic) if prediction.layout.num_ranks > 1 else "-",
+    )
+
+
 def _table(plan: Plan) -> Html:
-    headers = ("layout", "step", "tokens/s", "speed-up", "bubble", "memory", "sent per rank")
     is_listed = any(prediction.layout == plan.single_device.layout for prediction in plan.best)
     rows = []
     for prediction in [*plan.best, *([] if is_listed else [plan.single_device])]:
         fits = prediction is not plan.single_device or plan.fits_single_device
         name = layout_name(prediction) + ("" if fits else " (does not fit)")
-        tokens, speed_up = f"{prediction.tokens_per_second:,.0f}", f"{plan.speed_up(prediction):.2f}"
-        bubble, memory = f"{prediction.bubble:.0%}", format_bytes(prediction.memory)
-        traffic = format_bytes(prediction.traffic) if prediction.traffic else "-"
-        rows.append((name, format_seconds(prediction.seconds), tokens, speed_up, bubble, memory, traffic))
-    return table(headers, rows)
+        rows.append((name, *layout_cells(plan, prediction)))
+    return table(LAYOUT_HEADERS, rows)

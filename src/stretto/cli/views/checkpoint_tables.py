@@ -20,6 +20,7 @@ from stretto.checkpoint.lineage import lineage
 from stretto.checkpoint.manifest import Manifest
 from stretto.checkpoint.storage import Storage
 from stretto.cli.views.console import make_console
+from stretto.report.formatting import format_time
 
 
 def show_checkpoint(path: str, *, is_quick: bool) -> None:
@@ -50,7 +51,7 @@ def _history(storage: Storage) -> Group:
     for name in names:
         try:
             manifest = Checkpoint.open(storage, str(name)).manifest
-            saved_at, size = _format_time(manifest.created), f"{manifest.num_bytes / 1e6:,.1f}"
+            saved_at, size = format_time(manifest.created), f"{manifest.num_bytes / 1e6:,.1f}"
         except DataError:
             saved_at, size = "?", "damaged"
         mark = "newest" if name == in_lineage[0] else "" if name in in_lineage else "abandoned"
@@ -59,13 +60,9 @@ def _history(storage: Storage) -> Group:
         table.add_row(str(name), f"{name.step:,}", saved_at, size, val_loss, mark)
     launches = Table("generation", "resumed from", "ranks", "host", "time", title="launches")
     for generation, claim in sorted(claims.items()):
-        resumed_from, time = claim.resumed_from or "the beginning", _format_time(claim.time)
+        resumed_from, time = claim.resumed_from or "the beginning", format_time(claim.time)
         launches.add_row(str(generation), resumed_from, str(claim.num_ranks), claim.host, time)
     return Group(table, launches)
-
-
-def _format_time(time: str) -> str:
-    return time[:16].replace("T", " ") + " UTC"
 
 
 def _summary(checkpoint: Checkpoint) -> Table:
@@ -75,7 +72,7 @@ def _summary(checkpoint: Checkpoint) -> Table:
     table.add_row("checkpoint", checkpoint.location)
     table.add_row("step", f"{state.step:,} ({done})")
     table.add_row("position", f"epoch {state.epoch + 1}, pool {state.pool}, window {state.index} is next")
-    table.add_row("saved", f"{_format_time(manifest.created)} by generation {manifest.generation}")
+    table.add_row("saved", f"{format_time(manifest.created)} by generation {manifest.generation}")
     table.add_row("layout", f"{manifest.run_info.layout or 'not recorded'}, {manifest.num_ranks} ranks")
     table.add_row("optimizer", f"{state.optimizer}, seed {state.seed}, {state.skipped} steps skipped")
     table.add_row("versions", ", ".join(f"{name} {version}" for name, version in manifest.versions.items()))

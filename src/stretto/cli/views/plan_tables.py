@@ -4,6 +4,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from stretto.config.layout import Layout
 from stretto.plan.advice import advise
 from stretto.plan.draw import draw_text
 from stretto.plan.predict import Prediction
@@ -12,6 +13,7 @@ from stretto.plan.search import Plan
 from stretto.plan.serialize import layout_toml
 from stretto.plan.timeline import Timeline
 from stretto.plan.units import format_bytes, format_seconds
+from stretto.report.plan_page import LAYOUT_HEADERS, layout_cells
 
 _MAX_ROWS, _MAX_REJECTED = 10, 5
 _BAR_WIDTH = 24
@@ -52,31 +54,21 @@ def _table(plan: Plan, title: str) -> Table:
     table = Table(
         title=f"{title}\nlayout: replicas x stages x micro-batches x chunks", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
     )
-    table.add_column("layout", no_wrap=True)
-    for column in ("step", "tokens/s", "speed-up", "bubble", "memory", "sent/rank"):
-        table.add_column(column, justify="right", no_wrap=True)
+    for header in LAYOUT_HEADERS:
+        table.add_column(header, justify="left" if header == "layout" else "right", no_wrap=True)
     for prediction in plan.best[:_MAX_ROWS]:
-        layout, *cells = _cells(plan, prediction)
-        table.add_row(f"{'>' if prediction is plan.chosen else ' '} {layout}", *cells)
+        name = f"{'>' if prediction is plan.chosen else ' '} {_short_name(prediction.layout)}"
+        table.add_row(name, *layout_cells(plan, prediction))
     if all(prediction.layout.num_ranks > 1 for prediction in plan.best[:_MAX_ROWS]):
-        layout, *cells = _cells(plan, plan.single_device)
-        table.add_row(f"  {layout}{'' if plan.fits_single_device else ' (too large)'}", *cells)
+        name = f"  {_short_name(plan.single_device.layout)}{'' if plan.fits_single_device else ' (too large)'}"
+        table.add_row(name, *layout_cells(plan, plan.single_device))
     return table
 
 
-def _cells(plan: Plan, prediction: Prediction) -> list[str]:
-    layout = prediction.layout
+def _short_name(layout: Layout) -> str:
     sizes = f"{layout.replicas} x {layout.stages} x {layout.micro_batches} x {layout.chunks}"
     marks = f"{'*' if layout.recompute else ''}{'+' if layout.adjacent == 'replicas' else ''}"
-    return [
-        f"{sizes} {marks}".strip(),
-        format_seconds(prediction.seconds),
-        f"{prediction.tokens_per_second:,.0f}",
-        f"{plan.speed_up(prediction):.2f}",
-        f"{prediction.bubble:.0%}" if layout.stages > 1 else "-",
-        format_bytes(prediction.memory),
-        format_bytes(prediction.traffic) if layout.num_ranks > 1 else "-",
-    ]
+    return f"{sizes} {marks}".strip()
 
 
 def _stage_bars(prediction: Prediction, profile: Profile) -> list[str]:
