@@ -27,7 +27,7 @@ class SpeedMeasurement:
 
 
 def measure_rank_speeds(profile_input: ProfileInput, world: World) -> SpeedMeasurement:
-    """Measure how fast the ranks of this node are when 1, 2, 4, ... of them compute at the same time."""
+    """Measure how fast this node's ranks are while some compute at the same time, for each divisor of their number."""
     if world.local_size == 1 and not profile_input.is_cpu:
         return SpeedMeasurement()
     step = _SharedStep(profile_input, world)
@@ -50,9 +50,9 @@ def guess_rank_speeds(profile_input: ProfileInput, world: World) -> SpeedMeasure
     """Return the speeds of processes that share cores evenly, or of GPUs that share nothing, without measuring."""
     if not profile_input.is_cpu:
         return SpeedMeasurement()
-    cores = os.cpu_count() or 1
+    num_cores = os.cpu_count() or 1
     counts = divisors(world.local_size)
-    return SpeedMeasurement(tuple(RankSpeed(ranks=n, contended=min(1.0, cores / n), solo=1.0) for n in counts))
+    return SpeedMeasurement(tuple(RankSpeed(ranks=n, contended=min(1.0, num_cores / n), solo=1.0) for n in counts))
 
 
 class _SharedStep:

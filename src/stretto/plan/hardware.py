@@ -29,6 +29,8 @@ class Hardware:
     launch_seconds: float = 5e-6  # per kernel, and so per time step of a recurrent layer
 
 
+# Assumed for any GPU: the fraction of the last backward that overlaps with the all-reduce of gradients.
+GPU_OVERLAP = 0.9
 _LINKS = "half of NVLink's two-way figure each way; between nodes one 400 Gb/s port per device (A100: 200 Gb/s), 5 us"
 
 KNOWN_HARDWARE = {
@@ -53,10 +55,6 @@ KNOWN_HARDWARE = {
         source=f"NVIDIA H100 data sheet (989 TFLOP/s bf16 dense, 67 fp32, 3.35 TB/s, NVLink 900 GB/s); {_LINKS}",
     ),
 }
-
-
-# Assumed for any GPU: the fraction of the last backward that overlaps with the all-reduce of gradients.
-GPU_OVERLAP = 0.9
 
 
 @dataclass(frozen=True)
