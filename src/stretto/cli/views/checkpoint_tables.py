@@ -20,7 +20,7 @@ from stretto.checkpoint.lineage import lineage
 from stretto.checkpoint.manifest import Manifest
 from stretto.checkpoint.storage import Storage
 from stretto.cli.views.console import make_console
-from stretto.report.formatting import format_time
+from stretto.report.formatting import format_time, pluralize
 
 
 def show_checkpoint(path: str, *, is_quick: bool) -> None:
@@ -34,12 +34,12 @@ def show_checkpoint(path: str, *, is_quick: bool) -> None:
     console.print(_tensor_table(checkpoint.manifest))
     num_files = len(checkpoint.manifest.files)
     if is_quick:
-        console.print(f"{num_files} files, checksums not verified; leave out --quick to verify them")
+        console.print(f"{pluralize(num_files, 'file')}, checksums not verified; leave out --quick to verify them")
         return
     damage = _verify_checksums(console, checkpoint)
     if damage is not None:
         raise DataError(damage)
-    console.print(f"{num_files} files, all checksums match")
+    console.print(f"{pluralize(num_files, 'file')}, all checksums match")
 
 
 def _history(storage: Storage) -> Group:
@@ -73,7 +73,7 @@ def _summary(checkpoint: Checkpoint) -> Table:
     table.add_row("step", f"{state.step:,} ({done})")
     table.add_row("position", f"epoch {state.epoch + 1}, pool {state.pool}, window {state.index} is next")
     table.add_row("saved", f"{format_time(manifest.created)} by generation {manifest.generation}")
-    table.add_row("layout", f"{manifest.run_info.layout or 'not recorded'}, {manifest.num_ranks} ranks")
+    table.add_row("layout", f"{manifest.run_info.layout or 'not recorded'}, {pluralize(manifest.num_ranks, 'rank')}")
     table.add_row("optimizer", f"{state.optimizer}, seed {state.seed}, {state.skipped} steps skipped")
     table.add_row("versions", ", ".join(f"{name} {version}" for name, version in manifest.versions.items()))
     table.add_row("size", f"{manifest.num_bytes / 1e6:,.2f} MB in {len(manifest.files)} files")
