@@ -163,7 +163,7 @@ def test_a_job_resumes_if_interrupted_before_the_first_part_or_after_the_last(
 def test_a_broken_pipe_is_not_reported_as_a_full_disk(tmp_path: Path) -> None:
     for error, expected, reason in (
         (BrokenPipeError(32, "Broken pipe"), BrokenPipeError, "Broken pipe"),
-        (OSError("odd"), DataError, r"out: odd; is it readable, and is there space\?$"),
+        (OSError("odd"), DataError, r"out: odd; check its permissions and the free space$"),
     ):
         with pytest.raises(expected, match=reason), open_job(tmp_path / "out", [], {}):
             raise error

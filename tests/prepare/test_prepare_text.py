@@ -98,7 +98,7 @@ def test_spans_cover_the_text_and_split_no_word(words: list[str], block: int) ->
     content = "\n".join(words).encode() or b" "
     with tempfile.NamedTemporaryFile() as file, pytest.MonkeyPatch.context() as patch:
         Path(file.name).write_bytes(content)
-        patch.setattr(text_module, "_BLOCK", block)
+        patch.setattr(text_module, "_BLOCK_BYTES", block)
         files = TextFiles.open([file.name])
         pieces = list(files.read_spans(0, files.num_bytes))
     assert b"".join(piece.text for piece in pieces) == content
@@ -173,7 +173,7 @@ def test_unknown_words_are_counted(tmp_path: Path) -> None:
 
 
 def test_the_error_names_a_folder_that_cannot_be_written(text_file: Path) -> None:
-    with pytest.raises(DataError, match=r"^/proc/nowhere: .*is there space"):
+    with pytest.raises(DataError, match=r"^/proc/nowhere: .*check its permissions and the free space$"):
         prepare_text([text_file], "/proc/nowhere/out")
 
 

@@ -1,4 +1,4 @@
-"""FieldSummary: what a column of a table, or a field of records, seems to hold."""
+"""FieldSummary: the type of a field of records (a column of a table), inferred from some of its values."""
 
 import json
 import math
@@ -18,11 +18,13 @@ FieldType = Literal["text", "category", "number", "time", "unparsed time", "toke
 _SEQUENCE_NAMES = ("text", "tokens", "values")
 # A field with more different values is not a label.
 _MAX_CLASSES = 1000
-# Numbers that are labels are few, such as stars.
+# The same for numbers: labels are small counts, such as stars.
 _MAX_NUMERIC_CLASSES = 100
 # The usual names of a column of times, and how long a time in any format may be.
 TIME_NAMES = ("time", "date", "datetime", "timestamp", "ds", "t", "step", "index")
 _MAX_TIME_CHARS = 40
+_MIN_TIME_FRACTION = 0.9
+_MAX_CATEGORY_CHARS = 80
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class FieldSummary:
 
     name: str
     type: FieldType
-    num_values: int = 0  # without the missing ones
+    num_values: int = 0  # without missing ones
     num_missing: int = 0
     num_unique: int = 0
     mean_length: float = 0.0  # characters of text, or steps of a list
@@ -40,27 +42,27 @@ class FieldSummary:
 
     @property
     def is_named_sequence(self) -> bool:
-        """Is it called as a sequence usually is?"""
+        """Whether the field has one of the usual names of a sequence."""
         return self.name in _SEQUENCE_NAMES
 
     @property
     def is_unparsed_time(self) -> bool:
-        """Does it hold times that can't be parsed, by their looks or by the name of the field?"""
+        """Whether the field holds times that can't be parsed, judged by their format or by its name."""
         is_short = self.type in ("text", "category") and self.mean_length < _MAX_TIME_CHARS
         return self.type == "unparsed time" or (is_short and self.name.lower() in TIME_NAMES)
 
     @property
     def is_constant(self) -> bool:
-        """Do all rows have the same value?"""
+        """Whether all rows have the same value."""
         return self.type in ("category", "number", "text") and self.num_unique == 1
 
     @property
     def is_categorical(self) -> bool:
-        """Could it be the label of a row? It has a few different values, each of them often."""
+        """Whether the field could be a label: it has a few different values that repeat."""
         if self.type == "category":
             return 1 < self.num_unique <= _MAX_CLASSES
-        is_few = 1 < self.num_unique <= min(_MAX_NUMERIC_CLASSES, self.num_values / 2)
-        return self.type == "number" and self.is_integer and is_few
+        has_few_values = 1 < self.num_unique <= min(_MAX_NUMERIC_CLASSES, self.num_values / 2)
+        return self.type == "number" and self.is_integer and has_few_values
 
 
 def infer_fields(records: Sequence[Mapping[str, Any]], is_csv: bool) -> tuple[FieldSummary, ...]:
@@ -93,9 +95,10 @@ def _infer_field(name: str, values: Sequence[object], is_csv: bool) -> FieldSumm
     if len(texts) < len(present):
         return summary
     summary = replace(summary, num_unique=len(set(texts)), mean_length=fmean(map(len, texts)))
-    if sum(map(looks_like_time, texts)) > 0.9 * len(texts):
+    if sum(map(looks_like_time, texts)) > _MIN_TIME_FRACTION * len(texts):
         return replace(summary, type="unparsed time")
-    is_category = summary.num_unique <= min(len(texts) / 2, _MAX_CLASSES) and summary.mean_length < 80
+    is_repetitive = summary.num_unique <= min(len(texts) / 2, _MAX_CLASSES)
+    is_category = is_repetitive and summary.mean_length < _MAX_CATEGORY_CHARS
     return replace(summary, type="category" if is_category else "text")
 
 

@@ -1,4 +1,4 @@
-"""Listing: the files that a path stands for, their format, and which of them are for validation."""
+"""Listing: the files under the given paths, their format, and which of them are for validation."""
 
 import os
 import re
@@ -15,24 +15,14 @@ from stretto.store.index import INDEX
 
 Format = Literal["text", "jsonl", "csv", "parquet", "datasets"]
 
-# A folder with more files is somebody's disk, not data.
+# A folder with more files than this is a whole disk or home folder, not data.
 _MAX_FILES = 100_000
 _SNIFF_BYTES = 1 << 16
 _ARCHIVE_SUFFIXES = {".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".tgz", ".7z"}
-_CONVERTIBLE_SUFFIXES = {
-    ".json": "JSONL, one record per line",
-    ".tsv": "CSV",
-    ".xlsx": "CSV",
-    ".xls": "CSV",
-    ".arrow": "Parquet",
-}
+_CONVERT_TO = {".json": "JSONL, one record per line", ".tsv": "CSV", ".xlsx": "CSV", ".xls": "CSV", ".arrow": "Parquet"}
 _DOC_PREFIXES = ("readme", "licen", "notice", "changelog", "citation", "copying")
-_SPLIT_NAMES = {
-    "train": ("train", "training"),
-    "valid": ("valid", "validation", "val", "dev", "eval"),
-    "test": ("test",),
-}
-# Bytes that appear in no text, whatever its encoding.
+_SPLITS = {"train": ("train", "training"), "valid": ("valid", "validation", "val", "dev", "eval"), "test": ("test",)}
+# Control bytes that don't occur in text, be it UTF-8 or an older 8-bit encoding.
 _CONTROLS = bytes(set(range(32)) - set(b"\t\n\v\f\r\x1b"))
 
 
@@ -46,13 +36,13 @@ class AmbiguousInputError(DataError):
 
 @dataclass(frozen=True)
 class Listing:
-    """Files of one format, in order."""
+    """The files to read, all of one format."""
 
     format: Format
-    paths: tuple[Path, ...]
+    paths: tuple[Path, ...]  # files for training, in the order they are read
     valid: tuple[Path, ...] = ()  # files for validation
     ignored: tuple[Path, ...] = ()
-    is_explicit: bool = False  # validation files were given, not found by their names
+    is_explicit: bool = False  # whether the caller gave the validation files; else they were recognized by name
 
     @property
     def num_bytes(self) -> int:
@@ -60,7 +50,7 @@ class Listing:
 
 
 def list_files(paths: Iterable[Path], format: str | None = None) -> Listing:
-    """Return the files that paths stand for; `format` chooses if there are several formats."""
+    """List the given files and those in the given folders; `format` chooses one if there are several formats."""
     given = list(paths)
     listed = [file for path in given for file in _list_folder(path)]
     groups: dict[Format, list[Path]] = defaultdict(list)
@@ -82,16 +72,16 @@ def list_files(paths: Iterable[Path], format: str | None = None) -> Listing:
     if not groups:
         no_data = DataError(f"{ignored[0].parent} has no data, only {ignored[0].name}; use different files")
         raise errors[0] if errors else no_data
-    chosen = _choose(groups, format)
-    ignored += [path for kind, group in groups.items() if kind != chosen for path in group]
-    # Only the part of a name below the common parent can name a split.
+    chosen = _choose_format(groups, format)
+    ignored += [path for other, group in groups.items() if other != chosen for path in group]
+    # Only folders below the common parent can name a split: the user's path may contain a `train` by chance.
     root = Path(os.path.commonpath([path.absolute() if path.is_dir() else path.absolute().parent for path in given]))
     train, valid, rest = _split_paths(groups[chosen], root)
     return Listing(chosen, tuple(train), tuple(valid), (*ignored, *rest))
 
 
 def list_validation_files(paths: Iterable[Path], format: Format, is_text: bool) -> tuple[Path, ...]:
-    """Return the files for validation; they must have the format of the training files."""
+    """List the given validation files; reject a format other than that of the training files, unless `is_text`."""
     given = list(paths)
     if not given:
         return ()
@@ -105,6 +95,7 @@ def list_validation_files(paths: Iterable[Path], format: Format, is_text: bool) 
 
 
 def _list_folder(path: Path) -> list[Path]:
+    """Return the visible files under a folder; a file or a saved dataset is returned as it is."""
     if not path.exists():
         raise DataError(f"{path} does not exist; use the path of a file or a folder")
     if not path.is_dir() or (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
@@ -122,7 +113,7 @@ def _list_folder(path: Path) -> list[Path]:
 
 
 def _infer_format(path: Path) -> Format:
-    """Return the format of a file: by its name, or text if it contains text."""
+    """Return the format of a file: the one that its name says, or text if it contains text."""
     suffix = path.suffix.lower()
     if path.is_dir():
         return "datasets"
@@ -130,7 +121,7 @@ def _infer_format(path: Path) -> Format:
         raise DataError(f"{path} is not a file; use the path of a file or a folder")
     if suffix in _ARCHIVE_SUFFIXES:
         raise DataError(f"{path} is compressed ({suffix}); unpack it first")
-    if target := _CONVERTIBLE_SUFFIXES.get(suffix):
+    if target := _CONVERT_TO.get(suffix):
         raise DataError(f"{path} ends in {suffix!r}, which is not supported; convert it to {target}")
     if not path.stat().st_size:
         raise DataError(f"{path} is empty; choose a different file")
@@ -145,14 +136,14 @@ def _infer_format(path: Path) -> Format:
     return FORMATS.get(suffix, "text")
 
 
-def _choose(groups: dict[Format, list[Path]], format: str | None) -> Format:
+def _choose_format(groups: dict[Format, list[Path]], format: str | None) -> Format:
     if format is not None:
-        chosen = next((kind for kind in groups if kind == format), None)
+        chosen = next((known for known in groups if known == format), None)
         if chosen is None:
             raise DataError(f"format={format}: there are no such files; choose from {', '.join(groups)}")
         return chosen
     if len(groups) > 1:
-        counts = ", ".join(f"{len(group)} {kind}" for kind, group in groups.items())
+        counts = ", ".join(f"{len(group)} {name}" for name, group in groups.items())
         raise AmbiguousInputError(
             f"there are files of several formats ({counts}); choose one with format=NAME, or name the files to use",
             "format",
@@ -163,7 +154,7 @@ def _choose(groups: dict[Format, list[Path]], format: str | None) -> Format:
 
 
 def _split_paths(paths: list[Path], root: Path) -> tuple[list[Path], list[Path], list[Path]]:
-    """Return files for training, for validation, and others, by their names; if none are named so, all are training."""
+    """Return the training, validation and unused files, judged by their names; without such names, all are training."""
     splits = {path: _split_of(path.absolute().relative_to(root)) for path in paths}
     train, valid, test = ([path for path in paths if splits[path] == split] for split in ("train", "valid", "test"))
     if not train or not (valid or test):
@@ -172,10 +163,10 @@ def _split_paths(paths: list[Path], root: Path) -> tuple[list[Path], list[Path],
 
 
 def _split_of(path: Path) -> str | None:
-    """Return train, valid or test if the name of a folder, from the outermost, or of the file says so."""
+    """Return the split (train, valid or test) that the outermost folder or else the file is named after, or None."""
     for part in (*path.parts[:-1], path.stem):
         words = set(re.split(r"[-_. ]", part.lower()))
-        splits = [split for split, names in _SPLIT_NAMES.items() if words.intersection(names)]
+        splits = [split for split, names in _SPLITS.items() if words.intersection(names)]
         if len(splits) == 1:
             return splits[0]
     return None

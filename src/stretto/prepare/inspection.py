@@ -1,4 +1,4 @@
-"""inspect_data: what files seem to hold, judged by their beginnings: text, sequences, or series."""
+"""inspect_data: finds out whether files hold text, sequences or series, from samples of them."""
 
 from codecs import getincrementaldecoder
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ DataKind = Literal["text", "sequences", "series"]
 
 @dataclass(frozen=True)
 class DataHints:
-    """What you know about files before they are inspected; what is None is inferred."""
+    """What you know about files before they are inspected; fields that are None are inferred."""
 
     kind: DataKind | None = None
     format: str | None = None  # of the files to use, if a folder holds several formats
@@ -34,7 +34,7 @@ class DataHints:
 
 @dataclass(frozen=True)
 class TextData:
-    """What text files hold."""
+    """How text files are read."""
 
     level: Level
     is_utf8: bool = True
@@ -42,7 +42,7 @@ class TextData:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What files hold, as far as their beginnings tell, and how they can be read."""
+    """What files hold, judged by samples of them, and how they can be read."""
 
     format: Format
     paths: tuple[Path, ...]
@@ -51,7 +51,7 @@ class Inspection:
     num_bytes: int = 0
     num_rows: int | None = None  # approximately; None for text
     fields: tuple[FieldSummary, ...] = ()
-    notes: tuple[str, ...] = ()  # decisions that you may want to change, one sentence each
+    notes: tuple[str, ...] = ()  # decisions that you may want to change
 
     @property
     def kind(self) -> DataKind:
@@ -115,7 +115,9 @@ def _inspect_records(listing: Listing, hints: DataHints) -> Inspection:
         data, notes = infer_series_data(sample, hints.time, hints.by)
     else:
         data, notes = infer_sequence_data(sample, hints.sequence, hints.label, hints.has_label, hints.level)
-    return replace(_make_inspection(listing, data, notes), fields=sample.fields, num_rows=_count_rows(listing, sample))
+    return replace(
+        _make_inspection(listing, data, notes), fields=sample.fields, num_rows=_estimate_num_rows(listing, sample)
+    )
 
 
 def _make_inspection(listing: Listing, data: TextData | SequenceData | SeriesData, notes: Sequence[str]) -> Inspection:
@@ -130,12 +132,12 @@ def _make_inspection(listing: Listing, data: TextData | SequenceData | SeriesDat
     )
 
 
-def _list_names(paths: Sequence[Path], most: int = 3) -> str:
-    more = f" and {len(paths) - most:,} more" if len(paths) > most else ""
-    return ", ".join(path.name for path in paths[:most]) + more
+def _list_names(paths: Sequence[Path], limit: int = 3) -> str:
+    more = f" and {len(paths) - limit:,} more" if len(paths) > limit else ""
+    return ", ".join(path.name for path in paths[:limit]) + more
 
 
-def _count_rows(listing: Listing, sample: RecordSample) -> int:
+def _estimate_num_rows(listing: Listing, sample: RecordSample) -> int:
     size = sample.path.stat().st_size if sample.path.is_file() else 0
     return round(sample.num_rows * listing.num_bytes / size) if size else sample.num_rows * len(listing.paths)
 
@@ -161,8 +163,8 @@ def _infer_kind(sample: RecordSample, hints: DataHints) -> DataKind:
     name = sequence_fields[0].name
     raise AmbiguousInputError(
         f"{sample.path} has text ({name}), times and numbers; use kind=sequences if each row is a sequence, or "
-        "kind=series if each row is a step of time",
+        "kind=series if each row is a time step",
         "kind",
-        f"Is each row a sequence (of {name}), or a step of time in a series?",
+        f"Is each row a sequence (of {name}), or a time step of a series?",
         ("sequences", "series"),
     )

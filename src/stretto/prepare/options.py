@@ -1,4 +1,4 @@
-"""Options of each kind of preparation: the arguments of the Python call, the command line and the fingerprint."""
+"""Options of each kind of preparation, for the Python API, the command line and the fingerprint."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
@@ -7,8 +7,7 @@ from typing import Any, Literal, get_args
 
 from stretto.base.errors import DataError
 from stretto.store.index import Store
-from stretto.store.schema import Schema
-from stretto.store.sequences import Sequences
+from stretto.store.sequences import Schema, Sequences
 from stretto.store.vocabulary import VOCABULARY_FILE, Level, Vocabulary, parse_vocabulary, vocabulary_bytes
 
 BadRowPolicy = Literal["error", "skip"]
@@ -27,7 +26,7 @@ def option(
     type: Callable[[str], object] = str,
     choices: Sequence[str] | None = None,
 ) -> Any:  # noqa: ANN401 - as dataclasses.field
-    """Return a dataclass field that knows its help text and how the command line parses it."""
+    """Return a dataclass field whose metadata says how the command line parses and explains it."""
     return field(default=default, metadata={"help": help, "metavar": metavar, "type": type, "choices": choices})
 
 
@@ -38,10 +37,10 @@ def split_names(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class PrepareOptions:
-    """What the options of all kinds have in common: they are checked when they are created."""
+    """The base class of all options: it validates them on creation."""
 
     def __post_init__(self) -> None:
-        """Reject values that no kind of data allows."""
+        """Raise DataError for a value that no kind of data allows."""
         for item in fields(self):
             value, choices = getattr(self, item.name), item.metadata["choices"]
             if choices is not None and value is not None and value not in choices:
@@ -56,13 +55,14 @@ class PrepareOptions:
         values: dict[str, Any] = {"options": type(self).__name__}
         for item in fields(self):
             value = getattr(self, item.name)
-            # What other prepared data contributes counts, not where that data is.
-            opened = {"vocabulary": open_vocabulary, "like": open_schema}.get(item.name)
-            values[item.name] = _plain(value if opened is None else opened(value))
+            # The content of other prepared data counts, not its location.
+            open_value = {"vocabulary": open_vocabulary, "like": open_schema}.get(item.name)
+            values[item.name] = _plain(value if open_value is None else open_value(value))
         return values
 
 
 _LEVEL_HELP = "what a token of text is (default: byte)"
+_LIKE_HELP = "use this prepared data's"
 _VOCABULARY_HELP = "use the vocabulary of this prepared data instead of counting one"
 _MAX_SYMBOLS_HELP = "keep only the N most frequent characters or words"
 _SPLIT_HELP = "for validation, such as 0.1; writes FOLDER/train and FOLDER/valid (default: 0)"
@@ -94,15 +94,9 @@ class SequenceOptions(PrepareOptions):
     level: Level | None = option(None, _LEVEL_HELP, choices=LEVELS)
     vocabulary: Vocabulary | Path | str | None = option(None, _VOCABULARY_HELP, "FOLDER")
     max_symbols: int | None = option(None, _MAX_SYMBOLS_HELP, "N", type=int)
-    num_tokens: int | None = option(
-        None, "how many different tokens there are (default: the largest in the data + 1)", "N", type=int
-    )
-    like: Path | str | Schema | None = option(
-        None, "use the vocabulary, classes and statistics of this prepared data", "FOLDER"
-    )
-    validation_fraction: float = option(
-        0.0, f"fraction of the sequences, drawn at random, {_SPLIT_HELP}", "FRACTION", type=float
-    )
+    num_tokens: int | None = option(None, "number of tokens (default: the largest in the data + 1)", "N", type=int)
+    like: Path | str | Schema | None = option(None, f"{_LIKE_HELP} vocabulary, classes and statistics", "FOLDER")
+    validation_fraction: float = option(0.0, f"random fraction of the sequences {_SPLIT_HELP}", "FRACTION", type=float)
     seed: int = option(0, "seed of the random validation split (default: 0)", "N", type=int)
     bad_rows: BadRowPolicy = option("error", _BAD_ROWS_HELP, choices=get_args(BadRowPolicy))
     nan: NanPolicy = option("error", _NAN_HELP, choices=get_args(NanPolicy))
@@ -114,25 +108,25 @@ class SeriesOptions(PrepareOptions):
     """How `prepare_series` turns tables into series."""
 
     columns: Sequence[str] | None = option(
-        None, "columns to use as channels (default: all columns of numbers)", "A,B,...", type=split_names
+        None, "channels (default: all columns of numbers)", "A,B,...", type=split_names
     )
     by: str | None = option(None, "column that names the series of a row (default: each file is one series)", "COLUMN")
     time: str | None = option(None, "column of times, which must not decrease within a series", "COLUMN")
-    like: Path | str | Schema | None = option(None, "use the columns and statistics of this prepared data", "FOLDER")
+    like: Path | str | Schema | None = option(None, f"{_LIKE_HELP} columns and statistics", "FOLDER")
     validation_fraction: float = option(0.0, f"fraction of each series, its end, {_SPLIT_HELP}", "FRACTION", type=float)
     bad_rows: BadRowPolicy = option("error", _BAD_ROWS_HELP, choices=get_args(BadRowPolicy))
     nan: NanPolicy = option("error", _NAN_HELP, choices=get_args(NanPolicy))
 
 
 def open_vocabulary(vocabulary: Vocabulary | Path | str | None) -> Vocabulary | None:
-    """Return a vocabulary, read from prepared data if this is its location."""
+    """Return `vocabulary`, or the vocabulary of prepared data if it is a location."""
     if not isinstance(vocabulary, Path | str):
         return vocabulary
     return parse_vocabulary(Store.open(vocabulary).read_file(VOCABULARY_FILE), str(vocabulary))
 
 
 def open_schema(like: Path | str | Schema | None) -> Schema | None:
-    """Return a schema, read from prepared data if this is its location."""
+    """Return `like`, or the schema of prepared data if it is a location."""
     if not isinstance(like, Path | str):
         return like
     sequences = Sequences.open(like)

@@ -1,4 +1,4 @@
-"""prepare_data: inspected files into stores, reused if the same files were prepared before."""
+"""prepare_data: turn inspected files into stores, or reuse the stores if the files have not changed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +21,8 @@ from stretto.store.sequences import Sequences
 
 # In the folder of prepared data: a fingerprint of the files and options that it was made from.
 SOURCE_FINGERPRINT = "source.sha256"
-_MAX_SYMBOLS = 20_000
+# The default size of a vocabulary of words.
+_MAX_WORDS = 20_000
 
 Stores = list[Corpus] | list[Sequences]
 Options = TextOptions | SequenceOptions | SeriesOptions
@@ -77,7 +78,7 @@ def _make_options(
 ) -> Options:
     data = inspection.data
     if isinstance(data, TextData | SequenceData) and data.level == "word" and max_symbols is None:
-        max_symbols = _MAX_SYMBOLS
+        max_symbols = _MAX_WORDS
     if isinstance(data, TextData):
         return TextOptions(level=data.level, max_symbols=max_symbols)
     if isinstance(data, SequenceData):
@@ -110,14 +111,14 @@ def _make_or_reuse(
     """Prepare files into a folder, unless it holds the same files, prepared in the same way."""
     fingerprint = source_fingerprint(paths, options.to_dict()).encode()
     fingerprint_path = folder / SOURCE_FINGERPRINT
-    inner = sorted(path.parent for path in folder.glob(f"*/{INDEX}"))
-    if (folder / INDEX).exists() or inner:
+    split_folders = sorted(path.parent for path in folder.glob(f"*/{INDEX}"))
+    if (folder / INDEX).exists() or split_folders:
         if not fingerprint_path.is_file() or fingerprint_path.read_bytes() != fingerprint:
             raise DataError(
                 f"{folder} holds data that was prepared from other files, or in a different way; choose a different "
                 "folder, or delete it"
             )
-        folders = inner or [folder]
+        folders = split_folders or [folder]
         if isinstance(options, TextOptions):
             return [Corpus.open(path) for path in folders], True
         return [Sequences.open(path) for path in folders], True

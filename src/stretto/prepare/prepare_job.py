@@ -1,9 +1,9 @@
-"""A preparation in parts: done in parallel, and resumed where it was interrupted.
+"""Job: a preparation in parts that run in parallel; an interrupted one is resumed.
 
 data/book.partial/      next to data/book until everything is done, then renamed to it
   parts/fingerprint     fingerprint of the preparation: its input files and all options
-  parts/count-00000     result of a part: what was counted in it
-  parts/write-00000     or what was written; once this file exists, so do the files it lists
+  parts/count-00000     what was counted in a part
+  parts/write-00000     the files that a part has written; once this result exists, so do they
   train/ valid/         the stores; without a validation split, this folder itself is the store
 """
 
@@ -21,7 +21,7 @@ from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from stretto.store.file_writer import write_file
 from stretto.store.index import INDEX, VERSION
 from stretto.store.pages import PagedFile
 
-# One more process pays off for this many bytes (or rows).
+# Another worker process pays off for this many bytes (or rows).
 _WORK_PER_WORKER = 16 << 20
 _PARTS = "parts"
 _FINGERPRINT = "fingerprint"
@@ -45,7 +45,7 @@ PartIn = TypeVar("PartIn", contravariant=True)
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a preparation is, in bytes of input, or in rows where bytes are not known."""
+    """How far a phase of a preparation is, in bytes of input, or in rows where bytes are not known."""
 
     phase: str
     done: int
@@ -62,7 +62,7 @@ class PartTask(Protocol[PartIn]):
 
 
 class LostWorkerError(DataError):
-    """A worker process ended early. Finished parts are kept, so it is worth another try."""
+    """A worker process ended early. Finished parts are kept, so the same call resumes."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +97,10 @@ class Job:
                 yield number, result
         if done:
             self.on_progress(Progress(description, done, total))
-        # Starting a process takes a second, and a script without a main guard can't: little work is done here.
-        worth = -(-sum(sizes[number] for number, _ in missing) // _WORK_PER_WORKER)
-        workers = min(len(missing), min(_num_processors(), worth) if self.workers is None else self.workers)
+        # Starting a process takes a second, and a script without a main guard can't: do little work in this process.
+        most_useful = -(-sum(sizes[number] for number, _ in missing) // _WORK_PER_WORKER)
+        allowed = min(len(os.sched_getaffinity(0)), most_useful) if self.workers is None else self.workers
+        workers = min(len(missing), allowed)
         numbers = _run_in_processes(runner, missing, workers) if workers > 1 else (runner(*item) for item in missing)
         # Closed explicitly: after an error, garbage collection would end the workers too late.
         with closing(numbers):
@@ -109,9 +110,9 @@ class Job:
                 self.on_progress(Progress(description, done, total))
 
     def finish(self) -> None:
-        """Rename the folder to its final name: all of the data is there, or none of it."""
+        """Give the folder its final name: either all of the data is there, or none of it."""
         for folder in (*(path for path in self.folder.iterdir() if path.is_dir()), self.folder):
-            # Files of parts that had nothing to keep.
+            # Parts without a single sequence leave files that no store uses.
             for unused in folder.glob("part-*"):
                 unused.unlink()
             fsync_folder(folder)
@@ -146,37 +147,39 @@ def open_job(
             except LostWorkerError:
                 raise
             except DataError:
-                # The same error would stop it again: there is nothing to resume.
+                # The same files would fail again, so there is nothing to resume.
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
     except BrokenPipeError:
-        # From whoever listens to the progress, not from a disk.
+        # From `on_progress`, which may print to a closed pipe; not from a disk.
         raise
     except OSError as error:
         reason = error.strerror or error
-        raise DataError(f"{error.filename or target}: {reason}; is it readable, and is there space?") from None
+        raise DataError(
+            f"{error.filename or target}: {reason}; check its permissions and the free space"
+        ) from None
 
 
 def source_fingerprint(inputs: Sequence[Path], options: Mapping[str, Any]) -> str:
-    """Return the fingerprint of a preparation: its options, and path, size and time of each input file."""
+    """Return the fingerprint of a preparation: its options, and each input file's path, size and modification time."""
     paths = [file for path in inputs for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
     files = [(str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     return fingerprint({"version": VERSION, "files": files, "options": dict(options)})
 
 
 def part_path(folder: Path, split: str, number: int, suffix: str) -> Path:
-    """Return where a part writes a file, until the file gets its name in the store."""
+    """Return where a part writes a file; `move_into_store` renames it later."""
     return folder / split / f"part-{number:05}.{suffix}"
 
 
 def file_record(file: PagedFile, folder: str = "") -> PartResult:
-    """Return how a part's result describes a file; `folder` is its place within the job's folder."""
+    """Return a file's entry in a part's result; `folder` is its subfolder of the job's folder."""
     path = str(Path(folder, file.name))
     return {"path": path, "num_bytes": file.num_bytes, "checksums": file.checksums.tolist()}
 
 
 def move_into_store(record: PartResult, folder: Path, name: str) -> PagedFile:
-    """Give a part's file its name in the store."""
+    """Rename a part's file to its name in the store."""
     path = folder / str(record["path"])
     path.rename(path.with_name(name))
     return PagedFile(name, record["num_bytes"], np.array(record["checksums"], np.uint32))
@@ -184,7 +187,7 @@ def move_into_store(record: PartResult, folder: Path, name: str) -> PagedFile:
 
 @dataclass(frozen=True)
 class _PartRunner(Generic[Part]):
-    """Does a task on one part and writes down the result."""
+    """Runs a task on one part and writes the result to a file."""
 
     phase: str
     task: PartTask[Part]
@@ -194,17 +197,17 @@ class _PartRunner(Generic[Part]):
         result = self.task(part, number, self.folder)
         with atomic_path(self._result_path(number)) as partial:
             write_file(partial, json.dumps(result).encode())
-        # The caller reads the result from the file when it needs it: results of many workers would fill its memory.
+        # Not the result: the results of all parts would fill the parent's memory. It reads them from the files.
         return number
 
     def find_result(self, number: int) -> PartResult | None:
-        """Return the result of a finished part, if the files that it lists exist."""
+        """Return the result of a part; None if it is not finished or a file that it lists is missing."""
         if not self._result_path(number).exists():
             return None
         result = self.read_result(number)
         for file in result.get("files", ()):
             path = self.folder / file["path"]
-            # It may have got its name in the store already, just before the interruption.
+            # The interrupted run may already have moved the file into the store.
             if not path.is_file() or path.stat().st_size != file["num_bytes"]:
                 return None
         return result
@@ -230,14 +233,15 @@ def _run_in_processes(
             connection.send(next(waiting))
         busy = list(processes)
         while busy:
-            ready = wait(busy)
-            for connection in [connection for connection in busy if connection in ready]:
+            for connection in cast("list[Connection]", wait(busy)):
                 answer = connection.recv()
                 if isinstance(answer, Exception):
                     raise answer
                 yield answer
-                following = next(waiting, None)
-                busy.remove(connection) if following is None else connection.send(following)
+                if (next_part := next(waiting, None)) is None:
+                    busy.remove(connection)
+                else:
+                    connection.send(next_part)
     except (EOFError, ConnectionError):
         raise LostWorkerError(
             f"a worker process of {runner.folder} ended early (out of memory, or called from a script without "
@@ -251,7 +255,7 @@ def _run_in_processes(
 
 
 def _start_worker(runner: _PartRunner[Any]) -> tuple[Connection, BaseProcess]:
-    # The runner may hold a large vocabulary: it goes to each worker once, with the start. A part is small.
+    # The runner may hold a large vocabulary, so each worker gets it once, when it starts. Parts are small.
     context = get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_work, args=(runner, theirs), daemon=True)
@@ -268,7 +272,7 @@ def _start_worker(runner: _PartRunner[Any]) -> tuple[Connection, BaseProcess]:
 
 
 def _work(runner: _PartRunner[Any], connection: Connection) -> None:
-    """Run parts as they come; answer each with its number, or with the exception."""
+    """Run each part that arrives; answer with its number, or with the exception that it raised."""
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     while True:
         try:
@@ -283,18 +287,11 @@ def _work(runner: _PartRunner[Any], connection: Connection) -> None:
 
 
 def _exit_with_parent() -> None:
-    """End at once when the parent is killed: a part that is still being written would disturb the next start."""
+    """Exit when the parent is killed: this worker must not write a part that the next run writes too."""
     parent = parent_process()
     assert parent is not None
     parent.join()
     os._exit(1)
-
-
-def _num_processors() -> int:
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:
-        return os.cpu_count() or 1
 
 
 def _check_target(target: Path | str) -> Path:
@@ -312,11 +309,11 @@ def _check_target(target: Path | str) -> Path:
 
 
 def _check_partial(folder: Path) -> None:
-    """Refuse to write into something else of that name, such as a user's own folder."""
+    """Reject a folder of that name that is not an unfinished preparation, such as a user's own."""
     parts = folder / _PARTS
     is_ours = not folder.exists()
     if folder.is_dir() and not parts.is_symlink():
-        # Interrupted before its fingerprint was written, it contains at most an empty `parts`.
+        # A preparation that was interrupted before it wrote its fingerprint has at most an empty `parts`.
         is_ours = (parts / _FINGERPRINT).is_file() or all(path == parts for path in folder.rglob("*"))
     if folder.is_symlink() or not is_ours:
         raise DataError(
@@ -344,8 +341,8 @@ def _locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            problem = "is being written by another process; wait for it or choose a different folder"
-            raise DataError(f"{folder} {problem}") from None
+            remedy = "wait for it or choose a different folder"
+            raise DataError(f"{folder} is being written by another process; {remedy}") from None
         yield
     finally:
         os.close(descriptor)

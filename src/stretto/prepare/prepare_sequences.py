@@ -1,4 +1,4 @@
-"""prepare_sequences: records into a store, each record one sequence of text, tokens or channels."""
+"""prepare_sequences: turns records into a store; each is one sequence of text, tokens or channels."""
 
 import hashlib
 from collections import Counter
@@ -17,8 +17,7 @@ from stretto.prepare.record_parser import RecordParser, infer_parser, sort_names
 from stretto.prepare.records import RecordPart, cut_records, list_paths
 from stretto.prepare.row_reader import OnSkipped, RowReader, SkippedRows, log_skipped_rows
 from stretto.prepare.shard_writer import finish_part, make_channels, open_shards, write_parts, write_store
-from stretto.store.schema import Schema
-from stretto.store.sequences import VALUES, Channels, Classes, Origin, Sequences, Tokens
+from stretto.store.sequences import VALUES, Channels, Classes, Origin, Schema, Sequences, Tokens
 from stretto.store.vocabulary import ByteVocabulary, SymbolVocabulary, Vocabulary, split_symbols, token_dtype
 
 
@@ -35,17 +34,17 @@ def prepare_sequences(
 
     Each record is one sequence, in the field `options.sequence`. Text becomes tokens (`level`), a list of integers is
     tokens, and other numbers or lists of numbers are channels, where null is a missing value.
-    With `validation_fraction`, sequences are drawn at random for `folder/valid`; the others go to `folder/train`, and
-    the vocabulary and the statistics are theirs. `like` takes all of these from other prepared data.
+    With `validation_fraction`, sequences are drawn at random for `folder/valid`; the others go to `folder/train`.
+    The vocabulary and the statistics come from the training split, or, with `like`, from other prepared data.
     """
     paths = list_paths(files)
     parts = cut_records(paths, options.shard_bytes)
     schema = open_schema(options.like)
     parser = replace(_infer_parser(parts, options), label=options.label, num_tokens=options.num_tokens, nan=options.nan)
-    parser, vocabulary = _complete(parser, schema, options)
+    parser, vocabulary = _complete_parser(parser, schema, options)
     channels = schema.values if schema is not None and isinstance(schema.values, Channels) else None
     settings = _SequenceSettings(options, parser, vocabulary, channels)
-    # A path may be given twice, and then its records are written twice: the fingerprint needs each of them.
+    # `paths` keeps a path that is given twice: its records are written twice, and the fingerprint says so.
     with open_job(folder, paths, options.to_dict(), workers, on_progress) as job:
         skipped = _write(job, parts, _scan(job, parts, settings))
         job.finish()
@@ -56,7 +55,7 @@ def prepare_sequences(
 
 @dataclass(frozen=True)
 class _SequenceSettings:
-    """Everything that decides how a record is written: the options, and what was learned from files and `like`."""
+    """Everything that decides how a record is written: the options, and what the files and `like` say."""
 
     options: SequenceOptions
     parser: RecordParser
@@ -75,7 +74,7 @@ class _SequenceSettings:
         return self.parser.num_tokens
 
     def choose_split(self, part: int, row: int) -> str:
-        """Return the split of a sequence: a function of its place in the files, whoever asks and whenever."""
+        """Return the split of a sequence: a pure function of the seed and the sequence's place in the files."""
         if not self.options.validation_fraction:
             return ""
         digest = hashlib.blake2b(f"{self.options.seed} {part} {row}".encode(), digest_size=8).digest()
@@ -95,10 +94,10 @@ def _infer_parser(parts: Sequence[RecordPart], options: SequenceOptions) -> Reco
     raise DataError(f"no row can be read as a sequence (the first is {first_bad}); use different files or options")
 
 
-def _complete(
+def _complete_parser(
     parser: RecordParser, schema: Schema | None, options: SequenceOptions
 ) -> tuple[RecordParser, Vocabulary | None]:
-    """Add what is known before any record is read; reject options that contradict it."""
+    """Add what options and `like` say; return the parser and the vocabulary, if it is known. Reject contradictions."""
     _check_token_options(parser, schema, options)
     vocabulary = open_vocabulary(options.vocabulary)
     if schema is not None:
@@ -111,7 +110,7 @@ def _complete(
 
 
 def _check_token_options(parser: RecordParser, schema: Schema | None, options: SequenceOptions) -> None:
-    """Reject options of a vocabulary that has no use here."""
+    """Reject options for a vocabulary that is not used, or that `like` already has."""
     for name in ("level", "vocabulary", "max_symbols", "num_tokens"):
         value = getattr(options, name)
         is_used = parser.value_type == ("tokens" if name == "num_tokens" else "text")
@@ -124,7 +123,7 @@ def _check_token_options(parser: RecordParser, schema: Schema | None, options: S
 
 
 def _apply_schema(parser: RecordParser, schema: Schema) -> RecordParser:
-    """Take number of tokens and classes from other data; reject records that don't match it."""
+    """Take the number of tokens and the classes from other data; reject records that don't match it."""
     values, labels = schema.values, schema.labels
     value_type = "text" if schema.vocabulary is not None else values.type
     if value_type != parser.value_type:
@@ -154,11 +153,11 @@ def _scan(job: Job, parts: Sequence[RecordPart], settings: _SequenceSettings) ->
     """Read all records once for what writing needs: the vocabulary, the largest token, the classes."""
     parser, vocabulary = settings.parser, settings.vocabulary
     is_text = parser.value_type == "text"
-    is_known = vocabulary is not None if is_text else parser.num_tokens is not None or parser.value_type == "channels"
-    if is_known and (parser.label is None or parser.classes is not None):
+    has_tokens = vocabulary is not None if is_text else parser.num_tokens is not None or parser.value_type == "channels"
+    if has_tokens and (parser.label is None or parser.classes is not None):
         return settings
-    description = f"counting {parser.level}s" if not is_known and is_text else "scanning records"
-    task = _ScanPart(settings, not is_known)
+    description = f"counting {parser.level}s" if not has_tokens and is_text else "scanning records"
+    task = _ScanPart(settings, not has_tokens)
     counts: Counter[str] = Counter()
     names: set[str] = set()
     largest, bad = -1, {}
@@ -171,9 +170,9 @@ def _scan(job: Job, parts: Sequence[RecordPart], settings: _SequenceSettings) ->
     if len(bad) == len(parts):
         first = next((bad[number] for number in sorted(bad) if bad[number]), "")
         raise DataError(f"{job.target} would be empty: all rows are bad ({first}); use different files")
-    if not is_known and is_text:
+    if not has_tokens and is_text:
         vocabulary = SymbolVocabulary.from_counts(parser.level, counts, settings.options.max_symbols)
-    elif not is_known:
+    elif not has_tokens:
         parser = replace(parser, num_tokens=largest + 1)
     if parser.label is not None and parser.classes is None:
         parser = replace(parser, classes=_numbered(sort_names(names)))
@@ -197,7 +196,7 @@ def _write(job: Job, parts: Sequence[RecordPart], settings: _SequenceSettings) -
 
 @dataclass(frozen=True)
 class _ScanPart:
-    """Find the symbols or the largest token, and the labels of a part."""
+    """Finds the labels of a part, and its symbols or its largest token."""
 
     settings: _SequenceSettings
     counts_tokens: bool
@@ -215,21 +214,16 @@ class _ScanPart:
                 continue
             if parser.value_type == "tokens":
                 largest = max(largest, int(value.max()))
-            # As for a corpus, the vocabulary is counted on the training part.
+            # As for a corpus, the vocabulary is counted on the training split.
             elif self.settings.choose_split(number, row_index) != "valid":
                 counts.update(split_symbols(value, parser.level))
-        return {
-            "counts": dict(counts),
-            "largest": largest,
-            "labels": sorted(labels),
-            "num_rows": num_rows,
-            "bad": reader.first_bad,
-        }
+        tokens = {"counts": dict(counts), "largest": largest}
+        return {**tokens, "labels": sorted(labels), "num_rows": num_rows, "bad": reader.first_bad}
 
 
 @dataclass(frozen=True)
 class _WriteSequences:
-    """Write the sequences of a part, each to its split."""
+    """Writes the sequences of a part, each to its split."""
 
     settings: _SequenceSettings
 

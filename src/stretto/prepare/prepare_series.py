@@ -1,4 +1,4 @@
-"""prepare_series: tables into a store, each row one step of time of a series of channels."""
+"""prepare_series: turns tables into a store of series; each row is one time step."""
 
 import math
 from array import array
@@ -20,8 +20,7 @@ from stretto.prepare.records import RecordPart, cut_records, list_paths, read_ro
 from stretto.prepare.row_reader import BadRowError, OnSkipped, RowReader, log_skipped_rows, missing_field
 from stretto.prepare.shard_writer import finish_part, make_channels, open_shards, write_parts, write_store
 from stretto.prepare.time_formats import parse_time
-from stretto.store.schema import Schema
-from stretto.store.sequences import VALUES, Channels, Origin, Sequences
+from stretto.store.sequences import VALUES, Channels, Origin, Schema, Sequences
 
 Timestamp = float | datetime
 
@@ -38,12 +37,12 @@ def prepare_series(
     on_progress: OnProgress = lambda progress: None,
     on_skipped: OnSkipped = log_skipped_rows,
 ) -> list[Sequences]:
-    """Write the rows of CSV, Parquet or JSONL files as series to `folder`, each row one step of time.
+    """Write the rows of CSV, Parquet or JSONL files as series to `folder`; each row is one time step.
 
-    A file is one series, or each run of rows with the same value in the column `by`. The channels are `columns`, by
-    default all whose first value is a number. Times in the column `time` must not decrease within a series.
-    With `validation_fraction`, the end of each series goes to `folder/valid`, the rest to `folder/train`, and the
-    statistics are those of the rest. `like` takes columns and statistics from other prepared data.
+    A file is one series; with `by`, each run of rows with the same value in that column is one. The channels are
+    `columns`, by default all whose first value is a number. The column `time` must not decrease within a series.
+    With `validation_fraction`, the end of each series goes to `folder/valid` and the rest to `folder/train`, from
+    which the statistics are computed. `like` takes columns and statistics from other prepared data.
     """
     paths = list_paths(files)
     parts = cut_records(paths, None)
@@ -93,7 +92,7 @@ def _check_columns(columns: Sequence[str], options: SeriesOptions) -> tuple[str,
 
 
 def _numeric_columns(part: RecordPart, others: set[str | None]) -> list[str]:
-    """Return the columns of the first readable row whose first values are numbers."""
+    """Return the columns whose first value is a number, except `others`; rows that can't be read don't count."""
     is_numeric: dict[str, bool | None] = {}  # None until a value has been seen
     num_rows = 0
     for row in islice(read_rows(part), _MAX_ROWS_SAMPLED):
@@ -104,12 +103,12 @@ def _numeric_columns(part: RecordPart, others: set[str | None]) -> list[str]:
             is_numeric[name] = _is_number(row.record.get(name), part.format == "csv")
         if is_numeric and None not in is_numeric.values():
             break
-    for name, kind in is_numeric.items():
-        if kind is None:
+    for name, is_number in is_numeric.items():
+        if is_number is None:
             raise DataError(
                 f"{part.path}: {name!r} has no value in the first {num_rows:,} rows; choose channels with columns=NAMES"
             )
-    numeric = [name for name, kind in is_numeric.items() if kind]
+    numeric = [name for name, is_number in is_numeric.items() if is_number]
     if not numeric:
         raise DataError(
             f"{part.path} has no column of numbers, only {sorted(is_numeric)}; choose channels with columns=NAMES"
@@ -118,7 +117,7 @@ def _numeric_columns(part: RecordPart, others: set[str | None]) -> list[str]:
 
 
 def _is_number(value: object, is_csv: bool) -> bool | None:
-    """Is it a number? None if that is unknown, because the value is missing or NaN."""
+    """Return whether a value is a number; None if it is missing or NaN, so that it could be one."""
     number = parse_number(value, is_csv)
     if number is None:
         return False
@@ -127,7 +126,7 @@ def _is_number(value: object, is_csv: bool) -> bool | None:
 
 @dataclass(frozen=True)
 class _StepParser:
-    """How a row becomes a step of time."""
+    """Parses a row into one time step of a series."""
 
     columns: tuple[str, ...]
     by: str | None
@@ -140,15 +139,15 @@ class _StepParser:
 
     def parse(self, record: Mapping[str, Any], is_csv: bool) -> tuple[list[float], Hashable, Timestamp | None]:
         """Return the values of a row, the name of its series, and its time."""
-        return self._step(record, is_csv), self._series(record), self._timestamp(record, is_csv)
+        return self._values(record, is_csv), self._series_name(record), self._timestamp(record, is_csv)
 
-    def _step(self, record: Mapping[str, Any], is_csv: bool) -> list[float]:
+    def _values(self, record: Mapping[str, Any], is_csv: bool) -> list[float]:
         for name in self.columns:
             if name not in record:
                 raise missing_field(record, name)
         return [to_number(record[name], name, self.nan, is_csv) for name in self.columns]
 
-    def _series(self, record: Mapping[str, Any]) -> Hashable:
+    def _series_name(self, record: Mapping[str, Any]) -> Hashable:
         if self.by is None:
             return None
         value = record.get(self.by)
@@ -174,7 +173,7 @@ class _StepParser:
 
 
 def parse_timestamp(value: object, is_csv: bool) -> Timestamp | None:
-    """Return a time that can be compared, or None if the value is not a time."""
+    """Return a value's time, a date or a number; None if it is neither."""
     if isinstance(value, datetime):
         return value
     if isinstance(value, date):
@@ -188,7 +187,7 @@ def parse_timestamp(value: object, is_csv: bool) -> Timestamp | None:
 
 @dataclass(frozen=True)
 class _WriteSeries:
-    """Write the series of a file, the end of each to the validation split."""
+    """Writes the series of a file; the end of each goes to the validation split."""
 
     parser: _StepParser
     splits: tuple[str, ...]
@@ -206,15 +205,15 @@ class _WriteSeries:
             return finish_part(writers, reader)
 
     def _series(self, reader: RowReader) -> Iterator[NDArray[np.float64]]:
-        """Yield one series after the other; memory holds the current one and the names of the others."""
+        """Yield the series one by one; only the current one and the names of the others are in memory."""
         part, parser = reader.part, self.parser
         values: array[float] = array("d")
-        current, last = None, None
+        current, previous_time = None, None
         ended: set[Hashable] = set()
         rows = reader.read(lambda record: parser.parse(record, part.format == "csv"), parser.fields)
         for row_index, (step, series, timestamp) in rows:
             is_next = len(values) > 0 and series != current
-            order_error = None if is_next else _check_order(last, timestamp, parser.time)
+            order_error = None if is_next else _check_order(previous_time, timestamp, parser.time)
             if order_error is not None:
                 reader.reject(row_index, order_error)
                 continue
@@ -226,7 +225,7 @@ class _WriteSeries:
                 where = f"{part.path}, row {part.row_number(row_index):,}"
                 problem = f"{parser.by!r} is {shorten(series)}, but the series of that name ended above"
                 raise DataError(f"{where}: {problem}; sort the rows by {parser.by!r} first")
-            current, last = series, timestamp
+            current, previous_time = series, timestamp
             values.extend(step)
         if values:
             yield self._steps(values)
@@ -235,14 +234,14 @@ class _WriteSeries:
         return np.array(values, np.float64).reshape(-1, len(self.parser.columns))
 
 
-def _check_order(last: Timestamp | None, timestamp: Timestamp | None, name: str | None) -> BadRowError | None:
-    """Return an error if the time of a row is before that of the row above."""
-    if last is None or timestamp is None:
+def _check_order(previous: Timestamp | None, timestamp: Timestamp | None, name: str | None) -> BadRowError | None:
+    """Return the error for a row whose time is before that of the row above, or None."""
+    if previous is None or timestamp is None:
         return None
     try:
         # Dates and numbers, or times with a zone and without one, have no order.
-        is_before = timestamp < last  # type: ignore[operator]
+        is_before = timestamp < previous  # type: ignore[operator]
     except TypeError:
-        return BadRowError(f"{name!r} is {timestamp}, which can't be compared with {last} in the row above")
-    problem = f"{name!r} is {timestamp}, which is before {last} in the row above"
+        return BadRowError(f"{name!r} is {timestamp}, which can't be compared with {previous} in the row above")
+    problem = f"{name!r} is {timestamp}, which is before {previous} in the row above"
     return BadRowError(problem, "sort the rows by time") if is_before else None

@@ -1,4 +1,4 @@
-"""prepare_text: text files into a corpus, in bounded memory, completely or not at all."""
+"""prepare_text: turns text files into a corpus, in bounded memory, completely or not at all."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from stretto.store.vocabulary import (
     vocabulary_bytes,
 )
 
-TextRange = tuple[int, int]  # from one byte of the text up to another
+TextRange = tuple[int, int]  # the first byte, and the byte after the last one
 
 
 def prepare_text(
@@ -38,7 +38,7 @@ def prepare_text(
     """Write text files as a corpus to `folder` and return it.
 
     With `validation_fraction`, the end of the text becomes a corpus of its own: `folder/train` and `folder/valid`.
-    The vocabulary is counted on the training part, unless one is given. A shard holds `shard_bytes` of text, up to
+    The vocabulary is counted on the training text, unless one is given. A shard holds `shard_bytes` of text, up to
     the end of a line. Shards are written by `workers` processes; by default, as many as pay off.
     """
     vocabulary = open_vocabulary(options.vocabulary)
@@ -48,7 +48,7 @@ def prepare_text(
     with open_job(folder, texts.paths, options.to_dict(), workers, on_progress) as job:
         parts = {split: _cut(texts, text_range, options.shard_bytes) for split, text_range in splits.items()}
         if vocabulary is None:
-            vocabulary = _count(job, texts, next(iter(parts.values())), level, options.max_symbols)
+            vocabulary = _count_vocabulary(job, texts, next(iter(parts.values())), level, options.max_symbols)
         for split in splits:
             _write(job, texts, split, parts[split], vocabulary)
         job.finish()
@@ -71,7 +71,7 @@ def _split(texts: TextFiles, folder: Path, validation_fraction: float) -> dict[s
 
 
 def _cut(texts: TextFiles, text_range: TextRange, shard_bytes: int) -> list[TextRange]:
-    """Cut a text into parts at line starts; the number of workers has no influence."""
+    """Cut a text into parts of about `shard_bytes` at line starts."""
     start, stop = text_range
     edges = [start]
     while (edge := edges[-1] + shard_bytes) < stop:
@@ -84,7 +84,9 @@ def _sizes(parts: Sequence[TextRange]) -> list[int]:
     return [stop - start for start, stop in parts]
 
 
-def _count(job: Job, texts: TextFiles, parts: Sequence[TextRange], level: Level, max_symbols: int | None) -> Vocabulary:
+def _count_vocabulary(
+    job: Job, texts: TextFiles, parts: Sequence[TextRange], level: Level, max_symbols: int | None
+) -> Vocabulary:
     if level == "byte":
         return ByteVocabulary()
     counts: Counter[str] = Counter()
@@ -118,7 +120,7 @@ def _write(job: Job, texts: TextFiles, split: str, parts: Sequence[TextRange], v
 
 @dataclass(frozen=True)
 class _CountSymbols:
-    """Count the symbols of a part."""
+    """Counts the symbols of a part."""
 
     texts: TextFiles
     level: Level
@@ -133,7 +135,7 @@ class _CountSymbols:
 
 @dataclass(frozen=True)
 class _WriteTokens:
-    """Write the tokens of a part."""
+    """Writes the tokens of a part."""
 
     texts: TextFiles
     vocabulary: Vocabulary
@@ -151,8 +153,5 @@ class _WriteTokens:
                 writer.append(tokens.astype(dtype))
                 num_unknown += int((tokens == 0).sum()) if has_unknown else 0
             file = writer.finish()
-        return {
-            "files": [file_record(file, self.split)],
-            "num_tokens": file.num_bytes // dtype.itemsize,
-            "num_unknown": num_unknown,
-        }
+        num_tokens = file.num_bytes // dtype.itemsize
+        return {"files": [file_record(file, self.split)], "num_tokens": num_tokens, "num_unknown": num_unknown}

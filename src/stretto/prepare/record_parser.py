@@ -1,4 +1,4 @@
-"""RecordParser: a record into a sequence and a label."""
+"""RecordParser: turns a record into a sequence and a label."""
 
 import json
 import math
@@ -20,12 +20,12 @@ _MAX_TOKENS = 1 << 32
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 # What programs write into a CSV cell that has no number; float() itself reads "nan" as NaN.
 _NA_VALUES = {"na", "n/a", "#n/a", "null", "none"}
-_NUMBERS = {int, float, Decimal, type(None)}
+_NUMBER_TYPES = {int, float, Decimal, type(None)}
 
 
 @dataclass(frozen=True)
 class RecordParser:
-    """How a record becomes a sequence: which fields it uses, and what they hold."""
+    """Parses records; `sequence` and `label` are the names of its fields."""
 
     sequence: str
     value_type: ValueType
@@ -50,12 +50,12 @@ class RecordParser:
         """Return a record's text, tokens [steps] or channels [steps, channels], and the name of its class."""
         if self.value_type == "text":
             return self._text(record), self._label(record)
-        steps = _take_list(record, self.sequence, is_csv)
+        steps = _require_list(record, self.sequence, is_csv)
         value = self._tokens(steps) if self.value_type == "tokens" else self._channels(steps)
         return value, self._label(record)
 
     def _text(self, record: Mapping[str, Any]) -> str:
-        value = _take(record, self.sequence)
+        value = _require(record, self.sequence)
         if not isinstance(value, str):
             raise BadRowError(f"{self.sequence!r} is {shorten(value)}, not text")
         if not value or (self.level == "word" and value.isspace() and not split_symbols(value, "word")):
@@ -66,7 +66,7 @@ class RecordParser:
     def _label(self, record: Mapping[str, Any]) -> str | None:
         if self.label is None:
             return None
-        value = _take(record, self.label)
+        value = _require(record, self.label)
         # A table with missing labels stores the others as floats.
         if isinstance(value, float | Decimal) and math.isfinite(value) and value == int(value):
             value = int(value)
@@ -102,7 +102,7 @@ class RecordParser:
 
 
 def to_number(value: object, name: str, nan: NanPolicy, is_csv: bool = False) -> float:
-    """Return a number that fits a 32-bit float, NaN if it is missing."""
+    """Return a value's number, NaN if it is missing; reject one that a 32-bit float can't hold."""
     number = parse_number(value, is_csv)
     if number is None:
         raise BadRowError(f"{name!r} has {shorten(value)}, not a number")
@@ -126,7 +126,7 @@ def parse_number(value: object, is_csv: bool) -> float | None:
     except ValueError:
         return None
     except OverflowError:
-        return 2 * FLOAT32_MAX
+        return 2 * FLOAT32_MAX  # an integer too large for any float: `to_number` rejects it
 
 
 def _is_missing(value: object, is_csv: bool) -> bool:
@@ -134,10 +134,10 @@ def _is_missing(value: object, is_csv: bool) -> bool:
 
 
 def _to_numbers(value: list[Any], name: str, nan: NanPolicy) -> NDArray[np.float64]:
-    _check_types(value, _NUMBERS, name, "a number")
+    _check_types(value, _NUMBER_TYPES, name, "a number")
     try:
         numbers = np.array(value, np.float64)
-        # The usual case, all finite or missing, needs only one check of the whole array.
+        # The usual case, all finite or missing, needs only one check of the whole array. NaN is not <= either.
         if np.count_nonzero(~(np.abs(numbers) <= FLOAT32_MAX)) == value.count(None):
             return numbers
     except OverflowError:
@@ -148,7 +148,7 @@ def _to_numbers(value: list[Any], name: str, nan: NanPolicy) -> NDArray[np.float
 def infer_parser(
     record: Mapping[str, Any], is_csv: bool, sequence: str | None, value_type: ValueType | None
 ) -> RecordParser:
-    """Return a parser for records like this one."""
+    """Return a parser for records like this one; None for `sequence` or `value_type` infers it."""
     names = ("text", "tokens", "values") if sequence is None else (sequence,)
     name = next((name for name in names if record.get(name) is not None), None)
     if name is None:
@@ -158,24 +158,24 @@ def infer_parser(
         value_type = "tokens" if name == "tokens" else "channels"
     value = record[name]
     if value_type is None:
-        value_type = "text" if isinstance(value, str) else _list_type(_take_list(record, name, is_csv), name)
+        value_type = "text" if isinstance(value, str) else _list_type(_require_list(record, name, is_csv), name)
     if value_type != "channels":
         return RecordParser(name, value_type)
-    steps = _take_list(record, name, is_csv)
+    steps = _require_list(record, name, is_csv)
     return RecordParser(name, value_type, num_channels=len(steps[0]) if isinstance(steps[0], list) else None)
 
 
 def sort_names(names: set[str]) -> list[str]:
-    """Return the names of classes in order: integers by value, anything else as text."""
+    """Return the names of classes in order: by value if all are integers, else as text."""
     is_numeric = all(name.removeprefix("-").isascii() and name.removeprefix("-").isdigit() for name in names)
     return sorted(names, key=lambda name: (int(name), name)) if is_numeric else sorted(names)
 
 
-def infer_list_type(name: str, kinds: set[type]) -> ValueType | None:
+def infer_list_type(name: str, types: set[type]) -> ValueType | None:
     """Return what lists with elements of these types hold, or None if they are not sequences."""
-    if kinds == {int} and name != "values":
+    if types == {int} and name != "values":
         return "tokens"
-    return "channels" if kinds == {list} or (kinds and kinds <= _NUMBERS) else None
+    return "channels" if types == {list} or (types and types <= _NUMBER_TYPES) else None
 
 
 def _list_type(value: list[Any], name: str) -> ValueType:
@@ -185,15 +185,15 @@ def _list_type(value: list[Any], name: str) -> ValueType:
     return value_type
 
 
-def _take(record: Mapping[str, Any], name: str) -> object:
+def _require(record: Mapping[str, Any], name: str) -> object:
     value = record.get(name)
     if value is None:
         raise missing_field(record, name)
     return value
 
 
-def _take_list(record: Mapping[str, Any], name: str, is_csv: bool) -> list[Any]:
-    value = _take(record, name)
+def _require_list(record: Mapping[str, Any], name: str, is_csv: bool) -> list[Any]:
+    value = _require(record, name)
     if is_csv and isinstance(value, str):
         try:
             value = json.loads(value)
@@ -206,11 +206,11 @@ def _take_list(record: Mapping[str, Any], name: str, is_csv: bool) -> list[Any]:
     return value
 
 
-def _check_types(value: list[Any], kinds: set[type], name: str, wanted: str) -> None:
+def _check_types(value: list[Any], types: set[type], name: str, expected: str) -> None:
     # One set of all types instead of a Python loop: a sequence may have a million steps.
-    if not set(map(type, value)) <= kinds:
-        wrong = next(step for step in value if type(step) not in kinds)
-        raise BadRowError(f"{name!r} has {shorten(wrong)}, not {wanted}")
+    if not set(map(type, value)) <= types:
+        wrong = next(step for step in value if type(step) not in types)
+        raise BadRowError(f"{name!r} has {shorten(wrong)}, not {expected}")
 
 
 def _check_text(value: str, name: str) -> None:

@@ -1,4 +1,4 @@
-"""RecordSample: the first rows of a file of records and some of the last, however large it is."""
+"""RecordSample: the first rows of a file of records and some of the last, enough to see what it holds."""
 
 import io
 import os
@@ -49,7 +49,7 @@ class RecordSample:
 
     @cached_property
     def fields(self) -> tuple[FieldSummary, ...]:
-        """What the fields hold; the last rows count too, since a file may be sorted by its classes."""
+        """What the fields hold; the last rows count too, since a file may be sorted by class."""
         with_last = {field.name: field for field in infer_fields([*self.records, *self.last_records], self.is_csv)}
         # The last rows of a CSV file may start within a quoted cell, and then the fields look different.
         return tuple(
@@ -121,7 +121,7 @@ def _csv_reader(content: bytes) -> Iterator[list[str]]:
 
 
 def _csv_rows(header: list[str], reader: Iterator[list[str]]) -> list[ParsedRow]:
-    return [csv_row(index, header, cells) for index, cells in enumerate(csv_cells(reader)) if cells]
+    return [csv_row(index, header, *row) for index, row in enumerate(csv_cells(reader)) if any(row)]
 
 
 def _jsonl_rows(content: bytes) -> list[ParsedRow]:
@@ -143,7 +143,7 @@ def _sample_parquet(path: Path) -> _SampledRows:
         return [], [], 0
     try:
         first = next(file.iter_batches(_MAX_ROWS)).to_pylist()
-        # A row group can't be read from its end.
+        # A row group can't be read from its end, so read all of its batches and keep the last one.
         (end,) = deque(file.iter_batches(_MAX_ROWS, row_groups=[num_groups - 1]), maxlen=1)
         last = end.slice(max(0, end.num_rows - _TAIL_ROWS)).to_pylist() if num_rows > _MAX_ROWS else []
     except (ValueError, OSError) as error:

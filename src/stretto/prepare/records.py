@@ -1,4 +1,4 @@
-"""Records: rows of JSONL, CSV, Parquet and Hugging Face datasets, read in parts."""
+"""Records: the rows of JSONL, CSV and Parquet files and of Hugging Face datasets, read in parts."""
 
 import csv
 import json
@@ -16,33 +16,33 @@ from stretto.prepare.time_formats import looks_like_time
 Format = Literal["jsonl", "csv", "parquet", "datasets"]
 
 FORMATS: dict[str, Format] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
-_BATCH = 1024
-_BLOCK = 1 << 20
-# Text of the csv module's error.
-_UNCLOSED = "unexpected end of data"
+_BATCH_ROWS = 1024
+_BLOCK_BYTES = 1 << 20
+# The csv module's error message for a quote that is never closed.
+_UNCLOSED_QUOTE = "unexpected end of data"
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class ParsedRow(NamedTuple):
-    """A row of a part: its record, or why it can't be read."""
+    """A row of a part; the record is empty if there is a problem."""
 
     row_index: int  # in the part, from 0
     record: Mapping[str, Any]
-    problem: str = ""
+    problem: str = ""  # why the row can't be read
 
 
 @dataclass(frozen=True)
 class RecordPart:
-    """Some rows of one file."""
+    """Consecutive rows of one file; a CSV file is always one part."""
 
     path: Path
     format: Format
     start: int  # in bytes, row groups or rows, depending on the format
     stop: int
-    size: int  # the amount of work, for progress
+    size: int  # in bytes, or in rows of a dataset; for progress
 
     def row_number(self, row_index: int) -> int:
-        """Return the number of a row in its file, from 1: of the line in JSONL, without the header in CSV."""
+        """Return a row's number in its file, from 1: the line number in JSONL; in CSV, the header does not count."""
         if self.format == "jsonl":
             return _lines_before(self.path, self.start) + row_index + 1
         if self.format == "parquet":
@@ -52,7 +52,7 @@ class RecordPart:
 
 
 def list_paths(files: Sequence[Path | str] | Path | str) -> list[Path]:
-    """Return one or several files as paths."""
+    """Return one path or several as a list; reject an empty one."""
     paths = [Path(path) for path in ([files] if isinstance(files, Path | str) else files)]
     if not paths:
         raise DataError("there are no files to prepare; give at least one")
@@ -60,7 +60,7 @@ def list_paths(files: Sequence[Path | str] | Path | str) -> list[Path]:
 
 
 def cut_records(paths: Sequence[Path], part_bytes: int | None) -> list[RecordPart]:
-    """Cut files into parts of about this many bytes, or into one part each; the result depends on the files only."""
+    """Cut files into parts of about `part_bytes`; None makes each file one part. The parts depend on nothing else."""
     return [part for path in paths for part in _cut(path, find_format(path), part_bytes or sys.maxsize)]
 
 
@@ -75,13 +75,13 @@ def read_rows(part: RecordPart, fields: Sequence[str] | None = None) -> Iterator
 
 
 def shorten(value: object) -> str:
-    """Return a value as text for an error message."""
+    """Return a value as JSON of at most 40 characters, for an error message."""
     text = json.dumps(value, default=str)
     return text if len(text) < 40 else text[:37] + "..."
 
 
 def find_format(path: Path) -> Format:
-    """Return the format of a file by its name; reject one that can't be read."""
+    """Return the format that a file's name says; reject a file of any other format."""
     if path.is_dir():
         if (path / "dataset_dict.json").is_file():
             raise DataError(f"{path} holds several datasets; use the folder of one of them")
@@ -138,7 +138,7 @@ def _jsonl_rows(part: RecordPart) -> Iterator[ParsedRow]:
 
 
 def parse_line(index: int, line: bytes) -> ParsedRow:
-    """Return the row in a line of JSONL."""
+    """Return the row that a line of JSONL holds."""
     try:
         record = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -181,15 +181,15 @@ def read_header(path: Path, reader: Iterator[list[str]]) -> list[str]:
     return header
 
 
-def csv_cells(reader: Iterator[list[str]]) -> Iterator[list[str] | str]:
-    """Yield the cells of each row, or why it can't be read."""
+def csv_cells(reader: Iterator[list[str]]) -> Iterator[tuple[list[str], str]]:
+    """Yield the cells of each row and an empty text, or no cells and the reason why the row can't be read."""
     while True:
         try:
-            yield next(reader)
+            yield next(reader), ""
         except StopIteration:
             return
         except csv.Error as error:
-            yield str(error)
+            yield [], str(error)
 
 
 def _csv_rows(part: RecordPart) -> Iterator[ParsedRow]:
@@ -197,27 +197,27 @@ def _csv_rows(part: RecordPart) -> Iterator[ParsedRow]:
     with _open_csv(part.path) as file:
         reader = csv_reader(file)
         header = read_header(part.path, reader)
-        for cells in csv_cells(reader):
+        for cells, problem in csv_cells(reader):
             # With a single column, a blank line is an empty cell, unless it ends the file.
             if is_blank and len(header) == 1:
                 yield csv_row(index, header, [""])
                 index += 1
-            is_blank = not cells
-            if cells == _UNCLOSED:
+            is_blank = not cells and not problem
+            if problem == _UNCLOSED_QUOTE:
                 # More than one bad row: the quote swallows everything after it.
                 where = f"{part.path}, row {part.row_number(index):,}"
                 raise DataError(f"{where}: a quote is opened there and never closed; fix the file")
-            if cells:
-                yield csv_row(index, header, cells)
+            if not is_blank:
+                yield csv_row(index, header, cells, problem)
                 index += 1
     if not index:
         raise DataError(f"{part.path} has a header but no rows; leave it out")
 
 
-def csv_row(index: int, header: list[str], cells: list[str] | str) -> ParsedRow:
-    """Return the row with these cells; a text says why it can't be read."""
-    if isinstance(cells, str):
-        return ParsedRow(index, {}, f"the row can't be read ({cells})")
+def csv_row(index: int, header: list[str], cells: list[str], problem: str = "") -> ParsedRow:
+    """Return the row with these cells; `problem` is what the csv module says about a row that it can't read."""
+    if problem:
+        return ParsedRow(index, {}, f"the row can't be read ({problem})")
     if len(cells) != len(header):
         return ParsedRow(index, {}, f"it has {len(cells)} cells, but the header has {len(header)}")
     for name, cell in zip(header, cells, strict=True):
@@ -227,7 +227,7 @@ def csv_row(index: int, header: list[str], cells: list[str] | str) -> ParsedRow:
 
 
 def is_utf8(text: str) -> bool:
-    """Can it be encoded? It can't if it has half of a surrogate pair."""
+    """Return whether a text can be encoded as UTF-8; it can't if it has half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -244,15 +244,16 @@ def _is_number(text: str) -> bool:
 
 
 def _lines_before(path: Path, stop: int) -> int:
+    """Return the number of lines in the first `stop` bytes of a file."""
     num_lines = 0
     with path.open("rb") as file:
-        while stop > 0 and (block := file.read(min(_BLOCK, stop))):
+        while stop > 0 and (block := file.read(min(_BLOCK_BYTES, stop))):
             num_lines += block.count(b"\n")
             stop -= len(block)
     return num_lines
 
 
-def _extra(module: str, extra: str, path: Path) -> Any:  # noqa: ANN401 - an optional library, without types
+def _import_extra(module: str, extra: str, path: Path) -> Any:  # noqa: ANN401 - an optional library, without types
     try:
         return import_module(module)
     except ImportError:
@@ -262,7 +263,7 @@ def _extra(module: str, extra: str, path: Path) -> Any:  # noqa: ANN401 - an opt
 
 def open_parquet(path: Path) -> Any:  # noqa: ANN401 - pyarrow has no types
     """Open a Parquet file."""
-    parquet = _extra("pyarrow.parquet", "parquet", path)
+    parquet = _import_extra("pyarrow.parquet", "parquet", path)
     try:
         return parquet.ParquetFile(path)
     except (ValueError, OSError) as error:
@@ -290,7 +291,7 @@ def _parquet_records(part: RecordPart, fields: Sequence[str] | None) -> Iterator
     file = open_parquet(part.path)
     names = [name for name in file.schema_arrow.names if fields is None or name in fields]
     try:
-        for batch in file.iter_batches(_BATCH, row_groups=range(part.start, part.stop), columns=names):
+        for batch in file.iter_batches(_BATCH_ROWS, row_groups=range(part.start, part.stop), columns=names):
             # A row without any of the columns is still a row, an empty one.
             yield from batch.to_pylist() if names else ({} for _ in range(batch.num_rows))
     except (ValueError, OSError) as error:
@@ -299,7 +300,7 @@ def _parquet_records(part: RecordPart, fields: Sequence[str] | None) -> Iterator
 
 def open_dataset(path: Path) -> Any:  # noqa: ANN401 - an optional library
     """Open a saved Hugging Face dataset."""
-    datasets = _extra("datasets", "datasets", path)
+    datasets = _import_extra("datasets", "datasets", path)
     try:
         return datasets.load_from_disk(str(path)).with_format(None)
     except (ValueError, OSError, KeyError) as error:
@@ -309,7 +310,7 @@ def open_dataset(path: Path) -> Any:  # noqa: ANN401 - an optional library
 def _dataset_records(part: RecordPart, fields: Sequence[str] | None) -> Iterator[dict[str, Any]]:
     dataset = open_dataset(part.path)
     dataset = dataset.select_columns([name for name in dataset.column_names if fields is None or name in fields])
-    for start in range(part.start, part.stop, _BATCH):
-        columns = dataset[start : min(start + _BATCH, part.stop)]
-        for row in range(min(_BATCH, part.stop - start)):
+    for start in range(part.start, part.stop, _BATCH_ROWS):
+        columns = dataset[start : min(start + _BATCH_ROWS, part.stop)]
+        for row in range(min(_BATCH_ROWS, part.stop - start)):
             yield {name: column[row] for name, column in columns.items()}

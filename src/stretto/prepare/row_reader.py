@@ -1,4 +1,4 @@
-"""RowReader: the rows of a part that can be parsed, and what happens to those that can't."""
+"""RowReader: parses the rows of a part; a bad row is an error or is skipped."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ Parsed = TypeVar("Parsed")
 
 
 class BadRowError(Exception):
-    """A row that can't be read as a sequence."""
+    """A row can't be read; `remedy` completes the message if bad rows are an error."""
 
     def __init__(self, problem: str, remedy: str = "fix it") -> None:
         super().__init__(problem)
@@ -49,7 +49,7 @@ def log_skipped_rows(skipped: SkippedRows) -> None:
 
 @dataclass
 class RowReader:
-    """Reads the rows of a part: the first bad row is an error, or all of them are counted."""
+    """Reads the rows of a part; depending on `policy`, it raises at the first bad row or counts them all."""
 
     part: RecordPart
     policy: BadRowPolicy
@@ -71,7 +71,7 @@ class RowReader:
                 yield row.row_index, parsed
 
     def reject(self, row_index: int, error: BadRowError) -> None:
-        """Count a bad row, or stop there."""
+        """Count a bad row, or raise if bad rows are an error."""
         if not self.num_bad:
             self.first_bad = f"{self.part.path}, row {self.part.row_number(row_index):,}: {error.problem}"
         if self.policy == "error":

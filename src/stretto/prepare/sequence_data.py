@@ -11,7 +11,7 @@ from stretto.prepare.record_sample import RecordSample
 from stretto.store.vocabulary import Level, split_symbols
 
 _LABEL_NAMES = ("label", "labels", "class", "target", "category", "sentiment", "y")
-# Text with a larger fraction of different words has too many for a vocabulary of words.
+# Words are tokens only if the fraction of different words is smaller: a larger one needs too large a vocabulary.
 _MAX_UNIQUE_FRACTION = 0.5
 _MAX_WORD_CHARS = 15
 
@@ -21,7 +21,7 @@ class SequenceData:
     """How records are read as sequences."""
 
     sequence: str  # field with the sequence
-    value_type: ValueType | None  # what a sequence consists of; None: nothing that can be read
+    value_type: ValueType | None  # what a sequence consists of; None if it can't be read as a sequence
     level: Level | None = None  # of text
     label: str | None = None  # field with the label
     other_labels: tuple[str, ...] = ()  # other fields that could be the label
@@ -49,7 +49,7 @@ def infer_sequence_data(
 
 
 def list_sequence_fields(sample: RecordSample) -> list[FieldSummary]:
-    """Return the fields that hold a sequence by their looks, or by their name if their texts repeat."""
+    """Return the fields whose values look like sequences, or like short texts in a field with a sequence's name."""
     return [
         field
         for field in sample.fields
@@ -59,7 +59,7 @@ def list_sequence_fields(sample: RecordSample) -> list[FieldSummary]:
 
 
 def list_short_texts(sample: RecordSample) -> list[str]:
-    """Return the fields with a few different texts: they are the sequences if there is nothing else."""
+    """Return the fields with a few different texts; they are taken as sequences if no other field is one."""
     return [field.name for field in sample.fields if field.type == "category" and field.mean_length]
 
 
@@ -94,8 +94,8 @@ def _choose_label(sample: RecordSample, sequence: str, classes: Sequence[str]) -
     usual = [name for column in _LABEL_NAMES for name in classes if name.lower() == column]
     if usual:
         return usual[0]
-    constant = [field.name for field in sample.fields if field.is_constant and field.name.lower() in _LABEL_NAMES]
-    constant = [name for name in constant if name != sequence]
+    constant = [field.name for field in sample.fields if field.is_constant and field.name != sequence]
+    constant = [name for name in constant if name.lower() in _LABEL_NAMES]
     choices = (*constant, *classes)
     if not constant and len(choices) < 2:
         return next(iter(choices), None)
@@ -112,7 +112,7 @@ def _choose_label(sample: RecordSample, sequence: str, classes: Sequence[str]) -
 
 
 def _choose_level(texts: Sequence[str], label: str | None) -> Level:
-    """Words to classify text: they are few steps. Bytes to generate it."""
+    """Choose words for classification, because they make short sequences, unless they are too diverse; else bytes."""
     words = [word for text in texts for word in split_symbols(text, "word")]
     if label is None or not words:
         return "byte"

@@ -22,7 +22,7 @@ from stretto.prepare.time_axis import (
     parse_timestamps,
 )
 
-# The usual names of the column `by`.
+# The usual names of a column that names the series of a row.
 _BY_NAMES = ("id", "unique_id", "series", "series_id", "meter", "station", "sensor", "unit", "store", "item", "symbol")
 
 
@@ -33,10 +33,10 @@ class SeriesData:
     columns: tuple[str, ...]  # the channels
     time: str | None = None  # column with the time of a row
     by: str | None = None  # column that names the series of a row
-    seconds: float | None = None  # between two rows
+    seconds: float | None = None  # between two rows; None if unknown
     period: int = 0  # seasonal period in rows, such as 24 for hours; 0 if there is none
     nan: NanPolicy = "error"
-    has_missing: bool = False
+    has_missing: bool = False  # whether a channel has missing values
 
 
 def infer_series_data(sample: RecordSample, time: str | None, by: str | None) -> tuple[SeriesData, list[str]]:
@@ -46,9 +46,8 @@ def infer_series_data(sample: RecordSample, time: str | None, by: str | None) ->
     channels = [field for field in sample.fields if field.type == "number" and field.name not in (time, by)]
     if not channels:
         others = " and ".join(name for name in (time, by) if name is not None)
-        raise DataError(
-            f"{sample.path} has no column of numbers{' besides ' * bool(others)}{others}; use different data"
-        )
+        besides = f" besides {others}" if others else ""
+        raise DataError(f"{sample.path} has no column of numbers{besides}; use different data")
     dates = [field.name for field in sample.fields if field.is_unparsed_time and field.name not in (time, by)]
     notes = [] if time else [_file_order_note(dates, sample.records)]
     unused = [field.name for field in sample.fields if field not in channels and field.name not in (time, by, *dates)]
@@ -106,7 +105,7 @@ def _choose_time(sample: RecordSample) -> str | None:
 
 
 def _choose_by(sample: RecordSample, time: str | None) -> str | None:
-    """Return the column that names the series: its values are in groups, or time starts again where it changes."""
+    """Return the column that names the series of a row, or None if all rows are one series."""
     candidates, mixed = _list_series_columns(sample, time)
     if mixed and not candidates:
         raise DataError(
@@ -126,19 +125,21 @@ def _choose_by(sample: RecordSample, time: str | None) -> str | None:
 
 
 def _list_series_columns(sample: RecordSample, time: str | None) -> tuple[list[str], list[str]]:
-    """Return columns that could name the series, with the rows of each series in one group, or mixed."""
+    """Return the columns that could name the series: those that group the rows, and those whose rows are mixed."""
     records = sample.records
     times = [] if time is None else parse_timestamps(records, time, sample.is_csv)
-    # Several series: time starts again where one ends, or stands still where their rows are mixed.
+    # With several series, time starts again where one ends, or repeats where their rows are mixed.
     has_several = is_decreasing_anywhere(times) or has_many_repeats(times)
     named = [field for field in sample.fields if field.type in ("category", "text") or field.name.lower() in _BY_NAMES]
     named = [field for field in named if not field.is_unparsed_time]
     integers = [field for field in sample.fields if has_several and field.is_integer and field not in named]
     grouped: list[str] = []
     mixed: list[str] = []
-    # An integer column may name the series too, if no other column does.
     for fields in (named, integers):
-        for field in fields if not grouped and not mixed else ():
+        # An integer column may name the series too, but only if no other column does.
+        if grouped or mixed:
+            break
+        for field in fields:
             num_different = len({str(record.get(field.name)) for record in (*records, *sample.last_records)})
             if field.name == time or not 1 < num_different <= len(records) / 2:
                 continue
@@ -150,9 +151,8 @@ def _list_series_columns(sample: RecordSample, time: str | None) -> tuple[list[s
 
 
 def _is_mixed(sample: RecordSample, by: str, time: str) -> bool:
-    """Does time increase for each value of a column by itself?"""
-    values = {str(record.get(by)) for record in sample.records}
-    for value in values:
+    """Return whether time increases among the rows of each value of `by`, as it does within a series."""
+    for value in {str(record.get(by)) for record in sample.records}:
         rows = [record for record in sample.records if str(record.get(by)) == value]
         times = parse_timestamps(rows, time, sample.is_csv)
         if is_decreasing_anywhere(times) or has_many_repeats(times):

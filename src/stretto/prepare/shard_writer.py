@@ -1,4 +1,4 @@
-"""ShardWriter: sequences into the files of a part, and the parts into a store."""
+"""ShardWriter: writes the sequences of a part to files; `write_store` makes a store of the files of all parts."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,11 +16,21 @@ from stretto.prepare.row_reader import RowReader, SkippedRows
 from stretto.store.file_writer import FileWriter, write_file
 from stretto.store.index import write_index
 from stretto.store.pages import PagedFile
-from stretto.store.sequences import CLASSES, ENDS, Channels, Classes, Origin, SequencesFields, Shard, Tokens, shard_file
+from stretto.store.sequences import (
+    CLASSES,
+    ENDS,
+    Channels,
+    Classes,
+    Origin,
+    SequencesFields,
+    Shard,
+    Tokens,
+    shard_file,
+)
 from stretto.store.vocabulary import VOCABULARY_FILE, Vocabulary, vocabulary_bytes
 
-_BUFFER = 1 << 20
-# 32-bit floats may be this fraction of a channel's standard deviation apart.
+_MAX_BUFFERED_VALUES = 1 << 20
+# Adjacent 32-bit floats may differ by at most this fraction of a channel's standard deviation.
 _MAX_ROUNDING = 0.01
 
 
@@ -37,7 +47,7 @@ class ShardWriter:
         self._moments = moments(np.zeros((0, 0)))
 
     def append(self, steps: NDArray[Any], label: int | None = None, num_bytes: int = 0) -> None:
-        """Add a sequence; `num_bytes` is the size of its text."""
+        """Append a sequence; `num_bytes` is the size of its text, 0 if it is not text."""
         self._num_sequences += 1
         self._num_steps += len(steps)
         self._longest = max(self._longest, len(steps))
@@ -47,7 +57,7 @@ class ShardWriter:
             self._labels.append(label)
         self._buffered.append(steps)
         self._num_buffered += steps.size
-        if self._num_buffered >= _BUFFER:
+        if self._num_buffered >= _MAX_BUFFERED_VALUES:
             self._flush()
 
     def _flush(self) -> None:
@@ -62,7 +72,7 @@ class ShardWriter:
         self._buffered, self._num_buffered, self._ends, self._labels = [], 0, [], []
 
     def finish(self) -> PartResult:
-        """Close the files and return the facts about the shard."""
+        """Close the files; return them with the shard's sizes and moments."""
         self._flush()
         return {
             "files": [file_record(file.finish(), self._split) for file in self._files.values()],
@@ -97,13 +107,9 @@ def finish_part(writers: Mapping[str, ShardWriter], reader: RowReader) -> PartRe
 
 
 def write_parts(
-    job: Job,
-    task: PartTask[RecordPart],
-    parts: Sequence[RecordPart],
-    splits: Sequence[str],
-    validation_fraction: float,
+    job: Job, task: PartTask[RecordPart], parts: Sequence[RecordPart], splits: Sequence[str], validation_fraction: float
 ) -> tuple[dict[str, list[PartResult]], SkippedRows]:
-    """Write all parts; return the shards of each split and the rows that were skipped; reject an empty split."""
+    """Write all parts; return each split's shards and the rows that were skipped. Reject an empty split."""
     for split in splits:
         (job.folder / split).mkdir(exist_ok=True)
     results = job.run("write", task, parts, [part.size for part in parts], f"writing {job.target}")
@@ -125,26 +131,25 @@ def write_parts(
 def write_store(
     job: Job,
     split: str,
-    records: Sequence[PartResult],
+    results: Sequence[PartResult],
     values: Tokens | Channels,
     labels: Classes | None = None,
     vocabulary: Vocabulary | None = None,
     origin: Origin | None = None,
 ) -> None:
-    """Make a store of the shards of all parts, except those without a sequence."""
+    """Make a store of one split from the results of all parts; a part without a sequence gets no shard."""
     folder = job.folder / split
     files: list[PagedFile] = []
     shards: list[Shard] = []
-    for record in records:
-        if record["num_sequences"]:
-            for file in record["files"]:
+    for result in results:
+        if result["num_sequences"]:
+            for file in result["files"]:
                 suffix = file["path"].rpartition(".")[2]
                 files.append(move_into_store(file, job.folder, shard_file(suffix, len(shards))))
-            sizes = {name: record[name] for name in ("num_sequences", "num_steps", "longest")}
-            shards.append(Shard(**sizes))
+            shards.append(Shard(**{name: result[name] for name in ("num_sequences", "num_steps", "longest")}))
     num_bytes = None
     if vocabulary is not None:
-        num_bytes = sum(record["num_bytes"] for record in records)
+        num_bytes = sum(result["num_bytes"] for result in results)
         files.append(write_file(folder / VOCABULARY_FILE, vocabulary_bytes(vocabulary)))
     fields = SequencesFields(values=values, labels=labels, num_bytes=num_bytes, origin=origin, shards=tuple(shards))
     write_index(folder, fields.kind, fields.model_dump(mode="json"), files)
@@ -155,7 +160,7 @@ Moments = NDArray[np.float64]
 
 
 def moments(values: NDArray[np.float64]) -> Moments:
-    """Return the moments of steps [steps, channels]; missing values don't count."""
+    """Return the moments of values `[steps, channels]`; missing values don't count."""
     is_present = ~np.isnan(values)
     count = is_present.sum(0)
     mean = np.where(is_present, values, 0).sum(0) / np.maximum(count, 1)
@@ -165,38 +170,34 @@ def moments(values: NDArray[np.float64]) -> Moments:
     return np.stack([count, mean, squares, minimum, maximum])
 
 
-def join_moments(one: Moments, other: Moments) -> Moments:
-    """Return the moments of two sets of values together."""
-    if not one.shape[1] or not other.shape[1]:
-        return one if one.shape[1] else other
-    count = one[0] + other[0]
-    share = other[0] / np.maximum(count, 1)
-    apart = other[1] - one[1]
-    squares = one[2] + other[2] + apart**2 * one[0] * share
-    return np.stack(
-        [count, one[1] + apart * share, squares, np.minimum(one[3], other[3]), np.maximum(one[4], other[4])]
-    )
+def join_moments(a: Moments, b: Moments) -> Moments:
+    """Return the moments of two sets of values together (Chan's parallel algorithm); a set may have no channels."""
+    if not a.shape[1] or not b.shape[1]:
+        return a if a.shape[1] else b
+    count, delta = a[0] + b[0], b[1] - a[1]
+    weight = b[0] / np.maximum(count, 1)
+    squares = a[2] + b[2] + delta**2 * a[0] * weight
+    return np.stack([count, a[1] + delta * weight, squares, np.minimum(a[3], b[3]), np.maximum(a[4], b[4])])
 
 
-def make_channels(names: Sequence[str], records: Sequence[PartResult], like: Channels | None = None) -> Channels:
-    """Return the channels with their statistics, or with those of `like`.
+def make_channels(names: Sequence[str], results: Sequence[PartResult], like: Channels | None = None) -> Channels:
+    """Return the channels with their mean and standard deviation (1 if constant), or those of `like`.
 
-    A constant channel gets a standard deviation of 1, to divide by. A channel whose differences 32-bit floats can't
-    resolve is rejected.
+    Reject a channel whose values are too large for 32-bit floats to resolve their differences.
     """
-    parts = [np.array(record["moments"]).reshape(5, -1) for record in records]
-    count, mean, squares, minimum, maximum = reduce(join_moments, parts)
+    all_moments = (np.array(result["moments"]).reshape(5, -1) for result in results)
+    count, mean, squares, minimum, maximum = reduce(join_moments, all_moments)
     std = np.where(minimum < maximum, np.sqrt(squares / np.maximum(count, 1)), 1.0)
     channels = like or Channels(names=tuple(names), mean=tuple(mean.tolist()), std=tuple(std.tolist()))
     for channel, name in enumerate(names):
         if minimum[channel] >= maximum[channel]:
             continue
-        reach = np.float32(max(-minimum[channel], maximum[channel]))
-        # Spacing toward zero: beyond the largest float there is no next one.
-        apart = np.spacing(np.nextafter(reach, np.float32(0)))
-        if apart > _MAX_ROUNDING * channels.std[channel]:
+        largest = np.float32(max(-minimum[channel], maximum[channel]))
+        # The distance to the next float toward zero: the largest float has none beyond it.
+        spacing = np.spacing(np.nextafter(largest, np.float32(0)))
+        if spacing > _MAX_ROUNDING * channels.std[channel]:
             raise DataError(
-                f"{name!r} reaches {reach:.3g}, where 32-bit floats are {apart:.3g} apart: too coarse for its standard "
-                f"deviation of {channels.std[channel]:.3g}; subtract an offset from it"
+                f"{name!r} reaches {largest:.3g}, where 32-bit floats are {spacing:.3g} apart: too coarse for its "
+                f"standard deviation of {channels.std[channel]:.3g}; subtract an offset from it"
             )
     return channels

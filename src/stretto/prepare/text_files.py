@@ -8,20 +8,20 @@ from typing import Self
 
 from stretto.base.errors import DataError
 
-_BLOCK = 1 << 20
+_BLOCK_BYTES = 1 << 20
 _SPACES = b" \t\r\n\v\f"
 
 
 @dataclass(frozen=True)
 class TextSpan:
-    """Some bytes of one file; it starts and ends at a word boundary."""
+    """Some bytes of one file; it starts and ends at a word boundary, unless a word is longer than a block."""
 
     path: Path
-    offset: int
+    offset: int  # in the file
     text: bytes
 
     def check(self) -> None:
-        """Reject text that is not UTF-8, with the file and the byte."""
+        """Raise if the text is not UTF-8; the message names the file and the byte."""
         try:
             self.text.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -32,7 +32,7 @@ class TextSpan:
 
 @dataclass(frozen=True)
 class TextFiles:
-    """Files, one after the other."""
+    """Files whose concatenation is one text; positions are bytes of that text."""
 
     paths: tuple[Path, ...]
     starts: tuple[int, ...]  # position of each file in the text, then the size of the text
@@ -54,20 +54,20 @@ class TextFiles:
         return self.starts[-1]
 
     def next_line(self, position: int) -> int:
-        """Return where the next line after `position` starts, or the next file."""
+        """Return where the next line after `position` starts; each file starts a line."""
         for path, start, stop in self._files():
             if position < stop:
                 with path.open("rb") as file:
                     file.seek(position - start)
-                    while (block := file.readline(_BLOCK)) and not block.endswith(b"\n"):
+                    while (block := file.readline(_BLOCK_BYTES)) and not block.endswith(b"\n"):
                         pass
                     return start + file.tell()
         return self.num_bytes
 
     def find_split(self, position: int) -> int:
-        """Return where to split the text in two: at the start of a line, else of a word, else of a character.
+        """Return where to split the text near `position`: at the start of the next line.
 
-        It is the start of the next line, unless that line takes more than half of what comes after `position`.
+        If that is past half of the rest of the text, split at the next word, or else at the next character.
         """
         line = self.next_line(position)
         if 2 * (line - position) <= self.num_bytes - position:
@@ -75,17 +75,18 @@ class TextFiles:
         path, start = next((path, start) for path, start, stop in self._files() if position < stop)
         with path.open("rb") as file:
             file.seek(position - start)
-            block = file.read(min(_BLOCK, (line - position + 1) // 2))
+            block = file.read(min(_BLOCK_BYTES, (line - position + 1) // 2))
         spaces = [index for space in _SPACES if (index := block.find(space)) >= 0]
         if spaces:
             return position + min(spaces) + 1
+        # 0b10xxxxxx is a UTF-8 continuation byte: it doesn't start a character.
         return position + next((index for index, byte in enumerate(block) if byte & 0xC0 != 0x80), 0)
 
     def _files(self) -> Iterator[tuple[Path, int, int]]:
         return zip(self.paths, self.starts, self.starts[1:], strict=False)
 
     def read_spans(self, start: int, stop: int) -> Iterator[TextSpan]:
-        """Yield the text from `start` up to `stop`, about a megabyte at a time."""
+        """Yield the text from `start` up to `stop`, about 1 MiB at a time."""
         for path, file_start, file_stop in self._files():
             first, last = max(start, file_start) - file_start, min(stop, file_stop) - file_start
             if first < last:
@@ -97,7 +98,7 @@ def _read_spans(path: Path, start: int, stop: int) -> Iterator[TextSpan]:
     with path.open("rb") as file:
         file.seek(start)
         while start < stop:
-            block = rest + file.read(min(_BLOCK, stop - start - len(rest)))
+            block = rest + file.read(min(_BLOCK_BYTES, stop - start - len(rest)))
             is_last = len(block) == stop - start
             # A word that this block splits is read again with the next one.
             edge = len(block) if is_last else _last_edge(block)
@@ -107,7 +108,7 @@ def _read_spans(path: Path, start: int, stop: int) -> Iterator[TextSpan]:
 
 
 def _last_edge(block: bytes) -> int:
-    """Where the last word of a block starts; without any space, its last character."""
+    """Return where a block's last word starts; if it has no space, where its last character starts."""
     edge = 1 + max(block.rfind(space) for space in _SPACES)
     if not edge:
         edge = len(block) - 1

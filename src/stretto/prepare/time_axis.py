@@ -15,16 +15,16 @@ from stretto.prepare.record_parser import parse_number
 
 Records = Sequence[Mapping[str, Any]]
 
-_DAY = 86_400.0
-# Interval of the rows in seconds, and the period in rows to expect: a minute, hour, day, week or year.
+_DAY_SECONDS = 86_400.0
+# The seconds between two rows, and the period in rows that they suggest: a minute, hour, day, week or year.
 _PERIODS = (
     (1.0, 60),
     (60.0, 60),
     *((60.0 * minutes, 24 * 60 // minutes) for minutes in (5, 10, 15, 30, 60, 120, 180, 240, 360)),
-    (_DAY, 7),
-    (7 * _DAY, 52),
-    (30.4 * _DAY, 12),
-    (91.3 * _DAY, 4),
+    (_DAY_SECONDS, 7),
+    (7 * _DAY_SECONDS, 52),
+    (30.4 * _DAY_SECONDS, 12),
+    (91.3 * _DAY_SECONDS, 4),
 )
 
 
@@ -35,7 +35,7 @@ def parse_timestamps(records: Records, time: str, is_csv: bool) -> list[Timestam
 
 
 def is_decreasing_anywhere(times: Sequence[Timestamp]) -> bool:
-    """Is a time earlier than the one in the row above?"""
+    """Return whether a time is earlier than the one in the row above, or can't be compared with it."""
     try:
         return any(after < before for before, after in pairwise(times))  # type: ignore[operator]
     except TypeError:
@@ -43,12 +43,12 @@ def is_decreasing_anywhere(times: Sequence[Timestamp]) -> bool:
 
 
 def has_many_repeats(times: Sequence[Timestamp]) -> bool:
-    """Do more than a third of the rows have the same time as the row above?"""
+    """Return whether more than a third of the rows have the same time as the row above."""
     return sum(before == after for before, after in pairwise(times)) > len(times) / 3
 
 
 def is_row_counter(records: Records, name: str, is_csv: bool) -> bool:
-    """Does a column only number the rows?"""
+    """Return whether a column only numbers the rows."""
     numbers = [parse_number(record.get(name), is_csv) for record in records]
     return len(numbers) > 2 and all(
         after is not None and before is not None and after - before == 1 for before, after in pairwise(numbers)
@@ -56,13 +56,13 @@ def is_row_counter(records: Records, name: str, is_csv: bool) -> bool:
 
 
 def is_grouped(records: Records, by: str) -> bool:
-    """Are rows with the same value in a column next to each other?"""
+    """Return whether all rows with the same value in column `by` are next to each other."""
     runs = [value for value, _ in groupby(str(record.get(by)) for record in records)]
     return len(runs) == len(set(runs))
 
 
 def median_interval(times: Sequence[Timestamp]) -> float | None:
-    """Return the seconds between two rows, if their times are dates."""
+    """Return the median number of seconds between consecutive rows; None if their times are not dates."""
     gaps = [
         (after - before).total_seconds()
         for before, after in pairwise(times)
@@ -92,8 +92,9 @@ def infer_period(seconds: float | None, values: NDArray[np.float64]) -> int:
 
 
 def _square_error(values: NDArray[np.float64], steps: int) -> float:
-    """The error of repeating the value of this many rows ago, relative to each channel's variance."""
+    """Return the mean square error of repeating the value of `steps` rows ago, relative to each channel's variance."""
     variance = np.nanvar(values, axis=0)
+    # Constant channels, and NaN for those without any value.
     variance[~(variance > 0)] = 1.0
     errors = (values[steps:] - values[:-steps]) ** 2 / variance
     return float(np.nanmean(errors)) if np.isfinite(errors).any() else math.inf

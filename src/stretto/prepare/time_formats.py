@@ -1,4 +1,4 @@
-"""Time formats: text that is a date or a time, whether or not we can parse it."""
+"""Time formats: recognize text that is a date or a time, even in a format that can't be parsed."""
 
 import re
 from datetime import datetime
@@ -27,5 +27,5 @@ def parse_time(text: str) -> datetime | None:
 
 
 def looks_like_time(text: str) -> bool:
-    """Is it a date or a time of day in one of the usual formats?"""
+    """Return whether a text is a date or a time of day in one of the usual formats."""
     return parse_time(text) is not None or _TIME.fullmatch(text.strip()) is not None

@@ -15,8 +15,7 @@ from stretto.prepare.prepare_text import prepare_text
 from stretto.prepare.records import FORMATS, cut_records, list_paths, read_rows
 from stretto.store.corpus import Corpus
 from stretto.store.index import Store
-from stretto.store.schema import Schema
-from stretto.store.sequences import Channels, Classes, Origin, Sequences, Tokens
+from stretto.store.sequences import Channels, Classes, Origin, Schema, Sequences, Tokens
 from stretto.train.data_spec import DataSpec, check_same_spec
 
 

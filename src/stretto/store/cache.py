@@ -17,7 +17,7 @@ _KEPT_FRACTION = 0.9
 
 @dataclass(frozen=True)
 class Cache:
-    """Where pages are cached and how many bytes they may take; all ranks and workers of a machine share it."""
+    """Where pages are cached and how many bytes they may take; all ranks and workers of a node share it."""
 
     folder: Path = Path("~/.cache/stretto")
     num_bytes: int = 1 << 30
@@ -26,6 +26,7 @@ class Cache:
     def __post_init__(self) -> None:
         if self.num_bytes < MIN_BYTES:
             raise DataError(f"data.cache_bytes={self.num_bytes:,} is too small; use at least {MIN_BYTES:,}")
+        # Not `< 0`, which would accept NaN.
         if not self.retry_seconds >= 0:
             raise DataError(f"data.retry_seconds={self.retry_seconds} is not a number of seconds; use at least 0")
 
@@ -67,19 +68,19 @@ class Cache:
         return self._pages / f"{key}.page"
 
     def _reserve(self, descriptor: int, num_bytes: int) -> None:
-        """Count bytes that are about to be written; evict the least recently used pages if they don't fit.
+        """Add bytes that are about to be written to the total in the file; evict pages if they don't fit.
 
-        The file behind `descriptor` holds an upper bound of the bytes in the folder; they are recounted at the limit.
+        The total is an upper bound, since others may delete pages; `_evict` counts the bytes exactly.
         """
-        written = os.pread(descriptor, 32, 0)
-        count = int(written) if written.isdigit() else self.num_bytes
-        if count + num_bytes > self.num_bytes:
-            count = self._evict(int(self.num_bytes * _KEPT_FRACTION) - num_bytes)
+        content = os.pread(descriptor, 32, 0)
+        total = int(content) if content.isdigit() else self.num_bytes
+        if total + num_bytes > self.num_bytes:
+            total = self._evict(int(self.num_bytes * _KEPT_FRACTION) - num_bytes)
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, str(count + num_bytes).encode(), 0)
+        os.pwrite(descriptor, str(total + num_bytes).encode(), 0)
 
     def _evict(self, num_bytes: int) -> int:
-        """Delete the least recently used pages until at most `num_bytes` are left; return how many are."""
+        """Delete the least recently used pages until at most `num_bytes` are left; return the number of bytes left."""
         pages = []
         with os.scandir(self._pages) as entries:
             for entry in entries:
@@ -88,10 +89,10 @@ class Cache:
                     with suppress(FileNotFoundError):
                         status = entry.stat()
                         pages.append((status.st_mtime_ns, status.st_size, entry.path))
-        count = sum(size for _, size, _ in pages)
+        total = sum(size for _, size, _ in pages)
         for _, size, path in sorted(pages):
-            if count <= num_bytes:
+            if total <= num_bytes:
                 break
             Path(path).unlink(missing_ok=True)
-            count -= size
-        return count
+            total -= size
+        return total

@@ -42,17 +42,17 @@ class Corpus:
 
     @classmethod
     def from_store(cls, store: Store) -> "Corpus":
-        """Return the corpus in a store; validate its index."""
+        """Return the corpus in a store; raise if its index is invalid."""
         if store.kind != CorpusFields.kind:
             raise DataError(f"{store.location} holds {store.kind}, not a corpus of tokens; choose a different folder")
         fields = parse_index(CorpusFields, store.fields, store.location)
         vocabulary = parse_vocabulary(store.read_file(VOCABULARY_FILE), store.location)
-        size = token_dtype(len(vocabulary)).itemsize
-        store.check_sizes({shard_name(number): shard * size for number, shard in enumerate(fields.shards)})
+        token_bytes = token_dtype(len(vocabulary)).itemsize
+        store.check_sizes({shard_name(index): count * token_bytes for index, count in enumerate(fields.shards)})
         return cls(store, fields, vocabulary)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the cached edges."""
+        """Leave out the cached edges, to pickle a corpus that was read as small as a new one."""
         return {name: value for name, value in self.__dict__.items() if name != "_edges"}
 
     @property
@@ -77,12 +77,12 @@ class Corpus:
 
     @property
     def dtype(self) -> np.dtype[np.unsignedinteger[Any]]:
-        """The dtype of the tokens on disk; it follows from the size of the vocabulary, never from a file."""
+        """The dtype of the tokens on disk: the smallest that holds the whole vocabulary."""
         return token_dtype(len(self.vocabulary))
 
     @cached_property
     def _edges(self) -> NDArray[np.int64]:
-        """Where each shard starts, and at the end the total."""
+        """Where each shard starts, in tokens, and then the total."""
         return np.array([0, *accumulate(self.fields.shards)], np.int64)
 
     def read(self, start: int, stop: int) -> NDArray[np.int64]:
@@ -107,15 +107,17 @@ class Corpus:
         return tokens.astype(np.int64)
 
     def _byte_ranges(self, starts: NDArray[np.int64], length: int) -> list[ByteRange]:
+        """Return the byte ranges of all rows, one after the other; a row has one range per shard that it touches."""
         size, edges = self.dtype.itemsize, self._edges
         shards = (np.searchsorted(edges, starts, side="right") - 1).tolist()
         byte_ranges = []
         for start, shard in zip(starts.tolist(), shards, strict=True):
             stop = start + length
             while start < stop:
-                last, offset = min(stop, int(edges[shard + 1])), int(edges[shard])
-                byte_ranges.append(ByteRange(shard_name(shard), (start - offset) * size, (last - offset) * size))
-                start, shard = last, shard + 1
+                shard_start, range_stop = int(edges[shard]), min(stop, int(edges[shard + 1]))
+                first, last = (start - shard_start) * size, (range_stop - shard_start) * size
+                byte_ranges.append(ByteRange(shard_name(shard), first, last))
+                start, shard = range_stop, shard + 1
         return byte_ranges
 
     def _unknown_token(self, starts: NDArray[np.int64], tokens: NDArray[Any]) -> DataError:

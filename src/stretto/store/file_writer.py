@@ -1,4 +1,4 @@
-"""FileWriter: writes a file of a store and computes the checksum of each page."""
+"""FileWriter: writes a file of a store and computes the checksum of each of its pages."""
 
 import os
 import zlib
@@ -14,7 +14,7 @@ from stretto.store.pages import PAGE, PagedFile
 
 @dataclass
 class FileWriter:
-    """An append-only file that computes the checksum of each of its pages."""
+    """An append-only file; `finish` returns its entry for the index."""
 
     path: Path
     num_bytes: int = 0
@@ -31,19 +31,19 @@ class FileWriter:
         self._file.close()
 
     def append(self, values: NDArray[Any] | bytes) -> None:
-        """Append the bytes of an array."""
+        """Append bytes, or the bytes of an array."""
         content = memoryview(values if isinstance(values, bytes) else np.ascontiguousarray(values).tobytes())
         self._file.write(content)
         while len(content):
-            num_left = PAGE - self.num_bytes % PAGE
-            part, content = content[:num_left], content[num_left:]
-            if num_left == PAGE:
+            page_left = PAGE - self.num_bytes % PAGE
+            part, content = content[:page_left], content[page_left:]
+            if page_left == PAGE:  # a new page starts
                 self._checksums.append(0)
             self._checksums[-1] = zlib.crc32(part, self._checksums[-1])
             self.num_bytes += len(part)
 
     def finish(self) -> PagedFile:
-        """Flush the file to disk and close it; return its entry for the index."""
+        """Flush the file to disk and close it; return its name, size and checksums."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
@@ -51,7 +51,7 @@ class FileWriter:
 
 
 def write_file(path: Path, content: bytes) -> PagedFile:
-    """Write a small file in one call."""
+    """Write a whole file and flush it to disk; return its entry for the index."""
     with FileWriter(path) as writer:
         writer.append(content)
         return writer.finish()

@@ -1,4 +1,4 @@
-"""Index: the small JSON file that describes a store's content; `Store` is a store that was opened by it."""
+"""Index: the small JSON file that describes a store's content; `Store.open` reads it."""
 
 import json
 import zlib
@@ -44,7 +44,7 @@ class Store:
     fields: dict[str, Any]
     files: tuple[PagedFile, ...]
     pages: Pages
-    digest: str  # SHA-256 of the index, and through its checksums of all files
+    digest: str  # SHA-256 of the index; since the index has checksums, it identifies the content of all files
 
     @classmethod
     def open(cls, location: Path | str, cache: Cache | None = None) -> "Store":
@@ -57,7 +57,7 @@ class Store:
             raise damaged_index(location, repr(error)) from None
 
     def read_file(self, name: str) -> bytes:
-        """Return the content of a small file."""
+        """Return the whole content of a file; raise DataError if the index does not list it."""
         file = next((file for file in self.files if file.name == name), None)
         if file is None:
             raise damaged_index(self.location, f"no file {name!r}")
@@ -72,7 +72,7 @@ class Store:
 
 
 def write_index(folder: Path, kind: str, fields: dict[str, Any], files: Sequence[PagedFile]) -> None:
-    """Turn files into a store: write the checksums of all their pages, then the index with its own SHA-256."""
+    """Turn a folder of files into a store: write the checksums of all pages, then the index with its own SHA-256."""
     checksums = np.concatenate([file.checksums for file in files]).astype("<u4").tobytes()
     write_file(folder / CHECKSUMS, checksums)
     tree = {
@@ -92,7 +92,7 @@ def damaged_index(location: str, reason: str) -> DataError:
 
 
 def parse_index(model: type[Parsed], tree: object, location: str) -> Parsed:
-    """Validate a part of an index; the first invalid value becomes one sentence."""
+    """Validate a part of an index; raise DataError for the first invalid value."""
     try:
         return model.model_validate(tree)
     except ValidationError as error:
@@ -101,7 +101,7 @@ def parse_index(model: type[Parsed], tree: object, location: str) -> Parsed:
 
 def _read_index(location: str, cache: Cache | None) -> dict[str, Any]:
     try:
-        tree = json.loads(_read_small(location, INDEX, cache))
+        tree = json.loads(_read_small_file(location, INDEX, cache))
     except FileNotFoundError:
         inner = [] if is_remote(location) else sorted(path.parent.name for path in Path(location).glob(f"*/{INDEX}"))
         hint = f"its subfolders {inner} do" if inner else "make it with `stretto prepare`"
@@ -120,11 +120,11 @@ def _open(location: str, tree: dict[str, Any], cache: Cache | None) -> Store:
     entries = [parse_index(_FileEntry, entry, location) for entry in tree["files"]]
     if len({entry.name for entry in entries}) < len(entries):
         raise damaged_index(location, "it lists a file twice")
-    content = _read_small(location, CHECKSUMS, cache)
-    sizes = [-(-entry.num_bytes // PAGE) for entry in entries]
-    if zlib.crc32(content) != tree["checksums"] or len(content) != 4 * sum(sizes):
+    content = _read_small_file(location, CHECKSUMS, cache)
+    num_pages = [-(-entry.num_bytes // PAGE) for entry in entries]
+    if zlib.crc32(content) != tree["checksums"] or len(content) != 4 * sum(num_pages):
         raise DataError(f"{location}: {CHECKSUMS} is damaged; copy it again or prepare the data again")
-    parts = np.split(np.frombuffer(content, "<u4"), np.cumsum(sizes)[:-1])
+    parts = np.split(np.frombuffer(content, "<u4"), np.cumsum(num_pages)[:-1])
     files = []
     for entry, checksums in zip(entries, parts, strict=True):
         name = entry.name
@@ -139,7 +139,7 @@ def _open(location: str, tree: dict[str, Any], cache: Cache | None) -> Store:
     return Store(location, str(tree["kind"]), dict(tree["fields"]), tuple(files), pages, digest)
 
 
-def _read_small(location: str, name: str, cache: Cache | None) -> bytes:
+def _read_small_file(location: str, name: str, cache: Cache | None) -> bytes:
     if is_remote(location):
         return fetch(location, name, (cache or Cache()).retry_seconds)
     try:

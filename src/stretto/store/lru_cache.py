@@ -1,13 +1,14 @@
-"""LruCache: the last few results of a computation, in memory."""
+"""LruCache: a small cache in memory that can be pickled."""
 
 from collections.abc import Callable, Hashable
-from typing import Generic, TypeVar
+from dataclasses import field
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
 
 class LruCache(Generic[T]):
-    """At most `size` values by key; the least recently used one goes first. It is pickled empty."""
+    """Holds at most `size` values and evicts the least recently used one. It is pickled empty."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -17,9 +18,14 @@ class LruCache(Generic[T]):
         return type(self), (self._size,)
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return the value of a key; call `make` if it is not cached."""
+        """Return the value of `key`; if it is not cached, cache what `make` returns."""
         value = self._values.pop(key) if key in self._values else make()
         self._values[key] = value
         if len(self._values) > self._size:
             del self._values[next(iter(self._values))]
         return value
+
+
+def lru_cache_field(size: int) -> Any:  # noqa: ANN401 - as dataclasses.field
+    """Return a dataclass field that holds an `LruCache`; repr and comparison ignore it."""
+    return field(default_factory=lambda: LruCache(size), init=False, repr=False, compare=False)

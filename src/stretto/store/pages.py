@@ -1,4 +1,4 @@
-"""Pages: the bytes of a store's files in units of 1 MiB; the checksum of a page is verified before its first use."""
+"""Pages: a store's files in units of 1 MiB; a page's checksum is verified before its first use."""
 
 import os
 import weakref
@@ -42,11 +42,11 @@ class PagedFile:
         return range(start // PAGE, -(-stop // PAGE))
 
     def extent(self, page: int) -> tuple[int, int]:
-        """Return where a page starts and stops; the last one may be shorter."""
+        """Return a page's first byte and the byte after its last one; a file's last page may be shorter."""
         return page * PAGE, min((page + 1) * PAGE, self.num_bytes)
 
     def is_intact(self, page: int, content: Bytes | bytes) -> bool:
-        """Does the content match the page's size and checksum?"""
+        """Return whether the content matches the page's size and checksum."""
         start, stop = self.extent(page)
         buffer = content if isinstance(content, bytes) else content.data
         return len(content) == stop - start and zlib.crc32(buffer) == int(self.checksums[page])
@@ -56,14 +56,13 @@ class Pages(Protocol):
     """Where a store's bytes come from: a folder, or object storage behind a cache."""
 
     def read(self, byte_ranges: Sequence[ByteRange]) -> list[Bytes]:
-        """Return the bytes of each range; raise DataError if they are damaged."""
+        """Return the bytes of each range; raise DataError if they don't match their checksums."""
 
 
 class LocalPages:
     """Pages of the files of a folder; each is verified once per process, when it is first read.
 
-    Files are read, not memory-mapped: a file that shrinks under a map kills the process, and mapped pages stay in
-    memory.
+    Files are read, not memory-mapped: a mapped file that is truncated kills the process (SIGBUS).
     """
 
     def __init__(self, folder: Path, files: Iterable[PagedFile]) -> None:
@@ -79,14 +78,11 @@ class LocalPages:
                 raise DataError(f"{path} {actual}, not {file.num_bytes:,} bytes; prepare the data again")
 
     def read(self, byte_ranges: Sequence[ByteRange]) -> list[Bytes]:
-        """Return the bytes of each range."""
-        return [self._read(*byte_range) for byte_range in byte_ranges]
-
-    def _read(self, name: str, start: int, stop: int) -> Bytes:
-        pages = slice(start // PAGE, -(-stop // PAGE))
-        if not self._is_verified[name][pages].all():
-            self._verify(self._files[name], start, stop)
-        return self._bytes(name, start, stop)
+        """Return the bytes of each range; verify pages that have not been read before."""
+        for name, start, stop in byte_ranges:
+            if not self._is_verified[name][start // PAGE : -(-stop // PAGE)].all():
+                self._verify(self._files[name], start, stop)
+        return [self._bytes(*byte_range) for byte_range in byte_ranges]
 
     def _bytes(self, name: str, start: int, stop: int) -> Bytes:
         path = self._folder / name
@@ -124,7 +120,7 @@ class _Descriptor:
 def path_in_store(folder: Path, name: str) -> Path:
     """Return the path of a store's file; reject a link that leads out of the folder."""
     path = folder / name
-    # A store can come from anywhere: a link in it could make us read any file of the user's machine.
+    # A store may come from anyone: a link in it could make us read any of the user's files.
     if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
         raise DataError(f"{path} is a link to a file outside the store; copy the file itself into the folder")
     return path

@@ -13,9 +13,9 @@ from stretto.base.remote import RemoteFolder, RetryBudget, join
 from stretto.store.cache import Cache
 from stretto.store.pages import PAGE, ByteRange, Bytes, PagedFile
 
-# Pages per request; that many may be in memory at a time.
+# Pages per request; all of them are in memory until they are cached.
 MAX_RANGES = 32
-# Pages kept in memory: at least a few, because rows that follow one another often share one.
+# Pages kept in memory after use: at least a few, because consecutive rows often share a page.
 _MIN_PAGES_IN_MEMORY = 8
 _MAX_PAGES_IN_MEMORY = 128
 
@@ -30,7 +30,7 @@ class Page(NamedTuple):
 
 
 class RemotePages:
-    """Pages of files behind a URL; a page that was fetched once is read from the cache while it is there."""
+    """Pages of files behind a URL; pages that were fetched before are read from the cache."""
 
     def __init__(self, location: str, files: Iterable[PagedFile], cache: Cache) -> None:
         self._location = location
@@ -39,7 +39,7 @@ class RemotePages:
         self._memory: dict[Page, bytes] = {}
         self._max_in_memory = _MIN_PAGES_IN_MEMORY
         self._has_warned = False
-        # By process: a connection from before a fork can't be used after it, and dropping it would close the parent's.
+        # By process ID: a forked child can't use the parent's connection, and must not drop it, which would close it.
         self._remotes: dict[int, RemoteFolder] = {}
         cache.create()
         self._remote()
@@ -55,7 +55,7 @@ class RemotePages:
         for index, byte_range in enumerate(byte_ranges):
             for number in self._files[byte_range.file].pages(byte_range.start, byte_range.stop):
                 users.setdefault(Page(byte_range.file, number), []).append(index)
-        # The next window of these lanes mostly needs the same pages.
+        # The next window mostly needs the same pages.
         self._max_in_memory = min(max(_MIN_PAGES_IN_MEMORY, len(users)), _MAX_PAGES_IN_MEMORY)
         for page, content in self._get(users):
             first = page.number * PAGE
@@ -84,13 +84,13 @@ class RemotePages:
         content = self._memory.get(page)
         if content is None:
             content = self._cache.get(self._key(page))
-            # A disk can damage a page as a network can.
+            # The local disk may have damaged the page; then fetch it again.
             if content is not None and not self._files[page.file].is_intact(page.number, content):
                 content = None
         return content
 
     def _fetch(self, pages: Sequence[Page]) -> Iterator[tuple[Page, bytes]]:
-        """Yield verified pages from the server; request failed and damaged ones again."""
+        """Yield verified pages from the server; request failed pages again, and damaged ones once more."""
         retries = RetryBudget(self._location, self._cache.retry_seconds)
         damaged: set[Page] = set()
         while pages:
@@ -132,7 +132,7 @@ class RemotePages:
             self._has_warned = True
 
     def _keep_in_memory(self, page: Page, content: bytes) -> bytes:
-        # Popped and added again, it becomes the most recently used. Each operation is safe beside other threads.
+        # Popped and added again, it becomes the most recently used. Each dict operation is atomic among threads.
         self._memory.pop(page, None)
         self._memory[page] = content
         while len(self._memory) > self._max_in_memory:
@@ -146,7 +146,7 @@ class RemotePages:
         return self._remotes[process]
 
     def _key(self, page: Page) -> str:
-        """Return a page's key in the cache; the checksum is in it, since data may be prepared again at the same URL."""
+        """Return a page's key in the cache; it has the checksum, since data may be prepared again at the same URL."""
         file = self._files[page.file]
         checksum = int(file.checksums[page.number])
         return fingerprint([self._location.rstrip("/"), file.name, file.num_bytes, page.number, checksum])
@@ -155,12 +155,9 @@ class RemotePages:
         file = self._files[page.file]
         start, stop = file.extent(page.number)
         url = join(self._location, file.name)
-        if len(content) == stop - start:
-            reason = "checksum mismatch"
-        elif len(content) == file.num_bytes:
+        if len(content) == file.num_bytes != stop - start:
             return DataError(f"{url}: the server sends whole files only; use one that supports byte ranges")
-        else:
-            reason = f"received {len(content):,} bytes"
+        reason = "checksum mismatch" if len(content) == stop - start else f"received {len(content):,} bytes"
         return DataError(
             f"{url} is damaged between bytes {start:,} and {stop:,} ({reason}, twice); "
             "copy it again or prepare the data again"

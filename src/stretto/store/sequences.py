@@ -24,6 +24,7 @@ from stretto.store.pages import ByteRange
 from stretto.store.vocabulary import VOCABULARY_FILE, Vocabulary, parse_vocabulary, token_dtype
 
 IntArray = NDArray[np.int64]
+# The dtypes of a shard's files; tokens have the smallest dtype that holds all of them.
 ENDS = np.dtype("<u8")
 VALUES = np.dtype("<f4")
 CLASSES = np.dtype("<i8")
@@ -68,16 +69,26 @@ class Classes(StrictModel):
     names: tuple[str, ...] = Field(min_length=1, strict=False)
 
 
+@dataclass(frozen=True)
+class Schema:
+    """What two datasets must have in common so that one model can read both; the dataset itself may be gone."""
+
+    location: str  # where the data is or was, for messages
+    values: Tokens | Channels
+    labels: Classes | None = None
+    vocabulary: Vocabulary | None = None
+
+
 class Shard(StrictModel):
-    """The size of one shard."""
+    """The sizes of one shard."""
 
     num_sequences: int = Field(ge=1)
     num_steps: int = Field(ge=1)
-    longest: int = Field(ge=1)
+    longest: int = Field(ge=1)  # steps of the longest sequence
 
 
 class Origin(StrictModel):
-    """Which fields of the users' files a store was prepared from, so that similar files can be read the same way."""
+    """The fields that a store was prepared from, so that similar files can be read in the same way."""
 
     sequence: str | None = None  # None for series, whose columns are the channels
     label: str | None = None
@@ -119,12 +130,12 @@ class Sequences:
 
     @classmethod
     def from_store(cls, store: Store) -> "Sequences":
-        """Return the sequences in a store; validate its index."""
+        """Return the sequences in a store; raise if its index is invalid."""
         if store.kind != SequencesFields.kind:
             raise DataError(f"{store.location} holds {store.kind}, not sequences; choose a different folder")
         fields = parse_index(SequencesFields, store.fields, store.location)
         for number, shard in enumerate(fields.shards):
-            store.check_sizes(_sizes(fields, shard, number))
+            store.check_sizes(_file_sizes(fields, shard, number))
         has_vocabulary = any(file.name == VOCABULARY_FILE for file in store.files)
         vocabulary = parse_vocabulary(store.read_file(VOCABULARY_FILE), store.location) if has_vocabulary else None
         if vocabulary is not None and (fields.values.type != "tokens" or len(vocabulary) != fields.values.num_tokens):
@@ -169,13 +180,13 @@ class Sequences:
         """Return where sequence `start` begins, then where each sequence from `start` to `stop` ends."""
         ends = self._read_items("ends", ENDS, [(shard, max(start - 1, 0), stop)])[0].astype(np.int64)
         ends = ends if start else np.concatenate([[0], ends])
-        sizes, lengths = self.fields.shards[shard], np.diff(ends)
-        if lengths.min(initial=1) < 1 or lengths.max(initial=1) > sizes.longest or ends[-1] > sizes.num_steps:
+        limits, lengths = self.fields.shards[shard], np.diff(ends)
+        if lengths.min(initial=1) < 1 or lengths.max(initial=1) > limits.longest or ends[-1] > limits.num_steps:
             raise self._invalid("ends", shard, "a sequence has an impossible end")
         return ends
 
     def step_ranges(self, rows: Sequence[tuple[int, int]]) -> list[StepRange]:
-        """Return where each sequence lies; a row is a shard and an index in it."""
+        """Return the steps of each sequence; a row is a shard and an index in it."""
         for shard, index in rows:
             if not (0 <= shard < len(self.shard_sizes) and 0 <= index < self.shard_sizes[shard]):
                 raise DataError(f"{self.location} has no sequence {index:,} in shard {shard}; count from 0")
@@ -214,19 +225,19 @@ class Sequences:
     def _read_items(
         self, prefix: str, dtype: np.dtype[Any], ranges: Iterable[tuple[int, int, int]]
     ) -> list[NDArray[Any]]:
-        """Return items `start` to `stop` of the file `prefix` of a shard, for each range (shard, start, stop)."""
+        """Return items `start` to `stop` of a shard's values, ends or labels, for each range (shard, start, stop)."""
         size = dtype.itemsize
         byte_ranges = [ByteRange(shard_file(prefix, shard), start * size, stop * size) for shard, start, stop in ranges]
         return [content.view(dtype) for content in self.store.pages.read(byte_ranges)]
 
     def _invalid(self, prefix: str, shard: int, reason: str) -> DataError:
-        """The error for a file with a valid checksum but impossible values: `stretto prepare` did not write it."""
+        """Return the error for a file with a valid checksum but impossible values, not from `stretto prepare`."""
         problem = f"{shard_file(prefix, shard)} is invalid ({reason})"
         return DataError(f"{self.location}: {problem}; do not trust this store, and prepare the data again")
 
 
-def _sizes(fields: SequencesFields, shard: Shard, number: int) -> dict[str, int]:
-    """The files that a shard must have, and their sizes in bytes."""
+def _file_sizes(fields: SequencesFields, shard: Shard, number: int) -> dict[str, int]:
+    """Return the size in bytes of each file that a shard must have, by its name."""
     step_bytes = fields.values.dtype.itemsize * math.prod(fields.values.shape)
     sizes = {
         shard_file("values", number): shard.num_steps * step_bytes,

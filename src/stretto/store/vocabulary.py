@@ -31,7 +31,7 @@ class Vocabulary(Protocol):
 
 @dataclass(frozen=True)
 class ByteVocabulary:
-    """Each byte is a token: 256 of them, none unknown."""
+    """Each of the 256 bytes is a token; none is unknown."""
 
     level: Level = "byte"
 
@@ -47,9 +47,9 @@ class ByteVocabulary:
 
 @dataclass(frozen=True)
 class SymbolVocabulary:
-    """A list of symbols, which are characters or words; symbol 0 stands for all others.
+    """A list of characters or words; symbol 0 (`<unk>`) stands for all others.
 
-    Words are separated by white space. The end of a line is a word too.
+    Words are separated by white space. The end of a line is the word `<eos>`.
     """
 
     level: Level
@@ -63,7 +63,7 @@ class SymbolVocabulary:
 
     @classmethod
     def from_counts(cls, level: Level, counts: Mapping[str, int], max_symbols: int | None) -> Self:
-        """Return the vocabulary of counted symbols: the most frequent first, ties in the order of the symbols."""
+        """Return the vocabulary of counted symbols: the most frequent first, ties in alphabetical order."""
         known = sorted(counts.keys() - {UNKNOWN}, key=lambda symbol: (-counts[symbol], symbol))
         return cls(level, (UNKNOWN, *known[: None if max_symbols is None else max_symbols - 1]))
 
@@ -109,7 +109,7 @@ def vocabulary_bytes(vocabulary: Vocabulary) -> bytes:
 
 
 def parse_vocabulary(content: bytes, source: str) -> Vocabulary:
-    """Parse the content of a vocabulary file; `source` says in messages where it comes from."""
+    """Parse the content of a vocabulary file; error messages name `source`."""
     try:
         tree = json.loads(content)
         level, symbols = tree["level"], tree["symbols"]

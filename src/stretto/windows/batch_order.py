@@ -1,19 +1,18 @@
-"""BatchOrder: which sequences form each global batch (similar lengths, at most a budget), and each replica's share."""
+"""BatchOrder: which rows form each global batch (of similar lengths, within a budget), and each replica's share."""
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
 from stretto.base.errors import DataError
 from stretto.base.keys import derive_key
 from stretto.base.position import Position
-from stretto.store.lru_cache import LruCache
+from stretto.store.lru_cache import LruCache, lru_cache_field
 from stretto.store.sequences import IntArray
 from stretto.windows.shuffle import permutation, splitmix64
 from stretto.windows.shuffle_pools import RowTable, ShufflePools
 
-# The batch limits of a pool can be lowered to n / _NUM_LIMIT_STEPS of what the user allows.
+# To even out the batches of a pool, limits are lowered to n / _NUM_LIMIT_STEPS of what the user allows.
 _NUM_LIMIT_STEPS = 256
 
 
@@ -21,16 +20,14 @@ _NUM_LIMIT_STEPS = 256
 class BatchLimits:
     """How large a global batch may be, whatever the number of ranks."""
 
-    budget: int  # max tokens: rows x steps of the longest row, padding included
+    budget: int  # max rows x time steps of the longest row, so padding counts
     max_rows: int
     row_multiple: int = 8  # batches with more rows than this have a multiple of it, to divide evenly among replicas
 
     def __post_init__(self) -> None:
         if min(self.budget, self.max_rows, self.row_multiple) < 1:
-            raise DataError(
-                f"budget={self.budget}, max_rows={self.max_rows} and row_multiple={self.row_multiple} must all be "
-                "at least 1"
-            )
+            values = f"budget={self.budget}, max_rows={self.max_rows} and row_multiple={self.row_multiple}"
+            raise DataError(f"{values} must all be at least 1")
 
 
 @dataclass(frozen=True)
@@ -42,10 +39,7 @@ class BatchOrder:
 
     pools: ShufflePools
     limits: BatchLimits
-
-    @cached_property
-    def _plans(self) -> LruCache[tuple[RowTable, IntArray]]:
-        return LruCache(2)
+    _plans: LruCache[tuple[RowTable, IntArray]] = lru_cache_field(2)
 
     def batch(self, position: Position) -> RowTable:
         """Return the rows of the global batch at a position, longest first."""
@@ -54,7 +48,7 @@ class BatchOrder:
         return rows.take(slice(start, stop))
 
     def next_position(self, position: Position) -> Position:
-        """Return the position that follows."""
+        """Return the position of the batch after the one at `position`."""
         return self.pools.next_position(position, len(self._pool_at(position)[1]))
 
     def fraction(self, position: Position) -> float:
@@ -66,11 +60,11 @@ class BatchOrder:
         epoch, pool = position.epoch, position.pool
         rows, edges = self._plans.get((epoch, pool), lambda: self._plan_pool(epoch, pool))
         if not 0 <= position.index < len(edges):
-            raise DataError(f"{position} does not exist: that pool has {len(edges)} windows")
+            raise DataError(f"{position} does not exist: that pool has {len(edges)} batches")
         return rows, edges
 
     def _plan_pool(self, epoch: int, pool: int) -> tuple[RowTable, IntArray]:
-        """The rows of a pool, longest first, and the edges of its batches `[batches, 2]` in random order."""
+        """Return a pool's rows, longest first, and the start and stop of each batch `[batches, 2]` in random order."""
         rows = self.pools.rows(epoch, pool)
         key = derive_key(self.pools.seed, "epoch", epoch, "pool", pool)
         rows = rows.take(_longest_first(rows.lengths, key))
@@ -82,15 +76,15 @@ class BatchOrder:
 def _longest_first(lengths: IntArray, key: int) -> IntArray:
     """Return the order that sorts by length, longest first, and at random among equal lengths."""
     longest = int(lengths.max())
-    # One 64-bit key: the length in the high bits, a random number below. Several times faster than two keys.
+    # Sorting one 64-bit key (length in the high bits, random number below) is several times faster than two keys.
     bits = np.uint64(longest.bit_length() or 1)
-    words = (longest - lengths).astype(np.uint64) << (np.uint64(64) - bits)
+    high_bits = (longest - lengths).astype(np.uint64) << (np.uint64(64) - bits)
     # Stable: equal keys must have the same order on every machine.
-    return (words | splitmix64(key, len(lengths)) >> bits).argsort(kind="stable")
+    return (high_bits | splitmix64(key, len(lengths)) >> bits).argsort(kind="stable")
 
 
 def pack(lengths: IntArray, limits: BatchLimits) -> IntArray:
-    """Return the edges of as few batches as the limits allow, all of similar size; `lengths` are descending."""
+    """Return the edges of as few batches as possible, all of similar size; `lengths` must be descending."""
     edges = _pack(lengths, limits, _NUM_LIMIT_STEPS)
     fewest = len(edges)
     low, high = 1, _NUM_LIMIT_STEPS
@@ -105,16 +99,16 @@ def pack(lengths: IntArray, limits: BatchLimits) -> IntArray:
     return np.array(edges)
 
 
-def _pack(lengths: IntArray, limits: BatchLimits, part: int, most: int | None = None) -> list[int]:
-    """Fill batches in order, with limits of `part / _NUM_LIMIT_STEPS`; stop early after `most` edges."""
+def _pack(lengths: IntArray, limits: BatchLimits, numerator: int, max_edges: int | None = None) -> list[int]:
+    """Fill batches in order, with limits times `numerator / _NUM_LIMIT_STEPS`; stop early after `max_edges`."""
     total = len(lengths)
-    budget = max(limits.budget * part // _NUM_LIMIT_STEPS, int(lengths[0]))
-    most_rows = max(limits.max_rows * part // _NUM_LIMIT_STEPS, 1)
+    budget = max(limits.budget * numerator // _NUM_LIMIT_STEPS, int(lengths[0]))
+    max_rows = max(limits.max_rows * numerator // _NUM_LIMIT_STEPS, 1)
     edges = [0]
-    while edges[-1] < total and len(edges) != most:
+    while edges[-1] < total and len(edges) != max_edges:
         start = edges[-1]
         # At least one row fits: Batches has checked that no row exceeds the budget.
-        num_rows = min(budget // max(1, int(lengths[start])), most_rows)
+        num_rows = min(budget // max(1, int(lengths[start])), max_rows)
         if num_rows > limits.row_multiple:
             num_rows -= num_rows % limits.row_multiple
         edges.append(min(start + num_rows, total))

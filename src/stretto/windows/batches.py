@@ -18,11 +18,12 @@ from stretto.windows.items import Items, Payload
 from stretto.windows.share import WHOLE, Share, take_share
 from stretto.windows.shuffle_pools import RowTable, ShufflePools
 
-# With this many batches per pool, the lengths in a batch differ by a few percent.
+# With this many batches per pool, lengths within a batch differ by a few percent.
 _BATCHES_PER_POOL = 64
 # A whole pool is planned at once, so its size must not grow with the batch; large batches need fewer per pool.
 _ROWS_PER_POOL = 1 << 18
 _MIN_BATCHES_PER_POOL = 4
+_ROWS_PER_READ = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Batches:
     """
 
     is_stateful = False  # every row starts from the initial state
-    lanes = 0
+    lanes = 0  # no row continues in the next batch
     lane_indices = range(0)
     num_windows = None  # known only after a whole epoch is packed
 
@@ -42,14 +43,14 @@ class Batches:
     max_rows: int = 1 << 20  # max rows of a global batch
     row_multiple: int = 8
     seed: int = 1
-    part: Share | None = None  # this replica's share; None for all rows
+    part: Share | None = None  # this replica's share; None: all rows
 
     def __post_init__(self) -> None:
         if isinstance(self.items, Sequences):
             raise DataError("items is a Sequences; wrap it in LabeledItems, NextTokenItems or SlidingWindows")
         if self.items.longest > self.limits.budget:
             raise DataError(
-                f"{self._find_longest()} has {self.items.longest:,} steps, more than data.budget={self.budget:,}; "
+                f"{self._describe_longest()} has {self.items.longest:,} steps, more than data.budget={self.budget:,}; "
                 "raise the budget, or split long sequences before you prepare them"
             )
 
@@ -84,7 +85,7 @@ class Batches:
         return self.items.sequences.bytes_per_token
 
     def next_position(self, position: Position) -> Position:
-        """Return the position that follows."""
+        """Return the position of the batch after the one at `position`."""
         return self.order.next_position(position)
 
     def fraction(self, position: Position) -> float:
@@ -106,11 +107,11 @@ class Batches:
         # The longest row of the global batch, not of this share: all shares have windows of one shape.
         num_steps = max(1, int(batch.lengths[0]))
         # Blank rows get lane numbers after all others, unique to this share.
-        blanks = len(batch.lengths) + share.index * share.min_rows + np.arange(num_blank)
+        blank_lanes = len(batch.lengths) + share.index * share.min_rows + np.arange(num_blank)
         x, target = self._payload(rows, num_blank, num_steps, inputs, targets, batch)
         return Window(
             num_steps=num_steps,
-            lanes=torch.from_numpy(np.concatenate([indices, blanks])),
+            lanes=torch.from_numpy(np.concatenate([indices, blank_lanes])),
             lengths=torch.from_numpy(lengths),
             fresh=torch.ones(len(lengths), dtype=torch.bool),
             inputs=x,
@@ -127,27 +128,28 @@ class Batches:
             x, target = self.items.read(rows.row_ids(), num_steps, inputs=inputs, targets=targets)
         if num_blank:
             # A blank row takes its shape and dtype from another row of the batch; this share may have none.
-            first = batch.take(slice(1)).row_ids()
-            like_x, like_target = self.items.read(first, num_steps, inputs=inputs, targets=targets)
+            first_row = batch.take(slice(1)).row_ids()
+            like_x, like_target = self.items.read(first_row, num_steps, inputs=inputs, targets=targets)
             x = _add_blank(x, like_x, num_blank, fill=0)
             target = _add_blank(target, like_target, num_blank, fill=None)
         return x, target
 
-    def _find_longest(self) -> str:
-        """The location, index and shard of the longest sequence, for a message."""
+    def _describe_longest(self) -> str:
+        """Return the location, index and shard of the longest sequence, for a message."""
         longest, sequences = self.items.longest, self.items.sequences
         for shard, size in enumerate(self.items.shard_sizes):
             if sequences.fields.shards[shard].longest < sequences.longest:
                 continue
-            for start in range(0, size, 1 << 16):
-                matches = np.flatnonzero(self.items.lengths(shard, start, min(size, start + (1 << 16))) == longest)
+            for start in range(0, size, _ROWS_PER_READ):
+                lengths = self.items.lengths(shard, start, min(size, start + _ROWS_PER_READ))
+                matches = np.flatnonzero(lengths == longest)
                 if len(matches):
                     return f"{sequences.location}: sequence {start + matches[0]:,} of shard {shard}"
         return sequences.location
 
 
 def _add_blank(tensor: Tensor | None, like: Tensor | None, num_blank: int, fill: int | None) -> Tensor | None:
-    """Append rows that hold `fill`; None fills with the value of a missing target."""
+    """Append blank rows shaped as those of `like`, filled with `fill`, or with missing targets if that is None."""
     if like is None:
         return None
     missing = torch.nan if like.is_floating_point() else IGNORE_INDEX

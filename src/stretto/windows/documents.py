@@ -1,4 +1,4 @@
-"""DocumentLanes: documents or series one after the other in lanes, with state carried through each document.
+"""DocumentLanes: documents or series one after another in lanes; state is carried through each document.
 
     pool      |-------doc 0-------|--doc 1--|------------doc 2------------|---doc 3---|      cut into windows,
     lane 0    |-------doc 0-------|--doc                                                    then into lanes
@@ -23,7 +23,7 @@ from stretto.base.keys import derive_key
 from stretto.base.position import Position
 from stretto.base.task import Task
 from stretto.base.window import IGNORE_INDEX, Window
-from stretto.store.lru_cache import LruCache
+from stretto.store.lru_cache import LruCache, lru_cache_field
 from stretto.store.sequences import IntArray, Sequences, StepRange, Tokens
 from stretto.windows.forecast import Forecast
 from stretto.windows.items import Payload, pad
@@ -32,7 +32,7 @@ from stretto.windows.share import Share, SharedLanes
 from stretto.windows.shuffle import permutation
 from stretto.windows.shuffle_pools import RowTable, ShufflePools
 
-# Windows of a lane per pool: one in so many is cut by the edge of a lane.
+# Windows of a lane per pool; in each pool, the end of a lane may cut one document.
 _WINDOWS_PER_POOL = 256
 
 
@@ -52,6 +52,7 @@ class DocumentLanes(SharedLanes):
     forecast: Forecast | None = None
     seed: int = 1
     part: Share | None = None  # None: all lanes, not yet shared
+    _arranged: LruCache[tuple[RowTable, IntArray]] = lru_cache_field(2)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,10 +69,6 @@ class DocumentLanes(SharedLanes):
                 f"lanes={self.lanes:,} x window={self.window:,} needs {needed:,} steps, but "
                 f"{self.sequences.location} has {available:,}; use fewer lanes, a shorter window or more data"
             )
-
-    @cached_property
-    def _arranged(self) -> LruCache[tuple[RowTable, IntArray]]:
-        return LruCache(2)
 
     @classmethod
     def fitting(
@@ -109,11 +106,11 @@ class DocumentLanes(SharedLanes):
         return ShufflePools(self, self.seed, int(num_rows) + 1)
 
     def next_position(self, position: Position) -> Position:
-        """Return the position that follows."""
+        """Return the position of the window after the one at `position`."""
         return self.pools.next_position(position, self._num_windows(position))
 
     def fraction(self, position: Position) -> float:
-        """Return approximately how much of its epoch lies before a position."""
+        """Return approximately how much of its epoch lies windows_before a position."""
         # The start of a pool is known without arranging the pool.
         return self.pools.fraction(position, self._num_windows(position) if position.index else 1)
 
@@ -122,16 +119,17 @@ class DocumentLanes(SharedLanes):
 
         `inputs=False` or `targets=False` skips what a stage does not use; lengths and lane numbers are always read.
         """
-        documents, before = self._arrange(position.epoch, position.pool)
+        documents, windows_before = self._arrange(position.epoch, position.pool)
         if not 0 <= position.index < self._num_windows(position):
             raise DataError(f"{position} does not exist: that pool has {self._num_windows(position)} windows")
-        lanes, total = np.array(self.lane_indices), int(before[-1])
+        lanes, total = np.array(self.lane_indices), int(windows_before[-1])
+        # Lane i holds windows total * i // lanes up to total * (i + 1) // lanes of the pool.
         windows = total * lanes // self.lanes + position.index
         has_data = windows < total * (lanes + 1) // self.lanes
         # A lane that has ended keeps its row, with length 0.
         windows = np.where(has_data, windows, 0)
-        indices = np.minimum(np.searchsorted(before, windows, side="right"), len(documents.lengths)) - 1
-        offsets = (windows - before[indices]) * self.window
+        indices = np.minimum(np.searchsorted(windows_before, windows, side="right"), len(documents.lengths)) - 1
+        offsets = (windows - windows_before[indices]) * self.window
         lengths = np.where(has_data, np.minimum(documents.lengths[indices] - offsets, self.window), 0)
         x, target = None, None
         if inputs or targets:
@@ -156,10 +154,10 @@ class DocumentLanes(SharedLanes):
             stop = min(offset + length + ahead, document.stop - document.start)
             step_ranges.append(StepRange(document.shard, document.start + start, document.start + stop))
             starts.append(offset - start)
-        read = list(zip(self.sequences.read(step_ranges), starts, lengths.tolist(), strict=True))
-        x = pad([self._inputs(*row) for row in read], self.window, 0) if inputs else None
+        rows_read = list(zip(self.sequences.read(step_ranges), starts, lengths.tolist(), strict=True))
+        x = pad([self._inputs(*row) for row in rows_read], self.window, 0) if inputs else None
         no_target = IGNORE_INDEX if self.forecast is None else np.nan
-        return x, pad([self._targets(*row) for row in read], self.window, no_target) if targets else None
+        return x, pad([self._targets(*row) for row in rows_read], self.window, no_target) if targets else None
 
     def _inputs(self, values: NDArray[Any], start: int, length: int) -> NDArray[Any]:
         steps = values[start : start + length]
@@ -171,12 +169,12 @@ class DocumentLanes(SharedLanes):
         return self.forecast.targets(values, start, start + length)
 
     def _num_windows(self, position: Position) -> int:
-        """The number of windows of a pool's longest lane."""
-        _, before = self._arrange(position.epoch, position.pool)
-        return max(1, -(-int(before[-1]) // self.lanes))
+        """Return the number of windows of the pool's longest lane."""
+        _, windows_before = self._arrange(position.epoch, position.pool)
+        return max(1, -(-int(windows_before[-1]) // self.lanes))
 
     def _arrange(self, epoch: int, pool: int) -> tuple[RowTable, IntArray]:
-        """The documents of a pool in random order, and the number of windows before each."""
+        """Return a pool's documents in random order, and the number of windows windows_before each, then of all."""
         return self._arranged.get((epoch, pool), lambda: self._arrange_pool(epoch, pool))
 
     def _arrange_pool(self, epoch: int, pool: int) -> tuple[RowTable, IntArray]:

@@ -1,4 +1,4 @@
-"""Forecast: inputs and targets of a time series, scaled; a missing value has no target."""
+"""Forecast: turns a time series into scaled inputs and targets; a missing value is not a target."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -66,12 +66,12 @@ class Forecast:
 
     @property
     def task(self) -> Task:
-        """The inputs and targets of a network: its first and last block depend on them."""
+        """The number and type of inputs and outputs that a network needs."""
         num_inputs = len(self.mean) * (2 if self.masks else 1)
         return Task("channels", num_inputs, "values", self.horizon * len(self.channels))
 
     def inputs(self, values: NDArray[Any]) -> Values:
-        """Return values `[steps, channels]` scaled; a missing value becomes the mean, 0."""
+        """Return scaled values `[steps, channels]`; a missing value becomes the mean, 0. `masks` follow the values."""
         scaled = self._scale(values)
         missing = np.isnan(scaled)
         filled = np.where(missing, np.float32(0), scaled)
@@ -113,7 +113,7 @@ class Forecast:
 
 
 def _ahead(values: Values, start: int, num_steps: int, horizon: int) -> Values:
-    """The `horizon` values from each step on, `[steps, channels, horizon]`, NaN beyond the ends of the series."""
+    """Return the `horizon` values from each step on, `[steps, channels, horizon]`, NaN beyond the series."""
     size = num_steps + horizon
     padded = np.full((size, values.shape[1]), np.nan, np.float32)
     first, last = max(start, 0), min(start + size, len(values))

@@ -1,4 +1,4 @@
-"""Items: what a row of a batch holds: a labeled sequence, a sequence for next-token prediction, or a sliding window."""
+"""Items: the rows that batches are made from: labeled sequences, next-token prediction, or sliding windows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -36,7 +36,7 @@ class Items(Protocol):
     def mean_length(self) -> float: ...
     def lengths(self, shard: int, start: int, stop: int) -> IntArray: ...
     def read(self, rows: Sequence[RowId], num_steps: int, *, inputs: bool, targets: bool) -> "Payload":
-        """Return inputs and targets `[time, batch, ...]`, padded to `num_steps`; None for those that are not wanted."""
+        """Return inputs and targets `[time, batch, ...]`, padded to `num_steps`; None for those not requested."""
 
 
 Payload = tuple[Tensor | None, Tensor | None]
@@ -66,7 +66,7 @@ class _SequenceItems:
 
 @dataclass(frozen=True)
 class UnlabeledItems(_SequenceItems):
-    """Each sequence is a row without targets."""
+    """Each sequence is a row; it has inputs, but no targets."""
 
     masks: bool = False  # for channels: add one input per channel, 1 where its value is present
 
@@ -140,9 +140,9 @@ class NextTokenItems(_SequenceItems):
 
     def read(self, rows: Sequence[RowId], num_steps: int, *, inputs: bool, targets: bool) -> Payload:
         """Return the sequences without their last token as inputs, and without their first as targets."""
-        read = self.sequences.read(self.sequences.step_ranges(rows))
-        x = pad([tokens[:-1] for tokens in read], num_steps, 0) if inputs else None
-        return x, pad([tokens[1:] for tokens in read], num_steps, IGNORE_INDEX) if targets else None
+        sequences = self.sequences.read(self.sequences.step_ranges(rows))
+        x = pad([tokens[:-1] for tokens in sequences], num_steps, 0) if inputs else None
+        return x, pad([tokens[1:] for tokens in sequences], num_steps, IGNORE_INDEX) if targets else None
 
 
 @dataclass(frozen=True)
@@ -177,12 +177,12 @@ class SlidingWindows:
 
     @cached_property
     def _starts(self) -> list[tuple[IntArray, IntArray]]:
-        """For each shard: where its series start, and the number of windows before each."""
+        """For each shard: where its series start, and the number of windows before each series, then of all."""
         starts = []
         for shard, size in enumerate(self.sequences.shard_sizes):
             ends = self.sequences.ends(shard, 0, size)
-            spare = np.diff(ends) - self.context - self.forecast.horizon
-            counts = np.where(spare < 0, 0, spare // self.stride + 1)
+            last_start = np.diff(ends) - self.context - self.forecast.horizon
+            counts = np.where(last_start < 0, 0, last_start // self.stride + 1)
             starts.append((ends[:-1], np.concatenate([[0], counts.cumsum()])))
         return starts
 
@@ -203,8 +203,8 @@ class SlidingWindows:
 
     def read(self, rows: Sequence[RowId], num_steps: int, *, inputs: bool, targets: bool) -> Payload:
         """Return the windows, and the values that follow them."""
-        # Nothing before the window is read: the network can't know a difference to a value it has not seen.
-        read = self.sequences.read([self._range(*row) for row in rows])
+        # Nothing before the window is read: the network can't know how a target differs from a value it has not seen.
+        read = self.sequences.read([self._step_range(*row) for row in rows])
         x = pad([self.forecast.inputs(values[: self.context]) for values in read], num_steps, 0) if inputs else None
         if not targets:
             return x, None
@@ -218,26 +218,26 @@ class SlidingWindows:
         """Return for each window its series, the last step of its context, and its values (context and horizon)."""
         before = [0, *accumulate(self.sequences.shard_sizes)]
         windows = []
-        read = self.sequences.read([self._range(*row) for row in rows])
+        read = self.sequences.read([self._step_range(*row) for row in rows])
         for (shard, index), values in zip(rows, read, strict=True):
-            series, start = self._find(shard, index)
+            series, start = self._locate(shard, index)
             step = start - int(self._starts[shard][0][series]) + self.context - 1
             windows.append((before[shard] + series, step, values))
         return windows
 
-    def _range(self, shard: int, index: int) -> StepRange:
-        _, start = self._find(shard, index)
+    def _step_range(self, shard: int, index: int) -> StepRange:
+        _, start = self._locate(shard, index)
         return StepRange(shard, start, start + self.context + self.forecast.horizon)
 
-    def _find(self, shard: int, index: int) -> tuple[int, int]:
-        """The series of a window, and where the window starts in the shard."""
+    def _locate(self, shard: int, index: int) -> tuple[int, int]:
+        """Return the series of a window, and where the window starts in the shard."""
         starts, before = self._starts[shard]
         series = int(np.searchsorted(before, index, side="right")) - 1
         return series, int(starts[series]) + (index - int(before[series])) * self.stride
 
 
 def pad(rows: Sequence[NDArray[Any]], num_steps: int, value: float) -> Tensor:
-    """Return rows of different lengths as one tensor `[time, batch, ...]`, int64 or float32."""
+    """Return rows of different lengths as one int64 or float32 tensor `[num_steps, rows, ...]`, padded with `value`."""
     if not rows:
         return torch.full((num_steps, 0), value)
     dtype = np.float32 if rows[0].dtype.kind == "f" else np.int64

@@ -66,7 +66,7 @@ class Lanes(SharedLanes):
 
     @property
     def _longest(self) -> int:
-        """Steps of the longest lane; the others are at most one shorter."""
+        """The number of steps of the longest lane; the others are at most one shorter."""
         return -(-self.num_targets // self.lanes)
 
     @property
@@ -79,7 +79,7 @@ class Lanes(SharedLanes):
         return Position(index // self.num_windows, 0, index % self.num_windows)
 
     def next_position(self, position: Position) -> Position:
-        """Return the position that follows."""
+        """Return the position of the window after the one at `position`."""
         return self.position(position.epoch * self.num_windows + position.index + 1)
 
     def fraction(self, position: Position) -> float:
@@ -87,7 +87,7 @@ class Lanes(SharedLanes):
         return position.index / self.num_windows
 
     def read(self, position: Position, *, inputs: bool = True, targets: bool = True) -> Window:
-        """Return the window at a position: an O(1) seek.
+        """Return the window at a position, in O(1): windows before it are not read.
 
         `inputs=False` or `targets=False` skips what a stage does not use; lengths and lane numbers are always read.
         """
@@ -96,7 +96,7 @@ class Lanes(SharedLanes):
             raise DataError(
                 f"{position} does not exist: an epoch of these lanes is one pool of {self.num_windows} windows"
             )
-        # Of the longest lane, not of this share: all shares have windows of one shape.
+        # The steps of the longest lane, even if another share has it: all shares have windows of one shape.
         num_steps = min(self.window, self._longest - index * self.window)
         lanes = np.array(self.lane_indices)
         starts = self.num_targets * lanes // self.lanes + index * self.window
@@ -112,7 +112,7 @@ class Lanes(SharedLanes):
         )
 
     def _tokens(self, starts: NDArray[np.int64], lengths: NDArray[np.int64], num_steps: int) -> torch.Tensor:
-        """Each lane's tokens `[num_steps + 1, lanes]`: inputs and targets overlap."""
+        """Return each lane's tokens `[num_steps + 1, lanes]`; the targets are the inputs shifted by one."""
         # A lane one token shorter than the longest reads into the next lane; `_mask_ended` removes that target. At the
         # end of the corpus there is no next lane, so read earlier and roll the tokens back into place.
         readable = np.minimum(starts, self.corpus.num_tokens - 1 - num_steps)
@@ -123,7 +123,7 @@ class Lanes(SharedLanes):
 
 
 def _mask_ended(targets: torch.Tensor, lengths: NDArray[np.int64]) -> torch.Tensor:
-    """Remove the targets of steps after the end of a lane."""
+    """Set the targets of steps after the end of a lane to IGNORE_INDEX."""
     num_steps = len(targets)
     if lengths.min() == num_steps:
         return targets

@@ -1,4 +1,4 @@
-"""WindowSource: the interface of training data; `read_ahead` reads its windows with a torch DataLoader."""
+"""WindowSource: the interface of training data; `read_ahead` reads it with a torch DataLoader."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class WindowSource(Protocol):
 
     @property
     def is_stateful(self) -> bool:
-        """Do rows continue from window to window?"""
+        """Whether rows continue from window to window."""
 
     @property
     def lanes(self) -> int:
@@ -43,10 +43,10 @@ class WindowSource(Protocol):
         """The kind and size of inputs and targets."""
 
     def share(self, index: int, count: int, min_rows: int = 1) -> Self:
-        """Return the share of replica `index` of `count`, with at least `min_rows` rows; raise if this is a share."""
+        """Return the share of replica `index` of `count`, at least `min_rows` rows; raise if it is already shared."""
 
     def next_position(self, position: Position) -> Position:
-        """Return the position that follows."""
+        """Return the position of the window after the one at `position`."""
 
     def fraction(self, position: Position) -> float:
         """Return approximately how much of its epoch lies before a position."""

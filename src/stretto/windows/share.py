@@ -19,7 +19,7 @@ WHOLE = Share(0, 1)
 
 
 def take_share(taken: Share | None, index: int, count: int, min_rows: int) -> Share:
-    """Return a share of windows of which `taken` is the share so far: None, or there is nothing left to divide."""
+    """Return share `index` of `count`; raise if the windows are already a share, `taken`."""
     if taken is not None:
         # A share of a share would leave rows that no replica trains on.
         raise DataError(
@@ -32,7 +32,7 @@ def take_share(taken: Share | None, index: int, count: int, min_rows: int) -> Sh
 
 
 class SharedLanes:
-    """A fixed global number of lanes, divided among replicas: what the dataclasses of lanes have in common."""
+    """The base class of `Lanes` and `DocumentLanes`: a fixed global number of lanes, divided among replicas."""
 
     is_stateful = True  # rows continue from window to window
 

@@ -18,7 +18,7 @@ import numpy as np
 from stretto.base.errors import DataError
 from stretto.base.keys import derive_key
 from stretto.base.position import Position
-from stretto.store.lru_cache import LruCache
+from stretto.store.lru_cache import LruCache, lru_cache_field
 from stretto.store.sequences import IntArray
 from stretto.windows.shuffle import permutation
 
@@ -30,7 +30,7 @@ _RUNS_PER_POOL = 64
 
 
 class ShardedLengths(Protocol):
-    """The lengths of the rows in each shard: all that an order depends on."""
+    """The lengths of the rows in each shard; a random order depends on nothing else of the data."""
 
     @property
     def shard_sizes(self) -> Sequence[int]: ...
@@ -39,7 +39,7 @@ class ShardedLengths(Protocol):
 
 
 class RowTable(NamedTuple):
-    """Rows as columns: the shard of each, its index in the shard, and its length."""
+    """A column-wise table of rows: each row's shard, its index in the shard, and its length."""
 
     shards: IntArray
     indices: IntArray
@@ -60,18 +60,12 @@ class ShufflePools:
     source: ShardedLengths
     seed: int
     pool_rows: int  # the approximate number of rows in a pool
+    _epochs: LruCache[tuple[IntArray, IntArray]] = lru_cache_field(2)
+    _groups: LruCache[IntArray] = lru_cache_field(4)
 
     def __post_init__(self) -> None:
         if self.pool_rows < 1:
             raise DataError(f"pool_rows={self.pool_rows} must be at least 1")
-
-    @cached_property
-    def _epochs(self) -> LruCache[tuple[IntArray, IntArray]]:
-        return LruCache(2)
-
-    @cached_property
-    def _groups(self) -> LruCache[IntArray]:
-        return LruCache(4)
 
     @property
     def _run_length(self) -> int:
@@ -96,7 +90,7 @@ class ShufflePools:
         return RowTable(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
     def next_position(self, position: Position, num_windows: int) -> Position:
-        """Return the position that follows; `num_windows` are in its pool."""
+        """Return the position after `position`, whose pool has `num_windows`."""
         if position.index + 1 < num_windows:
             return replace(position, index=position.index + 1)
         if position.pool + 1 < self.num_pools:
@@ -104,7 +98,7 @@ class ShufflePools:
         return Position(position.epoch + 1)
 
     def fraction(self, position: Position, num_windows: int) -> float:
-        """Return approximately how much of its epoch lies before a position; `num_windows` are in its pool."""
+        """Return approximately how much of its epoch lies before a position, whose pool has `num_windows`."""
         return (position.pool + position.index / num_windows) / self.num_pools
 
     def _read_run(self, shard: int, run: int) -> RowTable:
@@ -113,7 +107,7 @@ class ShufflePools:
         return RowTable(np.full(stop - start, shard), np.arange(start, stop), self.source.lengths(shard, start, stop))
 
     def _runs(self, epoch: int, first: int, stop: int) -> list[tuple[int, int]]:
-        """Runs `first` to `stop` of an epoch's order, each as its shard and its index in the shard."""
+        """Return runs `first` to `stop` of an epoch's order, each as its shard and its index in the shard."""
         _, starts = self._epochs.get(epoch, lambda: self._arrange_epoch(epoch))
         runs: list[tuple[int, int]] = []
         group = int(np.searchsorted(starts, first, side="right")) - 1
@@ -125,7 +119,7 @@ class ShufflePools:
         return runs
 
     def _arrange_epoch(self, epoch: int) -> tuple[IntArray, IntArray]:
-        """The order of an epoch's shards, and the number of runs before each group of shards."""
+        """Return the order of an epoch's shards, and the number of runs before each group of shards, then of all."""
         sizes = np.array(self.source.shard_sizes, np.int64)
         shards = permutation(derive_key(self.seed, "epoch", epoch), len(sizes))
         num_runs = -(-sizes[shards] // self._run_length)
@@ -133,7 +127,7 @@ class ShufflePools:
         return shards, np.concatenate([[0], groups.cumsum()])
 
     def _shuffle_group(self, epoch: int, group: int) -> IntArray:
-        """The runs of a group of shards in random order: `[runs, 2]`, shard and index in the shard."""
+        """Return the runs of a group of shards in random order: `[runs, 2]`, shard and index in the shard."""
         shards, _ = self._epochs.get(epoch, lambda: self._arrange_epoch(epoch))
         sizes = self.source.shard_sizes
         runs = np.concatenate(
