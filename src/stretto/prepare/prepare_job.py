@@ -155,9 +155,7 @@ def open_job(
         raise
     except OSError as error:
         reason = error.strerror or error
-        raise DataError(
-            f"{error.filename or target}: {reason}; check its permissions and the free space"
-        ) from None
+        raise DataError(f"{error.filename or target}: {reason}; check its permissions and the free space") from None
 
 
 def source_fingerprint(inputs: Sequence[Path], options: Mapping[str, Any]) -> str:
