@@ -148,6 +148,7 @@ def predict(costs: CostModel, workload: Workload, layout: Layout, cluster: Clust
     largest_chunk = workload.largest_chunk(layout.replicas, layout.micro_batches, layout.chunks)
     timelines = [step.simulate() for step in steps]
     parts, busy = steps[0].parts, _mean_busy(timelines)
+    memory = [rank_memory(costs, layout, stage, part, *largest_chunk) for stage, part in enumerate(parts)]
     ends = [_all_reduce_end(step, timeline) for step, timeline in zip(steps, timelines, strict=True)]
     pipeline = _mean([timeline.seconds for timeline in timelines])
     all_reduce = _mean(ends) - pipeline
@@ -167,12 +168,7 @@ def predict(costs: CostModel, workload: Workload, layout: Layout, cluster: Clust
         bubble=_mean([timeline.bubble for timeline in timelines]),
         tokens=workload.tokens,
         traffic=max(_mean([step.traffic(stage) for step in steps]) for stage in range(layout.stages)),
-        stages=tuple(
-            StagePrediction(
-                (part.start, part.stop), busy[stage], rank_memory(costs, layout, stage, part, *largest_chunk)
-            )
-            for stage, part in enumerate(parts)
-        ),
+        stages=tuple(StagePrediction((part.start, part.stop), busy[i], memory[i]) for i, part in enumerate(parts)),
     )
 
 

@@ -85,9 +85,8 @@ def find_plan(
 
 def balance(profile: Profile, workload: Workload, cluster: Cluster, layout: Layout) -> Layout:
     """Return the layout with `blocks` set to the best partition by a profile; raise PlanError if it doesn't fit."""
-    fitted = _LayoutSearch(CostModel(profile), workload, cluster, uses_all=True).fit(
-        layout.model_copy(update={"blocks": ()})
-    )
+    search = _LayoutSearch(CostModel(profile), workload, cluster, uses_all=True)
+    fitted = search.fit(layout.model_copy(update={"blocks": ()}))
     if fitted is None:
         raise PlanError(f"{layout} doesn't fit in memory; use more stages or micro-batches, or recompute")
     return fitted
