@@ -285,7 +285,7 @@ def test_a_problem_ends_in_exit_code_1(
 
 def test_an_invalid_option_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--ranks", "0"]) == 2
-    assert capsys.readouterr().err == "stretto: error: --ranks=0 must be at least 1; 1 starts no ranks\n"
+    assert capsys.readouterr().err == "stretto: error: --ranks=0 must be at least 1; 1 launches no ranks\n"
 
 
 def test_the_version_of_the_cuda_driver_is_asked_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ class ProblemsFoundError(StrettoError):
 def add_arguments(parser: Parser) -> None:
     parser.usage = "stretto doctor [--ranks N] [--run RUN.toml] [--json FILE] [--device NAME]"
     add = parser.add_argument
-    add("--ranks", type=int, metavar="N", help="number of ranks to start on this machine; 1 starts none (default: 2)")
+    add("--ranks", type=int, default=2, metavar="N", help="ranks to launch here; 1 launches none (default: 2)")
     add("--run", type=Path, metavar="RUN.toml", help="also check the folders that this run writes to")
     add("--json", type=Path, metavar="FILE", help="also write the findings to this file")
     add("--device", default="auto", metavar="NAME", help="device of the ranks (default: auto)")
@@ -48,8 +48,8 @@ def add_arguments(parser: Parser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Run the checks, and print the findings."""
-    if options.ranks is not None and options.ranks < 1:
-        raise ConfigError(f"--ranks={options.ranks} must be at least 1; 1 starts no ranks")
+    if options.ranks < 1:
+        raise ConfigError(f"--ranks={options.ranks} must be at least 1; 1 launches no ranks")
     config = None if options.run is None else load_config(options.run)
     if options.links is not None:
         _measure_links(options)
@@ -62,11 +62,9 @@ def run(options: argparse.Namespace) -> None:
     from stretto.launch.doctor import diagnose
 
     with console.status("checking ...") as status:
+        ranks, device = options.ranks, options.device
         findings = diagnose(
-            config,
-            ranks=2 if options.ranks is None else options.ranks,
-            device=options.device,
-            on_check=lambda name: status.update(f"checking {name} ..."),
+            config, ranks=ranks, device=device, on_check=lambda name: status.update(f"checking {name} ...")
         )
     _print_findings(console, findings, options.json)
 
@@ -104,7 +102,7 @@ def _measure_links(options: argparse.Namespace) -> None:
     from stretto.mesh.join import world
 
     if find_launch_info(os.environ) is None:
-        launch_local(options.ranks or 2, options.command_line)
+        launch_local(options.ranks, options.command_line)
         return
     exit_with_launcher()
     with world(device=options.device, timeout=RENDEZVOUS_TIMEOUT) as joined:
