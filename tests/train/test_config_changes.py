@@ -12,7 +12,7 @@ from stretto.config.toml import parse_config
 from stretto.data import Corpus
 from stretto.errors import ConfigError
 from stretto.train.config_changes import find_changes
-from stretto.train.log import Recorder, has_evaluation, open_log
+from stretto.train.log import LogWriter, has_evaluation, open_log
 
 
 def config_for(corpus: Corpus, folder: Path, changes: dict[str, object] | None = None) -> RunConfig:
@@ -81,11 +81,11 @@ def test_a_log_continues_after_the_saved_step(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     with open_log(path, 0) as log:
         for step in range(1, 8):
-            Recorder(log).write("step", {"step": step, "loss": float("nan")})
+            LogWriter(log).write("step", {"step": step, "loss": float("nan")})
         # One that was cut off still writes, and nobody reads it.
         with open_log(path, 4) as other:
-            Recorder(log).write("step", {"step": 8})
-            Recorder(other).write("step", {"step": 5})
+            LogWriter(log).write("step", {"step": 8})
+            LogWriter(other).write("step", {"step": 5})
     with path.open("a") as torn:
         torn.write('{"kind": "step", "st')
     with open_log(path, 5):

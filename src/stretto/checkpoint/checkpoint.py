@@ -20,10 +20,6 @@ from stretto.checkpoint.storage import OnBytes, Storage, open_storage
 GENERATIONS = "generations"
 
 
-class NoCheckpointError(DataError):
-    """A location holds no checkpoint."""
-
-
 @dataclass(frozen=True)
 class Checkpoint:
     """One checkpoint: its storage, name and manifest. Its files are verified when they are read."""
@@ -87,7 +83,7 @@ def find_checkpoint(location: Path | str, retry_seconds: float = 300.0) -> Check
         return Checkpoint.open(open_storage(folder or ".", retry_seconds), name)
     names = lineage(read_claims(storage), complete_checkpoint_names(storage))
     if not names:
-        raise NoCheckpointError(f"{location} holds no checkpoint; choose the folder of a run that has saved one")
+        raise DataError(f"{location} holds no checkpoint; choose the folder of a run that has saved one")
     return Checkpoint.open(storage, str(names[0]))
 
 
@@ -122,7 +118,7 @@ def find_storage(location: Path | str, retry_seconds: float = 300.0) -> Storage 
     text = str(location).rstrip("/")
     if not is_remote(text) and not Path(text).is_dir():
         problem = "is a file" if Path(text).exists() else "does not exist"
-        raise NoCheckpointError(f"{text or 'an empty path'} {problem}; choose the folder of a run or of a checkpoint")
+        raise DataError(f"{text or 'an empty path'} {problem}; choose the folder of a run or of a checkpoint")
     storage = open_storage(text, retry_seconds)
     names = storage.names()
     if CheckpointName.parse(text.rpartition("/")[2]) is not None or MANIFEST in names:

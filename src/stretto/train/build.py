@@ -1,4 +1,4 @@
-"""What a config describes: its model, its loss, its data and its engine, checked before ranks wait for each other."""
+"""Builds what a config describes (data, model, loss, engine) and checks it before ranks wait for each other."""
 
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ from stretto.windows.loader import WindowSource
 
 @dataclass(frozen=True)
 class RunInputs:
-    """The data of all ranks, the model on the meta device, and its loss: all that a run needs before a device."""
+    """A run's data for all ranks, its model on the meta device, and its loss: all that needs no device."""
 
     train: Feed
     valid: Feed | None
@@ -34,9 +34,9 @@ class RunInputs:
 
 
 def build_inputs(config: RunConfig) -> RunInputs:
-    """Open the data and build the model of a config; check all that can be checked without a device.
+    """Open a config's data and build its model and loss; check all that can be checked without a device.
 
-    A mistake raises here on every rank alike, or just once in a command that is about to start ranks.
+    An invalid config raises the same error on every rank, or just once in a command that is about to launch ranks.
     """
     train, valid = open_feeds(config.data, config.layout, config.run.seed)
     task = train.data_spec.task
@@ -51,7 +51,7 @@ def fit_to_ranks(config: RunConfig, num_ranks: int) -> RunConfig:
     layout = config.layout
     if layout.auto or not layout.elastic or layout.num_ranks == num_ranks:
         return config
-    # Only lanes can be too few for the ranks: batches get blank rows.
+    # Lanes can be too few for the ranks. Batches can't: blank rows fill them up, so any number of rows is fine.
     single_rank = layout.model_copy(update={"replicas": 1, "stages": 1})
     train, _ = open_feeds(config.data, single_rank, config.run.seed)
     model = build_model(config.model, train.data_spec.task)
@@ -60,7 +60,7 @@ def fit_to_ranks(config: RunConfig, num_ranks: int) -> RunConfig:
 
 
 def build_model(config: ModelConfig, task: Task) -> Stack:
-    """Return the model that a config describes, on the meta device: no rank has to hold all of it."""
+    """Return the model that a config describes, on the meta device, as no rank has to hold all of it."""
     try:
         with torch.device("meta"):
             if config.factory is None:
@@ -84,14 +84,14 @@ def build_model(config: ModelConfig, task: Task) -> Stack:
 def build_loss(config: ModelConfig, task: Task) -> Loss:
     """Return the loss that a config names: the user's own, or the usual one for the task's targets."""
     if config.loss is None:
-        usual: dict[str, Loss] = {"tokens": TokenLoss(), "labels": SequenceLoss(), "values": SquaredError()}
-        return usual[task.targets]
+        defaults: dict[str, Loss] = {"tokens": TokenLoss(), "labels": SequenceLoss(), "values": SquaredError()}
+        return defaults[task.targets]
     loss = load_object("model.loss", config.loss)
     if not callable(loss):
         raise ConfigError(f"model.loss={config.loss!r} can't be called; name a function of (outputs, targets)")
 
-    def checked(y: torch.Tensor, targets: torch.Tensor) -> LossSum:
-        loss_sum = loss(y, targets)
+    def checked_loss(outputs: torch.Tensor, targets: torch.Tensor) -> LossSum:
+        loss_sum = loss(outputs, targets)
         if not isinstance(loss_sum, LossSum):
             raise ConfigError(
                 f"model.loss={config.loss!r} returned a {type(loss_sum).__name__}; return "
@@ -99,13 +99,13 @@ def build_loss(config: ModelConfig, task: Task) -> Loss:
             )
         return loss_sum
 
-    return checked
+    return checked_loss
 
 
 def build_engine(
     inputs: RunInputs, layout: Layout, settings: RunSettings, world: World
 ) -> PipelineEngine | ReplicaEngine:
-    """Return this rank's engine, with weights drawn by seed and name."""
+    """Return this rank's engine. A weight's initial values depend on the seed and its name, not on the layout."""
     try:
         return make_engine(inputs.model, inputs.loss, layout, world, seed=settings.seed, precision=settings.precision)
     except (MemoryError, torch.OutOfMemoryError) as error:
@@ -117,7 +117,7 @@ def build_engine(
 
 
 def _check_layout(layout: Layout, model: Stack, windows: WindowSource, data: DataConfig) -> None:
-    """Raise if the layout can't cut this model or these windows."""
+    """Raise if the layout can't split this model into stages, or these windows into chunks."""
     stage_parts(model, layout)
     if not windows.is_stateful:
         return
@@ -131,7 +131,7 @@ def _check_layout(layout: Layout, model: Stack, windows: WindowSource, data: Dat
 
 
 def _check_input_and_output_sizes(model: Stack, config: ModelConfig, task: Task) -> None:
-    """Raise if a user's model is too narrow for the data's tokens or labels: torch's own error would not say so."""
+    """Raise if a user's model is too narrow for the data's tokens or labels; torch's own error would be unclear."""
     name, first, last = f"model.factory={config.factory!r}", model[0], model[len(model) - 1]
     if isinstance(first, Embedding) and task.inputs == "tokens" and first.num_tokens < task.num_inputs:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What a config has changed since a checkpoint was saved, and whether the checkpoint still fits."""
+"""Compares a config with the one that a checkpoint was saved with, and rejects changes that make it unusable."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ _INCOMPATIBLE_FIELDS = {
     "train": {"optimizer"},
     "run": {"seed"},
 }  # fmt: skip
-# These say where a run is; a change of them is not worth a line.
+# A run that was moved has other values here; this is not reported as a change.
 _LOCATION_FIELDS = {("run", "folder"), ("save", "to")}
 
 
 @dataclass(frozen=True)
 class ConfigChange:
-    """A field that has a different value now."""
+    """A config field whose value differs from the saved one."""
 
     field: str
     before: object

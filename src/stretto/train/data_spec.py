@@ -1,4 +1,4 @@
-"""DataSpec: what the numbers of a data set mean. It is kept with a model's weights."""
+"""DataSpec: what the numbers of a data set mean. It is saved with a model's weights."""
 
 import errno
 import json
@@ -14,17 +14,17 @@ from stretto.store.vocabulary import VOCABULARY_FILE, Vocabulary, parse_vocabula
 
 @dataclass(frozen=True)
 class DataSpec:
-    """What a model must know of its data: task, vocabulary, labels, channels. Data with an equal spec fits it."""
+    """What a model must know of its data. A model can use other data if only its `origin` differs."""
 
     task: Task
     vocabulary: Vocabulary | None = None
     labels: tuple[str, ...] = ()
     channels: Channels | None = None
-    origin: Origin | None = None  # how the files were read; it may differ between data sets
+    origin: Origin | None = None  # how the original files were read
 
 
 def check_same_spec(expected: DataSpec, actual: DataSpec, name: str, expected_name: str) -> None:
-    """Raise DataError if a model of the expected data would misread the actual data."""
+    """Raise DataError if a model for data of the expected spec would misread data of the actual spec."""
     task, expected_task = actual.task, expected.task
     if (task.inputs, task.targets) != (expected_task.inputs, expected_task.targets):
         raise DataError(
@@ -57,7 +57,7 @@ def data_spec_files(data_spec: DataSpec) -> dict[str, bytes]:
 
 
 def read_data_spec(read: Callable[[str], bytes | None], where: str) -> DataSpec:
-    """Read the files of `data_spec_files`; `read` returns a file by name, None if there is no such file."""
+    """Parse the files of `data_spec_files`; `read` returns a file's content, or None if there is no such file."""
     try:
         content = read(DATA_SPEC)
         if content is None:

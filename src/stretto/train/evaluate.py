@@ -11,11 +11,11 @@ from stretto.base.state import State
 from stretto.engine.engine import Engine
 from stretto.windows.loader import WindowSource, read_ahead
 
-# Windows between two checks for an interruption: each is an all_reduce over all ranks.
-_CHECK_EVERY = 16
+# Windows between two checks for an interruption. Each check is an all_reduce over all ranks.
+_WINDOWS_PER_CHECK = 16
 
 OnWindow = Callable[[float], None]
-"""Called after each window with the fraction of the windows that is done."""
+"""Called after each window with the fraction of the windows that are done."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Evaluation:
 
     @property
     def perplexity(self) -> float:
-        # A model that is this wrong has no useful perplexity; infinity prints better than an error.
+        # exp() overflows above 709. Such a model has no useful perplexity; infinity prints better than an error.
         return math.exp(self.loss) if self.loss < 700 else math.inf
 
     @property
@@ -86,7 +86,7 @@ def evaluate(
     total = num_targets = num_correct = num_judged = 0.0
     reader = read_ahead(share, Position(), inputs=mesh.is_first_stage, targets=mesh.is_last_stage, workers=workers)
     for number, (window, position) in enumerate(reader):
-        is_check_due = number % _CHECK_EVERY == 0
+        is_check_due = number % _WINDOWS_PER_CHECK == 0
         if is_interrupted is not None and is_check_due and any(mesh.world.all_reduce([float(is_interrupted())])):
             raise EvaluationInterruptedError
         result = engine.eval_step(window, state, key=0)
@@ -102,6 +102,6 @@ def evaluate(
     total, num_targets, num_correct, num_judged = mesh.world.all_reduce([total, num_targets, num_correct, num_judged])
     if not num_targets:
         raise DataError("the data has no targets, so there is nothing to evaluate; use other data")
-    # A user's loss may count correct predictions in some calls only.
+    # A user's loss may count correct predictions in only some calls. Then there is no accuracy.
     correct = int(num_correct) if num_judged == num_targets else None
     return Evaluation(total, int(num_targets), windows.bytes_per_token, windows.task.targets, correct)

@@ -1,5 +1,6 @@
-"""The events of a run, and the line of the log for each."""
+"""The events of a run, and the log line of each."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
@@ -14,7 +15,7 @@ from stretto.train.trainer import StepReport
 class PreemptedError(StrettoError):
     """The run was asked to stop; it has saved its last step and resumes from there when it is started again."""
 
-    exit_code = 75
+    exit_code = os.EX_TEMPFAIL
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ _KINDS = {StepReport: "step", RankReport: "ranks", SaveReport: "save", PlanRepor
 
 
 def log_line(event: Event) -> tuple[str, Mapping[str, object]]:
-    """Return the kind of an event's line, and its fields."""
+    """Return the `kind` of an event's log line, and the line's other fields."""
     if isinstance(event, EvaluationReport):
         evaluation = event.evaluation
         scores = {"loss": evaluation.loss, "tokens": evaluation.tokens, **evaluation.scores}

@@ -1,4 +1,4 @@
-"""Feed: the windows of a data set, cut as a config says, and what a model must remember of that data."""
+"""Feed: a data set cut into windows as a config says, with the spec of that data."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from stretto.windows.items import Items, LabeledItems, NextTokenItems, SlidingWi
 from stretto.windows.lanes import Lanes
 from stretto.windows.loader import WindowSource
 
-# The feeds that use a field; fields that are not listed are used by all of them.
+# The feeds that use a field of DataConfig; all feeds use the fields that are not listed.
 _FEEDS_BY_FIELD = {
     **dict.fromkeys(("lanes", "window"), ("lanes",)),
     **dict.fromkeys(("budget", "max_rows", "row_multiple"), ("batches", "forecast")),
@@ -32,7 +32,7 @@ _CHANNEL_FIELDS = {"horizon", "season", "targets", "masks"}
 
 @dataclass(frozen=True)
 class Feed:
-    """The windows of a data set, for all ranks together, and what they mean."""
+    """The windows of a data set, for all ranks together, and what their numbers mean."""
 
     windows: WindowSource
     data_spec: DataSpec
@@ -54,7 +54,7 @@ def open_feed(
 ) -> Feed:
     """Return the windows of the data at a location. Validation data may be smaller than one window of every lane."""
     cache = Cache(data.cache, data.cache_bytes, data.retry_seconds)
-    # What a layout needs; training data with fewer rows is refused below.
+    # Validation data is padded with blank rows to what the layout needs; training data (None) with fewer is rejected.
     min_rows = layout.num_global_micro_batches if is_validation else None
     try:
         store = Store.open(location, cache)
@@ -71,7 +71,7 @@ def open_feed(
 
 
 def _check_num_rows(windows: WindowSource, layout: Layout, is_validation: bool) -> None:
-    """Raise if a layout has more parts than there are rows; validation batches are filled up with blank rows."""
+    """Raise if a layout needs more rows than the data has; validation batches are padded with blank rows instead."""
     windows.share(0, layout.replicas, layout.micro_batches)
     if isinstance(windows, Batches) and not is_validation and layout.num_global_micro_batches > windows.num_rows:
         raise DataError(
@@ -81,7 +81,7 @@ def _check_num_rows(windows: WindowSource, layout: Layout, is_validation: bool) 
 
 
 def _check_unused_fields(data: DataConfig, kind: str, has_channels: bool) -> None:
-    """Raise if a field is set that would have no effect."""
+    """Raise if a field is set that has no effect on the feed `kind`."""
     for name, kinds in _FEEDS_BY_FIELD.items():
         value = getattr(data, name)
         if value == DataConfig.model_fields[name].default:

@@ -13,58 +13,54 @@ from typing import TextIO
 from stretto.base.disk import atomic_path
 from stretto.base.run_folder import RunFolder
 from stretto.config.run import RunConfig
-from stretto.train.events import Event, log_line
 from stretto.train.sinks.sink import LogLine
-from stretto.train.sinks.sinks import Sinks, flatten, open_sinks
+from stretto.train.sinks.sinks import Sinks, open_sinks
 
 _log = logging.getLogger(__name__)
 
 
-class Recorder:
+class LogWriter:
     """A run's log, and the sinks that get the same lines. Only the first rank has one."""
 
     def __init__(self, file: TextIO, sinks: Sinks | None = None) -> None:
         self._file = file
         self._sinks = sinks
 
-    def record(self, event: Event) -> None:
-        """Write the line of an event."""
-        self.write(*log_line(event))
-
     def write(self, kind: str, values: Mapping[str, object]) -> None:
-        """Write one line."""
-        # JSON has no NaN and no infinity.
+        """Write a line of this kind to the log and the sinks."""
+        # JSON has no NaN or infinity; they become null.
         finite = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
         try:
             self._file.write(json.dumps({"kind": kind, **finite}) + "\n")
         except OSError as error:
-            # A missing line is no reason to end a run; a full disk may have space again tomorrow.
+            # A missing line is no reason to end a run, and a full disk may have space again later.
             _log.warning("%s can't be written (%s); the run continues", self._file.name, error.strerror)
         if self._sinks is not None:
             self._sinks.write(kind, finite)
 
 
 @contextmanager
-def open_recorder(folder: RunFolder, config: RunConfig, step: int) -> Iterator[Recorder]:
-    """Open the log and the sinks of a run, to continue after a step."""
+def open_log_writer(folder: RunFolder, config: RunConfig, step: int) -> Iterator[LogWriter]:
+    """Open a run's log and sinks to continue after `step`."""
     with folder.writing():
         file = open_log(folder.log, step)
     history = partial(read_lines, folder.log, folder.log.stat().st_size)
-    hyperparameters = flatten(config.model_dump(mode="json", exclude_none=True))
+    sections = config.model_dump(mode="json", exclude_none=True)
+    hyperparameters = {f"{section}.{name}": value for section in sections for name, value in sections[section].items()}
     with (
         file,
         open_sinks(config.logging, folder.path, step=step, hyperparameters=hyperparameters, history=history) as sinks,
     ):
-        yield Recorder(file, sinks)
+        yield LogWriter(file, sinks)
 
 
 def open_log(path: Path, step: int) -> TextIO:
-    """Open a log to continue after a step; drop the lines that an earlier start wrote of later steps.
+    """Open a log to continue after `step`; drop the lines that an earlier launch wrote about later steps.
 
-    A new file replaces the old one, so that an earlier start which still writes does so to a file that nobody reads.
+    A new file replaces the old one. If an earlier launch is still running, it writes to a file that nobody reads.
     """
     with atomic_path(path) as new_path, new_path.open("wb") as log:
-        # Line by line: the log of a long run is larger than anything else that the first rank holds.
+        # Line by line, as the log of a long run may not fit into memory.
         for line in _lines(path):
             if _step_of(line) <= step:
                 log.write(line.rstrip(b"\n") + b"\n")
@@ -74,7 +70,7 @@ def open_log(path: Path, step: int) -> TextIO:
 
 
 def read_lines(path: Path, num_bytes: int) -> Iterator[LogLine]:
-    """Yield the lines in the first `num_bytes` of a log."""
+    """Yield the kind and the fields of each line in the first `num_bytes` of a log."""
     with path.open("rb") as log:
         for text in log:
             num_bytes -= len(text)
@@ -85,9 +81,9 @@ def read_lines(path: Path, num_bytes: int) -> Iterator[LogLine]:
 
 
 def has_evaluation(path: Path, step: int) -> bool:
-    """Does a log have an evaluation after this step?"""
-    start = f'{{"kind": "evaluation", "step": {step},'.encode()
-    return any(line.startswith(start) for line in _lines(path))
+    """Return whether a log has an evaluation after this step. `LogWriter.write` puts these two keys first."""
+    prefix = f'{{"kind": "evaluation", "step": {step},'.encode()
+    return any(line.startswith(prefix) for line in _lines(path))
 
 
 def _lines(path: Path) -> Iterator[bytes]:
@@ -100,5 +96,5 @@ def _step_of(line: bytes) -> float:
     try:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
-        # The last line of a run that was killed while it wrote.
+        # The run was killed while it wrote this line. Infinity makes `open_log` drop it.
         return math.inf

@@ -1,4 +1,4 @@
-"""The optimizer: which one, at which learning rate, on which gradients."""
+"""Makes the optimizer, and sets its learning rate and gradients for each step."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -23,13 +23,13 @@ def optimizer_factory(config: TrainConfig) -> OptimizerFactory:
     if config.optimizer == "sgd":
         return partial(torch.optim.SGD, lr=config.lr, momentum=config.momentum, weight_decay=decay, fused=True)
     if config.optimizer == "asgd":
-        # lambd would decay weights and rate on its own; and torch starts to average two steps after t0.
+        # lambd would decay the weights and the learning rate once more. torch starts to average two steps after t0.
         return partial(torch.optim.ASGD, lr=config.lr, lambd=0.0, t0=config.average_from - 2, weight_decay=decay)
     return partial(torch.optim.AdamW, lr=config.lr, betas=(config.beta1, config.beta2), weight_decay=decay, fused=True)
 
 
 def make_optimizer(factory: OptimizerFactory, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """Return the optimizer of a rank's parameters, and remember the peak learning rate of each of its groups.
+    """Return the optimizer of a rank's parameters; each group's `initial_lr` is its peak learning rate.
 
     A stage without weights gets an optimizer of one empty parameter, so that every rank knows the learning rate.
     """
@@ -45,7 +45,7 @@ def make_optimizer(factory: OptimizerFactory, parameters: Iterable[nn.Parameter]
 
 
 def reject_unused_fields(config: TrainConfig) -> None:
-    """Raise if a config sets what the caller's own optimizer factory decides."""
+    """Raise if a config sets a field that the caller's own optimizer factory overrides."""
     for name in _OPTIMIZER_FIELDS:
         value = getattr(config, name)
         if value != TrainConfig.model_fields[name].default:
@@ -57,7 +57,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> float:
     for group in optimizer.param_groups:
         rate = group["lr"] = group["initial_lr"] * factor
         if isinstance(optimizer, torch.optim.ASGD):
-            # ASGD computes the rate of the next step at the end of a step, when `lr` is still the old one.
+            # At the end of each step, ASGD computes the next step's rate, `eta`, from the `lr` of that time.
             for parameter in group["params"]:
                 if parameter in optimizer.state:
                     optimizer.state[parameter]["eta"].fill_(rate)
@@ -66,7 +66,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> float:
 
 @contextmanager
 def averaged_weights(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Replace the weights by the averages that ASGD keeps, for as long as the context lasts."""
+    """Use ASGD's averages as the weights within this context; do nothing for other optimizers."""
     if not isinstance(optimizer, torch.optim.ASGD):
         yield
         return
@@ -87,9 +87,9 @@ def _swap(pairs: list[tuple[Tensor, Tensor]]) -> None:
 
 
 def learning_rate_factor(config: TrainConfig, step: int, progress: float) -> float:
-    """Return the learning rate of `step` (from 0) as a fraction of its peak; `progress` is the part of the run done.
+    """Return the learning rate of `step` (from 0) as a fraction of its peak: a cosine or a constant, times a warm-up.
 
-    A cosine over the whole run or a constant, times a linear warm-up.
+    `progress` is the fraction of the run that is done.
     """
     factor = 1.0
     if config.schedule == "cosine":
@@ -99,9 +99,9 @@ def learning_rate_factor(config: TrainConfig, step: int, progress: float) -> flo
 
 
 def scale_gradients(parameters: Iterable[nn.Parameter], count: float, norm: float, clip: float) -> float:
-    """Turn gradients of the summed loss (of norm `norm`) into clipped gradients of the mean; return the mean's norm.
+    """Divide gradients of a loss summed over `count` targets by `count` and clip them, in one pass.
 
-    One pass over the gradients does both.
+    `norm` is the norm of all ranks' gradients before; return it divided by `count`, before clipping.
     """
     mean_norm = norm / count
     scale = 1 / count
@@ -110,7 +110,7 @@ def scale_gradients(parameters: Iterable[nn.Parameter], count: float, norm: floa
     gradients: list[Tensor] = []
     for parameter in parameters:
         if parameter.grad is None and parameter.requires_grad:
-            # The loss does not depend on this weight. Replicas all-reduce zeros for it, so one device has zeros too.
+            # The loss does not depend on this weight. Replicas all-reduce zeros for it, so a single device uses zeros.
             parameter.grad = torch.zeros_like(parameter)
         if parameter.grad is not None:
             gradients.append(parameter.grad)

@@ -1,4 +1,4 @@
-"""PlanCheck: the predicted time of a step against the measured one."""
+"""PlanCheck: compares the time per step that a plan predicted with the measured one."""
 
 import json
 import statistics
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from stretto.base.run_folder import RunFolder
 from stretto.config.layout import Layout
 
-# The first steps after a start are slower; the median of the next ones counts.
+# The first steps after a launch are slower and don't count. The median of the next 20 does; at a run's end, 8 suffice.
 _WARMUP_STEPS, _MAX_STEPS, _MIN_STEPS = 3, 20, 8
 
 
 @dataclass(frozen=True)
 class PlanReport:
-    """The predicted and the measured seconds of a step."""
+    """The predicted and the measured seconds per step."""
 
     step: int
     predicted: float
@@ -25,14 +25,14 @@ class PlanReport:
 
 
 class PlanCheck:
-    """Measures the first steps of a start, and compares them once with the prediction."""
+    """Collects the times of a launch's first steps, and compares them once with the prediction (None: never)."""
 
     def __init__(self, predicted: float | None) -> None:
         self._predicted = predicted
         self._seconds: list[float] = []
 
     def add_step(self, step: int, seconds: float, *, is_last: bool) -> PlanReport | None:
-        """Add a step's seconds; return the comparison once there are enough."""
+        """Add a step's time; return the comparison when there are enough steps, else None."""
         if self._predicted is None:
             return None
         self._seconds.append(seconds)
@@ -45,7 +45,7 @@ class PlanCheck:
 
 
 def predicted_seconds(folder: RunFolder, layout: Layout) -> float | None:
-    """Return the step time that a run's plan predicts for a layout; None if it has no plan for this layout."""
+    """Return the seconds per step that a run's plan predicts for a layout; None if no plan contains this layout."""
     try:
         plan = json.loads(folder.plan.read_text(encoding="utf-8"))
         fields = layout.model_dump(mode="json", exclude={"auto", "elastic"})

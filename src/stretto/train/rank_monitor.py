@@ -1,4 +1,4 @@
-"""RankMonitor: how long each rank computes and waits, and how much memory it uses."""
+"""RankMonitor: measures how long each rank computes and waits, and how much memory it uses."""
 
 from dataclasses import dataclass
 from statistics import fmean
@@ -13,7 +13,7 @@ class RankReport:
     """Time and memory of each rank, over the steps since the last report."""
 
     step: int
-    seconds: float  # per step, on average
+    seconds: float  # per step, mean over steps and ranks
     busy: tuple[float, ...]  # per rank: mean seconds per step spent on data, compute and the optimizer
     waiting: tuple[float, ...]  # per rank: mean seconds per step spent waiting for other ranks
     memory: tuple[int, ...]  # per rank: peak bytes so far, of the device, or of the process on a CPU
@@ -32,7 +32,7 @@ class RankMonitor:
         self._reports: list[StepReport] = []  # since the last call of gather
 
     def add(self, report: StepReport) -> None:
-        """Add a step of this rank."""
+        """Add the report of a step of this rank."""
         self._reports.append(report)
 
     def gather(self) -> RankReport | None:

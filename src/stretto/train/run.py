@@ -1,9 +1,13 @@
-"""Run: a config carried out, from its data to the final weights."""
+"""Run: trains as a config says, from its data to the final weights."""
 
 from collections.abc import Generator, Iterator
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import NamedTuple
+
+from safetensors.torch import save_file
+from torch import Tensor
 
 from stretto.base.errors import DivergedError
 from stretto.base.run_folder import CONFIG, RunFolder
@@ -19,10 +23,8 @@ from stretto.train.build import build_engine
 from stretto.train.config_changes import ConfigChange, find_changes
 from stretto.train.data_spec import data_spec_files
 from stretto.train.evaluate import EvaluationInterruptedError, OnWindow, evaluate
-from stretto.train.events import EvaluationReport, Event, PreemptedError
-from stretto.train.initial_weights import load_initial_weights
-from stretto.train.log import Recorder, has_evaluation, open_recorder
-from stretto.train.nonfinite_batch import save_nonfinite_batch
+from stretto.train.events import EvaluationReport, Event, PreemptedError, log_line
+from stretto.train.log import LogWriter, has_evaluation, open_log_writer
 from stretto.train.optimizer import averaged_weights
 from stretto.train.plan_check import PlanCheck, predicted_seconds
 from stretto.train.rank_monitor import RankMonitor
@@ -32,14 +34,14 @@ from stretto.train.start import checkpoint_location, prepare_run
 from stretto.train.trace import gather_trace, save_trace
 from stretto.train.trained_model import read_weights
 from stretto.train.trainer import Request, StepReport, Trainer
-from stretto.train.weights import save_weights
+from stretto.train.weights import load_initial_weights, save_weights
 
-# The step after a start that is traced: caches are warm by then.
+# Which step of a launch is traced: caches are warm by then.
 _TRACED_STEP = 10
 
 
 class _Unfinished(NamedTuple):
-    """What an earlier start did not get to after its last save."""
+    """What an earlier launch did not do after its last save: write the final weights, evaluate."""
 
     weights: bool
     evaluation: bool
@@ -48,16 +50,15 @@ class _Unfinished(NamedTuple):
 class Run:
     """A run that is ready to start or resume: its config is checked and its last checkpoint is loaded.
 
-    `for event in run.events(): ...` trains, evaluates, saves and logs. With several ranks each has its own Run, and
-    all of them must iterate over the events; the first rank writes config, log and weights. `resume` is `auto`
-    (from the newest checkpoint in the folder, if there is one), `never`, or the path of a checkpoint.
+    `for event in run.events(): ...` trains, evaluates, saves and logs. With several ranks, each has its own Run and
+    must iterate over its events; the first rank writes config, log and weights. `resume` is `auto` (from the newest
+    checkpoint in the folder, if there is one), `never`, or the path of a checkpoint.
     """
 
     def __init__(self, config: RunConfig, world: World | None = None, resume: str = "auto") -> None:
         self.config = config
         self.folder = RunFolder(config.run.folder)
         self.world = world or World(rank=0, size=1, device=find_device(config.run.device))
-        # Data, model and loss, which fit together and fit the checkpoint.
         inputs = prepare_run(config, resume)
         self.model, self.data_spec = inputs.model, inputs.train.data_spec
         self.valid = None if inputs.valid is None else inputs.valid.windows
@@ -90,7 +91,7 @@ class Run:
 
     @property
     def is_finished(self) -> bool:
-        """Has an earlier start of this run done everything?"""
+        """Whether earlier launches have already trained, evaluated and written everything."""
         return self.trainer.is_done and not any(self._unfinished)
 
     def close(self) -> None:
@@ -100,21 +101,21 @@ class Run:
             self._lock.release()
 
     def events(self, on_window: OnWindow = lambda fraction: None) -> Iterator[Event]:
-        """Train to the end; `on_window` is called with the fraction of an evaluation that is done."""
+        """Train to the end and yield reports; `on_window` is called with the fraction of an evaluation that is done."""
         try:
             with self.checkpoints, on_preemption_signal(lambda: self.trainer.request(Request.STOP)):
                 if not self.world.is_rank_zero:
                     yield from self._train(on_window)
                     return
                 self._write_files()
-                with open_recorder(self.folder, self.config, self.trainer.step) as recorder:
-                    yield from self._recorded(recorder, on_window)
+                with open_log_writer(self.folder, self.config, self.trainer.step) as log:
+                    yield from self._train_and_log(log, on_window)
         finally:
             self.close()
 
-    def _recorded(self, recorder: Recorder, on_window: OnWindow) -> Iterator[Event]:
-        """The events of this start, each in the log before anyone sees it."""
-        recorder.write(
+    def _train_and_log(self, log: LogWriter, on_window: OnWindow) -> Iterator[Event]:
+        """Log this launch; then train, and log each event before it is yielded."""
+        log.write(
             "start",
             {
                 "step": self.trainer.step,
@@ -127,7 +128,7 @@ class Run:
         )
         with closing(self._train(on_window)) as events:
             for event in events:
-                recorder.record(event)
+                log.write(*log_line(event))
                 yield event
 
     def _train(self, on_window: OnWindow) -> Generator[Event]:
@@ -137,7 +138,7 @@ class Run:
         if self._unfinished.evaluation:
             yield from self._evaluate(on_window)
         monitor = RankMonitor(self.engine)
-        plan = PlanCheck(predicted_seconds(self.folder, self.config.layout) if self.world.is_rank_zero else None)
+        plan_check = PlanCheck(predicted_seconds(self.folder, self.config.layout) if self.world.is_rank_zero else None)
         traced_step = trainer.step + _TRACED_STEP
         trainer.is_recording = True
         for report in self._steps():
@@ -151,15 +152,15 @@ class Run:
                     yield rank_report
             if trainer.is_recording and (is_last or report.step == traced_step):
                 self._save_trace()
-            plan_report = plan.add_step(report.step, report.seconds, is_last=trainer.is_done)
+            plan_report = plan_check.add_step(report.step, report.seconds, is_last=trainer.is_done)
             if plan_report is not None:
                 yield plan_report
             if is_last or self._policy.is_save_due(trainer):
-                # Before the evaluation: whatever that meets, this step is safe.
+                # Save before the evaluation, so that an error there does not lose this step.
                 self._save(wait=is_last)
             if trainer.is_done:
                 self._save_weights()
-            # The saves that have ended by now, on the first rank.
+            # On the first rank, report the saves that have ended by now.
             yield from iter(self.checkpoints.poll, None)
             if is_preempted and not trainer.is_done:
                 self.world.barrier()
@@ -170,16 +171,17 @@ class Run:
                 yield from self._evaluate(on_window)
             if self.world.is_rank_zero:
                 self._policy.request_save_if_due(trainer)
-        # Nobody leaves before all are done: the first rank may hold the store that the others still read.
+        # No rank exits before all are done: the first rank may hold the store, which the others still use.
         self.world.barrier()
         yield from iter(self.checkpoints.poll, None)
 
     def _steps(self) -> Iterator[StepReport]:
+        """Yield the trainer's steps; if it diverges, save the batch and say so in the error."""
         try:
             yield from self.trainer
         except DivergedError as error:
             path = self.folder.nonfinite_batch(self.trainer.step + 1, self.world.rank)
-            raise DivergedError(f"{error}; {save_nonfinite_batch(self.trainer, path)}") from None
+            raise DivergedError(f"{error}; {_save_batch(self.trainer, path)}") from None
 
     def _evaluate(self, on_window: OnWindow) -> Iterator[EvaluationReport]:
         if self.valid is None:
@@ -211,14 +213,14 @@ class Run:
             save_weights(read_weights(self.model, checkpoint), self.folder.weights)
 
     def _save_trace(self) -> None:
-        """Write what all ranks did in the last step; one trace per start is enough."""
+        """Write a trace of all ranks' last step, and stop recording: one trace per launch is enough."""
         self.trainer.is_recording = False
         trace = gather_trace(self.trainer)
         if trace is not None:
             save_trace(trace, self.folder)
 
     def _restore(self, checkpoint: Checkpoint | None) -> list[ConfigChange]:
-        """Load the checkpoint to resume from, or the initial weights; return what the config has changed since."""
+        """Load a checkpoint, or without one the initial weights; return the config's changes since the checkpoint."""
         if checkpoint is None:
             if self.config.model.weights is not None:
                 load_initial_weights(self.engine.stack, self.model, self.config.model.weights)
@@ -227,25 +229,39 @@ class Run:
         return find_changes(checkpoint.manifest.run_info.config, self.config)
 
     def _find_unfinished(self) -> _Unfinished:
-        """Look into the folder for what is missing. The first rank has the folder; all do what it finds missing."""
-        trainer = self.trainer
-        is_evaluated = not (trainer.step and self._policy.is_evaluation_due(trainer)) or has_evaluation(
-            self.folder.log, trainer.step
-        )
-        missing = [self.world.is_rank_zero and not is_there for is_there in (self.folder.is_finished, is_evaluated)]
-        return _Unfinished(*map(bool, self.world.all_reduce([float(is_missing) for is_missing in missing])))
+        """Return what is missing in the run's folder. The first rank looks; the all_reduce tells the others."""
+        step, flags = self.trainer.step, [0.0, 0.0]
+        if self.world.is_rank_zero:
+            is_evaluation_due = step > 0 and self._policy.is_evaluation_due(self.trainer)
+            is_unevaluated = is_evaluation_due and not has_evaluation(self.folder.log, step)
+            flags = [float(not self.folder.is_finished), float(is_unevaluated)]
+        return _Unfinished(*map(bool, self.world.all_reduce(flags)))
 
     def _lock_folder(self) -> FolderLock | None:
         with self.folder.writing():
             self.folder.path.mkdir(parents=True, exist_ok=True)
             self.folder.log.touch()
-            # Without save.to, the lock of the checkpoints is in this folder already.
+            # Without save.to the checkpoints are in this folder, and their lock protects it.
             return None if self.config.save.to is None else FolderLock(self.folder.path)
 
     def _write_files(self) -> None:
         if not self.trainer.is_done:
-            # The weights of a run that was meant to be shorter must not pass for this one's.
+            # A finished run that now continues for more steps must not leave its old weights as the final ones.
             with self.folder.writing():
                 self.folder.weights.unlink(missing_ok=True)
         for name, content in {CONFIG: dump_config(self.config).encode(), **self._files}.items():
             self.folder.write(name, content)
+
+
+def _save_batch(trainer: Trainer, path: Path) -> str:
+    """Save this rank's share of the trainer's last window and its initial state; return text for the error message."""
+    assert trainer.window is not None
+    window = {name: value for name, value in asdict(trainer.window).items() if isinstance(value, Tensor)}
+    state = {f"state.{index}": tensor for index, tensor in enumerate(trainer.state or ())}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Copies: safetensors refuses views that share memory.
+        save_file({name: value.cpu().clone().contiguous() for name, value in {**window, **state}.items()}, path)
+    except OSError as error:
+        return f"the batch can't be saved in {path} ({error.strerror})"
+    return f"the batch is in {path}"

@@ -1,4 +1,4 @@
-"""SavePolicy: when a run saves a checkpoint, and when it evaluates."""
+"""SavePolicy: decides when a run saves a checkpoint and when it evaluates."""
 
 import time
 
@@ -16,20 +16,20 @@ class SavePolicy:
         self._last_save_time = time.monotonic()
 
     def is_evaluation_due(self, trainer: Trainer) -> bool:
-        """Is there an evaluation after the trainer's last step?"""
+        """Return whether to evaluate after the trainer's last step."""
         if not self._has_validation:
             return False
         return trainer.is_done or (self._eval_every is not None and trainer.step % self._eval_every == 0)
 
     def is_save_due(self, trainer: Trainer) -> bool:
-        """Is there a checkpoint of the trainer's last step? The same answer on all ranks."""
+        """Return whether to save the trainer's last step; all ranks get the same answer."""
         is_due = self._save.every is not None and trainer.step % self._save.every == 0
         # The best checkpoint can only be kept if every step that is evaluated is saved.
         is_candidate = self._save.keep_best and self.is_evaluation_due(trainer)
         return is_due or is_candidate or Request.SAVE in trainer.agreed
 
     def restart_clock(self) -> None:
-        """Count the minutes until the next save from now."""
+        """Start to count the minutes until the next save."""
         self._last_save_time = time.monotonic()
 
     def request_save_if_due(self, trainer: Trainer) -> None:

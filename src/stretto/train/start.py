@@ -1,4 +1,4 @@
-"""What is checked before a run starts: its inputs, its folder, and the checkpoint that it resumes from."""
+"""Checks a run before it starts: its inputs, its folder, and the checkpoint that it resumes from."""
 
 from stretto.base.errors import ConfigError, StrettoError
 from stretto.base.run_folder import RunFolder
@@ -8,13 +8,13 @@ from stretto.config.run import RunConfig
 from stretto.config.toml import load_config
 from stretto.train.build import RunInputs, build_inputs
 from stretto.train.config_changes import find_changes, reject_changes
-from stretto.train.initial_weights import check_initial_weights
 from stretto.train.sinks.sinks import check_sinks
 from stretto.train.trained_model import check_weights
+from stretto.train.weights import check_initial_weights
 
 
 def prepare_run(config: RunConfig, resume: str = "auto") -> RunInputs:
-    """Return the inputs of a run; raise if it can't start, or if it would resume from a checkpoint of another run."""
+    """Return the inputs of a run; raise if it can't start, or if its checkpoint does not fit its config or data."""
     _check_folder(config, resume)
     check_sinks(config.logging)
     inputs = build_inputs(config)
@@ -46,24 +46,24 @@ def _find_checkpoint(config: RunConfig, resume: str) -> Checkpoint | None:
 
 
 def _check_folder(config: RunConfig, resume: str) -> None:
-    """Raise if the folder holds a run that must not be there, or one that keeps its checkpoints elsewhere."""
+    """Raise if the folder holds a run and `resume` is `never`, or if that run has a different `save.to`."""
     folder = RunFolder(config.run.folder)
     if not folder.config.is_file():
         return
     if resume == "never":
         raise ConfigError(f"run.folder={folder} holds a run already; choose a different run.folder, or delete it")
-    before, now = load_config(folder.config).save.to, config.save.to
-    if before != now:
-        # Without this the run would start from the beginning without a word.
-        remedy = "leave save.to out" if before is None else f"set save.to={before}"
+    old, new = load_config(folder.config).save.to, config.save.to
+    if old != new:
+        # Otherwise the run would not find its checkpoints, and silently start from the beginning.
+        remedy = "leave save.to out" if old is None else f"set save.to={old}"
         raise ConfigError(
-            f"run.folder={folder} holds a run with its checkpoints in {before or 'its own folder'}, not in "
-            f"{now or 'its own folder'}; {remedy}, or choose a different run.folder"
+            f"run.folder={folder} holds a run with its checkpoints in {old or 'its own folder'}, not in "
+            f"{new or 'its own folder'}; {remedy}, or choose a different run.folder"
         )
 
 
 def _check_checkpoint(checkpoint: Checkpoint, config: RunConfig, inputs: RunInputs) -> None:
-    """Raise if a checkpoint's numbers would mean something else in this run."""
+    """Raise if a checkpoint does not fit this run's config, data or model."""
     run_info = checkpoint.manifest.run_info
     reject_changes(find_changes(run_info.config, config), checkpoint.location)
     if run_info.data not in (None, inputs.train.digest):

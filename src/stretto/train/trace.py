@@ -1,4 +1,4 @@
-"""Tracing: gather what all ranks did in a recorded step on the first rank."""
+"""Tracing: gathers on the first rank what all ranks did in a recorded step."""
 
 import logging
 import platform
@@ -14,23 +14,23 @@ from stretto.plan.trace import ACTION_KINDS, CATEGORIES, RankTrace, Trace, Trace
 from stretto.train.trainer import Trainer
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_NUMBERS_PER_EVENT = 5  # numbers that describe one event
-# Replicas do the same work, and no viewer could open a trace of thousands of ranks.
+_NUMBERS_PER_EVENT = 5  # as `_pack` yields them
+# Replicas do the same work, and no viewer can open a trace of thousands of ranks.
 _MAX_RANKS = 64
 
 _log = logging.getLogger(__name__)
 
 
 def gather_trace(trainer: Trainer) -> Trace | None:
-    """Return a trace of the last recorded step, on the first rank; all ranks call it after the same step.
+    """Return a trace of the last recorded step, on the first rank; None on others. All ranks must call it.
 
     Set `trainer.is_recording` before a step to record it. With more than 64 ranks the trace holds as many complete
     replicas as fit into 64, and at least one.
     """
     mesh, events = trainer.engine.mesh, trainer.recorded_events
-    # All ranks leave the barrier at about the same moment, by which the clocks of different machines are aligned.
+    # All ranks leave the barrier at about the same time, so `_align` can align the clocks of different nodes.
     mesh.world.barrier()
-    numbers = [time.perf_counter(), _clock(), mesh.replica, mesh.stage, *_pack(events)]
+    numbers = [time.perf_counter(), _clock_id(), mesh.replica, mesh.stage, *_pack(events)]
     is_included = mesh.replica < max(1, _MAX_RANKS // mesh.num_stages)
     gathered = mesh.world.gather([float(number) for number in numbers] if is_included else [])
     return None if gathered is None else Trace.of(trainer.step, _align(gathered))
@@ -47,19 +47,18 @@ def save_trace(trace: Trace, folder: RunFolder) -> None:
 
 
 def _align(gathered: Sequence[Sequence[float]]) -> list[RankTrace]:
-    """Return the ranks' events on the clock of the first rank's machine; ranks may have sent nothing."""
+    """Return the ranks' events by the clock of the first rank's node; leave out ranks that sent nothing."""
     included = {rank: numbers for rank, numbers in enumerate(gathered) if numbers}
-    # When the barrier ended, by the clock of each machine: ranks of one machine share a clock, the first one counts.
-    ended: dict[float, float] = {}
-    for moment, clock, *_ in included.values():
-        ended[clock] = min(moment, ended.get(clock, moment))
-    first = ended[gathered[0][1]]
-    return [
-        RankTrace(
-            rank, int(replica), int(stage), tuple(event.shifted(first - ended[clock]) for event in _unpack(numbers))
-        )
-        for rank, (_, clock, replica, stage, *numbers) in included.items()
-    ]
+    # When the barrier ended, by each clock. The ranks of a node share a clock; the first to leave the barrier counts.
+    barrier_end: dict[float, float] = {}
+    for seconds, clock, *_ in included.values():
+        barrier_end[clock] = min(seconds, barrier_end.get(clock, seconds))
+    traces = []
+    for rank, (_, clock, replica, stage, *numbers) in included.items():
+        shift = barrier_end[gathered[0][1]] - barrier_end[clock]
+        events = tuple(event.shifted(shift) for event in _unpack(numbers))
+        traces.append(RankTrace(rank, int(replica), int(stage), events))
+    return traces
 
 
 def _pack(events: Sequence[TraceEvent]) -> Iterator[float]:
@@ -76,8 +75,8 @@ def _unpack(numbers: Sequence[float]) -> Iterator[TraceEvent]:
         yield TraceEvent(name, start, stop, None if kind is None else Action(kind, int(micro_batch), int(chunk)))
 
 
-def _clock() -> float:
-    """A number that identifies the clock of this machine; all processes of the machine have the same."""
+def _clock_id() -> float:
+    """Return a number that identifies this node's clock; all processes of the node get the same."""
     try:
         name = _BOOT_ID.read_text(encoding="ascii")
     except OSError:

@@ -1,4 +1,4 @@
-"""TrainedModel: a run's model on one device, from its weights or from a checkpoint of any layout."""
+"""TrainedModel: a run's model on one device, from its final weights or from a checkpoint of any layout."""
 
 import json
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class TrainedModel:
     stack: Stack
 
     def metadata(self) -> dict[str, str]:
-        """Return what an export carries with it: vocabulary, labels and channels, each as JSON."""
+        """Return the metadata of an exported model: task, vocabulary, labels, channels and more, each as JSON."""
         files = data_spec_files(self.data_spec)
         tree = json.loads(files.pop(DATA_SPEC))
         if self.data_spec.channels is not None:
@@ -45,13 +45,13 @@ class TrainedModel:
         return {**parts, **{name.removesuffix(".json"): content.decode() for name, content in files.items()}}
 
     def evaluate(self, location: Path | str, on_window: OnWindow = lambda part: None) -> Evaluation:
-        """Evaluate on other prepared data, cut into windows as the run's own data was."""
+        """Evaluate on other prepared data, cut into windows like the run's own data."""
         feed = open_feed("data", location, self.config.data, Layout(), self.config.run.seed, is_validation=True)
         check_same_spec(self.data_spec, feed.data_spec, str(location), "the run")
         loss = build_loss(self.config.model, self.data_spec.task)
-        # As many rows at once as on a rank of the run, so that they fit into memory.
-        rows = feed.windows.read(Position(), inputs=False, targets=False).num_rows
-        micro_batches = min(rows, self.config.layout.num_global_micro_batches)
+        # Compute as many rows at once as a rank of the run did, so that they fit into memory.
+        num_rows = feed.windows.read(Position(), inputs=False, targets=False).num_rows
+        micro_batches = min(num_rows, self.config.layout.num_global_micro_batches)
         engine = LocalEngine(self.stack, loss, micro_batches=micro_batches, precision=self.config.run.precision)
         return evaluate(engine, feed.windows, on_window=on_window)
 
@@ -59,8 +59,8 @@ class TrainedModel:
 def load_model(path: Path | str, device: str | None = None, *, trust: bool = False) -> TrainedModel:
     """Load the model of a run's folder or of a checkpoint onto one device, whichever layout trained it.
 
-    A finished run gives its final weights, any other the weights of its newest checkpoint. A run with `model.factory`
-    or `model.loss` names Python code. It is imported only with `trust=True`: set this if you trust its author.
+    A finished run has its final weights, any other run those of its newest checkpoint. With `model.factory` or
+    `model.loss`, a run names Python code. It is imported only with `trust=True`: set this if you trust its author.
     """
     if _is_finished(path):
         folder = RunFolder(Path(path))
@@ -78,7 +78,7 @@ def load_model(path: Path | str, device: str | None = None, *, trust: bool = Fal
 
 
 def read_config(path: Path | str) -> RunConfig:
-    """Read only the config of a run's folder or of a checkpoint."""
+    """Return the config of a run's folder or of a checkpoint, without loading the model."""
     return load_config(RunFolder(Path(path)).config) if _is_finished(path) else _config_of(find_checkpoint(path))
 
 
@@ -99,32 +99,32 @@ def read_weights(model: Stack, checkpoint: Checkpoint) -> dict[str, Tensor]:
     tensors = checkpoint.manifest.tensors()
     weights: dict[str, Tensor] = {}
     shards = []
-    for name, like in model.state_dict().items():
-        average = f"optimizer.{name}.ax"
-        full = average if average in tensors else f"weights.{name}"
-        weights[name] = torch.empty(like.shape, dtype=getattr(torch, tensors[full].dtype), device="cpu")
-        shards.append(TensorShard(full, weights[name]))
+    for name, parameter in model.state_dict().items():
+        average_name = f"optimizer.{name}.ax"
+        saved_name = average_name if average_name in tensors else f"weights.{name}"
+        dtype = getattr(torch, tensors[saved_name].dtype)
+        weights[name] = torch.empty(parameter.shape, dtype=dtype, device="cpu")
+        shards.append(TensorShard(saved_name, weights[name]))
     checkpoint.read(shards)
     return weights
 
 
 def check_weights(model: Stack, checkpoint: Checkpoint) -> None:
-    """Raise if a checkpoint's weights have other shapes than the model's, before any memory is allocated."""
+    """Raise if a checkpoint's weights, or ASGD's averages of them, don't have the shapes of the model's weights."""
     tensors = checkpoint.manifest.tensors()
-    for name, like in model.state_dict().items():
+    for name, parameter in model.state_dict().items():
         weight = tensors.get(f"weights.{name}")
         average = tensors.get(f"optimizer.{name}.ax", weight)
-        shapes = [None if saved is None else list(saved.full_shape) for saved in (weight, average)]
-        if shapes != [list(like.shape)] * 2:
-            problem = "does not" if weight is None else f"has it as {shapes[0]}"
+        if any(saved is None or saved.full_shape != parameter.shape for saved in (weight, average)):
+            problem = "has none" if weight is None else f"has it as {list(weight.full_shape)}"
             raise ConfigError(
-                f"the model has a weight {name} of {list(like.shape)}, but {checkpoint.location} {problem}; use the "
-                "same model, or choose a different run.folder"
+                f"the model has a weight {name} of {list(parameter.shape)}, but {checkpoint.location} {problem}; use "
+                "the same model, or choose a different run.folder"
             )
 
 
 def _check_trusted(config: RunConfig, where: str, trust: bool) -> RunConfig:
-    """Raise if a config names code, unless the caller trusts it."""
+    """Return the config; raise if it names Python code and the caller does not trust it."""
     for name, value in (("factory", config.model.factory), ("loss", config.model.loss)):
         if value is not None and not trust:
             raise ConfigError(

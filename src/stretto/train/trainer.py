@@ -1,10 +1,10 @@
-"""Trainer: the training loop, as an iterator of step reports."""
+"""Trainer: the training loop, as an iterator over step reports."""
 
 import enum
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import NamedTuple, Self
 
 import torch
@@ -43,12 +43,12 @@ from stretto.train.trainer_state import (
 )
 from stretto.windows.loader import WindowSource, read_ahead
 
-# This many skipped steps in a row are not an accident.
+# A run that skips this many steps in a row has diverged.
 _MAX_CONSECUTIVE_SKIPS = 100
 
 
 class Request(enum.Enum):
-    """What any rank may ask for; all ranks learn of it after the same step."""
+    """What any rank may ask all ranks to do; all of them learn of it after the same step."""
 
     SAVE = "save"
     STOP = "stop"
@@ -56,7 +56,7 @@ class Request(enum.Enum):
 
 @dataclass(frozen=True)
 class StepReport:
-    """What one optimizer step did."""
+    """The result of one training step."""
 
     step: int  # from 1: how many steps are done
     epoch: int  # from 1
@@ -68,7 +68,7 @@ class StepReport:
     compute_seconds: float
     optimizer_seconds: float
     skipped: int = 0  # steps so far with a loss or gradient that was not finite, this one included
-    padding: float = 0.0  # fraction of the global batch, in steps times rows, that is padding
+    padding: float = 0.0  # the fraction of the global batch's elements (time steps times rows) that is padding
     waiting_seconds: float = 0.0  # the part of compute_seconds in which this rank waited for others
 
     @property
@@ -81,14 +81,14 @@ class StepReport:
 
 
 class _StepTotals(NamedTuple):
-    """Sums over all ranks after each step: one small all_reduce, after which all ranks take the same decisions."""
+    """A step's sums over all ranks. One small all_reduce makes them equal on all ranks, which then decide alike."""
 
     loss: float  # summed over targets
     num_targets: float
     squared_grad_norm: float
-    num_valid: float  # steps times rows that are not padding
-    num_elements: float  # steps times rows
-    save_votes: float
+    num_valid: float  # elements that are not padding
+    num_elements: float  # time steps times rows
+    save_votes: float  # ranks that have requested it
     stop_votes: float
 
     @property
@@ -111,11 +111,11 @@ class Trainer:
     `for report in trainer: ...` takes all steps; `trainer.advance()` takes one. There are no callbacks: what
     should happen between two steps goes into the body of your loop.
 
-    `windows` is the data of all replicas, the same on every rank. The trainer takes the share of its own replica.
+    `windows` is the data of all replicas, the same on every rank. The trainer takes its own replica's share.
 
     `optimizer` is a function from parameters to an optimizer, such as `torch.optim.AdamW` or
-    `lambda parameters: torch.optim.SGD(parameters, lr=0.1)`. It is called with the parameters of this rank, so it must
-    treat each parameter by itself, as torch's optimizers do. Its learning rate is the peak: `schedule`, `warmup` and
+    `lambda parameters: torch.optim.SGD(parameters, lr=0.1)`. It is called with this rank's parameters only, so it must
+    update each parameter on its own, as torch's optimizers do. Its learning rate is the peak: `schedule`, `warmup` and
     `final_lr_ratio` of `config` scale it, in each parameter group, and `clip` applies. Without it, `config` names the
     optimizer.
     """
@@ -147,18 +147,18 @@ class Trainer:
             raise ConfigError(f"train.warmup={config.warmup} exceeds the run's {self.num_steps} steps; shorten it")
         self.step = 0
         self.position = start or Position()  # of the next window
-        self.window: Window | None = None  # the last one that was read
+        self.window: Window | None = None  # the last one that was read; None before the first step
         self.skipped = 0  # steps with a loss or gradient that was not finite
         self.agreed: frozenset[Request] = frozenset()  # what some rank had requested before the last step
-        self.state: State | None = None
-        self.is_recording = False  # should the next steps be recorded?
+        self.state: State | None = None  # that the next window starts from; None: the initial state
+        self.is_recording = False  # whether the next steps are recorded
         self.recorded_events: tuple[TraceEvent, ...] = ()  # what this rank did in the last recorded step
         self._lr_name = "train.lr" if optimizer is None else "lr"
         self._requests: set[Request] = set()
         self._consecutive_skips = 0
         self._workers = workers
         self._reader: Iterator[tuple[Window, Position]] | None = None
-        # How many targets this epoch has had so far; None if training started in the middle of it.
+        # How many targets this epoch has had so far; None if training started in the middle of the epoch.
         self._num_epoch_targets = 0.0 if self.position == Position(self.position.epoch) else None
 
     def __iter__(self) -> Self:
@@ -191,16 +191,16 @@ class Trainer:
         return self.position.epoch >= self.config.epochs
 
     def request(self, request: Request) -> None:
-        """Ask for something on behalf of all ranks; after the next step it is in `agreed` on all of them."""
+        """Request something of all ranks; after the next step it is in `agreed` on all of them."""
         self._requests.add(request)
 
     def is_requested(self, request: Request) -> bool:
-        """Has this rank requested something that is not agreed yet?"""
+        """Return whether this rank has requested something that is not in `agreed` yet."""
         return request in self._requests
 
     def snapshot(self) -> Snapshot:
         """Return this rank's part of a checkpoint of the last step."""
-        engine, windows, position = self.engine, self.windows, self.position
+        engine, windows = self.engine, self.windows
         replicated = [*weight_shards(engine.stack), *optimizer_shards(engine.stack, self.optimizer)]
         shards = shards_to_write(replicated, engine.mesh.replica, engine.mesh.num_replicas)
         if windows.is_stateful and self.state is not None:
@@ -209,9 +209,7 @@ class Trainer:
             step=self.step,
             seed=self.seed,
             optimizer=type(self.optimizer).__name__,
-            epoch=position.epoch,
-            pool=position.pool,
-            index=position.index,
+            **asdict(self.position),
             num_targets=self._num_epoch_targets,
             skipped=self.skipped,
             consecutive_skips=self._consecutive_skips,
@@ -221,7 +219,7 @@ class Trainer:
         return Snapshot(training_state, shards)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Resume from a checkpoint, whatever layout wrote it: as if this trainer had taken its steps."""
+        """Resume from a checkpoint of any layout, as if this trainer had taken all its steps."""
         stack, windows, training_state = self.engine.stack, self.windows, checkpoint.manifest.training_state
         for name, value, saved_value in (
             ("seed", self.seed, training_state.seed),
@@ -248,10 +246,11 @@ class Trainer:
 
     def advance(self) -> StepReport:
         """Take one optimizer step and return its report."""
-        wait_seconds_before, actions = self.engine.mesh.world.wait_timer.seconds, list[TimedAction]()
+        actions: list[TimedAction] = []
         if self.is_recording:
             self.engine.recorder.actions = actions
-        started = time.perf_counter()
+        wait_timer = self.engine.mesh.world.wait_timer
+        started, waited_before = time.perf_counter(), wait_timer.seconds
         learning_rate = set_learning_rate(self.optimizer, learning_rate_factor(self.config, self.step, self.progress))
         self.window, next_position = next(self._read_ahead())
         data_read = time.perf_counter()
@@ -261,7 +260,7 @@ class Trainer:
         self.agreed = totals.agreed
         self._requests -= self.agreed
         computed = time.perf_counter()
-        waiting_seconds = self.engine.mesh.world.wait_timer.seconds - wait_seconds_before
+        waiting_seconds = wait_timer.seconds - waited_before
 
         gradient_norm, state = self._update(totals, result.state)
         epoch = self.position.epoch + 1
@@ -269,7 +268,7 @@ class Trainer:
         self.state, self.position = state, next_position
         self.step += 1
         if self.is_done:
-            # This ends its worker processes.
+            # This ends the reader's worker processes.
             self._reader = None
         ended = time.perf_counter()
         if self.is_recording:
@@ -304,12 +303,12 @@ class Trainer:
         return _StepTotals(*self.engine.mesh.world.all_reduce(list(local)))
 
     def _update(self, totals: _StepTotals, state: State) -> tuple[float, State | None]:
-        """Update the weights if all numbers are finite; return the gradient's norm and the state to continue from."""
+        """Update the weights if loss and gradient are finite; return the gradient norm and the next window's state."""
         if not totals.is_finite:
             return totals.grad_norm, self._skip(totals, state)
         self._consecutive_skips = 0
         if not totals.num_targets:
-            # Rows of one token, or a channel that is missing for long: there is nothing to learn from.
+            # There is nothing to learn from, such as rows of one token, or only missing values of a channel.
             return 0.0, state
         gradient_norm = scale_gradients(
             self.engine.stack.parameters(), totals.num_targets, totals.grad_norm, self.config.clip
@@ -319,25 +318,25 @@ class Trainer:
         return gradient_norm, state
 
     def _skip(self, totals: _StepTotals, state: State) -> State | None:
-        """Leave the weights as they are, or stop the run; return the state that the lanes continue from."""
+        """Leave the weights unchanged, or raise DivergedError; return the next window's state."""
         self.skipped += 1
         self._consecutive_skips += 1
         if self.config.nonfinite == "stop" or self._consecutive_skips >= _MAX_CONSECUTIVE_SKIPS:
-            last = self.step + 1 - self._consecutive_skips
-            many = "" if self.config.nonfinite == "stop" else f", as did {self._consecutive_skips} steps in a row"
+            last_good_step = self.step + 1 - self._consecutive_skips
+            streak = "" if self.config.nonfinite == "stop" else f", as did {self._consecutive_skips} steps in a row"
             lr = self.optimizer.param_groups[0]["initial_lr"]
             raise DivergedError(
-                f"step {self.step + 1} has loss {totals.loss} and gradient norm {totals.grad_norm}{many}; the weights "
-                f"are still those of step {last}: lower {self._lr_name}={lr}, or raise "
+                f"step {self.step + 1} has loss {totals.loss} and gradient norm {totals.grad_norm}{streak}; the "
+                f"weights are still those of step {last_good_step}: lower {self._lr_name}={lr}, or raise "
                 f"train.warmup={self.config.warmup}"
             )
-        # Lanes continue, unless this window has made any lane's state non-finite: then all repeat the state before it.
-        is_spoiled = any(not torch.isfinite(tensor).all() for tensor in state if tensor.is_floating_point())
-        (num_spoiled,) = self.engine.mesh.world.all_reduce([float(is_spoiled)])
-        return self.state if num_spoiled else state
+        # If the new state is not finite on some rank, all ranks keep the state from before this window.
+        is_finite = all(torch.isfinite(tensor).all() for tensor in state if tensor.is_floating_point())
+        (num_nonfinite,) = self.engine.mesh.world.all_reduce([float(not is_finite)])
+        return self.state if num_nonfinite else state
 
     def _check_epoch(self, num_targets: float, next_position: Position) -> None:
-        """Raise if a whole epoch had no targets."""
+        """Count this epoch's targets; raise at the end of an epoch that had none."""
         if self._num_epoch_targets is not None:
             self._num_epoch_targets += num_targets
         if next_position.epoch > self.position.epoch:

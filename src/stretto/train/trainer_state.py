@@ -22,19 +22,19 @@ Optimizer = torch.optim.Optimizer
 
 
 def weight_shards(stack: Stack) -> list[TensorShard]:
-    """Return the weights and buffers of a stack."""
+    """Return a stack's parameters and buffers as shards."""
     return [TensorShard(f"weights.{name}", tensor) for name, tensor in stack.state_dict().items()]
 
 
 def optimizer_shards(stack: Stack, optimizer: Optimizer) -> list[TensorShard]:
-    """Return the optimizer's state of a stack's parameters."""
+    """Return the optimizer's state of a stack's parameters as shards."""
     shards = []
     for name, weight in stack.named_parameters():
         for key, value in optimizer.state.get(weight, {}).items():
             if isinstance(value, Tensor):
                 shards.append(TensorShard(f"optimizer.{name}.{key}", value))
             elif value is not None:
-                # Dropped silently, it would change the curve after a resume.
+                # If it were left out, training would silently differ after a resume.
                 raise ConfigError(
                     f"the optimizer keeps {key!r} of {name} as a {type(value).__name__}, which can't be saved; use an "
                     "optimizer whose state is tensors"
@@ -43,7 +43,7 @@ def optimizer_shards(stack: Stack, optimizer: Optimizer) -> list[TensorShard]:
 
 
 def lane_shards(stack: Stack, state: State, lane_indices: range, num_lanes: int) -> list[TensorShard]:
-    """Return the hidden states of some lanes, for each block of a stack."""
+    """Return the hidden state of the lanes `lane_indices`, out of `num_lanes` of all replicas, as shards."""
     return [
         TensorShard(f"lanes.{block}.{number}", tensor, lane_indices.start, num_lanes)
         for block, block_state in enumerate(stack.split_state(state), stack.first)
@@ -52,7 +52,7 @@ def lane_shards(stack: Stack, state: State, lane_indices: range, num_lanes: int)
 
 
 def shards_to_write(shards: Sequence[TensorShard], replica: int, num_replicas: int) -> list[TensorShard]:
-    """Return the shards that this replica writes. All replicas hold the same, and write about as many bytes each."""
+    """Return the shards that this replica writes: all replicas hold the same shards, and share the bytes evenly."""
     num_bytes = [0] * num_replicas
     assigned = []
     for shard in sorted(shards, key=lambda shard: (-shard.tensor.nbytes, shard.name)):
@@ -64,7 +64,7 @@ def shards_to_write(shards: Sequence[TensorShard], replica: int, num_replicas: i
 
 
 def empty_optimizer_state(stack: Stack, checkpoint: Checkpoint) -> dict[str, dict[str, Tensor]]:
-    """Return empty tensors for the saved state of the optimizer, by parameter and key."""
+    """Return zero tensors to load the saved optimizer state into, by parameter name and key."""
     weights = dict(stack.named_parameters())
     states: dict[str, dict[str, Tensor]] = {}
     for full_name, saved in checkpoint.manifest.tensors().items():
@@ -72,7 +72,7 @@ def empty_optimizer_state(stack: Stack, checkpoint: Checkpoint) -> dict[str, dic
         weight = weights.get(name)
         if weight is None or not full_name.startswith("optimizer."):
             continue
-        # Some optimizers keep less than a value per element, none keeps more: what is larger is not of this model.
+        # No supported optimizer keeps more than one value per element under a key, so this is of a different model.
         if math.prod(saved.full_shape) > max(weight.numel(), 1):
             raise DataError(
                 f"{checkpoint.location}: {full_name} is {list(saved.full_shape)}; it is from a different model"
@@ -83,7 +83,7 @@ def empty_optimizer_state(stack: Stack, checkpoint: Checkpoint) -> dict[str, dic
 
 
 def set_optimizer_state(stack: Stack, optimizer: Optimizer, states: Mapping[str, dict[str, Tensor]]) -> None:
-    """Replace the state of the optimizer."""
+    """Replace the optimizer's state by `states`, by parameter name and key."""
     optimizer.state.clear()
     for name, weight in stack.named_parameters():
         if name in states:
@@ -91,7 +91,7 @@ def set_optimizer_state(stack: Stack, optimizer: Optimizer, states: Mapping[str,
 
 
 def empty_lane_state(stack: Stack, num_rows: int, device: torch.device) -> State:
-    """Return a hidden state for some lanes, to be filled."""
+    """Return a hidden state for `num_rows` lanes, to load saved values into."""
     rows = Rows.of(num_rows, device=device, dtype=stack.dtype)
     with torch.no_grad():
         return tuple(tensor.detach().clone() for tensor in stack.initial_state(rows))

@@ -1,4 +1,4 @@
-"""The user's own code that a config names: `file.py:name` or `package.module:name`."""
+"""Imports the user's own code that a config names: `file.py:name` or `package.module:name`."""
 
 import importlib
 import importlib.util
@@ -8,7 +8,7 @@ from stretto.base.errors import ConfigError
 
 
 def load_object(field: str, spec: str) -> object:
-    """Import the object that a field of a config names."""
+    """Import the object that `spec`, the value of a config's field, names; `field` is for error messages."""
     source, _, name = spec.rpartition(":")
     if not source:
         raise ConfigError(f"{field}={spec!r} does not name an object; write it as file.py:name or package.module:name")

@@ -9,15 +9,15 @@ from textwrap import shorten
 
 from stretto.train.sinks.sink import LogLine, RunStatus, Sink
 
-# Lines that may queue up for a slow sink, and seconds that it gets to finish at the end.
-_MAX_QUEUED = 100_000
-_CLOSE_TIMEOUT = 30.0
+# How many lines may queue up for a slow sink, and how long it may take to finish at the end.
+_MAX_QUEUED_LINES = 100_000
+_CLOSE_TIMEOUT_SECONDS = 30.0
 
 _log = logging.getLogger(__name__)
 
 
 class BackgroundSink:
-    """A sink with its own thread; the first error is logged, and none is raised."""
+    """A sink with its own thread; its first error is logged as a warning, and none is raised."""
 
     def __init__(self, name: str, sink: Sink, history: Iterable[LogLine] = ()) -> None:
         self._name, self._sink = name, sink
@@ -30,18 +30,18 @@ class BackgroundSink:
 
     def write(self, kind: str, values: Mapping[str, object]) -> None:
         """Queue a line, without waiting."""
-        if self._lines.qsize() < _MAX_QUEUED:
+        if self._lines.qsize() < _MAX_QUEUED_LINES:
             self._lines.put((kind, dict(values)))
         else:
             self._warn("it is slower than the run")
 
     def close(self, status: RunStatus) -> None:
-        """Wait until all lines are written, for a limited time."""
+        """Wait until all lines are written, but at most for a fixed time; `status` is how the run ended."""
         self._status = status
         self._lines.put(None)
-        self._thread.join(_CLOSE_TIMEOUT)
+        self._thread.join(_CLOSE_TIMEOUT_SECONDS)
         if self._thread.is_alive():
-            self._warn(f"it did not finish within {_CLOSE_TIMEOUT:.0f} s")
+            self._warn(f"it did not finish within {_CLOSE_TIMEOUT_SECONDS:.0f} s")
 
     def _feed(self) -> None:
         with self._catch_errors():
@@ -72,7 +72,7 @@ class BackgroundSink:
 
 
 def describe_error(error: Exception) -> str:
-    """Return the reason of an error in one line."""
+    """Return an error's reason in one line."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
     return shorten(f"{type(error).__name__}: {error}".rstrip(": "), 300)

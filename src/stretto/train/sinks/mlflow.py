@@ -1,4 +1,4 @@
-"""MLflow: a run of an experiment, in the run's folder or on the server at MLFLOW_TRACKING_URI."""
+"""MLflow: logs to an MLflow run, in the run's folder or on the server at MLFLOW_TRACKING_URI."""
 
 import os
 import time
@@ -14,9 +14,9 @@ _STATUS: dict[RunStatus, str] = {"finished": "FINISHED", "failed": "FAILED", "in
 
 
 class MlflowSink(Sink):
-    """Metrics by `kind/name` over steps. All starts of a run are one MLflow run, by an id in the run's folder.
+    """Logs metrics named `kind/name`. All launches of a run log to one MLflow run, whose id is in the run's folder.
 
-    MLflow can't delete a metric, so a step that it has already is not written again.
+    MLflow can't delete a metric, so a step that it already has is not written again.
     """
 
     needs_history = True
@@ -26,31 +26,33 @@ class MlflowSink(Sink):
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         server = os.environ.get("MLFLOW_TRACKING_URI")
         if server is None:
-            # Without a server, the alternative to files is a database.
+            # Use files: without this, MLflow accepts only a database or a server.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         from mlflow import MlflowClient
 
         self._client = MlflowClient(server or (folder.resolve() / "mlflow").as_uri())
         self._run_id = self._resume_run(experiment, folder) or self._create_run(experiment, folder, hyperparameters)
         metrics = self._client.get_run(self._run_id).data.metrics
-        self._last = {name.removesuffix("/step"): step for name, step in metrics.items() if name.endswith("/step")}
+        self._last_steps = {
+            name.removesuffix("/step"): step for name, step in metrics.items() if name.endswith("/step")
+        }
 
     def write(self, kind: str, values: Mapping[str, object]) -> None:
         from mlflow.entities import Metric
 
         step = step_of(values)
-        if step <= self._last.get(kind, -1):
+        if step <= self._last_steps.get(kind, -1):
             return
         now = int(1000 * time.time())
         metrics = [Metric(scalar.tag, scalar.value, now, step) for scalar in iter_scalars(kind, values)]
-        for first in range(0, len(metrics), _MAX_METRICS):
-            self._client.log_batch(self._run_id, metrics[first : first + _MAX_METRICS])
+        for start in range(0, len(metrics), _MAX_METRICS):
+            self._client.log_batch(self._run_id, metrics[start : start + _MAX_METRICS])
 
     def close(self, status: RunStatus) -> None:
         self._client.set_terminated(self._run_id, _STATUS[status])
 
     def _resume_run(self, experiment: str, folder: Path) -> str | None:
-        """Return the run of an earlier start, if it exists."""
+        """Continue the MLflow run of an earlier launch and return its id; None if there is none."""
         from mlflow.exceptions import MlflowException
         from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
 
@@ -73,7 +75,7 @@ class MlflowSink(Sink):
         experiment_id = self._client.create_experiment(experiment) if existing is None else existing.experiment_id
         run_id: str = self._client.create_run(experiment_id, run_name=folder.resolve().name).info.run_id
         parameters = [Param(name, str(value)) for name, value in hyperparameters.items()]
-        for first in range(0, len(parameters), _MAX_PARAMETERS):
-            self._client.log_batch(run_id, params=parameters[first : first + _MAX_PARAMETERS])
+        for start in range(0, len(parameters), _MAX_PARAMETERS):
+            self._client.log_batch(run_id, params=parameters[start : start + _MAX_PARAMETERS])
         SinkState(folder).write(f"mlflow {experiment}", run_id)
         return run_id

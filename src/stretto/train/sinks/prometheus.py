@@ -1,4 +1,4 @@
-"""Prometheus: the newest values at http://127.0.0.1:PORT/metrics, while the run lasts."""
+"""Prometheus: serves the newest values at http://127.0.0.1:PORT/metrics while the run lasts."""
 
 import errno
 import re
@@ -14,8 +14,8 @@ from stretto.base.errors import ConfigError
 from stretto.train.sinks.sink import RunStatus, Scalar, Sink, iter_scalars
 from stretto.train.sinks.state import SinkState
 
-# How long to wait for the port of an earlier start that was killed: its data workers hold the port until they notice.
-_PORT_TIMEOUT = 15.0
+# How long to wait for the port of an earlier launch that was killed: its data workers hold the port until they exit.
+_PORT_TIMEOUT_SECONDS = 15.0
 
 
 class PrometheusSink(Sink):
@@ -23,12 +23,11 @@ class PrometheusSink(Sink):
 
     def __init__(self, port: int, folder: Path) -> None:
         state = SinkState(folder)
-        was_ours = state.read("prometheus") == str(port)
+        was_used_before = state.read("prometheus") == str(port)
         self._registry = CollectorRegistry()
         self._gauges: dict[str, Gauge] = {}
-        self._server, self._thread = _listen(
-            port, self._registry, time.monotonic() + (_PORT_TIMEOUT if was_ours else 0.0)
-        )
+        deadline = time.monotonic() + (_PORT_TIMEOUT_SECONDS if was_used_before else 0.0)
+        self._server, self._thread = _listen(port, self._registry, deadline)
         try:
             state.write("prometheus", str(port))
         except OSError:
@@ -49,19 +48,19 @@ class PrometheusSink(Sink):
         kind = "" if scalar.kind == "step" else f"_{scalar.kind}"
         name = re.sub(r"\W", "_", f"stretto{kind}_{scalar.name}", flags=re.ASCII)
         if name not in self._gauges:
-            text = f"{scalar.name} of the newest {scalar.kind} line of the log"
+            description = f"{scalar.name} of the newest {scalar.kind} line of the log"
             labels = () if scalar.rank is None else ("rank",)
-            self._gauges[name] = Gauge(name, text, labels, registry=self._registry)
+            self._gauges[name] = Gauge(name, description, labels, registry=self._registry)
         return self._gauges[name]
 
 
-def _listen(port: int, registry: CollectorRegistry, until: float) -> tuple[WSGIServer, Thread]:
-    """Listen on the loopback address, as soon as the port is free."""
+def _listen(port: int, registry: CollectorRegistry, deadline: float) -> tuple[WSGIServer, Thread]:
+    """Listen on the loopback address as soon as the port is free; raise ConfigError after the deadline."""
     while True:
         try:
             return start_http_server(port, addr="127.0.0.1", registry=registry)
         except OSError as error:
-            if error.errno != errno.EADDRINUSE or time.monotonic() > until:
+            if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
                 reason = error.strerror or str(error)
                 raise ConfigError(
                     f"logging.prometheus_port={port} can't be listened on ({reason}); choose a different port"

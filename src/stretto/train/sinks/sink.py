@@ -4,31 +4,31 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeGuard
 
-# With more ranks than these, only minimum, mean and maximum are reported.
+# With more ranks than this, only the minimum, mean and maximum over ranks are reported.
 _MAX_RANKS = 64
 
 RunStatus = Literal["finished", "failed", "interrupted"]
-"""How a run ended: with all its steps, with an error, or early, to resume later."""
+"""How a run ended: after all its steps, with an error, or early, to be resumed later."""
 
 
 class Sink:
     """Gets the lines of a run's log as they are written."""
 
     needs_history = False
-    """Does it need the lines from before it was opened?"""
+    """Whether it needs the lines that were logged before it was opened."""
 
     def write(self, kind: str, values: Mapping[str, object]) -> None:
         """Write a line: its kind and its fields, among them `step`."""
         raise NotImplementedError
 
     def end_history(self) -> None:
-        """All lines from before it was opened are written; by default, nothing is left to do."""
+        """Called after the last line from before it was opened; by default, do nothing."""
 
     def close(self, status: RunStatus) -> None:
-        """Finish; nothing is written after this, and by default nothing is left to do."""
+        """Called after the last line; by default, do nothing."""
 
 
-LogLine = tuple[str, Mapping[str, object]]  # kind, and fields
+LogLine = tuple[str, Mapping[str, object]]  # its kind and its other fields
 
 
 class Scalar(NamedTuple):
@@ -41,25 +41,25 @@ class Scalar(NamedTuple):
 
     @property
     def tag(self) -> str:
-        """Return its full name: `step/loss`, `ranks/busy/0`."""
+        """Its full name, such as `step/loss` or `ranks/busy/0`."""
         return "/".join(part for part in (self.kind, self.name, self.rank) if part is not None)
 
 
 def step_of(values: Mapping[str, object]) -> int:
-    """Return the step of a line."""
+    """Return the step of a line; 0 if it has none."""
     step = values.get("step")
     return step if isinstance(step, int) else 0
 
 
 def iter_scalars(kind: str, values: Mapping[str, object]) -> Iterator[Scalar]:
-    """Yield all finite numbers of a line; a list has one for each rank."""
+    """Yield all finite numbers of a line; a list is taken as one number per rank."""
     for name, value in {**values, **_speed(kind, values)}.items():
         if _is_number(value):
             yield Scalar(kind, name, None, float(value))
         elif isinstance(value, list | tuple):
-            numbers = [float(one) for one in value if _is_number(one)]
+            numbers = [float(number) for number in value if _is_number(number)]
             if len(numbers) == len(value):
-                yield from (Scalar(kind, name, rank, one) for rank, one in _by_rank(numbers))
+                yield from (Scalar(kind, name, rank, number) for rank, number in _by_rank(numbers))
 
 
 def _is_number(value: object) -> TypeGuard[float]:
@@ -73,10 +73,10 @@ def _by_rank(values: Sequence[float]) -> list[tuple[str, float]]:
 
 
 def _speed(kind: str, values: Mapping[str, object]) -> dict[str, float]:
-    """Seconds and tokens per second of a step, which its line has only in parts."""
+    """Return a step's seconds and tokens per second, computed from its line; empty for other kinds of lines."""
     parts = [values.get(f"{part}_seconds") for part in ("data", "compute", "optimizer")]
-    known = [part for part in parts if _is_number(part)]
+    seconds = sum(part for part in parts if _is_number(part))
     tokens = values.get("tokens")
-    if kind != "step" or len(known) < len(parts) or not _is_number(tokens) or not sum(known):
+    if kind != "step" or not all(map(_is_number, parts)) or not _is_number(tokens) or not seconds:
         return {}
-    return {"seconds": sum(known), "tokens_per_second": tokens / sum(known)}
+    return {"seconds": seconds, "tokens_per_second": tokens / seconds}

@@ -1,4 +1,4 @@
-"""Sinks: the trackers that a config names, opened, written to and closed together."""
+"""Sinks: opens, writes to and closes the trackers that a config names."""
 
 import importlib.util
 import os
@@ -11,8 +11,8 @@ from stretto.config.logging import LoggingConfig
 from stretto.train.sinks.background import BackgroundSink, describe_error
 from stretto.train.sinks.sink import LogLine, RunStatus, Sink
 
-# The extra that each field of LoggingConfig needs. Opened in this order: first those that fail most often, last the
-# slowest.
+# The extra of this package that each field of LoggingConfig needs. Sinks are opened in this order: those that fail most
+# often first, the slowest last.
 _EXTRAS = {
     "prometheus_port": "prometheus",
     "tensorboard": "tensorboard",
@@ -22,7 +22,7 @@ _EXTRAS = {
 
 
 class Sinks:
-    """All sinks of a run. Each has its own thread; an error in one is logged once and stops nothing."""
+    """All sinks of a run. Each has its own thread; a sink's first error is logged, and the run continues."""
 
     def __init__(self, sinks: Sequence[BackgroundSink]) -> None:
         self._sinks = sinks
@@ -65,10 +65,10 @@ def open_sinks(
     hyperparameters: Mapping[str, object] | None = None,
     history: Callable[[], Iterable[LogLine]] = tuple,
 ) -> Sinks:
-    """Open the sinks that a config names, to continue after a step. Call it on the first rank only.
+    """Open the sinks that a config names to continue after `step`. Call it on the first rank only.
 
-    Trackers keep their files in the folder, where a later start finds them and continues. `history` returns the lines
-    up to the step, for trackers that need them again. `hyperparameters` are shown by the trackers.
+    Trackers keep their files in the folder, where a later launch finds them and continues. `history` returns the log's
+    lines up to `step`, for trackers that need them again. Trackers show the `hyperparameters`.
     """
     check_sinks(config)
     folder, hyperparameters = Path(folder), hyperparameters or {}
@@ -87,17 +87,6 @@ def open_sinks(
     return Sinks(sinks)
 
 
-def flatten(tree: Mapping[str, object]) -> dict[str, object]:
-    """Return nested tables as one, by dotted names."""
-    flat: dict[str, object] = {}
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            flat |= {f"{name}.{inner}": inner_value for inner, inner_value in flatten(value).items()}
-        else:
-            flat[name] = value
-    return flat
-
-
 def _run_status(error: BaseException | None) -> RunStatus:
     if error is None:
         return "finished"
@@ -114,7 +103,7 @@ def _enabled(config: LoggingConfig) -> list[tuple[str, object]]:
 def _open_sink(
     name: str, config: LoggingConfig, folder: Path, step: int, hyperparameters: Mapping[str, object]
 ) -> Sink:
-    # Trackers are slow to import, and optional.
+    # The imports are here because trackers are optional, and slow to import.
     if name == "prometheus_port":
         from stretto.train.sinks.prometheus import PrometheusSink
 

@@ -1,4 +1,4 @@
-"""SinkState: what a sink needs when the run resumes, in a small file of the run's folder."""
+"""SinkState: remembers what sinks need when the run resumes, in a small file."""
 
 import json
 from pathlib import Path
@@ -8,18 +8,18 @@ from stretto.base.run_folder import SINK_STATE
 
 
 class SinkState:
-    """Texts by name, in a file."""
+    """Strings by name, in a JSON file of a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / SINK_STATE
 
     def read(self, name: str) -> str | None:
-        """Return a text; None if there is none, or it can't be read."""
+        """Return a string; None if there is none of this name, or the file can't be read."""
         value = self._load().get(name)
         return value if isinstance(value, str) else None
 
     def write(self, name: str, text: str) -> None:
-        """Store a text."""
+        """Store a string under a name."""
         write_atomic(self._path, json.dumps({**self._load(), name: text}, indent=2).encode() + b"\n")
 
     def _load(self) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""TensorBoard: one event file per start of a run, for `tensorboard --logdir`."""
+"""TensorBoard: writes one event file per launch of a run, for `tensorboard --logdir`."""
 
 import io
 import itertools
@@ -20,7 +20,7 @@ _numbers = itertools.count()
 
 
 class TensorBoardSink(Sink):
-    """Scalars by `kind/name` over steps. Steps after the resumed one, from an earlier start, are marked as purged.
+    """Writes scalars named `kind/name`. Steps that an earlier launch logged after the resumed one are marked as purged.
 
     TensorBoard's own writers have a thread that prints a traceback when the disk is full and may leave half a record;
     here a record is written completely or not at all.
@@ -28,18 +28,18 @@ class TensorBoardSink(Sink):
 
     def __init__(self, folder: Path, step: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        # The files of earlier starts hold the history, unless one was killed while it wrote that.
+        # The files of earlier launches hold the history, unless one was killed while it wrote that.
         self._state = SinkState(folder)
         has_history = any(folder.glob("events.out.tfevents.*")) and self._state.read(_HISTORY) is not None
         self.needs_history = not has_history
-        # Readers look for this name, and read the files in the order of their times.
+        # TensorBoard looks for this pattern, and reads the files in the order of the times in their names.
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_numbers)}"
         self._path = folder / name
         self._path.touch()
         start = SessionLog(status=SessionLog.START)
-        # Readers drop earlier records of this step and later ones; all records, if the history is written again.
-        first = 0 if self.needs_history else step + 1
-        self._append(Event(file_version="brain.Event:2"), Event(step=first, session_log=start))
+        # TensorBoard drops earlier records from this step on; all of them if the history is written again.
+        purged_step = 0 if self.needs_history else step + 1
+        self._append(Event(file_version="brain.Event:2"), Event(step=purged_step, session_log=start))
 
     def write(self, kind: str, values: Mapping[str, object]) -> None:
         scalars = [
@@ -60,11 +60,11 @@ class TensorBoardSink(Sink):
         for event in events:
             event.wall_time = time.time()
             writer.write(event.SerializeToString())
-        before = self._path.stat().st_size
+        num_bytes = self._path.stat().st_size
         try:
             with self._path.open("ab") as file:
                 file.write(records.getvalue())
         except OSError:
             # Half a record would hide all records after it.
-            os.truncate(self._path, before)
+            os.truncate(self._path, num_bytes)
             raise

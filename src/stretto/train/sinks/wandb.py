@@ -1,4 +1,4 @@
-"""Weights & Biases: a run of a project, in files of the run's folder until the user uploads them."""
+"""Weights & Biases: logs to a W&B run, by default offline, in files that the user may upload."""
 
 import os
 import uuid
@@ -8,15 +8,15 @@ from pathlib import Path
 from stretto.train.sinks.sink import RunStatus, Sink, iter_scalars, step_of
 from stretto.train.sinks.state import SinkState
 
-# Lines of the last seconds are lost if the process is killed.
-_FLUSH_EVERY = 1.0
+# Lines of this time are lost if the process is killed.
+_FLUSH_INTERVAL_SECONDS = 1.0
 
 
 class WandbSink(Sink):
-    """A row of values for each step. All starts of a run are one W&B run, by an id in the run's folder.
+    """Logs a row of values per line. All launches of a run log to one W&B run, whose id is in the run's folder.
 
-    Offline, W&B can't resume a run: each start has its own files, and those that are uploaded last replace all others.
-    So each start writes the whole history, and only the newest files need to be uploaded.
+    Offline, W&B can't resume a run: each launch has its own files, and those uploaded last replace all others. So
+    each launch writes the whole history, and only the newest files need to be uploaded.
     """
 
     needs_history = True
@@ -40,8 +40,8 @@ class WandbSink(Sink):
             x_disable_stats=True,
             x_disable_meta=True,
             x_save_requirements=False,
-            x_transaction_log_flush_interval=_FLUSH_EVERY,
-            # Leave a run alone that the user's script may have open.
+            x_transaction_log_flush_interval=_FLUSH_INTERVAL_SECONDS,
+            # The user's script may have a W&B run open, which must not be ended.
             reinit="create_new",
         )
         self._run = wandb.init(
@@ -50,22 +50,22 @@ class WandbSink(Sink):
             name=folder.resolve().name,
             dir=folder,
             config=dict(hyperparameters),
-            # There is no server to ask offline.
+            # Offline there is no server that could have the run.
             resume=None if mode in ("offline", "dryrun") else "allow",
             settings=settings,
         )
-        # A server may have the run up to this step.
-        self._first = self._run.step
-        self._step = 0
+        # The server may already have earlier steps.
+        self._first_step = self._run.step
+        self._last_step = 0
         state.write(name, run_id)
 
     def write(self, kind: str, values: Mapping[str, object]) -> None:
-        if step_of(values) < self._first:
+        if step_of(values) < self._first_step:
             return
-        # W&B takes no row for an earlier step, and a save is reported some steps later.
-        self._step = max(self._step, step_of(values))
+        # W&B rejects a row for an earlier step, and a save's line comes some steps after its step.
+        self._last_step = max(self._last_step, step_of(values))
         row = {scalar.tag: scalar.value for scalar in iter_scalars(kind, values) if scalar.name != "step"}
-        self._run.log(row, step=self._step)
+        self._run.log(row, step=self._last_step)
 
     def close(self, status: RunStatus) -> None:
         self._run.finish(exit_code=0 if status == "finished" else 1)
