@@ -13,22 +13,14 @@ from stretto.config.train import TrainConfig
 
 # TOML has no type for paths, and strict validation would reject a string.
 Path = Annotated[_Path, Field(strict=False)]
-
-
-def _as_text(value: object) -> object:
-    return str(value) if isinstance(value, _Path) else value
-
-
 # A path or a URL; `Path` would change `s3://` to `s3:/`.
-Location = Annotated[str, BeforeValidator(_as_text)]
-
-
-def _parse_names(value: object) -> object:
-    """Convert the text `a,b` of a command-line option to a tuple; return anything else, such as a list, unchanged."""
-    return tuple(value.split(",")) if isinstance(value, str) else value
-
-
-Names = Annotated[tuple[str, ...], Field(strict=False), BeforeValidator(_parse_names)]
+Location = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, _Path) else value)]
+# A list, or the text `a,b` of a command-line option.
+Names = Annotated[
+    tuple[str, ...],
+    Field(strict=False),
+    BeforeValidator(lambda value: tuple(value.split(",")) if isinstance(value, str) else value),
+]
 
 
 class DataConfig(StrictModel):

@@ -28,8 +28,11 @@ def profile_input_from_config(
 ) -> ProfileInput:
     """Return what a run's profile depends on; raise if the run could not be trained on one device.
 
-    On a CPU, each rank has `threads` threads (default: `OMP_NUM_THREADS`); 0 divides the cores among the ranks.
+    On a CPU, each rank has `threads` threads (default: `OMP_NUM_THREADS`, or 0); 0 divides the cores among the ranks.
     """
+    if threads is None:
+        text = os.environ.get("OMP_NUM_THREADS", "")
+        threads = int(text) if text.isdecimal() else 0
     inputs = build_inputs(config.model_copy(update={"layout": Layout()}))
     return ProfileInput(
         inputs.model,
@@ -39,7 +42,7 @@ def profile_input_from_config(
         device or find_device(config.run.device),
         config.run.precision,
         config.run.seed,
-        _default_threads() if threads is None else threads,
+        threads,
     )
 
 
@@ -93,9 +96,3 @@ def num_ranks_to_measure(device: torch.device) -> int:
     """Return how many ranks measure a profile: one per accelerator, or two per core to see how they share it."""
     count = num_local_devices(device)
     return min(2 * count, _MAX_CPU_RANKS) if device.type == "cpu" else count
-
-
-def _default_threads() -> int:
-    """Return OMP_NUM_THREADS; 0, an equal share of the cores, if it is not a number."""
-    threads = os.environ.get("OMP_NUM_THREADS", "")
-    return int(threads) if threads.isdecimal() else 0
