@@ -129,6 +129,7 @@ def slow_first(world: World) -> tuple[float, int]:
         collectives.append(values)
         return all_reduce(world, values)
 
+    world.barrier()  # both ranks start the clock together
     started = time.monotonic()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(World, "all_reduce", counting)
@@ -138,7 +139,7 @@ def slow_first(world: World) -> tuple[float, int]:
 
 def test_no_collective_waits_for_all_of_the_work_of_the_first_rank(pools: RankPools) -> None:
     for seconds, num_collectives in pools[2].run(slow_first):
-        assert seconds > 2.9 * prediction._POLL_SECONDS and num_collectives >= 4
+        assert seconds > 2.5 * prediction._POLL_SECONDS and num_collectives >= 4
 
 
 def test_parts_of_another_model_and_an_existing_file_are_refused(tmp_path: Path) -> None:
