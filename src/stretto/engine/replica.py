@@ -43,7 +43,6 @@ class ReplicaEngine:
                 process_group=mesh.replica_group,
                 # Weights that were initialized by seed and name are equal already; others come from the first replica.
                 init_sync=not is_synced,
-                forward_sync_buffers=False,
                 gradient_as_bucket_view=True,
             )
             hook_state = ReduceHookState(mesh.replica_group, mesh.world.wait_timer)
