@@ -616,7 +616,7 @@ ERROR_SECTIONS = (
                 "stretto train songs.toml --data.feed forecast",
             ),
             ErrorCase(
-                "data.train=<folder>: season=<n> exceeds context=<n>; use a context of at least one season",
+                "data.train=<folder>: season=<n> exceeds context=<n>; use a longer context",
                 "The value one season earlier lies before the network's inputs.",
                 "Raise `data.context`, or lower `data.season`.",
                 "stretto train meters.toml --data.season 96",

@@ -108,7 +108,7 @@ def test_impossible_cuts_are_refused(byte_corpus: Corpus) -> None:
         Lanes(byte_corpus, 0, 5)
     lanes = Lanes(byte_corpus, 4, 5)
     for position in (Position(0, 0, -1), Position(0, 0, lanes.num_windows), Position(0, 1, 0)):
-        with pytest.raises(DataError, match="does not exist: an epoch of these lanes is one pool"):
+        with pytest.raises(DataError, match="does not exist: an epoch has one pool"):
             lanes.read(position)
     with pytest.raises(DataError, match="index=3 is out of range for count=3 shares"):
         Lanes(byte_corpus, 4, 5).share(3, 3)

@@ -1,1 +1,1 @@
-"""Users' files into stores: inspect, read, tokenize, split into parts."""
+"""Turns users' files into stores: inspect, read, tokenize, write in parts."""

@@ -23,6 +23,7 @@ _MAX_NUMERIC_CLASSES = 100
 # The usual names of a column of times, and how long a time in any format may be.
 TIME_NAMES = ("time", "date", "datetime", "timestamp", "ds", "t", "step", "index")
 _MAX_TIME_CHARS = 40
+# A field is a time if more than this fraction of its texts is; the texts of a category are shorter on average.
 _MIN_TIME_FRACTION = 0.9
 _MAX_CATEGORY_CHARS = 80
 

@@ -27,7 +27,7 @@ _CONTROLS = bytes(set(range(32)) - set(b"\t\n\v\f\r\x1b"))
 
 
 class AmbiguousInputError(DataError):
-    """Files can be read in several ways: `hint` is the field of `DataHints` that decides, `choices` are its values."""
+    """Files can be read in several ways; ask `question` and set the field `hint` of `DataHints` to one of `choices`."""
 
     def __init__(self, message: str, hint: str, question: str, choices: Sequence[str]) -> None:
         super().__init__(message)
@@ -137,12 +137,9 @@ def _infer_format(path: Path) -> Format:
 
 
 def _choose_format(groups: dict[Format, list[Path]], format: str | None) -> Format:
-    if format is not None:
-        chosen = next((known for known in groups if known == format), None)
-        if chosen is None:
-            raise DataError(f"format={format}: there are no such files; choose from {', '.join(groups)}")
-        return chosen
-    if len(groups) > 1:
+    if format is not None and format not in groups:
+        raise DataError(f"format={format}: there are no such files; choose from {', '.join(groups)}")
+    if format is None and len(groups) > 1:
         counts = ", ".join(f"{len(group)} {name}" for name, group in groups.items())
         raise AmbiguousInputError(
             f"there are files of several formats ({counts}); choose one with format=NAME, or name the files to use",
@@ -150,7 +147,7 @@ def _choose_format(groups: dict[Format, list[Path]], format: str | None) -> Form
             f"There are files of several formats ({counts}). Which do you want to use?",
             list(groups),
         )
-    return next(iter(groups))
+    return next(known for known in groups if format in (None, known))
 
 
 def _split_paths(paths: list[Path], root: Path) -> tuple[list[Path], list[Path], list[Path]]:

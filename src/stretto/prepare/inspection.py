@@ -127,9 +127,7 @@ def _make_inspection(listing: Listing, data: TextData | SequenceData | SeriesDat
         notes.append(f"validation files, by their names: {_list_names(listing.valid)}")
     if listing.ignored:
         notes.append(f"ignored: {_list_names(listing.ignored)}")
-    return Inspection(
-        listing.format, listing.paths, data, listing.valid, num_bytes=listing.num_bytes, notes=tuple(notes)
-    )
+    return Inspection(listing.format, listing.paths, data, listing.valid, listing.num_bytes, notes=tuple(notes))
 
 
 def _list_names(paths: Sequence[Path], limit: int = 3) -> str:

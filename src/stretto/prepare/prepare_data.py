@@ -63,10 +63,8 @@ def prepare_data(
         stores, is_reused = make_or_reuse(inspection.paths, folder, options)
         return PreparedData(stores[0], stores[1] if len(stores) > 1 else None, is_reused)
     if validation_fraction:
-        raise DataError(
-            f"validation_fraction={validation_fraction} has no effect with validation files "
-            f"({inspection.valid[0]}); leave one of them out"
-        )
+        problem = f"validation_fraction={validation_fraction} has no effect with validation files"
+        raise DataError(f"{problem} ({inspection.valid[0]}); leave one of them out")
     (train,), is_train_reused = make_or_reuse(inspection.paths, folder / "train", options)
     options = _make_validation_options(options, train)
     (valid,), is_valid_reused = make_or_reuse(inspection.valid, folder / "valid", options)
@@ -114,10 +112,8 @@ def _make_or_reuse(
     split_folders = sorted(path.parent for path in folder.glob(f"*/{INDEX}"))
     if (folder / INDEX).exists() or split_folders:
         if not fingerprint_path.is_file() or fingerprint_path.read_bytes() != fingerprint:
-            raise DataError(
-                f"{folder} holds data that was prepared from other files, or in a different way; choose a different "
-                "folder, or delete it"
-            )
+            problem = "holds data that was prepared from other files, or in a different way"
+            raise DataError(f"{folder} {problem}; choose a different folder, or delete it")
         folders = split_folders or [folder]
         if isinstance(options, TextOptions):
             return [Corpus.open(path) for path in folders], True

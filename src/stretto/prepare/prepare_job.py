@@ -56,7 +56,7 @@ OnProgress = Callable[[Progress], None]
 
 
 class PartTask(Protocol[PartIn]):
-    """The work on one part. It must pickle, and its result must be JSON."""
+    """A task that runs on one part. It must be picklable, and its result must be JSON-serializable."""
 
     def __call__(self, part: PartIn, number: int, folder: Path, /) -> PartResult: ...
 

@@ -160,15 +160,15 @@ def _scan(job: Job, parts: Sequence[RecordPart], settings: _SequenceSettings) ->
     task = _ScanPart(settings, not has_tokens)
     counts: Counter[str] = Counter()
     names: set[str] = set()
-    largest, bad = -1, {}
+    largest, first_bad = -1, {}
     for number, result in job.run_unordered("scan", task, parts, [part.size for part in parts], description):
         counts.update(result["counts"])
         names.update(result["labels"])
         largest = max(largest, result["largest"])
         if not result["num_rows"]:
-            bad[number] = result["bad"]
-    if len(bad) == len(parts):
-        first = next((bad[number] for number in sorted(bad) if bad[number]), "")
+            first_bad[number] = result["bad"]
+    if len(first_bad) == len(parts):
+        first = next((first_bad[number] for number in range(len(parts)) if first_bad[number]), "")
         raise DataError(f"{job.target} would be empty: all rows are bad ({first}); use different files")
     if not has_tokens and is_text:
         vocabulary = SymbolVocabulary.from_counts(parser.level, counts, settings.options.max_symbols)

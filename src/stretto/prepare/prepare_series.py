@@ -71,10 +71,8 @@ def _channels_from_schema(schema: Schema, columns: Sequence[str] | None) -> Chan
     if not isinstance(values, Channels):
         raise DataError(f"like={schema.location} has {values.type}, not channels; use different data")
     if columns is not None and tuple(columns) != values.names:
-        raise DataError(
-            f"columns={','.join(columns)} are not those of like={schema.location}, {','.join(values.names)}; "
-            "leave one of them out"
-        )
+        problem = f"columns={','.join(columns)} are not those of like={schema.location}, {','.join(values.names)}"
+        raise DataError(f"{problem}; leave one of them out")
     return values
 
 
@@ -103,16 +101,13 @@ def _numeric_columns(part: RecordPart, others: set[str | None]) -> list[str]:
             is_numeric[name] = _is_number(row.record.get(name), part.format == "csv")
         if is_numeric and None not in is_numeric.values():
             break
+    remedy = "choose channels with columns=NAMES"
     for name, is_number in is_numeric.items():
         if is_number is None:
-            raise DataError(
-                f"{part.path}: {name!r} has no value in the first {num_rows:,} rows; choose channels with columns=NAMES"
-            )
+            raise DataError(f"{part.path}: {name!r} has no value in the first {num_rows:,} rows; {remedy}")
     numeric = [name for name, is_number in is_numeric.items() if is_number]
     if not numeric:
-        raise DataError(
-            f"{part.path} has no column of numbers, only {sorted(is_numeric)}; choose channels with columns=NAMES"
-        )
+        raise DataError(f"{part.path} has no column of numbers, only {sorted(is_numeric)}; {remedy}")
     return numeric
 
 

@@ -156,13 +156,16 @@ def infer_parser(
         raise BadRowError(f"it has {missing}, only {sorted(record)}", "name the field with sequence=FIELD")
     if value_type is None and name in ("tokens", "values"):
         value_type = "tokens" if name == "tokens" else "channels"
-    value = record[name]
-    if value_type is None:
-        value_type = "text" if isinstance(value, str) else _list_type(_require_list(record, name, is_csv), name)
-    if value_type != "channels":
+    if value_type is None and isinstance(record[name], str):
+        value_type = "text"
+    if value_type in ("text", "tokens"):
         return RecordParser(name, value_type)
     steps = _require_list(record, name, is_csv)
-    return RecordParser(name, value_type, num_channels=len(steps[0]) if isinstance(steps[0], list) else None)
+    value_type = value_type or infer_list_type(name, set(map(type, steps)))
+    if value_type is None:
+        raise BadRowError(f"{name!r} is {shorten(steps)}, which is neither text nor a list of numbers")
+    has_channels = value_type == "channels" and isinstance(steps[0], list)
+    return RecordParser(name, value_type, num_channels=len(steps[0]) if has_channels else None)
 
 
 def sort_names(names: set[str]) -> list[str]:
@@ -176,13 +179,6 @@ def infer_list_type(name: str, types: set[type]) -> ValueType | None:
     if types == {int} and name != "values":
         return "tokens"
     return "channels" if types == {list} or (types and types <= _NUMBER_TYPES) else None
-
-
-def _list_type(value: list[Any], name: str) -> ValueType:
-    value_type = infer_list_type(name, set(map(type, value)))
-    if value_type is None:
-        raise BadRowError(f"{name!r} is {shorten(value)}, which is neither text nor a list of numbers")
-    return value_type
 
 
 def _require(record: Mapping[str, Any], name: str) -> object:

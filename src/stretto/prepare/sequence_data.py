@@ -73,10 +73,8 @@ def _choose_sequence(sample: RecordSample) -> str:
     sequence_fields = list_sequence_fields(sample)
     names = [field.name for field in sequence_fields] or list_short_texts(sample)
     if not names:
-        raise DataError(
-            f"{sample.path} has no field of text, tokens or lists of numbers, only {', '.join(sample.field_names)}; "
-            "use different data"
-        )
+        problem = f"has no field of text, tokens or lists of numbers, only {', '.join(sample.field_names)}"
+        raise DataError(f"{sample.path} {problem}; use different data")
     # `text` before `tokens` before `values`.
     usual = sorted((field for field in sequence_fields if field.is_named_sequence), key=lambda field: field.name)
     if not usual and len(names) > 1:

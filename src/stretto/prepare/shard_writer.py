@@ -121,10 +121,8 @@ def write_parts(
         bad = f": {skipped.summary}, the first is {skipped.first}" if skipped.num_rows else ""
         raise DataError(f"{job.target} would be empty{bad}; use different files")
     if empty:
-        raise DataError(
-            f"validation_fraction={validation_fraction} leaves nothing for {job.target / empty[0]}; use a different "
-            "fraction, 0, or more data"
-        )
+        problem = f"validation_fraction={validation_fraction} leaves nothing for {job.target / empty[0]}"
+        raise DataError(f"{problem}; use a different fraction, 0, or more data")
     return shards, skipped
 
 

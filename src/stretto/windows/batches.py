@@ -49,10 +49,9 @@ class Batches:
         if isinstance(self.items, Sequences):
             raise DataError("items is a Sequences; wrap it in LabeledItems, NextTokenItems or SlidingWindows")
         if self.items.longest > self.limits.budget:
-            raise DataError(
-                f"{self._describe_longest()} has {self.items.longest:,} steps, more than data.budget={self.budget:,}; "
-                "raise the budget, or split long sequences before you prepare them"
-            )
+            problem = f"has {self.items.longest:,} steps, more than data.budget={self.budget:,}"
+            remedy = "raise the budget, or split long sequences before you prepare them"
+            raise DataError(f"{self._describe_longest()} {problem}; {remedy}")
 
     def share(self, index: int, count: int, min_rows: int = 1) -> Self:
         """Return the share of replica `index` of `count`, with at least `min_rows` rows per batch."""

@@ -59,10 +59,8 @@ class DocumentLanes(SharedLanes):
         if (self.sequences.fields.values.type == "channels") != (self.forecast is not None):
             raise DataError(f"{self.sequences.location}: forecast is required for channels and not allowed for tokens")
         if self.sequences.longest < 2:
-            raise DataError(
-                f"{self.sequences.location} has no sequence of two or more steps, so there is nothing to predict; "
-                "use longer sequences"
-            )
+            problem = "has no sequence of two or more steps, so there is nothing to predict"
+            raise DataError(f"{self.sequences.location} {problem}; use longer sequences")
         needed, available = self.lanes * self.window, self.sequences.num_steps
         if needed > available:
             raise DataError(

@@ -54,11 +54,10 @@ class Forecast:
         if not isinstance(values, Channels):
             raise DataError(f"{sequences.location} holds tokens, not channels; use feed='batches' or 'lanes'")
         targets = [targets] if isinstance(targets, str) else targets
+        names = ", ".join(values.names)
         for name in targets:
             if name not in values.names:
-                raise DataError(
-                    f"target {name!r} is not a channel of {sequences.location}; choose from {', '.join(values.names)}"
-                )
+                raise DataError(f"target {name!r} is not a channel of {sequences.location}; choose from {names}")
             if list(targets).count(name) > 1:
                 raise DataError(f"target {name!r} is listed twice; list each channel once")
         channels = tuple(values.names.index(name) for name in targets) or tuple(range(len(values.names)))

@@ -120,10 +120,8 @@ class NextTokenItems(_SequenceItems):
         if self.sequences.fields.values.type != "tokens":
             raise DataError(f"{self.sequences.location} holds channels, not tokens; use feed='lanes' or 'forecast'")
         if self.longest < 1:
-            raise DataError(
-                f"{self.sequences.location} has no sequence of two or more tokens, so there is nothing to predict; "
-                "use longer sequences"
-            )
+            problem = "has no sequence of two or more tokens, so there is nothing to predict"
+            raise DataError(f"{self.sequences.location} {problem}; use longer sequences")
 
     @property
     def task(self) -> Task:
@@ -162,9 +160,7 @@ class SlidingWindows:
         if min(self.context, self.stride) < 1:
             raise DataError(f"context={self.context} and stride={self.stride} must both be at least 1")
         if self.forecast.season > self.context:
-            raise DataError(
-                f"season={self.forecast.season} exceeds context={self.context}; use a context of at least one season"
-            )
+            raise DataError(f"season={self.forecast.season} exceeds context={self.context}; use a longer context")
         if not sum(self.shard_sizes):
             raise DataError(
                 f"{self.sequences.location}: no series has the {self.context} + {self.forecast.horizon} steps of "

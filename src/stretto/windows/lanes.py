@@ -93,9 +93,7 @@ class Lanes(SharedLanes):
         """
         index = position.index
         if position.pool or not 0 <= index < self.num_windows:
-            raise DataError(
-                f"{position} does not exist: an epoch of these lanes is one pool of {self.num_windows} windows"
-            )
+            raise DataError(f"{position} does not exist: an epoch has one pool of {self.num_windows} windows")
         # The steps of the longest lane, even if another share has it: all shares have windows of one shape.
         num_steps = min(self.window, self._longest - index * self.window)
         lanes = np.array(self.lane_indices)

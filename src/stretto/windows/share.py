@@ -8,7 +8,7 @@ from stretto.base.errors import DataError
 
 @dataclass(frozen=True)
 class Share:
-    """Part `index` of `count`, with at least `min_rows` rows."""
+    """Share `index` of `count`; it has at least `min_rows` rows of each batch."""
 
     index: int
     count: int
@@ -48,10 +48,8 @@ class SharedLanes:
         """Return the lanes of replica `index` of `count`, at least `min_rows`; shares differ by at most one lane."""
         part = take_share(self.part, index, count, min_rows)
         if count * min_rows > self.lanes:
-            raise DataError(
-                f"layout.replicas={count} x layout.micro_batches={min_rows} exceeds data.lanes={self.lanes}; use at "
-                "most one per lane"
-            )
+            product = f"layout.replicas={count} x layout.micro_batches={min_rows}"
+            raise DataError(f"{product} exceeds data.lanes={self.lanes}; use at most one per lane")
         return replace(self, part=part)  # type: ignore[type-var]  # subclasses are dataclasses
 
     @property
