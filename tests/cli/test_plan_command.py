@@ -41,7 +41,7 @@ def test_a_plan_recommends_a_layout_and_says_why(run_toml: Path, capsys: pytest.
     options = ["--devices", "2", "--json", "plan.json", "--html", "plan.html"]
     assert main(["plan", "run.toml", "--profile", heavy, *options]) == 0
     said = capsys.readouterr().out
-    for words in ("> 2 x 1 x 1 x 1", "use 2 replicas", "times as fast as one device", "[layout]"):
+    for words in ("> 2 x 1 x 1 x 1", "use 2 devices as 2 replicas", "times as fast as one device", "[layout]"):
         assert words in said
     plan = json.loads(Path("plan.json").read_text())
     assert plan["advice"] in said
@@ -60,7 +60,7 @@ def test_a_model_that_is_too_small_stays_on_one_device(run_toml: Path, capsys: p
 def test_other_devices_are_planned_from_a_data_sheet(run_toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "run.toml", "--hardware", "H100", "--devices", "16", "--nodes", "2"]) == 0
     said = capsys.readouterr().out
-    assert "16 x H100 80 GB SXM on 2 nodes, simulated" in said.replace("\n", " ").replace("  ", " ")
+    assert "16 x H100 80 GB SXM on 2 nodes, estimated from its data sheet" in said.replace("\n", " ").replace("  ", " ")
     assert main(["profile", "run.toml", "--hardware", "A100", "--out", "a100.json"]) == 0
     assert main(["plan", "run.toml", "--profile", "a100.json", "--devices", "8"]) == 0
 

@@ -70,7 +70,8 @@ def test_states_are_named_by_the_absolute_index_of_their_block(tmp_path: Path) -
 
 
 def test_layers_are_operators_and_time_and_rows_have_no_fixed_size(tmp_path: Path) -> None:
-    stack = Stack([LSTM(3, 4, 2), GRU(4, 4), LayerNorm(4), Pointwise(nn.ReLU()), Linear(4, 2)])
+    norm = Pointwise(nn.LayerNorm(4, bias=False))
+    stack = Stack([LSTM(3, 4, 2), GRU(4, 4), LayerNorm(4), norm, Pointwise(nn.ReLU()), Linear(4, 2)])
     export_onnx(stack, tmp_path / "model.onnx")
     graph = onnx.load(tmp_path / "model.onnx").graph
     operators = [node.op_type for node in graph.node]

@@ -4,7 +4,6 @@ import os
 import random
 import signal
 import subprocess
-import tempfile
 import time
 from pathlib import Path
 
@@ -28,20 +27,18 @@ def ports(pids: list[int]) -> int:
     return sum(any(f"pid={pid}," in row for pid in pids) for row in listed)
 
 
-def temporary_files() -> set[str]:
-    """Return what is in the folders where processes leave temporary files."""
-    folders = ["/dev/shm", tempfile.gettempdir()]
-    paths = {str(path) for folder in folders for path in Path(folder).iterdir()}
-    # torchrun leaves a folder; our launcher does not, but other tests use torchrun.
-    return {path for path in paths if "pytest" not in path and "torchelastic" not in path}
+def shared_memory() -> set[str]:
+    return {str(path) for path in Path("/dev/shm").iterdir()}
 
 
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("num_restarts", [pytest.param(3, marks=pytest.mark.short), 200])
 def test_restarts_leave_nothing_behind(num_restarts: int, faults_data: Path, tmp_path: Path) -> None:
-    before = temporary_files()
+    before = shared_memory()
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
     options: dict[str, object] = {"run.max_restarts": 10**6, "train.steps": 10**6, "data.workers": 1}
-    run = TrainProcess(tmp_path / "run", faults_data, (2, 1), options).start()
+    run = TrainProcess(tmp_path / "run", faults_data, (2, 1), options, environment={"TMPDIR": str(temporary)}).start()
     assert run.process is not None
     launcher = run.process.pid
     generator = random.Random(1)
@@ -63,16 +60,17 @@ def test_restarts_leave_nothing_behind(num_restarts: int, faults_data: Path, tmp
     assert not [pid for pid in seen if Path(f"/proc/{pid}").exists()]
     first, last = counts[0], counts[-1]
     assert last[0] <= first[0] + 2 and last[1] <= first[1] + 2 and last[2] <= max(first[2], 1), counts
+    assert list(temporary.iterdir()) == []
     assert_nothing_stays(before)
 
 
 def assert_nothing_stays(before: set[str]) -> None:
-    """Other tests that run meanwhile have files there too, but only for a while; a leak stays."""
-    remaining = temporary_files() - before
+    """Other tests that run meanwhile have shared memory too, but only for a while; a leak stays."""
+    remaining = shared_memory() - before
     until = time.monotonic() + 60
     while remaining and time.monotonic() < until:
         time.sleep(0.5)
-        remaining &= temporary_files()
+        remaining &= shared_memory()
     assert remaining == set()
 
 

@@ -863,7 +863,7 @@ ERROR_SECTIONS = (
                 "stretto plan run.toml --hardware H100 --profile profile.json",
             ),
             ErrorCase(
-                "<file> is not a profile: <reason>; make it with `stretto profile`",
+                "<file> is not a valid profile: <reason>; make it with `stretto profile`",
                 "The file is not JSON, or not what `stretto profile` writes.",
                 "Measure again: `stretto profile run.toml --out FILE`.",
                 "stretto plan run.toml --profile book.txt",
@@ -886,7 +886,7 @@ ERROR_SECTIONS = (
                 MeshError,
             ),
             ErrorCase(
-                "the environment has RANK but no <variable>; start the ranks with torchrun, which sets all",
+                "the environment has RANK but no <variable>; start the ranks with torchrun, which sets both",
                 "Only some of torchrun's variables are set, maybe left over from another command.",
                 "`unset RANK`, or start with torchrun.",
                 triggers.environment,

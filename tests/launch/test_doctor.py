@@ -62,7 +62,7 @@ def test_a_torch_that_ends_the_process_or_hangs_is_a_finding(tmp_path: Path, mon
     with pytest.raises(ProbeFailedError, match=r"ended with code -6|Aborted"):
         probe_torch(60)
     (tmp_path / "torch.py").write_text("import time; time.sleep(60)")
-    with pytest.raises(ProbeFailedError, match="did not answer within 1 s"):
+    with pytest.raises(ProbeFailedError, match="took more than 1 s"):
         probe_torch(1)
 
 

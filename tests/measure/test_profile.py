@@ -65,10 +65,10 @@ def test_a_profile_is_read_as_it_was_written(measured: list[Profile], tmp_path: 
     save_profile(measured[0], tmp_path / "deep" / "profile.json")
     assert load_profile(tmp_path / "deep" / "profile.json") == measured[0]
     (tmp_path / "bad.json").write_text('{"device": 1}')
-    with pytest.raises(PlanError, match=r"bad\.json is not a profile: device"):
+    with pytest.raises(PlanError, match=r"bad\.json is not a valid profile: device"):
         load_profile(tmp_path / "bad.json")
     (tmp_path / "old.json").write_text(measured[0].model_copy(update={"version": 0}).model_dump_json())
-    with pytest.raises(PlanError, match="version=0 is not 2; measure it again"):
+    with pytest.raises(PlanError, match="version=0 is not 3; make it with"):
         load_profile(tmp_path / "old.json")
 
 
@@ -165,7 +165,7 @@ def test_a_profile_is_derived_from_a_data_sheet(byte_corpus: Corpus) -> None:
     assert (lstm.weights, lstm.recurrent, lstm.outputs, lstm.state) == (8 * 32 * 32 + 8 * 32, 4 * 32 * 33, 32, 64)
     assert shapes[0].embedding_weights == 256 * 32 and shapes[0].weights == 0
     derived = derive_profile(KNOWN_HARDWARE["A100"], shapes, 8, 16)
-    assert derived.is_simulated and derived.weight_bytes == 4 * sum(w.numel() for w in model().parameters())
+    assert derived.is_estimated and derived.weight_bytes == 4 * sum(w.numel() for w in model().parameters())
     # Sixteen sequential steps need at least as many kernel launches.
     assert CostModel(derived).chunk_cost(1, 2, 8, 16).forward > 16 * KNOWN_HARDWARE["A100"].launch_seconds
     assert find_plan(derived, find_workload(Lanes(byte_corpus, 8, 16)), Cluster(16, 2)).chosen.layout.num_ranks == 1

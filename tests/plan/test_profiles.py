@@ -42,7 +42,7 @@ def test_a_value_out_of_range_is_rejected_in_one_sentence(
     values = json.loads(profile([kind()]).model_dump_json())
     change(values, path, value)
     (tmp_path / "bad.json").write_text(json.dumps(values))
-    with pytest.raises(PlanError, match="is not a profile") as error:
+    with pytest.raises(PlanError, match="is not a valid profile") as error:
         load_profile(tmp_path / "bad.json")
     assert sentence in str(error.value) and "\n" not in str(error.value)
 
@@ -50,7 +50,7 @@ def test_a_value_out_of_range_is_rejected_in_one_sentence(
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[1]", b"null"])
 def test_a_file_that_is_not_a_profile_is_rejected(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_bytes(content)
-    with pytest.raises(PlanError, match=r"bad\.json is not a profile"):
+    with pytest.raises(PlanError, match=r"bad\.json is not a valid profile"):
         load_profile(tmp_path / "bad.json")
     with pytest.raises(PlanError, match="can't be read"):
         load_profile(tmp_path / "nowhere.json")

@@ -1,6 +1,5 @@
 """Checkpoint: a complete checkpoint, opened for reading, and the functions that find one by path or URL."""
 
-import os.path
 import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -79,7 +78,7 @@ def find_checkpoint(location: Path | str, retry_seconds: float = 300.0) -> Check
     """Open the checkpoint at a path or URL; for a run or a folder of checkpoints, open the newest."""
     storage = find_storage(location, retry_seconds)
     if storage is None:
-        folder, name = os.path.split(str(location).rstrip("/"))
+        folder, _, name = str(location).rstrip("/").rpartition("/")
         return Checkpoint.open(open_storage(folder or ".", retry_seconds), name)
     names = lineage(read_claims(storage), complete_checkpoint_names(storage))
     if not names:

@@ -26,11 +26,11 @@ class ModelConfig(StrictModel):
     hidden: int = Field(256, ge=1)
     """Size of the hidden state."""
     embedding: int | None = Field(None, ge=1)
-    """Size of a token's embedding; by default `projection`, or `hidden` if there is no projection."""
+    """Size of the embedding (default for tokens: `projection`, else `hidden`; for channels: no embedding)."""
     projection: int | None = Field(None, ge=1)
     """Size that an LSTM projects its outputs to (torch's `proj_size`); by default there is no projection."""
     dropout: float = Field(0.0, ge=0, lt=1)
-    """Probability of zeroing a feature, after the embedding and after each block."""
+    """Probability of zeroing a feature, after the embedding and after each recurrent block."""
     locked_dropout: bool = True
     """Zero the same features at all time steps of a window (variational dropout), instead of new ones at each step."""
     residual: bool = False

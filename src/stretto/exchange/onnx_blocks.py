@@ -99,8 +99,9 @@ def _add_module(graph: Graph, module: nn.Module, name: str, x: str) -> str | Non
     if has_forward_of(module, nn.LayerNorm) and module.elementwise_affine:
         weight = graph.add_initializer(f"{name}.weight", module.weight)
         axis = -len(module.normalized_shape)
-        bias = _add_bias(graph, module, name)
-        return graph.add_node("LayerNormalization", x, weight, bias, axis=axis, epsilon=module.eps)
+        # onnxruntime crashes if this operator's bias is "" instead of left out.
+        bias = [name for name in (_add_bias(graph, module, name),) if name]
+        return graph.add_node("LayerNormalization", x, weight, *bias, axis=axis, epsilon=module.eps)
     if isinstance(module, nn.Softmax) and module.dim == -1:
         return graph.add_node("Softmax", x, axis=-1)
     ops = {nn.ReLU: "Relu", nn.Tanh: "Tanh", nn.Sigmoid: "Sigmoid", nn.Identity: "Identity", nn.Dropout: "Identity"}

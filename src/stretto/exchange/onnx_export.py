@@ -58,8 +58,8 @@ def export_onnx(model: Stack | ExportableModel, path: Path | str, *, example: Te
 
     The inputs are `x` and the state of each block (`state.2.h`, by absolute index). The outputs are `y` and the states
     after the last step (`state.2.h.next`). `x` and `y` are `[time, rows, ...]`, states `[rows, ...]`; token ids and
-    lengths are int64, the rest is float32. The numbers of steps and rows are free. If the first block is a custom one,
-    pass an `example` input `[time, rows, ...]`.
+    the `lengths` in the state of a bidirectional block are int64, the rest is float32. The numbers of steps and rows
+    are free. If the first block is a custom one, pass an `example` input `[time, rows, ...]`.
     """
     exportable = None if isinstance(model, Stack) else model
     original = model if isinstance(model, Stack) else model.stack
@@ -102,7 +102,7 @@ def _build_graph(stack: Stack, input_spec: InputSpec) -> Graph:
 def _staged_file(path: Path) -> Iterator[Path]:
     """Yield a path with the same file name in a temporary folder beside `path`.
 
-    `atomic_path` would change the file name, by which a large model refers to its second file, the weights.
+    Not `atomic_path`: a large model stores the name of its weights file, which is derived from its own name.
     """
     with write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -66,7 +66,7 @@ class Graph:
         self.nodes.append(self._onnx.helper.make_node("Identity", [value], [name]))
 
     def scan_body(self, inputs: Sequence[str], outputs: Sequence[str], dtype: torch.dtype) -> Any:  # noqa: ANN401
-        """Return this graph as the body of a Scan node; it can use the initializers of the enclosing graph."""
+        """Return this graph's nodes as the body of a Scan node; its constants must be in the enclosing graph."""
         values = [[self._value_info(name, dtype, None) for name in names] for names in (inputs, outputs)]
         return self._onnx.helper.make_graph(self.nodes, "body", *values)
 

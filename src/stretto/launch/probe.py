@@ -21,7 +21,7 @@ def probe_torch(seconds: float) -> dict[str, Any]:
             [sys.executable, "-c", _CODE], capture_output=True, text=True, timeout=seconds, check=False
         )
     except subprocess.TimeoutExpired:
-        raise ProbeFailedError(f"importing torch did not answer within {seconds:.0f} s") from None
+        raise ProbeFailedError(f"importing torch and testing its devices took more than {seconds:.0f} s") from None
     lines = process.stdout.splitlines()
     if process.returncode or not lines:
         message = (process.stderr.strip().splitlines() or [f"it ended with code {process.returncode}"])[-1]
@@ -58,7 +58,7 @@ def _probe_device(name: str) -> dict[str, Any]:
         # Compute something: this build may have no kernels for a device that the driver lists.
         tensor = torch.ones(64, 64, device=name)
         works = float((tensor @ tensor).sum()) == 64.0**3
-        free, total = torch.cuda.mem_get_info(name) if name.startswith(("cuda", "hip")) else (0, 0)
+        free, total = torch.cuda.mem_get_info(name) if name.startswith("cuda") else (0, 0)
         label = torch.cuda.get_device_name(name) if name.startswith("cuda") else name
     except Exception as error:  # noqa: BLE001 - a driver may raise anything
         return {"name": name, "error": str(error).splitlines()[0]}

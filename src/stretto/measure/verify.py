@@ -67,7 +67,7 @@ class Verification:
         if self.violations:
             return "; ".join(self.violations)
         if self.is_equal:
-            return f"equal to one rank, to {self.tolerance:.0e}, in loss, gradients and states"
+            return f"equal to the unsplit step on one rank, to {self.tolerance:.0e}, in loss, gradients and states"
         block = max(self.blocks, key=lambda block: block.max_difference)
         return f"differs from one rank, most at block {block.index} ({block.name}), though every law holds by itself"
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import torch.distributed as dist
 from torch import Tensor
 
-from stretto.mesh.heartbeat import WAITING
+from stretto.mesh.status import WAITING
 from stretto.mesh.world import World
 
 NUM_RECEIVES_AHEAD = 2

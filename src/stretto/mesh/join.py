@@ -11,11 +11,11 @@ import torch.distributed as dist
 from stretto.base.errors import SHARED_ERRORS, MeshError
 from stretto.mesh.c10d import PrefixStore, Store
 from stretto.mesh.device import find_device
-from stretto.mesh.heartbeat import Heartbeat
 from stretto.mesh.launch_info import LaunchInfo, find_launch_info
 from stretto.mesh.liveness import LivenessCheck
 from stretto.mesh.rank_store import RankStore
 from stretto.mesh.rendezvous import leave, rendezvous
+from stretto.mesh.status import StatusPublisher
 from stretto.mesh.store import open_store
 from stretto.mesh.world import TIMEOUT, World
 
@@ -42,7 +42,7 @@ def world(size: int | None = None, *, device: str = "auto", timeout: timedelta =
     local_rank, local_size = launch_info.local_rank, launch_info.local_size
     rank_device = find_device(device, local_rank, local_size, has_own_devices=launch_info.has_own_devices)
     joined, store = _join(launch_info, rank_device, timeout)
-    assert joined.liveness is not None and joined.heartbeat is not None
+    assert joined.liveness is not None and joined.publisher is not None
     try:
         yield joined
         # Only after success: after an error, the other ranks must see our connections close when this process exits.
@@ -51,7 +51,7 @@ def world(size: int | None = None, *, device: str = "auto", timeout: timedelta =
         joined.publish_error(error)
         raise
     finally:
-        joined.heartbeat.stop()
+        joined.publisher.stop()
         joined.liveness.stop()
     if not launch_info.has_agent_store:
         leave(store, launch_info.rank, launch_info.size)
@@ -70,6 +70,6 @@ def _join(launch_info: LaunchInfo, device: torch.device, timeout: timedelta) -> 
         device_id=None if device.type == "cpu" else device,
     )
     liveness = LivenessCheck(store, rank, size, store_rank=None if launch_info.has_agent_store else 0)
-    heartbeat = Heartbeat(store, rank, size)
+    publisher = StatusPublisher(store, rank, size)
     messages = RankStore(PrefixStore("messages", store))
-    return World(rank, size, device, liveness, messages, heartbeat, timeout, launch_info.local_size), store
+    return World(rank, size, device, liveness, messages, publisher, timeout, launch_info.local_size), store

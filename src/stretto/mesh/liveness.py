@@ -18,8 +18,8 @@ from datetime import timedelta
 from itertools import count
 
 from stretto.mesh.c10d import Store
-from stretto.mesh.heartbeat import status_key
 from stretto.mesh.rank_store import RankStore
+from stretto.mesh.status import status_key
 
 _LOST_RANK_KEY = "lost"
 _ERROR_KEY = "error"
@@ -39,7 +39,7 @@ class LivenessCheck:
         self._store = RankStore(store, _ANSWER_TIMEOUT_SECONDS)
         self._rank = rank
         self._size = size
-        # Both are read by the thread at every ping, because the store may be gone by the time this rank needs them.
+        # The thread copies both from the store at every ping: the store may be gone by the time this rank needs them.
         self._cached_error: str | None = None
         self._cached_lost_rank: int | None = None
         self._store_rank = store_rank  # the rank that hosts the store; None if torchrun's agent does
@@ -50,7 +50,7 @@ class LivenessCheck:
         self._thread.start()
 
     def find_lost_rank(self, ranks: Sequence[int]) -> int | None:
-        """Ping `ranks`; return the lost rank that this or another rank was first to report, None if there is none."""
+        """Ping `ranks`; return the rank that any rank was first to report as lost (even this one), or None."""
         try:
             answer_keys = {rank: self._ping(rank) for rank in ranks if rank != self._rank}
             if not self._store.wait_for_keys(list(answer_keys.values()), _ANSWER_TIMEOUT_SECONDS):
@@ -75,7 +75,7 @@ class LivenessCheck:
         """
         is_first = True
         with suppress(RuntimeError):
-            # The rank makes the value unique: if two ranks publish the same error, only one of them is first.
+            # The value starts with the rank number: if two ranks publish the same error, only one of them is first.
             is_first = self._store.set_once(_ERROR_KEY, f"{self._rank}\n{error}")
         if is_first:
             print_error()

@@ -35,7 +35,8 @@ class RankStore:
         self._call(lambda: self._store.set(key, value))
 
     def set_once(self, key: str, value: str) -> bool:
-        """Set the value of a key that has none yet, which torch writes as ""; return whether its value is `value`."""
+        """Set a key unless it has a value; return whether its value is now `value`."""
+        # compare_set takes "" for a key without a value.
         return self._call(lambda: self._store.compare_set(key, "", value).decode() == value)
 
     def delete(self, key: str) -> None:
@@ -51,7 +52,7 @@ class RankStore:
         return not keys or poll(lambda: self._call(lambda: self._store.check(keys)), seconds)
 
     def wait_for_message(self, key: str, source: int, timeout: timedelta, raise_if_failed: Callable[[], None]) -> str:
-        """Return the value that rank `source` sets for `key`. Each poll calls `raise_if_failed`, to stop waiting."""
+        """Return the value that rank `source` sets for `key`. While waiting, call `raise_if_failed` again and again."""
 
         def is_set() -> bool:
             if self._call(lambda: self._store.check([key])):
@@ -64,7 +65,8 @@ class RankStore:
                 return self.get(key) or ""
         except RuntimeError as error:
             raise LostPeerError(
-                "the ranks' store is gone: the launcher or rank 0, which hosted it, has ended; restart the run"
+                "the ranks' store is gone: its host (the launcher or rank 0) has ended or can't be reached; "
+                "restart the run"
             ) from error
         raise LostPeerError(
             f"rank {source} sent no message for {timeout.total_seconds():.0f} s; check that rank's output, or raise "

@@ -67,7 +67,7 @@ class Topology:
         """Return the ranks that hold one stage, by replica."""
         return [self.rank(replica, stage) for replica in range(self.num_replicas)]
 
-    def adjacent_ranks(self, rank: int) -> list[int]:
-        """Return a rank's row and column of the grid, itself included; it exchanges tensors with no other ranks."""
+    def peer_ranks(self, rank: int) -> list[int]:
+        """Return the row and column of a rank in the grid, itself included: all ranks that it needs for a step."""
         position = self.position(rank)
         return sorted({*self.replica_ranks(position.replica), *self.stage_ranks(position.stage)})

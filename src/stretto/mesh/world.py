@@ -13,9 +13,9 @@ from torch import Tensor
 
 from stretto.base.errors import SHARED_ERRORS, LostPeerError, StrettoError
 from stretto.mesh.c10d import HashStore
-from stretto.mesh.heartbeat import WAITING, Heartbeat
 from stretto.mesh.liveness import LivenessCheck
 from stretto.mesh.rank_store import RankStore
+from stretto.mesh.status import WAITING, StatusPublisher
 from stretto.mesh.topology import Topology
 from stretto.mesh.wait_timer import WaitTimer
 
@@ -35,7 +35,7 @@ class World:
     device: torch.device
     liveness: LivenessCheck | None = None  # None for a single rank
     store: RankStore = field(default_factory=lambda: RankStore(HashStore()))  # short messages between ranks
-    heartbeat: Heartbeat | None = None  # None for a single rank
+    publisher: StatusPublisher | None = None  # None for a single rank
     timeout: timedelta = TIMEOUT
     local_size: int = 1  # number of ranks on this node
     topology: Topology | None = None  # set by `Mesh`, so that errors name the replica and stage of a rank
@@ -142,8 +142,8 @@ class World:
 
     def set_status(self, status: object) -> None:
         """Set what this rank is doing, which other ranks report if this one is lost."""
-        if self.heartbeat is not None:
-            self.heartbeat.status = status
+        if self.publisher is not None:
+            self.publisher.status = status
 
     def last_status(self, rank: int) -> str | None:
         """Return the last published status of a rank; None if it has published none."""
@@ -175,13 +175,13 @@ class World:
             raise error
 
     @property
-    def _adjacent_ranks(self) -> Sequence[int]:
+    def _peer_ranks(self) -> Sequence[int]:
         """The ranks that this one communicates with directly."""
-        return range(self.size) if self.topology is None else self.topology.adjacent_ranks(self.rank)
+        return range(self.size) if self.topology is None else self.topology.peer_ranks(self.rank)
 
     def _lost_peer_error(self, activity: str) -> LostPeerError | None:
         """Return the error that names a lost rank; None if all adjacent ranks answer."""
-        lost = None if self.liveness is None else self.liveness.find_lost_rank(self._adjacent_ranks)
+        lost = None if self.liveness is None else self.liveness.find_lost_rank(self._peer_ranks)
         if lost is None:
             return None
         if lost == self.rank:
@@ -196,7 +196,7 @@ class World:
 
     def _find_straggler(self) -> int | None:
         """Return an adjacent rank that is not waiting for others: the one that delays the rest. None if all wait."""
-        statuses = {rank: self.last_status(rank) or "" for rank in self._adjacent_ranks if rank != self.rank}
+        statuses = {rank: self.last_status(rank) or "" for rank in self._peer_ranks if rank != self.rank}
         return next((rank for rank, status in statuses.items() if not status.startswith(WAITING)), None)
 
     def _timeout_error(self, rank: int, activity: str) -> LostPeerError:

@@ -10,7 +10,7 @@ def advise(plan: Plan) -> str:
     num_ranks = chosen.layout.num_ranks
     if num_ranks == 1:
         return f"stay on one device: {_why_not_more(plan)}"
-    layout = f"{layout_name(chosen)} on {num_ranks} devices"
+    layout = f"{num_ranks} devices as {layout_name(chosen)}"
     if not plan.fits_single_device:
         needed = f"one device would need {plan.single_device.memory / 1e9:,.0f} GB"
         return f"use {layout}: {needed}, and this is the fastest layout that fits{_idle_devices(plan)}"

@@ -31,7 +31,7 @@ class LowerBounds:
         return ((mean + costs.optimizer_seconds(0, num_blocks)) / layout.stages + overhead) / self._solo_speed(layout)
 
     def tight_bound(self, layout: Layout) -> float:
-        """Return a bound for a layout with `blocks`: a stage waits only while the pipeline fills and drains."""
+        """Return a bound for a layout with a partition: a stage waits only while the pipeline fills and drains."""
         speed = self._solo_speed(layout)
         # The sum is divided by the speed below, but a message takes equally long at any speed.
         latency = min(self.costs.node_link.latency, self.costs.network_link.latency) * speed
@@ -47,7 +47,10 @@ class LowerBounds:
         return self.costs.contention.relative_speed(self.cluster.ranks_on_node(layout), num_busy=1)
 
     def _pipeline_bound(self, layout: Layout, shapes: Counter[tuple[int, int]], latency: float) -> float:
-        """Bound one batch, whose chunks `shapes` counts: a stage's work, and a chunk's way through the other stages."""
+        """Return a bound for one batch: a stage's work plus one chunk's time in the other stages.
+
+        `shapes` counts the batch's chunks by (rows, steps).
+        """
         work, transit = [], []
         num_forwards = 2 if layout.recompute else 1
         num_chunks, overhead = shapes.total(), self.costs.profile.action_overhead

@@ -104,7 +104,7 @@ class CostModel:
 
 
 class ContentionModel:
-    """How fast ranks that share a node's cores compute, relative to the rank on which blocks were measured."""
+    """How fast ranks that share a node's cores compute, relative to one rank alone, on which blocks were measured."""
 
     def __init__(self, profile: Profile) -> None:
         self._measured = {speed.ranks: speed for speed in profile.speeds}
@@ -148,7 +148,7 @@ def interpolate(kind: BlockKind, rows: int, steps: int) -> ChunkCost:
 
 
 def _neighbors(known: Sequence[int], value: int) -> tuple[tuple[int, int], float]:
-    """Return the two known numbers nearest to a value, and the second's weight: outside 0 to 1 for an extrapolation."""
+    """Return the two known numbers to interpolate between, and the second's weight: outside 0 to 1 to extrapolate."""
     if len(known) == 1:  # paired with 0
         return (0, known[0]), value / known[0]
     index = min(max(bisect_right(known, value), 1), len(known) - 1)
@@ -157,12 +157,12 @@ def _neighbors(known: Sequence[int], value: int) -> tuple[tuple[int, int], float
 
 
 def _estimate_all_reduce(num_bytes: float, num_ranks: int, link: Link) -> float:
-    """Return seconds with the bandwidth of a ring and the latency of a tree, between which NCCL chooses by size."""
+    """Return seconds: the bandwidth term of a ring (NCCL's choice for large tensors), the latency term of a tree."""
     return _ring_passes(num_ranks) * num_bytes / link.bandwidth + 2 * math.ceil(math.log2(num_ranks)) * link.latency
 
 
 def _ring_passes(num_ranks: int) -> float:
-    """Return how often each byte passes each link of a ring."""
+    """Return the bytes that cross each link of a ring all-reduce, per byte of the tensor."""
     return 2 * (num_ranks - 1) / num_ranks
 
 

@@ -94,7 +94,7 @@ def derive_profile(
         device=hardware.name,
         memory=hardware.memory,
         notes={"source": hardware.source, "assumed": _assumptions(hardware)},
-        is_simulated=True,
+        is_estimated=True,
         kinds={names[shape]: _derive_kind(hardware, shape, rows, steps) for shape in shapes},
         blocks=tuple(names[shape] for shape in blocks),
         loss=_derive_loss(hardware, blocks[-1].outputs, rows, steps),

@@ -13,7 +13,7 @@ from stretto.base.disk import write_atomic
 from stretto.base.errors import PlanError
 from stretto.base.strict_model import StrictModel, first_error
 
-VERSION = 2
+VERSION = 3
 
 # Bounds that every real figure is within. Without them a plan could divide by zero or overflow.
 Seconds = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
@@ -84,11 +84,11 @@ class AllReduceCost(StrictModel):
     ranks: int = Field(ge=2, le=10**9)
     latency: Seconds
     bandwidth: Bandwidth
-    """Bytes of the reduced tensor per second, however often they are sent."""
+    """Bytes of the tensor divided by the seconds (NCCL's algbw), not the bytes that cross each link (busbw)."""
 
 
 class RankSpeed(StrictModel):
-    """How fast the ranks of a node compute, relative to the rank on which blocks were measured."""
+    """How fast the ranks of a node compute, relative to one rank alone with the threads that it has on a full node."""
 
     ranks: Count
     contended: Rate
@@ -110,8 +110,8 @@ class Profile(StrictModel):
     """Fingerprint of device, versions, model and shapes; a run with a different key is measured again."""
     notes: dict[str, str] = Field(default_factory=dict)
     """Versions, and the source of the figures."""
-    is_simulated: bool = False
-    """True if the figures were derived or written by hand, not measured."""
+    is_estimated: bool = False
+    """True if the figures were derived from a data sheet, not measured."""
     kinds: dict[str, BlockKind]
     blocks: tuple[str, ...] = Field(min_length=1, strict=False)
     """The kind of each block of the model, in order."""
@@ -119,7 +119,7 @@ class Profile(StrictModel):
     node: Link | None = None
     """Between devices of one node; None if only one device was measured."""
     network: Link | None = None
-    """Between devices of different nodes, per device."""
+    """Between devices of different nodes, with the bandwidth that each gets while all devices of a node send."""
     all_reduces: tuple[AllReduceCost, ...] = Field((), strict=False)
     speeds: tuple[RankSpeed, ...] = Field((), strict=False)
     """For ranks that share cores; empty if each rank has its own device."""
@@ -130,22 +130,18 @@ class Profile(StrictModel):
     overlap: float = Field(0, ge=0, le=1, allow_inf_nan=False)
     """The fraction of the last backward that overlaps with the all-reduce of gradients."""
     optimizer_bytes: float = Field(2, ge=0, le=100, allow_inf_nan=False)
-    """Bytes of optimizer state per byte of weights."""
+    """Bytes of optimizer state per byte of weights, a ratio."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.version != VERSION:
-            raise ValueError(f"version={self.version} is not {VERSION}; measure it again with `stretto profile`")
-        if all(
-            point.forward + point.backward == 0
-            for name in self.blocks
-            if name in self.kinds
-            for point in self.kinds[name].points
-        ):
-            raise ValueError("no block takes any time; at least one needs a forward or backward above 0")
+            raise ValueError(f"version={self.version} is not {VERSION}")
         unknown = [name for name in self.blocks if name not in self.kinds]
         if unknown:
             raise ValueError(f"blocks has {unknown[0]!r}, which is not one of kinds ({', '.join(self.kinds)})")
+        points = (point for name in self.blocks for point in self.kinds[name].points)
+        if all(point.forward + point.backward == 0 for point in points):
+            raise ValueError("no block takes any time; at least one needs a forward or backward above 0")
         return self
 
     @property
@@ -160,9 +156,11 @@ def load_profile(path: Path) -> Profile:
     except OSError as error:
         raise PlanError(f"{path} can't be read ({error.strerror}); make it with `stretto profile`") from None
     except ValidationError as error:
-        raise PlanError(f"{path} is not a profile: {first_error(error)}; make it with `stretto profile`") from None
+        raise PlanError(
+            f"{path} is not a valid profile: {first_error(error)}; make it with `stretto profile`"
+        ) from None
     except UnicodeDecodeError:
-        raise PlanError(f"{path} is not a profile: it is not text; make it with `stretto profile`") from None
+        raise PlanError(f"{path} is not a valid profile: it is not text; make it with `stretto profile`") from None
 
 
 def save_profile(profile: Profile, path: Path) -> None:

@@ -21,7 +21,7 @@ def plan_to_dict(plan: Plan, profile: Profile, timeline: Timeline) -> dict[str, 
     return {
         "advice": advise(plan),
         "device": profile.device,
-        "is_simulated": profile.is_simulated,
+        "is_estimated": profile.is_estimated,
         "devices": plan.cluster.devices,
         "nodes": plan.cluster.nodes,
         "memory": plan.cluster.memory or profile.memory,

@@ -26,7 +26,7 @@ _MAX_CPU_RANKS = 4
 def profile_input_from_config(
     config: RunConfig, threads: int | None = None, device: torch.device | None = None
 ) -> ProfileInput:
-    """Return what a run's profile depends on; raise if the run could not be trained on one device.
+    """Return what a run's profile depends on; raise if its data, model or loss is invalid.
 
     On a CPU, each rank has `threads` threads (default: `OMP_NUM_THREADS`, or 0); 0 divides the cores among the ranks.
     """
@@ -93,6 +93,6 @@ def num_local_devices(device: torch.device) -> int:
 
 
 def num_ranks_to_measure(device: torch.device) -> int:
-    """Return how many ranks measure a profile: one per accelerator, or two per core to see how they share it."""
+    """Return how many ranks measure a profile: one per accelerator; on a CPU two per core, to see how they share it."""
     count = num_local_devices(device)
     return min(2 * count, _MAX_CPU_RANKS) if device.type == "cpu" else count

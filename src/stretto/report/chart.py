@@ -50,7 +50,7 @@ class XAxis:
     end: float = 0.0  # the axis reaches at least this far
     css_class: str | None = None
     column: str = "step"  # the column of a series that is drawn along this axis
-    unit: float = 1.0  # the column is divided by this
+    divisor: float = 1.0  # of the column's values
     is_integer: bool = True
 
 

@@ -19,18 +19,18 @@ def curves(runs: Mapping[str, Record]) -> Html:
     """Return the charts of runs, given by name, with buttons that switch their x axis to steps, time or tokens."""
     records = list(runs.values())
     target_names = {record.target_name for record in records}
-    targets = target_names.pop() if len(target_names) == 1 else "tokens"
-    axes = _x_axes([record.steps for record in records], targets)
+    target_name = target_names.pop() if len(target_names) == 1 else "tokens"
+    axes = _x_axes([record.steps for record in records], target_name)
     buttons = [
         tag("input", type="radio", name="by", id=axis.css_class, class_="switch", checked=axis.column == "step")
         for axis in axes
     ]
-    texts = ("steps", "time", targets)
+    texts = ("steps", "time", target_name)
     labels = [tag("label", text, for_=axis.css_class) for text, axis in zip(texts, axes, strict=True)]
     charts = [
         line_chart("Learning rate", _lines(runs, axes, "learning_rate"), axes, from_zero=True),
         _gradient_norm_chart(runs, axes),
-        _speed_chart(runs, axes, targets),
+        _speed_chart(runs, axes, target_name),
     ]
     if len(runs) > 1 and any(record.evaluations.last for record in records):
         charts.insert(0, _validation_chart(runs, axes))
@@ -53,19 +53,19 @@ def final_loss(steps: StepHistory) -> float:
     return float(finite[-1]) if len(finite) else math.nan
 
 
-def _x_axes(histories: Sequence[StepHistory], targets: str) -> list[XAxis]:
+def _x_axes(histories: Sequence[StepHistory], target_name: str) -> list[XAxis]:
     """Return the axes to choose from, each long enough for all runs."""
     seconds, tokens = max(steps.seconds for steps in histories), max(steps.tokens for steps in histories)
     unit_seconds, unit = run_time_unit(seconds)
     return [
         XAxis("step", max(steps.last for steps in histories), "by-steps"),
-        XAxis(f"{unit} in steps", seconds / unit_seconds, "by-seconds", "seconds", unit_seconds, is_integer=False),
-        XAxis(f"{targets} trained on", tokens, "by-tokens", "tokens"),
+        XAxis(f"{unit} of training", seconds / unit_seconds, "by-seconds", "seconds", unit_seconds, is_integer=False),
+        XAxis(f"{target_name} trained on", tokens, "by-tokens", "tokens"),
     ]
 
 
 def _positions(series: DownsampledSeries, axes: Sequence[XAxis]) -> list[list[float]]:
-    return [(series.mean(axis.column) / axis.unit).tolist() for axis in axes]
+    return [(series.mean(axis.column) / axis.divisor).tolist() for axis in axes]
 
 
 def _loss_chart(record: Record, axes: Sequence[XAxis]) -> Html:
@@ -135,18 +135,18 @@ def _lines(runs: Mapping[str, Record], axes: Sequence[XAxis], column: str) -> li
     return lines
 
 
-def _speed_chart(runs: Mapping[str, Record], axes: Sequence[XAxis], targets: str) -> Html:
+def _speed_chart(runs: Mapping[str, Record], axes: Sequence[XAxis], target_name: str) -> Html:
     lines = []
     for color, (name, record) in enumerate(runs.items()):
         x, speed = _positions(record.steps.series, axes), _smoothed_speed(record.steps).tolist()
         lines.append(Line(name if len(runs) > 1 else "", color, x, speed))
     span = next(iter(runs.values())).steps.smoothing_span
     smoothed = f", smoothed over {span:,} steps" if len(runs) == 1 and span > 1 else ""
-    return line_chart("Speed", lines, axes, unit=f"{targets} per second{smoothed}", from_zero=True)
+    return line_chart("Speed", lines, axes, unit=f"{target_name} per second{smoothed}", from_zero=True)
 
 
 def _smoothed_speed(steps: StepHistory) -> Floats:
-    """Return tokens per second, smoothed: the speed of a single step is mostly noise."""
+    """Return targets per second, smoothed: the speed of a single step is mostly noise."""
     series, counts = steps.series, steps.series.count("step_seconds")
     with np.errstate(invalid="ignore", divide="ignore"):
         tokens = smooth(series.mean("step_tokens"), counts, steps.smoothing_span)

@@ -53,7 +53,7 @@ def plan_comparison_section(record: Record) -> Html | None:
         rows = [_row(*event, format_seconds) for event in events]
         parts.append(note("Each launch compares its first steps with the plan:"))
         parts.append(table(("after step", "planned", "measured", "measured / planned"), rows))
-    if record.plan.get("is_simulated") is True:
+    if record.plan.get("is_estimated") is True:
         parts.append(note("The plan is based on a data sheet, not on measurements."))
     return section("plan", "Plan and measurement", *parts)
 

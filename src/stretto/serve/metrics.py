@@ -1,4 +1,4 @@
-"""compute_metrics: the metrics of a predictions file, as far as its data has labels or actual values."""
+"""compute_metrics: the metrics of a predictions file."""
 
 import json
 import math
@@ -7,7 +7,11 @@ from pathlib import Path
 
 
 def compute_metrics(path: Path | str) -> dict[str, float]:
-    """Return the metrics of a predictions file: accuracy, loss and perplexity, or mean absolute errors by channel."""
+    """Return the metrics of a predictions file, by the kind of its rows.
+
+    Labels have an accuracy and forecasts a mean absolute error per channel, where the true values are known. Tokens
+    have a loss and a perplexity.
+    """
     totals: dict[str, float] = defaultdict(float)
     weights: dict[str, float] = defaultdict(float)
 

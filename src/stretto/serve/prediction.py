@@ -38,7 +38,7 @@ _MAX_PARTS = 4096
 _POLL_SECONDS = 2.0
 _FINGERPRINT_NAME, _DATA_NAME = "fingerprint", "data"
 # The version of the parts folder; raise it when names or fields in the folder change.
-_VERSION = 2
+_VERSION = 3
 
 ProgressCallback = Callable[[int, int], None]
 """Called after each round with the number of finished parts and the number of all parts."""

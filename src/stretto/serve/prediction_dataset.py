@@ -128,7 +128,7 @@ class LabelRows(_SequenceRows):
 
 @dataclass(frozen=True)
 class _ItemRows(_ShardedRows):
-    """Rows whose inputs are those of a training batch."""
+    """Rows of an `Items`, whose inputs are read exactly as in training."""
 
     source: Items
 
@@ -177,7 +177,7 @@ class TextRows:
     def decode(self, indices: Sequence[int], lengths: Tensor, outputs: Outputs) -> list[list[PredictionRow]]:
         targets = self._read(indices, int(lengths.max()), 1)
         return [
-            [{"sequence": index, "start": index * self.length, **score}]
+            [{"piece": index, "start": index * self.length, **score}]
             for index, score in _score_rows(indices, lengths, targets, outputs)
         ]
 
@@ -241,11 +241,11 @@ class SeriesRows(_SequenceRows):
 
 
 def check_outputs(y: Tensor, task: Task) -> Tensor:
-    """Return the outputs if they have the shape that the task expects; raise ConfigError for those of a custom loss."""
+    """Return the outputs; raise ConfigError for a shape that only a custom loss can interpret."""
     if y.dim() != 3 or y.shape[-1] != task.num_outputs:
         raise ConfigError(
-            f"the model outputs {list(y.shape[2:])} values per step, not {task.num_outputs}; only its own loss can "
-            "interpret them, so call the stack of stretto.load_model yourself"
+            f"the model's outputs have shape {list(y.shape[2:])} per step, not [{task.num_outputs}]; only its own loss "
+            "can interpret them, so call the stack of stretto.load_model yourself"
         )
     return y
 
@@ -264,7 +264,7 @@ def _last_outputs(outputs: Outputs, lengths: Tensor) -> Tensor:
 def _score_rows(
     indices: Sequence[int], lengths: Tensor, targets: Tensor, outputs: Outputs
 ) -> Iterator[tuple[int, PredictionRow]]:
-    """Yield the index of each row, and its loss in nats per token."""
+    """Yield the index of each row, and its number of tokens, its loss in nats per token, and its perplexity."""
     totals = torch.zeros(targets.shape[1], dtype=torch.float64)
     for start, y in outputs:
         chunk = targets[start : start + len(y)].to(y.device)

@@ -29,26 +29,30 @@ class RankMonitor:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._reports: list[StepReport] = []  # since the last call of gather
+        self._last: StepReport | None = None
+        self._num_steps, self._seconds, self._waiting_seconds = 0, 0.0, 0.0  # since the last call of gather
 
     def add(self, report: StepReport) -> None:
         """Add the report of a step of this rank."""
-        self._reports.append(report)
+        self._last = report
+        self._num_steps += 1
+        self._seconds += report.seconds
+        self._waiting_seconds += report.waiting_seconds
 
     def gather(self) -> RankReport | None:
         """Return the report on the steps since the last call, on the first rank; None on the others.
 
         All ranks call it after the same step, and at least one step after the last call.
         """
-        reports, self._reports = self._reports, []
-        seconds = fmean(report.seconds for report in reports)
-        waiting = fmean(report.waiting_seconds for report in reports)
+        assert self._last is not None, "gather needs a step"
+        means = [self._seconds / self._num_steps, self._waiting_seconds / self._num_steps]
+        self._num_steps, self._seconds, self._waiting_seconds = 0, 0.0, 0.0
         world = self._engine.mesh.world
-        ranks = world.gather([seconds, waiting, float(peak_memory(world.device))])
+        ranks = world.gather([*means, float(peak_memory(world.device))])
         if ranks is None:
             return None
         return RankReport(
-            step=reports[-1].step,
+            step=self._last.step,
             seconds=fmean(rank[0] for rank in ranks),
             busy=tuple(rank[0] - rank[1] for rank in ranks),
             waiting=tuple(rank[1] for rank in ranks),

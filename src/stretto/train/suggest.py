@@ -123,11 +123,11 @@ def _lane_settings(corpus: Corpus) -> _DataSettings:
     layers, hidden = _model_size(num_tokens, num_tokens, num_symbols, num_symbols)
     settings = (
         Setting("data.lanes", lanes, f"parallel streams of {num_tokens // lanes:,} tokens each, with carried state"),
-        Setting("data.window", window, f"steps of backpropagation; a batch has {lanes * window:,} tokens"),
+        Setting("data.window", window, f"time steps of backpropagation; a batch has {lanes * window:,} tokens"),
         *_model_settings(layers, hidden, num_tokens, 0.1),
     )
     flops = _flops(layers, hidden, hidden, num_symbols)
-    title = f"A language model of {num_tokens:,} {level}s"
+    title = f"A language model trained on {num_tokens:,} {level}s"
     return _DataSettings(title, "lanes", settings, flops, num_tokens, batch_steps=lanes * window, max_epochs=20)
 
 
@@ -148,7 +148,7 @@ def _batch_settings(sequences: Sequences) -> _DataSettings:
         *_model_settings(layers, hidden, num_steps, 0.1 if labels is None else 0.3),
     )
     flops = _flops(layers, hidden, min(num_inputs, hidden), outputs_per_step)
-    kind = "A language model of" if labels is None else f"A classifier ({num_outputs:,} classes) of"
+    kind = "A language model trained on" if labels is None else f"A classifier ({num_outputs:,} classes) trained on"
     title = f"{kind} {sequences.num_sequences:,} sequences"
     # A part of the budget is padding.
     return _DataSettings(title, "batches", settings, flops, num_steps, batch_steps=round(0.8 * budget), max_epochs=10)
@@ -249,7 +249,9 @@ def _naive_loss(windows: SlidingWindows) -> float:
 def _model_settings(layers: int, hidden: int, num_steps: int, dropout: float) -> list[Setting]:
     return [
         Setting("model.layers", layers, "recurrent layers; more need more data and time"),
-        Setting("model.hidden", hidden, f"features of the hidden state: a first size for {num_steps:,} steps of data"),
+        Setting(
+            "model.hidden", hidden, f"features of the hidden state: a first size for {num_steps:,} time steps of data"
+        ),
         Setting("model.dropout", dropout, "against overfitting"),
     ]
 

@@ -108,7 +108,7 @@ class DocumentLanes(SharedLanes):
         return self.pools.next_position(position, self._num_windows(position))
 
     def fraction(self, position: Position) -> float:
-        """Return approximately how much of its epoch lies windows_before a position."""
+        """Return approximately how much of its epoch lies before a position."""
         # The start of a pool is known without arranging the pool.
         return self.pools.fraction(position, self._num_windows(position) if position.index else 1)
 
@@ -172,7 +172,7 @@ class DocumentLanes(SharedLanes):
         return max(1, -(-int(windows_before[-1]) // self.lanes))
 
     def _arrange(self, epoch: int, pool: int) -> tuple[RowTable, IntArray]:
-        """Return a pool's documents in random order, and the number of windows windows_before each, then of all."""
+        """Return a pool's documents in random order, and the number of windows before each, then of all."""
         return self._arranged.get((epoch, pool), lambda: self._arrange_pool(epoch, pool))
 
     def _arrange_pool(self, epoch: int, pool: int) -> tuple[RowTable, IntArray]:

@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> None:
     config = load_run_config(options)
     # torch is imported only now, so that help and a bad config are answered at once.
     from stretto.cli.run_on_ranks import RankCommand, run_on_ranks
-    from stretto.cli.views.training_view import show_run
+    from stretto.cli.views.training_view import train_and_show
     from stretto.train.run import Run
     from stretto.train.start import prepare_run
 
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> None:
         resume = "auto"
     command = RankCommand(
         options.command_line,
-        lambda world, config: show_run(Run(config, world, resume)),
+        lambda world, config: train_and_show(Run(config, world, resume)),
         check=lambda config: prepare_run(config, resume),
         restarts=config.run.max_restarts,
         saves_plan=True,

@@ -25,9 +25,9 @@ def show_plan(console: Console, plan: Plan, profile: Profile, timeline: Timeline
     """Print the best layouts, the stages and timeline of the chosen one, the advice, and the layout as TOML."""
     cluster = plan.cluster
     nodes = f" on {cluster.nodes} nodes" if cluster.nodes > 1 else ""
-    simulated = ", simulated" if profile.is_simulated else ""
+    estimated = ", estimated from its data sheet" if profile.is_estimated else ""
     device = f"processes on one {profile.device}" if profile.shares_memory else f"x {profile.device}"
-    console.print(_table(plan, f"{cluster.devices} {device}{nodes}{simulated}"))
+    console.print(_table(plan, f"{cluster.devices} {device}{nodes}{estimated}"))
     if "disturbed" in profile.notes:
         console.print(f"note: {profile.notes['disturbed']}; measure again with `stretto profile`")
     layouts = [prediction.layout for prediction in plan.best[:_MAX_ROWS]]

@@ -1,4 +1,4 @@
-"""show_run: train a run, with a live view in a terminal and plain lines elsewhere."""
+"""train_and_show: train a run, with a live view in a terminal and plain lines elsewhere."""
 
 from collections import deque
 
@@ -23,7 +23,7 @@ _REFRESH_PER_SECOND = 4
 _PLAN_TOLERANCE = 0.15
 
 
-def show_run(run: Run) -> None:
+def train_and_show(run: Run) -> None:
     """Train to the end and show the progress."""
     console = make_console(is_quiet=not run.world.is_rank_zero)
     _print_run_summary(console, run)
@@ -102,7 +102,7 @@ def _print_event(console: Console, run: Run, event: Event) -> None:
             line = f"step {event.step}{_step_total(run)}  validation: {event.evaluation}"
         case _:
             return
-    # A narrow terminal wraps it between words.
+    # In a terminal rich wraps the line between words; elsewhere `soft_wrap` keeps it whole.
     console.print(line, soft_wrap=not console.is_terminal)
 
 
@@ -147,11 +147,11 @@ def _print_run_summary(console: Console, run: Run) -> None:
             console.print(f"changed {change}")
 
 
-def _format_figures(recent: list[StepReport], ranks: RankReport, targets: str) -> str:
+def _format_figures(recent: list[StepReport], ranks: RankReport, target_name: str) -> str:
     last = recent[-1]
     speed = sum(report.tokens for report in recent) / sum(report.seconds for report in recent)
     padding = sum(report.padding for report in recent) / len(recent)
-    parts = [f"loss {format_loss(last.loss) if last.tokens else '-'}", f"{speed:,.0f} {targets}/s"]
+    parts = [f"loss {format_loss(last.loss) if last.tokens else '-'}", f"{speed:,.0f} {target_name}/s"]
     if last.skipped:
         parts.append(f"{last.skipped} skipped")
     parts += [f"norm {last.gradient_norm:.2f}", f"lr {last.learning_rate:.2e}"]

@@ -1,4 +1,4 @@
-"""Heartbeat: each rank publishes what it is doing, so that others can report it for a rank that no longer answers."""
+"""StatusPublisher: each rank publishes what it is doing, so that others can say what a lost rank did last."""
 
 import threading
 
@@ -13,7 +13,7 @@ _PERIOD_SECONDS = 1.0
 _MAX_UPDATES_PER_SECOND = 200
 
 
-class Heartbeat:
+class StatusPublisher:
     """Runs a thread that writes `status` to the store whenever it has changed."""
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
