@@ -100,8 +100,9 @@ def _add_module(graph: Graph, module: nn.Module, name: str, x: str) -> str | Non
         weight = graph.add_initializer(f"{name}.weight", module.weight)
         axis = -len(module.normalized_shape)
         # onnxruntime crashes if this operator's bias is "" instead of left out.
-        bias = [name for name in (_add_bias(graph, module, name),) if name]
-        return graph.add_node("LayerNormalization", x, weight, *bias, axis=axis, epsilon=module.eps)
+        bias = _add_bias(graph, module, name)
+        inputs = (x, weight, bias) if bias else (x, weight)
+        return graph.add_node("LayerNormalization", *inputs, axis=axis, epsilon=module.eps)
     if isinstance(module, nn.Softmax) and module.dim == -1:
         return graph.add_node("Softmax", x, axis=-1)
     ops = {nn.ReLU: "Relu", nn.Tanh: "Tanh", nn.Sigmoid: "Sigmoid", nn.Identity: "Identity", nn.Dropout: "Identity"}
