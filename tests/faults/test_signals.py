@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -152,14 +153,11 @@ def test_a_full_disk_leaves_the_last_checkpoint_intact(faults_data: Path, tmp_pa
         pytest.skip("only root can mount a small disk")
     try:
         run = TrainProcess(folder / "run", faults_data, (2, 1), {"save.keep": 1000, "run.max_restarts": 0}).start()
-        run.await_step(2 * SAVE_EVERY)
-        with (folder / "filler").open("wb") as filler:
-            try:
-                while True:
-                    filler.write(bytes(1 << 16))
-                    filler.flush()
-            except OSError:
-                pass
+        # Fill the disk right after a save: one that is under way would free what it has written when it fails.
+        run.await_checkpoint()
+        with (folder / "filler").open("wb", buffering=0) as filler, suppress(OSError):
+            while True:
+                filler.write(bytes(1 << 12))
         code, output = run.finish()
         # The run continued with a warning; that it could not save at the end is an error.
         assert code == 2, output

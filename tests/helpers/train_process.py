@@ -11,6 +11,7 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 from stretto.checkpoint.checkpoint import Checkpoint, find_checkpoint
+from stretto.checkpoint.manifest import MANIFEST
 
 STEPS = 60
 SAVE_EVERY = 7
@@ -96,6 +97,14 @@ class TrainProcess:
             assert self.process is not None and self.process.poll() is None, "the run has ended"
             time.sleep(0.02)
         raise AssertionError(f"step {step} was not reached")
+
+    def await_checkpoint(self, seconds: float = 90) -> None:
+        """Wait until a checkpoint is complete."""
+        until = time.monotonic() + seconds
+        while not any((self.folder / "checkpoints").glob(f"*/{MANIFEST}")):
+            assert self.process is not None and self.process.poll() is None, "the run has ended"
+            assert time.monotonic() < until, "no checkpoint was saved"
+            time.sleep(0.005)
 
     def final_state(self) -> "FinalState":
         """Return the final state of the run."""
