@@ -4,7 +4,6 @@ every rank    copies its shards (training waits only for this) > writes and hash
 first rank    waits for all ranks > checks that its generation is the newest > creates manifest.json: committed
 """
 
-import importlib.metadata
 import json
 import os
 import platform
@@ -21,6 +20,7 @@ from typing import Any, Self
 import torch
 
 from stretto.base.errors import ConfigError, DataError, DivergedError, FencedError, LostPeerError, StrettoError
+from stretto.base.version import installed_version
 from stretto.checkpoint.checkpoint import Checkpoint
 from stretto.checkpoint.history import History, Retention
 from stretto.checkpoint.lineage import CheckpointName
@@ -310,8 +310,4 @@ def _error_message(where: str, error: Exception) -> str:
 
 
 def _versions() -> dict[str, str]:
-    try:
-        version = importlib.metadata.version("stretto")
-    except importlib.metadata.PackageNotFoundError:
-        version = "unknown"
-    return {"stretto": version, "torch": torch.__version__, "python": platform.python_version()}
+    return {"stretto": installed_version(), "torch": torch.__version__, "python": platform.python_version()}

@@ -1,7 +1,6 @@
 """export_onnx: write a stack as an ONNX model with named states, for any number of time steps and rows."""
 
 import copy
-import importlib.metadata
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from stretto.base.disk import write_errors
 from stretto.base.errors import ConfigError
 from stretto.base.extras import import_optional_dependency
 from stretto.base.task import Task
+from stretto.base.version import installed_version
 from stretto.blocks.stack import Stack
 from stretto.exchange.input_spec import InputSpec, find_input_spec
 from stretto.exchange.onnx_blocks import add_block
@@ -70,7 +70,7 @@ def export_onnx(model: Stack | ExportableModel, path: Path | str, *, example: Te
     metadata = {} if exportable is None else exportable.metadata()
     with torch.no_grad():
         graph = _build_graph(stack, input_spec)
-    metadata = {"version": _version(), "causal": str(stack.causal).lower(), **metadata}
+    metadata = {"version": installed_version(), "causal": str(stack.causal).lower(), **metadata}
     path = Path(path)
     proto = graph.to_model({f"stretto.{name}": text for name, text in metadata.items()})
     with _staged_file(path) as staged:
@@ -130,10 +130,3 @@ def _move_model(source: Path, path: Path) -> None:
 def _external_data_path(path: Path) -> Path:
     """Return the path of the file that holds a large model's weights."""
     return path.with_name(f"{path.name}.data")
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("stretto")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
