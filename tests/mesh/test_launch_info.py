@@ -69,7 +69,7 @@ def test_a_missing_variable_of_torchrun_is_an_error(absent: str) -> None:
 
 
 def test_a_rank_that_is_not_a_number_is_an_error() -> None:
-    with pytest.raises(MeshError, match="is not a number"):
+    with pytest.raises(MeshError, match="RANK='one' is not a number"):
         find_launch_info({**TORCHRUN, "RANK": "one"})
 
 
@@ -105,7 +105,7 @@ def test_a_single_worker_has_no_launch_info(alone: dict[str, str]) -> None:
         (tf_config("worker", 0, worker=["a:1", "c:1"], ps=["b:1"]), "remove ps from the cluster"),
         (tf_config("evaluator", 0, worker=["a:1", "b:1"]), "start only the chief and the workers"),
         (tf_config("worker", 2, worker=["a:1", "b:1"]), "this worker 2, which its cluster does not have"),
-        (tf_config("worker", 0, worker=["a", "b:1"]), "a worker at 'a', without a port"),
+        (tf_config("worker", 0, worker=["a", "b:1"]), "TF_CONFIG has 'a', which is not host:port"),
         ({"TF_CONFIG": "{worker: a}"}, "can't be read; use"),
         ({"TF_CONFIG": "[1]"}, "can't be read; use"),
         ({"TF_CONFIG": '{"cluster": {"worker": 3}}'}, "can't be read; use"),
@@ -126,6 +126,8 @@ def test_the_variables_of_srun_are_read() -> None:
     assert 10_000 <= launch_info.port < 30_000 and launch_info.port != other.port
     overridden = find_launch_info({**SRUN, "MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "4000"})
     assert where(overridden) == (3, 5, 1, 2, "10.0.0.7", 4000)
+    # The remedy for a list that can't be read works.
+    assert where(find_launch_info({**SRUN, "SLURM_STEP_NODELIST": "", "MASTER_ADDR": "gpu07"}))[4] == "gpu07"
 
 
 @pytest.mark.parametrize("absent", [name for name in SRUN if name != "SLURM_STEP_NUM_TASKS"])

@@ -1,1 +1,1 @@
-"""The only package that uses process groups: world, topology, mesh, channels, collectives."""
+"""The only package that creates process groups: world, topology, mesh, channels, collectives."""

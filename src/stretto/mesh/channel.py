@@ -16,8 +16,8 @@ from stretto.mesh.world import World
 NUM_RECEIVES_AHEAD = 2
 """How many receives are posted ahead of the one that the stage works on; as many sends may be pending."""
 
-Endpoint = tuple[dist.ProcessGroup | None, int | None]
-"""The process group shared with a neighbor for one direction, and the neighbor's rank; None if there is no neighbor."""
+Endpoint = tuple[dist.ProcessGroup, int | None]
+"""The process group for one direction to or from a neighbor, and the neighbor's rank: None if there is no neighbor."""
 
 
 class Channel:
@@ -39,7 +39,7 @@ class Channel:
             self._post_next_receive()
 
     def receive(self, description: str) -> Tensor:
-        """Wait for the next message and return it; `description` names it in errors."""
+        """Wait for the next message and return it; `description` names it in this rank's status and in errors."""
         buffer, work = self._pending_receives.popleft()
         assert self._source is not None
         activity = f"{WAITING} for {description}"
@@ -54,7 +54,7 @@ class Channel:
         tensor = tensor.contiguous()
         work = self._start(lambda: dist.isend(tensor, self._target, self._target_group), self._target, "sending")
         self._pending_sends.append((tensor, work))
-        # Wait for all but the newest sends, so that their tensors are freed during the step and not only at its end.
+        # Wait for the older sends now: this frees their tensors during the step, not only at its end.
         self._wait_for_sends(NUM_RECEIVES_AHEAD)
 
     def flush(self) -> None:

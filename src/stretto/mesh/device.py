@@ -54,7 +54,7 @@ def peak_memory(device: torch.device) -> int:
 
 
 def find_backends() -> list[str]:
-    """Return the backends of torch.distributed in this build."""
+    """Return which of the backends gloo, nccl and mpi this build of torch has."""
     if not dist.is_available():
         return []
     backends = {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available(), "mpi": dist.is_mpi_available()}

@@ -32,11 +32,11 @@ class LaunchInfo:
     has_agent_store: bool = False  # torchrun's agent hosts the store, not rank 0
     run_id: str = "run"  # separates this run's keys in the store from those of other runs at the same port
     has_own_devices: bool = False  # the launcher has chosen which devices each rank sees
-    launch_command: str = "torchrun --nproc-per-node {}"  # to start a different number of ranks, which replaces {}
+    launch_command: str = "torchrun --nproc-per-node {}"  # how to start ranks; their number replaces {}
 
 
 def find_launch_info(variables: Mapping[str, str]) -> LaunchInfo | None:
-    """Return what the launcher has set; None without one, or if one other than torchrun started a single rank."""
+    """Return what the launcher has set; None without a launcher, or for a single rank that torchrun did not start."""
     if "RANK" in variables or "WORLD_SIZE" in variables:
         return _check(_torchrun(variables), "torchrun")
     if "TF_CONFIG" in variables:
@@ -71,7 +71,7 @@ def _torchrun(variables: Mapping[str, str]) -> LaunchInfo:
         raise MeshError(
             f"the environment has {present} but no {missing[0]}; start the ranks with torchrun, which sets both"
         )
-    rank, size, local_rank, local_size, port = _numbers(variables, *names[:4], names[5])
+    rank, size, local_rank, local_size, port = (_number(variables, name) for name in (*names[:4], names[5]))
     return LaunchInfo(
         rank, size, local_rank, local_size, variables["MASTER_ADDR"], port,
         has_agent_store=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
@@ -136,48 +136,46 @@ def _tf_config(text: str) -> LaunchInfo | None:
 def _host_and_port(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
-        raise MeshError(f"TF_CONFIG has a worker at {address!r}, without a port; use host:port")
+        raise MeshError(f"TF_CONFIG has {address!r}, which is not host:port; add the host or the port")
     return host.strip("[]"), int(port)
 
 
 def _srun(variables: Mapping[str, str]) -> LaunchInfo:
     """Read the variables that srun sets for each task of a job step."""
     names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_JOB_ID", "SLURM_STEP_ID")
-    rank, size, local_rank, node, job, step = _numbers(variables, *names)
+    rank, size, local_rank, node, job, step = (_number(variables, name) for name in names)
     tasks_per_node = expand_counts(_read(variables, "SLURM_STEP_TASKS_PER_NODE"))
     if node >= len(tasks_per_node):
         raise MeshError(
             f"SLURM_NODEID={node}, but SLURM_STEP_TASKS_PER_NODE has {len(tasks_per_node)} nodes; check what srun sets"
         )
-    # All tasks of a job step compute the same port. It lies below the ephemeral ports and differs between steps.
-    port = 10_000 + (37 * job + step) % 20_000
-    launch_info = LaunchInfo(
-        rank, size, local_rank, tasks_per_node[node], first_host(_read(variables, "SLURM_STEP_NODELIST")), port,
+    address = variables.get("MASTER_ADDR") or first_host(_read(variables, "SLURM_STEP_NODELIST"))
+    # All tasks of a job step compute the same port. It lies below the ephemeral ports, and two steps rarely share one.
+    port = _port(variables, 10_000 + (37 * job + step) % 20_000)
+    return LaunchInfo(
+        rank, size, local_rank, tasks_per_node[node], address, port,
         run_id=f"{job}.{step}", launch_command="srun -n {}",
     )  # fmt: skip
-    return _with_master_address(launch_info, variables)
 
 
 def _mpirun(variables: Mapping[str, str]) -> LaunchInfo:
     """Read the variables that Open MPI's mpirun sets. None of them has the address of rank 0's node."""
     names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
-    rank, size, local_rank, local_size = _numbers(variables, *(f"OMPI_COMM_WORLD_{name}" for name in names))
+    rank, size, local_rank, local_size = (_number(variables, f"OMPI_COMM_WORLD_{name}") for name in names)
     if size > local_size and "MASTER_ADDR" not in variables:
         raise MeshError(
             "mpirun started ranks on several hosts, but does not tell them the address of the first; "
             "add -x MASTER_ADDR=HOST with the first host's name"
         )
-    launch_info = LaunchInfo(
-        rank, size, local_rank, local_size, "127.0.0.1", _DEFAULT_PORT,
+    return LaunchInfo(
+        rank, size, local_rank, local_size, variables.get("MASTER_ADDR", "127.0.0.1"), _port(variables, _DEFAULT_PORT),
         run_id=variables.get("PMIX_NAMESPACE", "run"), launch_command="mpirun -n {}",
     )  # fmt: skip
-    return _with_master_address(launch_info, variables)
 
 
-def _with_master_address(launch_info: LaunchInfo, variables: Mapping[str, str]) -> LaunchInfo:
-    """Use MASTER_ADDR and MASTER_PORT if the user has set them."""
-    (port,) = _numbers(variables, "MASTER_PORT") if "MASTER_PORT" in variables else (launch_info.port,)
-    return replace(launch_info, address=variables.get("MASTER_ADDR", launch_info.address), port=port)
+def _port(variables: Mapping[str, str], default: int) -> int:
+    """Return MASTER_PORT if the user has set it, else `default`."""
+    return _number(variables, "MASTER_PORT") if "MASTER_PORT" in variables else default
 
 
 def first_host(nodes: str) -> str:
@@ -202,10 +200,9 @@ def _read(variables: Mapping[str, str], name: str) -> str:
     return variables[name]
 
 
-def _numbers(variables: Mapping[str, str], *names: str) -> list[int]:
+def _number(variables: Mapping[str, str], name: str) -> int:
+    value = _read(variables, name)
     try:
-        return [int(_read(variables, name)) for name in names]
-    except ValueError as error:
-        raise MeshError(
-            f"the environment's rank or size is not a number ({error}); start the ranks with torchrun"
-        ) from None
+        return int(value)
+    except ValueError:
+        raise MeshError(f"{name}={value!r} is not a number; fix it, or start the ranks with torchrun") from None

@@ -38,7 +38,7 @@ def time_messages(world: World, source: int, target: int, sizes: Sequence[int]) 
 def time_all_reduces(world: World, num_ranks: int, sizes: Sequence[int]) -> list[float]:
     """Return the median seconds of an all-reduce of each size (in bytes) over the first `num_ranks` ranks.
 
-    Every rank must call this: torch names groups by a counter, which must be equal everywhere. Others return zeros.
+    Every rank must call this: torch names groups by a counter, which must be equal on all. Other ranks return zeros.
     """
     ranks = list(range(num_ranks)) if world.rank < num_ranks else [world.rank]
     seconds = []
@@ -48,7 +48,7 @@ def time_all_reduces(world: World, num_ranks: int, sizes: Sequence[int]) -> list
             all_reduce = partial(dist.all_reduce, torch.zeros(max(size // 4, 1), device=world.device), group=group)
             seconds.append(_median_seconds(world, all_reduce) if world.rank < num_ranks else 0.0)
     world.barrier()
-    # The group is not destroyed: torch would reuse its name, and the new group would read its old keys in the store.
+    # The group is not destroyed: torch would give its name to a new group, which would read its keys in the store.
     return seconds
 
 

@@ -39,7 +39,7 @@ class LivenessCheck:
         self._store = RankStore(store, _ANSWER_TIMEOUT_SECONDS)
         self._rank = rank
         self._size = size
-        # The thread copies both from the store at every ping: the store may be gone by the time this rank needs them.
+        # The thread copies these two from the store at every ping: the store may be gone when this rank needs them.
         self._cached_error: str | None = None
         self._cached_lost_rank: int | None = None
         self._store_rank = store_rank  # the rank that hosts the store; None if torchrun's agent does
@@ -50,7 +50,7 @@ class LivenessCheck:
         self._thread.start()
 
     def find_lost_rank(self, ranks: Sequence[int]) -> int | None:
-        """Ping `ranks`; return the rank that any rank was first to report as lost (even this one), or None."""
+        """Ping `ranks` and report one that is silent; return the first rank that any rank reported, maybe this one."""
         try:
             answer_keys = {rank: self._ping(rank) for rank in ranks if rank != self._rank}
             if not self._store.wait_for_keys(list(answer_keys.values()), _ANSWER_TIMEOUT_SECONDS):

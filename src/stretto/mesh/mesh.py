@@ -14,7 +14,7 @@ class Mesh:
     """This rank's replica and stage, the channels to its neighbors and the group that reduces its gradients.
 
     Each pair of neighbors has one process group per direction. With NCCL each group is its own communicator, which
-    keeps its own order. So a receive that is posted ahead delays only later messages from the same neighbor.
+    keeps its own order. So a receive that is posted ahead delays only later messages of the same group.
 
         stage 0 ──forward──► stage 1 ──forward──► stage 2     replica 0
                 ◄─backward──         ◄─backward──
@@ -28,9 +28,9 @@ class Mesh:
         if topology.size != world.size:
             raise MeshError(
                 f"{topology.num_replicas} replicas x {topology.num_stages} stages need {topology.size} ranks, "
-                f"not {world.size}"
+                f"but there are {world.size}; change the layout, or start {topology.size} ranks"
             )
-        # With the topology, a LostPeerError names the rank's replica and stage, and only adjacent ranks are pinged.
+        # With the topology, a LostPeerError names the rank's replica and stage, and only its peers are pinged.
         self.world = replace(world, topology=topology)
         self.topology = topology
         position = topology.position(world.rank)

@@ -52,7 +52,7 @@ class RankStore:
         return not keys or poll(lambda: self._call(lambda: self._store.check(keys)), seconds)
 
     def wait_for_message(self, key: str, source: int, timeout: timedelta, raise_if_failed: Callable[[], None]) -> str:
-        """Return the value that rank `source` sets for `key`. While waiting, call `raise_if_failed` again and again."""
+        """Return the value that rank `source` sets for `key`; call `raise_if_failed` repeatedly while waiting."""
 
         def is_set() -> bool:
             if self._call(lambda: self._store.check([key])):

@@ -14,7 +14,7 @@ _MAX_UPDATES_PER_SECOND = 200
 
 
 class StatusPublisher:
-    """Runs a thread that writes `status` to the store whenever it has changed."""
+    """Runs a thread that looks at `status` once per period and writes it to the store if it has changed."""
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         self.status: object = "starting"  # set by the main thread; our thread reads it and converts it to text

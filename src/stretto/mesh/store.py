@@ -28,8 +28,8 @@ def open_store(launch_info: LaunchInfo, timeout: timedelta) -> TCPStore:
                 "MASTER_PORT (or the first worker in TF_CONFIG) to an address of its node and a free port"
             ) from error
         raise LostPeerError(
-            f"rank {launch_info.rank} can't connect to rank 0 at {address}:{port}; check that rank 0 was started, "
-            "that this is its node's address, and that no firewall blocks it"
+            f"rank {launch_info.rank} can't connect to the store at {address}:{port}; check that its host (the "
+            "launcher or rank 0) was started, that this is its node's address, and that no firewall blocks it"
         ) from error
 
 

@@ -34,7 +34,7 @@ def call_with_timeout(seconds: float, call: Callable[[], Result]) -> Result:
 
 
 def poll(condition: Callable[[], bool], seconds: float, max_pause: float = 0.05) -> bool:
-    """Call `condition` until it is true, with pauses that grow from 10 ms to `max_pause`; False after `seconds`."""
+    """Call `condition` until it is true; return False after `seconds`. Pauses grow from 0.01 s to `max_pause`."""
     pause, deadline = 0.01, time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

@@ -68,6 +68,6 @@ class Topology:
         return [self.rank(replica, stage) for replica in range(self.num_replicas)]
 
     def peer_ranks(self, rank: int) -> list[int]:
-        """Return the row and column of a rank in the grid, itself included: all ranks that it needs for a step."""
+        """Return all ranks of the same replica or the same stage, this one included: a training step needs them all."""
         position = self.position(rank)
         return sorted({*self.replica_ranks(position.replica), *self.stage_ranks(position.stage)})

@@ -7,12 +7,12 @@ import torch
 Timestamp = float | torch.Event
 """A time on the CPU, or an event in an accelerator's stream (the CPU only queues work there and runs ahead)."""
 
-# Reading an event blocks until the stream has reached it, so events are collected and read late, at the latest here.
+# Reading an event blocks until the stream has reached it, so all are read late: for `seconds`, or if there are more.
 _MAX_PENDING = 1024
 
 
 class WaitTimer:
-    """Sums the seconds between `begin` and `end`, and those between `begin_all_reduce` and the next wait.
+    """Sums the seconds from `begin` to `end`, and from `begin_all_reduce` to `end_all_reduce` or the next `begin`.
 
     On an accelerator the stream waits for a message, not the CPU. There, events before and after the wait measure it.
     """
@@ -26,7 +26,7 @@ class WaitTimer:
     @property
     def seconds(self) -> float:
         """The seconds waited so far. On an accelerator, reading them synchronizes with the last wait."""
-        self._resolve()
+        self._read_events()
         return self._seconds
 
     def begin(self) -> Timestamp:
@@ -43,7 +43,7 @@ class WaitTimer:
         assert isinstance(since, torch.Event) and isinstance(now, torch.Event)
         self._pending.append((since, now))
         if len(self._pending) > _MAX_PENDING:
-            self._resolve()
+            self._read_events()
 
     def begin_all_reduce(self) -> None:
         """Start counting: this rank has computed all its gradients and now waits for those of other ranks."""
@@ -62,7 +62,7 @@ class WaitTimer:
         event.record()
         return event
 
-    def _resolve(self) -> None:
+    def _read_events(self) -> None:
         for start, stop in self._pending:
             stop.synchronize()
             self._seconds += start.elapsed_time(stop) / 1e3

@@ -1,4 +1,4 @@
-"""World: all ranks of a job as one of them sees it, the collectives over all ranks, and the errors of lost peers."""
+"""World: this rank among all ranks of the job, the collectives over all of them, and the errors of lost peers."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -84,7 +84,7 @@ class World:
         return [part.tolist() for part in torch.split(parts.cpu(), sizes_by_rank)] if self.is_rank_zero else None
 
     def broadcast(self, tensor: Tensor, source: int) -> Tensor:
-        """Return rank `source`'s tensor on every rank. The other ranks pass a tensor of the same shape and dtype."""
+        """Return rank `source`'s tensor on every rank. Others pass a tensor of its shape and dtype to overwrite."""
         if not self.is_single_rank:
             tensor = tensor.contiguous()
             with self.collective("broadcast"):
@@ -100,6 +100,7 @@ class World:
         return bytes(self.broadcast(buffer.to(self.device), 0).tolist()).decode() if num_bytes else ""
 
     def _sum_over_ranks(self, tensor: Tensor, name: str) -> Tensor:
+        """Sum a tensor over all ranks in place, and return it."""
         if not self.is_single_rank:
             with self.collective(name):
                 dist.all_reduce(tensor)
@@ -176,11 +177,11 @@ class World:
 
     @property
     def _peer_ranks(self) -> Sequence[int]:
-        """The ranks that this one communicates with directly."""
+        """The ranks that this one depends on: all ranks, or those of its replica and its stage."""
         return range(self.size) if self.topology is None else self.topology.peer_ranks(self.rank)
 
     def _lost_peer_error(self, activity: str) -> LostPeerError | None:
-        """Return the error that names a lost rank; None if all adjacent ranks answer."""
+        """Return the error that names a lost rank; None if all peers answer."""
         lost = None if self.liveness is None else self.liveness.find_lost_rank(self._peer_ranks)
         if lost is None:
             return None
@@ -195,7 +196,7 @@ class World:
         )
 
     def _find_straggler(self) -> int | None:
-        """Return an adjacent rank that is not waiting for others: the one that delays the rest. None if all wait."""
+        """Return the first peer that is not waiting for others, and so delays them; None if all wait."""
         statuses = {rank: self.last_status(rank) or "" for rank in self._peer_ranks if rank != self.rank}
         return next((rank for rank, status in statuses.items() if not status.startswith(WAITING)), None)
 
@@ -206,7 +207,7 @@ class World:
         )
 
     def _describe_rank(self, rank: int) -> str:
-        """Return a rank with its position and last status, as `rank 3 (replica 1, stage 0, last seen in F0.1)`."""
+        """Return a rank with its position and status: `rank 3 (replica 1, stage 0, last seen in F0.1 of window 9)`."""
         status = self.last_status(rank)
         details = [] if self.topology is None else [str(self.topology.position(rank))]
         details += [] if status is None else [f"last seen {status}"]
