@@ -80,7 +80,7 @@ def test_a_broken_device_is_a_problem_and_a_full_one_a_warning(monkeypatch: pyte
         {"name": "C", "error": None, "free": 1e9, "total": 80e9},
     ]
     told = {"version": "2.13.0", "cuda": "13.0", "hip": None, "backends": ["gloo", "nccl"], "devices": devices}
-    monkeypatch.setattr(machine, "probe_torch", lambda seconds: {**told, "error": None, "driver": 13000})
+    monkeypatch.setattr(machine, "probe_torch", lambda seconds: {**told, "error": None, "driver": "13.0"})
     found = levels(machine.check_torch(1))
     assert [found[f"device {number}"] for number in range(3)] == ["ok", "problem", "warning"]
 
@@ -298,4 +298,4 @@ def test_the_version_of_the_cuda_driver_is_asked_of_the_driver(monkeypatch: pyte
             return 0
 
     monkeypatch.setattr(ctypes, "CDLL", Driver)
-    assert driver_version() == 12080
+    assert driver_version() == "12.8"

@@ -12,9 +12,9 @@ from stretto.launch.folders import check_folder, run_folders
 _CHECK_SECONDS = 20.0
 _TORCH_SECONDS = 90.0
 _LINK_SECONDS = 120.0
-# The last two stop a process of their own after that time, and may take this much longer to report it.
+# The checks of torch and links stop their processes after that time, and have this much longer to report it.
 _REPORT_SECONDS = 10.0
-# How long ranks wait for each other.
+# How long ranks wait for each other, if none of them runs the checks first.
 RENDEZVOUS_TIMEOUT = timedelta(seconds=90)
 
 OnCheck = Callable[[str], None]
@@ -26,8 +26,8 @@ def diagnose(
 ) -> list[Finding]:
     """Check whether this machine has what a run needs. Each check ends in time, even on a broken machine.
 
-    `config` gives the folders that a run writes to. `ranks` ranks are started on `device` to measure the links between
-    them; with fewer than two, none are started.
+    `config` gives the folders that a run writes to, and its data workers. `ranks` ranks are started on `device` to
+    measure the links between them; with fewer than two, none are started.
     """
     findings = check_machine(config, on_check=on_check)
     if ranks > 1:

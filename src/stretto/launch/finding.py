@@ -17,7 +17,7 @@ class Finding:
     level: Level
     detail: str
     remedy: str = ""  # one sentence; empty if the level is ok
-    host: str = ""  # the machine's host name; empty if only one machine was checked
+    host: str = ""  # the machine's host name, if several ranks report their findings; else empty
 
 
 def ok(name: str, detail: str) -> Finding:

@@ -21,7 +21,7 @@ _WRITE_BYTES = 1 << 20
 
 
 def run_folders(config: RunConfig | None) -> dict[str, Path]:
-    """Return the folders that a run writes to, by name; without a config, the defaults in the current directory."""
+    """Return the folders that a run writes to, by name; without a config, the default folders."""
     if config is None:
         return {"run folder": Path("runs"), "cache": Path("~/.cache/stretto").expanduser()}
     folders = {"run folder": config.run.folder, "cache": config.data.cache.expanduser()}
@@ -80,7 +80,7 @@ def _check_speed(name: str, folder: Path) -> Finding:
 
 
 def _check_guarantees(name: str, folder: Path) -> Finding:
-    """Check locks and exclusive creation, which stop two runs from writing to the same folder."""
+    """Check exclusive creation, locks and hard links, which stop two runs from writing to the same folder."""
     storage = open_storage(folder / "storage")
     if not storage.create("kept/first", b"one") or storage.create("kept/first", b"two"):
         return problem(name, "a file can be created twice", "save to a different filesystem (save.to)")
@@ -91,8 +91,9 @@ def _check_guarantees(name: str, folder: Path) -> Finding:
     except (StrettoError, OSError) as error:
         return problem(name, f"can't lock a file ({error})", "mount the folder with locks, or choose a different one")
     try:
+        # `_check_speed` has written this file.
         os.link(folder / "written-0", folder / "linked")
     except OSError as error:
-        remedy = "use another disk if several processes write there: without links, creating a file is less strict"
+        remedy = "use another disk if several processes write there: without links, they may read an empty file"
         return warning(name, f"no hard links ({error.strerror})", remedy)
     return ok(name, "locks, hard links and exclusive creation work")

@@ -46,11 +46,11 @@ def check_links(num_ranks: int, device: str, time_limit: float) -> list[Finding]
 
 
 def measure_links(world: World, local_size: int) -> list[dict[str, Any]]:
-    """Return latency and bandwidth from rank 0 to a rank of its own node, and to the first rank of each other node.
+    """Return latency and bandwidth from rank 0 to a rank of its own node, and to the first rank of up to 8 other nodes.
 
     Every node is taken to have as many ranks as rank 0's node has.
     """
-    # The sum of ranks shows that collectives work. Only rank 0 adds its `local_size`, so that sum is a broadcast.
+    # The sum of ranks shows that collectives work. All but rank 0 add zero to the other sum, so it is a broadcast.
     rank_sum, first_local_size = world.all_reduce([world.rank, local_size if world.is_rank_zero else 0])
     local_size = int(first_local_size)
     if rank_sum != world.size * (world.size - 1) / 2:

@@ -25,7 +25,7 @@ _PERMANENT_EXIT_CODES = (StrettoError.exit_code, FencedError.exit_code, 130)
 
 
 class RankFailedError(StrettoError):
-    """A rank has ended after printing its own error; the launcher only passes on its exit code."""
+    """The ranks have ended, usually after printing an error; without a message the launcher only sets the exit code."""
 
     def __init__(self, exit_code: int, message: str = "") -> None:
         super().__init__(message)
@@ -123,7 +123,7 @@ class _RestartPolicy:
         if remaining > 0:
             rank, failure = _root_cause(result)
             cause = f"was killed by {failure.signal_name()}" if failure.exitcode < 0 else "was lost"
-            self._on_message(f"rank {rank} {cause}; restarting all ranks ({remaining - 1} more restarts left)")
+            self._on_message(f"rank {rank} {cause}; restarting all ranks (restarts left: {remaining - 1})")
         return remaining
 
 

@@ -81,7 +81,7 @@ def _check_devices(probe: Mapping[str, Any]) -> list[Finding]:
         if has_gpu:
             return [problem("devices", "there is a GPU, but torch is CPU-only", "install torch with CUDA or ROCm")]
         return [ok("devices", "no accelerator: ranks use the CPU")]
-    driver = "" if probe["driver"] is None else f", driver {probe['driver']}"
+    driver = "" if probe["driver"] is None else f", driver for CUDA {probe['driver']}"
     findings = []
     for number, device in enumerate(probe["devices"]):
         name = f"device {number}"
@@ -150,15 +150,15 @@ def check_memory() -> list[Finding]:
     return [ok("memory", detail)]
 
 
-def container_memory(group: Path = Path("/sys/fs/cgroup")) -> tuple[int, int] | None:
+def container_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> tuple[int, int] | None:
     """Return the container's memory limit and its used bytes without reclaimable page cache; None without a limit."""
     try:
-        limit = (group / "memory.max").read_text().strip()
-        used = int((group / "memory.current").read_text())
+        limit = (cgroup / "memory.max").read_text().strip()
+        used = int((cgroup / "memory.current").read_text())
     except OSError:
         return None
     try:
-        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
     except OSError:
         stat = {}
     return None if limit == "max" else (int(limit), max(0, used - int(stat.get("inactive_file", 0))))

@@ -1,4 +1,4 @@
-"""Makes a rank end when the launcher that started it ends, even if that was killed."""
+"""Makes a rank end when the launcher that started it ends, even if the launcher was killed."""
 
 import ctypes
 import os

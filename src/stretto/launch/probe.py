@@ -1,4 +1,4 @@
-"""Probes torch and its devices in a separate process, since a broken driver may crash it."""
+"""Probes torch and its devices in a separate process, since a broken driver may crash the process that probes it."""
 
 import ctypes
 import json
@@ -65,13 +65,13 @@ def _probe_device(name: str) -> dict[str, Any]:
     return {"name": label, "error": None if works else "it computes wrong results", "free": free, "total": total}
 
 
-def driver_version() -> int:
-    """Return the newest CUDA version that the driver supports, such as 12080 for 12.8; raise OSError without one."""
+def driver_version() -> str:
+    """Return the newest CUDA version that the driver supports, such as 12.8; raise OSError without a driver."""
     # From the driver itself: torch has no public API for it.
     version = ctypes.c_int()
     if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)) != 0:
         raise OSError("the CUDA driver does not return its version")
-    return version.value
+    return f"{version.value // 1000}.{version.value % 1000 // 10}"
 
 
 def _cuda_error() -> str | None:
