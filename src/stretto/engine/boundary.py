@@ -39,9 +39,10 @@ class BoundarySpec:
 
 
 def infer_boundaries(stack: Stack, mesh: Mesh, window: Window) -> tuple[BoundarySpec | None, BoundarySpec | None]:
-    """Run one time step of one row through all stages; return the specs of this stage's input and output messages.
+    """Run this stage on one time step of one row; return the specs of its input and output messages.
 
-    The first stage has no input message and the last stage no output message; their spec is None.
+    Stages send each other these specs, not the row: all but the first run on zeros. The first stage has no input
+    message and the last stage no output message; their spec is None.
     """
     device = mesh.world.device
     input_spec: BoundarySpec | None = None

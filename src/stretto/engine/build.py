@@ -31,7 +31,7 @@ def make_engine(
     """Return the engine that runs this rank's part of `model`.
 
     With `seed`, the weights of this rank's blocks are initialized by seed and name, and `model` may be on the meta
-    device, so that no rank ever holds all of it. Without, the first replica's weights are used as they are.
+    device, so that no rank ever holds all of it. Without `seed`, all replicas start with the first replica's weights.
     """
     layout = layout or Layout()
     if layout.auto:

@@ -36,11 +36,11 @@ class WindowCut:
 
     @property
     def num_chunks(self) -> int:
-        """The number of chunks of the longest micro-batch."""
+        """The largest number of chunks that a micro-batch has."""
         return max(len(micro_batch.shape.chunk_bounds) for micro_batch in self.micro_batches)
 
     def shape(self, action: Action) -> tuple[int, int]:
-        """Return an action's numbers of time steps and rows, `[time, batch]`; without rows the action is skipped."""
+        """Return an action's numbers of time steps and rows, `[time, batch]`; an action with no rows is skipped."""
         num_rows, num_steps = self.micro_batches[action.micro_batch].shape.chunk_shape(action.chunk)
         return num_steps, num_rows
 

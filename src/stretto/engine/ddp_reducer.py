@@ -13,5 +13,5 @@ def prepare_for_backward(ddp: DistributedDataParallel) -> None:
 
 
 def rebuild_buckets(ddp: DistributedDataParallel) -> None:
-    """Regroup the parameters in the order in which their gradients became ready, once it is known."""
+    """Regroup the parameters in the order in which their gradients became ready: in the first call that knows it."""
     ddp.reducer._rebuild_buckets()

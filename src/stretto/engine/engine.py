@@ -57,7 +57,7 @@ class Engine(Protocol):
         """Run forward and backward; leave the gradient of the *summed* loss in the parameters' `.grad`.
 
         `carried` is the state of the previous window's result, None at the start. All randomness of the step is derived
-        from `key`. `before_last_backward` is called before the step's last backward, so gradients can be reduced in it.
+        from `key`. `before_last_backward` is called before the last backward, so gradients can be reduced during it.
         """
 
     def eval_step(self, window: Window, carried: State | None, key: int) -> StepResult:
@@ -91,7 +91,7 @@ def no_op() -> None:
 
 
 def step_result(losses: Sequence[LossSum], state: State) -> StepResult:
-    """Return a step's result: the sum of `losses`, zero on a rank that has no targets, and `state`."""
+    """Return a step's result: the sum of `losses` (zero on a rank that computes none) and `state`."""
     if not losses:
         return StepResult(torch.zeros(()), torch.zeros((), dtype=torch.int64), state)
     correct = [loss.num_correct for loss in losses if loss.num_correct is not None]

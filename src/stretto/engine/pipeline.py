@@ -317,7 +317,7 @@ class _PipelineStep:
     def _final_state(self) -> State:
         """Return the final states of all rows, in the window's order."""
         # Rows are sorted longest first, so those that ended last come right after the remaining ones.
-        joined = cat_rows([cat_rows([part.state, *reversed(part.ended_states)]) for part in self.progress])
+        joined = cat_rows([cat_rows([progress.state, *reversed(progress.ended_states)]) for progress in self.progress])
         if all(micro_batch_cut.is_sorted for micro_batch_cut in self.cut.micro_batches):
             return joined
         order = torch.cat([micro_batch_cut.rows for micro_batch_cut in self.cut.micro_batches]).argsort()

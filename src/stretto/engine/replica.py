@@ -35,10 +35,10 @@ class ReplicaEngine:
         self.num_micro_batches = engine.num_micro_batches
         self.recorder = engine.recorder
         assert mesh.replica_group is not None
-        self._reducer: DistributedDataParallel | None = None
+        self._ddp: DistributedDataParallel | None = None
         # A stage may have no weights, and so nothing to reduce.
         if any(parameter.requires_grad for parameter in self.stack.parameters()):
-            self._reducer = DistributedDataParallel(
+            self._ddp = DistributedDataParallel(
                 self.stack,
                 process_group=mesh.replica_group,
                 # Weights that were initialized by seed and name are equal already; others come from the first replica.
@@ -46,16 +46,16 @@ class ReplicaEngine:
                 gradient_as_bucket_view=True,
             )
             hook_state = ReduceHookState(mesh.replica_group, mesh.world.wait_timer)
-            self._reducer.register_comm_hook(hook_state, all_reduce_hook)
+            self._ddp.register_comm_hook(hook_state, all_reduce_hook)
             self._settle_buckets()
 
     def step(
         self, window: Window, carried: State | None, key: int, before_last_backward: BeforeLastBackward = no_op
     ) -> StepResult:
-        """Run this replica's step and sum the gradients over all replicas. `before_last_backward` is not called."""
-        if self._reducer is not None:
-            # DDP's forward would do this: fix the buckets once the order of gradients is known.
-            rebuild_buckets(self._reducer)
+        """Run this replica's step and sum the gradients over all replicas. `before_last_backward` is ignored."""
+        if self._ddp is not None:
+            # As DDP's forward does. The buckets are fixed, so this only checks that the previous step was reduced.
+            rebuild_buckets(self._ddp)
         # Buckets are reduced during the backward, so a lost replica raises an error in the backward.
         with self.mesh.world.explain_errors("reducing gradients"):
             result = self.engine.step(window, carried, key, self._prepare_reducer)
@@ -71,9 +71,9 @@ class ReplicaEngine:
         return self.engine.squared_grad_norm() / self.mesh.num_replicas
 
     def _prepare_reducer(self) -> Tensor | None:
-        if self._reducer is None:
+        if self._ddp is None:
             return None
-        prepare_for_backward(self._reducer)
+        prepare_for_backward(self._ddp)
         # In the order in which gradients are ready: last blocks first.
         parameters = [parameter for parameter in self.stack.parameters() if parameter.requires_grad][::-1]
         ready_signal: Tensor = _ReadyWithoutGradient.apply(*parameters)  # type: ignore[no-untyped-call]
@@ -86,10 +86,10 @@ class ReplicaEngine:
         more replicas the order of summation depends on the buckets, so a resumed run would differ in the last bits.
         """
         ready_signal = self._prepare_reducer()
-        assert ready_signal is not None and self._reducer is not None
+        assert ready_signal is not None and self._ddp is not None
         ready_signal.backward()  # type: ignore[no-untyped-call]
         self.mesh.world.wait_timer.end_all_reduce()
-        rebuild_buckets(self._reducer)
+        rebuild_buckets(self._ddp)
         self.stack.zero_grad(set_to_none=True)
 
 
