@@ -14,9 +14,9 @@ def flush_denormals() -> Iterator[None]:
     Gradients that vanish over a long sequence become denormals, as do optimizer moments of rarely used weights.
     """
     # torch has a setter but no getter. Half of the smallest normal number is a denormal, or zero if flushing is on.
-    was_set = sys.float_info.min / 2 == 0
+    was_flushing = sys.float_info.min / 2 == 0
     torch.set_flush_denormal(True)
     try:
         yield
     finally:
-        torch.set_flush_denormal(was_set)
+        torch.set_flush_denormal(was_flushing)

@@ -20,7 +20,7 @@ class MeshError(StrettoError):
 
 
 class LostPeerError(MeshError):
-    """A rank was lost. The input is not at fault, so the run can be restarted."""
+    """A rank was lost or does not answer. The input is not at fault, so the run can be restarted."""
 
     exit_code = 75
 

@@ -25,7 +25,7 @@ def mix(keys: Tensor) -> Tensor:
 
 
 def _words(keys: Tensor) -> Tensor:
-    """Return the low 32 bits of mixed keys, as int32."""
+    """Return the low 32 bits of mixed keys, minus 2^31, so that they fit int32."""
     return ((mix(keys) & (_WORD_SPAN - 1)) - (_WORD_SPAN >> 1)).to(torch.int32)
 
 

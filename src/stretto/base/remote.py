@@ -39,7 +39,7 @@ class RemoteFolder(NamedTuple):
         from fsspec.core import url_to_fs
 
         is_s3 = location.startswith(("s3://", "s3a://"))
-        # botocore would retry five times within each of our tries. The user's other settings are kept.
+        # botocore would try five times within each of our tries. The user's other settings are kept.
         settings = {**conf.get("s3", {}).get("config_kwargs", {}), "retries": {"total_max_attempts": 1}}
         options = {"config_kwargs": settings} if is_s3 else {}
         try:
@@ -51,6 +51,7 @@ class RemoteFolder(NamedTuple):
             raise DataError(f"{location} is not a readable URL ({error}); use a folder or a different URL") from error
 
     def cat(self, name: str) -> bytes:
+        """Return the content of a file."""
         return bytes(self.filesystem.cat_file(join(self.root, name)))
 
     def cat_ranges(self, names: Sequence[str], byte_ranges: Sequence[tuple[int, int]]) -> list[bytes | Exception]:

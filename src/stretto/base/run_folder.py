@@ -10,7 +10,7 @@ runs/book/
     weights.safetensors    the final weights
     nonfinite/             batches whose loss or gradient was not finite
     sinks.json             what trackers need to resume; tensorboard/, mlflow/ and wandb/ are their own files
-    report.html            what `stretto report` writes
+    report.html            what `stretto report` writes; with --compare, compare.html
 """
 
 from contextlib import AbstractContextManager
@@ -73,11 +73,11 @@ class RunFolder:
         return self.weights.is_file()
 
     def nonfinite_batch(self, step: int, rank: int) -> Path:
-        """Return the path for a rank's part of one training step's batch."""
+        """Return the path for a rank's part of a training batch whose loss or gradient was not finite."""
         return self.file(f"{NONFINITE}/step-{step}-rank-{rank}.safetensors")
 
     def nonfinite_batches(self) -> list[str]:
-        """Return the file names of all saved batches."""
+        """Return the file names of all saved non-finite batches."""
         return sorted(path.name for path in self.file(NONFINITE).glob("step-*"))
 
     def file(self, name: str) -> Path:
@@ -99,5 +99,5 @@ class RunFolder:
             write_atomic(self.file(name), content)
 
     def writing(self) -> AbstractContextManager[None]:
-        """Turn an error of the file system into one that names the folder."""
+        """Return a context that turns an error of the file system into one that names the folder."""
         return write_errors(f"run.folder={self}", "choose a different one")

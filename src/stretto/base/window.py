@@ -94,7 +94,7 @@ class Window:
         return Rows(self.lanes, self.lengths, self.fresh, key, device, dtype)
 
     def micro_batches(self, num_micro_batches: int) -> list[slice]:
-        """Return ranges of rows whose sizes differ by at most one; pipelines split by work instead."""
+        """Return ranges of rows whose sizes differ by at most one; a pipeline splits rows by work instead."""
         edges = [self.num_rows * index // num_micro_batches for index in range(num_micro_batches + 1)]
         return [slice(start, stop) for start, stop in pairwise(edges)]
 
