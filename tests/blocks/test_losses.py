@@ -104,7 +104,7 @@ def test_bf16_outputs_are_summed_in_fp32() -> None:
 
 
 def test_impossible_losses_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"quantiles=\(0\.5, 1\.5\) are not between 0 and 1"):
+    with pytest.raises(ConfigError, match=r"quantiles=\(0\.5, 1\.5\) are not all between 0 and 1"):
         QuantileLoss((0.5, 1.5))
     with pytest.raises(ConfigError, match="plus a last dim of 3 quantiles; add it to the last block's outputs"):
         QuantileLoss()(torch.zeros(2, 3, 1), torch.zeros(2, 3))

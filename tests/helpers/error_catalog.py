@@ -725,7 +725,7 @@ ERROR_SECTIONS = (
                 lambda: Stack([]),
             ),
             ErrorCase(
-                "block <n> is a <type>, not a stretto.nn.Block; wrap a module that works on each step by itself in "
+                "block <n> is a <type>, not a stretto.nn.Block; wrap a module that treats each time step independently in "
                 "stretto.nn.Pointwise, or subclass stretto.nn.Block",
                 "Blocks take `(x, state)` and return `(y, state)`; a plain module takes only `x`.",
                 "Use `Pointwise(nn.ReLU())`, or write your own block.",
@@ -744,7 +744,7 @@ ERROR_SECTIONS = (
                 lambda: Residual(LSTM(3, 4))(torch.zeros(2, 1, 3), (torch.zeros(1, 1, 4), torch.zeros(1, 1, 4))),
             ),
             ErrorCase(
-                "quantiles=(<x>) are not between 0 and 1; use values such as 0.1, 0.5, 0.9",
+                "quantiles=(<x>) are not all between 0 and 1; use values such as 0.1, 0.5, 0.9",
                 "A quantile is a fraction, not a percentage.",
                 "Divide by 100.",
                 lambda: QuantileLoss((10, 50, 90)),

@@ -16,7 +16,7 @@ from stretto.base.window import IGNORE_INDEX
 
 @dataclass(frozen=True)
 class LossSum:
-    """A loss summed over all valid targets, and the number of targets."""
+    """A loss summed over all valid targets, and their number."""
 
     total: Tensor  # [] floating
     count: Tensor  # [] int64
@@ -91,7 +91,7 @@ class AbsoluteError:
 class QuantileLoss:
     """Pinball loss of several quantiles. Outputs `[..., quantiles]`, targets `[...]`; a target of NaN is missing.
 
-    Use it in your own scripts: `stretto.serve.forecast` gives one value per time step, not quantiles.
+    Each target counts once per quantile. For your own scripts: `stretto.serve.forecast` gives no quantiles.
     """
 
     quantiles: tuple[float, ...] = (0.1, 0.5, 0.9)
@@ -100,7 +100,7 @@ class QuantileLoss:
         for quantile in self.quantiles:
             if not 0 < quantile < 1:
                 raise ConfigError(
-                    f"quantiles={self.quantiles} are not between 0 and 1; use values such as 0.1, 0.5, 0.9"
+                    f"quantiles={self.quantiles} are not all between 0 and 1; use values such as 0.1, 0.5, 0.9"
                 )
 
     def __call__(self, y: Tensor, targets: Tensor) -> LossSum:
