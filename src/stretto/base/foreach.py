@@ -1,4 +1,4 @@
-"""Arithmetic on many tensors in one kernel launch, with torch's private foreach functions.
+"""Arithmetic on many tensors in few kernel launches, with torch's private foreach functions.
 
 `torch._foreach_mul_` is what `torch.nn.utils.clip_grad_norm_` and torch's optimizers use; there is no public name.
 """

@@ -89,7 +89,7 @@ class RetryBudget:
                 "runs and is reachable, or raise data.retry_seconds"
             ) from error
         if self._delay == _FIRST_DELAY_SECONDS:
-            _log.warning("%s can't be read (%s); retrying for %.0f s", self._location, reason, self._seconds)
+            _log.warning("%s can't be read (%s); retrying for up to %.0f s", self._location, reason, self._seconds)
         time.sleep(self._delay)
         self._delay = min(2 * self._delay, _MAX_DELAY_SECONDS)
 

@@ -32,7 +32,7 @@ class Block(nn.Module, ABC):
         if not self.causal and not bool(rows.fresh.all()):
             raise LawError(
                 f"{type(self).__name__} looks ahead in time, so it can't carry state from window to window; "
-                "use a block with causal=True, or data whose rows all start fresh"
+                "use causal blocks, or data whose rows all start fresh"
             )
         return where_rows(rows.fresh, initial, carried)
 

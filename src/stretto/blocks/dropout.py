@@ -34,8 +34,8 @@ class _RandomMask(Block):
 class Dropout(_RandomMask):
     """Zeroes each feature of each time step with `probability`, and scales the others to keep the mean.
 
-    The mask is a function of (seed, training step, block, lane, time step in the lane, feature). The state is `(keys,
-    time)`, each row's key and next time step, so cutting in time or splitting rows does not change the mask.
+    The mask is a function of (seed, training step, block, lane, time step since the row was fresh, feature). The state
+    is `(keys, time)`, each row's key and next time step, so cutting in time or splitting rows doesn't change the mask.
     """
 
     def initial_state(self, rows: Rows) -> State:

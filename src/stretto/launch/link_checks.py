@@ -27,18 +27,18 @@ _MIN_BANDWIDTH_BYTES_PER_SECOND = 50e6
 _CLOCK_WARNING_SECONDS, _CLOCK_PROBLEM_SECONDS = 1.0, 300.0
 
 
-def check_links(num_ranks: int, device: str, time_limit: float) -> list[Finding]:
-    """Start ranks on this node that measure the links between them, within `time_limit` seconds."""
+def check_links(num_ranks: int, device: str, seconds: float) -> list[Finding]:
+    """Start ranks on this node that measure the links between them, and have `seconds` to finish."""
     name = f"{num_ranks} local ranks"
     with TemporaryDirectory(prefix="stretto-") as folder:
         path = Path(folder) / "links.json"
         options = ["--ranks", str(num_ranks), "--links", str(path), "--device", device]
         command = [sys.executable, "-m", "stretto", "doctor", *options]
         try:
-            process = subprocess.run(command, capture_output=True, text=True, timeout=time_limit, check=False)
+            process = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
         except subprocess.TimeoutExpired:
             remedy = "check for a firewall that blocks 127.0.0.1"
-            return [problem(name, f"did not finish within {time_limit:.0f} s", remedy)]
+            return [problem(name, f"did not finish within {seconds:.0f} s", remedy)]
         if process.returncode or not path.is_file():
             message = (process.stderr.strip().splitlines() or [f"code {process.returncode}"])[-1]
             return [problem(name, f"failed: {message}", "see the other findings, and docs/how-to/survive-failures.md")]

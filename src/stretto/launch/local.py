@@ -155,7 +155,7 @@ def _failure_error(result: RunResult) -> StrettoError:
 def _signal_error(codes: Sequence[int | None], received: signal.Signals) -> BaseException:
     """Return the error for a signal to the launcher, after the ranks have ended with these exit codes."""
     if received == signal.SIGINT:
-        return KeyboardInterrupt(": the ranks were ended")
+        return KeyboardInterrupt(": the ranks were ended")  # printed after "interrupted"
     if all(code in (PREEMPTED_EXIT_CODE, LostPeerError.exit_code) for code in codes):
         # The ranks have saved, and have printed so.
         return RankFailedError(LostPeerError.exit_code)

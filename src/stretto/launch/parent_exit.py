@@ -20,7 +20,7 @@ def preempted_exit_code() -> int:
 
 
 def exit_with_launcher() -> None:
-    """Ask Linux to send SIGTERM to this rank when its launcher dies; do nothing on other systems."""
+    """Ask Linux to send SIGTERM to this rank when stretto's launcher dies; do nothing on other systems."""
     launcher = os.environ.get(LAUNCHER_PID_VARIABLE)
     if launcher is None or not sys.platform.startswith("linux"):
         return
