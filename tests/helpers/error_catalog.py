@@ -127,7 +127,7 @@ ERROR_SECTIONS = (
                 triggers.section_as_value,
             ),
             ErrorCase(
-                "<file>: layout: auto can't be combined with <fields>; leave out one or the other",
+                "<file>: layout: auto can't be combined with <fields>; leave out auto or all others",
                 'With `layout = "auto"` the planner chooses replicas, stages, micro-batches and chunks.',
                 "Leave the other fields of the section out; [the planner](../concepts/planner.md) explains the choice.",
                 triggers.two_configs,

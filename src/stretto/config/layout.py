@@ -39,7 +39,7 @@ class Layout(StrictModel):
     adjacent: Literal["stages", "replicas"] = "stages"
     """What is placed on adjacent ranks, and thus on one node: the stages of a replica, or the replicas of a stage."""
     auto: bool = False
-    """Profile the model and use the layout that is predicted to be fastest; `layout = "auto"` is the same."""
+    """Profile the model and use the layout that is predicted to be fastest; short form: `layout = "auto"`."""
     elastic: bool = False
     """Change replicas and stages to fit the number of ranks, if that is not replicas x stages."""
 
@@ -47,7 +47,7 @@ class Layout(StrictModel):
     def _check(self) -> Self:
         given = self.model_dump(exclude_defaults=True, exclude={"auto", "elastic"})
         if self.auto and given:
-            raise ValueError(f"auto can't be combined with {', '.join(given)}; leave out one or the other")
+            raise ValueError(f"auto can't be combined with {', '.join(given)}; leave out auto or all others")
         if self.blocks and (len(self.blocks) != self.stages or min(self.blocks) < 1):
             raise ValueError(f"blocks={list(self.blocks)} must have stages={self.stages} numbers, each at least 1")
         return self

@@ -10,7 +10,7 @@ Name = Annotated[str, Field(min_length=1)]
 
 
 class LoggingConfig(StrictModel):
-    """Experiment trackers that get a copy of log.jsonl. Each needs an extra. They can be changed when a run resumes."""
+    """Experiment trackers that get a copy of log.jsonl. Each needs a pip extra. A run that resumes may change them."""
 
     tensorboard: bool = False
     """Write event files to the folder `tensorboard` in the run's folder."""

@@ -11,7 +11,7 @@ class ModelConfig(StrictModel):
     """A recurrent network: an embedding for tokens, recurrent layers, and a head for the targets of the data."""
 
     factory: str | None = None
-    """Your own model instead, as `file.py:function`; the function takes a `stretto.data.Task` and returns a Stack."""
+    """Your own model in place of this network, as `file.py:function`; takes a `stretto.data.Task`, returns a Stack."""
     loss: str | None = None
     """Your own loss, as `file.py:function`; the function takes outputs and targets and returns a LossSum."""
     weights: str | None = None
@@ -26,7 +26,8 @@ class ModelConfig(StrictModel):
     hidden: int = Field(256, ge=1)
     """Size of the hidden state."""
     embedding: int | None = Field(None, ge=1)
-    """Size of the embedding (default for tokens: `projection`, else `hidden`; for channels: no embedding)."""
+    """Size of the embedding of tokens (default: `projection`, else `hidden`), or of a linear layer on channels (default:
+    no such layer)."""
     projection: int | None = Field(None, ge=1)
     """Size that an LSTM projects its outputs to (torch's `proj_size`); by default there is no projection."""
     dropout: float = Field(0.0, ge=0, lt=1)
@@ -48,10 +49,12 @@ class ModelConfig(StrictModel):
 
     @property
     def output_size(self) -> int:
+        """The number of features that a recurrent layer returns."""
         return self.projection or self.hidden
 
     @property
     def embedding_size(self) -> int:
+        """The size of the embedding of tokens."""
         return self.embedding or self.output_size
 
     @property

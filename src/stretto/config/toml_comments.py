@@ -24,7 +24,7 @@ class Setting:
 
 
 def format_commented_toml(header: Sequence[str], settings: Sequence[Setting], suggestions: Sequence[str]) -> str:
-    """Return a TOML file with a reason for each setting; fields in `suggestions` are commented out, with defaults."""
+    """Return a TOML file with a reason for each setting; the fields named in `suggestions` are commented out."""
     lines = [f"# {line}".rstrip() for line in header]
     for section in RunConfig.model_fields:
         active = [setting for setting in settings if setting.name.startswith(f"{section}.")]
@@ -49,5 +49,6 @@ def _commented_out(name: str) -> tuple[str, str]:
 
 
 def _description(info: FieldInfo) -> str:
+    """Return the description of a field, or only its first clause if it is long."""
     text = " ".join((info.description or "").split())
     return text if len(text) <= _MAX_COMMENT_WIDTH else text.split("; ")[0].split(". ")[0].rstrip(".")

@@ -37,7 +37,7 @@ class TrainConfig(StrictModel):
     clip: float = Field(1.0, ge=0, allow_inf_nan=False)
     """Gradients are clipped to this global norm; 0 turns clipping off."""
     nonfinite: Literal["stop", "skip"] = "stop"
-    """What to do if a loss or gradient is not finite: stop the run and save the batch, or skip the step."""
+    """If a loss or gradient is not finite, stop the run and save the batch, or skip the step (at most 99 in a row)."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

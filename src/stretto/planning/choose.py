@@ -32,7 +32,7 @@ from stretto.windows.loader import WindowSource
 
 @dataclass(frozen=True)
 class LayoutChoice:
-    """The layout that is predicted to be fastest, with the plan, profile and timeline that it is based on."""
+    """The layout that is predicted to be fastest, the plan and profile behind it, and its predicted timeline."""
 
     layout: Layout
     plan: Plan
@@ -51,13 +51,13 @@ def choose_layout(
     seed: int = 1,
     cache: Path | None = None,
 ) -> Layout:
-    """Measure `model` on the ranks of `world`, and return the layout that is predicted to be fastest on all of them.
+    """Measure `model` on the ranks of `world`; of the layouts that use all of them, return the one predicted fastest.
 
     Every rank must call this; all get the same layout, for `make_engine`. The model may be on the meta device.
     `windows` yields global batches: do not split it among ranks first. `optimizer` is called with the parameters, as
     `torch.optim.AdamW` is. The profile is cached in the folder `cache` (by default that of `data.cache`), so the next
-    call with the same model, batch shape and devices measures nothing. Raises `PlanError` if no layout on these ranks
-    fits in memory.
+    call with the same arguments on the same kind of devices measures nothing. Raises `PlanError` if no layout on these
+    ranks fits in memory.
 
     Example:
         layout = stretto.choose_layout(model, loss, windows, world=world, optimizer=torch.optim.AdamW)

@@ -19,7 +19,7 @@ from stretto.plan.profile import Profile, load_profile
 from stretto.train.build import build_inputs
 from stretto.train.optimizer import optimizer_factory
 
-# CPU profiles are measured with at most this many ranks; the slowdown of more ranks is extrapolated.
+# By default, a CPU is profiled with at most this many ranks; the slowdown of more ranks is extrapolated.
 _MAX_CPU_RANKS = 4
 
 
@@ -57,7 +57,7 @@ def load_checked_profile(path: Path, profile_input: ProfileInput) -> Profile:
     if len(profile.blocks) != num_blocks:
         raise PlanError(
             f"{path} is the profile of a model with {len(profile.blocks)} blocks, but this model has {num_blocks}; "
-            "measure it with `stretto profile`"
+            "measure this model with `stretto profile`"
         )
     return profile
 
@@ -93,6 +93,7 @@ def num_local_devices(device: torch.device) -> int:
 
 
 def num_ranks_to_measure(device: torch.device) -> int:
-    """Return how many ranks measure a profile: one per accelerator; on a CPU two per core, to see how they share it."""
+    """Return how many ranks measure a profile: one per accelerator; on a CPU two per core, but at most 4."""
     count = num_local_devices(device)
+    # With more ranks than cores, the profile shows how ranks slow each other down.
     return min(2 * count, _MAX_CPU_RANKS) if device.type == "cpu" else count
