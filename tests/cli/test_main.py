@@ -79,6 +79,7 @@ def test_the_schema_is_json_and_names_every_section(capsys: pytest.CaptureFixtur
         (["prepare", "series", "run.toml", "--out", "x", "--level", "byte"], "--level is not an option of"),
         (["prepare", "sequences", "run.toml", "--out", "x"], "run.toml ends in '.toml', which is not one of"),
         (["schema", "--yaml"], "--yaml is not an option of `stretto schema`"),
+        (["schema", "yaml"], "yaml is not an argument of `stretto schema`"),
     ],
 )
 def test_an_error_is_one_sentence_and_exit_code_2(

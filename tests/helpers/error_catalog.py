@@ -73,7 +73,7 @@ ERROR_SECTIONS = (
                 "stretto train run.toml --lr 0.001",
             ),
             ErrorCase(
-                "<option> is not an option of `stretto train`; it is a section: <options>",
+                "<option> is not an option of `stretto train`; it is a section; choose from <options>",
                 "The option names a section of the config, not one of its fields.",
                 "Use a field of the section, such as `--layout.stages 2`.",
                 "stretto train run.toml --layout 2",

@@ -45,4 +45,5 @@ def metavar(field: FieldInfo) -> str:
 
 def _help(field: FieldInfo) -> str:
     text = (field.description or "").replace("%", "%%")
-    return text if field.is_required() or field.default is None else f"{text} (default: {field.default})"
+    has_default = not field.is_required() and field.default not in (None, ())
+    return f"{text} (default: {field.default})" if has_default else text

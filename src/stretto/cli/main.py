@@ -11,9 +11,9 @@ from stretto import __version__
 from stretto.base.errors import ConfigError, StrettoError
 from stretto.cli.parser import Parser
 
-# A module is imported only for its own command, so that help is instant and does not import torch.
+# Names and summaries. A command's module is imported only to run that command, so that help does not import torch.
 COMMANDS = {
-    "init": "inspect files, prepare the data, and write a run that trains",
+    "init": "inspect files, prepare the data, and write the TOML file of a run",
     "doctor": "check this machine, or all machines of a job",
     "prepare": "convert text, records or tables to training data",
     "plan": "find the fastest layout of a run for some devices, and say why",
@@ -91,7 +91,7 @@ def entry() -> NoReturn:
 
 
 def _parser() -> Parser:
-    listing = "\n".join(f"  {name:<10} {description}" for name, description in COMMANDS.items())
+    listing = "\n".join(f"  {name:<10} {summary}" for name, summary in COMMANDS.items())
     parser = Parser(
         prog="stretto",
         description="Train recurrent networks on many GPUs, with the same results as on one.",

@@ -33,7 +33,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     def parse_all(self, arguments: list[str]) -> argparse.Namespace:
-        """Parse arguments; for an unknown option, the error suggests the most similar one."""
+        """Parse arguments; for an unknown option, the error suggests a similar one."""
         options, unknown = self.parse_known_args(arguments)
         if unknown:
             name = unknown[0].split("=")[0]
@@ -43,14 +43,15 @@ class Parser(argparse.ArgumentParser):
             section_options = [option for option in known if option.startswith(f"{name}.")]
             hint = f"did you mean {similar[0]}?" if similar else f"see `{self.prog} --help`"
             if section_options:
-                hint = f"it is a section: {', '.join(section_options)}"
-            raise ConfigError(f"{name} is not an option of `{self.prog}`; {hint}")
+                hint = f"it is a section; choose from {', '.join(section_options)}"
+            kind = "option" if name.startswith("-") else "argument"
+            raise ConfigError(f"{name} is not an {kind} of `{self.prog}`; {hint}")
         return options
 
     def add_remainder(self) -> None:
         """Collect everything after the last positional argument as `arguments`, for the parser of a subcommand."""
         remainder = self.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-        # Otherwise argparse would name it beside a missing positional argument.
+        # Otherwise, an error about a missing positional argument would name this one too.
         remainder.required = False
 
     def error(self, message: str) -> NoReturn:
@@ -91,7 +92,7 @@ def add_model_arguments(parser: Parser) -> None:
 
 
 def add_trust_argument(parser: Parser) -> None:
-    """Add the option that permits to execute the code that a run's config names."""
+    """Add the option that permits running the code that a run's config names."""
     parser.add_argument(
         "--trust", action="store_true", help="run the code that the run's model.factory or model.loss names"
     )
@@ -105,5 +106,5 @@ def add_prepare_options(parser: Parser, options_type: "type[PrepareOptions]") ->
 
 
 def read_prepare_options(options_type: type[Options], namespace: argparse.Namespace) -> Options:
-    """Return parsed arguments as `options_type`."""
+    """Return an `options_type` with the values of parsed arguments."""
     return options_type(**{item.name: getattr(namespace, item.name) for item in fields(options_type)})

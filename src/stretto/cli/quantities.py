@@ -26,4 +26,4 @@ def parse_link(option: str, text: str) -> Link:
     if match is None or float(match[1]) > 1e6 or not bandwidth:
         raise ConfigError(f"{option}={text} is not a latency and a bandwidth; write it like 5us,25GB")
     seconds = float(match[1]) * _SECONDS_PER_UNIT[match[2].upper()]
-    return Link(latency=seconds, bandwidth=parse_bytes(option, bandwidth.removesuffix("/s")))
+    return Link(latency=seconds, bandwidth=parse_bytes(f"the bandwidth of {option}", bandwidth.removesuffix("/s")))

@@ -1,4 +1,4 @@
-"""How a rank exits after an error: one rank prints it, all exit with the same code, and none hangs."""
+"""How a rank exits after an error, so that the other ranks exit too instead of waiting for it."""
 
 import os
 import sys
@@ -23,7 +23,7 @@ def exit_on_preemption() -> AbstractContextManager[object]:
 def exit_with_error(world: World) -> Iterator[None]:
     """Exit this process after an error inside the context, so that the other ranks exit too.
 
-    If there is only one rank, the error is raised again, and `main` prints it.
+    A single rank raises the error again, and `main` prints it; but a preemption exits here, with its own exit code.
     """
     try:
         yield
@@ -35,7 +35,7 @@ def exit_with_error(world: World) -> Iterator[None]:
         world.publish_error(error, lambda: print(message, file=sys.stderr, flush=True))
         exit_immediately(error.exit_code)
     except PreemptedError as error:
-        # All ranks stop after the same step, and rank 0 prints it.
+        # All ranks stop after the same step, so one message is enough.
         if world.is_rank_zero:
             print(f"stretto: {error}", file=sys.stderr, flush=True)
         exit_immediately(preempted_exit_code())

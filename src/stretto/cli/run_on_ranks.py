@@ -28,8 +28,8 @@ class RankCommand:
     arguments: list[str]  # the command line that each rank is launched with
     function: Callable[[World, RunConfig], None]  # the work of a rank
     check: Callable[[RunConfig], object] = build_inputs  # raises user errors once, before ranks are launched
-    restarts: int | None = 0  # maximum in a row without progress; None: the default for several ranks, 0 for one
-    progress: Callable[[], object] | None = None  # its value changes with progress; None: the newest checkpoint
+    restarts: int | None = 0  # maximum in a row without progress; None: 0 for one rank, else _DEFAULT_RESTARTS
+    progress: Callable[[], object] | None = None  # a new value means progress; by default the newest checkpoint
     saves_plan: bool = False  # write the plan of an automatic layout to the run's folder
 
 
@@ -67,7 +67,7 @@ def _launch(config: RunConfig, command: RankCommand) -> None:
             on_message=lambda message: print(f"stretto: {message}", file=sys.stderr, flush=True),
         )
     finally:
-        # A rank that was killed during its live view has left the cursor hidden.
+        # A rank that was killed during its live view leaves the cursor hidden.
         make_console().show_cursor()
 
 

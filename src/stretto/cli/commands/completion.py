@@ -1,6 +1,6 @@
-"""`stretto completion`: a script that teaches a shell to complete commands, options and files.
+"""`stretto completion`: a script for completion of commands, options and files in a shell.
 
-Print a script that teaches a shell to complete this command, its options and files.
+Print a script that makes a shell complete the commands, options and file names of `stretto`.
 
 example:
   stretto completion bash > ~/.local/share/bash-completion/completions/stretto
@@ -53,6 +53,6 @@ def _mark_paths(parser: Parser, complete_path: object) -> Parser:
     """Tell shtab which arguments of a parser take a path."""
     for action in parser._actions:
         if action.type is Path or action.metavar in _PATH_METAVARS:
-            # The attribute by which shtab learns how to complete an argument.
+            # shtab reads this attribute.
             action.complete = complete_path  # type: ignore[attr-defined]
     return parser

@@ -1,8 +1,8 @@
-"""`stretto doctor`: check whether this machine, or all machines of a job, are ready for a run.
+"""`stretto doctor`: check that this machine, or each machine of a job, is ready for a run.
 
 Check everything that a run depends on: Python, torch, devices, cores, memory, shared memory, disks, locks, ports, host
-names, environment variables, and the links between ranks, which it launches to measure them. Under torchrun, srun,
-mpirun or TF_CONFIG, it also checks that versions and clocks of all machines agree. Exit code 0: no problems. 1: some.
+names, environment variables, and the links between ranks, for which ranks are launched. Under torchrun, srun, mpirun
+or TF_CONFIG, also check that versions and clocks of all machines agree. Exit code 0: no problems. 1: problems.
 
 example:
   stretto doctor --run run.toml
@@ -39,7 +39,7 @@ class ProblemsFoundError(StrettoError):
 def add_arguments(parser: Parser) -> None:
     parser.usage = "stretto doctor [--ranks N] [--run RUN.toml] [--json FILE] [--device NAME]"
     add = parser.add_argument
-    add("--ranks", type=int, default=2, metavar="N", help="ranks to launch here; 1 launches none (default: 2)")
+    add("--ranks", type=int, default=2, metavar="N", help="ranks to launch locally; 1 launches none (default: 2)")
     add("--run", type=Path, metavar="RUN.toml", help="also check the folders that this run writes to")
     add("--json", type=Path, metavar="FILE", help="also write the findings to this file")
     add("--device", default="auto", metavar="NAME", help="device of the ranks (default: auto)")
@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> None:
     console = make_console(is_wrapped=True)
     launch_info = find_launch_info(os.environ)
     if launch_info is not None:
-        _run_on_ranks(console, options, config, launch_info)
+        _check_on_ranks(console, options, config, launch_info)
         return
     from stretto.launch.doctor import diagnose
 
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> None:
     _print_findings(console, findings, options.json)
 
 
-def _run_on_ranks(
+def _check_on_ranks(
     console: "Console", options: argparse.Namespace, config: "RunConfig | None", launch_info: LaunchInfo
 ) -> None:
     """Check each machine on its first rank, and the links on all ranks; rank 0 prints the findings."""
@@ -94,7 +94,7 @@ def _run_on_ranks(
 
 
 def _measure_links(options: argparse.Namespace) -> None:
-    """Launch ranks that measure the links between them, and write the result for `diagnose`, which uses `--links`."""
+    """Launch ranks that measure the links between them; rank 0 writes the file `--links`, which `check_links` reads."""
     from stretto.launch.doctor import RENDEZVOUS_TIMEOUT
     from stretto.launch.link_checks import measure_links
     from stretto.launch.local import launch_local

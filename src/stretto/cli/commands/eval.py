@@ -1,6 +1,6 @@
 """`stretto eval`: the loss and scores of a run's model on a data set.
 
-Evaluate the model of a run: loss, perplexity, bits per byte, accuracy.
+Evaluate the model of a run: print its loss, and the scores of its task, such as perplexity or accuracy.
 
 example:
   stretto eval runs/first --data data/other
@@ -19,11 +19,11 @@ def add_arguments(parser: Parser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Evaluate, and print the scores."""
-    from stretto.cli.views.result_views import show_evaluation
+    from stretto.cli.views.result_views import evaluate_and_show
     from stretto.train.trained_model import load_model
 
     trained = load_model(options.run, options.device, trust=options.trust)
     data = options.data or trained.config.data.valid
     if data is None:
         raise ConfigError(f"{options.run} was trained without data.valid; choose the data with --data=FOLDER")
-    show_evaluation(trained, data)
+    evaluate_and_show(trained, data)

@@ -1,7 +1,7 @@
 """`stretto forecast`: the values after the end of each series, predicted by the model of a run.
 
-Forecast the values after the end of each series, in its own units. Prints a table of the first series, and writes all
-of them to a CSV file.
+Forecast the values after the end of each series, in its own units. Print a table of the first series, and with --out
+write the forecasts of all series to a CSV file.
 
 example:
   stretto forecast runs/load --data load.csv --out tomorrow.csv
@@ -21,20 +21,20 @@ def add_arguments(parser: Parser) -> None:
         "--data",
         metavar="DATA",
         help="folder or URL of prepared data, or a table like the one the run's data was prepared from (default: the "
-        "run's validation data)",
+        "run's data.valid, else data.train)",
     )
-    add("--by", metavar="COLUMN", help="column that names the series, if its name differs from the run's data")
+    add("--by", metavar="COLUMN", help="column that names the series, if not called as in the run's data")
     add("--steps", type=int, metavar="N", help="number of time steps to forecast (default: the run's data.horizon)")
     add("--out", type=Path, metavar="FILE.csv", help="write the forecasts of all series to this file")
 
 
 def run(options: argparse.Namespace) -> None:
-    """Forecast, and print or write the values."""
+    """Forecast, and print and write the values."""
     if options.out is not None:
         refuse_existing("--out", options.out)
-    from stretto.cli.views.prediction_view import show_forecast
+    from stretto.cli.views.prediction_view import forecast_and_show
     from stretto.train.trained_model import load_model
 
     trained = load_model(options.run, options.device, trust=options.trust)
     data = options.data or trained.config.data.valid or trained.config.data.train
-    show_forecast(trained, data, options.steps, options.out, options.by)
+    forecast_and_show(trained, data, options.steps, options.out, options.by)

@@ -1,4 +1,4 @@
-"""`stretto init`: from your data to a run that trains, with few questions.
+"""`stretto init`: from your data to a run that is ready to train, with few questions.
 
 Inspect files or a folder (text, CSV, Parquet, JSONL), prepare the data, and write the TOML file of a run that trains
 without changes. In a terminal, it asks a few questions.
@@ -65,8 +65,8 @@ def add_arguments(parser: Parser) -> None:
     add("paths", nargs="+", type=Path, metavar="PATH", help="files, or a folder of files")
     add("--out", type=Path, default=Path("run.toml"), metavar="FILE", help="file to write (default: run.toml)")
     add("--name", metavar="NAME", help="write data to data/NAME, and the run to runs/NAME (default: the name of PATH)")
-    add("--yes", action="store_true", help="ask no questions: use the defaults")
-    add("--force", action="store_true", help="overwrite an existing file")
+    add("--yes", action="store_true", help="ask no questions, and use the defaults")
+    add("--force", action="store_true", help="overwrite the file to write, if it exists")
     _add_data_options(parser)
 
 
@@ -148,7 +148,7 @@ def _check_kind(options: argparse.Namespace, inspection: Inspection) -> None:
 
 
 class _Prompter:
-    """Asks questions in a terminal, and uses the defaults elsewhere."""
+    """Asks questions in a terminal. Elsewhere it uses the defaults, or raises where there is none."""
 
     def __init__(self, console: Console, paths: list[Path], valid: list[Path], *, is_interactive: bool) -> None:
         self._console = console
@@ -168,7 +168,7 @@ class _Prompter:
                 hints = replace(hints, **({"has_label": False} if is_none else {ambiguity.hint: choice}))
 
     def confirm(self, inspection: Inspection, hints: DataHints) -> Inspection:
-        """Ask for the label and the token level, unless options gave them; inspect again if an answer differs."""
+        """Ask for the label and the token level, unless options gave them; inspect again with the answers."""
         data, confirmed = inspection.data, hints
         if not self._is_interactive:
             return inspection
@@ -183,14 +183,14 @@ class _Prompter:
         level = data.level if isinstance(data, TextData | SequenceData) else None
         if is_text and level is not None and hints.level is None:
             choice = self._ask_choice("What is a token of the text?", LEVELS, level)
-            # The same text as `choice`, but with the type of LEVELS.
+            # For the type checker, `choice` is any string; an element of LEVELS has the right type.
             confirmed = replace(confirmed, level=next(level for level in LEVELS if level == choice))
         return inspection if confirmed == hints else inspect_data(self._paths, confirmed, valid=self._valid)
 
     def choose_forecast(
         self, inspection: Inspection, options: argparse.Namespace
     ) -> tuple[dict[str, int | None], list[str]]:
-        """Return horizon, season and context of a forecast (None: undecided), and its target columns (empty: all)."""
+        """Return horizon, season and context of a forecast (None: `suggest` decides), and its targets (empty: all)."""
         data = inspection.data
         forecast = {name: getattr(options, name) for name in _FORECAST_OPTIONS}
         targets = [] if options.targets is None else [name.strip() for name in options.targets.split(",")]

@@ -1,7 +1,7 @@
-"""`stretto plan`: the fastest layout of a run for some devices, or that one device is enough.
+"""`stretto plan`: the fastest layout of a run for some devices; it may use only some of them.
 
 Find the fastest layout of a run for some devices, and say by how much and why. The model is measured on this machine
-first, unless that was done before or a profile is given.
+first, unless that was done before, or --profile or --hardware is given.
 
 example:
   stretto plan run.toml --devices 8
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 def add_arguments(parser: Parser) -> None:
     parser.usage = (
         "stretto plan RUN.toml [--devices N] [--nodes N] [--memory 24GB] [--profile FILE | --hardware A100|H100] "
-        "[--section.field VALUE ...]"
+        "[options] [--section.field VALUE ...]"
     )
     add = parser.add_argument
     add("--devices", type=int, metavar="N", help="total number of devices (default: those of this machine)")
     add("--nodes", type=int, default=1, metavar="N", help="number of nodes (default: 1)")
     add("--memory", metavar="BYTES", help="memory per device, like 24GB (default: from the profile)")
     add("--profile", type=Path, metavar="FILE", help="profile written by `stretto profile`, or by hand")
-    add("--hardware", metavar="NAME", help="plan for a different device: A100 or H100")
+    add("--hardware", metavar="NAME", help="plan for a different device, from its data sheet: A100 or H100")
     add("--node", metavar="LINK", help="latency and bandwidth between devices of a node, like 3us,300GB")
     add("--network", metavar="LINK", help="latency and bandwidth per device between nodes, like 5us,25GB")
     add("--json", type=Path, metavar="FILE", help="write the plan as JSON")
@@ -83,6 +83,12 @@ def _read_or_measure(options: argparse.Namespace, config: "RunConfig", profile_i
     from stretto.cli.quantities import parse_link
     from stretto.planning.profiles import derive_from_data_sheet, find_profile
 
+    # Parsed before minutes are spent on measuring.
+    links = {
+        field: parse_link(f"--{field}", text)
+        for field, text in (("node", options.node), ("network", options.network))
+        if text is not None
+    }
     if options.hardware is not None:
         if options.profile is not None:
             raise ConfigError(
@@ -93,11 +99,6 @@ def _read_or_measure(options: argparse.Namespace, config: "RunConfig", profile_i
         if options.profile is not None and not options.profile.is_file():
             raise ConfigError(f"--profile={options.profile} is not a file; create it with `stretto profile --out`")
         profile = find_profile(config, profile_input, options.profile)
-    links = {
-        field: parse_link(f"--{field}", text)
-        for field, text in (("node", options.node), ("network", options.network))
-        if text is not None
-    }
     # All-reduces were measured over the link that is replaced.
     return profile.model_copy(update={**links, **({"all_reduces": ()} if "node" in links else {})})
 

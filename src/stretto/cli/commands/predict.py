@@ -17,7 +17,7 @@ from stretto.base.errors import ConfigError
 from stretto.base.remote import is_remote
 from stretto.cli.parser import Parser, add_model_arguments
 
-_IF_DIFFERENT = "if its name differs from the run's data"
+_IF_DIFFERENT = "if not called as in the run's data"
 
 
 def add_arguments(parser: Parser) -> None:
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> None:
     if options.ranks < 1:
         raise ConfigError(f"--ranks={options.ranks} must be at least 1")
     from stretto.cli.run_on_ranks import RankCommand, run_on_ranks
-    from stretto.cli.views.prediction_view import show_predictions
+    from stretto.cli.views.prediction_view import predict_and_show
     from stretto.config.layout import Layout
     from stretto.mesh.launch_info import find_launch_info
     from stretto.mesh.world import World
@@ -54,13 +54,13 @@ def run(options: argparse.Namespace) -> None:
     if data is None:
         raise ConfigError(f"{options.run} was trained without data.valid; choose the data with --data=DATA")
     out = _output_path(options.run, options.out)
-    # A launcher decides the number of ranks.
+    # The number of ranks that a launcher such as torchrun has started takes precedence over --ranks.
     launch_info = find_launch_info(os.environ)
     num_ranks = options.ranks if launch_info is None else launch_info.size
 
     def predict_on_rank(world: World, _: object) -> None:
         trained = load_model(options.run, str(world.device), trust=options.trust)
-        show_predictions(trained, data, out, world, FieldNames(options.sequence, options.label, options.by))
+        predict_and_show(trained, data, out, world, FieldNames(options.sequence, options.label, options.by))
 
     def check(_: object) -> None:
         if not parts_folder(out).exists():
@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> None:
         options.command_line,
         predict_on_rank,
         check=check,
-        restarts=None if num_ranks > 1 else 0,
+        restarts=None,
         progress=lambda: len(list(parts_folder(out).glob("*.jsonl"))),
     )
     run_on_ranks(config, command)

@@ -1,4 +1,4 @@
-"""`stretto prepare`: text, records or tables into prepared data.
+"""`stretto prepare`: convert text, records or tables to prepared data.
 
 Convert files to prepared data: shards with checksums and a small index.
 

@@ -26,15 +26,17 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: Parser) -> None:
     parser.usage = (
-        "stretto profile RUN.toml [--out FILE] [--ranks N] [--hardware A100|H100] [--section.field VALUE ...]"
+        "stretto profile RUN.toml [--out FILE] [--ranks N] [--threads N] [--hardware A100|H100] "
+        "[--section.field VALUE ...]"
     )
     add = parser.add_argument
     add("--out", type=Path, metavar="FILE", help="file to write (default: in data.cache)")
-    add("--ranks", type=int, default=0, metavar="N", help="number of ranks to measure (default: all devices)")
+    ranks_help = "number of ranks that measure (default: one per accelerator; on a CPU two per core, but at most 4)"
+    add("--ranks", type=int, default=0, metavar="N", help=ranks_help)
     add(
         "--threads", type=int, metavar="N", help="CPU threads per rank; 0: equal shares (default: OMP_NUM_THREADS or 0)"
     )
-    add("--hardware", metavar="NAME", help="estimate a profile of a different device: A100 or H100")
+    add("--hardware", metavar="NAME", help="estimate the profile of a different device: A100 or H100")
     add_config_options(parser)
 
 

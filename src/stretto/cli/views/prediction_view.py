@@ -24,7 +24,7 @@ from stretto.train.trained_model import TrainedModel
 _MAX_STEPS, _MAX_CHANNELS = 12, 8
 
 
-def show_predictions(
+def predict_and_show(
     trained: TrainedModel, data: Path | str, out: Path, world: World, fields: FieldNames | None = None
 ) -> None:
     """Write predictions, showing the progress, and print their metrics."""
@@ -41,10 +41,10 @@ def show_predictions(
             console.print(f"  {name} {value:,.4f}")
 
 
-def show_forecast(
+def forecast_and_show(
     trained: TrainedModel, data: Path | str, steps: int | None, out: Path | None, by: str | None = None
 ) -> None:
-    """Print the forecast of the first series, and write those of all series."""
+    """Forecast; print the first series, and write all series to the CSV file `out`, if it is given."""
     console = make_console()
     num_series = 0
     with ExitStack() as files:

@@ -38,7 +38,7 @@ def show_preparation(
         raise KeyboardInterrupt(f": finished parts are kept{where}; run the same command again to resume") from None
 
 
-def show_evaluation(trained: "TrainedModel", data: Path | str) -> None:
+def evaluate_and_show(trained: "TrainedModel", data: Path | str) -> None:
     """Evaluate, showing the progress, and print the scores: as a table in a terminal, as one line elsewhere."""
     console = make_console()
     if not console.is_terminal:
