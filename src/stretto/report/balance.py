@@ -12,7 +12,7 @@ from stretto.report.markup import Html, tag
 from stretto.report.page import figure, note, section
 from stretto.report.record import RankMeans, Record
 
-# Up to _MAX_ROWS ranks are drawn as rows, more ranks as columns. Above _MAX_COLUMNS, a column is the mean of neighbors.
+# Up to _MAX_ROWS ranks are drawn as rows, more as columns. Above _MAX_COLUMNS, a column is a mean of adjacent ranks.
 _MAX_ROWS, _MAX_COLUMNS = 24, 256
 _BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1.0, "bytes"))
 
@@ -43,7 +43,7 @@ def _describe(ranks: RankMeans) -> str:
     ratio = float(ranks.busy[busiest]) / mean if mean else 1.0
     return (
         f"The mean step on {pluralize(ranks.num_ranks, 'rank')} took {format_seconds(ranks.seconds)}; "
-        f"{format_percent(ranks.bubble)} of all ranks' time was spent waiting. Rank {busiest} was busiest with "
+        f"{format_percent(ranks.bubble)} of all ranks' time was idle. Rank {busiest} was busiest with "
         f"{format_seconds(float(ranks.busy[busiest]))}, {ratio:.2f} times the mean; rank {idlest} was least busy with "
         f"{format_seconds(float(ranks.busy[idlest]))}."
     )
@@ -90,4 +90,4 @@ def _rank_chart(
 def _bubble_chart(ranks: RankMeans) -> Html:
     series = ranks.bubbles
     line = Line("", 0, [series.mean("step").tolist()], (100 * series.mean("bubble")).tolist())
-    return line_chart("Bubble", [line], unit="% of all ranks' time spent waiting", from_zero=True)
+    return line_chart("Bubble", [line], unit="% of all ranks' time that was idle", from_zero=True)

@@ -21,12 +21,12 @@ CHAR_WIDTH = 6.9  # the mean width of a letter in pixels
 _WIDTH, _HEIGHT = 2000, 1000  # of the viewport, in its own units: whole numbers are precise enough
 _SMALL, _LARGE = 170, 270  # heights of a plot in pixels
 _TOP, _BOTTOM = 8, 42  # pixels above the plot, and below it for the x axis
-_MAX_DOTS = 60  # lines with more points have no dot per point
+_MAX_DOTS = 60  # with more points than this, a line has dots only at isolated points
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a chart. If each point is a mean, `low` and `high` are the minimum and maximum at each point."""
+    """A line of a chart. If its points are means, `low` and `high` are the limits of the values behind each mean."""
 
     name: str
     color: int  # index of a color class
@@ -132,7 +132,7 @@ def stacked_column_chart(title: str, unit: str, x_label: str, parts: Sequence[St
     y = linear(0.0, max(totals) or 1.0, 4)
     x = linear(0.0, float(num_items), 6, is_integer=True, is_tight=True)
     width = _WIDTH / num_columns
-    # Gaps between many thin columns would flicker.
+    # Gaps between many thin columns would be drawn unevenly.
     gap = 1.0 if num_columns < 100 else 0.0
     bases = [0.0] * num_columns
     drawn = []
@@ -197,7 +197,7 @@ def _y_scale(lines: Sequence[Line], from_zero: bool) -> Scale:
 
 
 def _without_outliers(values: Sequence[float]) -> list[float]:
-    """Drop the outermost 2% on both sides: a few outliers must not flatten all other values."""
+    """Drop non-finite values, and the outermost 2% on both sides: outliers must not flatten all other values."""
     finite = sorted(value for value in values if math.isfinite(value))
     num_dropped = len(finite) // 50
     return finite[num_dropped : len(finite) - num_dropped]
@@ -247,7 +247,7 @@ def _viewport_x(x: Scale, value: float) -> int:
 
 
 def _viewport_y(y: Scale, value: float) -> int:
-    # Outliers end just outside the plot.
+    # An outlier is drawn just outside the plot, where it is clipped.
     return round(_HEIGHT * (1 - min(max(y.fraction(value), -0.02), 1.02)))
 
 

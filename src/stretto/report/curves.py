@@ -16,7 +16,7 @@ _MAX_MARKS = 50
 
 
 def curves(runs: Mapping[str, Record]) -> Html:
-    """Return the charts of runs, given by name, with buttons that switch their x axis to steps, time or tokens."""
+    """Return the charts of runs, named by their keys, with buttons that switch the x axis to steps, time or targets."""
     records = list(runs.values())
     target_names = {record.target_name for record in records}
     target_name = target_names.pop() if len(target_names) == 1 else "tokens"
@@ -80,7 +80,7 @@ def _loss_chart(record: Record, axes: Sequence[XAxis]) -> Html:
     evaluations = record.evaluations.series
     losses = evaluations.mean("loss").tolist()
     lines.append(Line("validation", 1, _positions(evaluations, axes), losses, has_dots=True))
-    return line_chart("Loss", lines, axes, marks=_restarts(record, x), is_large=True)
+    return line_chart("Loss", lines, axes, marks=_restart_marks(record, x), is_large=True)
 
 
 def _losses_chart(runs: Mapping[str, Record], axes: Sequence[XAxis]) -> Html:
@@ -97,7 +97,7 @@ def _limits(series: DownsampledSeries, name: str) -> tuple[Sequence[float], Sequ
     return (series.min(name).tolist(), series.max(name).tolist()) if series.bucket_size > 1 else ((), ())
 
 
-def _restarts(record: Record, positions: Sequence[Sequence[float]]) -> list[Mark]:
+def _restart_marks(record: Record, positions: Sequence[Sequence[float]]) -> list[Mark]:
     bucket_steps = record.steps.series.mean("step")
     marks: list[Mark] = []
     for launch in record.launches:

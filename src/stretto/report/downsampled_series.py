@@ -11,7 +11,7 @@ _MAX_FINITE = 1e200
 
 
 class DownsampledSeries:
-    """Rows of numbers, added one by one; keeps mean, minimum and maximum of up to `max_buckets` equal buckets.
+    """Keeps mean, minimum and maximum of rows that are added one by one, in up to `max_buckets` equal buckets.
 
     rows     . . . . . . . . . . .      while there are few, each row is a bucket
     buckets  [. .] [. .] [. .] [.       then a bucket holds two rows, four, eight ...
@@ -66,10 +66,6 @@ class DownsampledSeries:
         """Return the sum of a column's finite values."""
         return float(self._column(name)[1].sum())
 
-    def highest(self, name: str) -> float:
-        """Return a column's largest finite value; 0 if it has none."""
-        return float(np.fmax.reduce(self.max(name), initial=0.0))
-
     def _column(self, name: str) -> Floats:
         self._flush()
         column: Floats = self._table[:, :, self.names.index(name)]
@@ -80,7 +76,7 @@ class DownsampledSeries:
         if not self._pending:
             return
         rows = np.array(self._pending, np.float64)
-        # A larger value counts as infinite: sums and ratios of such values would overflow.
+        # A larger value counts as not finite: sums and ratios of such values would overflow.
         is_finite = np.abs(rows) < _MAX_FINITE
         new = np.stack([is_finite, *(np.where(is_finite, rows, neutral) for neutral in (0.0, np.inf, -np.inf))])
         row_numbers = np.arange(self._num_flushed, self._num_flushed + len(rows))

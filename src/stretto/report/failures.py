@@ -49,7 +49,7 @@ def checkpoints_section(saves: SaveHistory, inventory: CheckpointInventory) -> H
     """Return the section with the checkpoints that were saved, how long each took, and which still exist."""
     parts: list[Html | None] = [note(_describe_saves(saves.series))]
     rows = []
-    for line in reversed(saves.last):
+    for line in reversed(saves.recent):
         times = (format_seconds(read_number(line, name)) for name in ("seconds", "blocked_seconds"))
         rows.append((f"{read_int(line, 'step'):,}", format_bytes(read_number(line, "num_bytes")), *times))
     if rows:
@@ -62,7 +62,8 @@ def checkpoints_section(saves: SaveHistory, inventory: CheckpointInventory) -> H
     elif inventory.manifests:
         losses = {name: f" (validation loss {loss:.4f})" for name, loss in inventory.losses.items()}
         existing = [f"step {name.step:,}{losses.get(name, '')}" for name in list(inventory.manifests)[:_MAX_ROWS]]
-        parts.append(note(f"Checkpoints that still exist in {inventory.location}: {', '.join(existing)}."))
+        more = " and more" if len(inventory.manifests) > _MAX_ROWS else ""
+        parts.append(note(f"Checkpoints that still exist in {inventory.location}: {', '.join(existing)}{more}."))
     return section("checkpoints", "Checkpoints", *parts)
 
 

@@ -50,7 +50,7 @@ def bars_from_trace(trace: Trace, max_ranks: int) -> tuple[list[str], list[Bar]]
     names, bars = [], []
     is_hybrid = len({row.stage for row in trace.ranks}) > 1 and len({row.replica for row in trace.ranks}) > 1
     for row_index, row in enumerate(trace.ranks[:max_ranks]):
-        # A rank of several replicas and stages is named as `rank 5 (replica.stage)`.
+        # If there are several replicas and stages, a name says which: `rank 5 (1.2)` has stage 2 of replica 1.
         names.append(f"rank {row.rank} ({row.replica}.{row.stage})" if is_hybrid else f"rank {row.rank}")
         for event in row.events:
             label = event.category if event.action is None else label_of(event.action)
@@ -82,7 +82,7 @@ def gantt(title: str, names: Sequence[str], bars: Sequence[Bar], max_seconds: fl
 
 
 def _merge_thin_bars(bars: Sequence[Bar], min_seconds: float) -> list[Bar]:
-    """Merge bars too thin to be seen into the bar before them, if both have the same kind."""
+    """Merge bars too thin to be seen into the bar before them, if both have the same kind and almost touch."""
     merged: list[Bar] = []
     last_index: dict[int, int] = {}  # by row
     for bar in sorted(bars, key=lambda bar: (bar.row, bar.start)):

@@ -27,7 +27,7 @@ def find_prediction(record: Record) -> JsonObject | None:
     listed = [*(best if isinstance(best, list) else []), record.plan.get("one_device")]
     predictions = [prediction for prediction in listed if isinstance(prediction, Mapping)]
     same = [prediction for prediction in predictions if prediction.get("layout") == layout]
-    # If the config leaves out `blocks`, the plan fills it in. So accept a layout that differs only in its blocks.
+    # If the config leaves out `blocks`, the plan fills it in. So also accept a layout that differs only in its blocks.
     blockless = _without_blocks(layout)
     similar = [prediction for prediction in predictions if _without_blocks(prediction.get("layout")) == blockless]
     return next(iter([*same, *similar]), None)

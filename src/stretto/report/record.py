@@ -28,7 +28,7 @@ class StepHistory:
             "data", "compute", "optimizer", "padding",
         )  # fmt: skip
         self.last = self.epoch = 0  # the highest step and epoch
-        self.tokens = 0.0
+        self.tokens = 0.0  # targets trained on: tokens, labels or values
         self.seconds = 0.0  # spent in steps: reading data, computing and the optimizer
         self.num_nonfinite = 0  # steps whose loss or gradient norm is not finite
         self.num_skipped = 0
@@ -45,7 +45,7 @@ class StepHistory:
             self.seconds += step_seconds
         else:
             phases = [math.nan] * 3
-        # The log counts all steps that were skipped so far.
+        # `skipped` in a log line counts all steps that were skipped so far.
         num_skipped = read_int(line, "skipped")
         if num_skipped > self.num_skipped:
             self.num_skipped = num_skipped
@@ -63,7 +63,7 @@ class StepHistory:
 
     @property
     def speed(self) -> float:
-        """Tokens per second."""
+        """Targets per second."""
         return self.tokens / self.seconds if self.seconds else math.nan
 
     @property
@@ -100,7 +100,7 @@ class SaveHistory:
 
     def __init__(self) -> None:
         self.series = DownsampledSeries("step", "num_bytes", "seconds", "blocked_seconds", max_buckets=300)
-        self.last: deque[JsonObject] = deque(maxlen=12)
+        self.recent: deque[JsonObject] = deque(maxlen=12)
         self.failed: list[JsonObject] = []  # the first failures
         self.num_failed = 0
 
@@ -112,7 +112,7 @@ class SaveHistory:
             return
         amounts = (read_amount(line, name) for name in ("num_bytes", "seconds", "blocked_seconds"))
         self.series.add(read_int(line, "step"), *amounts)
-        self.last.append(line)
+        self.recent.append(line)
 
 
 class RankMeans:
@@ -121,7 +121,7 @@ class RankMeans:
     def __init__(self) -> None:
         self.seconds = 0.0  # per step, like busy and waiting
         self.busy = self.waiting = self.memory = np.zeros(0)  # per rank; memory is the maximum, not the mean
-        self.bubbles = DownsampledSeries("step", "bubble", max_buckets=300)
+        self.bubbles = DownsampledSeries("step", "bubble", max_buckets=300)  # over the whole log
         self._num_lines = 0
 
     def add(self, line: JsonObject) -> None:
@@ -154,7 +154,7 @@ class RankMeans:
 
     @property
     def bubble(self) -> float:
-        """The fraction of all ranks' time spent waiting."""
+        """The fraction of all ranks' time that was idle: not spent on data, compute or the optimizer."""
         return 1 - float(self.busy.mean()) / self.seconds
 
     @property
@@ -170,7 +170,7 @@ class Record:
     folder: Path
     raw_config: JsonObject  # the sections of config.toml
     config: RunConfig | None  # None if config.toml is missing or from another version
-    data_spec: JsonObject  # the task of the data: its inputs and targets
+    data_spec: JsonObject  # with the task of the data: its inputs and targets
     plan: JsonObject | None
     has_weights: bool
     nonfinite_files: Sequence[str]  # saved batches that gave non-finite values

@@ -16,8 +16,8 @@ from stretto.report.record import Record, read_int, read_number, read_str
 
 
 def final_metrics(record: Record) -> dict[str, str]:
-    """Return the results of a run by name. Unknown ones, which are formatted as `-`, are left out."""
-    targets, steps, evaluations = record.target_name, record.steps, record.evaluations
+    """Return the results of a run by name. Unknown ones, which are empty or formatted as `-`, are left out."""
+    target_name, steps, evaluations = record.target_name, record.steps, record.evaluations
     metrics: dict[str, str] = {}
     if evaluations.best is not None:
         best_loss, best_step = read_number(evaluations.best, "loss"), read_int(evaluations.best, "step")
@@ -31,9 +31,9 @@ def final_metrics(record: Record) -> dict[str, str]:
         metrics["final training loss"] = format_finite_loss(final_loss(steps))
         metrics["steps"] = f"{steps.last:,}"
         metrics["epoch reached"] = f"{steps.epoch:,}" if steps.epoch else ""
-        metrics[f"{targets} trained on"] = format_count(steps.tokens)
+        metrics[f"{target_name} trained on"] = format_count(steps.tokens)
         metrics["time in steps"] = format_duration(steps.seconds)
-        metrics[f"{targets} per second"] = format_count(steps.speed)
+        metrics[f"{target_name} per second"] = format_count(steps.speed)
     metrics["padding"] = format_percent(steps.padding)
     if record.ranks.num_ranks:
         metrics["bubble"] = format_percent(record.ranks.bubble)
@@ -47,7 +47,7 @@ def final_metrics(record: Record) -> dict[str, str]:
 def summary_tiles(record: Record) -> Html:
     """Return the most important results of a run in large type."""
     pairs: list[tuple[str, str]] = []
-    best, steps, targets = record.evaluations.best, record.steps, record.target_name
+    best, steps, target_name = record.evaluations.best, record.steps, record.target_name
     if best is not None:
         loss = format_finite_loss(read_number(best, "loss"))
         pairs.append((f"best validation loss, at step {read_int(best, 'step'):,}", loss))
@@ -61,12 +61,12 @@ def summary_tiles(record: Record) -> Html:
         pairs += [
             (name, format_finite_loss(final_loss(steps))),
             (f"steps{of_planned}", f"{steps.last:,}"),
-            (f"{targets} trained on", format_count(steps.tokens)),
-            (f"{targets} per second", format_count(steps.speed)),
+            (f"{target_name} trained on", format_count(steps.tokens)),
+            (f"{target_name} per second", format_count(steps.speed)),
             ("time in steps", format_duration(steps.seconds)),
         ]
     if record.ranks.num_ranks > 1:
-        pairs.append(("bubble: ranks waiting", format_percent(record.ranks.bubble)))
+        pairs.append(("bubble: idle time of ranks", format_percent(record.ranks.bubble)))
     return tiles([pair for pair in pairs if pair[1] != "-"])
 
 
@@ -75,7 +75,7 @@ def configuration_section(record: Record, inventory: CheckpointInventory) -> Htm
     config = record.config
     pairs, folded = [("folder", str(record.folder))], None
     if config is None:
-        pairs.append(("config", "missing, or from another version of stretto; this page shows the log only"))
+        pairs.append(("config", "missing, or from another version of stretto; some sections of this page need it"))
     else:
         layout = config.layout
         pairs += [

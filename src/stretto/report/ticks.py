@@ -26,7 +26,7 @@ class Scale:
 
 def linear(low: float, high: float, count: int, *, is_integer: bool = False, is_tight: bool = False) -> Scale:
     """Return a linear scale with about `count` ticks. Its ends are the outer ticks or, if tight, the given values."""
-    # Widen the range if no tick fits in it.
+    # An empty range would have no ticks: widen it.
     if high - low <= 1e-300:
         margin = abs(low) * 0.5 or 1.0
         low, high = (low - margin if low - margin >= 0 or low < 0 else 0.0), high + margin
@@ -55,7 +55,7 @@ def logarithmic(low: float, high: float, count: int) -> Scale:
 
 
 def choose_scale(low: float, high: float, count: int, *, from_zero: bool = False) -> Scale:
-    """Return a logarithmic scale if the values span more than a decade and a half, else a linear one."""
+    """Return a linear scale, or a logarithmic one if values span over a decade and a half and need no zero."""
     if from_zero and low >= 0:
         return linear(0.0, high or 1.0, count)
     if low > 1e-30 and high / low > 30:
@@ -98,6 +98,7 @@ def _format_power(value: float, digits: int = 0) -> str:
 
 
 def _nice_step(min_step: float) -> float:
+    """Return the smallest step, of those that start with 1, 2, 2.5 or 5, that is at least `min_step`."""
     power = 10.0 ** math.floor(math.log10(min_step))
     return next(nice * power for nice in (1.0, 2.0, 2.5, 5.0, 10.0) if nice * power >= min_step * 0.9999)
 

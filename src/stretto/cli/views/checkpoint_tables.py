@@ -1,4 +1,4 @@
-"""Tables of the checkpoints of a run, for `stretto show`."""
+"""Tables of a run's checkpoints and launches, and of one checkpoint, for `stretto show`."""
 
 from collections import defaultdict
 
@@ -36,9 +36,9 @@ def show_checkpoint(path: str, *, is_quick: bool) -> None:
     if is_quick:
         console.print(f"{pluralize(num_files, 'file')}, checksums not verified; leave out --quick to verify them")
         return
-    damage = _verify_checksums(console, checkpoint)
-    if damage is not None:
-        raise DataError(damage)
+    problem = _verify_checksums(console, checkpoint)
+    if problem is not None:
+        raise DataError(problem)
     console.print(f"{pluralize(num_files, 'file')}, all checksums match")
 
 
@@ -81,7 +81,7 @@ def _summary(checkpoint: Checkpoint) -> Table:
 
 
 def _tensor_table(manifest: Manifest) -> Table:
-    """Return the sizes of each block: weights, optimizer state, and the hidden state of the lanes."""
+    """Return the weight shapes of each block, and the sizes of its weights, optimizer state and lanes' hidden state."""
     kinds = ("weights", "optimizer", "lanes")
     sizes: dict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(kinds, 0))
     shapes: dict[str, list[str]] = defaultdict(list)
@@ -107,5 +107,5 @@ def _verify_checksums(console: Console, checkpoint: Checkpoint) -> str | None:
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bars:
         task = bars.add_task("reading", total=checkpoint.manifest.num_bytes)
         files = checkpoint.manifest.files
-        damages = [checkpoint.check(file, lambda count: bars.advance(task, count)) for file in files]
-    return next((damage for damage in damages if damage is not None), None)
+        problems = [checkpoint.check(file, lambda count: bars.advance(task, count)) for file in files]
+    return next((problem for problem in problems if problem is not None), None)

@@ -12,5 +12,5 @@ class _Console(Console):
 
 
 def make_console(*, is_quiet: bool = False, is_wrapped: bool = False) -> Console:
-    """Return a console that prints text unchanged; only tables, and text if `is_wrapped`, fit the terminal's width."""
+    """Return a console that fits tables to the terminal's width, and wraps other text only if `is_wrapped`."""
     return _Console(highlight=False, markup=False, soft_wrap=not is_wrapped, quiet=is_quiet)

@@ -35,7 +35,7 @@ _LABEL_WIDTH = 10
 _MAX_RANKS = 8  # with more ranks, only minimum, mean and maximum are shown
 _MIN_BAR_LENGTH, _MAX_BAR_LENGTH = 8, 60
 _SPARKLINE_STEPS = 120  # the most steps that the loss curve shows
-_SPEED_STEPS = 20  # the speed is the mean over these steps
+_SPEED_STEPS = 20  # the speed is the mean over this many steps
 _BUSY, _WAITING, _DONE, _REMAINING = "cyan", "bright_black", "green", "bright_black"
 
 
@@ -54,13 +54,13 @@ _UNICODE, _ASCII = _Glyphs(), _Glyphs("#", ".", "#", "-", "_.-=+*#")
 
 
 class LiveView:
-    """Rows for all that is known about the run so far; rich draws them a few times per second."""
+    """The rows above, as far as they are known; rich draws them a few times per second."""
 
     def __init__(
-        self, num_steps: int | None, targets: str, *, step: int = 0, progress: float = 0.0, restarts: int = 0
+        self, num_steps: int | None, target_name: str, *, step: int = 0, progress: float = 0.0, restarts: int = 0
     ) -> None:
         self._total = "" if num_steps is None else f"/{num_steps:,}"
-        self._targets = targets
+        self._target_name = target_name
         self._restarts = restarts
         self._step, self._progress = step, progress
         self._started = time.monotonic()
@@ -119,7 +119,7 @@ class LiveView:
         return shown
 
     def _rows(self, width: int, ranks: list[Text], glyphs: _Glyphs) -> list[tuple[int, Text]]:
-        """Return the rows from top to bottom, each with a priority: if space is short, the largest are left out."""
+        """Return the rows from top to bottom, each with a priority from 0, the highest; `rows` drops the lowest."""
         rows = [
             (0, self._progress_row(width, glyphs)),
             (1, self._loss_row(width, glyphs)),
@@ -150,7 +150,7 @@ class LiveView:
         if last_progress <= first_progress:
             return "-:--:-- left"
         seconds_per_run = (last_time - first_time) / (last_progress - first_progress)
-        # The clock keeps running between two steps.
+        # The time left keeps falling between two steps.
         left = seconds_per_run * (1 - last_progress) - (now - last_time)
         return f"{_format_clock(max(left, 0))} left"
 
@@ -178,7 +178,7 @@ class LiveView:
             return None
         seconds = sum(report.seconds for report in recent)
         padding = sum(report.padding for report in recent) / len(recent)
-        parts = [f"{sum(report.tokens for report in recent) / seconds:,.0f} {self._targets}/s"]
+        parts = [f"{sum(report.tokens for report in recent) / seconds:,.0f} {self._target_name}/s"]
         parts.append(f"{format_seconds(seconds / len(recent))} per step")
         if padding >= 0.005:  # less would be shown as 0%
             parts.append(f"padding {padding:.0%}")

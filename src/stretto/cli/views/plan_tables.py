@@ -34,7 +34,7 @@ def show_plan(console: Console, plan: Plan, profile: Profile, timeline: Timeline
     if any(layout.recompute for layout in layouts):
         console.print("* recomputes activations")
     if any(layout.adjacent == "replicas" for layout in layouts):
-        console.print("+ each node holds one stage of several replicas")
+        console.print("+ adjacent ranks hold the same stage of different replicas")
     for rejected in plan.rejected[:_MAX_REJECTED]:
         console.print(f"rejected {rejected.layouts}: {rejected.reason}")
     chosen = plan.chosen
@@ -44,7 +44,8 @@ def show_plan(console: Console, plan: Plan, profile: Profile, timeline: Timeline
             console.print(line)
     if 1 < chosen.layout.stages <= _MAX_STAGES_DRAWN:
         width = max(40, min(console.width, 140) - 12)
-        console.print(f"\none step of one replica, {timeline.seconds:.3g} s: F forward, B backward, . waiting")
+        seconds = format_seconds(timeline.seconds)
+        console.print(f"\none step of one replica, {seconds}: F forward, B backward, . waiting")
         console.print(draw_text(timeline, width), soft_wrap=True)
     console.print(f"\n{advise(plan)}", soft_wrap=True)
     console.print(f"\n{layout_toml(chosen.layout)}", soft_wrap=True)
@@ -60,7 +61,7 @@ def _table(plan: Plan, title: str) -> Table:
         name = f"{'>' if prediction is plan.chosen else ' '} {_short_name(prediction.layout)}"
         table.add_row(name, *layout_cells(plan, prediction))
     if all(prediction.layout.num_ranks > 1 for prediction in plan.best[:_MAX_ROWS]):
-        name = f"  {_short_name(plan.single_device.layout)}{'' if plan.fits_single_device else ' (too large)'}"
+        name = f"  {_short_name(plan.single_device.layout)}{'' if plan.fits_single_device else ' (does not fit)'}"
         table.add_row(name, *layout_cells(plan, plan.single_device))
     return table
 

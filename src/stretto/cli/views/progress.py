@@ -1,4 +1,4 @@
-"""Progress bars, shown only in a terminal."""
+"""Progress bars, which appear only in a terminal."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,7 +30,7 @@ def show_fraction(console: Console, name: str, *, stays: bool = True) -> Iterato
 
 @contextmanager
 def show_measurements(console: Console) -> Iterator[Callable[[str, float], None]]:
-    """Show a bar in a terminal, and a line for each measurement elsewhere."""
+    """Yield a function that takes a measurement's name and the fraction done; shows a bar, or lines if no terminal."""
     printed: set[str] = set()
     with make_progress(console, stays=False) as bars:
         task = bars.add_task("measuring", total=1.0)

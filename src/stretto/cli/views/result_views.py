@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def show_preparation(
     console: Console, partial_folder: str | None = None
 ) -> Iterator[Callable[["PrepareProgress"], None]]:
-    """Show a bar for each phase of a preparation; after Ctrl-C, say that `partial_folder` keeps finished parts."""
+    """Show a bar for each phase of a preparation; after Ctrl-C, say that finished parts are kept, and where."""
     tasks: dict[str, TaskID] = {}
     try:
         with make_progress(console) as bars:

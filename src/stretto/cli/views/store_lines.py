@@ -11,7 +11,7 @@ from stretto.store.sequences import Channels, Sequences
 if TYPE_CHECKING:
     from stretto.prepare.row_reader import SkippedRows
 
-# With more sequences, reading all lengths only to print the median takes too long.
+# With more sequences, reading all lengths only to print their minimum and median takes too long.
 _MAX_LENGTHS = 10**7
 
 
