@@ -44,8 +44,7 @@ class Parser(argparse.ArgumentParser):
             hint = f"did you mean {similar[0]}?" if similar else f"see `{self.prog} --help`"
             if section_options:
                 hint = f"it is a section; choose from {', '.join(section_options)}"
-            kind = "option" if name.startswith("-") else "argument"
-            raise ConfigError(f"{name} is not an {kind} of `{self.prog}`; {hint}")
+            raise ConfigError(f"{name} is not an {'option' if name[0] == '-' else 'argument'} of `{self.prog}`; {hint}")
         return options
 
     def add_remainder(self) -> None:

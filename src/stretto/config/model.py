@@ -26,8 +26,7 @@ class ModelConfig(StrictModel):
     hidden: int = Field(256, ge=1)
     """Size of the hidden state."""
     embedding: int | None = Field(None, ge=1)
-    """Size of the embedding of tokens (default: `projection`, else `hidden`), or of a linear layer that channels pass
-    through first (default: none)."""
+    """Size of the embedding (default: `projection`, else `hidden`); for channels, of a linear layer (default: none)."""
     projection: int | None = Field(None, ge=1)
     """Size that an LSTM projects its outputs to (torch's `proj_size`); by default there is no projection."""
     dropout: float = Field(0.0, ge=0, lt=1)
@@ -49,7 +48,6 @@ class ModelConfig(StrictModel):
 
     @property
     def output_size(self) -> int:
-        """The number of features that a recurrent layer returns."""
         return self.projection or self.hidden
 
     @property

@@ -32,8 +32,8 @@ class DataConfig(StrictModel):
     """Folder or URL of the validation data, with the same vocabulary, labels or channels."""
     feed: Literal["lanes", "batches", "forecast"] | None = None
     """How data becomes rows: `lanes` (streams with carried state), `batches` (sequences of different lengths) or
-    `forecast` (sliding windows of series). By default: lanes for text, batches for sequences; for series, forecast if
-    `context` is set, else lanes."""
+    `forecast` (sliding windows of series). By default: lanes for text; for channels without labels, forecast if
+    `context` is set, else lanes; batches for other sequences."""
     lanes: int = Field(32, ge=1)
     """lanes: number of parallel streams that the data is split into; each is a row of the global batch."""
     window: int = Field(64, ge=1)
@@ -43,7 +43,7 @@ class DataConfig(StrictModel):
     max_rows: int = Field(65536, ge=1)
     """batches, forecast: maximum rows of a global batch."""
     row_multiple: int = Field(8, ge=1)
-    """batches, forecast: a batch with more rows than this has a multiple of it, so that replicas get equal shares."""
+    """batches, forecast: larger batches are cut to a multiple of this many rows, so that replicas get equal shares."""
     context: int | None = Field(None, ge=1)
     """forecast: time steps of a series that the network sees before it makes a forecast."""
     stride: int = Field(1, ge=1)
@@ -51,13 +51,13 @@ class DataConfig(StrictModel):
     every_step: bool = False
     """forecast: train on a forecast at every time step of the context, not only at the last."""
     horizon: int = Field(1, ge=1)
-    """series: number of time steps to forecast."""
+    """channels without labels: number of time steps to forecast."""
     season: int = Field(0, ge=0)
-    """series: forecast the difference from the value this many time steps earlier; 0 forecasts the value itself."""
+    """channels without labels: forecast the change over this many time steps; 0 forecasts the value itself."""
     targets: Names = ()
-    """series: names of the channels to forecast; by default all."""
+    """channels without labels: names of the channels to forecast; by default all."""
     masks: bool = False
-    """series: add an input for each channel: 1 where its value is present, 0 where it is missing."""
+    """channels: add an input for each channel: 1 where its value is present, 0 where it is missing."""
     workers: int = Field(0, ge=0)
     """Worker processes per rank that read ahead; 0 reads in the main process."""
     cache: Path = _Path("~/.cache/stretto")

@@ -32,7 +32,7 @@ def load_config(path: Path | str, overrides: Mapping[str, str] | None = None) ->
 
 
 def parse_config(tree: JsonObject, source: str = "config", overrides: Mapping[str, str] | None = None) -> RunConfig:
-    """Validate nested dicts as a config. `ConfigError` names the first mistake, and `source` or an option."""
+    """Validate nested dicts as a config. The error for the first mistake starts with `source`, or with an option."""
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:

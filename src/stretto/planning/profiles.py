@@ -93,7 +93,6 @@ def num_local_devices(device: torch.device) -> int:
 
 
 def num_ranks_to_measure(device: torch.device) -> int:
-    """Return how many ranks measure a profile: one per accelerator; on a CPU two per core, but at most 4."""
+    """Return how many ranks measure: one per accelerator; on a CPU two per core, up to 4, to see how they share it."""
     count = num_local_devices(device)
-    # With more ranks than cores, the profile shows how ranks slow each other down.
     return min(2 * count, _MAX_CPU_RANKS) if device.type == "cpu" else count

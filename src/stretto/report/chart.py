@@ -48,9 +48,9 @@ class XAxis:
 
     label: str
     end: float = 0.0  # the axis reaches at least this far
-    css_class: str | None = None
+    css_class: str | None = None  # by which the page's buttons show or hide the axis
     column: str = "step"  # the column of a series that is drawn along this axis
-    divisor: float = 1.0  # of the column's values
+    factor: float = 1.0  # from the column's values to the axis
     is_integer: bool = True
 
 

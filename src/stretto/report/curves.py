@@ -56,16 +56,16 @@ def final_loss(steps: StepHistory) -> float:
 def _x_axes(histories: Sequence[StepHistory], target_name: str) -> list[XAxis]:
     """Return the axes to choose from, each long enough for all runs."""
     seconds, tokens = max(steps.seconds for steps in histories), max(steps.tokens for steps in histories)
-    unit_seconds, unit = run_time_unit(seconds)
+    factor, unit = run_time_unit(seconds)
     return [
         XAxis("step", max(steps.last for steps in histories), "by-steps"),
-        XAxis(f"{unit} of training", seconds / unit_seconds, "by-seconds", "seconds", unit_seconds, is_integer=False),
+        XAxis(f"{unit} of training", seconds * factor, "by-seconds", "seconds", factor, is_integer=False),
         XAxis(f"{target_name} trained on", tokens, "by-tokens", "tokens"),
     ]
 
 
 def _positions(series: DownsampledSeries, axes: Sequence[XAxis]) -> list[list[float]]:
-    return [(series.mean(axis.column) / axis.divisor).tolist() for axis in axes]
+    return [(series.mean(axis.column) * axis.factor).tolist() for axis in axes]
 
 
 def _loss_chart(record: Record, axes: Sequence[XAxis]) -> Html:

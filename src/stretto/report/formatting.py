@@ -35,15 +35,15 @@ def format_percent(value: float) -> str:
 
 
 def run_time_unit(seconds: float) -> tuple[float, str]:
-    """Return the seconds per unit and the unit's name, for an axis that ends at `seconds`."""
+    """Return the units per second and the unit's name, for an axis over a run of this many seconds."""
     for unit, size in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
         if seconds >= 3 * size:
-            return size, unit
+            return 1 / size, unit
     return 1.0, "seconds"
 
 
 def step_time_unit(seconds: float) -> tuple[float, str]:
-    """Return the units per second and the unit's name, for an axis that ends at `seconds`."""
+    """Return the units per second and the unit's name, for an axis over a step of this many seconds."""
     return (1e3, "milliseconds") if seconds < 1 else (1.0, "seconds")
 
 

@@ -14,7 +14,6 @@ from stretto.config.toml import parse_config
 from stretto.report.record import JsonObject, Record
 
 ProgressCallback = Callable[[float], None]
-"""Called now and then with the fraction of the log that has been read."""
 
 
 def read_record(folder: Path | str, on_progress: ProgressCallback = lambda fraction: None) -> Record:

@@ -26,13 +26,11 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: Parser) -> None:
     parser.usage = (
-        "stretto profile RUN.toml [--out FILE] [--ranks N] [--threads N] [--hardware A100|H100] "
-        "[--section.field VALUE ...]"
+        "stretto profile RUN.toml [--out FILE] [--ranks N] [--threads N] [--hardware NAME] [--section.field VALUE ...]"
     )
     add = parser.add_argument
     add("--out", type=Path, metavar="FILE", help="file to write (default: in data.cache)")
-    ranks_help = "number of ranks that measure (default: one per accelerator; on a CPU two per core, but at most 4)"
-    add("--ranks", type=int, default=0, metavar="N", help=ranks_help)
+    add("--ranks", type=int, metavar="N", help="number of ranks (default: one per GPU; on a CPU 2 per core, up to 4)")
     add(
         "--threads", type=int, metavar="N", help="CPU threads per rank; 0: equal shares (default: OMP_NUM_THREADS or 0)"
     )

@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _check(folder: Path, out: Path) -> None:
-    """Check that the page can be written before minutes are spent on a long log."""
+    """Before minutes are spent on a long log, check that the page can be written."""
     if not folder.is_dir():
         return  # `read_record` has a better message
     if out.is_dir():

@@ -44,8 +44,7 @@ def show_plan(console: Console, plan: Plan, profile: Profile, timeline: Timeline
             console.print(line)
     if 1 < chosen.layout.stages <= _MAX_STAGES_DRAWN:
         width = max(40, min(console.width, 140) - 12)
-        seconds = format_seconds(timeline.seconds)
-        console.print(f"\none step of one replica, {seconds}: F forward, B backward, . waiting")
+        console.print(f"\na step of one replica, {format_seconds(timeline.seconds)}: F forward, B backward, . waiting")
         console.print(draw_text(timeline, width), soft_wrap=True)
     console.print(f"\n{advise(plan)}", soft_wrap=True)
     console.print(f"\n{layout_toml(chosen.layout)}", soft_wrap=True)

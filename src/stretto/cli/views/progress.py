@@ -30,7 +30,7 @@ def show_fraction(console: Console, name: str, *, stays: bool = True) -> Iterato
 
 @contextmanager
 def show_measurements(console: Console) -> Iterator[Callable[[str, float], None]]:
-    """Yield a function that takes a measurement's name and the fraction done; shows a bar, or lines if no terminal."""
+    """Yield a function that shows what is measured and the fraction done: a bar in a terminal, lines elsewhere."""
     printed: set[str] = set()
     with make_progress(console, stays=False) as bars:
         task = bars.add_task("measuring", total=1.0)
