@@ -27,7 +27,7 @@ class Box(NamedTuple):
 
 
 class BarRow(NamedTuple):
-    """A row: its name, the boxes of its bar, and a text to the right of the bar."""
+    """A row: its name, the boxes of its bar, and a text beside the bar."""
 
     name: str
     boxes: Sequence[Box]

@@ -263,7 +263,7 @@ def _band(x: Scale, y: Scale, line: Line, axis_index: int) -> Html:
 
 
 def _draw_line(x: Scale, y: Scale, line: Line, axis_index: int) -> list[Html]:
-    """Return a polyline for each stretch without a gap, and dots for isolated points and for lines with few points."""
+    """Return a polyline for each stretch without a gap, and dots for isolated points and (`has_dots`) short lines."""
     stretches: list[list[tuple[int, int]]] = [[]]
     for position, value in zip(line.x[axis_index], line.y, strict=True):
         if math.isfinite(value):

@@ -18,12 +18,12 @@ from stretto.report.record import Record
 
 @dataclass(frozen=True)
 class CheckpointInventory:
-    """The checkpoints that still exist, and the claims: each launch of a run claims the next generation."""
+    """The checkpoints of a run's lineage that still exist, and its claims: each launch claims the next generation."""
 
     location: str
     problem: str | None = None  # why the folder could not be read
     claims: Mapping[int, Claim] = field(default_factory=dict)  # by generation
-    manifests: Mapping[CheckpointName, Manifest] = field(default_factory=dict)  # of the run's lineage, newest first
+    manifests: Mapping[CheckpointName, Manifest] = field(default_factory=dict)  # newest first
     losses: Mapping[CheckpointName, float] = field(default_factory=dict)  # on the validation data
 
     @property

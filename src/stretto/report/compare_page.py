@@ -62,7 +62,7 @@ def _differences(runs: Mapping[str, Record]) -> Html:
 
 
 def _names(folders: Sequence[Path | str]) -> list[str]:
-    """Return the last part of each path, or as many parts as it takes to tell all paths apart."""
+    """Return the last parts of each path, as many as it takes to tell all paths apart; equal paths are numbered."""
     paths = [Path(folder).resolve() for folder in folders]
     for depth in range(1, max(len(path.parts) for path in paths) + 1):
         names = ["/".join(path.parts[-depth:]) for path in paths]

@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> None:
     sampling = Sampling(options.temperature, options.top_k, options.top_p, options.seed)
     trained = load_model(options.run, options.device, trust=options.trust)
     if options.count == 1:
-        # Print as it is generated, not only at the end.
+        # Print each piece as soon as it is generated.
         sys.stdout.write(options.prompt)
         for (piece,) in generate(trained, options.prompt, options.length, sampling):
             sys.stdout.write(piece)

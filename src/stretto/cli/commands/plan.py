@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> None:
     memory = None if options.memory is None else parse_bytes("--memory", options.memory)
     for option, path in (("--json", options.json), ("--html", options.html)):
         if path is not None and not path.parent.is_dir():
-            # Reported before minutes are spent on measuring.
+            # Report this before minutes are spent on measuring.
             raise ConfigError(
                 f"{option}={path} can't be written ({path.parent} does not exist); choose a different file"
             )
@@ -83,7 +83,7 @@ def _read_or_measure(options: argparse.Namespace, config: "RunConfig", profile_i
     from stretto.cli.quantities import parse_link
     from stretto.planning.profiles import derive_from_data_sheet, find_profile
 
-    # Parsed before minutes are spent on measuring.
+    # Report an invalid link before minutes are spent on measuring.
     links = {
         field: parse_link(f"--{field}", text)
         for field, text in (("node", options.node), ("network", options.network))
