@@ -129,8 +129,8 @@ class Own(Block):
             {"a.weight_ih_l0": torch.zeros(8), "a.weight_hh_l0": torch.zeros(8, 2)},
             r"a.weight_ih_l0 is \[8\], which no LSTM or GRU has",
         ),
-        ({**nn.LSTM(3, 4, bias=False).state_dict(), "bias_ih_l0": torch.zeros(16)}, "lstm is not a complete LSTM"),
-        ({**nn.LSTM(3, 4).state_dict(), "bias_ih_l0": torch.zeros(15)}, "lstm is not a complete LSTM .*size mismatch"),
+        ({**nn.LSTM(3, 4, bias=False).state_dict(), "bias_ih_l0": torch.zeros(16)}, "of lstm don't match torch's LSTM"),
+        ({**nn.LSTM(3, 4).state_dict(), "bias_ih_l0": torch.zeros(15)}, "don't match torch's LSTM .*size mismatch"),
         ({"conv.weight": torch.zeros(2, 2, 2)}, r"conv.weight is \[2, 2, 2\], which no supported layer"),
     ],
 )

@@ -1,4 +1,4 @@
-"""ImportedLayer: a layer of another framework as blocks, one per recurrent layer, so that stages can split it."""
+"""ImportedLayer: a torch or Keras layer as blocks, one per layer of a deep LSTM or GRU, so that stages can split it."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -24,16 +24,16 @@ Weights = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class ImportedLayer:
-    """The blocks of one module (several for a multi-layer LSTM), and its numbers of input and output features."""
+    """The blocks of one layer (several for a multi-layer LSTM or GRU), and its numbers of input and output features."""
 
     name: str
     blocks: list[Block]
-    in_features: int | None = None  # None: any
+    in_features: int | None = None  # None: not checked
     out_features: int | None = None  # None: the same as the inputs
 
 
 def stack_layers(layers: Sequence[ImportedLayer]) -> Stack:
-    """Return one stack of all blocks; raise ConfigError if a layer does not take the number of features before it."""
+    """Return one stack of all blocks; raise ConfigError if a layer takes fewer or more features than it would get."""
     width: int | None = None
     previous = ""
     for layer in layers:
@@ -71,7 +71,7 @@ def import_layer(
         # The last line of torch's error about a state dict names the first weight that does not match.
         reason = str(error).strip().splitlines()[-1].strip()
         raise ConfigError(
-            f"{name} is not a complete {kind} ({reason}); give all weights of the layer, unchanged"
+            f"the weights of {name} don't match torch's {kind} ({reason}); give all weights of the layer, unchanged"
         ) from None
 
 
@@ -107,7 +107,7 @@ def _recurrent_block(name: str, kind: str, weights: dict[str, Tensor]) -> Block:
     is_bidirectional = "weight_ih_l0_reverse" in weights
     if is_bidirectional and (kind == "GRU" or projection is not None):
         actual = "a bidirectional GRU" if kind == "GRU" else "a bidirectional LSTM with a projection"
-        raise ConfigError(f"{name} is {actual}, which stretto does not support; use a bidirectional LSTM without one")
+        raise ConfigError(f"{name} is {actual}, which stretto does not support; use a plain bidirectional LSTM")
     if is_bidirectional:
         return _with_weights(BidirectionalLSTM(in_features, out_features, bias=has_bias), "cell", weights)
     if kind == "GRU":

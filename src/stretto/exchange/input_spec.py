@@ -24,7 +24,7 @@ class InputSpec:
     num_tokens: int | None = None
 
     def random_input(self, num_steps: int, num_rows: int, generator: torch.Generator) -> Tensor:
-        """Return random inputs `[steps, rows, *shape]`."""
+        """Return random inputs `[time, rows, *shape]`."""
         shape = (num_steps, num_rows, *self.shape)
         if self.num_tokens is None:
             return torch.randn(shape, generator=generator)
@@ -42,7 +42,7 @@ def find_input_spec(stack: Stack, task: Task | None = None, example: Tensor | No
 
 
 def _from_stack(stack: Stack) -> InputSpec:
-    """Return the input spec of the first block that is not dropout; raise ConfigError if that is a custom block."""
+    """Return the input spec of the first block that is not dropout; raise ConfigError if the block does not tell it."""
     for index, block in enumerate(stack, stack.first):
         if isinstance(block, Dropout | LockedDropout):
             continue

@@ -20,10 +20,11 @@ from stretto.base.extras import import_optional_dependency
 Array = NDArray[Any]
 
 _WEIGHTS_NAME = "model.weights.h5"
-# A .weights.h5 file lacks the order of layers of different classes, so the usual order is assumed.
+# A .weights.h5 file lacks the order of layers of different classes, so the usual order is assumed. It also lacks the
+# class inside a TimeDistributed layer; Dense is assumed.
 _LAYER_ORDER = {"embedding": 0, "bidirectional": 1, "lstm": 1, "gru": 1, "time_distributed": 2, "dense": 2}
 _LAYER_CLASSES = {"embedding": "Embedding", "bidirectional": "Bidirectional", "lstm": "LSTM", "gru": "GRU"}
-_CLASSES_WITHOUT_WEIGHTS = ("activation", "dropout", "input_layer", "masking", "spatial_dropout1d")
+_LAYERS_WITHOUT_WEIGHTS = ("activation", "dropout", "input_layer", "masking", "spatial_dropout1d")
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def read_keras(path: Path) -> list[KerasLayer]:
 
 
 def _check_links(h5_file: Any, h5py: Any) -> None:  # noqa: ANN401 - h5py has no types
-    """Reject a file with links to other files, which could make us read any file on the machine, or with cycles."""
+    """Reject links, which could make us read any file on the machine, and groups that occur twice, as in a cycle."""
     seen: set[int] = set()
 
     def visit(group: Any) -> None:  # noqa: ANN401
@@ -67,7 +68,7 @@ def _check_links(h5_file: Any, h5py: Any) -> None:  # noqa: ANN401 - h5py has no
             item = group[name] if is_hard_link else None
             if item is None or (isinstance(item, h5py.Dataset) and (item.external or item.is_virtual)):
                 where = f"{group.name}/{name}".lstrip("/")
-                raise DataError(f"{where} in a Keras file is a link to another file; save the weights in one file")
+                raise DataError(f"{where} in a Keras file is a link or external data; save all weights in the file")
             if isinstance(item, h5py.Group):
                 address = h5py.h5o.get_info(item.id).addr
                 if address in seen:
@@ -95,7 +96,7 @@ def _read_with_config(config: dict[str, Any], h5_file: Any, h5py: Any) -> Iterat
 
 
 def _check_chain(layer: dict[str, Any], name: str, previous: str | None) -> None:
-    """Raise ConfigError unless a layer's only input is the previous layer."""
+    """Raise ConfigError unless a layer's only input is the previous layer, or it is the model's InputLayer."""
     sources = set(re.findall(r'"keras_history": \["([^"]+)"', json.dumps(layer.get("inbound_nodes", []))))
     is_first = layer["class_name"] == "InputLayer" and previous is None
     if not is_first and sources != {previous}:
@@ -106,10 +107,10 @@ def _check_chain(layer: dict[str, Any], name: str, previous: str | None) -> None
 
 
 def _read_weights_only(h5_file: Any, path: Path, h5py: Any) -> Iterator[KerasLayer]:  # noqa: ANN401
-    layers: list[tuple[int, int, str, str]] = []  # (usual position, number, class, group)
+    layers: list[tuple[int, int, str, str]] = []  # (usual position, number, class as in `_LAYER_ORDER`, group's name)
     for name in h5_file["layers"]:
         kind = re.sub(r"_\d+$", "", name)
-        if kind in _CLASSES_WITHOUT_WEIGHTS:
+        if kind in _LAYERS_WITHOUT_WEIGHTS:
             continue
         number = int(name.removeprefix(f"{kind}_")) if name != kind else 0
         layers.append((_LAYER_ORDER.get(kind, -1), number, kind, name))

@@ -26,12 +26,12 @@ _IGNORED = ("InputLayer", "Masking")
 
 
 def from_keras(source: Path | str | Sequence[Array]) -> Stack:
-    """Return a stack with the weights of a Keras model; it computes the same outputs, at every time step.
+    """Return a stack with the weights of a Keras model. It computes the same outputs as the model in inference mode.
 
     `source` is a `.keras` file, a `.weights.h5` file (whose layers are assumed to have Keras's default settings), or
     the arrays that `get_weights()` of a layer or a model returns. Supported layers are Embedding, LSTM, GRU with
-    `reset_after`, Bidirectional LSTM, Dense, LayerNormalization and dropout, one after the other. Keras itself is not
-    needed.
+    `reset_after`, Bidirectional LSTM, Dense, TimeDistributed, LayerNormalization, Activation and dropout, one after the
+    other. Each LSTM and GRU outputs all time steps, as with `return_sequences=True`. Keras itself is not needed.
     """
     if isinstance(source, Path | str):
         layers = read_keras(Path(source))
@@ -47,7 +47,7 @@ def from_keras(source: Path | str | Sequence[Array]) -> Stack:
 
 
 def _import_keras_layer(layer: KerasLayer) -> list[ImportedLayer]:
-    """Return a Keras layer as one imported layer, or two if it has an activation; none for a linear activation."""
+    """Return a Keras layer as one imported layer, two for a Dense with an activation, none for a linear Activation."""
     if layer.kind == "Embedding":
         (table,) = _layer_arrays(layer, "", 1, 1)
         return [import_layer(layer.name, "Embedding", {"weight": _tensor(table)})]
@@ -83,7 +83,7 @@ def _recurrent(layer: KerasLayer) -> ImportedLayer:
     kernel, recurrent_kernel, *bias = _layer_arrays(layer, "cell", 2, 3)
     if not layer.config.get("reset_after", True) or any(array.ndim != 2 for array in bias):
         raise ConfigError(
-            f"the Keras layer {layer.name} is a GRU with reset_after=False, which torch can't compute; train one with "
+            f"{layer.name} is a GRU with reset_after=False, which torch can't compute; train one with "
             "reset_after=True, Keras's default"
         )
     arrays = {"weight_ih_l0": kernel.T, "weight_hh_l0": recurrent_kernel.T}
@@ -95,10 +95,11 @@ def _recurrent(layer: KerasLayer) -> ImportedLayer:
 
 def _bidirectional(layer: KerasLayer) -> ImportedLayer:
     inner = layer.config.get("layer", {"class_name": "LSTM", "config": {}})
-    if inner["class_name"] != "LSTM" or layer.config.get("merge_mode", "concat") != "concat":
+    merge_mode = layer.config.get("merge_mode", "concat")
+    if inner["class_name"] != "LSTM" or merge_mode != "concat":
         raise ConfigError(
-            f"the Keras layer {layer.name} is a Bidirectional {inner['class_name']} with "
-            f"merge_mode={layer.config.get('merge_mode')!r}; from_keras supports Bidirectional(LSTM) with 'concat'"
+            f"the Keras layer {layer.name} is a Bidirectional {inner['class_name']} with merge_mode={merge_mode!r}; "
+            "from_keras supports Bidirectional(LSTM) with merge_mode='concat'"
         )
     _check_rnn_config(KerasLayer(layer.name, "LSTM", inner["config"]))
     forward, backward = (
@@ -124,7 +125,7 @@ def _reorder_gru_gates(array: Array) -> Array:
 
 
 def _check_rnn_config(layer: KerasLayer) -> None:
-    """Raise ConfigError for settings that torch's LSTM and GRU can't have."""
+    """Raise ConfigError for settings that torch's LSTM and GRU don't support."""
     required = {"activation": "tanh", "recurrent_activation": "sigmoid", "go_backwards": False}
     for name, value in required.items():
         actual = layer.config.get(name, value)
@@ -136,6 +137,7 @@ def _check_rnn_config(layer: KerasLayer) -> None:
 
 
 def _dense(layer: KerasLayer) -> list[ImportedLayer]:
+    # A Dense from a .weights.h5 file may be the `layer` inside a TimeDistributed.
     kernel, *bias = _layer_arrays(layer, "layer" if "layer" in layer.arrays else "", 1, 2)
     weights = {"weight": _tensor(kernel.T)} | ({"bias": _tensor(bias[0])} if bias else {})
     return [import_layer(layer.name, "Linear", weights), *_activation(layer)]
@@ -157,7 +159,7 @@ def _layer_norm(layer: KerasLayer) -> ImportedLayer:
     is_over_features = config.get("axis", -1) in (-1, [-1], 2, [2])
     if not (is_over_features and config.get("center", True) and config.get("scale", True)):
         raise ConfigError(
-            f"the Keras layer {layer.name} doesn't normalize the features with scale and center; use axis=-1 and both"
+            f"the Keras layer {layer.name} must normalize features; use axis=-1, scale=True and center=True"
         )
     gamma, beta = _layer_arrays(layer, "", 2, 2)
     weights = {"weight": _tensor(gamma), "bias": _tensor(beta)}
@@ -182,7 +184,7 @@ def _layers_from_arrays(arrays: list[Array]) -> list[KerasLayer]:
         if second is not None and second.ndim == 2 and second.shape[1] == num_columns and num_columns in kinds:
             rnn_arrays = [first, rest.pop(0)]
             kind = kinds[num_columns]
-            # A GRU has one bias, or two with `reset_after`.
+            # An LSTM's bias is `[num_columns]`. A GRU's is too, or `[2, num_columns]` with `reset_after`.
             if rest and rest[0].size == (num_columns if kind == "LSTM" else rest[0].ndim * num_columns):
                 rnn_arrays.append(rest.pop(0))
             layers.append(KerasLayer(name, kind, {}, {"cell": rnn_arrays}))
@@ -197,8 +199,9 @@ def _layer_arrays(layer: KerasLayer, path: str, min_count: int, max_count: int) 
     """Return the arrays of a sublayer ("" for the layer itself); raise ConfigError for too few or too many."""
     arrays = layer.arrays.get(path, [])
     if not min_count <= len(arrays) <= max_count:
+        counts = " or ".join(map(str, range(min_count, max_count + 1)))
         raise ConfigError(
-            f"the Keras layer {layer.name} has {len(arrays)} weight arrays, not {max_count}; save a built model"
+            f"the Keras layer {layer.name} has {len(arrays)} weight arrays, not {counts}; save a built model"
         )
     return arrays
 

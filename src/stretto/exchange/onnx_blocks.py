@@ -52,7 +52,7 @@ def state_names(block: Block, label: str = "") -> list[str | None]:
 
 
 def add_block(graph: Graph, block: Block, x: str, example: Tensor, label: str = "") -> tuple[str, Tensor]:
-    """Add a block, whose input is the value `x`; return its output's name, and its output for the input `example`."""
+    """Add a block whose input is the value named `x`; return its output's name, and its output for `example`."""
     if has_forward_of(block, Stack):
         for path, inner in enumerate_blocks(block, label):
             x, example = add_block(graph, inner, x, example, path)
@@ -89,7 +89,7 @@ def _add_leaf_block(
 
 
 def _add_module(graph: Graph, module: nn.Module, name: str, x: str) -> str | None:
-    """Add a pointwise module and return its output's name; None if it has no ONNX operator here."""
+    """Add a pointwise module and return its output's name; None if stretto can't translate it."""
     if has_forward_of(module, nn.Embedding):
         return graph.add_node("Gather", graph.add_initializer(f"{name}.weight", module.weight), x)
     if has_forward_of(module, nn.Linear):
@@ -99,24 +99,24 @@ def _add_module(graph: Graph, module: nn.Module, name: str, x: str) -> str | Non
     if has_forward_of(module, nn.LayerNorm) and module.elementwise_affine:
         weight = graph.add_initializer(f"{name}.weight", module.weight)
         axis = -len(module.normalized_shape)
-        # onnxruntime crashes if this operator's bias is "" instead of left out.
         bias = _add_bias(graph, module, name)
+        # ONNX allows "" for a missing bias, but onnxruntime crashes on it here.
         inputs = (x, weight, bias) if bias else (x, weight)
         return graph.add_node("LayerNormalization", *inputs, axis=axis, epsilon=module.eps)
-    if isinstance(module, nn.Softmax) and module.dim == -1:
+    if has_forward_of(module, nn.Softmax) and module.dim == -1:
         return graph.add_node("Softmax", x, axis=-1)
     ops = {nn.ReLU: "Relu", nn.Tanh: "Tanh", nn.Sigmoid: "Sigmoid", nn.Identity: "Identity", nn.Dropout: "Identity"}
     return graph.add_node(ops[type(module)], x) if type(module) in ops else None
 
 
-def _add_bias(graph: Graph, module: nn.Module, name: str) -> str:
-    """Add a module's bias and return its name; "", which ONNX takes as a missing input, if it has none."""
+def _add_bias(graph: Graph, module: nn.Module, name: str) -> str | None:
+    """Add a module's bias and return its name; None if it has none."""
     bias = module.state_dict().get("bias")
-    return "" if bias is None else graph.add_initializer(f"{name}.bias", bias)
+    return None if bias is None else graph.add_initializer(f"{name}.bias", bias)
 
 
 def _add_rnn(graph: Graph, rnn: nn.LSTM | nn.GRU, label: str, x: str, state: list[str]) -> tuple[str, list[str]]:
-    """Add the layers of an LSTM or GRU in order, each with its part of the state."""
+    """Add the layers of an LSTM or GRU; return the names of the output and of the next state tensors."""
     num_layers = rnn.num_layers
     # [rows, layers, features] -> for each layer [1, rows, features]
     transposed = [graph.add_node("Transpose", name, perm=[1, 0, 2]) for name in state]
@@ -149,11 +149,11 @@ def _add_rnn(graph: Graph, rnn: nn.LSTM | nn.GRU, label: str, x: str, state: lis
 
 
 def _add_rnn_weights(graph: Graph, rnn: nn.LSTM | nn.GRU, suffixes: list[str], name: str) -> list[str]:
-    """Add a layer's weights; return the names of ONNX's inputs W, R, B. `suffixes` has one per direction: `l0`."""
+    """Add a layer's weights; return the names of ONNX's inputs W, R, B. `suffixes` are `l0`, `l0_reverse` or so."""
     gate_order = _ONNX_GATE_ORDER[nn.LSTM if isinstance(rnn, nn.LSTM) else nn.GRU]
 
     def reordered(kind: str) -> Tensor:
-        """[directions, gates * hidden, ...]"""
+        """Return `[directions, gates * hidden, ...]` with the gates in ONNX's order."""
         directions = [getattr(rnn, f"{kind}_{suffix}").detach().chunk(len(gate_order)) for suffix in suffixes]
         return torch.stack([torch.cat([gates[index] for index in gate_order]) for gates in directions])
 
@@ -165,7 +165,7 @@ def _add_rnn_weights(graph: Graph, rnn: nn.LSTM | nn.GRU, suffixes: list[str], n
 
 
 def _add_bidirectional(graph: Graph, rnn: nn.LSTM, label: str, x: str, lengths: str) -> str:
-    """Add a bidirectional LSTM; the backward direction starts at the last valid step of each row."""
+    """Add a bidirectional LSTM, whose backward direction starts at each row's last valid step; return its output."""
     num_steps = graph.add_node("Shape", x, start=0, end=1)
     clamped = graph.add_node("Min", graph.add_node("Max", lengths, graph.add_int64_constant(1)), num_steps)
     sequence_lens = graph.add_node("Cast", clamped, to=graph.int32)

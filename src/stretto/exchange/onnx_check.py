@@ -19,12 +19,12 @@ from stretto.exchange.onnx_blocks import state_names
 
 Session = Any  # onnxruntime has no types
 
-# (rows, chunk lengths): none are those of the export's example, so a size fixed by the export is noticed.
+# (rows, chunk lengths): none has the rows or steps of the export's example, so a size fixed by the export is noticed.
 _TEST_SHAPES = ((1, (1, 7)), (2, (13, 1, 4)), (7, (3, 29)))
 
 
 def compare_with_onnxruntime(stack: Stack, path: Path, input_spec: InputSpec) -> float | None:
-    """Return the largest difference between torch's and onnxruntime's outputs; None without onnxruntime.
+    """Return the largest difference between torch's and onnxruntime's outputs or states; None without onnxruntime.
 
     The difference is absolute, or relative to torch's largest value if that exceeds 1; infinite if shapes differ.
     Each side passes its own state from chunk to chunk.

@@ -45,7 +45,10 @@ class ExportableModel(Protocol):
 
 @dataclass(frozen=True)
 class OnnxExport:
-    """An exported model. `max_difference` from torch's outputs is None if onnxruntime is not installed."""
+    """An exported model, with the names of its inputs and outputs.
+
+    `max_difference` is from torch's outputs and states; None if onnxruntime is not installed.
+    """
 
     path: Path
     inputs: tuple[str, ...]
@@ -56,10 +59,10 @@ class OnnxExport:
 def export_onnx(model: Stack | ExportableModel, path: Path | str, *, example: Tensor | None = None) -> OnnxExport:
     """Write a stack as an ONNX model; check it with onnxruntime if it is installed.
 
-    The inputs are `x` and the state of each block (`state.2.h`, by absolute index). The outputs are `y` and the states
-    after the last step (`state.2.h.next`). `x` and `y` are `[time, rows, ...]`, states `[rows, ...]`; token ids and
-    the `lengths` in the state of a bidirectional block are int64, the rest is float32. The numbers of steps and rows
-    are free. If the first block is a custom one, pass an `example` input `[time, rows, ...]`.
+    The inputs are `x` and the state of each block (`state.2.h` of block 2). The outputs are `y` and the states after
+    the last step (`state.2.h.next`). `x` and `y` are `[time, rows, ...]`, states `[rows, ...]`; token ids and the
+    `lengths` in the state of a bidirectional block are int64, the rest is float32. The numbers of steps and rows are
+    free. If a stack's first block does not tell its inputs, as a custom block, pass an `example` `[time, rows, ...]`.
     """
     exportable = None if isinstance(model, Stack) else model
     original = model if isinstance(model, Stack) else model.stack

@@ -54,7 +54,7 @@ def export_torch(stack: Stack, path: Path | str) -> dict[str, dict[str, object]]
 
 
 def torch_weights(stack: Stack) -> tuple[dict[str, Tensor], dict[str, dict[str, object]]]:
-    """Return a stack's weights under the names of torch modules, and the modules as `export_torch` does."""
+    """Return a stack's weights under the names of torch modules, and the modules that `export_torch` returns."""
     if not has_forward_of(stack, Stack):
         raise ConfigError(
             f"the stack is a {type(stack).__name__} with its own forward, so torch modules can't replace it; use "

@@ -25,7 +25,7 @@ _RECURRENT_WEIGHT = re.compile(r"(weight_ih|weight_hh|weight_hr|bias_ih|bias_hh)
 def from_torch(source: Modules | Weights | Path | str) -> Stack:
     """Return a stack with the weights of torch layers, one block per recurrent layer.
 
-    `source` is a module (`nn.LSTM`, `nn.GRU`, an `nn.Sequential`), modules by name in the order in which they run, a
+    `source` is a module (`nn.LSTM`, `nn.GRU`, an `nn.Sequential`), a list or dict of modules in the order they run, a
     state dict, or a file with a state dict: safetensors, or a `torch.save` file, of which only tensors are loaded.
     Supported layers are Embedding, LSTM, GRU, Linear, LayerNorm and Dropout. A stack is time-major, whatever
     `batch_first` is.
@@ -110,20 +110,21 @@ def _from_weights(weights: Weights, *, is_ordered: bool) -> list[ImportedLayer]:
 
 
 def _infer_kind(prefix: str, weights: Weights, layers: Mapping[str, Weights], *, is_before_rnn: bool) -> LayerKind:
+    where = f"{prefix}." if prefix else ""
     if all(_RECURRENT_WEIGHT.fullmatch(leaf) for leaf in weights):
-        return _infer_recurrent_kind(prefix, weights)
+        return _infer_recurrent_kind(where, weights)
     if not {"weight"} <= set(weights) <= {"weight", "bias"}:
-        leaf = next(leaf for leaf in weights if leaf not in ("weight", "bias"))
-        raise ConfigError(f"{prefix}.{leaf} is not a weight of a layer that from_torch supports; remove that layer")
+        leaf = next((leaf for leaf in weights if leaf not in ("weight", "bias")), "bias")
+        raise ConfigError(f"{where}{leaf} is not a weight of a layer that from_torch supports; remove that layer")
     if weights["weight"].dim() == 1 and "bias" in weights:
         return "LayerNorm"
     if weights["weight"].dim() != 2:
         raise ConfigError(
-            f"{prefix}.weight is {list(weights['weight'].shape)}, which no supported layer has; remove that layer"
+            f"{where}weight is {list(weights['weight'].shape)}, which no supported layer has; remove that layer"
         )
     if "bias" in weights:
         return "Linear"
-    # An embedding and a linear layer without bias look alike. An embedding comes before the first LSTM and feeds it.
+    # An embedding looks like a linear layer without bias, but comes before the first LSTM or GRU and feeds it.
     rnn_inputs = [layer["weight_ih_l0"].shape[1] for layer in layers.values() if "weight_ih_l0" in layer]
     feeds_rnn = is_before_rnn and weights["weight"].shape[1] in rnn_inputs[:1]
     return "Embedding" if feeds_rnn or _is_named_embedding(prefix) else "Linear"
@@ -135,8 +136,7 @@ def _is_named_embedding(prefix: str) -> bool:
     return bool(names) and re.search(r"(?<![A-Za-z])[Ee]mb|Emb|EMB", names[-1]) is not None
 
 
-def _infer_recurrent_kind(prefix: str, weights: Weights) -> LayerKind:
-    where = f"{prefix}." if prefix else ""
+def _infer_recurrent_kind(where: str, weights: Weights) -> LayerKind:
     num_layers = sum(re.fullmatch(r"weight_ih_l\d+", leaf) is not None for leaf in weights)
     needed = {f"weight_{kind}_l{layer}" for kind in ("ih", "hh") for layer in range(num_layers)}
     missing = sorted(needed - set(weights)) or ([] if num_layers else ["weight_ih_l0"])
