@@ -1107,7 +1107,7 @@ ERROR_SECTIONS = (
                 "stretto predict runs/done --out book.txt",
             ),
             ErrorCase(
-                "<folder> holds predictions of another model or other data; delete it, or choose a different file",
+                "<folder> holds predictions of another model, data or settings; delete it, or choose a different file",
                 "Interrupted predictions are resumed only by the same model with the same data and settings.",
                 "Delete the folder of parts, or choose a different `--out`.",
                 triggers.predict_beside_another,
@@ -1127,7 +1127,7 @@ ERROR_SECTIONS = (
                 DataError,
             ),
             ErrorCase(
-                "--temperature=<number> is not at least 0; use a value such as 0.8",
+                "--temperature=<number> must be finite and at least 0; use a value such as 0.8",
                 "A temperature can't be negative.",
                 "Use 0 for the most likely token, 1 for the probabilities of the model.",
                 "stretto generate runs/done --temperature -1",

@@ -179,7 +179,7 @@ def _measure_grid(
                 break
             points = measured
     if not points:
-        raise PlanError("a chunk of one time step doesn't fit in memory; make the model or the batch smaller")
+        raise PlanError("even 1/16 of the rows and time steps don't fit in memory; use a smaller model or batch")
     return tuple(points.values())
 
 

@@ -50,10 +50,10 @@ def check_chunk_law(
     """Check that a block satisfies the chunk law on `x` (`[time, batch, ...]`); raise a `LawError` if it doesn't.
 
     The block runs in its own dtype and mode; `block.double()` with a float64 `x` is the most sensitive check. It runs
-    on the whole input, again on the whole input, cut in time at each of `cuts` (default: each single cut, and every
-    step), and on two halves of the rows whose chunks alternate, as micro-batches do in a pipeline. Outputs, final state
-    and gradients (of parameters, input and initial state) must agree to `tolerance` (default: 1e-12 in float64, else
-    1e-4, because float32 rounding alone exceeds 1e-12).
+    on the whole input twice; cut in time at each of `cuts` (default: each single cut, and every step); on windows cut
+    at the last of these, which carry state; and on two halves of the rows whose chunks alternate, as micro-batches do
+    in a pipeline. Outputs, final state and gradients (of parameters, input and initial state) must agree to
+    `tolerance` (default: 1e-12 in float64, else 1e-4, because of rounding). `key` seeds dropout.
     """
     if not isinstance(block, Block):
         raise LawError(
@@ -204,7 +204,7 @@ def check_loss(loss: Loss, y: Tensor, targets: Tensor, *, tolerance: float = 1e-
         edge = max(1, y.shape[dim] // 3)
         if edge == y.shape[dim]:
             continue
-        # Parts of different sizes: the means of two equal parts sum to twice the mean, which a count of 1 could hide.
+        # Parts of different sizes, because errors of two equal parts could cancel out.
         split = zip(y.tensor_split([edge], dim), targets.tensor_split([edge], dim), strict=True)
         parts = [loss(*pair) for pair in split]
         total, count = sum(float(part.total) for part in parts), sum(int(part.count) for part in parts)

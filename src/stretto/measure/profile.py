@@ -108,7 +108,7 @@ def _measure_single_rank(profile_input: ProfileInput, world: World, progress: Pr
         loss=loss,
         shares_memory=profile_input.is_cpu,
         overlap=0.0 if profile_input.is_cpu else GPU_OVERLAP,
-        optimizer_bytes=_optimizer_bytes(profile_input),
+        optimizer_state_ratio=_optimizer_state_ratio(profile_input),
         step_overhead=fastest_time(lambda: profile_input.windows.read(Position()), torch.device("cpu")),
     )
     if not _fits_single_rank(profile, profile_input, world):
@@ -168,18 +168,19 @@ def _fits_single_rank(profile: Profile, profile_input: ProfileInput, world: Worl
 
 
 def _calibrate(profile: Profile, profile_input: ProfileInput) -> Profile:
-    """Scale the blocks' costs so that their sum is a whole step's time, and find the engine's overhead per chunk."""
+    """Scale the blocks' costs so that their sum is a whole step's time, and find the engine's overhead per action."""
     window = profile_input.window
     workload = Workload([window.lengths.clamp(max=window.num_steps).numpy()])
     chunks = min(_NUM_CALIBRATION_CHUNKS, window.num_steps) if profile_input.model.causal else 1
     costs, blocks = CostModel(profile), (len(profile.blocks),)
-    whole, chunked = (
+    predicted_whole, predicted_chunked = (
         predict(costs, workload, Layout(blocks=blocks, chunks=count), Cluster(1)).pipeline for count in (1, chunks)
     )
-    whole_seconds, chunked_seconds = _time_steps(profile_input, 1, chunks)
-    # Caches explain a factor of at most 2. A larger one is a disturbed measurement.
-    factor = min(max(whole_seconds / whole, 0.5), 2.0)
-    overhead = max(0.0, (chunked_seconds - factor * chunked) / (2 * chunks)) if chunks > 1 else 0.0
+    whole, chunked = _time_steps(profile_input, 1, chunks)
+    # Caches explain a factor from 0.5 to 2. Anything else is a disturbed measurement.
+    factor = min(max(whole / predicted_whole, 0.5), 2.0)
+    # Each chunk has two actions, a forward and a backward.
+    overhead = max(0.0, (chunked - factor * predicted_chunked) / (2 * chunks)) if chunks > 1 else 0.0
     return profile.model_copy(
         update={
             "kinds": {name: _scale(kind, factor) for name, kind in profile.kinds.items()},
@@ -211,7 +212,7 @@ def _scale(kind: BlockKind, factor: float) -> BlockKind:
     return kind.model_copy(update={"points": points})
 
 
-def _optimizer_bytes(profile_input: ProfileInput) -> float:
+def _optimizer_state_ratio(profile_input: ProfileInput) -> float:
     """Return the bytes that the optimizer keeps per byte of weights."""
     weight = nn.Parameter(torch.zeros(64, device=profile_input.device))
     optimizer = profile_input.make_optimizer([weight])

@@ -53,7 +53,7 @@ class ProfileInput:
 
     @cached_property
     def key(self) -> str:
-        """A fingerprint of everything that a profile depends on."""
+        """A fingerprint of hardware, torch, model, batch and settings; a profile with the same key can be reused."""
         window = self.windows.read(Position(), inputs=False, targets=False)
         facts = {
             "version": VERSION,
@@ -82,7 +82,7 @@ class ProfileInput:
 
     @property
     def device_memory(self) -> float:
-        """The bytes of one GPU, or of the whole machine on a CPU."""
+        """The bytes of one CUDA GPU, or of the whole machine on other devices."""
         if self.device.type == "cuda":
             return float(torch.cuda.get_device_properties(self.device).total_memory)
         return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

@@ -209,7 +209,7 @@ def _gradients(stack: Stack) -> dict[str, Tensor]:
 
 
 def _difference(actual: Tensor, expected: Tensor) -> float:
-    """Return the largest difference, relative to the largest expected value; infinite for NaN."""
+    """Return the largest difference, relative to the largest expected value; 1 for integers, infinite for NaN."""
     expected = expected.to(actual.device)
     if not actual.is_floating_point():
         return 0.0 if torch.equal(actual, expected) else 1.0
@@ -220,7 +220,7 @@ def _difference(actual: Tensor, expected: Tensor) -> float:
 
 
 def _find_violations(model: Stack, loss: Loss, windows: WindowSource) -> list[str]:
-    """Check each block and the loss on a few rows and time steps, which include the last target if there is one."""
+    """Return a sentence per broken law, checked on a few rows and time steps; they include the last target, if any."""
     window = windows.read(Position())
     rows, steps = slice(0, min(4, window.num_rows)), min(6, window.num_steps)
     targets = window_tensor(window, "targets")[:, rows]

@@ -28,7 +28,7 @@ class Action:
 
 
 def action_labels(actions: Iterable[Action]) -> Callable[[Action], str]:
-    """Return a function that labels actions: `F1.2` for micro-batch 1, chunk 2; `F2` if all are of one micro-batch."""
+    """Return a function that labels actions: `F1.2` (micro-batch 1, chunk 2), or `F2` if there is one micro-batch."""
     if any(action.micro_batch for action in actions):
         return str
     return lambda action: f"{action.kind.value}{action.chunk}"
@@ -56,7 +56,7 @@ def dependencies(action: Action, stage: int, num_stages: int, num_chunks: int) -
 
 
 def receives_from(action: Action, stage: int, num_stages: int) -> int | None:
-    """Return the stage that sends `action` its input, or None if there is none."""
+    """Return the stage that sends `action` its activations or gradients, or None if there is none."""
     source = stage - 1 if action.kind is ActionKind.FORWARD else stage + 1
     return source if 0 <= source < num_stages else None
 

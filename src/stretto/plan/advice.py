@@ -45,7 +45,7 @@ def _why_not_more(plan: Plan) -> str:
     if plan.cluster.devices == 1:
         return "there is no other"
     if not parallel:
-        return "no layout on several devices comes close"
+        return "no layout on several devices is among the best"
     best = min(parallel, key=lambda prediction: prediction.seconds)
     speed_up = plan.speed_up(best)
     caveat = ", less than the error of a prediction" if speed_up > 1 else ""
@@ -68,16 +68,16 @@ def _idle_devices(plan: Plan) -> str:
 
 
 def _bottleneck(prediction: Prediction, speed_up: float) -> str:
-    """Return a clause about the largest part of a step that is not forward or backward."""
+    """Return a clause about what costs most besides forwards and backwards; if that is little, about those."""
     parts = {
         "the all-reduce of gradients takes {:.0%} of a step": prediction.all_reduce,
         "stages wait for each other for {:.0%} of a step": prediction.bubble * prediction.pipeline,
         "the optimizer takes {:.0%} of a step": prediction.optimizer,
     }
-    sentence, seconds = max(parts.items(), key=lambda item: item[1])
+    template, seconds = max(parts.items(), key=lambda item: item[1])
     fraction = seconds / prediction.seconds
     if fraction >= 0.05:
-        return sentence.format(fraction)
+        return template.format(fraction)
     # Nothing waits. If the layout still scales badly, a chunk takes about as long with fewer rows.
     is_slow = speed_up < 0.7 * prediction.layout.num_ranks
     return "a chunk with fewer rows takes nearly as long" if is_slow else "almost no time is lost"

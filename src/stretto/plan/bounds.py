@@ -55,14 +55,13 @@ class LowerBounds:
         num_forwards = 2 if layout.recompute else 1
         num_chunks, overhead = shapes.total(), self.costs.profile.action_overhead
         for part in partition_from_counts(layout.blocks):
-            costs = {shape: self.costs.chunk_cost(part.start, part.stop, *shape) for shape in shapes}
-            compute = sum(
-                count * (num_forwards * costs[shape].forward + costs[shape].backward) for shape, count in shapes.items()
-            )
+            chunk_costs = [self.costs.chunk_cost(part.start, part.stop, *shape) for shape in shapes]
+            counted = zip(chunk_costs, shapes.values(), strict=True)
+            compute = sum(count * (num_forwards * cost.forward + cost.backward) for cost, count in counted)
             accumulate = (num_chunks - 1) * self.costs.accumulate_seconds(part.start, part.stop)
             work.append(compute + 2 * overhead * num_chunks + accumulate)
             # The first chunk forward and the last chunk backward may have different shapes, so take the cheapest.
-            cheapest = min(cost.forward for cost in costs.values()) + min(cost.backward for cost in costs.values())
+            cheapest = min(cost.forward for cost in chunk_costs) + min(cost.backward for cost in chunk_costs)
             transit.append(cheapest + 2 * overhead + 2 * latency)
         if layout.micro_batches == 1:
             return max(seconds + sum(transit) - transit[stage] for stage, seconds in enumerate(work))

@@ -95,7 +95,7 @@ class CostModel:
         return seconds
 
     def _effective_link(self, num_ranks: int) -> Link:
-        """Return the node's link, with the bandwidth that a measured all-reduce of fewer ranks reached, if any."""
+        """Return the node's link, with the bandwidth of the largest all-reduce measured on fewer ranks, if any."""
         smaller = [cost for cost in self.profile.all_reduces if cost.ranks < num_ranks]
         if not smaller:
             return self.node_link
@@ -104,7 +104,7 @@ class CostModel:
 
 
 class ContentionModel:
-    """How fast ranks that share a node's cores compute, relative to one rank alone, on which blocks were measured."""
+    """How fast ranks that share a node's cores compute, relative to the lone rank that the blocks were measured on."""
 
     def __init__(self, profile: Profile) -> None:
         self._measured = {speed.ranks: speed for speed in profile.speeds}

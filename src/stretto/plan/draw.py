@@ -5,7 +5,7 @@ from stretto.plan.timeline import Timeline
 
 
 def draw_text(timeline: Timeline, width: int = 100) -> str:
-    """Return one line per stage: each action's label (`F2`), or only its letter; `.` where the stage waits."""
+    """Return one line per stage: each action as `F2---`, or as its letter if too short; `.` where the stage waits."""
     scale = width / timeline.seconds if timeline.seconds else 0.0
     label_of = action_labels(timed.action for timed in timeline.timed_actions)
     rows = []

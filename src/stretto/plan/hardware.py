@@ -31,7 +31,7 @@ class Hardware:
 
 # Assumed for any GPU: the fraction of the last backward that overlaps with the all-reduce of gradients.
 GPU_OVERLAP = 0.9
-_LINKS = "half of NVLink's two-way figure each way; between nodes one 400 Gb/s port per device (A100: 200 Gb/s), 5 us"
+_LINKS = "half of NVLink's two-way figure; between nodes one 400 Gb/s port per device (A100: 200); latencies assumed"
 
 KNOWN_HARDWARE = {
     "A100": Hardware(
@@ -71,7 +71,7 @@ class BlockShape:
 
 
 def find_hardware(name: str) -> Hardware:
-    """Return the data sheet of a device by its name in `KNOWN_HARDWARE`, in any case."""
+    """Return the data sheet of a device by its name in `KNOWN_HARDWARE`, in upper or lower case."""
     if name.upper() not in KNOWN_HARDWARE:
         raise PlanError(
             f"hardware={name} is unknown; choose from {', '.join(KNOWN_HARDWARE)}, or write a profile by hand"
@@ -87,7 +87,7 @@ def derive_profile(
         hardware = replace(hardware, flops=hardware.fp32_flops, element_size=4)
     shapes = list(dict.fromkeys(blocks))
     names = {shape: f"{shape.name}-{index}" for index, shape in enumerate(shapes)}
-    # Every power of two, because costs bend where a matrix product stops being limited by memory.
+    # All rows, half, a quarter and so on, because costs bend where memory stops limiting a matrix product.
     rows = sorted({max(1, num_rows >> power) for power in range(num_rows.bit_length())})
     steps = sorted({1, num_steps})
     return Profile(
@@ -127,7 +127,7 @@ def _derive_kind(hardware: Hardware, shape: BlockShape, rows: Sequence[int], ste
         weight_bytes=weight_bytes,
         output_bytes=hardware.element_size * shape.outputs,
         state_bytes=4 * shape.state,
-        accumulate=3 * weight_bytes / hardware.bandwidth,
+        accumulate=3 * weight_bytes / hardware.bandwidth,  # reads two gradients, writes their sum
         # Reads weights, gradients and two moments, writes three of them, and reads the gradients once for their norm.
         optimizer=8 * weight_bytes / hardware.bandwidth,
         points=tuple(points),

@@ -43,7 +43,7 @@ def rank_memory(costs: CostModel, layout: Layout, stage: int, part: slice, rows:
     return RankMemory(
         weights=weights,
         gradients=weights,
-        optimizer=weights * costs.profile.optimizer_bytes,
+        optimizer=weights * costs.profile.optimizer_state_ratio,
         activations=num_live * (received + state) + saved if layout.recompute else num_live * (saved + state),
         messages=_NUM_MESSAGE_BUFFERS * (received + sent),
     )
@@ -54,7 +54,7 @@ def all_memory_totals(costs: CostModel, layout: Layout, rows: int, steps: int) -
     edges = range(costs.num_blocks + 1)
     # The loss belongs to the last block, and so to every range that ends with it.
     saved = range_costs(np.array([costs.chunk_cost(0, stop, rows, steps).saved for stop in edges]))
-    copies = 2 + costs.profile.optimizer_bytes  # weights, gradients, optimizer
+    copies = 2 + costs.profile.optimizer_state_ratio  # weights, gradients, optimizer
     weights = range_costs(np.array([costs.weight_bytes(0, stop) for stop in edges])) * copies
     state = range_costs(np.array([costs.state_bytes(0, stop) for stop in edges])) * rows
     boundary = np.array([_boundary_bytes(costs, edge) for edge in edges]) * rows * steps

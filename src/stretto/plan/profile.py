@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from stretto.base.disk import write_atomic
 from stretto.base.errors import PlanError
@@ -129,13 +129,19 @@ class Profile(StrictModel):
     """Seconds that each training step adds once, such as reading data."""
     overlap: float = Field(0, ge=0, le=1, allow_inf_nan=False)
     """The fraction of the last backward that overlaps with the all-reduce of gradients."""
-    optimizer_bytes: float = Field(2, ge=0, le=100, allow_inf_nan=False)
-    """Bytes of optimizer state per byte of weights, a ratio."""
+    optimizer_state_ratio: float = Field(2, ge=0, le=100, allow_inf_nan=False)
+    """Bytes of optimizer state per byte of weights."""
+
+    @field_validator("version")
+    @classmethod
+    def _check_version(cls, version: int) -> int:
+        # Validates the first field, so this error comes first: other versions may have other fields too.
+        if version != VERSION:
+            raise ValueError(f"{version} is not {VERSION}")
+        return version
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.version != VERSION:
-            raise ValueError(f"version={self.version} is not {VERSION}")
         unknown = [name for name in self.blocks if name not in self.kinds]
         if unknown:
             raise ValueError(f"blocks has {unknown[0]!r}, which is not one of kinds ({', '.join(self.kinds)})")

@@ -88,7 +88,7 @@ def balance(profile: Profile, workload: Workload, cluster: Cluster, layout: Layo
     search = _LayoutSearch(CostModel(profile), workload, cluster, uses_all=True)
     fitted = search.fit(layout.model_copy(update={"blocks": ()}))
     if fitted is None:
-        raise PlanError(f"{layout} doesn't fit in memory; use more stages or micro-batches, or recompute")
+        raise PlanError(f"{layout} doesn't fit in memory, even with recomputation; use more stages or micro-batches")
     return fitted
 
 

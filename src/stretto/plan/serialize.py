@@ -25,8 +25,8 @@ def plan_to_dict(plan: Plan, profile: Profile, timeline: Timeline) -> dict[str, 
         "devices": plan.cluster.devices,
         "nodes": plan.cluster.nodes,
         "memory": plan.cluster.memory or profile.memory,
-        "layouts": plan.num_layouts,
-        "simulated": plan.num_simulated,
+        "num_layouts": plan.num_layouts,
+        "num_simulated": plan.num_simulated,
         "one_device": {**prediction_to_dict(plan, plan.single_device), "fits": plan.fits_single_device},
         "best": [prediction_to_dict(plan, prediction) for prediction in plan.best],
         "timeline": timeline_to_dict(plan.chosen.layout, timeline),
@@ -65,7 +65,7 @@ def timeline_to_dict(layout: Layout, timeline: Timeline) -> dict[str, Any]:
 
 
 def timeline_from_dict(plan: Mapping[str, Any], layout: Layout) -> Timeline | None:
-    """Return the timeline of a plan as read from JSON; None if it has none of this layout, or an invalid one."""
+    """Return the timeline of a plan as read from JSON; None if it has none for this layout, or an invalid one."""
     try:
         values = plan["timeline"]
         if values["layout"] != _layout_to_dict(layout):

@@ -38,7 +38,7 @@ def simulate(
 class _SimulatedStage:
     index: int
     actions: Sequence[Action]
-    position: int = 0  # of the next action
+    position: int = 0  # of the running action, or else of the next one
     is_busy: bool = False  # computes, or is in a blocking send
     started: float = 0.0  # when the running action started
     sending: Action | None = None  # a blocking send that waits for its receive

@@ -1,4 +1,4 @@
-"""Formats times, sizes and losses for people; `-` for unknown values."""
+"""Formats times, sizes and losses for people; `-` for unknown times and sizes."""
 
 import math
 

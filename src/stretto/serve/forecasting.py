@@ -26,9 +26,8 @@ class SeriesForecast:
     series: int  # index
     start: int  # the first predicted step, which is the number of known steps
     channels: tuple[str, ...]
-    values: NDArray[
-        np.float32
-    ]  # [steps, channels], in the units of the series; NaN where the value one season before is missing
+    # [steps, channels], in the units of the series; NaN where the value one season before is missing
+    values: NDArray[np.float32]
 
 
 def forecast(

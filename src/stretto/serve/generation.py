@@ -27,13 +27,13 @@ class Sampling:
     top_k: int | None = None
     """Sample only from the k most likely tokens."""
     top_p: float | None = None
-    """Sample only from the smallest set of tokens whose probabilities sum to p (nucleus sampling)."""
+    """Sample only from the smallest set of tokens whose probabilities sum to at least p (nucleus sampling)."""
     seed: int = 0
     """The same seed, prompt and model give the same text."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
-            raise ConfigError(f"temperature={self.temperature} is not at least 0; use a value such as 0.8")
+            raise ConfigError(f"temperature={self.temperature} must be finite and at least 0; use a value such as 0.8")
         if self.top_k is not None and self.top_k < 1:
             raise ConfigError(f"top_k={self.top_k} is less than 1; use at least 1")
         if self.top_p is not None and not 0 < self.top_p <= 1:
@@ -50,8 +50,8 @@ class Sampling:
             sums = np.cumsum(weights / weights.sum())
             weights = weights[: int(np.searchsorted(sums, self.top_p)) + 1]
         sums = np.cumsum(weights)
-        rank = int(np.searchsorted(sums, uniform * sums[-1], side="right"))
-        return int(order[min(rank, len(sums) - 1)])
+        index = int(np.searchsorted(sums, uniform * sums[-1], side="right"))
+        return int(order[min(index, len(sums) - 1)])
 
 
 @torch.no_grad()
@@ -93,7 +93,7 @@ def generate_tokens(
 def generate(
     trained: TrainedModel, prompt: str = "", length: int = 200, sampling: Sampling | None = None, *, count: int = 1
 ) -> Iterator[list[str]]:
-    """Continue a prompt: yield the next piece of each of `count` texts, `length` times.
+    """Continue a prompt (by default a line break): yield the next piece of each of `count` texts, `length` times.
 
     A piece is the text of one token. It is empty if the token is a byte that does not complete a character. Joined, the
     pieces are the text after the prompt.
@@ -103,10 +103,10 @@ def generate(
         raise ConfigError(f"length={length} is less than 1; use at least 1")
     prompt_tokens = vocabulary.encode(prompt or "\n")
     suppress_tokens = (0,) if isinstance(vocabulary, SymbolVocabulary) else ()  # the unknown symbol
-    texts = [_Detokenizer(vocabulary, prompt) for _ in range(count)]
+    decoders = [_Detokenizer(vocabulary, prompt) for _ in range(count)]
     stream = generate_tokens(trained.stack, prompt_tokens, sampling, count=count, suppress_tokens=suppress_tokens)
     for number, tokens in enumerate(stream, 1):
-        yield [text.add(token, is_last=number == length) for text, token in zip(texts, tokens, strict=True)]
+        yield [decoder.add(token, is_last=number == length) for decoder, token in zip(decoders, tokens, strict=True)]
         if number == length:
             return
 
@@ -118,7 +118,7 @@ class _Detokenizer:
         self._vocabulary = vocabulary
         self._byte_decoder = codecs.getincrementaldecoder("utf-8")("replace")
         # Words are separated by spaces: the first needs none at the start of a line or after a space.
-        self._is_line_start = not prompt or prompt[-1].isspace()
+        self._needs_space = bool(prompt) and not prompt[-1].isspace()
 
     def add(self, token: int, *, is_last: bool) -> str:
         if self._vocabulary.level == "byte":
@@ -126,8 +126,8 @@ class _Detokenizer:
         symbol = self._vocabulary.decode([token])
         if self._vocabulary.level == "char":
             return symbol
-        piece = symbol if self._is_line_start or symbol == "\n" else f" {symbol}"
-        self._is_line_start = symbol == "\n"
+        piece = f" {symbol}" if self._needs_space and symbol != "\n" else symbol
+        self._needs_space = symbol != "\n"
         return piece
 
 

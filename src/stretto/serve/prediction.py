@@ -224,7 +224,7 @@ def _claim_parts_folder(path: Path, folder: Path, job: str) -> None:
             write_atomic(folder / _FINGERPRINT_NAME, job.encode())
         elif (folder / _FINGERPRINT_NAME).read_text() != job:
             raise ConfigError(
-                f"{folder} holds predictions of another model or other data; delete it, or choose a different file"
+                f"{folder} holds predictions of another model, data or settings; delete it, or choose a different file"
             )
 
 

@@ -158,7 +158,7 @@ class TextRows:
     """Computes the loss and perplexity of a long text piece by piece; each piece starts from the initial state."""
 
     corpus: Corpus
-    length: int
+    length: int  # tokens per piece
 
     @property
     def num_rows(self) -> int:

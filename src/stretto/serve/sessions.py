@@ -20,7 +20,7 @@ from stretto.blocks.stack import Stack
 
 SessionName = TypeVar("SessionName", bound=Hashable)
 
-_MIN_GROWTH = 16
+_MIN_GROWTH = 16  # sessions
 
 
 class Sessions:
@@ -89,12 +89,12 @@ class Sessions:
 
     @torch.no_grad()
     def restore(self, name: Hashable, state: State) -> None:
-        """Set a new or existing session to a state from `state`, here or in another process with the same model."""
-        expected = [list(tensor.shape[1:]) for tensor in self._pool]
-        actual = [list(tensor.shape[1:]) for tensor in state]
-        if actual != expected or any(len(tensor) != 1 for tensor in state):
+        """Set a new or existing session to a state that `state()` returned, here or elsewhere for the same model."""
+        expected = [[1, *tensor.shape[1:]] for tensor in self._pool]
+        actual = [list(tensor.shape) for tensor in state]
+        if actual != expected:
             raise ConfigError(
-                f"the state of shape {actual} for session {name!r} is not of this model, whose state is {expected}"
+                f"the state for session {name!r} has shapes {actual}, not {expected}; use one of the same model"
             )
         self._store_states([name], tuple(tensor.to(pool) for tensor, pool in zip(state, self._pool, strict=True)))
 
