@@ -19,7 +19,7 @@ from stretto.blocks.stack import Stack
 
 LayerKind = Literal["Embedding", "LSTM", "GRU", "Linear", "LayerNorm"]
 Weights = Mapping[str, Tensor]
-"""A layer's weights, named as in the state dict of the torch module."""
+"""Weights of a layer or a model, named as in a torch state dict."""
 
 
 @dataclass(frozen=True)

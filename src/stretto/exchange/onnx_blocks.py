@@ -98,11 +98,10 @@ def _add_module(graph: Graph, module: nn.Module, name: str, x: str) -> str | Non
         return graph.add_node("Add", y, bias) if bias else y
     if has_forward_of(module, nn.LayerNorm) and module.elementwise_affine:
         weight = graph.add_initializer(f"{name}.weight", module.weight)
-        axis = -len(module.normalized_shape)
         bias = _add_bias(graph, module, name)
         # ONNX allows "" for a missing bias, but onnxruntime crashes on it here.
         inputs = (x, weight, bias) if bias else (x, weight)
-        return graph.add_node("LayerNormalization", *inputs, axis=axis, epsilon=module.eps)
+        return graph.add_node("LayerNormalization", *inputs, axis=-len(module.normalized_shape), epsilon=module.eps)
     if has_forward_of(module, nn.Softmax) and module.dim == -1:
         return graph.add_node("Softmax", x, axis=-1)
     ops = {nn.ReLU: "Relu", nn.Tanh: "Tanh", nn.Sigmoid: "Sigmoid", nn.Identity: "Identity", nn.Dropout: "Identity"}

@@ -45,15 +45,12 @@ class ExportableModel(Protocol):
 
 @dataclass(frozen=True)
 class OnnxExport:
-    """An exported model, with the names of its inputs and outputs.
-
-    `max_difference` is from torch's outputs and states; None if onnxruntime is not installed.
-    """
+    """An exported model and the names of its inputs and outputs; without onnxruntime, `max_difference` is None."""
 
     path: Path
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    max_difference: float | None
+    max_difference: float | None  # of onnxruntime's outputs and states from torch's
 
 
 def export_onnx(model: Stack | ExportableModel, path: Path | str, *, example: Tensor | None = None) -> OnnxExport:
@@ -70,10 +67,11 @@ def export_onnx(model: Stack | ExportableModel, path: Path | str, *, example: Te
         raise ConfigError("the stack's weights are on the meta device; initialize it before you export it")
     stack = copy.deepcopy(original).cpu().float().eval()
     input_spec = find_input_spec(stack, None if exportable is None else exportable.data_spec.task, example)
-    metadata = {} if exportable is None else exportable.metadata()
     with torch.no_grad():
         graph = _build_graph(stack, input_spec)
-    metadata = {"version": installed_version(), "causal": str(stack.causal).lower(), **metadata}
+    metadata = {"version": installed_version(), "causal": str(stack.causal).lower()}
+    if exportable is not None:
+        metadata |= exportable.metadata()
     path = Path(path)
     proto = graph.to_model({f"stretto.{name}": text for name, text in metadata.items()})
     with _staged_file(path) as staged:

@@ -42,7 +42,7 @@ def export_torch(stack: Stack, path: Path | str) -> dict[str, dict[str, object]]
 
     Consecutive recurrent blocks of one width become one module with several layers (`lstm.weight_ih_l1`). If a class
     occurs more than once, its modules are numbered (`lstm.0.weight_ih_l0`). Each module is returned as a dict with its
-    class as `kind` and the arguments to create it; `residual` is true if its input is added to its output.
+    class as `kind`, its arguments if `from_torch` supports it, and `residual` if its input is added to its output.
     """
     weights, modules = torch_weights(stack)
     layers = [{"name": name, **options} for name, options in modules.items()]
@@ -116,8 +116,7 @@ def _module_options(module: nn.Module) -> dict[str, object]:
         return {"num_embeddings": module.num_embeddings, "embedding_dim": module.embedding_dim}
     if isinstance(module, nn.Linear):
         options: dict[str, object] = {"in_features": module.in_features, "out_features": module.out_features}
-        has_bias = "bias" in module.state_dict()
-        return options if has_bias else {**options, "bias": False}
+        return options if "bias" in module.state_dict() else {**options, "bias": False}
     if isinstance(module, nn.LayerNorm):
         return {"normalized_shape": list(module.normalized_shape), "eps": module.eps}
     return {}

@@ -58,8 +58,7 @@ def _from_modules(modules: Mapping[str, nn.Module]) -> list[ImportedLayer]:
     layers: list[ImportedLayer] = []
     for name, module in modules.items():
         if isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict):
-            inner = {f"{name}.{child_name}": child for child_name, child in module.named_children()}
-            layers += _from_modules(inner)
+            layers += _from_modules({f"{name}.{child}": inner for child, inner in module.named_children()})
         elif type(module) is nn.Dropout:
             layers.append(ImportedLayer(name, [Dropout(module.p)]))
         elif type(module) is not nn.Identity:

@@ -14,7 +14,6 @@ from stretto.plan.profile import AllReduceCost, Link
 
 # Sizes in bytes, smallest first.
 _MESSAGE_SIZES = (1 << 10, 1 << 16, 1 << 20, 1 << 23)
-_SMALL_SIZES = (1 << 10,)
 _ALL_REDUCE_SIZES = (1 << 10, 1 << 25)
 _NUM_REPEATS = 9
 
@@ -40,11 +39,11 @@ def measure_all_reduce(profile_input: ProfileInput, world: World, num_ranks: int
     An all-reduce of plain tensors would leave out the reducer's copies and their effect on caches.
     """
     mesh = Mesh(world, Topology(num_ranks, world.size // num_ranks, "replicas"))
-    (latency,) = time_all_reduces(world, num_ranks, _SMALL_SIZES)
-    takes_part = world.rank < num_ranks
+    (latency,) = time_all_reduces(world, num_ranks, _ALL_REDUCE_SIZES[:1])
+    takes_part = world.rank < num_ranks  # these ranks are the mesh's first stage
     window = profile_input.crop(1, 1)
     local = profile_input.make_engine(chunks=1)
-    replica = ReplicaEngine(profile_input.make_engine(chunks=1), mesh, is_synced=True) if mesh.is_first_stage else None
+    replica = ReplicaEngine(profile_input.make_engine(chunks=1), mesh, is_synced=True) if takes_part else None
     fastest = [math.inf, math.inf]
     for _ in range(_NUM_REPEATS):
         for index, engine in enumerate((local, replica)):

@@ -161,12 +161,9 @@ def load_profile(path: Path) -> Profile:
         return Profile.model_validate_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise PlanError(f"{path} can't be read ({error.strerror}); make it with `stretto profile`") from None
-    except ValidationError as error:
-        raise PlanError(
-            f"{path} is not a valid profile: {first_error(error)}; make it with `stretto profile`"
-        ) from None
-    except UnicodeDecodeError:
-        raise PlanError(f"{path} is not a valid profile: it is not text; make it with `stretto profile`") from None
+    except (ValidationError, UnicodeDecodeError) as error:
+        reason = first_error(error) if isinstance(error, ValidationError) else "it is not text"
+        raise PlanError(f"{path} is not a valid profile: {reason}; make it with `stretto profile`") from None
 
 
 def save_profile(profile: Profile, path: Path) -> None:

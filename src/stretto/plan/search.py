@@ -30,7 +30,7 @@ _MAX_SLOWDOWN = 2.0
 _TIE_TOLERANCE = 0.05
 
 _Grids = dict[tuple[int, int], Prediction]
-"""The best layout of each grid of (replicas, stages)."""
+"""The prediction for the best layout of each grid of (replicas, stages)."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Plan:
 def find_plan(
     profile: Profile, workload: Workload, cluster: Cluster, *, uses_all: bool = False, num_best: int = 10
 ) -> Plan:
-    """Return the best layouts for a cluster: one for each grid of replicas x stages, fastest first.
+    """Return the best layouts for a cluster, one for each grid of replicas x stages: the chosen one, then by speed.
 
     With `uses_all`, return only layouts that use every device.
     """
@@ -127,7 +127,7 @@ class _LayoutSearch:
         )
 
     def _simulate_best(self, layouts: Iterable[Layout], num_best: int) -> tuple[_Grids, int]:
-        """Return the best layout of each grid that may be among the best, and how many were simulated."""
+        """Return the best layout of each grid that may be among the best, and how many layouts were simulated."""
         # Smallest bound first. A layout is popped twice: to get its blocks and a tighter bound, then to be simulated.
         queue = [(self.bounds.loose_bound(layout), index, layout) for index, layout in enumerate(layouts)]
         heapq.heapify(queue)

@@ -18,13 +18,10 @@ def format_duration(value: float) -> str:
     if value < 100:
         return format_seconds(value) if value else "0 s"
     seconds = round(value)
-    for unit, size, smaller_unit, smaller_size in (
-        ("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1),
-    ):  # fmt: skip
-        if seconds >= size:
-            rest = seconds % size // smaller_size
-            return f"{seconds // size} {unit} {rest} {smaller_unit}" if rest else f"{seconds // size} {unit}"
-    return f"{seconds} s"
+    units = (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1))
+    unit, size, smaller_unit, smaller_size = next(entry for entry in units if seconds >= entry[1])
+    rest = seconds % size // smaller_size
+    return f"{seconds // size} {unit} {rest} {smaller_unit}" if rest else f"{seconds // size} {unit}"
 
 
 def format_bytes(value: float) -> str:

@@ -4,6 +4,7 @@ import codecs
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import torch
@@ -44,8 +45,7 @@ class Sampling:
         if self.temperature == 0:
             return int(logits.argmax())
         order = np.argsort(-logits, kind="stable")[: self.top_k]
-        scaled = (logits[order] - logits[order[0]]) / self.temperature
-        weights = np.exp(scaled)
+        weights = np.exp((logits[order] - logits[order[0]]) / self.temperature)
         if self.top_p is not None:
             sums = np.cumsum(weights / weights.sum())
             weights = weights[: int(np.searchsorted(sums, self.top_p)) + 1]
@@ -73,7 +73,7 @@ def generate_tokens(
     if count < 1:
         raise ConfigError(f"count={count} is less than 1; use at least 1")
     if not stack.causal:
-        raise LawError("the model has a block that looks ahead in time (causal=False), so it can't generate text")
+        raise LawError("the model has a block that looks ahead in time (causal=False); generation needs causal blocks")
     stack.eval()
     device = stack.device
     generators = [random.Random(derive_key(sampling.seed, "generate", index)) for index in range(count)]
@@ -105,10 +105,8 @@ def generate(
     suppress_tokens = (0,) if isinstance(vocabulary, SymbolVocabulary) else ()  # the unknown symbol
     decoders = [_Detokenizer(vocabulary, prompt) for _ in range(count)]
     stream = generate_tokens(trained.stack, prompt_tokens, sampling, count=count, suppress_tokens=suppress_tokens)
-    for number, tokens in enumerate(stream, 1):
+    for number, tokens in enumerate(islice(stream, length), 1):
         yield [decoder.add(token, is_last=number == length) for decoder, token in zip(decoders, tokens, strict=True)]
-        if number == length:
-            return
 
 
 class _Detokenizer:

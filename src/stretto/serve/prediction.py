@@ -41,7 +41,7 @@ _FINGERPRINT_NAME, _DATA_NAME = "fingerprint", "data"
 _VERSION = 3
 
 ProgressCallback = Callable[[int, int], None]
-"""Called after each round with the number of finished parts and the number of all parts."""
+"""Called after each round, in which each rank writes a part, with the numbers of finished parts and of all parts."""
 
 
 def predict(trained: TrainedModel, location: Path | str) -> Iterator[PredictionRow]:

@@ -37,7 +37,7 @@ class Sessions:
             )
         self._stack = stack.eval()
         self._device = stack.device
-        # Each tensor has one row (slot) per session. `feed` gathers the rows it needs and writes them back.
+        # Each tensor has a row (slot) per session, and free ones. `feed` gathers the rows it needs and writes them.
         self._pool: State = self._initial_state(0)
         self._slots: dict[Hashable, int] = {}
         self._free_slots: list[int] = []
