@@ -69,7 +69,7 @@ def add_custom_block(
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide the exporter's warnings: the exported model is compared with torch anyway."""
+    """Hide the exporter's warnings, logs and output: the exported model is compared with torch anyway."""
     disabled_level = logging.root.manager.disable
     with (
         warnings.catch_warnings(),

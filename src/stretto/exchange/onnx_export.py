@@ -24,7 +24,7 @@ from stretto.exchange.onnx_graph import Graph
 
 # Weights above this size go into a separate file: a protobuf message is limited to 2 GiB.
 MAX_INLINE_BYTES = 1 << 30
-TOLERANCE = 1e-5
+TOLERANCE = 1e-5  # of onnxruntime's differences from torch
 
 
 class _HasTask(Protocol):

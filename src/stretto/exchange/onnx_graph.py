@@ -18,13 +18,13 @@ IR_VERSION = 8
 
 @dataclass
 class Graph:
-    """An ONNX graph under construction; the `add_` methods return the names of the values they add."""
+    """An ONNX graph under construction; all `add_` methods but `add_output` return the names of the values they add."""
 
     nodes: list[Any] = field(default_factory=list)
     initializers: list[Any] = field(default_factory=list)
     inputs: list[Any] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
-    prefix: str = ""
+    prefix: str = ""  # of the names of new values
     _num_values: int = 0
 
     def __post_init__(self) -> None:

@@ -14,7 +14,7 @@ from stretto.base.errors import ConfigError, DataError
 from stretto.blocks.dropout import Dropout
 from stretto.blocks.stack import Stack
 from stretto.exchange.imported_layer import ImportedLayer, LayerKind, Weights, import_layer, residual, stack_layers
-from stretto.exchange.to_torch import LAYERS_METADATA_KEY
+from stretto.exchange.torch_export import LAYERS_METADATA_KEY
 
 Modules = nn.Module | Mapping[str, nn.Module] | Sequence[nn.Module]
 

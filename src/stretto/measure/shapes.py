@@ -15,9 +15,9 @@ from stretto.windows.loader import WindowSource
 _SAVED_PER_FEATURE = 6
 
 
-def block_shapes(model: Stack, data: WindowSource) -> list[BlockShape]:
+def block_shapes(model: Stack, windows: WindowSource) -> list[BlockShape]:
     """Return the sizes of each block; the model may be on the meta device."""
-    inputs = window_tensor(data.read(Position()), "inputs", model.dtype)
+    inputs = window_tensor(windows.read(Position()), "inputs", model.dtype)
     x = inputs[:1, :1].to("meta")
     shapes = []
     for block in model:

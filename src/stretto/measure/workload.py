@@ -9,15 +9,15 @@ from stretto.windows.loader import WindowSource
 _NUM_BATCHES = 4
 
 
-def find_workload(data: WindowSource, *, is_causal: bool = True) -> Workload:
-    """Return the row lengths of the first few global batches; of one if data is stateful, as all are alike then."""
-    if data.is_stateful:
-        window = data.read(Position(), inputs=False, targets=False)
+def find_workload(windows: WindowSource, *, is_causal: bool = True) -> Workload:
+    """Return the workload of the first few global batches; of one if the data is stateful, as all are alike then."""
+    if windows.is_stateful:
+        window = windows.read(Position(), inputs=False, targets=False)
         return Workload([[window.num_steps] * window.num_rows], is_causal=is_causal)
     position = Position()
     batches: list[RowLengths] = []
     while len(batches) < _NUM_BATCHES and position.epoch == 0:
-        window = data.read(position, inputs=False, targets=False)
+        window = windows.read(position, inputs=False, targets=False)
         batches.append(window.lengths.numpy())
-        position = data.next_position(position)
+        position = windows.next_position(position)
     return Workload(batches, is_causal=is_causal)

@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> None:
 
         _print_onnx(console, export_onnx(trained, options.onnx))
     if options.torch is not None:
-        from stretto.exchange.to_torch import export_torch
+        from stretto.exchange.torch_export import export_torch
 
         for name, module in export_torch(trained.stack, options.torch).items():
             sizes = ", ".join(f"{key}={value}" for key, value in module.items() if key not in ("kind", "residual"))
