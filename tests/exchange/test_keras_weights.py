@@ -104,7 +104,7 @@ def changed(path: Path, layer: int, **settings: object) -> Path:
             {"merge_mode": "sum"},
             r"merge_mode='sum'; from_keras supports Bidirectional\(LSTM\) with merge_mode='concat'",
         ),
-        ("functional", 3, {"axis": 1}, "doesn't normalize the features"),
+        ("functional", 3, {"axis": 1}, "must normalize features; use axis=-1"),
     ],
 )
 def test_settings_that_torch_does_not_have_are_refused(

@@ -131,6 +131,7 @@ class Own(Block):
         ),
         ({**nn.LSTM(3, 4, bias=False).state_dict(), "bias_ih_l0": torch.zeros(16)}, "of lstm don't match torch's LSTM"),
         ({**nn.LSTM(3, 4).state_dict(), "bias_ih_l0": torch.zeros(15)}, "don't match torch's LSTM .*size mismatch"),
+        ({"a.bias": torch.zeros(2)}, "a.bias is not a weight of a layer that from_torch supports"),
         ({"conv.weight": torch.zeros(2, 2, 2)}, r"conv.weight is \[2, 2, 2\], which no supported layer"),
     ],
 )

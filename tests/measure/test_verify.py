@@ -13,6 +13,7 @@ from stretto import Layout, World
 from stretto.cli.main import main
 from stretto.data import Batches, Corpus, LabeledItems, Lanes, Sequences
 from stretto.errors import LawError
+from stretto.measure.verify import BlockDifference
 from stretto.nn import (
     GRU,
     LSTM,
@@ -103,6 +104,13 @@ def test_a_mean_of_labels_is_rejected_even_if_labels_are_at_the_end(tmp_path: Pa
     stack = Stack([Embedding(7, 6), LSTM(6, 5), Linear(5, 3)])
     verification = verify(stack, mean_of_labels, data, Layout())
     assert not verification.is_equal and "the loss is not a sum" in verification.verdict
+
+
+def test_a_block_is_blamed_only_if_it_differs() -> None:
+    for in_block, where in ((1.0, "most at block 2 (LSTM)"), (0.0, "in the loss")):
+        blocks = (BlockDifference(1, "Linear", 0.0, 0.0), BlockDifference(2, "LSTM", in_block, 0.0))
+        verification = Verification(Layout(), 1, 0.5, blocks, 1e-4, ())
+        assert verification.verdict == f"differs from one rank, {where}, though every law holds by itself"
 
 
 def on_rank_of(world: World, folder: Path, layout: Layout) -> Verification:
