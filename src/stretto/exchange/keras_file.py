@@ -20,7 +20,7 @@ from stretto.base.extras import import_optional_dependency
 Array = NDArray[Any]
 
 _WEIGHTS_NAME = "model.weights.h5"
-# A .weights.h5 file lacks the order of different classes, and a TimeDistributed's class: the usual ones are assumed.
+# A .weights.h5 file lacks the order of layers of different classes, and what TimeDistributed holds: assumed as usual.
 _LAYER_ORDER = {"embedding": 0, "bidirectional": 1, "lstm": 1, "gru": 1, "time_distributed": 2, "dense": 2}
 _LAYER_CLASSES = {"embedding": "Embedding", "bidirectional": "Bidirectional", "lstm": "LSTM", "gru": "GRU"}
 _LAYERS_WITHOUT_WEIGHTS = ("activation", "dropout", "input_layer", "masking", "spatial_dropout1d")

@@ -148,7 +148,7 @@ def _add_rnn(graph: Graph, rnn: nn.LSTM | nn.GRU, label: str, x: str, state: lis
 
 
 def _add_rnn_weights(graph: Graph, rnn: nn.LSTM | nn.GRU, suffixes: list[str], name: str) -> list[str]:
-    """Add a layer's weights; return the names of ONNX's inputs W, R, B. `suffixes` are `l0`, `l0_reverse` or so."""
+    """Add a layer's weights, with a suffix per direction (`l0`, `l0_reverse`); return the names of W, R and B."""
     gate_order = _ONNX_GATE_ORDER[nn.LSTM if isinstance(rnn, nn.LSTM) else nn.GRU]
 
     def reordered(kind: str) -> Tensor:

@@ -158,7 +158,7 @@ def _measure_grid(
     window = profile_input.window
     rows_grid, steps_grid = _fractions(window.num_rows, _ROW_DIVISORS), _fractions(window.num_steps, _STEP_DIVISORS)
     points: dict[tuple[int, int], CostPoint] = {}
-    # Twice, some seconds apart: a temporary slowdown of the machine does not hit both passes.
+    # Twice, some seconds apart: a temporary slowdown of the machine rarely hits both passes.
     for _ in range(2):
         for rows in rows_grid:
             measured = dict(points)
@@ -179,7 +179,7 @@ def _measure_grid(
                 break
             points = measured
     if not points:
-        raise PlanError("even 1/16 of the rows and time steps don't fit in memory; use a smaller model or batch")
+        raise PlanError("a chunk of 1/16 of the rows and steps doesn't fit in memory; use a smaller model or batch")
     return tuple(points.values())
 
 

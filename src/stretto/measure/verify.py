@@ -211,7 +211,7 @@ def _gradients(stack: Stack) -> dict[str, Tensor]:
 
 
 def _difference(actual: Tensor, expected: Tensor) -> float:
-    """Return the largest difference, relative to the largest expected value; 1 for integers, infinite for NaN."""
+    """Return the largest difference, relative to the largest expected value; 1 if integers differ, infinite for NaN."""
     expected = expected.to(actual.device)
     if not actual.is_floating_point():
         return 0.0 if torch.equal(actual, expected) else 1.0

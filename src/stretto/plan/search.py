@@ -66,7 +66,7 @@ class Plan:
 def find_plan(
     profile: Profile, workload: Workload, cluster: Cluster, *, uses_all: bool = False, num_best: int = 10
 ) -> Plan:
-    """Return the best layouts for a cluster, one for each grid of replicas x stages: the chosen one, then by speed.
+    """Return the best layouts for a cluster, one for each grid of replicas x stages: the chosen one first.
 
     With `uses_all`, return only layouts that use every device.
     """
@@ -84,7 +84,7 @@ def find_plan(
 
 
 def balance(profile: Profile, workload: Workload, cluster: Cluster, layout: Layout) -> Layout:
-    """Return the layout with `blocks` set to the best partition by a profile; raise PlanError if it doesn't fit."""
+    """Return the layout with the best `blocks`, and `recompute` if memory requires it; raise PlanError if none fits."""
     search = _LayoutSearch(CostModel(profile), workload, cluster, uses_all=True)
     fitted = search.fit(layout.model_copy(update={"blocks": ()}))
     if fitted is None:
