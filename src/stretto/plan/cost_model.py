@@ -104,7 +104,7 @@ class CostModel:
 
 
 class ContentionModel:
-    """How fast ranks that share a node's cores compute, relative to the lone rank that the blocks were measured on."""
+    """How fast ranks that share a node's cores compute, relative to the single rank that measured the blocks."""
 
     def __init__(self, profile: Profile) -> None:
         self._measured = {speed.ranks: speed for speed in profile.speeds}
