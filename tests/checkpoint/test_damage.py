@@ -180,8 +180,16 @@ def test_a_folder_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     save_two(tmp_path / "run")
     newest(tmp_path / "run").rename(tmp_path / "elsewhere")
     newest(tmp_path / "run").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(DataError, match="is a symbolic link"):
+    with pytest.raises(DataError, match=f"{newest(tmp_path / 'run')} is a symbolic link"):
         read_all(find_checkpoint(tmp_path / "run"))
+
+
+def test_the_folder_of_all_checkpoints_may_be_a_link_to_another_disk(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "checkpoints").symlink_to(tmp_path / "disk")
+    save_two(tmp_path / "checkpoints")
+    assert newest(tmp_path / "disk").is_dir()
+    assert read_all(find_checkpoint(tmp_path / "checkpoints"))[0, 0] == 2
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ class LocalStorage:
         self._root = root
 
     def names(self, folder: str = "") -> list[str]:
-        """Return the names in a folder, sorted; empty if it does not exist."""
+        """Return the names of the files and folders in a folder, sorted; an empty list if it does not exist."""
         try:
             return sorted(path.name for path in (self._root / folder).iterdir())
         except (FileNotFoundError, NotADirectoryError):
@@ -45,7 +45,8 @@ class LocalStorage:
 
     def read(self, name: str) -> bytes:
         """Return the content of a small file; raise FileNotFoundError if it does not exist."""
-        path = _reject_symlink(self._root / name)
+        path = self._root / name
+        _reject_symlinks(path.parent, path)
         status = path.stat()
         if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_SMALL_FILE_BYTES:
             raise DataError(f"{path} is not a small file; don't trust it")
@@ -72,10 +73,11 @@ class LocalStorage:
         path = self._root / folder
         path.mkdir(parents=True, exist_ok=True)
         fsync_folder(self._root)
-        return _reject_symlink(path)
+        _reject_symlinks(path)
+        return path
 
     def store(self, folder: str, paths: Iterable[Path]) -> None:
-        """Make the files that were written to the folder of `open_folder` durable."""
+        """Add files to the storage, which the caller has written to the folder of `open_folder` and synced to disk."""
         for path in paths:
             # safetensors creates files that only their owner can read; use the permissions of their folder instead.
             path.chmod(path.parent.stat().st_mode & 0o666)
@@ -88,7 +90,7 @@ class LocalStorage:
         return path
 
     def remove(self, folder: str) -> None:
-        """Remove a folder and its files, if it exists."""
+        """Remove a folder and its files if it exists and isn't a symbolic link."""
         path = self._root / folder
         if not path.is_symlink():
             # Remove the manifest first: a half-removed checkpoint must look incomplete, not damaged.
@@ -108,6 +110,7 @@ class RemoteStorage:
     def names(self, folder: str = "") -> list[str]:
         root = join(self._remote.root, folder).rstrip("/")
         paths = self._read_or_none(lambda: self._remote.filesystem.ls(root, detail=False, refresh=True)) or []
+        # Some filesystems list the folder itself, too.
         return sorted({str(path).rstrip("/").rsplit("/", 1)[-1] for path in paths} - {root.rsplit("/", 1)[-1]})
 
     def read(self, name: str) -> bytes:
@@ -162,7 +165,7 @@ class RemoteStorage:
             self._retry(lambda: self._remote.filesystem.rm(path, recursive=True))
 
     def _read_or_none(self, request: Callable[[], Result]) -> Result | None:
-        """Retry a read request; return None if the file or folder does not exist."""
+        """Return the result of a read request, retried if it fails; None if the file or folder does not exist."""
 
         def request_or_none() -> Result | None:
             try:
@@ -173,7 +176,7 @@ class RemoteStorage:
         return self._retry(request_or_none)
 
     def _retry(self, request: Callable[[], Result]) -> Result:
-        """Repeat a request until it succeeds, for up to `retry_seconds`."""
+        """Repeat a request until it succeeds, for up to `retry_seconds`; raise DataError if it doesn't, or can't."""
         retry_budget = RetryBudget(self.location, self._retry_seconds)
         while True:
             try:
@@ -193,10 +196,11 @@ def open_storage(location: Path | str, retry_seconds: float = 300.0) -> Storage:
 def check_file(
     path: Path, file: CheckpointFile, on_bytes: OnBytes = lambda count: None, name: str | None = None
 ) -> None:
-    """Raise DataError if a file is missing or damaged; `on_bytes` is called with the size of each block read."""
+    """Raise DataError if a file (`name` in the message) is missing or damaged; call `on_bytes` as `digest_of` does."""
     where = name or str(path)
     try:
-        status = _reject_symlink(path).stat()
+        _reject_symlinks(path.parent, path)
+        status = path.stat()
         if not stat.S_ISREG(status.st_mode):
             raise damaged_error(where, "it is not a file")
         if status.st_size != file.num_bytes:
@@ -228,7 +232,7 @@ def _rename_if_new(temporary: Path, path: Path) -> bool:
     except OSError as error:
         if error.errno not in _NO_HARD_LINK_ERRORS:
             raise
-        # This filesystem has no hard links: reserve the name with an empty file, then replace that.
+        # Without hard links, reserve the name with an empty file and replace that. A crash in between leaves it empty.
         try:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
         except FileExistsError:
@@ -237,7 +241,7 @@ def _rename_if_new(temporary: Path, path: Path) -> bool:
     return True
 
 
-def _reject_symlink(path: Path) -> Path:
-    if path.is_symlink() or path.parent.is_symlink():
-        raise DataError(f"{path} is a symbolic link; don't trust it, or replace the link by its target")
-    return path
+def _reject_symlinks(*paths: Path) -> None:
+    for path in paths:
+        if path.is_symlink():
+            raise DataError(f"{path} is a symbolic link; don't trust it, or replace the link by its target")
