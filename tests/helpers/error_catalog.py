@@ -1004,8 +1004,8 @@ ERROR_SECTIONS = (
                 DivergedError,
             ),
             ErrorCase(
-                "<tensor> has values that are not finite after step <n>, so it was not saved; lower train.lr and start "
-                "again: the run resumes from the previous checkpoint",
+                "<tensor> has values that are not finite after step <n>, so this step was not saved; lower train.lr "
+                "and start again: the run resumes from the previous checkpoint",
                 "A checkpoint with such values is never written.",
                 "Start again with a lower `train.lr`.",
                 triggers.save_nan,

@@ -1,15 +1,18 @@
 """Checkpoint: a complete checkpoint, opened for reading, and the functions that find one by path or URL."""
 
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from pydantic import ValidationError
 
 from stretto.base.checksummed_json import load_with_checksum
 from stretto.base.errors import DataError
 from stretto.base.remote import is_remote
 from stretto.base.run_folder import CHECKPOINTS, CONFIG, RunFolder
 from stretto.base.scratch import make_scratch_folder
+from stretto.base.strict_model import first_error
 from stretto.checkpoint.lineage import CheckpointName, Claim, lineage
 from stretto.checkpoint.manifest import MANIFEST, CheckpointFile, Manifest, damaged_error
 from stretto.checkpoint.shards import TensorShard, files_containing, load_shards
@@ -65,7 +68,7 @@ class Checkpoint:
             return self.storage.fetch(self.name, file, Path(folder)).read_bytes()
 
     def check(self, file: CheckpointFile, on_bytes: OnBytes = lambda count: None) -> str | None:
-        """Return an error message if one of its files is missing or damaged; None if its checksum matches."""
+        """Return an error message if a file of the checkpoint is missing or damaged; None if its checksum matches."""
         try:
             with make_scratch_folder() as folder:
                 self.storage.fetch(self.name, file, Path(folder), on_bytes)
@@ -113,11 +116,11 @@ def find_resume_checkpoint(storage: Storage, resume: Path | str, retry_seconds: 
 
 
 def find_storage(location: Path | str, retry_seconds: float = 300.0) -> Storage | None:
-    """Return the storage that holds the checkpoints of a run or folder; None if `location` is a single checkpoint."""
+    """Return the storage of the checkpoints of a run, or in a folder; None if `location` is a single checkpoint."""
     text = str(location).rstrip("/")
     if not is_remote(text) and not Path(text).is_dir():
         problem = "is a file" if Path(text).exists() else "does not exist"
-        raise DataError(f"{text or 'an empty path'} {problem}; choose the folder of a run or of a checkpoint")
+        raise DataError(f"{text} {problem}; choose the folder of a run or of a checkpoint")
     storage = open_storage(text, retry_seconds)
     names = storage.names()
     if CheckpointName.parse(text.rpartition("/")[2]) is not None or MANIFEST in names:
@@ -129,7 +132,7 @@ def find_storage(location: Path | str, retry_seconds: float = 300.0) -> Storage 
 
 
 def _configured_location(config: Path) -> str | None:
-    """Return `save.to` of a run's config; None if it isn't set."""
+    """Return `save.to` of a run's config; None if it isn't set, or the config can't be read."""
     try:
         location = tomllib.loads(config.read_text(encoding="utf-8")).get("save", {}).get("to")
     except (OSError, ValueError, AttributeError):
@@ -142,7 +145,7 @@ def complete_checkpoint_names(storage: Storage) -> list[CheckpointName]:
     return [name for name in all_checkpoint_names(storage) if MANIFEST in storage.names(str(name))]
 
 
-def all_checkpoint_names(storage: Storage) -> Iterable[CheckpointName]:
+def all_checkpoint_names(storage: Storage) -> list[CheckpointName]:
     """Return the names of all checkpoints, complete or not."""
     return [name for name in map(CheckpointName.parse, storage.names()) if name is not None]
 
@@ -158,7 +161,7 @@ def read_claims(storage: Storage) -> dict[int, Claim]:
         try:
             claims[int(number)] = Claim.model_validate(load_with_checksum(storage.read(where)))
         except ValueError as error:
-            reason = str(error).splitlines()[0]
+            reason = first_error(error) if isinstance(error, ValidationError) else str(error)
             raise damaged_error(f"{storage.location}/{where}", reason) from None
     return claims
 

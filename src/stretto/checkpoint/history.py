@@ -43,14 +43,14 @@ class Retention:
 
 
 class History:
-    """One launch of a run: the checkpoints that it builds on, and those that it adds."""
+    """A run's checkpoints as one launch sees them: those that it builds on, and those that it adds."""
 
     def __init__(self, storage: Storage, retention: Retention) -> None:
         self.generation = 0
         self.lineage: list[CheckpointName] = []  # newest first
         self._storage = storage
         self._retention = retention
-        self._losses: dict[CheckpointName, float] = {}
+        self._losses: dict[CheckpointName, float] = {}  # for `retention.best`; empty without it
         # Object storage has no locks; there, only generations keep two processes from saving to the same run.
         self._lock = None if is_remote(storage.location) else FolderLock(Path(storage.location))
 
@@ -60,7 +60,7 @@ class History:
             self._lock.release()
 
     def claim(self, resume: Path | str, num_ranks: int, retry_seconds: float) -> Checkpoint | None:
-        """Claim the next generation and remove incomplete checkpoints; return the checkpoint to resume from."""
+        """Claim the next generation and remove incomplete checkpoints; return the checkpoint to resume from, if any."""
         claims = read_claims(self._storage)
         names = complete_checkpoint_names(self._storage)
         checkpoint = find_resume_checkpoint(self._storage, resume, retry_seconds)
@@ -110,8 +110,7 @@ class History:
         # Check again: a newer launch may have resumed from a checkpoint that would be removed now.
         self.check_fence()
         best = min(self._losses, key=lambda saved: (self._losses[saved], saved), default=None)
-        retention = self._retention
-        for old in to_remove(self.lineage, retention.last, retention.every, best if retention.best else None):
+        for old in to_remove(self.lineage, self._retention.last, self._retention.every, best):
             self.lineage.remove(old)
             self._losses.pop(old, None)
             self.discard(old)
@@ -127,7 +126,7 @@ class History:
             )
 
     def record_loss(self, name: CheckpointName, loss: float) -> None:
-        """Record a checkpoint's validation loss, also on disk for later launches."""
+        """Record a checkpoint's validation loss if the best is kept, also in its folder, for later launches."""
         if self._retention.best and name in self.lineage and math.isfinite(loss):
             self._losses[name] = loss
             # This launch knows the loss. If the file can't be written, later ones won't, but the run can continue.

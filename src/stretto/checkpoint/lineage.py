@@ -48,25 +48,25 @@ class Claim(StrictModel):
     requested: str | None = None  # the checkpoint that `resume` named, in the same form; None for auto and never
     num_ranks: int = Field(1, ge=1, lt=2**63)
     host: str = ""
-    process: int = 0
-    time: str = ""
+    process: int = 0  # its id on that host
+    time: str = ""  # of the launch, in UTC
     token: str = ""  # unique to this launch
 
 
 def lineage(claims: Mapping[int, Claim], names: Iterable[CheckpointName]) -> list[CheckpointName]:
-    """Return the checkpoints of the newest generation and of those it descends from, newest first."""
+    """Return the newest generation's checkpoints, and its ancestors' up to where they were resumed, newest first."""
     newest_first = sorted(names, reverse=True)
-    ancestors: list[CheckpointName] = []
+    selected: list[CheckpointName] = []
     generation = max(claims, default=0)
     last_step: float = math.inf
     while generation > 0:
-        ancestors += [name for name in newest_first if name.generation == generation and name.step <= last_step]
+        selected += [name for name in newest_first if name.generation == generation and name.step <= last_step]
         claim = claims.get(generation)
         resumed_from = None if claim is None else CheckpointName.parse(claim.resumed_from or "")
         if resumed_from is None or resumed_from.generation >= generation:
             break
         generation, last_step = resumed_from.generation, resumed_from.step
-    return ancestors
+    return selected
 
 
 def to_remove(

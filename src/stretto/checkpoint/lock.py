@@ -1,4 +1,4 @@
-"""FolderLock: keeps a second run out of a folder for as long as the first one's process lives."""
+"""FolderLock: keeps a second run out of a folder until the first releases it or its process ends."""
 
 import contextlib
 import errno
@@ -14,16 +14,16 @@ from stretto.base.errors import ConfigError
 LOCK = "lock"
 # A process that was just killed may still hold the lock.
 _LOCK_TIMEOUT_SECONDS = 5.0
-_held: set[Path] = set()
+_held: set[Path] = set()  # the lock files that this process has locked
 
 
 class FolderLock:
-    """A file lock that the operating system releases when the process ends, even if it is killed."""
+    """A lock on a file in a folder. The operating system releases it when the process ends, even if it is killed."""
 
     def __init__(self, folder: Path, seconds: float = _LOCK_TIMEOUT_SECONDS) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder.resolve() / LOCK
-        # A POSIX lock belongs to the process: it could be taken twice, and closing either file would release it.
+        # A POSIX lock belongs to the process, which could lock the file twice; closing it once would then unlock it.
         if path in _held:
             raise _in_use_error(folder, f"process {os.getpid()}, which is this one")
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
@@ -35,7 +35,7 @@ class FolderLock:
                 raise _in_use_error(folder, owner or "another process")
             time.sleep(0.1)
         _held.add(path)
-        # Called when this object is deleted, unless it was called before.
+        # Python calls it when this object is deleted, unless it was called before.
         self.release = weakref.finalize(self, _release, path, descriptor)
         with contextlib.suppress(OSError):
             # A process that can't get the lock shows this text. A full disk is no reason to fail here.
@@ -49,7 +49,7 @@ def _try_lock(descriptor: int) -> bool:
     except (BlockingIOError, PermissionError):
         return False
     except OSError as error:
-        # This filesystem has no locks. Generations still stop the older of two processes at its next save.
+        # Without locks on this filesystem, generations still stop the older of two processes at its next save.
         if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
             raise
     return True

@@ -1,6 +1,6 @@
 """CheckpointManager: saves a run's checkpoints in the background, one folder per step, and finds the one to resume.
 
-every rank    copies its shards (training waits only for this) > writes and hashes its file > reports to the store
+every rank    copies its shards (training waits only for this) > writes and hashes its files > reports to the store
 first rank    waits for all ranks > checks that its generation is the newest > creates manifest.json: committed
 """
 
@@ -30,7 +30,7 @@ from stretto.checkpoint.snapshot import Snapshot, StagingBuffers, check_finite
 from stretto.checkpoint.storage import open_storage
 from stretto.mesh.world import World
 
-# Errors of a rank's save that end the run. After any other the run continues, and earlier checkpoints stay valid.
+# Errors in the message of a rank, by class name, that end the run. After any other the run can continue.
 _FATAL_ERRORS: dict[str, type[StrettoError]] = {"FencedError": FencedError, "DivergedError": DivergedError}
 
 
@@ -40,9 +40,9 @@ class SaveReport:
 
     step: int
     location: str
-    num_bytes: int  # of all ranks
-    blocked_seconds: float  # how long training waited on this rank for the copy
-    seconds: float  # from the call of `save` until it was committed or failed
+    num_bytes: int  # of the files of all ranks
+    blocked_seconds: float  # how long training on this rank waited for the copy
+    seconds: float  # from the start of the copy until the save was committed or failed
     error: str | None = None  # why it failed; None if it was saved
 
 
@@ -74,8 +74,8 @@ class CheckpointManager:
         self._buffers = StagingBuffers()
         self._key_prefix = f"checkpoints/{self.world.store.next_number()}"
         self._save_numbers = count(1)
-        self._saved_steps: set[int] = set()  # by this launch
-        self._pending: _PendingSave | None = None  # written by its thread, or not yet waited for
+        self._saved_steps: set[int] = set()  # since `start`
+        self._pending: _PendingSave | None = None  # its thread is running, or has ended and `_wait_for_save` is due
         self._last_save: _PendingSave | None = None
         self._reports: deque[SaveReport] = deque()
         self._is_closed = threading.Event()
@@ -113,11 +113,11 @@ class CheckpointManager:
         self._wait_for_save()
         name = CheckpointName(self.generation, snapshot.training_state.step)
         if self._last_save is not None and self._last_save.name == name:
-            if self._wait_for_error(self._last_save) is None:
+            if self._wait_for_result(self._last_save) is None:
                 return  # this step is saved already, and its files must not change
         elif name.step in self._saved_steps:
             raise ConfigError(
-                f"step {name.step} was already saved since start(); call start() again to go back to an earlier step"
+                f"step {name.step} was already saved since start(); to go back to it, make a new CheckpointManager"
             )
         self._saved_steps.add(name.step)
         started = time.perf_counter()
@@ -128,7 +128,7 @@ class CheckpointManager:
         save.thread.start()
         if wait:
             self._wait_for_save()
-            error = self._wait_for_error(save)
+            error = self._wait_for_result(save)
             if error is not None:
                 raise DataError(error)
 
@@ -161,7 +161,7 @@ class CheckpointManager:
 
     @property
     def last_step(self) -> int | None:
-        """The step that the run would resume from now, on the first rank; None if nothing is saved."""
+        """The step that the run would resume from now; None if nothing is saved, and on all ranks but the first."""
         return self._history.lineage[0].step if self._history is not None and self._history.lineage else None
 
     def _claim_generation(self, resume: Path | str) -> Checkpoint | None:
@@ -178,8 +178,8 @@ class CheckpointManager:
         self.generation = self._history.generation
         return checkpoint
 
-    def _wait_for_error(self, save: "_PendingSave") -> str | None:
-        """Wait for the result of a save; return its error, None if it was committed. All ranks get the same result."""
+    def _wait_for_result(self, save: "_PendingSave") -> str | None:
+        """Return why a save failed, None if it was committed; the other ranks wait until the first has published it."""
         if self.world.is_rank_zero:
             assert save.report is not None
             return save.report.error
@@ -209,7 +209,7 @@ class CheckpointManager:
             if self._history is not None:
                 self._commit(save, self._history)
         except RuntimeError:
-            # The rank that holds the store has died, so no rank can know what the others have written. All ranks end.
+            # The store's host (the launcher or rank 0) is gone, so ranks can't learn what others have written: all end.
             save.fatal = LostPeerError(f"step {save.name.step} was not saved: the connection to the store is lost")
 
     def _write(self, save: "_PendingSave") -> list[CheckpointFile]:
@@ -226,7 +226,7 @@ class CheckpointManager:
         return files
 
     def _commit(self, save: "_PendingSave", history: History) -> None:
-        """Commit if all ranks have written their files; publish the result to them and to `poll`."""
+        """Commit if all ranks have written their files; publish the result to all ranks, and as a report for `poll`."""
         error: Exception | None = None
         files: list[CheckpointFile] = []
         try:
@@ -263,7 +263,7 @@ class CheckpointManager:
         self.world.store.set(self._key(save, "result"), save.report.error or "")
 
     def _collect_files(self, save: "_PendingSave") -> list[CheckpointFile]:
-        """Return the files that all ranks have written; raise the first rank's error if one has failed."""
+        """Wait until all ranks have written their files and return these; raise if a rank could not write its own."""
         files: list[CheckpointFile] = []
         for rank in range(self.world.size):
             message = json.loads(self._wait_for_message(self._key(save, rank), rank, self._check_open))
@@ -291,7 +291,7 @@ class _PendingSave:
     """A save that is written in the background."""
 
     name: CheckpointName
-    number: int  # counts the saves of this launch
+    number: int  # 1 for the first save of this launch
     snapshot: Snapshot
     started: float  # of time.perf_counter
     blocked_seconds: float
@@ -301,7 +301,7 @@ class _PendingSave:
 
 
 def _error_message(where: str, error: Exception) -> str:
-    """Return the message for a failed save: a StrettoError's own text, or the path and reason of any other error."""
+    """Return the message for a save that failed: the text of a StrettoError, or the path and reason of other errors."""
     if isinstance(error, StrettoError):
         return str(error)
     reason = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"

@@ -12,7 +12,7 @@ from stretto.base.position import Position
 from stretto.base.strict_model import StrictModel, first_error
 
 MANIFEST = "manifest.json"
-# Bytes per element of the dtypes that safetensors can hold, by torch's names.
+# Bytes per element of the dtypes that a checkpoint may have, by torch's names.
 _DTYPE_BYTES = {
     **dict.fromkeys(("bool", "uint8", "int8"), 1),
     **dict.fromkeys(("bfloat16", "float16", "int16"), 2),
@@ -23,7 +23,7 @@ _MAX_INT = 2**63
 
 
 class ShardMetadata(StrictModel):
-    """A file's rows of a tensor."""
+    """The rows of a tensor that one file holds."""
 
     name: str
     dtype: str
@@ -36,7 +36,9 @@ class ShardMetadata(StrictModel):
         if self.dtype not in _DTYPE_BYTES or any(not 0 <= size < _MAX_INT for size in self.shape):
             raise ValueError(f"{self.name} has an invalid shape or dtype: {list(self.shape)} {self.dtype}")
         if self.num_rows is not None and (not self.shape or self.first + self.shape[0] > self.num_rows):
-            raise ValueError(f"{self.name} has {self.num_rows} rows, but a shard of it ends beyond the last")
+            raise ValueError(
+                f"{self.name} has {self.num_rows} rows, but a shard {list(self.shape)} of it begins at row {self.first}"
+            )
         return self
 
     @property
@@ -77,17 +79,17 @@ class CheckpointFile(StrictModel):
 
 
 class TrainingState(StrictModel):
-    """What a trainer restores besides tensors: its step and position, and what must not change on resume."""
+    """A trainer's state besides tensors: its step, its position in the data, and what must not change on resume."""
 
     step: int = Field(ge=0, lt=_MAX_INT)
     seed: int = Field(ge=0, lt=_MAX_INT)
-    optimizer: str
+    optimizer: str  # the name of its class
     epoch: int = Field(ge=0, lt=_MAX_INT)  # epoch, pool and index: the position of the next window
     pool: int = Field(ge=0, lt=_MAX_INT)
     index: int = Field(ge=0, lt=_MAX_INT)
     num_targets: float | None = None  # of this epoch so far; None if training started in the middle of it
     skipped: int = Field(0, ge=0, lt=_MAX_INT)  # steps with a loss or gradient that was not finite
-    consecutive_skips: int = Field(0, ge=0, lt=_MAX_INT)  # up to the last step
+    consecutive_skips: int = Field(0, ge=0, lt=_MAX_INT)  # the number of such steps in a row, up to the last step
     progress: float = Field(ge=0, allow_inf_nan=False)  # of the run, from 0 to 1
     is_done: bool = False
 
@@ -100,7 +102,7 @@ class RunInfo(StrictModel):
     """The run that wrote a checkpoint. `Run` checks it on resume; a Trainer without a Run leaves it empty."""
 
     config: dict[str, Any] | None = None  # resolved, section by section
-    layout: str | None = None  # of the ranks that wrote it
+    layout: str | None = None  # of the ranks that wrote the checkpoint
     data: str | None = None  # a digest of the training data's index
 
 
@@ -111,8 +113,8 @@ class Manifest(StrictModel):
     version: Literal[2] = 2
     generation: int = Field(ge=0, lt=_MAX_INT)
     num_ranks: int = Field(ge=1, lt=_MAX_INT)
-    created: str
-    versions: dict[str, str]
+    created: str  # when, in UTC
+    versions: dict[str, str]  # of stretto, torch and Python
     training_state: TrainingState
     run_info: RunInfo
     files: tuple[CheckpointFile, ...] = Field(strict=False)
@@ -137,7 +139,7 @@ class Manifest(StrictModel):
 
     @classmethod
     def load(cls, content: bytes, where: str) -> Self:
-        """Parse a manifest of the checkpoint at `where`; raise DataError with its first error."""
+        """Parse the manifest of the checkpoint at `where`; raise DataError if it is damaged."""
         try:
             return cls.model_validate(load_with_checksum(content))
         except ValidationError as error:

@@ -59,7 +59,7 @@ def save_shards(folder: Path, rank: int, shards: Iterable[TensorShard]) -> list[
     planner = _ShardPlanner(shard for shard in shards if shard.tensor.numel())
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
     writer.set_up_storage_writer(is_coordinator=True)
-    # torch would number the ranks' files with a collective, but the rank is already a unique number.
+    # torch would number the ranks' files with a collective, but each rank's number is unique already.
     plan = SavePlan(planner.items, storage_data={"shard_index": rank + 1})
     parts: dict[str, list[ShardMetadata]] = {}
     for result in writer.write_data(plan, planner).wait():

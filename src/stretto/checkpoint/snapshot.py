@@ -18,7 +18,7 @@ class Snapshot:
     training_state: TrainingState
     shards: Sequence[TensorShard]
     run_info: RunInfo = field(default_factory=RunInfo)
-    files: Mapping[str, bytes] = field(default_factory=dict)  # small files, the same on all ranks
+    files: Mapping[str, bytes] = field(default_factory=dict)  # small files by name, which the first rank writes
 
 
 class StagingBuffers:
@@ -51,6 +51,6 @@ def check_finite(snapshot: Snapshot) -> None:
         # The sum is one fast pass. If it is not finite, check each element: the sum may just have overflowed.
         if tensor.is_floating_point() and not torch.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
             raise DivergedError(
-                f"{shard.name} has values that are not finite after step {snapshot.training_state.step}, so it was not "
-                "saved; lower train.lr and start again: the run resumes from the previous checkpoint"
+                f"{shard.name} has values that are not finite after step {snapshot.training_state.step}, so this step "
+                "was not saved; lower train.lr and start again: the run resumes from the previous checkpoint"
             )
