@@ -5,14 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from stretto.base.checksummed_json import load_with_checksum
 from stretto.base.errors import DataError
 from stretto.base.remote import is_remote
 from stretto.base.run_folder import CHECKPOINTS, CONFIG, RunFolder
 from stretto.base.scratch import make_scratch_folder
-from stretto.base.strict_model import first_error
 from stretto.checkpoint.lineage import CheckpointName, Claim, lineage
 from stretto.checkpoint.manifest import MANIFEST, CheckpointFile, Manifest, damaged_error
 from stretto.checkpoint.shards import TensorShard, files_containing, load_shards
@@ -161,8 +158,7 @@ def read_claims(storage: Storage) -> dict[int, Claim]:
         try:
             claims[int(number)] = Claim.model_validate(load_with_checksum(storage.read(where)))
         except ValueError as error:
-            reason = first_error(error) if isinstance(error, ValidationError) else str(error)
-            raise damaged_error(f"{storage.location}/{where}", reason) from None
+            raise damaged_error(f"{storage.location}/{where}", error) from None
     return claims
 
 

@@ -36,9 +36,7 @@ class ShardMetadata(StrictModel):
         if self.dtype not in _DTYPE_BYTES or any(not 0 <= size < _MAX_INT for size in self.shape):
             raise ValueError(f"{self.name} has an invalid shape or dtype: {list(self.shape)} {self.dtype}")
         if self.num_rows is not None and (not self.shape or self.first + self.shape[0] > self.num_rows):
-            raise ValueError(
-                f"{self.name} has {self.num_rows} rows, but a shard {list(self.shape)} of it begins at row {self.first}"
-            )
+            raise ValueError(f"{self.name}: shard {list(self.shape)} at row {self.first} exceeds {self.num_rows} rows")
         return self
 
     @property
@@ -142,12 +140,11 @@ class Manifest(StrictModel):
         """Parse the manifest of the checkpoint at `where`; raise DataError if it is damaged."""
         try:
             return cls.model_validate(load_with_checksum(content))
-        except ValidationError as error:
-            raise damaged_error(f"{where}/{MANIFEST}", first_error(error)) from None
         except ValueError as error:
-            raise damaged_error(f"{where}/{MANIFEST}", str(error)) from None
+            raise damaged_error(f"{where}/{MANIFEST}", error) from None
 
 
-def damaged_error(where: str, reason: str) -> DataError:
-    """Return the error for a damaged file of a checkpoint."""
-    return DataError(f"{where} is damaged ({reason}); resume from a different checkpoint, or copy it again")
+def damaged_error(where: str, reason: str | ValueError) -> DataError:
+    """Return the error for a damaged file of a checkpoint; `reason` may be the error of parsing it."""
+    text = first_error(reason) if isinstance(reason, ValidationError) else reason
+    return DataError(f"{where} is damaged ({text}); resume from a different checkpoint, or copy it again")
