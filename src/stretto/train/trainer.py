@@ -60,9 +60,9 @@ class StepReport:
 
     step: int  # from 1: how many steps are done
     epoch: int  # from 1
-    loss: float  # mean over the global batch, in nats for tokens; NaN if the batch has no targets
-    tokens: int  # targets of the global batch: the count that the loss was divided by
-    gradient_norm: float  # before clipping
+    loss: float  # mean over the targets of the global batch, in nats for tokens and labels; NaN if there are none
+    tokens: int  # how many targets the global batch has, of any kind
+    gradient_norm: float  # of the mean loss, over all ranks, before clipping
     learning_rate: float  # of the optimizer's first parameter group
     data_seconds: float
     compute_seconds: float
@@ -83,21 +83,25 @@ class StepReport:
 class _StepTotals(NamedTuple):
     """A step's sums over all ranks. One small all_reduce makes them equal on all ranks, which then decide alike."""
 
-    loss: float  # summed over targets
+    loss_sum: float  # over targets
     num_targets: float
-    squared_grad_norm: float
+    squared_grad_norm: float  # of the summed loss
     num_valid: float  # elements that are not padding
     num_elements: float  # time steps times rows
-    save_votes: float  # ranks that have requested it
+    save_votes: float  # ranks that have requested a save
     stop_votes: float
 
     @property
+    def loss(self) -> float:
+        return self.loss_sum / self.num_targets if self.num_targets else math.nan
+
+    @property
     def grad_norm(self) -> float:
-        return math.sqrt(self.squared_grad_norm)
+        return math.sqrt(self.squared_grad_norm) / (self.num_targets or 1)
 
     @property
     def is_finite(self) -> bool:
-        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
+        return math.isfinite(self.loss_sum) and math.isfinite(self.grad_norm)
 
     @property
     def agreed(self) -> frozenset[Request]:
@@ -111,13 +115,13 @@ class Trainer:
     `for report in trainer: ...` takes all steps; `trainer.advance()` takes one. There are no callbacks: what
     should happen between two steps goes into the body of your loop.
 
-    `windows` is the data of all replicas, the same on every rank. The trainer takes its own replica's share.
+    `windows` is the data of all replicas, the same on every rank. The trainer reads its own replica's share, from the
+    position `start` on.
 
     `optimizer` is a function from parameters to an optimizer, such as `torch.optim.AdamW` or
-    `lambda parameters: torch.optim.SGD(parameters, lr=0.1)`. It is called with this rank's parameters only, so it must
-    update each parameter on its own, as torch's optimizers do. Its learning rate is the peak: `schedule`, `warmup` and
-    `final_lr_ratio` of `config` scale it, in each parameter group, and `clip` applies. Without it, `config` names the
-    optimizer.
+    `lambda parameters: torch.optim.SGD(parameters, lr=0.1)`. It gets this rank's parameters only, so the optimizer must
+    update each parameter on its own, as torch's do. The optimizer's learning rate is the peak: `schedule`, `warmup` and
+    `final_lr_ratio` of `config` scale it, in each parameter group; `clip` applies too. By default, `config` names one.
     """
 
     def __init__(
@@ -149,7 +153,7 @@ class Trainer:
         self.position = start or Position()  # of the next window
         self.window: Window | None = None  # the last one that was read; None before the first step
         self.skipped = 0  # steps with a loss or gradient that was not finite
-        self.agreed: frozenset[Request] = frozenset()  # what some rank had requested before the last step
+        self.agreed: frozenset[Request] = frozenset()  # what any rank had requested when the last step was taken
         self.state: State | None = None  # that the next window starts from; None: the initial state
         self.is_recording = False  # whether the next steps are recorded
         self.recorded_events: tuple[TraceEvent, ...] = ()  # what this rank did in the last recorded step
@@ -278,7 +282,7 @@ class Trainer:
         return StepReport(
             step=self.step,
             epoch=epoch,
-            loss=totals.loss / totals.num_targets if totals.num_targets else math.nan,
+            loss=totals.loss,
             tokens=int(totals.num_targets),
             gradient_norm=gradient_norm,
             learning_rate=learning_rate,
@@ -292,7 +296,7 @@ class Trainer:
 
     def _all_reduce(self, window: Window, result: StepResult) -> _StepTotals:
         local = _StepTotals(
-            loss=float(result.total),
+            loss_sum=float(result.total),
             num_targets=float(result.count),
             squared_grad_norm=self.engine.squared_grad_norm(),
             num_valid=float(window.num_valid),
@@ -308,22 +312,22 @@ class Trainer:
             return totals.grad_norm, self._skip(totals, state)
         self._consecutive_skips = 0
         if not totals.num_targets:
-            # There is nothing to learn from, such as rows of one token, or only missing values of a channel.
+            # There is nothing to learn from: all rows have only one token, for example, or all values are missing.
             return 0.0, state
         gradient_norm = scale_gradients(
-            self.engine.stack.parameters(), totals.num_targets, totals.grad_norm, self.config.clip
+            self.engine.stack.parameters(), totals.num_targets, math.sqrt(totals.squared_grad_norm), self.config.clip
         )
         with flush_denormals():
             self.optimizer.step()
         return gradient_norm, state
 
     def _skip(self, totals: _StepTotals, state: State) -> State | None:
-        """Leave the weights unchanged, or raise DivergedError; return the next window's state."""
+        """Count a skipped step and return the next window's state, or raise DivergedError if the run must stop."""
         self.skipped += 1
         self._consecutive_skips += 1
         if self.config.nonfinite == "stop" or self._consecutive_skips >= _MAX_CONSECUTIVE_SKIPS:
             last_good_step = self.step + 1 - self._consecutive_skips
-            streak = "" if self.config.nonfinite == "stop" else f", as did {self._consecutive_skips} steps in a row"
+            streak = "" if self.config.nonfinite == "stop" else f", the last of {self._consecutive_skips} in a row"
             lr = self.optimizer.param_groups[0]["initial_lr"]
             raise DivergedError(
                 f"step {self.step + 1} has loss {totals.loss} and gradient norm {totals.grad_norm}{streak}; the "
