@@ -535,9 +535,8 @@ ERROR_SECTIONS = (
                 DataError,
             ),
             ErrorCase(
-                "data.valid=<folder> and data.train=<folder> have different vocabularies; prepare it with like=, or "
-                "text "
-                "with vocabulary=, set to that data",
+                "data.valid=<folder> and data.train=<folder> have different vocabularies; prepare the first with like= "
+                "(text: vocabulary=) set to the training data",
                 "The same token number would mean a different symbol.",
                 "Prepare the validation text with `--vocabulary FOLDER`, or use `--validation-fraction`.",
                 "stretto train run.toml --data.valid words",
@@ -668,7 +667,7 @@ ERROR_SECTIONS = (
                 "stretto train run.toml --model.factory models.py",
             ),
             ErrorCase(
-                "model.factory=<spec> can't be imported (<reason>); use a file or module that exists",
+                "model.factory=<spec> can't be imported (<reason>); fix it, or choose a different one",
                 "The file does not exist, or its import failed.",
                 "Paths are relative to the current folder; try `python FILE`.",
                 "stretto train run.toml --model.factory nowhere.py:model",
@@ -763,15 +762,14 @@ ERROR_SECTIONS = (
                 LawError,
             ),
             ErrorCase(
-                "model.factory=<spec> begins with an Embedding of <n> tokens, but the data has <n>; make it "
-                "task.num_inputs wide",
+                "model.factory=<spec> begins with an Embedding of <n> tokens, but the data has <n>; use "
+                "task.num_inputs",
                 "A token of the data would have no vector.",
                 "Make it from the `stretto.data.Task` that the function is called with.",
                 "stretto train run.toml --model.factory models.py:few",
             ),
             ErrorCase(
-                "model.factory=<spec> ends with a Linear of <n> features, but the data needs <n>; make it "
-                "task.num_outputs wide",
+                "model.factory=<spec> ends with a Linear of <n> features, but the data needs <n>; use task.num_outputs",
                 "A token or label of the data would have no output.",
                 "Make it from the `stretto.data.Task` that the function is called with.",
                 "stretto train run.toml --model.factory models.py:narrow",
@@ -1066,8 +1064,8 @@ ERROR_SECTIONS = (
                 DataError,
             ),
             ErrorCase(
-                "<folder> and the run have different vocabularies; prepare it with like=, or text with vocabulary=, "
-                "set to that data",
+                "<folder> and the run have different vocabularies; prepare the first with like= (text: vocabulary=) "
+                "set to the training data",
                 "The same token number would mean a different symbol.",
                 "Prepare the text with `--vocabulary` set to the data that the run was trained on.",
                 "stretto eval runs/done --data words",

@@ -113,7 +113,7 @@ def test_data_that_does_not_fit_is_refused_by_its_field(
 def test_validation_data_with_different_labels_is_refused(rows: list[list[int]], tmp_path: Path) -> None:
     write_tokens(tmp_path / "train", [rows], 9, [[0, *[1] * 119]])
     write_tokens(tmp_path / "valid", [rows], 9, [[2, *[1] * 119]])
-    with pytest.raises(DataError, match=r"data\.valid=.* and data\.train=.* differ in labels; prepare it with like="):
+    with pytest.raises(DataError, match=r"data\.valid=.* and data\.train=.* differ in labels; prepare the first with"):
         Run(config(tmp_path, {"budget": 60}))
 
 

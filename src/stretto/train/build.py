@@ -47,11 +47,11 @@ def build_inputs(config: RunConfig) -> RunInputs:
 
 
 def fit_to_ranks(config: RunConfig, num_ranks: int) -> RunConfig:
-    """Return the config with an elastic layout fitted to `num_ranks`; unchanged if it isn't elastic or fits already."""
+    """Return the config with its layout fitted to `num_ranks`; unchanged if it isn't elastic, is auto, or fits."""
     layout = config.layout
     if layout.auto or not layout.elastic or layout.num_ranks == num_ranks:
         return config
-    # Lanes can be too few for the ranks. Batches can't: blank rows fill them up, so any number of rows is fine.
+    # There may be fewer lanes than the ranks need. Batches are filled with blank rows, so they have what is needed.
     single_rank = layout.model_copy(update={"replicas": 1, "stages": 1})
     train, _ = open_feeds(config.data, single_rank, config.run.seed)
     model = build_model(config.model, train.data_spec.task)
@@ -70,9 +70,10 @@ def build_model(config: ModelConfig, task: Task) -> Stack:
     except StrettoError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever the user's code raises
-        name = "the model" if config.factory is None else f"model.factory={config.factory!r}"
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ConfigError(f"{name} can't be built ({reason}); it is called with a stretto.data.Task") from None
+        name = "the model" if config.factory is None else f"model.factory={config.factory!r}"
+        remedy = "change the [model] section" if config.factory is None else "it is called with a stretto.data.Task"
+        raise ConfigError(f"{name} can't be built ({reason}); {remedy}") from None
     if not isinstance(model, Stack):
         raise ConfigError(
             f"model.factory={config.factory!r} returned a {type(model).__name__}; return a stretto.nn.Stack"
@@ -135,13 +136,13 @@ def _check_input_and_output_sizes(model: Stack, config: ModelConfig, task: Task)
     name, first, last = f"model.factory={config.factory!r}", model[0], model[len(model) - 1]
     if isinstance(first, Embedding) and task.inputs == "tokens" and first.num_tokens < task.num_inputs:
         raise ConfigError(
-            f"{name} begins with an Embedding of {first.num_tokens} tokens, but the data has {task.num_inputs}; make "
-            "it task.num_inputs wide"
+            f"{name} begins with an Embedding of {first.num_tokens} tokens, but the data has {task.num_inputs}; use "
+            "task.num_inputs"
         )
     if not isinstance(last, Linear) or config.loss is not None or task.targets == "values":
         return
     if last.num_outputs < task.num_outputs:
         raise ConfigError(
-            f"{name} ends with a Linear of {last.num_outputs} features, but the data needs {task.num_outputs}; make "
-            "it task.num_outputs wide"
+            f"{name} ends with a Linear of {last.num_outputs} features, but the data needs {task.num_outputs}; use "
+            "task.num_outputs"
         )

@@ -7,7 +7,7 @@ from typing import Any
 from stretto.base.errors import ConfigError
 from stretto.config.run import RunConfig
 
-# Fields that the saved tensors depend on. All others may change when a run resumes.
+# Fields that the saved tensors, or the saved position in the data, depend on. So does whether model.dropout is 0.
 _INCOMPATIBLE_FIELDS = {
     "model": {"cell", "layers", "layers_per_block", "hidden", "embedding", "projection", "locked_dropout", "residual",
               "norm"},
@@ -16,7 +16,7 @@ _INCOMPATIBLE_FIELDS = {
     "train": {"optimizer"},
     "run": {"seed"},
 }  # fmt: skip
-# A run that was moved has other values here; this is not reported as a change.
+# A run that was moved has other values here, which are not reported as changes.
 _LOCATION_FIELDS = {("run", "folder"), ("save", "to")}
 
 

@@ -1,6 +1,5 @@
-"""DataSpec: what the numbers of a data set mean. It is saved with a model's weights."""
+"""DataSpec: what the numbers of a dataset mean. It is saved with a model's weights."""
 
-import errno
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -18,7 +17,7 @@ class DataSpec:
 
     task: Task
     vocabulary: Vocabulary | None = None
-    labels: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()  # the names of the classes
     channels: Channels | None = None
     origin: Origin | None = None  # how the original files were read
 
@@ -33,16 +32,17 @@ def check_same_spec(expected: DataSpec, actual: DataSpec, name: str, expected_na
         )
     if actual.vocabulary != expected.vocabulary:
         raise DataError(
-            f"{name} and {expected_name} have different vocabularies; prepare it with like=, or text with vocabulary=, "
-            "set to that data"
+            f"{name} and {expected_name} have different vocabularies; prepare the first with like= (text: vocabulary=) "
+            "set to the training data"
         )
     for part, value, expected_value in (
         ("labels", actual.labels, expected.labels),
         ("channels or scale", actual.channels, expected.channels),
-        ("shape", task, expected_task),
+        ("the number of inputs or outputs", task, expected_task),
     ):
         if value != expected_value:
-            raise DataError(f"{name} and {expected_name} differ in {part}; prepare it with like= set to that data")
+            remedy = "prepare the first with like= set to the training data"
+            raise DataError(f"{name} and {expected_name} differ in {part}; {remedy}")
 
 
 def data_spec_files(data_spec: DataSpec) -> dict[str, bytes]:
@@ -61,7 +61,7 @@ def read_data_spec(read: Callable[[str], bytes | None], where: str) -> DataSpec:
     try:
         content = read(DATA_SPEC)
         if content is None:
-            raise FileNotFoundError(errno.ENOENT, "it is missing")
+            raise ValueError("it is missing")
         tree = json.loads(content)
         channels = None if tree["channels"] is None else Channels.model_validate(tree["channels"])
         origin = None if tree["origin"] is None else Origin.model_validate(tree["origin"])

@@ -1,4 +1,4 @@
-"""Evaluation: the loss over a data set, with state carried from window to window."""
+"""Evaluation: the loss over one epoch of a dataset, and the scores that follow from it."""
 
 import math
 from collections.abc import Callable
@@ -22,10 +22,10 @@ OnWindow = Callable[[float], None]
 class Evaluation:
     """The loss over all targets, and the scores that follow from it."""
 
-    total: float  # summed over targets, in nats for tokens and labels
-    tokens: int  # how many targets there are
+    total: float  # the loss summed over targets, in nats for tokens and labels
+    tokens: int  # how many targets there are, of any kind
     bytes_per_token: float | None = None  # None if the data is not text
-    targets: Literal["tokens", "labels", "values"] = "tokens"  # what they are, as in Task
+    targets: Literal["tokens", "labels", "values"] = "tokens"  # what the targets are, as in Task
     num_correct: int | None = None  # how many predictions were right; None if the loss does not count them
 
     def __str__(self) -> str:
@@ -34,7 +34,7 @@ class Evaluation:
 
     @property
     def scores(self) -> dict[str, float]:
-        """All other scores by name: perplexity and bits per byte for text, accuracy for labels."""
+        """Accuracy if the loss counts correct predictions; else perplexity for tokens, and bits per byte for text."""
         if self.accuracy is not None:
             return {"accuracy": self.accuracy}
         if self.targets != "tokens":
@@ -77,8 +77,8 @@ def evaluate(
     """Compute the loss over one epoch of `windows`, without dropout.
 
     `windows` is the data of all replicas, the same on every rank; each takes its share. `on_window` is called after
-    each window with the fraction that is done. If `is_interrupted` returns true on any rank, all ranks soon raise
-    EvaluationInterruptedError together.
+    each window with the fraction that is done. If `is_interrupted` returns true on any rank, all ranks raise
+    EvaluationInterruptedError together, at most 16 windows later.
     """
     mesh = engine.mesh
     share = windows.share(mesh.replica, mesh.num_replicas, engine.num_micro_batches)

@@ -1,4 +1,4 @@
-"""Feed: a data set cut into windows as a config says, with the spec of that data."""
+"""Feed: a dataset cut into windows as a config says, with the spec of that data."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from stretto.windows.items import Items, LabeledItems, NextTokenItems, SlidingWi
 from stretto.windows.lanes import Lanes
 from stretto.windows.loader import WindowSource
 
-# The feeds that use a field of DataConfig; all feeds use the fields that are not listed.
+# The feeds that use each of these fields of DataConfig; all feeds use the other fields.
 _FEEDS_BY_FIELD = {
     **dict.fromkeys(("lanes", "window"), ("lanes",)),
     **dict.fromkeys(("budget", "max_rows", "row_multiple"), ("batches", "forecast")),
@@ -27,12 +27,12 @@ _FEEDS_BY_FIELD = {
     **dict.fromkeys(("horizon", "season", "targets"), ("lanes", "forecast")),
     "masks": ("lanes", "batches", "forecast"),
 }
-_CHANNEL_FIELDS = {"horizon", "season", "targets", "masks"}
+_CHANNEL_FIELDS = {"horizon", "season", "targets", "masks"}  # have an effect only on data with channels
 
 
 @dataclass(frozen=True)
 class Feed:
-    """The windows of a data set, for all ranks together, and what their numbers mean."""
+    """The windows of a dataset, for all ranks together, and what their numbers mean."""
 
     windows: WindowSource
     data_spec: DataSpec
@@ -52,9 +52,9 @@ def open_feeds(data: DataConfig, layout: Layout, seed: int) -> tuple[Feed, Feed 
 def open_feed(
     field: str, location: str | Path, data: DataConfig, layout: Layout, seed: int, *, is_validation: bool = False
 ) -> Feed:
-    """Return the windows of the data at a location. Validation data may be smaller than one window of every lane."""
+    """Return the feed of the data at a location. Validation data may be smaller than one window of every lane."""
     cache = Cache(data.cache, data.cache_bytes, data.retry_seconds)
-    # Validation data is padded with blank rows to what the layout needs; training data (None) with fewer is rejected.
+    # Validation data is padded with blank rows to this number; training data (None) that has too few is rejected.
     min_rows = layout.num_global_micro_batches if is_validation else None
     try:
         store = Store.open(location, cache)
@@ -72,7 +72,7 @@ def open_feed(
 
 def _check_num_rows(windows: WindowSource, layout: Layout, is_validation: bool) -> None:
     """Raise if a layout needs more rows than the data has; validation batches are padded with blank rows instead."""
-    windows.share(0, layout.replicas, layout.micro_batches)
+    windows.share(0, layout.replicas, layout.micro_batches)  # raises if there are too few lanes
     if isinstance(windows, Batches) and not is_validation and layout.num_global_micro_batches > windows.num_rows:
         raise DataError(
             f"layout.replicas={layout.replicas} x layout.micro_batches={layout.micro_batches} exceeds the "
@@ -81,7 +81,7 @@ def _check_num_rows(windows: WindowSource, layout: Layout, is_validation: bool) 
 
 
 def _check_unused_fields(data: DataConfig, kind: str, has_channels: bool) -> None:
-    """Raise if a field is set that has no effect on the feed `kind`."""
+    """Raise if a field is set that has no effect on this kind of feed, or without channels."""
     for name, kinds in _FEEDS_BY_FIELD.items():
         value = getattr(data, name)
         if value == DataConfig.model_fields[name].default:

@@ -1,4 +1,4 @@
-"""A run's log: one line of JSON per event, as if the run had never been interrupted. Trackers get the same lines."""
+"""A run's log: one line of JSON per event. A resumed run drops lines that it repeats. Trackers get the same lines."""
 
 import json
 import logging
@@ -41,7 +41,7 @@ class LogWriter:
 
 @contextmanager
 def open_log_writer(folder: RunFolder, config: RunConfig, step: int) -> Iterator[LogWriter]:
-    """Open a run's log and sinks to continue after `step`."""
+    """Open a run's log and sinks within this context, to continue after `step`."""
     with folder.writing():
         file = open_log(folder.log, step)
     history = partial(read_lines, folder.log, folder.log.stat().st_size)
@@ -81,7 +81,7 @@ def read_lines(path: Path, num_bytes: int) -> Iterator[LogLine]:
 
 
 def has_evaluation(path: Path, step: int) -> bool:
-    """Return whether a log has an evaluation after this step. `LogWriter.write` puts these two keys first."""
+    """Return whether a log has the evaluation after this very step. Its line begins with the keys `kind` and `step`."""
     prefix = f'{{"kind": "evaluation", "step": {step},'.encode()
     return any(line.startswith(prefix) for line in _lines(path))
 
@@ -96,5 +96,5 @@ def _step_of(line: bytes) -> float:
     try:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
-        # The run was killed while it wrote this line. Infinity makes `open_log` drop it.
+        # The line is incomplete: the run was killed while it wrote it. Infinity makes `open_log` drop it.
         return math.inf

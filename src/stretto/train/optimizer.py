@@ -29,7 +29,7 @@ def optimizer_factory(config: TrainConfig) -> OptimizerFactory:
 
 
 def make_optimizer(factory: OptimizerFactory, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """Return the optimizer of a rank's parameters; each group's `initial_lr` is its peak learning rate.
+    """Return an optimizer of a rank's parameters; each group's `initial_lr` is its peak learning rate.
 
     A stage without weights gets an optimizer of one empty parameter, so that every rank knows the learning rate.
     """
@@ -67,10 +67,8 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> float:
 @contextmanager
 def averaged_weights(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Use ASGD's averages as the weights within this context; do nothing for other optimizers."""
-    if not isinstance(optimizer, torch.optim.ASGD):
-        yield
-        return
-    pairs = [(weight, state["ax"]) for weight, state in optimizer.state.items()]
+    is_asgd = isinstance(optimizer, torch.optim.ASGD)
+    pairs = [(weight, state["ax"]) for weight, state in optimizer.state.items() if is_asgd]
     _swap(pairs)
     try:
         yield
@@ -101,7 +99,7 @@ def learning_rate_factor(config: TrainConfig, step: int, progress: float) -> flo
 def scale_gradients(parameters: Iterable[nn.Parameter], count: float, norm: float, clip: float) -> float:
     """Divide gradients of a loss summed over `count` targets by `count` and clip them, in one pass.
 
-    `norm` is the norm of all ranks' gradients before; return it divided by `count`, before clipping.
+    `norm` is the norm of the gradients of all ranks before the division; return the norm after it, before clipping.
     """
     mean_norm = norm / count
     scale = 1 / count
@@ -110,7 +108,7 @@ def scale_gradients(parameters: Iterable[nn.Parameter], count: float, norm: floa
     gradients: list[Tensor] = []
     for parameter in parameters:
         if parameter.grad is None and parameter.requires_grad:
-            # The loss does not depend on this weight. Replicas all-reduce zeros for it, so a single device uses zeros.
+            # The loss does not depend on this weight. Replicas all-reduce zeros for it; a single rank needs zeros too.
             parameter.grad = torch.zeros_like(parameter)
         if parameter.grad is not None:
             gradients.append(parameter.grad)

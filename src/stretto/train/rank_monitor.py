@@ -10,7 +10,7 @@ from stretto.train.trainer import StepReport
 
 @dataclass(frozen=True)
 class RankReport:
-    """Time and memory of each rank, over the steps since the last report."""
+    """Each rank's time over the steps since the last report, and its memory."""
 
     step: int
     seconds: float  # per step, mean over steps and ranks
@@ -21,7 +21,7 @@ class RankReport:
     @property
     def bubble(self) -> float:
         """The fraction of all ranks' time that is spent waiting."""
-        return 1 - sum(self.busy) / len(self.busy) / self.seconds
+        return 1 - fmean(self.busy) / self.seconds
 
 
 class RankMonitor:

@@ -36,7 +36,7 @@ from stretto.train.trained_model import read_weights
 from stretto.train.trainer import Request, StepReport, Trainer
 from stretto.train.weights import load_initial_weights, save_weights
 
-# Which step of a launch is traced: caches are warm by then.
+# Which step of a launch is traced, or the last if there are fewer: caches are warm by then.
 _TRACED_STEP = 10
 
 
@@ -52,7 +52,7 @@ class Run:
 
     `for event in run.events(): ...` trains, evaluates, saves and logs. With several ranks, each has its own Run and
     must iterate over its events; the first rank writes config, log and weights. `resume` is `auto` (from the newest
-    checkpoint in the folder, if there is one), `never`, or the path of a checkpoint.
+    checkpoint of this run, if there is one), `never`, or the path or URL of a checkpoint.
     """
 
     def __init__(self, config: RunConfig, world: World | None = None, resume: str = "auto") -> None:
@@ -95,7 +95,7 @@ class Run:
         return self.trainer.is_done and not any(self._unfinished)
 
     def close(self) -> None:
-        """Release the run's folder; `events` does so at its end."""
+        """Release the locks on the run's folder and checkpoints; `events` does so at its end."""
         self.checkpoints.close(wait=False)
         if self._lock is not None:
             self._lock.release()
@@ -171,12 +171,12 @@ class Run:
                 yield from self._evaluate(on_window)
             if self.world.is_rank_zero:
                 self._policy.request_save_if_due(trainer)
-        # No rank exits before all are done: the first rank may hold the store, which the others still use.
+        # No rank exits before all are done: the first rank may host the store, which the others still use.
         self.world.barrier()
         yield from iter(self.checkpoints.poll, None)
 
     def _steps(self) -> Iterator[StepReport]:
-        """Yield the trainer's steps; if it diverges, save the batch and say so in the error."""
+        """Yield the reports of the trainer's steps; if it diverges, save the batch and name the file in the error."""
         try:
             yield from self.trainer
         except DivergedError as error:
@@ -206,7 +206,7 @@ class Run:
         self._policy.restart_clock()
 
     def _save_weights(self) -> None:
-        """Write the weights of all stages into one file, from the checkpoint that was just saved."""
+        """Write the weights of all stages into one file, from the checkpoint of the last step."""
         if self.world.is_rank_zero:
             self.checkpoints.check_fence()
             checkpoint = find_checkpoint(self.checkpoints.location, self.config.data.retry_seconds)

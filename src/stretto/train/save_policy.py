@@ -7,7 +7,7 @@ from stretto.train.trainer import Request, Trainer
 
 
 class SavePolicy:
-    """Saves every n steps, or when enough minutes have passed; evaluates every n steps, and after the last."""
+    """Saves are due every `save.every` steps or `save.minutes`, evaluations every `eval_every` steps and at the end."""
 
     def __init__(self, save: SaveConfig, eval_every: int | None, *, has_validation: bool) -> None:
         self._save = save
@@ -16,20 +16,20 @@ class SavePolicy:
         self._last_save_time = time.monotonic()
 
     def is_evaluation_due(self, trainer: Trainer) -> bool:
-        """Return whether to evaluate after the trainer's last step."""
+        """Return whether to evaluate after the step that the trainer has just taken."""
         if not self._has_validation:
             return False
         return trainer.is_done or (self._eval_every is not None and trainer.step % self._eval_every == 0)
 
     def is_save_due(self, trainer: Trainer) -> bool:
-        """Return whether to save the trainer's last step; all ranks get the same answer."""
+        """Return whether to save the step that the trainer has just taken; all ranks get the same answer."""
         is_due = self._save.every is not None and trainer.step % self._save.every == 0
         # The best checkpoint can only be kept if every step that is evaluated is saved.
         is_candidate = self._save.keep_best and self.is_evaluation_due(trainer)
         return is_due or is_candidate or Request.SAVE in trainer.agreed
 
     def restart_clock(self) -> None:
-        """Start to count the minutes until the next save."""
+        """Count the minutes until the next save from now on."""
         self._last_save_time = time.monotonic()
 
     def request_save_if_due(self, trainer: Trainer) -> None:

@@ -14,7 +14,7 @@ from stretto.train.weights import check_initial_weights
 
 
 def prepare_run(config: RunConfig, resume: str = "auto") -> RunInputs:
-    """Return the inputs of a run; raise if it can't start, or if its checkpoint does not fit its config or data."""
+    """Return a run's inputs; raise if it can't start, or if the checkpoint to resume from does not fit it."""
     _check_folder(config, resume)
     check_sinks(config.logging)
     inputs = build_inputs(config)
@@ -32,7 +32,7 @@ def checkpoint_location(config: RunConfig) -> str:
 
 
 def newest_checkpoint(config: RunConfig) -> str | None:
-    """Return the name of a run's newest checkpoint; None if there is none, or if storage can't be reached now."""
+    """Return the name of the checkpoint that a run would resume from; None if there is none, or it can't be read."""
     try:
         checkpoint = _find_checkpoint(config, "auto")
     except (StrettoError, OSError):

@@ -1,6 +1,6 @@
 """suggest: writes the config of a first run for prepared data, with a comment on each setting.
 
-In this file, a step is a time step of the data; a training step is called a batch.
+In this file, a step is a time step, and a training step is a batch. The comments for users say time step and step.
 """
 
 import math
@@ -29,17 +29,17 @@ from stretto.windows.items import SlidingWindows
 
 # A first run should take about this many seconds.
 _TARGET_SECONDS = 75
-# Roughly what training reaches per core and per accelerator, in floating-point operations per second.
+# Roughly what training reaches per core (of at most 4) and per accelerator, in floating-point operations per second.
 _CORE_FLOPS_PER_SECOND = 40e9
 _DEVICE_FLOPS_PER_SECOND = 10e12
 # (layers, hidden), smallest first.
 _MODEL_SIZES = ((1, 64), (1, 96), (1, 128), (1, 192), (1, 256), (2, 256), (2, 384), (2, 512), (2, 768), (3, 1024))
 # The naive loss of a forecast is estimated from at most this many windows.
 _MAX_NAIVE_WINDOWS = 2000
-_TARGET_ROWS = 32  # per batch, on CPUs
+_TARGET_ROWS = 32  # per batch; an accelerator gets up to 64 lanes
 _MIN_BATCHES = 200  # per run, as far as _MAX_EPOCHS allows
 _MAX_EPOCHS = 100
-# Fields that are commented out in the file, with their defaults; a forecast also has data.stride.
+# Fields that are commented out in the file, with a default or example; a forecast also has data.stride.
 _OPTIONAL_FIELDS = ("data.workers", "model.cell", "layout.auto", "save.keep_best")
 
 
@@ -144,7 +144,7 @@ def _batch_settings(sequences: Sequences) -> _DataSettings:
     layers, hidden = _model_size(num_steps, num_steps, num_inputs, outputs_per_step)
     num_rows = max(1, round(budget / max(mean_length, 1)))
     settings = (
-        Setting("data.budget", budget, f"steps per batch: about {num_rows} rows of {mean_length:.0f} steps on average"),
+        Setting("data.budget", budget, f"time steps per batch: about {num_rows} rows of {mean_length:.0f} on average"),
         *_model_settings(layers, hidden, num_steps, 0.1 if labels is None else 0.3),
     )
     flops = _flops(layers, hidden, min(num_inputs, hidden), outputs_per_step)
@@ -156,7 +156,7 @@ def _batch_settings(sequences: Sequences) -> _DataSettings:
 
 @dataclass(frozen=True)
 class _ForecastRequest:
-    """What the user has set for a forecast; None means that it is chosen from the data, and no targets mean all."""
+    """What the user has set for a forecast; None is chosen from the data, and no targets mean all channels."""
 
     horizon: int | None
     season: int | None
@@ -202,12 +202,12 @@ def _forecast_settings(
     if series.seconds and forecast.horizon == series.period:
         duration = f" ({_duration_text(series.period * series.seconds)})"
     settings = [
-        Setting("data.context", context, "steps that the network sees before it makes a forecast"),
-        Setting("data.horizon", forecast.horizon, f"steps ahead to forecast{duration}"),
+        Setting("data.context", context, "time steps that the network sees before it makes a forecast"),
+        Setting("data.horizon", forecast.horizon, f"time steps ahead to forecast{duration}"),
     ]
     naive_loss = None
     if forecast.season:
-        reason = "targets are differences to the value this many steps before"
+        reason = "targets are differences from the value this many time steps earlier"
         if isinstance(valid, Sequences):
             naive_loss = _naive_loss(SlidingWindows(valid, forecast, context))
             reason += f"; predicting no difference has loss {naive_loss:.4f}"
@@ -217,8 +217,8 @@ def _forecast_settings(
     if series.has_missing:
         settings.append(Setting("data.masks", True, "some values are missing: the network gets a mask per channel"))
     settings += [
-        Setting("data.every_step", True, "train on a forecast at every step of the context, not only the last"),
-        Setting("data.budget", budget, f"steps per batch: {budget // context} windows of {context}"),
+        Setting("data.every_step", True, "train on a forecast at every time step of the context, not only the last"),
+        Setting("data.budget", budget, f"time steps per batch: {budget // context} windows of {context}"),
         *_model_settings(layers, hidden, num_steps, 0.5),
         Setting("train.weight_decay", 0.1, "series change with time, so overfitting is the main risk"),
     ]
@@ -249,9 +249,7 @@ def _naive_loss(windows: SlidingWindows) -> float:
 def _model_settings(layers: int, hidden: int, num_steps: int, dropout: float) -> list[Setting]:
     return [
         Setting("model.layers", layers, "recurrent layers; more need more data and time"),
-        Setting(
-            "model.hidden", hidden, f"features of the hidden state: a first size for {num_steps:,} time steps of data"
-        ),
+        Setting("model.hidden", hidden, f"size of the hidden state: a first choice for {num_steps:,} time steps"),
         Setting("model.dropout", dropout, "against overfitting"),
     ]
 
@@ -276,7 +274,7 @@ def _schedule_settings(data: _DataSettings, num_validation_steps: float) -> list
         Setting("save.minutes", 2.0, "minutes between checkpoints, from which an interrupted run resumes"),
     ]
     if num_validation_steps:
-        # A step of evaluation costs a third of a training step. All evaluations may take a fifth of the run.
+        # Evaluating a step costs a third of training on it. More than two evaluations may take a fifth of the run.
         num_evaluations = int(min(5, max(2, 0.6 * num_batches * data.batch_steps / num_validation_steps)))
         reason = f"steps between evaluations: {num_evaluations} in about {num_batches:,} steps"
         settings.append(Setting("run.eval_every", math.ceil(num_batches / num_evaluations), reason))
@@ -288,7 +286,7 @@ def _model_size(num_steps: int, max_weights: int, num_inputs: int, num_outputs: 
     affordable_flops = _flops_per_second() * _TARGET_SECONDS
     best = _MODEL_SIZES[0]
     for layers, hidden in _MODEL_SIZES:
-        is_justified = 8 * layers * hidden**2 <= max(max_weights, 20_000)  # about the weights of all layers
+        is_justified = 8 * layers * hidden**2 <= max(max_weights, 20_000)  # about the weights of all LSTM layers
         flops = _flops(layers, hidden, min(num_inputs, hidden), num_outputs)
         if is_justified and 2 * num_steps * flops <= affordable_flops:
             best = (layers, hidden)
@@ -304,11 +302,8 @@ def _flops(layers: int, hidden: int, num_inputs: int, num_outputs: int) -> float
 
 
 def _flops_per_second() -> float:
-    return (
-        _DEVICE_FLOPS_PER_SECOND
-        if _has_accelerator()
-        else _CORE_FLOPS_PER_SECOND * min(len(os.sched_getaffinity(0)), 4)
-    )
+    num_cores = min(len(os.sched_getaffinity(0)), 4)
+    return _DEVICE_FLOPS_PER_SECOND if _has_accelerator() else _CORE_FLOPS_PER_SECOND * num_cores
 
 
 def _has_accelerator() -> bool:

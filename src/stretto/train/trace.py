@@ -1,4 +1,4 @@
-"""Tracing: gathers on the first rank what all ranks did in a recorded step."""
+"""Tracing: gathers on the first rank what the ranks did in a recorded step."""
 
 import logging
 import platform
@@ -15,17 +15,17 @@ from stretto.train.trainer import Trainer
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NUMBERS_PER_EVENT = 5  # as `_pack` yields them
-# Replicas do the same work, and no viewer can open a trace of thousands of ranks.
+# Replicas do the same work, and viewers can't open a trace of thousands of ranks.
 _MAX_RANKS = 64
 
 _log = logging.getLogger(__name__)
 
 
 def gather_trace(trainer: Trainer) -> Trace | None:
-    """Return a trace of the last recorded step, on the first rank; None on others. All ranks must call it.
+    """Return a trace of the last step, on the first rank; None on others. All ranks must call it.
 
-    Set `trainer.is_recording` before a step to record it. With more than 64 ranks the trace holds as many complete
-    replicas as fit into 64, and at least one.
+    Set `trainer.is_recording` before that step. With more than 64 ranks the trace holds as many complete replicas as
+    fit into 64, and at least one.
     """
     mesh, events = trainer.engine.mesh, trainer.recorded_events
     # All ranks leave the barrier at about the same time, so `_align` can align the clocks of different nodes.

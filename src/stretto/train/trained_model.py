@@ -35,7 +35,7 @@ class TrainedModel:
     stack: Stack
 
     def metadata(self) -> dict[str, str]:
-        """Return the metadata of an exported model: task, vocabulary, labels, channels and more, each as JSON."""
+        """Return an exported model's metadata, each value as JSON: task, vocabulary, labels, channels and so on."""
         files = data_spec_files(self.data_spec)
         tree = json.loads(files.pop(DATA_SPEC))
         if self.data_spec.channels is not None:
@@ -44,12 +44,12 @@ class TrainedModel:
         parts = {name: json.dumps(value, ensure_ascii=False) for name, value in tree.items() if value}
         return {**parts, **{name.removesuffix(".json"): content.decode() for name, content in files.items()}}
 
-    def evaluate(self, location: Path | str, on_window: OnWindow = lambda part: None) -> Evaluation:
+    def evaluate(self, location: Path | str, on_window: OnWindow = lambda fraction: None) -> Evaluation:
         """Evaluate on other prepared data, cut into windows like the run's own data."""
         feed = open_feed("data", location, self.config.data, Layout(), self.config.run.seed, is_validation=True)
         check_same_spec(self.data_spec, feed.data_spec, str(location), "the run")
         loss = build_loss(self.config.model, self.data_spec.task)
-        # Compute as many rows at once as a rank of the run did, so that they fit into memory.
+        # Compute about as many rows at once as a rank of the run did, so that they fit into memory.
         num_rows = feed.windows.read(Position(), inputs=False, targets=False).num_rows
         micro_batches = min(num_rows, self.config.layout.num_global_micro_batches)
         engine = LocalEngine(self.stack, loss, micro_batches=micro_batches, precision=self.config.run.precision)
@@ -115,8 +115,9 @@ def check_weights(model: Stack, checkpoint: Checkpoint) -> None:
     for name, parameter in model.state_dict().items():
         weight = tensors.get(f"weights.{name}")
         average = tensors.get(f"optimizer.{name}.ax", weight)
-        if any(saved is None or saved.full_shape != parameter.shape for saved in (weight, average)):
-            problem = "has none" if weight is None else f"has it as {list(weight.full_shape)}"
+        saved = average if weight is not None and weight.full_shape == parameter.shape else weight
+        if saved is None or saved.full_shape != parameter.shape:
+            problem = "has none" if saved is None else f"has it as {list(saved.full_shape)}"
             raise ConfigError(
                 f"the model has a weight {name} of {list(parameter.shape)}, but {checkpoint.location} {problem}; use "
                 "the same model, or choose a different run.folder"

@@ -72,7 +72,7 @@ def empty_optimizer_state(stack: Stack, checkpoint: Checkpoint) -> dict[str, dic
         weight = weights.get(name)
         if weight is None or not full_name.startswith("optimizer."):
             continue
-        # No supported optimizer keeps more than one value per element under a key, so this is of a different model.
+        # torch's optimizers keep at most one value per element under a key, so this tensor is of a different model.
         if math.prod(saved.full_shape) > max(weight.numel(), 1):
             raise DataError(
                 f"{checkpoint.location}: {full_name} is {list(saved.full_shape)}; it is from a different model"
@@ -91,7 +91,7 @@ def set_optimizer_state(stack: Stack, optimizer: Optimizer, states: Mapping[str,
 
 
 def empty_lane_state(stack: Stack, num_rows: int, device: torch.device) -> State:
-    """Return a hidden state for `num_rows` lanes, to load saved values into."""
+    """Return the initial hidden state of `num_rows` lanes, as tensors to load saved values into."""
     rows = Rows.of(num_rows, device=device, dtype=stack.dtype)
     with torch.no_grad():
         return tuple(tensor.detach().clone() for tensor in stack.initial_state(rows))

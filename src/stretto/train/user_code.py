@@ -8,14 +8,14 @@ from stretto.base.errors import ConfigError
 
 
 def load_object(field: str, spec: str) -> object:
-    """Import the object that `spec`, the value of a config's field, names; `field` is for error messages."""
+    """Import and return the object that `spec`, the value of a config's `field`, names."""
     source, _, name = spec.rpartition(":")
     if not source:
         raise ConfigError(f"{field}={spec!r} does not name an object; write it as file.py:name or package.module:name")
     try:
         module = _load_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
     except (ImportError, OSError, SyntaxError) as error:
-        raise ConfigError(f"{field}={spec!r} can't be imported ({error}); use a file or module that exists") from None
+        raise ConfigError(f"{field}={spec!r} can't be imported ({error}); fix it, or choose a different one") from None
     if not hasattr(module, name):
         raise ConfigError(f"{field}={spec!r}: {source} has no {name}; use a name that it defines")
     value: object = getattr(module, name)

@@ -65,7 +65,7 @@ def check_initial_weights(model: Stack, path: str) -> dict[str, str]:
     unused = sorted(set(shapes) - set(names.values()))
     if unused:
         raise DataError(
-            f"model.weights={path} has a weight {unused[0]}, but the model has none; make the [model] section the same"
+            f"model.weights={path} has a weight {unused[0]}, which the model lacks; make the [model] section the same"
         )
     return names
 
@@ -92,15 +92,15 @@ def _open(path: str) -> Iterator[Any]:
 
 
 def _block_indices(names: Iterable[str], path: str) -> list[int]:
-    """Return the sorted indices of the blocks that the names of weights contain, as in `blocks.<index>.<rest>`."""
+    """Return the sorted indices of the blocks that have these weights, named as in `blocks.<index>.<name>`."""
     indices = set()
     for name in names:
         prefix, _, rest = name.partition(".")
         index = rest.partition(".")[0]
         if prefix != "blocks" or not index.isdecimal():
             raise DataError(
-                f"model.weights={path} has a weight {name}, which is not a name of a Stack; read it with "
-                "stretto.exchange.from_torch and write that with stretto.exchange.save_weights"
+                f"model.weights={path} has a weight {name}, but a Stack's are named blocks.<index>.<name>; convert the "
+                "file with stretto.exchange.from_torch, and write the result with stretto.exchange.save_weights"
             )
         indices.add(int(index))
     return sorted(indices)

@@ -1,4 +1,4 @@
-"""BackgroundSink: a thread per sink, so that a slow or broken tracker never stops a run."""
+"""BackgroundSink: writes to a sink in a thread of its own, so that a slow or broken tracker never stops a run."""
 
 import logging
 import queue

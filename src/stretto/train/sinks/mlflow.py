@@ -63,7 +63,7 @@ class MlflowSink(Sink):
         try:
             self._client.update_run(run_id, status="RUNNING")
         except MlflowException as error:
-            # The id is from a different server.
+            # The MLflow run was deleted, or the id is from a different server.
             if error.error_code == ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
                 return None
             raise

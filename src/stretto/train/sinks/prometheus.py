@@ -55,7 +55,7 @@ class PrometheusSink(Sink):
 
 
 def _listen(port: int, registry: CollectorRegistry, deadline: float) -> tuple[WSGIServer, Thread]:
-    """Listen on the loopback address as soon as the port is free; raise ConfigError after the deadline."""
+    """Listen on the loopback address once the port is free; raise ConfigError after the deadline or on other errors."""
     while True:
         try:
             return start_http_server(port, addr="127.0.0.1", registry=registry)

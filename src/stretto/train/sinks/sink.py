@@ -22,10 +22,10 @@ class Sink:
         raise NotImplementedError
 
     def end_history(self) -> None:
-        """Called after the last line from before it was opened; by default, do nothing."""
+        """Called after the lines from before it was opened, at once if it doesn't need them; by default, do nothing."""
 
     def close(self, status: RunStatus) -> None:
-        """Called after the last line; by default, do nothing."""
+        """Called after the last line, with how the run ended; by default, do nothing."""
 
 
 LogLine = tuple[str, Mapping[str, object]]  # its kind and its other fields
@@ -52,7 +52,7 @@ def step_of(values: Mapping[str, object]) -> int:
 
 
 def iter_scalars(kind: str, values: Mapping[str, object]) -> Iterator[Scalar]:
-    """Yield all finite numbers of a line; a list is taken as one number per rank."""
+    """Yield all finite numbers of a line, and a step's speed; a list is taken as one number per rank."""
     for name, value in {**values, **_speed(kind, values)}.items():
         if _is_number(value):
             yield Scalar(kind, name, None, float(value))

@@ -39,7 +39,7 @@ class Sinks:
             sink.write(kind, values)
 
     def close(self, status: RunStatus = "finished") -> None:
-        """Wait until all lines are written; `status` is how the run ended."""
+        """Wait until all lines are written, for a limited time per sink; `status` is how the run ended."""
         for sink in self._sinks:
             sink.close(status)
 
@@ -68,7 +68,7 @@ def open_sinks(
     """Open the sinks that a config names to continue after `step`. Call it on the first rank only.
 
     Trackers keep their files in the folder, where a later launch finds them and continues. `history` returns the log's
-    lines up to `step`, for trackers that need them again. Trackers show the `hyperparameters`.
+    lines up to `step`, for trackers that need them again. MLflow and W&B show the `hyperparameters`.
     """
     check_sinks(config)
     folder, hyperparameters = Path(folder), hyperparameters or {}

@@ -8,13 +8,13 @@ from stretto.base.run_folder import SINK_STATE
 
 
 class SinkState:
-    """Strings by name, in a JSON file of a folder."""
+    """Strings by name, in a JSON file in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / SINK_STATE
 
     def read(self, name: str) -> str | None:
-        """Return a string; None if there is none of this name, or the file can't be read."""
+        """Return the string of this name; None if there is none, or the file can't be read."""
         value = self._load().get(name)
         return value if isinstance(value, str) else None
 

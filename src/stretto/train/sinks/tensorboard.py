@@ -16,11 +16,11 @@ from stretto.train.sinks.sink import Sink, iter_scalars, step_of
 from stretto.train.sinks.state import SinkState
 
 _HISTORY = "history"
-_numbers = itertools.count()
+_numbers = itertools.count()  # make the file names of a process unique
 
 
 class TensorBoardSink(Sink):
-    """Writes scalars named `kind/name`. Steps that an earlier launch logged after the resumed one are marked as purged.
+    """Writes scalars named `kind/name`. Steps that an earlier launch logged and this one repeats are marked as purged.
 
     TensorBoard's own writers have a thread that prints a traceback when the disk is full and may leave half a record;
     here a record is written completely or not at all.
