@@ -609,10 +609,10 @@ ERROR_SECTIONS = (
                 DataError,
             ),
             ErrorCase(
-                "data.context is not set; a forecast needs the number of steps that it sees",
-                "`data.feed` is forecast, which needs the number of input steps.",
+                "data.context is not set; a forecast needs the number of time steps that it sees",
+                "`data.feed` is forecast, which needs the number of input time steps.",
                 "Set `data.context`.",
-                "stretto train songs.toml --data.feed forecast",
+                "stretto train songs.toml --data.train meters --data.feed forecast",
             ),
             ErrorCase(
                 "data.train=<folder>: season=<n> exceeds context=<n>; use a longer context",

@@ -86,9 +86,9 @@ def _check_unused_fields(data: DataConfig, kind: str, has_channels: bool) -> Non
         value = getattr(data, name)
         if value == DataConfig.model_fields[name].default:
             continue
-        if name in ("stride", "every_step") and data.feed is None and has_channels and data.context is None:
+        if name in ("stride", "every_step") and data.feed is None and has_channels and kind == "lanes":
             raise ConfigError(
-                f"data.{name}={value!r} needs data.context, the number of steps that a forecast sees; set it"
+                f"data.{name}={value!r} needs data.context, the number of time steps that a forecast sees; set it"
             )
         if kind not in kinds or (name in _CHANNEL_FIELDS and not has_channels):
             reason = f"data.feed={kind!r}" if kind not in kinds else "data without channels"
@@ -134,11 +134,12 @@ def _default_feed(sequences: Sequences, data: DataConfig) -> str:
 
 def _items(sequences: Sequences, data: DataConfig, kind: str, *, is_validation: bool) -> Items:
     if kind == "forecast":
+        forecast = _forecast(sequences, data)
         if data.context is None:
-            raise ConfigError("data.context is not set; a forecast needs the number of steps that it sees")
+            raise ConfigError("data.context is not set; a forecast needs the number of time steps that it sees")
         # Validation has one target per window, at the step where a forecast would be made.
         every_step = data.every_step and not is_validation
-        return SlidingWindows(sequences, _forecast(sequences, data), data.context, data.stride, every_step)
+        return SlidingWindows(sequences, forecast, data.context, data.stride, every_step)
     return NextTokenItems(sequences) if sequences.fields.labels is None else LabeledItems(sequences, data.masks)
 
 
