@@ -138,8 +138,7 @@ def _items(sequences: Sequences, data: DataConfig, kind: str, *, is_validation: 
         if data.context is None:
             raise ConfigError("data.context is not set; a forecast needs the number of time steps that it sees")
         # Validation has one target per window, at the step where a forecast would be made.
-        every_step = data.every_step and not is_validation
-        return SlidingWindows(sequences, forecast, data.context, data.stride, every_step)
+        return SlidingWindows(sequences, forecast, data.context, data.stride, data.every_step and not is_validation)
     return NextTokenItems(sequences) if sequences.fields.labels is None else LabeledItems(sequences, data.masks)
 
 

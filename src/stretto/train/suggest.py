@@ -169,7 +169,7 @@ def _choose_forecast(
 ) -> tuple[Forecast, int]:
     """Return a forecast for the data, and its context: the number of steps that it sees."""
     store = min((store for store in (train, valid) if isinstance(store, Sequences)), key=lambda store: store.longest)
-    num_available = store.longest
+    num_available = store.longest  # time steps of the longest series, in the data where it is shorter
     horizon = request.horizon or max(1, min(series.period or 8, num_available // 4))
     season = request.season
     if season is None:

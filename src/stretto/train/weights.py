@@ -42,9 +42,9 @@ def check_initial_weights(model: Stack, path: str) -> dict[str, str]:
     Blocks with weights are matched in order, so that models with and without dropout fit each other.
     """
     with _open(path) as file:
-        shapes = {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no dict
+        file_shapes = {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no dict
     model_shapes = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
-    model_blocks, file_blocks = _block_indices(model_shapes, path), _block_indices(shapes, path)
+    model_blocks, file_blocks = _block_indices(model_shapes, path), _block_indices(file_shapes, path)
     if len(model_blocks) != len(file_blocks):
         raise DataError(
             f"model.weights={path} has weights of {len(file_blocks)} blocks, but the model has {len(model_blocks)} "
@@ -56,13 +56,13 @@ def check_initial_weights(model: Stack, path: str) -> dict[str, str]:
         _, index, rest = name.split(".", 2)
         file_name = f"blocks.{file_indices[int(index)]}.{rest}"
         names[name] = file_name
-        if shapes.get(file_name) != model_shapes[name]:
-            problem = f"has it as {shapes[file_name]}" if file_name in shapes else f"has no {file_name}"
+        if file_shapes.get(file_name) != model_shapes[name]:
+            problem = f"has it as {file_shapes[file_name]}" if file_name in file_shapes else f"has no {file_name}"
             raise DataError(
                 f"the model has a weight {name} of {model_shapes[name]}, but model.weights={path} {problem}; make the "
                 "[model] section the same"
             )
-    unused = sorted(set(shapes) - set(names.values()))
+    unused = sorted(set(file_shapes) - set(names.values()))
     if unused:
         raise DataError(
             f"model.weights={path} has a weight {unused[0]}, which the model lacks; make the [model] section the same"
