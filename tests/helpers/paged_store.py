@@ -7,7 +7,7 @@ from torch.utils.data import Dataset
 
 from stretto.store.file_writer import FileWriter
 from stretto.store.index import Store, write_index
-from stretto.store.pages import PAGE, ByteRange
+from stretto.store.pages import PAGE_BYTES, ByteRange
 
 NUM_TOKENS = 60_000
 
@@ -31,7 +31,7 @@ def write_store(folder: Path, num_shards: int = 4, num_steps: int = 1_400_000, n
     return folder
 
 
-def byte_ranges_of(store: Store, num_bytes: int = PAGE // 3) -> list[ByteRange]:
+def byte_ranges_of(store: Store, num_bytes: int = PAGE_BYTES // 3) -> list[ByteRange]:
     """Cut all bytes of all files of a store into ranges; some of them cross pages."""
     return [
         ByteRange(file.name, start, min(start + num_bytes, file.num_bytes))

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from stretto.data import Sequences
 from stretto.store.file_writer import write_file
 from stretto.store.index import write_index
-from stretto.store.sequences import CLASSES, ENDS, VALUES, SequencesFields
+from stretto.store.sequences import CHANNEL_DTYPE, END_DTYPE, LABEL_DTYPE, SequencesFields
 from stretto.store.vocabulary import token_dtype
 
 
@@ -38,7 +38,7 @@ def write_series(folder: Path, shards: Sequence[Sequence[NDArray[np.float32]]]) 
             "std": np.nanstd(values, axis=0).tolist(),
         }
     }
-    return _write(folder, [[series.astype(VALUES) for series in shard] for shard in shards], fields, ())
+    return _write(folder, [[series.astype(CHANNEL_DTYPE) for series in shard] for shard in shards], fields, ())
 
 
 def _write(
@@ -52,9 +52,9 @@ def _write(
     for index, shard in enumerate(shards):
         ends = np.cumsum([len(row) for row in shard])
         files.append(write_file(folder / f"values-{index:05}.bin", np.concatenate(shard).tobytes()))
-        files.append(write_file(folder / f"ends-{index:05}.bin", ends.astype(ENDS).tobytes()))
+        files.append(write_file(folder / f"ends-{index:05}.bin", ends.astype(END_DTYPE).tobytes()))
         if labels:
-            files.append(write_file(folder / f"labels-{index:05}.bin", np.array(labels[index], CLASSES).tobytes()))
+            files.append(write_file(folder / f"labels-{index:05}.bin", np.array(labels[index], LABEL_DTYPE).tobytes()))
         longest = max(len(row) for row in shard)
         sizes.append({"num_sequences": len(shard), "num_steps": int(ends[-1]), "longest": longest})
     write_index(folder, SequencesFields.kind, {**fields, "shards": sizes}, files)

@@ -86,7 +86,7 @@ def _nothing(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "budget", "micro_batches", "message"),
     [
-        (_cut_short, 100, 1, "values-00000.bin has 441 bytes, not 444 bytes; prepare the data again"),
+        (_cut_short, 100, 1, "values-00000.bin has 441 bytes, not 444; copy it again or prepare the data again"),
         pytest.param(
             _nothing, 10, 1, "has 11 steps, more than data.budget=10; raise the budget", marks=pytest.mark.slow
         ),

@@ -11,7 +11,7 @@ import pytest
 
 from stretto.errors import DataError
 from stretto.store.cache import MIN_BYTES, Cache
-from stretto.store.pages import PAGE
+from stretto.store.pages import PAGE_BYTES
 
 
 def key(number: int) -> str:
@@ -19,11 +19,11 @@ def key(number: int) -> str:
 
 
 def page(number: int) -> bytes:
-    return bytes([number % 256]) * PAGE
+    return bytes([number % 256]) * PAGE_BYTES
 
 
-def opened(folder: Path, num_bytes: int = MIN_BYTES) -> Cache:
-    cache = Cache(folder, num_bytes)
+def opened(folder: Path, max_bytes: int = MIN_BYTES) -> Cache:
+    cache = Cache(folder, max_bytes)
     cache.create()
     return cache
 
@@ -50,11 +50,11 @@ def test_a_cached_page_is_found_when_the_folder_is_opened_again(tmp_path: Path) 
 
 
 def test_a_cache_never_exceeds_its_size_limit(tmp_path: Path) -> None:
-    cache = opened(tmp_path, 10 * PAGE)
+    cache = opened(tmp_path, 10 * PAGE_BYTES)
     for number in range(35):
         cache.put(key(number), page(number))
-        assert size(tmp_path) <= 10 * PAGE
-    assert size(tmp_path) >= 8 * PAGE
+        assert size(tmp_path) <= 10 * PAGE_BYTES
+    assert size(tmp_path) >= 8 * PAGE_BYTES
     assert cache.get(key(34)) == page(34)
     assert cache.get(key(0)) is None
 
@@ -70,11 +70,11 @@ def test_the_least_recently_used_pages_are_evicted_first(tmp_path: Path) -> None
 
 def fill(folder: Path, first: int) -> None:
     """Put and get pages while other processes do the same."""
-    cache = opened(folder, 16 * PAGE)
+    cache = opened(folder, 16 * PAGE_BYTES)
     for number in range(first, first + 40):
         cache.put(key(number), page(number))
         assert cache.get(key(number)) in (None, page(number))
-        assert current_size(folder) <= 16 * PAGE
+        assert current_size(folder) <= 16 * PAGE_BYTES
 
 
 def current_size(folder: Path) -> int:
@@ -97,7 +97,7 @@ def test_processes_share_a_folder_and_its_size_limit(tmp_path: Path) -> None:
     for worker in workers:
         worker.join(120)
     assert [worker.exitcode for worker in workers] == [0, 0, 0]
-    assert 8 * PAGE <= size(tmp_path) <= 16 * PAGE
+    assert 8 * PAGE_BYTES <= size(tmp_path) <= 16 * PAGE_BYTES
 
 
 def test_a_reader_never_sees_a_part_of_a_page(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_reader_never_sees_a_part_of_a_page(tmp_path: Path) -> None:
         seen.add(None if content is None else len(content))
     thread.join()
     # It may be evicted at times, but there is never a part of it.
-    assert PAGE in seen and seen <= {None, PAGE}
+    assert PAGE_BYTES in seen and seen <= {None, PAGE_BYTES}
 
 
 def test_a_partial_page_of_a_killed_process_is_evicted(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_only_pages_are_ever_deleted(tmp_path: Path) -> None:
 def test_an_invalid_size_file_is_counted_again(tmp_path: Path) -> None:
     cache = opened(tmp_path)
     cache.put(key(0), page(0))
-    assert (tmp_path / "pages" / "size").read_bytes() == b"%d" % PAGE
+    assert (tmp_path / "pages" / "size").read_bytes() == b"%d" % PAGE_BYTES
     for number in range(20):
         (tmp_path / "pages" / "size").write_bytes(b"\xff nonsense")
         cache.put(key(number), page(number))
@@ -168,5 +168,5 @@ def test_a_folder_that_can_not_be_created_is_one_sentence(tmp_path: Path) -> Non
 def test_a_size_limit_that_is_too_small_is_refused_with_the_minimum(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"data\.cache_bytes=8,388,607 is too small; use at least 8,388,608"):
         Cache(tmp_path, MIN_BYTES - 1)
-    with pytest.raises(DataError, match=r"data\.retry_seconds=-1 is not a number of seconds; use at least 0"):
+    with pytest.raises(DataError, match=r"data\.retry_seconds=-1 must be at least 0"):
         Cache(tmp_path, retry_seconds=-1)

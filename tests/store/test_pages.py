@@ -12,7 +12,7 @@ from helpers.stores import write_series
 from stretto.errors import DataError
 from stretto.store.file_writer import write_file
 from stretto.store.index import Store
-from stretto.store.pages import MAX_OPEN_FILES, PAGE, ByteRange, LocalPages, PagedFile
+from stretto.store.pages import MAX_OPEN_FILES, PAGE_BYTES, ByteRange, LocalPages, PagedFile
 from stretto.store.sequences import Sequences
 
 
@@ -53,25 +53,25 @@ def test_many_shards_keep_few_files_open(tmp_path: Path) -> None:
 
 def test_a_flipped_bit_is_detected_when_its_page_is_first_read(tmp_path: Path) -> None:
     folder = write_store(tmp_path / "store", num_shards=1)
-    flip_bit(folder / "values-00000.bin", PAGE + 5)
+    flip_bit(folder / "values-00000.bin", PAGE_BYTES + 5)
     pages = Store.open(folder).pages
-    assert len(pages.read([ByteRange("values-00000.bin", 0, PAGE)])[0]) == PAGE
+    assert len(pages.read([ByteRange("values-00000.bin", 0, PAGE_BYTES)])[0]) == PAGE_BYTES
     with pytest.raises(DataError, match=r"values-00000\.bin is damaged between bytes 1,048,576 and 2,097,152"):
-        pages.read([ByteRange("values-00000.bin", PAGE - 1, PAGE + 1)])
+        pages.read([ByteRange("values-00000.bin", PAGE_BYTES - 1, PAGE_BYTES + 1)])
 
 
 def test_a_truncated_file_is_refused_when_the_store_is_opened(tmp_path: Path) -> None:
     folder = write_store(tmp_path / "store", num_shards=1)
     with (folder / "ends-00000.bin").open("r+b") as file:
         file.truncate(7_999)
-    with pytest.raises(DataError, match=r"ends-00000\.bin has 7,999 bytes, not 8,000 bytes"):
+    with pytest.raises(DataError, match=r"ends-00000\.bin has 7,999 bytes, not 8,000; copy it again"):
         Store.open(folder)
 
 
 def test_pages_are_pickled_without_their_bytes(tmp_path: Path) -> None:
-    file = write_file(tmp_path / "shard.bin", bytes(5 * PAGE))
+    file = write_file(tmp_path / "shard.bin", bytes(5 * PAGE_BYTES))
     pages = LocalPages(tmp_path, [file])
-    pages.read([ByteRange("shard.bin", 0, 5 * PAGE)])
+    pages.read([ByteRange("shard.bin", 0, 5 * PAGE_BYTES)])
     assert len(pickle.dumps(pages)) < 5_000
 
 
@@ -152,5 +152,5 @@ def test_a_link_that_leads_to_itself_is_one_sentence(tmp_path: Path) -> None:
     folder = write_store(tmp_path / "store", num_shards=1)
     (folder / "ends-00000.bin").unlink()
     (folder / "ends-00000.bin").symlink_to("ends-00000.bin")
-    with pytest.raises(DataError, match=r"ends-00000\.bin is missing, not 8,000 bytes"):
+    with pytest.raises(DataError, match=r"ends-00000\.bin is missing; copy it again"):
         Store.open(folder)

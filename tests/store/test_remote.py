@@ -21,7 +21,7 @@ from stretto.errors import DataError
 from stretto.store import remote
 from stretto.store.cache import Cache
 from stretto.store.index import Store
-from stretto.store.pages import PAGE, ByteRange
+from stretto.store.pages import PAGE_BYTES, ByteRange
 from stretto.store.remote import fetch
 
 URL = "memory://bucket/store"
@@ -68,13 +68,13 @@ def test_a_url_gives_the_same_bytes_as_the_folder(
     protocol: str, folder: Path, bucket: MemoryFileSystem, tmp_path: Path
 ) -> None:
     # The cache is smaller than the store, so the second time some of its pages are gone.
-    cache = Cache(tmp_path, 8 * PAGE)
+    cache = Cache(tmp_path, 8 * PAGE_BYTES)
     store = Store.open(URL if protocol == "memory" else f"file://{folder}", cache)
-    assert sum(file.num_bytes for file in store.files) > cache.num_bytes
+    assert sum(file.num_bytes for file in store.files) > cache.max_bytes
     byte_ranges = byte_ranges_of(store)
     for _ in range(2):
         assert read(store, byte_ranges) == bytes_of(folder, byte_ranges)
-    assert sum(path.stat().st_size for path in tmp_path.rglob("*.page")) <= cache.num_bytes
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*.page")) <= cache.max_bytes
 
 
 def test_byte_ranges_are_returned_in_the_order_of_the_request(
@@ -82,9 +82,9 @@ def test_byte_ranges_are_returned_in_the_order_of_the_request(
 ) -> None:
     store = Store.open(URL, Cache(tmp_path))
     byte_ranges = [
-        ByteRange("values-00003.bin", 2 * PAGE - 3, 2 * PAGE + 4),
+        ByteRange("values-00003.bin", 2 * PAGE_BYTES - 3, 2 * PAGE_BYTES + 4),
         ByteRange(VALUES, 5, 5),
-        ByteRange(VALUES, 0, 2 * PAGE + 1),
+        ByteRange(VALUES, 0, 2 * PAGE_BYTES + 1),
         ByteRange("ends-00001.bin", 8, 24),
         ByteRange(VALUES, 3, 9),
     ]
@@ -100,7 +100,7 @@ def test_the_pages_of_all_byte_ranges_are_fetched_in_one_call(calls: Calls, tmp_
 def test_a_call_requests_at_most_max_ranges_pages(
     calls: Calls, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "MAX_RANGES", 5)
+    monkeypatch.setattr(remote, "MAX_PAGES_PER_REQUEST", 5)
     store = Store.open(URL, Cache(tmp_path))
     byte_ranges = byte_ranges_of(store)
     assert read(store, byte_ranges) == bytes_of(folder, byte_ranges)
@@ -117,7 +117,9 @@ def test_a_page_is_fetched_once_for_all_processes_of_a_machine(calls: Calls, fol
 
 def test_few_pages_stay_in_memory(calls: Calls, tmp_path: Path) -> None:
     store = Store.open(URL, Cache(tmp_path))
-    byte_ranges = [byte_range for byte_range in byte_ranges_of(store, PAGE) if byte_range.file.startswith("values")]
+    byte_ranges = [
+        byte_range for byte_range in byte_ranges_of(store, PAGE_BYTES) if byte_range.file.startswith("values")
+    ]
     for byte_range in byte_ranges:
         store.pages.read([byte_range])
     for path in tmp_path.rglob("*.page"):
@@ -158,7 +160,7 @@ def test_a_cached_page_that_was_damaged_is_fetched_again(calls: Calls, folder: P
 
 
 def test_a_page_that_arrives_damaged_is_fetched_once_more(calls: Calls, folder: Path, tmp_path: Path) -> None:
-    calls.change = lambda call, answers: [bytes(PAGE), *answers[1:]] if call == 0 else answers
+    calls.change = lambda call, answers: [bytes(PAGE_BYTES), *answers[1:]] if call == 0 else answers
     store = Store.open(URL, Cache(tmp_path))
     byte_ranges = byte_ranges_of(store)
     assert read(store, byte_ranges) == bytes_of(folder, byte_ranges)
@@ -169,21 +171,21 @@ def test_a_page_that_arrives_damaged_twice_is_one_sentence_and_not_cached(
     calls: Calls, bucket: MemoryFileSystem, tmp_path: Path
 ) -> None:
     content = bytearray(bucket.cat_file(f"/bucket/store/{VALUES}"))
-    content[PAGE + 7] ^= 1
+    content[PAGE_BYTES + 7] ^= 1
     bucket.pipe_file(f"/bucket/store/{VALUES}", bytes(content))
     store = Store.open(URL, Cache(tmp_path))
     where = rf"memory://bucket/store/{VALUES} is damaged between bytes 1,048,576 and 2,097,152 \(checksum mismatch"
     with pytest.raises(DataError, match=where):
-        store.pages.read([ByteRange(VALUES, PAGE, PAGE + 1)])
+        store.pages.read([ByteRange(VALUES, PAGE_BYTES, PAGE_BYTES + 1)])
     assert calls.sizes == [1, 1]
     assert list(tmp_path.rglob("*.page")) == []
 
 
 def test_a_truncated_object_is_one_sentence(bucket: MemoryFileSystem, tmp_path: Path) -> None:
-    bucket.pipe_file(f"/bucket/store/{VALUES}", bucket.cat_file(f"/bucket/store/{VALUES}")[: PAGE + 9])
+    bucket.pipe_file(f"/bucket/store/{VALUES}", bucket.cat_file(f"/bucket/store/{VALUES}")[: PAGE_BYTES + 9])
     store = Store.open(URL, Cache(tmp_path))
     with pytest.raises(DataError, match=rf"{VALUES} is damaged between bytes 1,048,576 and .* \(received 9 bytes"):
-        store.pages.read([ByteRange(VALUES, PAGE, PAGE + 1)])
+        store.pages.read([ByteRange(VALUES, PAGE_BYTES, PAGE_BYTES + 1)])
 
 
 def test_an_object_that_is_gone_is_one_sentence(bucket: MemoryFileSystem, tmp_path: Path) -> None:
@@ -347,7 +349,7 @@ def http_server(folder: Path, handler: type[WholeFiles]) -> Iterator[str]:
 def test_workers_read_from_a_store_that_their_parent_has_used(method: str, folder: Path, tmp_path: Path) -> None:
     with http_server(folder, Ranges) as url:
         store = Store.open(url, Cache(tmp_path))
-        byte_ranges = byte_ranges_of(store, PAGE)
+        byte_ranges = byte_ranges_of(store, PAGE_BYTES)
         # The parent's event loop and connection are open when the workers start, and the cache is empty.
         assert read(store, byte_ranges[:3]) == bytes_of(folder, byte_ranges[:3])
         for path in tmp_path.rglob("*.page"):

@@ -15,7 +15,7 @@ from stretto.data import Batches, NextTokenItems, Position, Sequences, read_ahea
 from stretto.errors import DataError
 from stretto.store.cache import Cache
 from stretto.store.index import Store
-from stretto.store.pages import PAGE, ByteRange
+from stretto.store.pages import PAGE_BYTES, ByteRange
 
 pytestmark = [pytest.mark.s3, pytest.mark.timeout(90)]
 
@@ -42,20 +42,20 @@ def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 
 def test_a_bucket_gives_the_same_bytes_as_the_folder(server: S3Server, folder: Path, tmp_path: Path) -> None:
-    cache = Cache(tmp_path, 8 * PAGE)
+    cache = Cache(tmp_path, 8 * PAGE_BYTES)
     store = Store.open(URL, cache)
     byte_ranges = byte_ranges_of(store)
-    assert sum(file.num_bytes for file in store.files) > cache.num_bytes
+    assert sum(file.num_bytes for file in store.files) > cache.max_bytes
     for _ in range(2):
         assert read(store, byte_ranges) == bytes_of(folder, byte_ranges)
-    assert sum(path.stat().st_size for path in tmp_path.rglob("*.page")) <= cache.num_bytes
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*.page")) <= cache.max_bytes
 
 
 def test_a_server_that_is_down_for_ten_seconds_only_delays_the_reader(
     server: S3Server, folder: Path, tmp_path: Path
 ) -> None:
-    store = Store.open(URL, Cache(tmp_path, 8 * PAGE))
-    byte_ranges = byte_ranges_of(store, PAGE)
+    store = Store.open(URL, Cache(tmp_path, 8 * PAGE_BYTES))
+    byte_ranges = byte_ranges_of(store, PAGE_BYTES)
     passes: list[list[bytes]] = []
     has_started = threading.Event()
     may_end = threading.Event()
@@ -88,9 +88,9 @@ def test_a_server_that_is_down_for_ten_seconds_only_delays_the_reader(
 def test_an_epoch_from_a_bucket_equals_that_of_the_folder_though_the_server_restarts(
     server: S3Server, folder: Path, tmp_path: Path
 ) -> None:
-    cache = Cache(tmp_path, 8 * PAGE)
+    cache = Cache(tmp_path, 8 * PAGE_BYTES)
     remote, local = (Batches(NextTokenItems(Sequences.open(location, cache)), 40_000) for location in (URL, folder))
-    assert sum(file.num_bytes for file in remote.items.sequences.store.files) > cache.num_bytes
+    assert sum(file.num_bytes for file in remote.items.sequences.store.files) > cache.max_bytes
     stopped = 0.0
     num_windows = num_rows = 0
     position = Position()
@@ -115,7 +115,7 @@ def test_workers_read_from_a_bucket_that_their_parent_has_used(
     method: str, server: S3Server, folder: Path, tmp_path: Path
 ) -> None:
     store = Store.open(URL, Cache(tmp_path))
-    byte_ranges = byte_ranges_of(store, PAGE)
+    byte_ranges = byte_ranges_of(store, PAGE_BYTES)
     assert read(store, byte_ranges[:2]) == bytes_of(folder, byte_ranges[:2])
     for path in tmp_path.rglob("*.page"):
         path.unlink()
@@ -193,17 +193,17 @@ def test_a_server_that_does_not_come_back_is_one_sentence_in_time(
 def test_damaged_objects_are_one_sentence_each(server: S3Server, folder: Path, tmp_path: Path) -> None:
     damaged = tmp_path / "damaged"
     shutil.copytree(folder, damaged)
-    flip_bit(damaged / "values-00002.bin", PAGE + 1)
+    flip_bit(damaged / "values-00002.bin", PAGE_BYTES + 1)
     short = damaged / "values-00003.bin"
-    short.write_bytes(short.read_bytes()[: PAGE - 1])
+    short.write_bytes(short.read_bytes()[: PAGE_BYTES - 1])
     S3FileSystem().put(f"{damaged}/", "s3://bucket/damaged/", recursive=True)
     store = Store.open("s3://bucket/damaged", Cache(tmp_path / "cache"))
     start = time.monotonic()
     message = r"^s3://bucket/damaged/values-00002\.bin is damaged between bytes 1,048,576 and .* \(checksum mismatch"
     with pytest.raises(DataError, match=message):
-        store.pages.read([ByteRange("values-00002.bin", 0, PAGE + 9)])
+        store.pages.read([ByteRange("values-00002.bin", 0, PAGE_BYTES + 9)])
     with pytest.raises(DataError, match=r"values-00003\.bin is damaged between bytes 0 and .* \(received 1,048,575 "):
         store.pages.read([ByteRange("values-00003.bin", 0, 9)])
     with pytest.raises(DataError, match=r"^s3://bucket/damaged can't be read \(.*range is not satisfiable\)"):
-        store.pages.read([ByteRange("values-00003.bin", PAGE, PAGE + 9)])
+        store.pages.read([ByteRange("values-00003.bin", PAGE_BYTES, PAGE_BYTES + 9)])
     assert time.monotonic() - start < 5

@@ -17,7 +17,7 @@ from stretto.prepare.record_parser import RecordParser, infer_parser, sort_names
 from stretto.prepare.records import RecordPart, cut_records, list_paths
 from stretto.prepare.row_reader import OnSkipped, RowReader, SkippedRows, log_skipped_rows
 from stretto.prepare.shard_writer import finish_part, make_channels, open_shards, write_parts, write_store
-from stretto.store.sequences import VALUES, Channels, Classes, Origin, Schema, Sequences, Tokens
+from stretto.store.sequences import CHANNEL_DTYPE, Channels, Classes, Origin, Schema, Sequences, Tokens
 from stretto.store.vocabulary import ByteVocabulary, SymbolVocabulary, Vocabulary, split_symbols, token_dtype
 
 
@@ -230,7 +230,7 @@ class _WriteSequences:
     def __call__(self, part: RecordPart, number: int, folder: Path, /) -> PartResult:
         settings, parser, vocabulary = self.settings, self.settings.parser, self.settings.vocabulary
         classes: Mapping[str, int] = parser.classes or {}
-        dtype: np.dtype[Any] = VALUES if parser.value_type == "channels" else token_dtype(settings.num_tokens)
+        dtype: np.dtype[Any] = CHANNEL_DTYPE if parser.value_type == "channels" else token_dtype(settings.num_tokens)
         reader = RowReader(part, settings.options.bad_rows)
         rows = reader.read(partial(parser.parse, is_csv=part.format == "csv"), parser.fields)
         with open_shards(folder, settings.splits, number, dtype, parser.label is not None) as writers:

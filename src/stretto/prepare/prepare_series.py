@@ -20,7 +20,7 @@ from stretto.prepare.records import RecordPart, cut_records, list_paths, read_ro
 from stretto.prepare.row_reader import BadRowError, OnSkipped, RowReader, log_skipped_rows, missing_field
 from stretto.prepare.shard_writer import finish_part, make_channels, open_shards, write_parts, write_store
 from stretto.prepare.time_formats import parse_time
-from stretto.store.sequences import VALUES, Channels, Origin, Schema, Sequences
+from stretto.store.sequences import CHANNEL_DTYPE, Channels, Origin, Schema, Sequences
 
 Timestamp = float | datetime
 
@@ -191,7 +191,7 @@ class _WriteSeries:
 
     def __call__(self, part: RecordPart, number: int, folder: Path, /) -> PartResult:
         reader = RowReader(part, self.bad_rows)
-        with open_shards(folder, self.splits, number, VALUES) as writers:
+        with open_shards(folder, self.splits, number, CHANNEL_DTYPE) as writers:
             for steps in self._series(reader):
                 num_validation = int(len(steps) * self.validation_fraction)
                 writers[self.splits[0]].append(steps[: len(steps) - num_validation])

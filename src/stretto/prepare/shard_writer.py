@@ -17,8 +17,8 @@ from stretto.store.file_writer import FileWriter, write_file
 from stretto.store.index import write_index
 from stretto.store.pages import PagedFile
 from stretto.store.sequences import (
-    CLASSES,
-    ENDS,
+    END_DTYPE,
+    LABEL_DTYPE,
     Channels,
     Classes,
     Origin,
@@ -66,9 +66,9 @@ class ShardWriter:
             if values.ndim == 2:
                 self._moments = join_moments(self._moments, moments(values))
             self._files["values"].append(values.astype(self._dtype))
-        self._files["ends"].append(np.array(self._ends, ENDS))
+        self._files["ends"].append(np.array(self._ends, END_DTYPE))
         if "labels" in self._files:
-            self._files["labels"].append(np.array(self._labels, CLASSES))
+            self._files["labels"].append(np.array(self._labels, LABEL_DTYPE))
         self._buffered, self._num_buffered, self._ends, self._labels = [], 0, [], []
 
     def finish(self) -> PartResult:

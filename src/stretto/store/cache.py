@@ -8,9 +8,9 @@ from pathlib import Path
 
 from stretto.base.disk import write_atomic
 from stretto.base.errors import DataError
-from stretto.store.pages import PAGE
+from stretto.store.pages import PAGE_BYTES
 
-MIN_BYTES = 8 * PAGE
+MIN_BYTES = 8 * PAGE_BYTES
 # Evict down to this fraction of the limit: scanning the folder is the expensive part, so do it rarely.
 _KEPT_FRACTION = 0.9
 
@@ -20,21 +20,21 @@ class Cache:
     """Where pages are cached and how many bytes they may take; all ranks and workers of a node share it."""
 
     folder: Path = Path("~/.cache/stretto")
-    num_bytes: int = 1 << 30
+    max_bytes: int = 1 << 30
     retry_seconds: float = 300.0  # how long to retry when a server does not answer
 
     def __post_init__(self) -> None:
-        if self.num_bytes < MIN_BYTES:
-            raise DataError(f"data.cache_bytes={self.num_bytes:,} is too small; use at least {MIN_BYTES:,}")
+        if self.max_bytes < MIN_BYTES:
+            raise DataError(f"data.cache_bytes={self.max_bytes:,} is too small; use at least {MIN_BYTES:,}")
         # Not `< 0`, which would accept NaN.
         if not self.retry_seconds >= 0:
-            raise DataError(f"data.retry_seconds={self.retry_seconds} is not a number of seconds; use at least 0")
+            raise DataError(f"data.retry_seconds={self.retry_seconds} must be at least 0")
 
     def create(self) -> None:
         """Create the folder if it does not exist."""
         try:
             self._pages.mkdir(parents=True, exist_ok=True)
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError) as error:  # RuntimeError: `~` can't be expanded
             raise DataError(f"data.cache={self.folder} can't be created ({error}); choose a different folder") from None
 
     def get(self, key: str) -> bytes | None:
@@ -44,7 +44,7 @@ class Cache:
             content = path.read_bytes()
         except OSError:
             return None
-        # A read-only cache still works: it evicts by time of writing instead of time of use.
+        # Pages are evicted by time of last use. In a read-only cache that can't be set, but nothing is evicted either.
         with suppress(OSError):
             os.utime(path)
         return content
@@ -68,19 +68,19 @@ class Cache:
         return self._pages / f"{key}.page"
 
     def _reserve(self, descriptor: int, num_bytes: int) -> None:
-        """Add bytes that are about to be written to the total in the file; evict pages if they don't fit.
+        """Add `num_bytes`, which are about to be written, to the total in the open file; evict pages if they don't fit.
 
-        The total is an upper bound, since others may delete pages; `_evict` counts the bytes exactly.
+        The total is an upper bound, since a page may be deleted, or written twice; `_evict` counts the bytes exactly.
         """
         content = os.pread(descriptor, 32, 0)
-        total = int(content) if content.isdigit() else self.num_bytes
-        if total + num_bytes > self.num_bytes:
-            total = self._evict(int(self.num_bytes * _KEPT_FRACTION) - num_bytes)
+        total = int(content) if content.isdigit() else self.max_bytes
+        if total + num_bytes > self.max_bytes:
+            total = self._evict(int(self.max_bytes * _KEPT_FRACTION) - num_bytes)
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, str(total + num_bytes).encode(), 0)
 
-    def _evict(self, num_bytes: int) -> int:
-        """Delete the least recently used pages until at most `num_bytes` are left; return the number of bytes left."""
+    def _evict(self, max_bytes: int) -> int:
+        """Delete the least recently used pages until at most `max_bytes` are left; return the number of bytes left."""
         pages = []
         with os.scandir(self._pages) as entries:
             for entry in entries:
@@ -91,7 +91,7 @@ class Cache:
                         pages.append((status.st_mtime_ns, status.st_size, entry.path))
         total = sum(size for _, size, _ in pages)
         for _, size, path in sorted(pages):
-            if total <= num_bytes:
+            if total <= max_bytes:
                 break
             Path(path).unlink(missing_ok=True)
             total -= size

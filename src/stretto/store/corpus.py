@@ -52,7 +52,7 @@ class Corpus:
         return cls(store, fields, vocabulary)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the cached edges, to pickle a corpus that was read as small as a new one."""
+        """Leave out the cached edges, so that a corpus that was read is pickled as small as a new one."""
         return {name: value for name, value in self.__dict__.items() if name != "_edges"}
 
     @property
@@ -103,7 +103,7 @@ class Corpus:
         contents = self.store.pages.read(self._byte_ranges(starts, length))
         tokens = np.concatenate(contents).view(self.dtype).reshape(len(starts), length)
         if len(self.vocabulary) <= np.iinfo(self.dtype).max and tokens.max() >= len(self.vocabulary):
-            raise self._unknown_token(starts, tokens)
+            raise self._invalid_token(starts, tokens)
         return tokens.astype(np.int64)
 
     def _byte_ranges(self, starts: NDArray[np.int64], length: int) -> list[ByteRange]:
@@ -115,18 +115,18 @@ class Corpus:
             stop = start + length
             while start < stop:
                 shard_start, range_stop = int(edges[shard]), min(stop, int(edges[shard + 1]))
-                first, last = (start - shard_start) * size, (range_stop - shard_start) * size
-                byte_ranges.append(ByteRange(shard_name(shard), first, last))
+                start_byte, stop_byte = (start - shard_start) * size, (range_stop - shard_start) * size
+                byte_ranges.append(ByteRange(shard_name(shard), start_byte, stop_byte))
                 start, shard = range_stop, shard + 1
         return byte_ranges
 
-    def _unknown_token(self, starts: NDArray[np.int64], tokens: NDArray[Any]) -> DataError:
+    def _invalid_token(self, starts: NDArray[np.int64], tokens: NDArray[Any]) -> DataError:
         row, step = np.argwhere(tokens >= len(self.vocabulary))[0]
         position = int(starts[row] + step)
         shard = int(np.searchsorted(self._edges, position, side="right")) - 1
         return DataError(
             f"{self.location}: {shard_name(shard)} has token {tokens[row, step]:,} at position "
-            f"{position - int(self._edges[shard]):,}, but the vocabulary only has {len(self.vocabulary):,}; "
+            f"{position - int(self._edges[shard]):,}, but the vocabulary has only {len(self.vocabulary):,}; "
             "do not trust this store, and prepare the data again"
         )
 

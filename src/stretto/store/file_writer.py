@@ -9,12 +9,12 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.store.pages import PAGE, PagedFile
+from stretto.store.pages import PAGE_BYTES, PagedFile
 
 
 @dataclass
 class FileWriter:
-    """An append-only file; `finish` returns its entry for the index."""
+    """An append-only file; `finish` returns its size and checksums for the index."""
 
     path: Path
     num_bytes: int = 0
@@ -35,9 +35,9 @@ class FileWriter:
         content = memoryview(values if isinstance(values, bytes) else np.ascontiguousarray(values).tobytes())
         self._file.write(content)
         while len(content):
-            page_left = PAGE - self.num_bytes % PAGE
+            page_left = PAGE_BYTES - self.num_bytes % PAGE_BYTES
             part, content = content[:page_left], content[page_left:]
-            if page_left == PAGE:  # a new page starts
+            if page_left == PAGE_BYTES:  # a new page starts
                 self._checksums.append(0)
             self._checksums[-1] = zlib.crc32(part, self._checksums[-1])
             self.num_bytes += len(part)
@@ -51,7 +51,7 @@ class FileWriter:
 
 
 def write_file(path: Path, content: bytes) -> PagedFile:
-    """Write a whole file and flush it to disk; return its entry for the index."""
+    """Write a whole file and flush it to disk; return its name, size and checksums."""
     with FileWriter(path) as writer:
         writer.append(content)
         return writer.finish()

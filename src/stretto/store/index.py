@@ -16,7 +16,7 @@ from stretto.base.remote import is_remote
 from stretto.base.strict_model import StrictModel, first_error
 from stretto.store.cache import Cache
 from stretto.store.file_writer import write_file
-from stretto.store.pages import PAGE, ByteRange, LocalPages, PagedFile, Pages, path_in_store
+from stretto.store.pages import PAGE_BYTES, ByteRange, LocalPages, PagedFile, Pages, path_in_store
 from stretto.store.remote import RemotePages, fetch
 
 INDEX = "index.json"
@@ -44,11 +44,11 @@ class Store:
     fields: dict[str, Any]
     files: tuple[PagedFile, ...]
     pages: Pages
-    digest: str  # SHA-256 of the index; since the index has checksums, it identifies the content of all files
+    digest: str  # SHA-256 of the index; it identifies the content of all files, since the index covers their checksums
 
     @classmethod
     def open(cls, location: Path | str, cache: Cache | None = None) -> "Store":
-        """Open what `stretto prepare` wrote, in a folder or copied to object storage; this reads only the index."""
+        """Open what `stretto prepare` wrote, in a folder or copied to object storage; shards are read on demand."""
         location = str(location)
         tree = _read_index(location, cache)
         try:
@@ -68,7 +68,8 @@ class Store:
         actual = {file.name: file.num_bytes for file in self.files}
         for name, size in sizes.items():
             if actual.get(name) != size:
-                raise damaged_index(self.location, f"{name} has {actual.get(name)} bytes, not {size}")
+                reason = f"{name} has {actual[name]} bytes, not {size}" if name in actual else f"no file {name!r}"
+                raise damaged_index(self.location, reason)
 
 
 def write_index(folder: Path, kind: str, fields: dict[str, Any], files: Sequence[PagedFile]) -> None:
@@ -104,10 +105,10 @@ def _read_index(location: str, cache: Cache | None) -> dict[str, Any]:
         tree = json.loads(_read_small_file(location, INDEX, cache))
     except FileNotFoundError:
         inner = [] if is_remote(location) else sorted(path.parent.name for path in Path(location).glob(f"*/{INDEX}"))
-        hint = f"its subfolders {inner} do" if inner else "make it with `stretto prepare`"
+        hint = f"use one of its subfolders: {', '.join(inner)}" if inner else "make it with `stretto prepare`"
         raise DataError(f"{location} holds no prepared data ({INDEX} is missing); {hint}") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{location}: {INDEX} can't be read ({error}); copy it or prepare the data again") from None
+        raise DataError(f"{location}: {INDEX} can't be read ({error}); copy or prepare the data again") from None
     if not isinstance(tree, dict) or tree.get("format") != FORMAT or tree.get("version") != VERSION:
         raise DataError(f"{location}: {INDEX} is not of format {FORMAT} {VERSION}; prepare the data again")
     try:
@@ -121,7 +122,7 @@ def _open(location: str, tree: dict[str, Any], cache: Cache | None) -> Store:
     if len({entry.name for entry in entries}) < len(entries):
         raise damaged_index(location, "it lists a file twice")
     content = _read_small_file(location, CHECKSUMS, cache)
-    num_pages = [-(-entry.num_bytes // PAGE) for entry in entries]
+    num_pages = [-(-entry.num_bytes // PAGE_BYTES) for entry in entries]
     if zlib.crc32(content) != tree["checksums"] or len(content) != 4 * sum(num_pages):
         raise DataError(f"{location}: {CHECKSUMS} is damaged; copy it again or prepare the data again")
     parts = np.split(np.frombuffer(content, "<u4"), np.cumsum(num_pages)[:-1])

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from stretto.base.errors import DataError
 from stretto.store.lru_cache import LruCache
 
-PAGE = 1 << 20
-# A store may have thousands of files; this many are open at a time.
+PAGE_BYTES = 1 << 20
+# A store may have thousands of files; at most this many are open at a time.
 MAX_OPEN_FILES = 64
 
 Bytes = NDArray[np.uint8]
@@ -39,11 +39,11 @@ class PagedFile:
 
     def pages(self, start: int, stop: int) -> range:
         """Return the indices of the pages that hold bytes `start` to `stop`."""
-        return range(start // PAGE, -(-stop // PAGE))
+        return range(start // PAGE_BYTES, -(-stop // PAGE_BYTES))
 
     def extent(self, page: int) -> tuple[int, int]:
         """Return a page's first byte and the byte after its last one; a file's last page may be shorter."""
-        return page * PAGE, min((page + 1) * PAGE, self.num_bytes)
+        return page * PAGE_BYTES, min((page + 1) * PAGE_BYTES, self.num_bytes)
 
     def is_intact(self, page: int, content: Bytes | bytes) -> bool:
         """Return whether the content matches the page's size and checksum."""
@@ -74,13 +74,13 @@ class LocalPages:
             path = path_in_store(folder, file.name)
             size = path.stat().st_size if path.is_file() else None
             if size != file.num_bytes:
-                actual = "is missing" if size is None else f"has {size:,} bytes"
-                raise DataError(f"{path} {actual}, not {file.num_bytes:,} bytes; prepare the data again")
+                problem = "is missing" if size is None else f"has {size:,} bytes, not {file.num_bytes:,}"
+                raise DataError(f"{path} {problem}; copy it again or prepare the data again")
 
     def read(self, byte_ranges: Sequence[ByteRange]) -> list[Bytes]:
         """Return the bytes of each range; verify pages that have not been read before."""
         for name, start, stop in byte_ranges:
-            if not self._is_verified[name][start // PAGE : -(-stop // PAGE)].all():
+            if not self._is_verified[name][start // PAGE_BYTES : -(-stop // PAGE_BYTES)].all():
                 self._verify(self._files[name], start, stop)
         return [self._bytes(*byte_range) for byte_range in byte_ranges]
 

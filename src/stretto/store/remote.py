@@ -11,10 +11,10 @@ from stretto.base.errors import DataError
 from stretto.base.fingerprint import fingerprint
 from stretto.base.remote import RemoteFolder, RetryBudget, join
 from stretto.store.cache import Cache
-from stretto.store.pages import PAGE, ByteRange, Bytes, PagedFile
+from stretto.store.pages import PAGE_BYTES, ByteRange, Bytes, PagedFile
 
-# Pages per request; all of them are in memory until they are cached.
-MAX_RANGES = 32
+# All pages of a request are in memory until they are cached.
+MAX_PAGES_PER_REQUEST = 32
 # Pages kept in memory after use: at least a few, because consecutive rows often share a page.
 _MIN_PAGES_IN_MEMORY = 8
 _MAX_PAGES_IN_MEMORY = 128
@@ -51,14 +51,14 @@ class RemotePages:
     def read(self, byte_ranges: Sequence[ByteRange]) -> list[Bytes]:
         """Return the bytes of each range; pages that are not cached are fetched, many per request."""
         outputs = [np.empty(byte_range.stop - byte_range.start, np.uint8) for byte_range in byte_ranges]
-        users: dict[Page, list[int]] = {}  # which ranges need a page
+        users: dict[Page, list[int]] = {}  # the indices of the ranges that need each page
         for index, byte_range in enumerate(byte_ranges):
             for number in self._files[byte_range.file].pages(byte_range.start, byte_range.stop):
                 users.setdefault(Page(byte_range.file, number), []).append(index)
         # The next window mostly needs the same pages.
         self._max_in_memory = min(max(_MIN_PAGES_IN_MEMORY, len(users)), _MAX_PAGES_IN_MEMORY)
         for page, content in self._get(users):
-            first = page.number * PAGE
+            first = page.number * PAGE_BYTES
             for index in users[page]:
                 byte_range = byte_ranges[index]
                 start, stop = max(byte_range.start, first), min(byte_range.stop, first + len(content))
@@ -75,8 +75,8 @@ class RemotePages:
                 missing.append(page)
             else:
                 yield page, self._keep_in_memory(page, content)
-        for start in range(0, len(missing), MAX_RANGES):
-            for page, content in self._fetch(missing[start : start + MAX_RANGES]):
+        for start in range(0, len(missing), MAX_PAGES_PER_REQUEST):
+            for page, content in self._fetch(missing[start : start + MAX_PAGES_PER_REQUEST]):
                 self._save_to_cache(page, content)
                 yield page, self._keep_in_memory(page, content)
 
@@ -90,7 +90,7 @@ class RemotePages:
         return content
 
     def _fetch(self, pages: Sequence[Page]) -> Iterator[tuple[Page, bytes]]:
-        """Yield verified pages from the server; request failed pages again, and damaged ones once more."""
+        """Yield verified pages from the server; retry a failed request within the budget, and a damaged page once."""
         retries = RetryBudget(self._location, self._cache.retry_seconds)
         damaged: set[Page] = set()
         while pages:
@@ -119,7 +119,7 @@ class RemotePages:
         remote = self._remote()
         try:
             return remote.cat_ranges([page.file for page in pages], byte_ranges)
-        except Exception as error:  # noqa: BLE001 - each filesystem has errors of its own; RetryBudget sorts them
+        except Exception as error:  # noqa: BLE001 - each filesystem has its own errors; RetryBudget judges them
             return [error] * len(pages)
 
     def _save_to_cache(self, page: Page, content: bytes) -> None:
@@ -146,7 +146,7 @@ class RemotePages:
         return self._remotes[process]
 
     def _key(self, page: Page) -> str:
-        """Return a page's key in the cache; it has the checksum, since data may be prepared again at the same URL."""
+        """Return a page's key in the cache; it includes the checksum: data may be prepared anew at the same URL."""
         file = self._files[page.file]
         checksum = int(file.checksums[page.number])
         return fingerprint([self._location.rstrip("/"), file.name, file.num_bytes, page.number, checksum])
@@ -175,5 +175,5 @@ def fetch(location: str, name: str, retry_seconds: float = 300.0) -> bytes:
             if type(error.__cause__).__name__ == "NoSuchBucket":
                 raise DataError(f"{location}: the bucket does not exist; check the URL and the endpoint") from error
             raise
-        except Exception as error:  # noqa: BLE001 - each filesystem has errors of its own; RetryBudget sorts them
+        except Exception as error:  # noqa: BLE001 - each filesystem has its own errors; RetryBudget judges them
             retries.wait(error)

@@ -24,10 +24,10 @@ from stretto.store.pages import ByteRange
 from stretto.store.vocabulary import VOCABULARY_FILE, Vocabulary, parse_vocabulary, token_dtype
 
 IntArray = NDArray[np.int64]
-# The dtypes of a shard's files; tokens have the smallest dtype that holds all of them.
-ENDS = np.dtype("<u8")
-VALUES = np.dtype("<f4")
-CLASSES = np.dtype("<i8")
+# The dtypes of a shard's files. Tokens have none here: theirs is the smallest that holds all of them.
+END_DTYPE = np.dtype("<u8")
+CHANNEL_DTYPE = np.dtype("<f4")
+LABEL_DTYPE = np.dtype("<i8")
 
 
 class Tokens(StrictModel):
@@ -46,7 +46,7 @@ class Channels(StrictModel):
     """Each step has one value per channel, NaN where missing; mean and std are those of the training data."""
 
     type: Literal["channels"] = "channels"
-    dtype: ClassVar[np.dtype[Any]] = VALUES
+    dtype: ClassVar[np.dtype[Any]] = CHANNEL_DTYPE
     names: tuple[str, ...] = Field(min_length=1, strict=False)
     mean: tuple[FiniteFloat, ...] = Field(strict=False)
     std: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...] = Field(strict=False)
@@ -54,7 +54,7 @@ class Channels(StrictModel):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if not len(self.names) == len(set(self.names)) == len(self.mean) == len(self.std):
-            raise ValueError("names, mean and std need one entry per channel")
+            raise ValueError("names must be unique, and mean and std need one entry for each")
         return self
 
     @property
@@ -71,7 +71,7 @@ class Classes(StrictModel):
 
 @dataclass(frozen=True)
 class Schema:
-    """What two datasets must have in common so that one model can read both; the dataset itself may be gone."""
+    """What two datasets must have in common for one model to read both; the dataset that it describes may be gone."""
 
     location: str  # where the data is or was, for messages
     values: Tokens | Channels
@@ -88,7 +88,7 @@ class Shard(StrictModel):
 
 
 class Origin(StrictModel):
-    """The fields that a store was prepared from, so that similar files can be read in the same way."""
+    """The fields of the files that a store was prepared from, to read similar files in the same way."""
 
     sequence: str | None = None  # None for series, whose columns are the channels
     label: str | None = None
@@ -102,7 +102,7 @@ class SequencesFields(StrictModel):
     kind: ClassVar[str] = "sequences"
     values: Tokens | Channels = Field(discriminator="type")
     labels: Classes | None = None
-    num_bytes: int | None = None  # of the original text
+    num_bytes: int | None = None  # of the original text; None if it was not text
     origin: Origin | None = None
     shards: tuple[Shard, ...] = Field(min_length=1, strict=False)
 
@@ -139,7 +139,7 @@ class Sequences:
         has_vocabulary = any(file.name == VOCABULARY_FILE for file in store.files)
         vocabulary = parse_vocabulary(store.read_file(VOCABULARY_FILE), store.location) if has_vocabulary else None
         if vocabulary is not None and (fields.values.type != "tokens" or len(vocabulary) != fields.values.num_tokens):
-            raise damaged_index(store.location, "num_tokens is not the size of the vocabulary")
+            raise damaged_index(store.location, "the values don't match the vocabulary")
         return cls(store, fields, vocabulary)
 
     @property
@@ -178,7 +178,7 @@ class Sequences:
 
     def ends(self, shard: int, start: int, stop: int) -> IntArray:
         """Return where sequence `start` begins, then where each sequence from `start` to `stop` ends."""
-        ends = self._read_items("ends", ENDS, [(shard, max(start - 1, 0), stop)])[0].astype(np.int64)
+        ends = self._read_items("ends", END_DTYPE, [(shard, max(start - 1, 0), stop)])[0].astype(np.int64)
         ends = ends if start else np.concatenate([[0], ends])
         limits, lengths = self.fields.shards[shard], np.diff(ends)
         if lengths.min(initial=1) < 1 or lengths.max(initial=1) > limits.longest or ends[-1] > limits.num_steps:
@@ -190,7 +190,7 @@ class Sequences:
         for shard, index in rows:
             if not (0 <= shard < len(self.shard_sizes) and 0 <= index < self.shard_sizes[shard]):
                 raise DataError(f"{self.location} has no sequence {index:,} in shard {shard}; count from 0")
-        items = self._read_items("ends", ENDS, [(shard, max(index - 1, 0), index + 1) for shard, index in rows])
+        items = self._read_items("ends", END_DTYPE, [(shard, max(index - 1, 0), index + 1) for shard, index in rows])
         step_ranges = []
         for (shard, index), ends in zip(rows, items, strict=True):
             steps = StepRange(shard, int(ends[0]) if index else 0, int(ends[-1]))
@@ -214,7 +214,7 @@ class Sequences:
 
     def read_labels(self, rows: Sequence[tuple[int, int]]) -> IntArray:
         """Return the class of each sequence; a row is a shard and an index in it."""
-        items = self._read_items("labels", CLASSES, [(shard, index, index + 1) for shard, index in rows])
+        items = self._read_items("labels", LABEL_DTYPE, [(shard, index, index + 1) for shard, index in rows])
         labels = np.array([int(item[0]) for item in items], np.int64)
         names = () if self.fields.labels is None else self.fields.labels.names
         for (shard, _), label in zip(rows, labels.tolist(), strict=True):
@@ -231,7 +231,7 @@ class Sequences:
         return [content.view(dtype) for content in self.store.pages.read(byte_ranges)]
 
     def _invalid(self, prefix: str, shard: int, reason: str) -> DataError:
-        """Return the error for a file with a valid checksum but impossible values, not from `stretto prepare`."""
+        """Return the error for a file with a valid checksum but values that `stretto prepare` never writes."""
         problem = f"{shard_file(prefix, shard)} is invalid ({reason})"
         return DataError(f"{self.location}: {problem}; do not trust this store, and prepare the data again")
 
@@ -241,10 +241,10 @@ def _file_sizes(fields: SequencesFields, shard: Shard, number: int) -> dict[str,
     step_bytes = fields.values.dtype.itemsize * math.prod(fields.values.shape)
     sizes = {
         shard_file("values", number): shard.num_steps * step_bytes,
-        shard_file("ends", number): shard.num_sequences * ENDS.itemsize,
+        shard_file("ends", number): shard.num_sequences * END_DTYPE.itemsize,
     }
     if fields.labels is not None:
-        sizes[shard_file("labels", number)] = shard.num_sequences * CLASSES.itemsize
+        sizes[shard_file("labels", number)] = shard.num_sequences * LABEL_DTYPE.itemsize
     return sizes
 
 

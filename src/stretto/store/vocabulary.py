@@ -58,12 +58,12 @@ class SymbolVocabulary:
 
     def __post_init__(self) -> None:
         if not self.symbols or self.symbols[0] != UNKNOWN:
-            raise DataError(f"symbol 0 of a {self.level} vocabulary must be {UNKNOWN}; prepare the corpus again")
+            raise DataError(f"symbol 0 of a {self.level} vocabulary must be {UNKNOWN}; prepare the data again")
         object.__setattr__(self, "_ids", {symbol: index for index, symbol in enumerate(self.symbols)})
 
     @classmethod
     def from_counts(cls, level: Level, counts: Mapping[str, int], max_symbols: int | None) -> Self:
-        """Return the vocabulary of counted symbols: the most frequent first, ties in alphabetical order."""
+        """Return `<unk>` and the most frequent symbols, in order of frequency, then of name; `max_symbols` in all."""
         known = sorted(counts.keys() - {UNKNOWN}, key=lambda symbol: (-counts[symbol], symbol))
         return cls(level, (UNKNOWN, *known[: None if max_symbols is None else max_symbols - 1]))
 
@@ -118,5 +118,5 @@ def parse_vocabulary(content: bytes, source: str) -> Vocabulary:
     if level == "byte":
         return ByteVocabulary()
     if level not in ("char", "word") or not isinstance(symbols, list):
-        raise DataError(f"{source}: the vocabulary is damaged (level {level!r}); prepare the data again")
+        raise DataError(f"{source}: the vocabulary is damaged (invalid level or symbols); prepare the data again")
     return SymbolVocabulary(level, tuple(map(str, symbols)))
