@@ -22,7 +22,7 @@ class BatchLimits:
 
     budget: int  # max rows x time steps of the longest row, so padding counts
     max_rows: int
-    row_multiple: int = 8  # batches with more rows than this have a multiple of it, to divide evenly among replicas
+    row_multiple: int = 8  # larger batches have a multiple of this many rows, to divide evenly; a pool's last may not
 
     def __post_init__(self) -> None:
         if min(self.budget, self.max_rows, self.row_multiple) < 1:
@@ -43,8 +43,8 @@ class BatchOrder:
 
     def batch(self, position: Position) -> RowTable:
         """Return the rows of the global batch at a position, longest first."""
-        rows, edges = self._pool_at(position)
-        start, stop = edges[position.index]
+        rows, batches = self._pool_at(position)
+        start, stop = batches[position.index]
         return rows.take(slice(start, stop))
 
     def next_position(self, position: Position) -> Position:
@@ -58,10 +58,10 @@ class BatchOrder:
 
     def _pool_at(self, position: Position) -> tuple[RowTable, IntArray]:
         epoch, pool = position.epoch, position.pool
-        rows, edges = self._plans.get((epoch, pool), lambda: self._plan_pool(epoch, pool))
-        if not 0 <= position.index < len(edges):
-            raise DataError(f"{position} does not exist: that pool has {len(edges)} batches")
-        return rows, edges
+        rows, batches = self._plans.get((epoch, pool), lambda: self._plan_pool(epoch, pool))
+        if not 0 <= position.index < len(batches):
+            raise DataError(f"{position} does not exist: that pool has {len(batches)} batches")
+        return rows, batches
 
     def _plan_pool(self, epoch: int, pool: int) -> tuple[RowTable, IntArray]:
         """Return a pool's rows, longest first, and the start and stop of each batch `[batches, 2]` in random order."""
@@ -107,12 +107,12 @@ def _pack(lengths: IntArray, limits: BatchLimits, numerator: int, max_edges: int
     edges = [0]
     while edges[-1] < total and len(edges) != max_edges:
         start = edges[-1]
-        # At least one row fits: Batches has checked that no row exceeds the budget.
+        # At least one row fits: the budget was raised to the length of the longest row.
         num_rows = min(budget // max(1, int(lengths[start])), max_rows)
         if num_rows > limits.row_multiple:
             num_rows -= num_rows % limits.row_multiple
         edges.append(min(start + num_rows, total))
-    return edges if edges[-1] == total else [*edges, total]
+    return edges if edges[-1] == total else [*edges, total]  # longer than `max_edges`: too many batches
 
 
 def assign_rows(num_rows: int, index: int, count: int) -> IntArray:

@@ -1,4 +1,4 @@
-"""Batches: variable-length sequences in padded batches, each sequence once per epoch, no state between batches."""
+"""Batches: items of different lengths in padded batches, each item once per epoch, no state between batches."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,14 +14,14 @@ from stretto.base.task import Task
 from stretto.base.window import IGNORE_INDEX, Window
 from stretto.store.sequences import Sequences
 from stretto.windows.batch_order import BatchLimits, BatchOrder, assign_rows
-from stretto.windows.items import Items, Payload
+from stretto.windows.items import Items, Payload, SlidingWindows
 from stretto.windows.share import WHOLE, Share, take_share
 from stretto.windows.shuffle_pools import RowTable, ShufflePools
 
 # With this many batches per pool, lengths within a batch differ by a few percent.
 _BATCHES_PER_POOL = 64
-# A whole pool is planned at once, so its size must not grow with the batch; large batches need fewer per pool.
-_ROWS_PER_POOL = 1 << 18
+# A whole pool is planned at once, so it has at most this many rows, or _MIN_BATCHES_PER_POOL batches if they are more.
+_MAX_ROWS_PER_POOL = 1 << 18
 _MIN_BATCHES_PER_POOL = 4
 _ROWS_PER_READ = 1 << 16
 
@@ -41,7 +41,7 @@ class Batches:
     items: Items
     budget: int  # max rows x time steps of the longest row, per global batch
     max_rows: int = 1 << 20  # max rows of a global batch
-    row_multiple: int = 8
+    row_multiple: int = 8  # see BatchLimits
     seed: int = 1
     part: Share | None = None  # this replica's share; None: all rows
 
@@ -49,6 +49,9 @@ class Batches:
         if isinstance(self.items, Sequences):
             raise DataError("items is a Sequences; wrap it in LabeledItems, NextTokenItems or SlidingWindows")
         if self.items.longest > self.limits.budget:
+            if isinstance(self.items, SlidingWindows):
+                problem = f"context={self.items.context:,} exceeds data.budget={self.budget:,}"
+                raise DataError(f"{problem}; raise the budget, or use a shorter context")
             problem = f"has {self.items.longest:,} steps, more than data.budget={self.budget:,}"
             remedy = "raise the budget, or split long sequences before you prepare them"
             raise DataError(f"{self._describe_longest()} {problem}; {remedy}")
@@ -63,8 +66,8 @@ class Batches:
 
     @cached_property
     def order(self) -> BatchOrder:
-        num_rows = int(min(self.budget / max(self.items.mean_length, 1), self.max_rows)) + 1
-        pool_rows = min(_BATCHES_PER_POOL * num_rows, max(_ROWS_PER_POOL, _MIN_BATCHES_PER_POOL * num_rows))
+        batch_rows = int(min(self.budget / max(self.items.mean_length, 1), self.max_rows)) + 1
+        pool_rows = min(_BATCHES_PER_POOL * batch_rows, max(_MAX_ROWS_PER_POOL, _MIN_BATCHES_PER_POOL * batch_rows))
         return BatchOrder(ShufflePools(self.items, self.seed, pool_rows), self.limits)
 
     def __str__(self) -> str:
@@ -94,7 +97,7 @@ class Batches:
     def read(self, position: Position, *, inputs: bool = True, targets: bool = True) -> Window:
         """Return this share of the batch at a position, longest row first.
 
-        `inputs=False` or `targets=False` skips what a stage does not use; lengths and row numbers are always read.
+        `inputs=False` or `targets=False` skips what a stage does not use; lengths and row numbers are always returned.
         """
         batch = self.order.batch(position)
         share = self.part or WHOLE
@@ -126,7 +129,7 @@ class Batches:
         if len(rows.lengths):
             x, target = self.items.read(rows.row_ids(), num_steps, inputs=inputs, targets=targets)
         if num_blank:
-            # A blank row takes its shape and dtype from another row of the batch; this share may have none.
+            # A blank row takes its shape and dtype from the batch's first row, since this share may have no rows.
             first_row = batch.take(slice(1)).row_ids()
             like_x, like_target = self.items.read(first_row, num_steps, inputs=inputs, targets=targets)
             x = _add_blank(x, like_x, num_blank, fill=0)
@@ -148,7 +151,7 @@ class Batches:
 
 
 def _add_blank(tensor: Tensor | None, like: Tensor | None, num_blank: int, fill: int | None) -> Tensor | None:
-    """Append blank rows shaped as those of `like`, filled with `fill`, or with missing targets if that is None."""
+    """Append blank rows with the shape of a row of `like`, filled with `fill`; None means missing targets."""
     if like is None:
         return None
     missing = torch.nan if like.is_floating_point() else IGNORE_INDEX

@@ -41,7 +41,7 @@ class DocumentLanes(SharedLanes):
     """Documents or series in a fixed global number of lanes; window k+1 of a lane continues where window k ended.
 
     The target of a token is the next token; targets of channels come from `forecast`. Each step but the last of a
-    document has a target exactly once per epoch. `share` returns the lanes of one replica; lane numbers stay global.
+    document is an input exactly once per epoch. `share` returns the lanes of one replica; lane numbers stay global.
     """
 
     num_windows = None  # known only after a whole epoch is arranged in lanes
@@ -95,7 +95,7 @@ class DocumentLanes(SharedLanes):
         return self.sequences.shard_sizes
 
     def lengths(self, shard: int, start: int, stop: int) -> IntArray:
-        """Return how many steps of each document have a target: all but the last."""
+        """Return how many steps of each document are inputs: all but the last."""
         return np.diff(self.sequences.ends(shard, start, stop)) - 1
 
     @cached_property
@@ -115,7 +115,7 @@ class DocumentLanes(SharedLanes):
     def read(self, position: Position, *, inputs: bool = True, targets: bool = True) -> Window:
         """Return the window at a position.
 
-        `inputs=False` or `targets=False` skips what a stage does not use; lengths and lane numbers are always read.
+        `inputs=False` or `targets=False` skips what a stage does not use; lengths and lane numbers are always returned.
         """
         documents, windows_before = self._arrange(position.epoch, position.pool)
         if not 0 <= position.index < self._num_windows(position):

@@ -25,7 +25,7 @@ class Forecast:
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    channels: tuple[int, ...]  # the target channels
+    channels: tuple[int, ...]  # indices of the target channels
     horizon: int = 1
     season: int = 0
     masks: bool = False  # add one input per channel: 1 where its value is present, 0 where it is missing
@@ -112,7 +112,7 @@ class Forecast:
 
 
 def _ahead(values: Values, start: int, num_steps: int, horizon: int) -> Values:
-    """Return the `horizon` values from each step on, `[steps, channels, horizon]`, NaN beyond the series."""
+    """Return `horizon` values from each of `num_steps` steps on, `[steps, channels, horizon]`; NaN beyond `values`."""
     size = num_steps + horizon
     padded = np.full((size, values.shape[1]), np.nan, np.float32)
     first, last = max(start, 0), min(start + size, len(values))

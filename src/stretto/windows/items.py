@@ -39,7 +39,7 @@ class Items(Protocol):
         """Return inputs and targets `[time, batch, ...]`, padded to `num_steps`; None for those not requested."""
 
 
-Payload = tuple[Tensor | None, Tensor | None]
+Payload = tuple[Tensor | None, Tensor | None]  # inputs and targets
 
 
 @dataclass(frozen=True)
@@ -199,23 +199,23 @@ class SlidingWindows:
 
     def read(self, rows: Sequence[RowId], num_steps: int, *, inputs: bool, targets: bool) -> Payload:
         """Return the windows, and the values that follow them."""
-        # Nothing before the window is read: the network can't know how a target differs from a value it has not seen.
-        read = self.sequences.read([self._step_range(*row) for row in rows])
-        x = pad([self.forecast.inputs(values[: self.context]) for values in read], num_steps, 0) if inputs else None
+        # Nothing before the window is read: a seasonal target must not refer to a value that the network hasn't seen.
+        windows = self.sequences.read([self._step_range(*row) for row in rows])
+        x = pad([self.forecast.inputs(values[: self.context]) for values in windows], num_steps, 0) if inputs else None
         if not targets:
             return x, None
-        target = [self.forecast.targets(values, 0, self.context) for values in read]
+        target = [self.forecast.targets(values, 0, self.context) for values in windows]
         if not self.every_step:
             for steps in target:
                 steps[:-1] = np.nan
         return x, pad(target, num_steps, np.nan)
 
     def read_windows(self, rows: Sequence[RowId]) -> list[tuple[int, int, NDArray[Any]]]:
-        """Return for each window its series, the last step of its context, and its values (context and horizon)."""
+        """Return each window's series (its index), last step of the context, and values (of context and horizon)."""
         before = [0, *accumulate(self.sequences.shard_sizes)]
         windows = []
-        read = self.sequences.read([self._step_range(*row) for row in rows])
-        for (shard, index), values in zip(rows, read, strict=True):
+        all_values = self.sequences.read([self._step_range(*row) for row in rows])
+        for (shard, index), values in zip(rows, all_values, strict=True):
             series, start = self._locate(shard, index)
             step = start - int(self._starts[shard][0][series]) + self.context - 1
             windows.append((before[shard] + series, step, values))

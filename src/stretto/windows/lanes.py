@@ -89,7 +89,7 @@ class Lanes(SharedLanes):
     def read(self, position: Position, *, inputs: bool = True, targets: bool = True) -> Window:
         """Return the window at a position, in O(1): windows before it are not read.
 
-        `inputs=False` or `targets=False` skips what a stage does not use; lengths and lane numbers are always read.
+        `inputs=False` or `targets=False` skips what a stage does not use; lengths and lane numbers are always returned.
         """
         index = position.index
         if position.pool or not 0 <= index < self.num_windows:
@@ -99,7 +99,7 @@ class Lanes(SharedLanes):
         lanes = np.array(self.lane_indices)
         starts = self.num_targets * lanes // self.lanes + index * self.window
         lengths = (self.num_targets * (lanes + 1) // self.lanes - starts).clip(0, num_steps)
-        tokens = self._tokens(starts, lengths, num_steps) if inputs or targets else None
+        tokens = self._tokens(starts, num_steps) if inputs or targets else None
         return Window(
             num_steps=num_steps,
             lanes=torch.from_numpy(lanes),
@@ -109,7 +109,7 @@ class Lanes(SharedLanes):
             targets=_mask_ended(tokens[1:], lengths) if tokens is not None and targets else None,
         )
 
-    def _tokens(self, starts: NDArray[np.int64], lengths: NDArray[np.int64], num_steps: int) -> torch.Tensor:
+    def _tokens(self, starts: NDArray[np.int64], num_steps: int) -> torch.Tensor:
         """Return each lane's tokens `[num_steps + 1, lanes]`; the targets are the inputs shifted by one."""
         # A lane one token shorter than the longest reads into the next lane; `_mask_ended` removes that target. At the
         # end of the corpus there is no next lane, so read earlier and roll the tokens back into place.

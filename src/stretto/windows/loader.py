@@ -66,8 +66,8 @@ def read_ahead(
 ) -> Iterator[tuple[Window, Position]]:
     """Yield windows from `start` on, epoch after epoch without end, each with the position after it.
 
-    `workers` is the number of processes that read ahead; it changes only the speed. `pin` puts windows into pinned
-    memory, as `DataLoader(pin_memory=True)` does.
+    `workers` processes read ahead, none if it is 0; this changes only the speed. `pin` puts windows into pinned memory,
+    as `DataLoader(pin_memory=True)` does.
     """
     if workers < 0:
         raise DataError(f"workers={workers} must be at least 0")
@@ -96,7 +96,7 @@ def _positions(data: WindowSource, position: Position) -> Iterator[Position]:
 
 @dataclass(frozen=True)
 class _WindowDataset(Dataset[Window | StrettoError]):
-    """Reads the window at a position, in a worker."""
+    """Maps a position to its window, or to the error that reading it raised."""
 
     data: WindowSource
     inputs: bool

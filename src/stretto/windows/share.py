@@ -49,7 +49,7 @@ class SharedLanes:
         part = take_share(self.part, index, count, min_rows)
         if count * min_rows > self.lanes:
             product = f"layout.replicas={count} x layout.micro_batches={min_rows}"
-            raise DataError(f"{product} exceeds data.lanes={self.lanes}; use at most one per lane")
+            raise DataError(f"{product} exceeds data.lanes={self.lanes}; use fewer of them, or more lanes")
         return replace(self, part=part)  # type: ignore[type-var]  # subclasses are dataclasses
 
     @property

@@ -1,4 +1,4 @@
-"""ShufflePools: the sequences of an epoch in random order, one pool at a time (a shuffle buffer with random access).
+"""ShufflePools: the rows of an epoch in random order, one pool at a time (a shuffle buffer with random access).
 
     shards   |--------A--------|--------B--------|--------C--------|--------D--------|   in random order,
     runs     |--|--|--|--|--|--|--|--|--|--|--|--|--|--|--|--|--|--|--|--|--|--|--|--|   cut into runs,
@@ -25,8 +25,8 @@ from stretto.windows.shuffle import permutation
 # Runs are shuffled within a group of this many shards: more is more random, fewer need a smaller cache.
 _SHARDS_AT_ONCE = 8
 _MAX_RUN_LENGTH = 1024
-# A pool has at least this many runs, if there are enough sequences.
-_RUNS_PER_POOL = 64
+# A pool has at least this many runs, if there are enough rows.
+_MIN_RUNS_PER_POOL = 64
 
 
 class ShardedLengths(Protocol):
@@ -70,7 +70,7 @@ class ShufflePools:
     @property
     def _run_length(self) -> int:
         """The number of consecutive rows in a run."""
-        return max(1, min(_MAX_RUN_LENGTH, self.pool_rows // _RUNS_PER_POOL))
+        return max(1, min(_MAX_RUN_LENGTH, self.pool_rows // _MIN_RUNS_PER_POOL))
 
     @property
     def num_pools(self) -> int:
@@ -90,7 +90,7 @@ class ShufflePools:
         return RowTable(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
     def next_position(self, position: Position, num_windows: int) -> Position:
-        """Return the position after `position`, whose pool has `num_windows`."""
+        """Return the position after `position`, whose pool has `num_windows` windows."""
         if position.index + 1 < num_windows:
             return replace(position, index=position.index + 1)
         if position.pool + 1 < self.num_pools:
@@ -98,7 +98,7 @@ class ShufflePools:
         return Position(position.epoch + 1)
 
     def fraction(self, position: Position, num_windows: int) -> float:
-        """Return approximately how much of its epoch lies before a position, whose pool has `num_windows`."""
+        """Return approximately how much of its epoch lies before a position, whose pool has `num_windows` windows."""
         return (position.pool + position.index / num_windows) / self.num_pools
 
     def _read_run(self, shard: int, run: int) -> RowTable:
