@@ -85,7 +85,7 @@ def test_text_that_is_not_utf8_is_read_as_bytes_only(tmp_path: Path) -> None:
         ("a.txt", b"", "is empty; choose a different file"),
         ("a.txt", b"text\0\x01", "is not text: byte 5 is 0x00"),
         ("a.csv", b"\x7fELF\2\1", "is not text: byte 5 is 0x02"),
-        ("a.txt.gz", b"x", "is compressed (.gz); unpack it first"),
+        ("a.txt.gz", b"x", "is compressed or an archive (.gz); unpack it first"),
         ("a.json", b"{}", "which is not supported; convert it to JSONL"),
         ("a.csv", b"a;b\n1;2\n", "separated by ';'; use commas"),
         ("a.csv", b"1,2\n3,4\n", "its first line is not a header"),

@@ -126,7 +126,7 @@ def test_an_error_in_text_names_file_and_position(text_file: Path, tmp_path: Pat
     cases: list[tuple[list[Path], dict[str, Any], str]] = [
         ([tmp_path / "missing"], {}, "missing is not a file"),
         ([text_file, empty], {}, r"empty\.txt is empty"),
-        ([broken], {"level": "word"}, r"broken\.txt: byte 9 is not UTF-8"),
+        ([broken], {"level": "word"}, r"broken\.txt: byte 10 is not UTF-8"),
         ([blank], {"level": "word"}, "no words"),
         ([text_file], {"validation_fraction": 1.5}, r"validation_fraction=1\.5"),
         ([text_file], {"validation_fraction": 1e-9}, "leaves no text for"),
@@ -180,7 +180,7 @@ def test_the_error_names_a_folder_that_cannot_be_written(text_file: Path) -> Non
 def test_an_error_in_the_validation_part_leaves_nothing_behind(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_bytes(b"word\n" * 50 + b"\xff\n")
-    with pytest.raises(DataError, match="byte 250 is not UTF-8"):
+    with pytest.raises(DataError, match="byte 251 is not UTF-8"):
         prepare_text(path, tmp_path / "out", TextOptions(level="word", validation_fraction=0.2))
     assert not (tmp_path / "out" / "train").exists()
 

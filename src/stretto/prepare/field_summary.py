@@ -18,12 +18,12 @@ FieldType = Literal["text", "category", "number", "time", "unparsed time", "toke
 _SEQUENCE_NAMES = ("text", "tokens", "values")
 # A field with more different values is not a label.
 _MAX_CLASSES = 1000
-# The same for numbers: labels are small counts, such as stars.
+# The same for numbers: numeric labels are small integers, such as 1 to 5 stars.
 _MAX_NUMERIC_CLASSES = 100
 # The usual names of a column of times, and how long a time in any format may be.
 TIME_NAMES = ("time", "date", "datetime", "timestamp", "ds", "t", "step", "index")
 _MAX_TIME_CHARS = 40
-# A field is a time if more than this fraction of its texts is; the texts of a category are shorter on average.
+# More than this fraction of an `unparsed time` looks like a time; the texts of a `category` are shorter on average.
 _MIN_TIME_FRACTION = 0.9
 _MAX_CATEGORY_CHARS = 80
 
@@ -54,7 +54,7 @@ class FieldSummary:
 
     @property
     def is_constant(self) -> bool:
-        """Whether all rows have the same value."""
+        """Whether all values are the same text or number; missing ones don't count."""
         return self.type in ("category", "number", "text") and self.num_unique == 1
 
     @property
@@ -87,11 +87,10 @@ def _infer_field(name: str, values: Sequence[object], is_csv: bool) -> FieldSumm
         return replace(summary, type="number" if finite else "empty")
     if all(_is_time(value) for value in present):
         return replace(summary, type="time", num_unique=len({str(value) for value in present}))
-    lists = [_as_list(value, is_csv) for value in present]
-    known = [value for value in lists if value is not None]
-    if len(known) == len(lists):
-        value_type = infer_list_type(name, {type(step) for value in known for step in value})
-        return replace(summary, type=value_type or "other", mean_length=fmean(map(len, known)))
+    lists = [steps for value in present if (steps := _as_list(value, is_csv)) is not None]
+    if len(lists) == len(present):
+        value_type = infer_list_type(name, {type(step) for steps in lists for step in steps})
+        return replace(summary, type=value_type or "other", mean_length=fmean(map(len, lists)))
     texts = [value for value in present if isinstance(value, str)]
     if len(texts) < len(present):
         return summary
@@ -104,7 +103,7 @@ def _infer_field(name: str, values: Sequence[object], is_csv: bool) -> FieldSumm
 
 
 def _as_list(value: object, is_csv: bool) -> list[Any] | None:
-    """Return a list, or the JSON list in a CSV cell; None if it is neither."""
+    """Return a value that is a list, or the JSON list in a CSV cell; None if it is neither."""
     if is_csv and isinstance(value, str) and value.lstrip().startswith("["):
         try:
             value = json.loads(value)

@@ -27,7 +27,7 @@ _CONTROLS = bytes(set(range(32)) - set(b"\t\n\v\f\r\x1b"))
 
 
 class AmbiguousInputError(DataError):
-    """Files can be read in several ways; ask `question` and set the field `hint` of `DataHints` to one of `choices`."""
+    """Files can be read in several ways; `question` asks for the hint `hint`: one of `choices` ("none": no label)."""
 
     def __init__(self, message: str, hint: str, question: str, choices: Sequence[str]) -> None:
         super().__init__(message)
@@ -70,7 +70,7 @@ def list_files(paths: Iterable[Path], format: str | None = None) -> Listing:
         except OSError as error:
             raise DataError(f"{path} can't be read ({error.strerror}); choose a different file") from None
     if not groups:
-        no_data = DataError(f"{ignored[0].parent} has no data, only {ignored[0].name}; use different files")
+        no_data = DataError(f"{ignored[0].parent} has no data, only files like {ignored[0].name}; use different files")
         raise errors[0] if errors else no_data
     chosen = _choose_format(groups, format)
     ignored += [path for other, group in groups.items() if other != chosen for path in group]
@@ -81,7 +81,7 @@ def list_files(paths: Iterable[Path], format: str | None = None) -> Listing:
 
 
 def list_validation_files(paths: Iterable[Path], format: Format, is_text: bool) -> tuple[Path, ...]:
-    """List the given validation files; reject a format other than that of the training files, unless `is_text`."""
+    """List the given validation files; unless they are read as text, they need the training files' format."""
     given = list(paths)
     if not given:
         return ()
@@ -120,7 +120,7 @@ def _infer_format(path: Path) -> Format:
     if not path.is_file():
         raise DataError(f"{path} is not a file; use the path of a file or a folder")
     if suffix in _ARCHIVE_SUFFIXES:
-        raise DataError(f"{path} is compressed ({suffix}); unpack it first")
+        raise DataError(f"{path} is compressed or an archive ({suffix}); unpack it first")
     if target := _CONVERT_TO.get(suffix):
         raise DataError(f"{path} ends in {suffix!r}, which is not supported; convert it to {target}")
     if not path.stat().st_size:
@@ -151,7 +151,7 @@ def _choose_format(groups: dict[Format, list[Path]], format: str | None) -> Form
 
 
 def _split_paths(paths: list[Path], root: Path) -> tuple[list[Path], list[Path], list[Path]]:
-    """Return the training, validation and unused files, judged by their names; without such names, all are training."""
+    """Return the training, validation and unused files; all are training unless some are named so and others not."""
     splits = {path: _split_of(path.absolute().relative_to(root)) for path in paths}
     train, valid, test = ([path for path in paths if splits[path] == split] for split in ("train", "valid", "test"))
     if not train or not (valid or test):

@@ -45,10 +45,10 @@ class Inspection:
     """What files hold, judged by samples of them, and how they can be read."""
 
     format: Format
-    paths: tuple[Path, ...]
+    paths: tuple[Path, ...]  # files for training
     data: TextData | SequenceData | SeriesData
     valid: tuple[Path, ...] = ()  # files for validation, given or recognized by their names
-    num_bytes: int = 0
+    num_bytes: int = 0  # of the training files
     num_rows: int | None = None  # approximately; None for text
     fields: tuple[FieldSummary, ...] = ()
     notes: tuple[str, ...] = ()  # decisions that you may want to change
@@ -64,7 +64,7 @@ class Inspection:
 def inspect_data(
     paths: Sequence[Path | str] | Path | str, hints: DataHints = DataHints(), *, valid: Sequence[Path | str] = ()
 ) -> Inspection:
-    """Return what files or folders hold; only the beginning and the end of each file is read.
+    """Return what files or folders hold, judged by a sample; large files are not read completely.
 
     `hints` says what you know already. `valid` are the files for validation; without it, files are recognized by
     names such as `valid.csv`. Where the files can be read in several ways, an AmbiguousInputError says what to decide.

@@ -64,10 +64,10 @@ class PrepareOptions:
 _LEVEL_HELP = "what a token of text is (default: byte)"
 _LIKE_HELP = "use this prepared data's"
 _VOCABULARY_HELP = "use the vocabulary of this prepared data instead of counting one"
-_MAX_SYMBOLS_HELP = "keep only the N most frequent characters or words"
+_MAX_SYMBOLS_HELP = "size of the vocabulary: <unk> and the most frequent characters or words"
 _SPLIT_HELP = "for validation, such as 0.1; writes FOLDER/train and FOLDER/valid (default: 0)"
 _BAD_ROWS_HELP = "a row that can't be read is an error, or is skipped (default: error)"
-_SHARD_BYTES_HELP = "bytes of JSONL or Parquet in one shard (default: 64 MiB); a CSV file is always one shard"
+_SHARD_BYTES_HELP = "bytes of input in one shard (default: 64 MiB); a CSV file is always one shard"
 _NAN_HELP = "a NaN or an infinity is an error, or a missing value (default: error)"
 
 
@@ -87,7 +87,7 @@ class SequenceOptions(PrepareOptions):
     """How `prepare_sequences` turns records into sequences."""
 
     sequence: str | None = option(None, "field with the sequence (default: text, tokens or values)", "FIELD")
-    label: str | None = option(None, "field with the class of a sequence, text or a number", "FIELD")
+    label: str | None = option(None, "field with the class of a sequence, text or an integer", "FIELD")
     read_as: ValueType | None = option(
         None, "what a sequence holds (default: what the first record looks like)", choices=get_args(ValueType)
     )

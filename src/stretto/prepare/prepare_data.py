@@ -1,4 +1,4 @@
-"""prepare_data: turn inspected files into stores, or reuse the stores if the files have not changed."""
+"""prepare_data: turns inspected files into stores, or reuses the stores if the files have not changed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -51,7 +51,7 @@ def prepare_data(
     """Prepare inspected files into `folder/train` and `folder/valid`; reuse them if they exist and nothing changed.
 
     The validation data is the inspection's validation files. If it has none, it is `validation_fraction` of the data:
-    a tenth, or the last fifth of each series, by default.
+    a tenth, or the last fifth of each series, by default. If that is 0, all of the data goes to `folder` itself.
     """
     make_or_reuse = partial(_make_or_reuse, on_progress=on_progress, on_skipped=on_skipped)
     folder = Path(folder)
@@ -106,7 +106,7 @@ def _make_validation_options(options: Options, train: Corpus | Sequences) -> Opt
 def _make_or_reuse(
     paths: Sequence[Path], folder: Path, options: Options, on_progress: OnProgress, on_skipped: OnSkipped
 ) -> tuple[Stores, bool]:
-    """Prepare files into a folder, unless it holds the same files, prepared in the same way."""
+    """Return the stores of a folder, and whether it held them already: the same files, prepared in the same way."""
     fingerprint = source_fingerprint(paths, options.to_dict()).encode()
     fingerprint_path = folder / SOURCE_FINGERPRINT
     split_folders = sorted(path.parent for path in folder.glob(f"*/{INDEX}"))

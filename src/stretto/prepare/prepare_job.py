@@ -2,7 +2,7 @@
 
 data/book.partial/      next to data/book until everything is done, then renamed to it
   parts/fingerprint     fingerprint of the preparation: its input files and all options
-  parts/count-00000     what was counted in a part
+  parts/count-00000     what was counted in a part, or `scan-00000` for records
   parts/write-00000     the files that a part has written; once this result exists, so do they
   train/ valid/         the stores; without a validation split, this folder itself is the store
 """
@@ -33,7 +33,7 @@ from stretto.store.file_writer import write_file
 from stretto.store.index import INDEX, VERSION
 from stretto.store.pages import PagedFile
 
-# Another worker process pays off for this many bytes (or rows).
+# Another worker process pays off for each this many bytes (or rows).
 _WORK_PER_WORKER = 16 << 20
 _PARTS = "parts"
 _FINGERPRINT = "fingerprint"
@@ -69,23 +69,23 @@ class LostWorkerError(DataError):
 class Job:
     """A running preparation."""
 
-    target: Path
+    target: Path  # the final folder
     folder: Path  # where files are written until all of them are complete
-    workers: int | None  # None: as many as the work is worth
+    workers: int | None  # None: as many as pay off
     on_progress: OnProgress
 
     def run(
-        self, phase: str, task: PartTask[Part], parts: Sequence[Part], sizes: Sequence[int], description: str
+        self, name: str, task: PartTask[Part], parts: Sequence[Part], sizes: Sequence[int], phase: str
     ) -> list[PartResult]:
-        """Return the result of each part; finished parts are not done again."""
-        results = dict(self.run_unordered(phase, task, parts, sizes, description))
+        """Return the result of each part; `name` is for the files of the results. Finished parts are not done again."""
+        results = dict(self.run_unordered(name, task, parts, sizes, phase))
         return [results[number] for number in range(len(parts))]
 
     def run_unordered(
-        self, phase: str, task: PartTask[Part], parts: Sequence[Part], sizes: Sequence[int], description: str
+        self, name: str, task: PartTask[Part], parts: Sequence[Part], sizes: Sequence[int], phase: str
     ) -> Iterator[tuple[int, PartResult]]:
         """Yield the number and the result of each part as it finishes, in any order, without keeping results."""
-        runner = _PartRunner(phase, task, self.folder)
+        runner = _PartRunner(name, task, self.folder)
         total, done = sum(sizes), 0
         missing = []
         for number, part in enumerate(parts):
@@ -96,10 +96,10 @@ class Job:
                 done += sizes[number]
                 yield number, result
         if done:
-            self.on_progress(Progress(description, done, total))
-        # Starting a process takes a second, and a script without a main guard can't: do little work in this process.
-        most_useful = -(-sum(sizes[number] for number, _ in missing) // _WORK_PER_WORKER)
-        allowed = min(len(os.sched_getaffinity(0)), most_useful) if self.workers is None else self.workers
+            self.on_progress(Progress(phase, done, total))
+        # Starting a worker takes a second, and fails in a script without a main guard: do small work in this process.
+        max_useful = -(-sum(sizes[number] for number, _ in missing) // _WORK_PER_WORKER)
+        allowed = min(len(os.sched_getaffinity(0)), max_useful) if self.workers is None else self.workers
         workers = min(len(missing), allowed)
         numbers = _run_in_processes(runner, missing, workers) if workers > 1 else (runner(*item) for item in missing)
         # Closed explicitly: after an error, garbage collection would end the workers too late.
@@ -107,7 +107,7 @@ class Job:
             for number in numbers:
                 yield number, runner.read_result(number)
                 done += sizes[number]
-                self.on_progress(Progress(description, done, total))
+                self.on_progress(Progress(phase, done, total))
 
     def finish(self) -> None:
         """Give the folder its final name: either all of the data is there, or none of it."""
@@ -172,8 +172,7 @@ def part_path(folder: Path, split: str, number: int, suffix: str) -> Path:
 
 def file_record(file: PagedFile, folder: str = "") -> PartResult:
     """Return a file's entry in a part's result; `folder` is its subfolder of the job's folder."""
-    path = str(Path(folder, file.name))
-    return {"path": path, "num_bytes": file.num_bytes, "checksums": file.checksums.tolist()}
+    return {"path": str(Path(folder, file.name)), "num_bytes": file.num_bytes, "checksums": file.checksums.tolist()}
 
 
 def move_into_store(record: PartResult, folder: Path, name: str) -> PagedFile:
@@ -187,7 +186,7 @@ def move_into_store(record: PartResult, folder: Path, name: str) -> PagedFile:
 class _PartRunner(Generic[Part]):
     """Runs a task on one part and writes the result to a file."""
 
-    phase: str
+    name: str
     task: PartTask[Part]
     folder: Path
 
@@ -215,7 +214,7 @@ class _PartRunner(Generic[Part]):
         return result
 
     def _result_path(self, number: int) -> Path:
-        return self.folder / _PARTS / f"{self.phase}-{number:05}"
+        return self.folder / _PARTS / f"{self.name}-{number:05}"
 
 
 def _run_in_processes(
@@ -307,7 +306,7 @@ def _check_target(target: Path | str) -> Path:
 
 
 def _check_partial(folder: Path) -> None:
-    """Reject a folder of that name that is not an unfinished preparation, such as a user's own."""
+    """Reject a `.partial` folder that is not an unfinished preparation, but a user's own."""
     parts = folder / _PARTS
     is_ours = not folder.exists()
     if folder.is_dir() and not parts.is_symlink():

@@ -1,4 +1,4 @@
-"""prepare_sequences: turns records into a store; each is one sequence of text, tokens or channels."""
+"""prepare_sequences: turns records into a store; each record is one sequence of text, tokens or channels."""
 
 import hashlib
 from collections import Counter
@@ -33,14 +33,14 @@ def prepare_sequences(
     """Write the records of JSONL, CSV or Parquet files, or of saved Hugging Face datasets, as sequences to `folder`.
 
     Each record is one sequence, in the field `options.sequence`. Text becomes tokens (`level`), a list of integers is
-    tokens, and other numbers or lists of numbers are channels, where null is a missing value.
+    tokens, and a list of other numbers or of lists of numbers is channels, where null is a missing value.
     With `validation_fraction`, sequences are drawn at random for `folder/valid`; the others go to `folder/train`.
     The vocabulary and the statistics come from the training split, or, with `like`, from other prepared data.
     """
     paths = list_paths(files)
     parts = cut_records(paths, options.shard_bytes)
     schema = open_schema(options.like)
-    parser = replace(_infer_parser(parts, options), label=options.label, num_tokens=options.num_tokens, nan=options.nan)
+    parser = replace(_first_parser(parts, options), label=options.label, num_tokens=options.num_tokens, nan=options.nan)
     parser, vocabulary = _complete_parser(parser, schema, options)
     channels = schema.values if schema is not None and isinstance(schema.values, Channels) else None
     settings = _SequenceSettings(options, parser, vocabulary, channels)
@@ -74,14 +74,14 @@ class _SequenceSettings:
         return self.parser.num_tokens
 
     def choose_split(self, part: int, row: int) -> str:
-        """Return the split of a sequence: a pure function of the seed and the sequence's place in the files."""
+        """Return the split of a sequence: a pure function of the seed, the part and the row."""
         if not self.options.validation_fraction:
             return ""
         digest = hashlib.blake2b(f"{self.options.seed} {part} {row}".encode(), digest_size=8).digest()
         return "valid" if int.from_bytes(digest, "big") < self.options.validation_fraction * 2**64 else "train"
 
 
-def _infer_parser(parts: Sequence[RecordPart], options: SequenceOptions) -> RecordParser:
+def _first_parser(parts: Sequence[RecordPart], options: SequenceOptions) -> RecordParser:
     """Return a parser for the records, inferred from the first one that can be read."""
     first_bad = ""
     for part in parts:
@@ -150,29 +150,29 @@ def _numbered(names: Sequence[str]) -> dict[str, int]:
 
 
 def _scan(job: Job, parts: Sequence[RecordPart], settings: _SequenceSettings) -> _SequenceSettings:
-    """Read all records once for what writing needs: the vocabulary, the largest token, the classes."""
+    """Read all records once, if writing needs what is not known: the vocabulary or the largest token, the classes."""
     parser, vocabulary = settings.parser, settings.vocabulary
     is_text = parser.value_type == "text"
-    has_tokens = vocabulary is not None if is_text else parser.num_tokens is not None or parser.value_type == "channels"
-    if has_tokens and (parser.label is None or parser.classes is not None):
+    needs_vocabulary = vocabulary is None if is_text else parser.value_type == "tokens" and parser.num_tokens is None
+    if not needs_vocabulary and (parser.label is None or parser.classes is not None):
         return settings
-    description = f"counting {parser.level}s" if not has_tokens and is_text else "scanning records"
-    task = _ScanPart(settings, not has_tokens)
+    phase = f"counting {parser.level}s" if needs_vocabulary and is_text else "scanning records"
+    task = _ScanPart(settings, needs_vocabulary)
     counts: Counter[str] = Counter()
     names: set[str] = set()
     largest, first_bad = -1, {}
-    for number, result in job.run_unordered("scan", task, parts, [part.size for part in parts], description):
+    for number, result in job.run_unordered("scan", task, parts, [part.size for part in parts], phase):
         counts.update(result["counts"])
         names.update(result["labels"])
         largest = max(largest, result["largest"])
         if not result["num_rows"]:
-            first_bad[number] = result["bad"]
+            first_bad[number] = result["first_bad"]
     if len(first_bad) == len(parts):
         first = next((first_bad[number] for number in range(len(parts)) if first_bad[number]), "")
         raise DataError(f"{job.target} would be empty: all rows are bad ({first}); use different files")
-    if not has_tokens and is_text:
+    if needs_vocabulary and is_text:
         vocabulary = SymbolVocabulary.from_counts(parser.level, counts, settings.options.max_symbols)
-    elif not has_tokens:
+    elif needs_vocabulary:
         parser = replace(parser, num_tokens=largest + 1)
     if parser.label is not None and parser.classes is None:
         parser = replace(parser, classes=_numbered(sort_names(names)))
@@ -199,7 +199,7 @@ class _ScanPart:
     """Finds the labels of a part, and its symbols or its largest token."""
 
     settings: _SequenceSettings
-    counts_tokens: bool
+    needs_vocabulary: bool
 
     def __call__(self, part: RecordPart, number: int, folder: Path, /) -> PartResult:
         parser, reader = self.settings.parser, RowReader(part, self.settings.options.bad_rows)
@@ -210,7 +210,7 @@ class _ScanPart:
             num_rows += 1
             if label is not None:
                 labels.add(label)
-            if not self.counts_tokens:
+            if not self.needs_vocabulary:
                 continue
             if parser.value_type == "tokens":
                 largest = max(largest, int(value.max()))
@@ -218,7 +218,7 @@ class _ScanPart:
             elif self.settings.choose_split(number, row_index) != "valid":
                 counts.update(split_symbols(value, parser.level))
         tokens = {"counts": dict(counts), "largest": largest}
-        return {**tokens, "labels": sorted(labels), "num_rows": num_rows, "bad": reader.first_bad}
+        return {**tokens, "labels": sorted(labels), "num_rows": num_rows, "first_bad": reader.first_bad}
 
 
 @dataclass(frozen=True)

@@ -89,14 +89,14 @@ def _check_columns(columns: Sequence[str], options: SeriesOptions) -> tuple[str,
     return tuple(columns)
 
 
-def _numeric_columns(part: RecordPart, others: set[str | None]) -> list[str]:
-    """Return the columns whose first value is a number, except `others`; rows that can't be read don't count."""
+def _numeric_columns(part: RecordPart, excluded: set[str | None]) -> list[str]:
+    """Return the columns whose first value is a number, except `excluded` ones; rows that can't be read are skipped."""
     is_numeric: dict[str, bool | None] = {}  # None until a value has been seen
     num_rows = 0
     for row in islice(read_rows(part), _MAX_ROWS_SAMPLED):
         num_rows += 1
         if not is_numeric:
-            is_numeric = {name: None for name in row.record if name not in others}
+            is_numeric = {name: None for name in row.record if name not in excluded}
         for name in [name for name in is_numeric if is_numeric[name] is None]:
             is_numeric[name] = _is_number(row.record.get(name), part.format == "csv")
         if is_numeric and None not in is_numeric.values():
@@ -112,7 +112,7 @@ def _numeric_columns(part: RecordPart, others: set[str | None]) -> list[str]:
 
 
 def _is_number(value: object, is_csv: bool) -> bool | None:
-    """Return whether a value is a number; None if it is missing or NaN, so that it could be one."""
+    """Return whether a value is a number; None if it is missing, NaN or infinite, which decides nothing."""
     number = parse_number(value, is_csv)
     if number is None:
         return False

@@ -9,6 +9,7 @@ from pathlib import Path
 from stretto.base.errors import DataError
 from stretto.prepare.options import TextOptions, check_level, open_vocabulary
 from stretto.prepare.prepare_job import Job, OnProgress, PartResult, file_record, move_into_store, open_job, part_path
+from stretto.prepare.records import list_paths
 from stretto.prepare.text_files import TextFiles
 from stretto.store.corpus import Corpus, CorpusFields, shard_name
 from stretto.store.file_writer import FileWriter, write_file
@@ -35,15 +36,15 @@ def prepare_text(
     workers: int | None = None,
     on_progress: OnProgress = lambda progress: None,
 ) -> list[Corpus]:
-    """Write text files as a corpus to `folder` and return it.
+    """Write text files as a corpus to `folder`; return the corpus of each split.
 
     With `validation_fraction`, the end of the text becomes a corpus of its own: `folder/train` and `folder/valid`.
-    The vocabulary is counted on the training text, unless one is given. A shard holds `shard_bytes` of text, up to
-    the end of a line. Shards are written by `workers` processes; by default, as many as pay off.
+    The vocabulary is counted on the training text, unless one is given. A shard holds `shard_bytes` of text, and the
+    rest of the last line. Shards are written by `workers` processes; by default, as many as pay off.
     """
     vocabulary = open_vocabulary(options.vocabulary)
     level = check_level(options.level, vocabulary, options.max_symbols)
-    texts = TextFiles.open([files] if isinstance(files, Path | str) else files)
+    texts = TextFiles.open(list_paths(files))
     splits = _split(texts, Path(folder), options.validation_fraction)
     with open_job(folder, texts.paths, options.to_dict(), workers, on_progress) as job:
         parts = {split: _cut(texts, text_range, options.shard_bytes) for split, text_range in splits.items()}

@@ -25,7 +25,7 @@ _NUMBER_TYPES = {int, float, Decimal, type(None)}
 
 @dataclass(frozen=True)
 class RecordParser:
-    """Parses records; `sequence` and `label` are the names of its fields."""
+    """Parses records; `sequence` and `label` are the names of their fields."""
 
     sequence: str
     value_type: ValueType
@@ -102,7 +102,7 @@ class RecordParser:
 
 
 def to_number(value: object, name: str, nan: NanPolicy, is_csv: bool = False) -> float:
-    """Return a value's number, NaN if it is missing; reject one that a 32-bit float can't hold."""
+    """Return a value's number, NaN if it is missing; reject one too large for 32-bit floats, or NaN as `nan` says."""
     number = parse_number(value, is_csv)
     if number is None:
         raise BadRowError(f"{name!r} has {shorten(value)}, not a number")
@@ -175,7 +175,7 @@ def sort_names(names: set[str]) -> list[str]:
 
 
 def infer_list_type(name: str, types: set[type]) -> ValueType | None:
-    """Return what lists with elements of these types hold, or None if they are not sequences."""
+    """Return what the lists in field `name` hold, given the types of their elements; None if they are not sequences."""
     if types == {int} and name != "values":
         return "tokens"
     return "channels" if types == {list} or (types and types <= _NUMBER_TYPES) else None

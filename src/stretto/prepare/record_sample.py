@@ -27,7 +27,7 @@ from stretto.prepare.records import (
     unreadable,
 )
 
-# How much of a file is read.
+# How much of a file is read, at its beginning and at its end.
 MAX_BYTES = 1 << 20
 _MAX_ROWS = 2000
 _TAIL_BYTES = 64 << 10
@@ -103,7 +103,7 @@ def _read_end(path: Path) -> bytes:
 def _sample_lines(path: Path, is_csv: bool) -> _SampledRows:
     content, is_complete = read_beginning(path)
     if not is_complete and b"\n" not in content:
-        raise DataError(f"{path} has no line break in its first {MAX_BYTES >> 20} MiB; is it {path.suffix[1:]}?")
+        raise DataError(f"{path} has no line break in its first {MAX_BYTES >> 20} MiB; write one row per line")
     tail = b"" if is_complete else _read_end(path)
     if is_csv:
         reader = _csv_reader(content)

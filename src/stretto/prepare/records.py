@@ -13,9 +13,9 @@ from stretto.base.errors import DataError
 from stretto.prepare.text_files import TextFiles
 from stretto.prepare.time_formats import looks_like_time
 
-Format = Literal["jsonl", "csv", "parquet", "datasets"]
+RecordFormat = Literal["jsonl", "csv", "parquet", "datasets"]
 
-FORMATS: dict[str, Format] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
+FORMATS: dict[str, RecordFormat] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
 _BATCH_ROWS = 1024
 _BLOCK_BYTES = 1 << 20
 # The csv module's error message for a quote that is never closed.
@@ -36,7 +36,7 @@ class RecordPart:
     """Consecutive rows of one file; a CSV file is always one part."""
 
     path: Path
-    format: Format
+    format: RecordFormat
     start: int  # in bytes, row groups or rows, depending on the format
     stop: int
     size: int  # in bytes, or in rows of a dataset; for progress
@@ -60,7 +60,7 @@ def list_paths(files: Sequence[Path | str] | Path | str) -> list[Path]:
 
 
 def cut_records(paths: Sequence[Path], part_bytes: int | None) -> list[RecordPart]:
-    """Cut files into parts of about `part_bytes`; None makes each file one part. The parts depend on nothing else."""
+    """Cut files into parts of about `part_bytes`; None makes each file one part. The workers don't matter."""
     return [part for path in paths for part in _cut(path, find_format(path), part_bytes or sys.maxsize)]
 
 
@@ -80,7 +80,7 @@ def shorten(value: object) -> str:
     return text if len(text) < 40 else text[:37] + "..."
 
 
-def find_format(path: Path) -> Format:
+def find_format(path: Path) -> RecordFormat:
     """Return the format that a file's name says; reject a file of any other format."""
     if path.is_dir():
         if (path / "dataset_dict.json").is_file():
@@ -98,7 +98,7 @@ def find_format(path: Path) -> Format:
     return FORMATS[path.suffix.lower()]
 
 
-def _cut(path: Path, format: Format, part_bytes: int) -> Iterator[RecordPart]:
+def _cut(path: Path, format: RecordFormat, part_bytes: int) -> Iterator[RecordPart]:
     if format == "csv":
         with _open_csv(path) as file:
             read_header(path, csv_reader(file))
@@ -170,9 +170,9 @@ def read_header(path: Path, reader: Iterator[list[str]]) -> list[str]:
         header = next(reader, [])
     except csv.Error as error:
         raise DataError(f"{path}: its header line can't be read ({error}); fix it") from None
-    other = next((mark for mark in ";\t|" if len(header) == 1 and mark in header[0]), None)
-    if other is not None:
-        raise DataError(f"{path}: its columns are separated by {other!r}; use commas")
+    separator = next((mark for mark in ";\t|" if len(header) == 1 and mark in header[0]), None)
+    if separator is not None:
+        raise DataError(f"{path}: its columns are separated by {separator!r}; use commas")
     for name in header:
         if not name or not is_utf8(name) or header.count(name) > 1:
             raise DataError(f"{path}: its header line has a column {name!r}; give each column its own name")

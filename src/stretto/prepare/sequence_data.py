@@ -13,7 +13,7 @@ from stretto.store.vocabulary import Level, split_symbols
 _LABEL_NAMES = ("label", "labels", "class", "target", "category", "sentiment", "y")
 # Words are tokens only if the fraction of different words is smaller: a larger one needs too large a vocabulary.
 _MAX_UNIQUE_FRACTION = 0.5
-_MAX_WORD_CHARS = 15
+_MAX_WORD_CHARS = 15  # on average
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ def infer_sequence_data(
 ) -> tuple[SequenceData, list[str]]:
     """Return how the records are read as sequences, and notes on what was inferred."""
     sequence = sequence or _choose_sequence(sample)
-    classes = [field.name for field in sample.fields if field.is_categorical and field.name != sequence]
+    label_fields = [field.name for field in sample.fields if field.is_categorical and field.name != sequence]
     notes = []
     if label is None and has_label:
-        label = _choose_label(sample, sequence, classes)
+        label = _choose_label(sample, sequence, label_fields)
         if label is not None:
             notes.append(f"{label!r} is used as the label; choose a different one with label=FIELD, or has_label=False")
     value_type = _value_type(next(field for field in sample.fields if field.name == sequence))
@@ -44,7 +44,7 @@ def infer_sequence_data(
         level = level or _choose_level(texts, label)
     else:
         level = None
-    other_labels = tuple(name for name in classes if name != label)
+    other_labels = tuple(name for name in label_fields if name != label)
     return SequenceData(sequence, value_type, level, label, other_labels), notes
 
 
@@ -59,7 +59,7 @@ def list_sequence_fields(sample: RecordSample) -> list[FieldSummary]:
 
 
 def list_short_texts(sample: RecordSample) -> list[str]:
-    """Return the fields with a few different texts; they are taken as sequences if no other field is one."""
+    """Return the names of fields with a few different texts; they are taken as sequences if no other field is one."""
     return [field.name for field in sample.fields if field.type == "category" and field.mean_length]
 
 
@@ -88,19 +88,19 @@ def _choose_sequence(sample: RecordSample) -> str:
     return usual[0].name if usual else names[0]
 
 
-def _choose_label(sample: RecordSample, sequence: str, classes: Sequence[str]) -> str | None:
-    usual = [name for column in _LABEL_NAMES for name in classes if name.lower() == column]
+def _choose_label(sample: RecordSample, sequence: str, label_fields: Sequence[str]) -> str | None:
+    usual = [name for usual_name in _LABEL_NAMES for name in label_fields if name.lower() == usual_name]
     if usual:
         return usual[0]
     constant = [field.name for field in sample.fields if field.is_constant and field.name != sequence]
     constant = [name for name in constant if name.lower() in _LABEL_NAMES]
-    choices = (*constant, *classes)
+    choices = (*constant, *label_fields)
     if not constant and len(choices) < 2:
         return next(iter(choices), None)
     if constant:
         problem = f"{constant[0]!r} has the same value in all rows that were read; use label={constant[0]} to use it"
     else:
-        problem = f"several fields could be the label ({', '.join(classes)}); choose one with label=FIELD"
+        problem = f"several fields could be the label ({', '.join(label_fields)}); choose one with label=FIELD"
     raise AmbiguousInputError(
         f"{sample.path}: {problem}, or has_label=False for none",
         "label",

@@ -103,7 +103,7 @@ def finish_part(writers: Mapping[str, ShardWriter], reader: RowReader) -> PartRe
     """Return the result of a part whose rows have all been read."""
     splits = {split: writer.finish() for split, writer in writers.items()}
     files = [file for shard in splits.values() for file in shard["files"]]
-    return {"files": files, "splits": splits, "num_bad": reader.num_bad, "bad": reader.first_bad}
+    return {"files": files, "splits": splits, "num_bad": reader.num_bad, "first_bad": reader.first_bad}
 
 
 def write_parts(
@@ -113,7 +113,7 @@ def write_parts(
     for split in splits:
         (job.folder / split).mkdir(exist_ok=True)
     results = job.run("write", task, parts, [part.size for part in parts], f"writing {job.target}")
-    first_bad = next((result["bad"] for result in results if result["bad"]), "")
+    first_bad = next((result["first_bad"] for result in results if result["first_bad"]), "")
     skipped = SkippedRows(sum(result["num_bad"] for result in results), first_bad)
     shards = {split: [result["splits"][split] for result in results] for split in splits}
     empty = [split for split in splits if not any(shard["num_sequences"] for shard in shards[split])]
@@ -153,7 +153,7 @@ def write_store(
     write_index(folder, fields.kind, fields.model_dump(mode="json"), files)
 
 
-# One column per channel: count, mean, sum of squares around the mean, minimum, maximum.
+# `[5, channels]`: count, mean, sum of squares around the mean, minimum, maximum.
 Moments = NDArray[np.float64]
 
 

@@ -1,4 +1,4 @@
-"""TextFiles: several files as one long text, read in spans that never split a word."""
+"""TextFiles: several files as one long text, read in spans that don't split words."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class TextSpan:
             self.text.decode("utf-8")
         except UnicodeDecodeError as error:
             raise DataError(
-                f"{self.path}: byte {self.offset + error.start:,} is not UTF-8; convert the file, or use level=byte"
+                f"{self.path}: byte {self.offset + error.start + 1:,} is not UTF-8; convert the file, or use level=byte"
             ) from None
 
 
@@ -100,7 +100,7 @@ def _read_spans(path: Path, start: int, stop: int) -> Iterator[TextSpan]:
         while start < stop:
             block = rest + file.read(min(_BLOCK_BYTES, stop - start - len(rest)))
             is_last = len(block) == stop - start
-            # A word that this block splits is read again with the next one.
+            # A word that the end of this block splits is kept for the next one.
             edge = len(block) if is_last else _last_edge(block)
             yield TextSpan(path, start, block[:edge])
             start += edge
