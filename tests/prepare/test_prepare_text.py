@@ -124,6 +124,7 @@ def test_an_error_in_text_names_file_and_position(text_file: Path, tmp_path: Pat
     blank.write_text("  \t ")
     out = tmp_path / "out"
     cases: list[tuple[list[Path], dict[str, Any], str]] = [
+        ([], {}, "there are no files to prepare; give at least one"),
         ([tmp_path / "missing"], {}, "missing is not a file"),
         ([text_file, empty], {}, r"empty\.txt is empty"),
         ([broken], {"level": "word"}, r"broken\.txt: byte 10 is not UTF-8"),

@@ -129,6 +129,13 @@ def test_a_link_out_of_the_store_is_refused(name: str, tmp_path: Path) -> None:
         Store.open(folder)
 
 
+def test_missing_checksums_are_one_sentence(tmp_path: Path) -> None:
+    folder = write_store(tmp_path / "store", num_shards=1)
+    (folder / "checksums.bin").unlink()
+    with pytest.raises(DataError, match=r"store: checksums\.bin can't be read \(.*\); copy or prepare the data again"):
+        Store.open(folder)
+
+
 def test_a_link_within_the_store_is_followed(tmp_path: Path) -> None:
     folder = write_store(tmp_path / "store", num_shards=1)
     byte_ranges = byte_ranges_of(Store.open(folder))

@@ -33,7 +33,7 @@ from stretto.store.file_writer import write_file
 from stretto.store.index import INDEX, VERSION
 from stretto.store.pages import PagedFile
 
-# Another worker process pays off for each this many bytes (or rows).
+# One worker process pays off per this many bytes (or rows).
 _WORK_PER_WORKER = 16 << 20
 _PARTS = "parts"
 _FINGERPRINT = "fingerprint"
@@ -77,7 +77,7 @@ class Job:
     def run(
         self, name: str, task: PartTask[Part], parts: Sequence[Part], sizes: Sequence[int], phase: str
     ) -> list[PartResult]:
-        """Return the result of each part; `name` is for the files of the results. Finished parts are not done again."""
+        """Return the result of each part, from files that are called `name`; finished parts are not done again."""
         results = dict(self.run_unordered(name, task, parts, sizes, phase))
         return [results[number] for number in range(len(parts))]
 

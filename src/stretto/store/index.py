@@ -49,7 +49,7 @@ class Store:
     @classmethod
     def open(cls, location: Path | str, cache: Cache | None = None) -> "Store":
         """Open what `stretto prepare` wrote, in a folder or copied to object storage; shards are read on demand."""
-        location = str(location)
+        location, cache = str(location), cache or Cache()
         tree = _read_index(location, cache)
         try:
             return _open(location, tree, cache)
@@ -100,7 +100,7 @@ def parse_index(model: type[Parsed], tree: object, location: str) -> Parsed:
         raise damaged_index(location, first_error(error)) from None
 
 
-def _read_index(location: str, cache: Cache | None) -> dict[str, Any]:
+def _read_index(location: str, cache: Cache) -> dict[str, Any]:
     try:
         tree = json.loads(_read_small_file(location, INDEX, cache))
     except FileNotFoundError:
@@ -117,11 +117,14 @@ def _read_index(location: str, cache: Cache | None) -> dict[str, Any]:
         raise damaged_index(location, str(error)) from None
 
 
-def _open(location: str, tree: dict[str, Any], cache: Cache | None) -> Store:
+def _open(location: str, tree: dict[str, Any], cache: Cache) -> Store:
     entries = [parse_index(_FileEntry, entry, location) for entry in tree["files"]]
     if len({entry.name for entry in entries}) < len(entries):
         raise damaged_index(location, "it lists a file twice")
-    content = _read_small_file(location, CHECKSUMS, cache)
+    try:
+        content = _read_small_file(location, CHECKSUMS, cache)
+    except OSError as error:
+        raise DataError(f"{location}: {CHECKSUMS} can't be read ({error}); copy or prepare the data again") from None
     num_pages = [-(-entry.num_bytes // PAGE_BYTES) for entry in entries]
     if zlib.crc32(content) != tree["checksums"] or len(content) != 4 * sum(num_pages):
         raise DataError(f"{location}: {CHECKSUMS} is damaged; copy it again or prepare the data again")
@@ -132,17 +135,14 @@ def _open(location: str, tree: dict[str, Any], cache: Cache | None) -> Store:
         if PurePosixPath(name).name != name or name in ("", ".", "..") or "\\" in name:
             raise DataError(f"{location}: {INDEX} lists {name!r}, which is not in this folder; do not trust this store")
         files.append(PagedFile(name, entry.num_bytes, checksums))
-    if is_remote(location):
-        pages: Pages = RemotePages(location, files, cache or Cache())
-    else:
-        pages = LocalPages(Path(location), files)
+    pages: Pages = RemotePages(location, files, cache) if is_remote(location) else LocalPages(Path(location), files)
     digest = str(add_checksum(tree)["sha256"])
     return Store(location, str(tree["kind"]), dict(tree["fields"]), tuple(files), pages, digest)
 
 
-def _read_small_file(location: str, name: str, cache: Cache | None) -> bytes:
+def _read_small_file(location: str, name: str, cache: Cache) -> bytes:
     if is_remote(location):
-        return fetch(location, name, (cache or Cache()).retry_seconds)
+        return fetch(location, name, cache.retry_seconds)
     try:
         return path_in_store(Path(location), name).read_bytes()
     except NotADirectoryError:
