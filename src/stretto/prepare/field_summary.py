@@ -36,7 +36,7 @@ class FieldSummary:
     type: FieldType
     num_values: int = 0  # without missing ones
     num_missing: int = 0
-    num_unique: int = 0
+    num_unique: int = 0  # different values; 0 for lists
     mean_length: float = 0.0  # characters of text, or steps of a list
     is_integer: bool = False  # integers only
     has_nan: bool = False  # has NaN or infinities

@@ -151,7 +151,7 @@ def _choose_format(groups: dict[Format, list[Path]], format: str | None) -> Form
 
 
 def _split_paths(paths: list[Path], root: Path) -> tuple[list[Path], list[Path], list[Path]]:
-    """Return training, validation and unused files by name; all are training unless `train` and `valid` or `test` occur."""
+    """Return training, validation and unused files, by their names; all are training if these don't name two splits."""
     splits = {path: _split_of(path.absolute().relative_to(root)) for path in paths}
     train, valid, test = ([path for path in paths if splits[path] == split] for split in ("train", "valid", "test"))
     if not train or not (valid or test):

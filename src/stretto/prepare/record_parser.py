@@ -47,7 +47,7 @@ class RecordParser:
         return [f"{self.sequence}.{number}" for number in range(self.num_channels)]
 
     def parse(self, record: Mapping[str, Any], is_csv: bool) -> tuple[Any, str | None]:
-        """Return a record's text, tokens [steps] or channels [steps, channels], and the name of its class."""
+        """Return a record's text, tokens `[steps]` or channels `[steps, channels]`, and the name of its class."""
         if self.value_type == "text":
             return self._text(record), self._label(record)
         steps = _require_list(record, self.sequence, is_csv)

@@ -34,7 +34,7 @@ class SeriesData:
     time: str | None = None  # column with the time of a row
     by: str | None = None  # column that names the series of a row
     seconds: float | None = None  # between two rows; None if unknown
-    period: int = 0  # seasonal period in rows, such as 24 for hours; 0 if there is none
+    period: int = 0  # seasonal period in rows, such as 24 for hourly rows; 0 if there is none
     nan: NanPolicy = "error"
     has_missing: bool = False  # whether a channel has missing values
 

@@ -4,7 +4,7 @@ import re
 from datetime import datetime
 
 _MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?"
-_DAY = "|".join(
+_DATE = "|".join(
     (
         r"\d{1,4}([-/.])\d{1,2}(?:\1\d{1,4})?",  # 1949-01, 01/03/2012, 01.01.2009
         r"\d{4}[- ]?[qwm]\d{1,2}",  # 1960Q1
@@ -15,7 +15,7 @@ _DAY = "|".join(
     )
 )
 _CLOCK = r"\d{1,2}[:.]\d{2}(?:[:.]\d{2}(?:[.,]\d+)?)? ?(?:[ap]\.?m\.?)? ?(?:z|utc|gmt|[-+]\d{2}:?\d{2})?"
-_TIME = re.compile(rf"(?:{_DAY})(?:[t, ]+{_CLOCK})?|{_CLOCK}", re.IGNORECASE)
+_TIME = re.compile(rf"(?:{_DATE})(?:[t, ]+{_CLOCK})?|{_CLOCK}", re.IGNORECASE)
 
 
 def parse_time(text: str) -> datetime | None:

@@ -77,7 +77,7 @@ class Forecast:
         return np.concatenate([filled, ~missing], axis=1, dtype=np.float32) if self.masks else filled
 
     def targets(self, values: NDArray[Any], start: int, stop: int) -> Values:
-        """Return the targets of steps `start` to `stop`: `[steps, horizon * channels]`, NaN where missing.
+        """Return the targets of steps `start` to `stop` of `values`: `[steps, horizon * channels]`, NaN where missing.
 
         `values` may begin before `start` (for the season) and end after `stop` (for the horizon). Values beyond them
         are missing.
