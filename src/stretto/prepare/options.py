@@ -64,7 +64,7 @@ class PrepareOptions:
 _LEVEL_HELP = "what a token of text is (default: byte)"
 _LIKE_HELP = "use this prepared data's"
 _VOCABULARY_HELP = "use the vocabulary of this prepared data instead of counting one"
-_MAX_SYMBOLS_HELP = "size of the vocabulary: <unk> and the most frequent characters or words"
+_MAX_SYMBOLS_HELP = "size of the vocabulary: the unknown symbol and the most frequent characters or words"
 _SPLIT_HELP = "for validation, such as 0.1; writes FOLDER/train and FOLDER/valid (default: 0)"
 _BAD_ROWS_HELP = "a row that can't be read is an error, or is skipped (default: error)"
 _SHARD_BYTES_HELP = "bytes of input in one shard (default: 64 MiB); a CSV file is always one shard"
