@@ -20,7 +20,7 @@ COMMANDS = {
     "profile": "measure the model of a run on this machine, for `stretto plan`",
     "train": "train a model, as described in a TOML file",
     "eval": "evaluate the model of a run",
-    "predict": "write the predictions of a model for each row of a data set",
+    "predict": "write the predictions of a model for each row of a dataset",
     "generate": "generate text with the model of a run",
     "forecast": "forecast the values after the end of each series",
     "export": "export the model of a run to ONNX, or as weights of torch modules",

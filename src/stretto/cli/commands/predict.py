@@ -1,4 +1,4 @@
-"""`stretto predict`: the predictions of a run's model for each row of a data set, on any number of ranks.
+"""`stretto predict`: the predictions of a run's model for each row of a dataset, on any number of ranks.
 
 Write the predictions of a run's model to a JSONL file: the label of a sequence, the likelihood of a text, or a
 forecast. Each row appears once, in order, the same on any number of ranks. After an interruption, the same command
