@@ -54,7 +54,7 @@ def test_a_token_beyond_the_vocabulary_is_refused_with_file_and_position(tmp_pat
     write_index(tmp_path, "tokens", {"num_bytes": 8, "num_unknown": 0, "shards": [2, 2]}, files)
     corpus = Corpus.open(tmp_path)
     assert corpus.read(0, 3).tolist() == [0, 1, 2]
-    with pytest.raises(DataError, match=r"tokens-00001\.bin has token 3 at position 1, but the vocabulary only has 3"):
+    with pytest.raises(DataError, match=r"tokens-00001\.bin has token 3 at position 1, but the vocabulary has only 3"):
         corpus.read(1, 4)
 
 
