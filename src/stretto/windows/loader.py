@@ -66,7 +66,7 @@ def read_ahead(
 ) -> Iterator[tuple[Window, Position]]:
     """Yield windows from `start` on, epoch after epoch without end, each with the position after it.
 
-    `workers` processes read ahead, none if it is 0; this changes only the speed. `pin` puts windows into pinned memory,
+    `workers` processes read ahead; their number changes only the speed. `pin` puts windows into pinned memory,
     as `DataLoader(pin_memory=True)` does.
     """
     if workers < 0:
