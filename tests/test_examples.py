@@ -20,8 +20,8 @@ SECONDS = 200
 
 
 def run(folder: Path, *command: str) -> str:
-    """Run a command in a folder, one thread a process; return what it printed."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"}
+    """Run a command in a folder, which is its home too (for caches), one thread per process; return what it printed."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error", "HOME": str(folder)}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout

@@ -13,7 +13,7 @@ from stretto.base.disk import write_atomic
 from stretto.base.errors import PlanError
 from stretto.base.strict_model import StrictModel, first_error
 
-VERSION = 3
+VERSION = 4
 
 # Bounds that every real figure is within. Without them a plan could divide by zero or overflow.
 Seconds = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
