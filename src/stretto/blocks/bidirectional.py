@@ -1,4 +1,4 @@
-"""BidirectionalLSTM: reads each row in both directions, so its windows can't be cut into chunks."""
+"""BidirectionalLSTM: reads each row in both directions, so a window can't be cut into chunks."""
 
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence

@@ -1,4 +1,4 @@
-"""Dropout and LockedDropout, whose masks are functions of position, and so the same in every layout."""
+"""Dropout and LockedDropout, whose masks are derived from keys, and so are the same in every layout."""
 
 import math
 

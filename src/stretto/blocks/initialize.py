@@ -1,4 +1,4 @@
-"""initialize: draws weights by seed and name, so that each rank can create only its own blocks."""
+"""initialize: draws a module's weights from a seed and its name, so that each rank can create only its own blocks."""
 
 import torch
 

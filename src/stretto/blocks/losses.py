@@ -28,7 +28,7 @@ Loss = Callable[[Tensor, Tensor], LossSum]
 
 
 def _full_precision(y: Tensor) -> Tensor:
-    """Return outputs in float32, or float64 as they are: bf16 from autocast is too coarse for a sum of many terms."""
+    """Return outputs as float32, but float64 unchanged: bf16 from autocast is too coarse for a sum of many terms."""
     return y if y.dtype == torch.float64 else y.float()
 
 
@@ -71,7 +71,7 @@ def last_step_targets(labels: Tensor, lengths: Tensor, num_steps: int, ignore_in
 
 @dataclass(frozen=True)
 class SquaredError:
-    """Squared error; a target of NaN is missing. Outputs and targets have the same shape."""
+    """Squared error; a NaN target is missing. Outputs and targets have the same shape."""
 
     def __call__(self, y: Tensor, targets: Tensor) -> LossSum:
         error, count = _error(y, targets)
@@ -80,7 +80,7 @@ class SquaredError:
 
 @dataclass(frozen=True)
 class AbsoluteError:
-    """Absolute error; a target of NaN is missing. Outputs and targets have the same shape."""
+    """Absolute error; a NaN target is missing. Outputs and targets have the same shape."""
 
     def __call__(self, y: Tensor, targets: Tensor) -> LossSum:
         error, count = _error(y, targets)
@@ -89,7 +89,7 @@ class AbsoluteError:
 
 @dataclass(frozen=True)
 class QuantileLoss:
-    """Pinball loss of several quantiles. Outputs `[..., quantiles]`, targets `[...]`; a target of NaN is missing.
+    """Pinball loss for several quantiles. Outputs `[..., quantiles]`, targets `[...]`; a NaN target is missing.
 
     Each target counts once per quantile. For your own scripts: `stretto.serve.forecast` gives no quantiles.
     """

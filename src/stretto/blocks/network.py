@@ -24,7 +24,7 @@ def build_network(config: ModelConfig, task: Task) -> Stack:
 
 
 def _input_blocks(config: ModelConfig, task: Task) -> tuple[list[Block], int]:
-    """Return the blocks before the first recurrent one, and their number of output features."""
+    """Return the blocks before the first recurrent one, and the number of features that it reads."""
     if task.inputs == "tokens":
         return [Embedding(task.num_inputs, config.embedding_size), *_dropout(config)], config.embedding_size
     if config.embedding is None:

@@ -10,7 +10,7 @@ from stretto.blocks.stack import Stack
 from stretto.engine.engine import window_tensor
 from stretto.mesh.mesh import Mesh
 
-# A dtype is sent as its index here.
+# A dtype is sent as its index in this tuple.
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32)
 _PACKED_SIZE = 8  # the dtype's index, the number of feature dims, and up to 6 dims
 

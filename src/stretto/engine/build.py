@@ -30,7 +30,7 @@ def make_engine(
 ) -> PipelineEngine | ReplicaEngine:
     """Return the engine that runs this rank's part of `model`.
 
-    With `seed`, the weights of this rank's blocks are initialized by seed and name, and `model` may be on the meta
+    With `seed`, the weights of this rank's blocks are drawn from it and their names, and `model` may be on the meta
     device, so that no rank ever holds all of it. Without `seed`, all replicas start with the first replica's weights.
     """
     layout = layout or Layout()

@@ -75,7 +75,7 @@ class _MicroBatchProgress:
 
 
 class PipelineEngine:
-    """Runs one stage of a model; the neighboring stages are other ranks.
+    """Runs one stage of a model; the neighboring stages run on other ranks.
 
     `stack` is this rank's stage, and must be causal if `layout.chunks` is more than one. `is_causal` says whether the
     whole model is causal; by default, whether this stage is.
@@ -153,7 +153,7 @@ class PipelineEngine:
 
 
 class _PipelineStep:
-    """One training step of one stage: holds what lives only while its actions run."""
+    """One step of one stage, training or evaluation: holds what lives only while its actions run."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class _PipelineStep:
         self.cut = cut
         self.before_last_backward = before_last_backward
         engine.num_windows += 1
-        self.keeps_graph = torch.is_grad_enabled()
+        self.has_backward = torch.is_grad_enabled()
         self.recompute = engine.layout.recompute
         self.live: dict[tuple[int, int], _LiveChunk] = {}
         self.losses: list[LossSum] = []
@@ -228,7 +228,7 @@ class _PipelineStep:
             # The state of the first chunk keeps its graph: it may lead to a learned initial state.
             tuple(self._leaf(tensor, needs_grad=action.chunk > 0) for tensor in state),
         )
-        with torch.set_grad_enabled(self.keeps_graph and not self.recompute):
+        with torch.set_grad_enabled(self.has_backward and not self.recompute):
             y, after = self.engine.run_blocks(live.x, live.state, self._targets(action))
         progress.state = detach(after)
         if isinstance(y, LossSum):
@@ -236,7 +236,7 @@ class _PipelineStep:
             y = y.total
         elif self.mesh.forward_channel is not None:
             self.mesh.forward_channel.send(y.detach())
-        if self.keeps_graph:
+        if self.has_backward:
             if not self.recompute:
                 live.y, live.after = y, after
             self.live[action.micro_batch, action.chunk] = live
@@ -312,7 +312,7 @@ class _PipelineStep:
         if not needs_grad:
             return tensor
         leaf = tensor.detach()
-        return leaf.requires_grad_(self.keeps_graph and leaf.is_floating_point())
+        return leaf.requires_grad_(self.has_backward and leaf.is_floating_point())
 
     def _final_state(self) -> State:
         """Return the final states of all rows, in the window's order."""

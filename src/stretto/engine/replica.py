@@ -15,7 +15,7 @@ from stretto.mesh.reduction import ReduceHookState, all_reduce_hook
 
 
 class ReplicaEngine:
-    """Sums gradients over the replicas of an engine, once per step, for any number of micro-batches and chunks.
+    """Sums an engine's gradients over the replicas, once per step, for any number of micro-batches and chunks.
 
     DDP is used for its reducer only; its `forward` is never called. The reducer is prepared just before the step's last
     backward, and all-reduces its buckets while that backward runs:
@@ -24,7 +24,7 @@ class ReplicaEngine:
                                       |    bucket 0: all-reduce ------
                           prepare here|        bucket 1: all-reduce ------
 
-    Around a pipeline, the gradients of each stage are summed over the ranks that hold the stage.
+    When it wraps a pipeline, the gradients of each stage are summed over the ranks that hold the stage.
     """
 
     def __init__(self, engine: Engine, mesh: Mesh, *, is_synced: bool) -> None:
@@ -41,7 +41,7 @@ class ReplicaEngine:
             self._ddp = DistributedDataParallel(
                 self.stack,
                 process_group=mesh.replica_group,
-                # Weights that were initialized by seed and name are equal already; others come from the first replica.
+                # Weights drawn from a seed are equal already; others are copied from the first replica.
                 init_sync=not is_synced,
                 gradient_as_bucket_view=True,
             )
@@ -97,7 +97,7 @@ class _ReadyWithoutGradient(torch.autograd.Function):
     """A zero that depends on all parameters and gives none of them a gradient.
 
     The reducer all-reduces a bucket once the backward has reached all its parameters. As a root of the last backward,
-    this zero leads it even to those that the last chunk doesn't use. Otherwise their bucket would never be reduced.
+    this zero leads it even to those that its chunk doesn't use. Otherwise their bucket would never be reduced.
     """
 
     @staticmethod
