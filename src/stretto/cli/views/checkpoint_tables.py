@@ -54,7 +54,7 @@ def _history(storage: Storage) -> Group:
             saved_at, size = format_time(manifest.created), f"{manifest.num_bytes / 1e6:,.1f}"
         except DataError:
             saved_at, size = "?", "damaged"
-        mark = "newest" if name == in_lineage[0] else "" if name in in_lineage else "abandoned"
+        mark = "newest" if [name] == in_lineage[:1] else "" if name in in_lineage else "abandoned"
         loss = read_loss(storage, name)
         val_loss = "" if loss is None else f"{loss:.4f}"
         table.add_row(str(name), f"{name.step:,}", saved_at, size, val_loss, mark)
@@ -74,14 +74,14 @@ def _summary(checkpoint: Checkpoint) -> Table:
     table.add_row("position", f"epoch {state.epoch + 1}, pool {state.pool}, window {state.index} is next")
     table.add_row("saved", f"{format_time(manifest.created)} by generation {manifest.generation}")
     table.add_row("layout", f"{manifest.run_info.layout or 'not recorded'}, {pluralize(manifest.num_ranks, 'rank')}")
-    table.add_row("optimizer", f"{state.optimizer}, seed {state.seed}, {state.skipped} steps skipped")
+    table.add_row("optimizer", f"{state.optimizer}, seed {state.seed}, {pluralize(state.skipped, 'step')} skipped")
     table.add_row("versions", ", ".join(f"{name} {version}" for name, version in manifest.versions.items()))
-    table.add_row("size", f"{manifest.num_bytes / 1e6:,.2f} MB in {len(manifest.files)} files")
+    table.add_row("size", f"{manifest.num_bytes / 1e6:,.2f} MB in {pluralize(len(manifest.files), 'file')}")
     return table
 
 
 def _tensor_table(manifest: Manifest) -> Table:
-    """Return the weight shapes of each block, and the sizes of its weights, optimizer state and lanes' hidden state."""
+    """Return the weight shapes of each block, and the sizes of its weights, optimizer state and lanes' states."""
     kinds = ("weights", "optimizer", "lanes")
     sizes: dict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(kinds, 0))
     shapes: dict[str, list[str]] = defaultdict(list)
