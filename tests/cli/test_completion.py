@@ -65,6 +65,11 @@ def test_bash_completes_the_file_of_a_run(bash_script: Path, tmp_path: Path) -> 
     assert complete(bash_script, "stretto", "train", "ru", cwd=tmp_path) == ["run.toml"]
 
 
+def test_bash_completes_the_folder_of_the_data(bash_script: Path, tmp_path: Path) -> None:
+    (tmp_path / "prepared").mkdir()
+    assert complete(bash_script, "stretto", "eval", "--data", "prep", cwd=tmp_path) == ["prepared"]
+
+
 @pytest.mark.parametrize("shell", SHELLS)
 def test_each_shell_has_a_script_with_all_commands(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", shell]) == 0

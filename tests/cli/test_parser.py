@@ -6,7 +6,7 @@ import pytest
 
 from stretto.cli.commands.prepare import make_kind_parser
 from stretto.cli.parser import Parser, read_prepare_options
-from stretto.errors import DataError
+from stretto.errors import ConfigError, DataError
 from stretto.prepare.options import PrepareOptions, SequenceOptions, SeriesOptions, TextOptions
 
 KINDS = {"text": TextOptions, "sequences": SequenceOptions, "series": SeriesOptions}
@@ -40,6 +40,11 @@ def test_parameters_become_options_but_paths_and_fields_stay(message: str, expec
 def test_an_error_keeps_its_type_and_gets_the_dashes(parser: Parser) -> None:
     with pytest.raises(DataError, match=r"^--max-symbols=1 is too small$"), parser.parsed(["--max-symbols", "1"]):
         raise DataError("max_symbols=1 is too small")
+
+
+def test_an_empty_argument_is_rejected(parser: Parser) -> None:
+    with pytest.raises(ConfigError, match="is not an argument of `stretto test`"):
+        parser.parse_all([""])
 
 
 @pytest.mark.parametrize("kind", KINDS)

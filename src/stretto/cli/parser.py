@@ -1,4 +1,4 @@
-"""Parser: argparse with errors of one sentence that name options as the user types them."""
+"""Parser: argparse with one-sentence errors that name options as the user types them."""
 
 import argparse
 import difflib
@@ -44,7 +44,8 @@ class Parser(argparse.ArgumentParser):
             hint = f"did you mean {similar[0]}?" if similar else f"see `{self.prog} --help`"
             if section_options:
                 hint = f"it is a section; choose from {', '.join(section_options)}"
-            raise ConfigError(f"{name} is not an {'option' if name[0] == '-' else 'argument'} of `{self.prog}`; {hint}")
+            kind = "option" if name.startswith("-") else "argument"
+            raise ConfigError(f"{name} is not an {kind} of `{self.prog}`; {hint}")
         return options
 
     def add_remainder(self) -> None:
@@ -74,7 +75,7 @@ class Parser(argparse.ArgumentParser):
 
     @contextmanager
     def parsed(self, arguments: list[str]) -> Iterator[argparse.Namespace]:
-        """Parse arguments. Errors of the library that are raised inside the context get `add_dashes`."""
+        """Parse arguments; `add_dashes` is applied to errors that the library raises inside the context."""
         options = self.parse_all(arguments)
         try:
             yield options
@@ -93,7 +94,7 @@ def add_model_arguments(parser: Parser) -> None:
 def add_trust_argument(parser: Parser) -> None:
     """Add the option that permits running the code that a run's config names."""
     parser.add_argument(
-        "--trust", action="store_true", help="run the code that the run's model.factory or model.loss names"
+        "--trust", action="store_true", help="run the code named by the run's model.factory or model.loss"
     )
 
 

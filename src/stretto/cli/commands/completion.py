@@ -1,4 +1,4 @@
-"""`stretto completion`: a script for completion of commands, options and files in a shell.
+"""`stretto completion`: a script with which a shell completes commands, options and file names.
 
 Print a script that makes a shell complete the commands, options and file names of `stretto`.
 
@@ -19,7 +19,7 @@ from stretto.cli.parser import Parser
 
 SHELLS = ("bash", "zsh", "tcsh")
 # Metavars of arguments that take a path or a URL: argparse reads them as text, but a shell can complete paths.
-_PATH_METAVARS = ("RUN", "PATH")
+_PATH_METAVARS = ("RUN", "PATH", "DATA", "FOLDER")
 
 
 def add_arguments(parser: Parser) -> None:
