@@ -70,9 +70,9 @@ def test_other_devices_are_planned_from_a_data_sheet(run_toml: Path, capsys: pyt
     [
         (["--devices", "0"], "--devices=0 and --nodes=1 must be positive; use at least 1"),
         (["--devices", "5", "--nodes", "2"], "--devices=5 can't be spread evenly over --nodes=2"),
-        (["--memory", "much"], "--memory=much is not a number of bytes; write it like 24GB"),
+        (["--memory", "much"], "--memory=much is not a size with a unit; write it like 24GB"),
         (["--memory", "1kB"], "needs more than 1e-06 GB"),
-        (["--memory", "24"], "--memory=24 is not a number of bytes; write it like 24GB"),
+        (["--memory", "24"], "--memory=24 is not a size with a unit; write it like 24GB"),
         (["--node", "3,300"], "--node=3,300 is not a latency and a bandwidth"),
         (["--network", "fast"], "--network=fast is not a latency and a bandwidth; write it like 5us,25GB"),
         (["--hardware", "Z80"], "--hardware=Z80 and --profile=here.json are two profiles; leave one of them out"),

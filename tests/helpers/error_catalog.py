@@ -215,7 +215,7 @@ ERROR_SECTIONS = (
                 "stretto init book.txt --out nowhere/run.toml",
             ),
             ErrorCase(
-                "--name=<name> can't be the name of a folder; use letters, digits, - and _",
+                "--name=<name> is not a valid name; use letters, digits, - and _",
                 "The name becomes part of `data/NAME` and `runs/NAME`.",
                 "Leave `--name` out, or use a plain name.",
                 "stretto init book.txt --out new.toml --name a/b",
@@ -240,7 +240,7 @@ ERROR_SECTIONS = (
                 "stretto init meters.csv --out new.toml --targets hours",
             ),
             ErrorCase(
-                "--horizon is for series and sequences of channels, but this is <kind>; leave it out",
+                "--horizon is for series and sequences of channels, but the files hold <kind>; leave it out",
                 "A text has no horizon.",
                 "Leave it out; for a table, add `--kind series`.",
                 "stretto init book.txt --out new.toml --horizon 3",
@@ -830,7 +830,7 @@ ERROR_SECTIONS = (
                 "stretto plan run.toml --profile nowhere.json",
             ),
             ErrorCase(
-                "--memory=<text> is not a number of bytes; write it like 24GB",
+                "--memory=<text> is not a size with a unit; write it like 24GB",
                 "It is the memory of one device.",
                 "Write a number and KB, MB, GB or TB.",
                 "stretto plan run.toml --hardware a100 --memory much",
@@ -1156,7 +1156,7 @@ ERROR_SECTIONS = (
                 "stretto report data",
             ),
             ErrorCase(
-                "--out=<file> exists and is not a page; choose a different file",
+                "--out=<file> exists and is not an HTML page; choose a different file",
                 "A report overwrites only other pages, so that a typo can't destroy a log.",
                 "Choose a different file.",
                 "stretto report runs/done --out runs/done/log.jsonl",

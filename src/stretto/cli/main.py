@@ -16,7 +16,7 @@ COMMANDS = {
     "init": "inspect files, prepare the data, and write the TOML file of a run",
     "doctor": "check this machine, or all machines of a job",
     "prepare": "convert text, records or tables to training data",
-    "plan": "find the fastest layout of a run for some devices, and say why",
+    "plan": "find the fastest layout for a run on the given devices, and say why",
     "profile": "measure the model of a run on this machine, for `stretto plan`",
     "train": "train a model, as described in a TOML file",
     "eval": "evaluate the model of a run",
@@ -24,12 +24,12 @@ COMMANDS = {
     "generate": "generate text with the model of a run",
     "forecast": "forecast the values after the end of each series",
     "export": "export the model of a run to ONNX, or as weights of torch modules",
-    "import": "convert weights of Keras or torch, to start a run from them",
+    "import": "convert weights from Keras or torch, to start a run from them",
     "report": "write an HTML page about a run, or a comparison of runs",
     "show": "show what a run or a checkpoint holds, and verify its checksums",
-    "verify": "check that the layout of a run computes the same as one rank",
+    "verify": "check that the layout of a run gives the same results as one rank",
     "schema": "print the JSON schema of the TOML file, for editors",
-    "completion": "print a script for completion in bash, zsh or tcsh",
+    "completion": "print a completion script for bash, zsh or tcsh",
 }
 
 

@@ -12,10 +12,10 @@ _NUMBER = r"((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e-?[0-9]+)?)"
 
 
 def parse_bytes(option: str, text: str) -> float:
-    """Return the number of bytes of `24GB` or `40GiB`; an error names `option`."""
+    """Return the number of bytes that `24GB` or `40GiB` stands for; an error names `option`."""
     match = re.fullmatch(rf"{_NUMBER} *([kmgt]i?)b", text.strip(), re.IGNORECASE)
     if match is None or not 0 < float(match[1]) <= 1e18:
-        raise ConfigError(f"{option}={text} is not a number of bytes; write it like 24GB")
+        raise ConfigError(f"{option}={text} is not a size with a unit; write it like 24GB")
     return float(match[1]) * _BYTES_PER_UNIT[match[2].upper()]
 
 

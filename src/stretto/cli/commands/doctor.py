@@ -22,6 +22,7 @@ from stretto.cli.parser import Parser
 from stretto.cli.views.console import make_console
 from stretto.config.toml import load_config
 from stretto.mesh.launch_info import LaunchInfo, find_launch_info
+from stretto.report.formatting import pluralize
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -133,7 +134,7 @@ def _print_findings(console: "Console", findings: "list[Finding]", path: Path | 
         if finding.level != "ok":
             where = f" ({finding.host})" if finding.host else ""
             console.print(f"{finding.level}: {finding.name}{where}: {finding.remedy}")
-    counts = {level: sum(finding.level == level for finding in findings) for level in styles}
-    console.print(f"{counts['ok']} ok, {counts['warning']} warnings, {counts['problem']} problems")
-    if counts["problem"]:
+    ok, warnings, problems = (sum(finding.level == level for finding in findings) for level in styles)
+    console.print(f"{ok} ok, {pluralize(warnings, 'warning')}, {pluralize(problems, 'problem')}")
+    if problems:
         raise ProblemsFoundError

@@ -14,7 +14,7 @@ from stretto.cli.parser import Parser, add_model_arguments
 
 def add_arguments(parser: Parser) -> None:
     add_model_arguments(parser)
-    parser.add_argument("--data", metavar="FOLDER", help="folder or URL of the data (default: the run's data.valid)")
+    parser.add_argument("--data", metavar="FOLDER", help="prepared data: folder or URL (default: the run's data.valid)")
 
 
 def run(options: argparse.Namespace) -> None:

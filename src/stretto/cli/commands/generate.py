@@ -15,15 +15,15 @@ from stretto.cli.parser import Parser, add_model_arguments
 def add_arguments(parser: Parser) -> None:
     add_model_arguments(parser)
     add = parser.add_argument
-    add("--prompt", default="", metavar="TEXT", help="text to continue (default: a new line)")
+    add("--prompt", default="", metavar="TEXT", help="text to continue (default: a line break)")
     add("--length", type=int, default=200, metavar="N", help="number of tokens to generate (default: 200)")
     add(
         "--temperature", type=float, default=1.0, metavar="T",
         help="sampling temperature; 0 always takes the most likely token (default: 1)",
     )  # fmt: skip
     add("--top-k", type=int, metavar="N", help="sample from the N most likely tokens only")
-    add("--top-p", type=float, metavar="P", help="sample from the most likely tokens that together have probability P")
-    add("--seed", type=int, default=0, metavar="N", help="seed of the sampling (default: 0)")
+    add("--top-p", type=float, metavar="P", help="sample from the smallest set of tokens with total probability P")
+    add("--seed", type=int, default=0, metavar="N", help="random seed for sampling (default: 0)")
     add("--count", type=int, default=1, metavar="N", help="number of texts (default: 1)")
 
 

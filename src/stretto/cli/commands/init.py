@@ -64,9 +64,9 @@ def add_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("paths", nargs="+", type=Path, metavar="PATH", help="files, or a folder of files")
     add("--out", type=Path, default=Path("run.toml"), metavar="FILE", help="file to write (default: run.toml)")
-    add("--name", metavar="NAME", help="write data to data/NAME, and the run to runs/NAME (default: the name of PATH)")
+    add("--name", metavar="NAME", help="write data to data/NAME, and the run to runs/NAME (default: from PATH)")
     add("--yes", action="store_true", help="ask no questions, and use the defaults")
-    add("--force", action="store_true", help="overwrite the file to write, if it exists")
+    add("--force", action="store_true", help="overwrite the --out file, if it exists")
     _add_data_options(parser)
 
 
@@ -127,7 +127,7 @@ def _check_values(options: argparse.Namespace) -> None:
     if not options.out.absolute().parent.is_dir():
         raise ConfigError(f"--out={options.out}: the folder {options.out.parent} does not exist; create it first")
     if options.name is not None and not re.fullmatch(r"[\w][\w.+-]*", options.name):
-        raise ConfigError(f"--name={options.name} can't be the name of a folder; use letters, digits, - and _")
+        raise ConfigError(f"--name={options.name} is not a valid name; use letters, digits, - and _")
     if options.label is not None and not options.has_label:
         raise ConfigError(f"--label={options.label} and --no-label contradict each other; leave one of them out")
     for name in _FORECAST_OPTIONS:
@@ -144,11 +144,11 @@ def _check_kind(options: argparse.Namespace, inspection: Inspection) -> None:
         is_given = not options.has_label if name == "no_label" else getattr(options, name) is not None
         if is_given and not kind.startswith(kinds):
             option = name.replace("_", "-")
-            raise ConfigError(f"--{option} is for {' and '.join(kinds)}, but this is {kind}; leave it out")
+            raise ConfigError(f"--{option} is for {' and '.join(kinds)}, but the files hold {kind}; leave it out")
 
 
 class _Prompter:
-    """Asks questions in a terminal. Elsewhere it uses the defaults, or raises where there is none."""
+    """Asks questions if `is_interactive`; otherwise uses the defaults, or raises where there is none."""
 
     def __init__(self, console: Console, paths: list[Path], valid: list[Path], *, is_interactive: bool) -> None:
         self._console = console
@@ -302,7 +302,7 @@ def _print_next_steps(console: Console, inspection: Inspection, suggestion: "Sug
         console.print(
             f"        baseline: repeating the last {config.data.season} steps has a loss of {suggestion.naive_loss:.4f}"
         )
-    commands = [("train", str(out), "takes a minute or two"), ("report", folder, "a page with the curves")]
+    commands = [("train", str(out), "takes at most a minute or two"), ("report", folder, "a page with the curves")]
     if config.data.valid is not None:
         commands.append(("predict", folder, "predictions for the validation data"))
     if inspection.kind == "text":

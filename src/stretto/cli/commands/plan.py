@@ -1,7 +1,7 @@
-"""`stretto plan`: the fastest layout of a run for some devices; it may use only some of them.
+"""`stretto plan`: the fastest layout for a run on the given devices, or on some of them.
 
-Find the fastest layout of a run for some devices, and say by how much and why. The model is measured on this machine
-first, unless that was done before, or --profile or --hardware is given.
+Find the fastest layout for a run on the given devices, and say why, and how much faster than one device it is. The
+model is measured on this machine first, unless that was done before, or --profile or --hardware is given.
 
 example:
   stretto plan run.toml --devices 8

@@ -1,8 +1,8 @@
 """`stretto predict`: the predictions of a run's model for each row of a dataset, on any number of ranks.
 
-Write the predictions of a run's model to a JSONL file: the label of a sequence, the likelihood of a text, or a
-forecast. Each row appears once, in order, the same on any number of ranks. After an interruption, the same command
-resumes.
+Write the predictions of a run's model to a JSONL file: the label of a sequence, the loss and perplexity of a text,
+or a forecast. Each row appears once, in order, and the file is the same for any number of ranks. After an
+interruption, the same command resumes.
 
 example:
   stretto predict runs/reviews --data new.jsonl --out new.predictions.jsonl --ranks 2
@@ -17,7 +17,7 @@ from stretto.base.errors import ConfigError
 from stretto.base.remote import is_remote
 from stretto.cli.parser import Parser, add_model_arguments
 
-_IF_DIFFERENT = "if not called as in the run's data"
+_IF_DIFFERENT = "if its name differs from that in the run's data"
 
 
 def add_arguments(parser: Parser) -> None:

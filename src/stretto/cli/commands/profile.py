@@ -31,9 +31,7 @@ def add_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("--out", type=Path, metavar="FILE", help="file to write (default: in data.cache)")
     add("--ranks", type=int, metavar="N", help="number of ranks (default: one per GPU; on a CPU 2 per core, up to 4)")
-    add(
-        "--threads", type=int, metavar="N", help="CPU threads per rank; 0: equal shares (default: OMP_NUM_THREADS or 0)"
-    )
+    add("--threads", type=int, metavar="N", help="threads per rank; 0: share the cores (default: OMP_NUM_THREADS or 0)")
     add("--hardware", metavar="NAME", help="estimate the profile of a different device: A100 or H100")
     add_config_options(parser)
 
@@ -41,9 +39,9 @@ def add_arguments(parser: Parser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Measure or estimate, and write the profile."""
     config = load_run_config(options)
-    for name in ("ranks", "threads"):
-        if (getattr(options, name) or 0) < 0:
-            raise ConfigError(f"--{name}={getattr(options, name)} must be at least 0")
+    for name, value, minimum in (("ranks", options.ranks, 1), ("threads", options.threads, 0)):
+        if value is not None and value < minimum:
+            raise ConfigError(f"--{name}={value} must be at least {minimum}")
     from stretto.cli.run_on_ranks import RankCommand, run_on_ranks
     from stretto.cli.views.console import make_console
     from stretto.mesh.launch_info import find_launch_info
@@ -56,16 +54,16 @@ def run(options: argparse.Namespace) -> None:
         profile_path,
     )
 
-    single_rank_config = config.model_copy(update={"layout": Layout()})
+    config_without_layout = config.model_copy(update={"layout": Layout()})
     profile_input = profile_input_from_config(config, options.threads)
     path = options.out or profile_path(config.data.cache, profile_input)
     if options.hardware is not None:
         save_profile(derive_from_data_sheet(options.hardware, profile_input), path)
         make_console().print(f"the profile of {options.hardware}, from its data sheet, is in {path}")
     elif (launch_info := find_launch_info(os.environ)) is None:
-        # Several ranks measure together, so that the profile has their links and how they share cores.
+        # Several ranks measure together, so that the profile covers the links between them and how they share cores.
         num_ranks = options.ranks or num_ranks_to_measure(profile_input.device)
-        launch_profile(single_rank_config, path, num_ranks, profile_input.threads)
+        launch_profile(config_without_layout, path, num_ranks, profile_input.threads)
     else:
         config = config.model_copy(update={"layout": Layout(replicas=launch_info.size)})
         command = RankCommand(options.command_line, lambda world, _: _measure(profile_input, world, path))

@@ -1,7 +1,7 @@
 """`stretto report`: one HTML page for a run, or for a comparison of runs.
 
-Make one HTML page of a run: curves, step timeline, load balance, sequence lengths, failures, checkpoints, and the plan
-beside the measurements. It opens from disk and needs no network.
+Make one HTML page about a run: curves, step timeline, load balance, sequence lengths, failures, checkpoints, and the
+plan beside the measurements. It opens from disk and needs no network.
 
 example:
   stretto report runs/first
@@ -60,7 +60,7 @@ def _check(folder: Path, out: Path) -> None:
         raise ConfigError(f"--out={out} can't be written ({out.parent} does not exist); choose a different file")
     # A typo must not overwrite a log or a device.
     if out.exists() and not (out.is_file() and _is_page(out)):
-        raise ConfigError(f"--out={out} exists and is not a page; choose a different file")
+        raise ConfigError(f"--out={out} exists and is not an HTML page; choose a different file")
 
 
 def _is_page(path: Path) -> bool:

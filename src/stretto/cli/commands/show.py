@@ -15,7 +15,7 @@ from stretto.cli.parser import Parser
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("path", metavar="PATH", help="folder of a run, or a checkpoint; a path or a URL")
-    parser.add_argument("--quick", action="store_true", help="don't read the files to verify their checksums")
+    parser.add_argument("--quick", action="store_true", help="skip verifying the checksums of the files")
 
 
 def run(options: argparse.Namespace) -> None:

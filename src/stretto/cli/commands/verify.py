@@ -1,7 +1,7 @@
-"""`stretto verify`: check that a layout computes the same as one rank, with your own model and data.
+"""`stretto verify`: check that a layout gives the same results as one rank, with your own model and data.
 
-Train a few steps of a run on one rank and in its layout, and compare them block by block. Exit code 0: equal. 1: not
-equal.
+Run a few training steps on one rank and in the run's layout, and compare them block by block. Exit code 0: equal. 1:
+not equal.
 
 example:
   stretto verify run.toml --layout.stages 2 --layout.chunks 8
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class LayoutMismatchError(StrettoError):
-    """The layout does not compute the same as one rank."""
+    """The layout does not give the same results as one rank."""
 
     exit_code = 1
 
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> None:
         raise ConfigError(f"--steps={options.num_steps} compares nothing; use at least 1")
     from stretto.cli.run_on_ranks import RankCommand, run_on_ranks
 
-    # Nothing is written to the run's folder, so it may hold a run.
+    # Nothing is written to the run's folder, so it can already hold a run.
     run_on_ranks(config, RankCommand(options.command_line, lambda world, config: _verify(world, config, options)))
 
 

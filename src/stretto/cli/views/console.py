@@ -7,7 +7,7 @@ from rich.console import Console
 
 class _Console(Console):
     def on_broken_pipe(self) -> NoReturn:
-        """Raise BrokenPipeError again, so that `main` returns its exit code for it; rich would exit with 1."""
+        """Raise BrokenPipeError again, so that `main` returns 141; rich would exit with 1."""
         raise
 
 

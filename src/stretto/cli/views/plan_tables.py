@@ -26,7 +26,8 @@ def show_plan(console: Console, plan: Plan, profile: Profile, timeline: Timeline
     cluster = plan.cluster
     nodes = f" on {cluster.nodes} nodes" if cluster.nodes > 1 else ""
     estimated = ", estimated from its data sheet" if profile.is_estimated else ""
-    device = f"processes on one {profile.device}" if profile.shares_memory else f"x {profile.device}"
+    processes = "process" if cluster.devices == 1 else "processes"
+    device = f"{processes} on one {profile.device}" if profile.shares_memory else f"x {profile.device}"
     console.print(_table(plan, f"{cluster.devices} {device}{nodes}{estimated}"))
     if "disturbed" in profile.notes:
         console.print(f"note: {profile.notes['disturbed']}; measure again with `stretto profile`")

@@ -14,6 +14,7 @@ from stretto.base.disk import write_errors
 from stretto.cli.views.console import make_console
 from stretto.cli.views.progress import show_fraction
 from stretto.mesh.world import World
+from stretto.report.formatting import pluralize
 from stretto.serve.forecasting import SeriesForecast, forecast
 from stretto.serve.metrics import compute_metrics
 from stretto.serve.prediction import write_predictions
@@ -36,7 +37,7 @@ def predict_and_show(
             trained, data, out, world, fields=fields, on_progress=lambda done, count: show(done / count)
         )
     if world.is_rank_zero:
-        console.print(f"{out}: {num_lines:,} lines")
+        console.print(f"{out}: {pluralize(num_lines, 'line')}")
         for name, value in compute_metrics(out).items():
             console.print(f"  {name} {value:,.4f}")
 
@@ -73,9 +74,9 @@ def _show_first(console: Console, first: SeriesForecast) -> None:
     for index, values in enumerate(first.values[:_MAX_STEPS, :_MAX_CHANNELS].tolist()):
         table.add_row(str(first.start + index), *map(_format_value, values))
     console.print(table)
-    omitted = {"steps": len(first.values) - _MAX_STEPS, "channels": len(first.channels) - _MAX_CHANNELS}
+    omitted = {"more step": len(first.values) - _MAX_STEPS, "more channel": len(first.channels) - _MAX_CHANNELS}
     if any(count > 0 for count in omitted.values()):
-        console.print("and " + ", ".join(f"{count:,} more {noun}" for noun, count in omitted.items() if count > 0))
+        console.print("and " + ", ".join(pluralize(count, noun) for noun, count in omitted.items() if count > 0))
 
 
 def _open_csv(path: Path) -> TextIO:

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from stretto.cli.views.console import make_console
 from stretto.cli.views.progress import make_progress, show_fraction
+from stretto.report.formatting import pluralize
 
 if TYPE_CHECKING:
     from stretto.measure.verify import Verification
@@ -59,7 +60,7 @@ def evaluate_and_show(trained: "TrainedModel", data: Path | str) -> None:
 def verification_table(verification: "Verification") -> Table:
     """Return a table of the largest differences, block by block."""
     tolerance = f"tolerance {verification.tolerance:.0e}"
-    title = f"{verification.num_steps} steps, largest relative difference from one rank ({tolerance})"
+    title = f"{pluralize(verification.num_steps, 'step')}, largest relative difference from one rank ({tolerance})"
     table = Table("block", "kind", "gradients", "state", "", title=title)
     for block in verification.blocks:
         mark = "ok" if block.max_difference <= verification.tolerance else "differs"

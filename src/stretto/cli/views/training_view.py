@@ -19,7 +19,7 @@ from stretto.train.trainer import StepReport
 
 # Often enough to look live; drawing takes a millisecond or two.
 _REFRESH_PER_SECOND = 4
-# Measured step times within this fraction of the prediction are as planned.
+# A measured step time within this fraction of the prediction counts as planned.
 _PLAN_TOLERANCE = 0.15
 
 
@@ -41,7 +41,7 @@ def train_and_show(run: Run) -> None:
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f" at step {run.trainer.step}: {_resume_hint(run)}") from None
     if run.trainer.skipped:
-        console.print(f"skipped {run.trainer.skipped:,} steps with a loss or gradient that was not finite")
+        console.print(f"skipped {pluralize(run.trainer.skipped, 'step')} with a loss or gradient that was not finite")
     console.print(f"done: {_output_locations(run)}")
 
 
@@ -137,12 +137,12 @@ def _print_run_summary(console: Console, run: Run) -> None:
         console.print(f"layout  {config.layout}, blocks {stages}")
     where = f"{run.world.device}, {config.run.precision}"
     steps = run.trainer.num_steps
-    length = pluralize(config.train.epochs, "epoch") if steps is None else f"{steps:,} steps"
+    length = pluralize(config.train.epochs, "epoch") if steps is None else pluralize(steps, "step")
     console.print(f"run     {length} on {where}, in {run.folder}")
     if run.resumed is not None:
         manifest = run.resumed.manifest
         console.print(f"resume  after step {manifest.training_state.step:,}, from {run.resumed.location}")
-        console.print(f"        saved by {manifest.run_info.layout or f'{manifest.num_ranks} ranks'}")
+        console.print(f"        saved by {manifest.run_info.layout or pluralize(manifest.num_ranks, 'rank')}")
         for change in run.changes:
             console.print(f"changed {change}")
 
