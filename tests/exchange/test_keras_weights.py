@@ -96,7 +96,7 @@ def changed(path: Path, layer: int, **settings: object) -> Path:
         ("words", 2, {"recurrent_activation": "hard_sigmoid"}, "recurrent_activation='hard_sigmoid'"),
         ("words", 2, {"go_backwards": True}, "go_backwards=True"),
         ("words", 5, {"activation": "swish"}, "dense.* has activation='swish'; choose from linear, relu"),
-        ("words", 3, {"class_name": "Lambda"}, "is a Lambda, which from_keras does not support"),
+        ("words", 3, {"class_name": "Lambda"}, r"from_keras does not support the Keras layer \w+ \(Lambda\)"),
         ("gru", 1, {"reset_after": False}, "a GRU with reset_after=False, which torch can't compute"),
         (
             "both",
@@ -104,7 +104,7 @@ def changed(path: Path, layer: int, **settings: object) -> Path:
             {"merge_mode": "sum"},
             r"merge_mode='sum'; from_keras supports Bidirectional\(LSTM\) with merge_mode='concat'",
         ),
-        ("functional", 3, {"axis": 1}, "must normalize features; use axis=-1"),
+        ("functional", 3, {"axis": 1}, "must normalize features, with gamma and beta; use axis=-1"),
     ],
 )
 def test_settings_that_torch_does_not_have_are_refused(
@@ -184,7 +184,7 @@ def test_a_keras_file_that_can_not_be_read_is_one_sentence(name: str, content: b
     ("shapes", "sentence"),
     [
         ([(3, 12), (4, 12), (12,)], "reset_after=False"),
-        ([(2, 2, 2)], r"layer 0 begins with an array \[2, 2, 2\]"),
+        ([(2, 2, 2)], r"layer 0 begins with an array of shape \[2, 2, 2\]"),
         ([], "has no layers with weights"),
         ([(3, 16), (4, 16), (16,), (5, 2), (2,)], "layer 1 takes 5 features, but layer 0, before it, outputs 4"),
     ],

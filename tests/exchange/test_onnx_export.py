@@ -124,7 +124,7 @@ class Undecided(Block):
 
 def test_a_custom_block_is_exported_through_torch_with_an_example_input(tmp_path: Path) -> None:
     stack = Stack([RunningSum(), Pointwise(nn.GELU()), LSTM(4, 4), Linear(4, 2)])
-    with pytest.raises(ConfigError, match=r"inputs of block 0 \(RunningSum\) are not known; pass example="):
+    with pytest.raises(ConfigError, match=r"inputs of block 0 \(RunningSum\) are not known; pass an input tensor"):
         export_onnx(stack, tmp_path / "model.onnx")
     exported = export_onnx(stack, tmp_path / "model.onnx", example=torch.zeros(2, 2, 4))
     assert exported.inputs == ("x", "state.0.0", "state.2.h", "state.2.c")
@@ -155,7 +155,7 @@ def test_a_block_that_can_not_be_exported_is_refused_by_index_and_name(tmp_path:
 def test_a_model_that_differs_from_its_stack_is_not_written(tmp_path: Path) -> None:
     linear = Linear(3, 3)
     linear.module.register_forward_hook(lambda module, ins, y: 2 * y)
-    with pytest.raises(ConfigError, match=r"outputs differ from torch's by .* was not written"):
+    with pytest.raises(ConfigError, match=r"results differ from torch's by .* was not written"):
         export_onnx(Stack([linear]), tmp_path / "model.onnx")
     assert not (tmp_path / "model.onnx").exists()
 
@@ -164,7 +164,7 @@ def test_a_model_that_differs_from_its_stack_is_not_written(tmp_path: Path) -> N
 def test_a_model_that_outputs_nan_is_not_written(value: float, tmp_path: Path) -> None:
     linear = Linear(3, 3)
     nn.init.constant_(linear.module.get_parameter("bias"), value)
-    with pytest.raises(ConfigError, match=r"outputs differ from torch's by nan"):
+    with pytest.raises(ConfigError, match=r"results differ from torch's by nan"):
         export_onnx(Stack([linear]), tmp_path / "model.onnx")
 
 

@@ -68,8 +68,8 @@ def import_layer(
             linear = _with_weights(Linear(in_features, out_features, bias="bias" in weights), "module", weights)
             return ImportedLayer(name, [linear], in_features, out_features)
     except (KeyError, ValueError, RuntimeError) as error:
-        # The last line of torch's error about a state dict names the first weight that does not match.
-        reason = str(error).strip().splitlines()[-1].strip()
+        # Torch's error about a state dict has one line per problem; the last is enough here.
+        reason = f"no {error}" if isinstance(error, KeyError) else str(error).strip().splitlines()[-1].strip()
         raise ConfigError(
             f"the weights of {name} don't match torch's {kind} ({reason}); give all weights of the layer, unchanged"
         ) from None

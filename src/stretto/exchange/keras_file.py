@@ -20,7 +20,7 @@ from stretto.base.extras import import_optional_dependency
 Array = NDArray[Any]
 
 _WEIGHTS_NAME = "model.weights.h5"
-# A .weights.h5 file lacks the order of layers of different classes, and what TimeDistributed holds: assumed as usual.
+# A .weights.h5 file doesn't hold the order of layers of different classes: assume this one, and TimeDistributed(Dense).
 _LAYER_ORDER = {"embedding": 0, "bidirectional": 1, "lstm": 1, "gru": 1, "time_distributed": 2, "dense": 2}
 _LAYER_CLASSES = {"embedding": "Embedding", "bidirectional": "Bidirectional", "lstm": "LSTM", "gru": "GRU"}
 _LAYERS_WITHOUT_WEIGHTS = ("activation", "dropout", "input_layer", "masking", "spatial_dropout1d")
@@ -40,7 +40,8 @@ def read_keras(path: Path) -> list[KerasLayer]:
     """Return the layers of a `.keras` file, or of a `.weights.h5` file, whose layers get an empty config."""
     h5py = import_optional_dependency("h5py", "keras", "a Keras file")
     if not path.is_file():
-        raise DataError(f"{path} does not exist; give a .keras or .weights.h5 file")
+        problem = "is not a file" if path.exists() else "does not exist"
+        raise DataError(f"{path} {problem}; give a .keras or .weights.h5 file")
     try:
         if not zipfile.is_zipfile(path):
             with h5py.File(path, "r") as h5_file:
@@ -71,7 +72,7 @@ def _check_links(h5_file: Any, h5py: Any) -> None:  # noqa: ANN401 - h5py has no
             if isinstance(item, h5py.Group):
                 address = h5py.h5o.get_info(item.id).addr
                 if address in seen:
-                    raise DataError(f"{item.name} occurs more than once in a Keras file; save it with Keras 3")
+                    raise DataError(f"{item.name} occurs more than once in a Keras file; save the model with Keras 3")
                 seen.add(address)
                 visit(item)
 
@@ -82,7 +83,7 @@ def _check_links(h5_file: Any, h5py: Any) -> None:  # noqa: ANN401 - h5py has no
 def _read_with_config(config: dict[str, Any], h5_file: Any, h5py: Any) -> Iterator[KerasLayer]:  # noqa: ANN401
     kind = config["class_name"]
     if kind not in ("Sequential", "Functional", "Model"):
-        raise ConfigError(f"the Keras model is a {kind}; from_keras supports Sequential and Functional models")
+        raise ConfigError(f"the Keras model's class is {kind}; from_keras supports Sequential and Functional models")
     groups = {_layer_name(group, name): group for name, group in h5_file["layers"].items()}
     previous: str | None = None
     for layer in config["config"]["layers"]:
@@ -95,7 +96,7 @@ def _read_with_config(config: dict[str, Any], h5_file: Any, h5py: Any) -> Iterat
 
 
 def _check_chain(layer: dict[str, Any], name: str, previous: str | None) -> None:
-    """Raise ConfigError unless a layer's only input is the previous layer, or it is the model's InputLayer."""
+    """Raise ConfigError unless a layer's only input is the previous layer, or the layer is the model's InputLayer."""
     sources = set(re.findall(r'"keras_history": \["([^"]+)"', json.dumps(layer.get("inbound_nodes", []))))
     is_first = layer["class_name"] == "InputLayer" and previous is None
     if not is_first and sources != {previous}:

@@ -71,8 +71,8 @@ def _import_keras_layer(layer: KerasLayer) -> list[ImportedLayer]:
         block: Block = Dropout(rate) if layer.kind == "Dropout" else LockedDropout(rate)
         return [ImportedLayer(layer.name, [block])]
     raise ConfigError(
-        f"the Keras layer {layer.name} is a {layer.kind}, which from_keras does not support; choose from Embedding, "
-        "LSTM, GRU, Bidirectional, Dense, LayerNormalization, Activation, Dropout and TimeDistributed"
+        f"from_keras does not support the Keras layer {layer.name} ({layer.kind}); choose from Embedding, LSTM, GRU, "
+        "Bidirectional, Dense, LayerNormalization, Activation, Dropout, SpatialDropout1D and TimeDistributed"
     )
 
 
@@ -159,7 +159,7 @@ def _layer_norm(layer: KerasLayer) -> ImportedLayer:
     is_over_features = config.get("axis", -1) in (-1, [-1], 2, [2])
     if not (is_over_features and config.get("center", True) and config.get("scale", True)):
         raise ConfigError(
-            f"the Keras layer {layer.name} must normalize features; use axis=-1, scale=True and center=True"
+            f"{layer.name} must normalize features, with gamma and beta; use axis=-1, scale=True and center=True"
         )
     gamma, beta = _layer_arrays(layer, "", 2, 2)
     weights = {"weight": _tensor(gamma), "bias": _tensor(beta)}
@@ -178,7 +178,9 @@ def _layers_from_arrays(arrays: list[Array]) -> list[KerasLayer]:
             layers.append(KerasLayer(name, "LayerNormalization", {}, {"": [first, rest.pop(0)]}))
             continue
         if first.ndim != 2:
-            raise ConfigError(f"{name} begins with an array {list(first.shape)}, which no supported layer does")
+            raise ConfigError(
+                f"{name} begins with an array of shape {list(first.shape)}, which no supported layer does"
+            )
         num_columns = first.shape[1]
         kinds = {} if second is None or not second.ndim else {3 * len(second): "GRU", 4 * len(second): "LSTM"}
         if second is not None and second.ndim == 2 and second.shape[1] == num_columns and num_columns in kinds:
@@ -201,7 +203,7 @@ def _layer_arrays(layer: KerasLayer, path: str, min_count: int, max_count: int) 
     if not min_count <= len(arrays) <= max_count:
         counts = " or ".join(map(str, range(min_count, max_count + 1)))
         raise ConfigError(
-            f"the Keras layer {layer.name} has {len(arrays)} weight arrays, not {counts}; save a built model"
+            f"the Keras layer {layer.name} must have {counts} weight arrays, not {len(arrays)}; save a built model"
         )
     return arrays
 

@@ -1,7 +1,7 @@
 """Blocks as ONNX operators, with their state as inputs and outputs.
 
 Torch's exporter fixes the number of time steps of a multi-layer LSTM and does not support `proj_size`. So stretto's own
-blocks are translated here, and only custom blocks go through torch's exporter.
+blocks are translated here. Only custom blocks, and pointwise ones with an unusual module, go through torch's exporter.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A check of an exported ONNX model: onnxruntime and torch run the same inputs, chunk by chunk."""
+"""A check of an exported ONNX model: onnxruntime and torch run on the same inputs, chunk by chunk."""
 
 from importlib.util import find_spec
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Custom blocks in an ONNX graph, translated by torch's exporter."""
+"""Blocks that stretto can't translate to ONNX, such as custom ones: torch's exporter adds them to the graph."""
 
 import contextlib
 import io
@@ -33,9 +33,7 @@ def add_custom_block(
 ) -> tuple[str, list[str]]:
     """Add any block; return the names of its output and of its next state tensors. `example` has a value per input."""
     onnx = import_optional_dependency("onnx", "onnx", "an export to ONNX")
-    import_optional_dependency(
-        "onnxscript", "onnx", f"block {label} ({type(block).__name__}), which is not one of stretto's,"
-    )
+    import_optional_dependency("onnxscript", "onnx", f"an export of block {label} ({type(block).__name__}) to ONNX")
     import_optional_dependency("onnx.compose", "onnx", "an export to ONNX")
     import_optional_dependency("onnx.inliner", "onnx", "an export to ONNX")
     dynamic = torch.export.Dim.DYNAMIC  # dimensions 0 and 1 of x are steps and rows; 0 of a state is rows
@@ -69,7 +67,7 @@ def add_custom_block(
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide the exporter's warnings, logs and output: the exported model is compared with torch anyway."""
+    """Hide the exporter's warnings, logs and output; `compare_with_onnxruntime` checks the exported model."""
     disabled_level = logging.root.manager.disable
     with (
         warnings.catch_warnings(),

@@ -24,7 +24,7 @@ from stretto.exchange.onnx_graph import Graph
 
 # Weights above this size go into a separate file: a protobuf message is limited to 2 GiB.
 MAX_INLINE_BYTES = 1 << 30
-TOLERANCE = 1e-5  # of onnxruntime's differences from torch
+TOLERANCE = 1e-5  # the largest difference between onnxruntime and torch that is accepted
 
 
 class _HasTask(Protocol):
@@ -80,7 +80,7 @@ def export_onnx(model: Stack | ExportableModel, path: Path | str, *, example: Te
         # NaN must fail too, and `NaN > TOLERANCE` is false.
         if max_difference is not None and not max_difference <= TOLERANCE:
             raise ConfigError(
-                f"the exported model's outputs differ from torch's by {max_difference:.1e}, so {path} was not written; "
+                f"the exported model's results differ from torch's by {max_difference:.1e}, so {path} was not written; "
                 "a custom block may depend on more than its input and its state"
             )
         _move_model(staged, path)

@@ -26,7 +26,7 @@ LAYERS_METADATA_KEY = "stretto.layers"
 
 @dataclass(frozen=True)
 class TorchLayer:
-    """A torch module: its class name (`kind`), its state dict, and the arguments to create it (`options`)."""
+    """A torch module: its class name (`kind`), its state dict, and its arguments and `residual` flag (`options`)."""
 
     kind: str
     weights: dict[str, Tensor]
@@ -57,7 +57,7 @@ def torch_weights(stack: Stack) -> tuple[dict[str, Tensor], dict[str, dict[str, 
     """Return a stack's weights under the names of torch modules, and the modules that `export_torch` returns."""
     if not has_forward_of(stack, Stack):
         raise ConfigError(
-            f"the stack is a {type(stack).__name__} with its own forward, so torch modules can't replace it; use "
+            f"the stack's class {type(stack).__name__} has its own forward, so torch modules can't replace it; use "
             "stretto.exchange.save_weights, which writes any stack"
         )
     layers = _merge_layers(_block_layers(stack, ""))
@@ -74,7 +74,7 @@ def torch_weights(stack: Stack) -> tuple[dict[str, Tensor], dict[str, dict[str, 
 
 
 def _block_layers(block: Block, label: str) -> list[TorchLayer]:
-    """Return a block's torch modules; raise ConfigError if it has none, or overrides `forward`."""
+    """Return the torch modules for a block; raise ConfigError if torch has none, or the block overrides `forward`."""
     if has_forward_of(block, Stack):
         return [layer for path, inner in enumerate_blocks(block, label) for layer in _block_layers(inner, path)]
     if has_forward_of(block, Dropout, LockedDropout):
@@ -139,9 +139,9 @@ def _merge_layers(layers: list[TorchLayer]) -> list[TorchLayer]:
 def _can_merge(one: TorchLayer, other: TorchLayer) -> bool:
     if one.kind != other.kind or one.kind not in ("LSTM", "GRU") or "residual" in one.options | other.options:
         return False
-    # All other options must be equal, so these are overwritten on both sides.
-    may_differ = {"input_size": None, "num_layers": None}
-    return one.options | may_differ == other.options | may_differ
+    # These two need not be equal, so overwrite them on both sides before all options are compared.
+    ignored = {"input_size": None, "num_layers": None}
+    return one.options | ignored == other.options | ignored
 
 
 def _shift_layer_index(name: str, depth: int) -> str:

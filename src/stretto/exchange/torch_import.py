@@ -70,7 +70,7 @@ def _from_module(name: str, module: nn.Module) -> ImportedLayer:
     kind = _LAYER_KINDS.get(type(module))
     if kind is None:
         raise ConfigError(
-            f"{name} is a {type(module).__name__}, which from_torch does not support; choose from "
+            f"from_torch does not support {name} ({type(module).__name__}); choose from "
             f"{', '.join(layer_type.__name__ for layer_type in _LAYER_KINDS)} and Dropout"
         )
     if isinstance(module, nn.Embedding) and module.max_norm is not None:
@@ -119,7 +119,7 @@ def _infer_kind(prefix: str, weights: Weights, layers: Mapping[str, Weights], *,
         return "LayerNorm"
     if weights["weight"].dim() != 2:
         raise ConfigError(
-            f"{where}weight is {list(weights['weight'].shape)}, which no supported layer has; remove that layer"
+            f"{where}weight has shape {list(weights['weight'].shape)}, which no supported layer has; remove that layer"
         )
     if "bias" in weights:
         return "Linear"
@@ -140,11 +140,11 @@ def _infer_recurrent_kind(where: str, weights: Weights) -> LayerKind:
     needed = {f"weight_{kind}_l{layer}" for kind in ("ih", "hh") for layer in range(num_layers)}
     missing = sorted(needed - set(weights)) or ([] if num_layers else ["weight_ih_l0"])
     if missing:
-        raise ConfigError(f"{where}{missing[0]} is missing; give all weights of a layer")
+        raise ConfigError(f"{where}{missing[0]} is missing; give all weights of the layer")
     for leaf in weights:
         if weights[leaf].dim() != (1 if leaf.startswith("bias") else 2):
             raise ConfigError(
-                f"{where}{leaf} is {list(weights[leaf].shape)}, which no LSTM or GRU has; give a whole state_dict()"
+                f"{where}{leaf} has shape {list(weights[leaf].shape)}, which no LSTM or GRU has; give a state_dict()"
             )
     gate_rows, out_features = weights["weight_hh_l0"].shape
     hidden_size = weights["weight_hr_l0"].shape[1] if "weight_hr_l0" in weights else out_features
@@ -159,7 +159,8 @@ def _infer_recurrent_kind(where: str, weights: Weights) -> LayerKind:
 
 def _from_file(path: Path) -> list[ImportedLayer]:
     if not path.is_file():
-        raise DataError(f"{path} does not exist; give a file of weights")
+        problem = "is not a file" if path.exists() else "does not exist"
+        raise DataError(f"{path} {problem}; give a file of weights")
     if path.suffix == ".safetensors":
         return _from_safetensors(path)
     try:
@@ -201,7 +202,7 @@ def _from_metadata(layer: dict[str, object], weights: Weights) -> ImportedLayer:
     name = str(layer["name"])
     kind: LayerKind | None = next((known for known in get_args(LayerKind) if known == layer["kind"]), None)
     if kind is None:
-        raise ConfigError(f"{name} is a {layer['kind']}, which from_torch does not support; build the stack by hand")
+        raise ConfigError(f"from_torch does not support {name} ({layer['kind']}); build the stack by hand")
     layer_weights = {
         key.removeprefix(f"{name}."): tensor for key, tensor in weights.items() if key.startswith(f"{name}.")
     }
@@ -212,10 +213,12 @@ def _from_metadata(layer: dict[str, object], weights: Weights) -> ImportedLayer:
 
 def _check_tensors(content: object, where: str) -> dict[str, Tensor]:
     if not isinstance(content, Mapping):
-        raise DataError(f"{where} holds a {type(content).__name__}, not a state dict; save only a state_dict()")
+        raise DataError(
+            f"{where} holds a value of type {type(content).__name__}, not a state dict; save a state_dict()"
+        )
     for name, value in content.items():
         if not isinstance(value, Tensor):
-            raise DataError(f"{where} has {name!r} as a {type(value).__name__}, not a tensor; save only a state_dict()")
+            raise DataError(f"{name!r} in {where} is not a tensor ({type(value).__name__}); save only a state_dict()")
     return {str(name): value for name, value in content.items()}
 
 
