@@ -172,7 +172,7 @@ def test_symbolic_links_are_not_followed(name: str, tmp_path: Path) -> None:
     path = newest(tmp_path / "run") / name
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(DataError, match=f"{name} is a symbolic link; don't trust it"):
+    with pytest.raises(DataError, match=f"{name} is a symbolic link; if you trust its target"):
         read_all(find_checkpoint(tmp_path / "run"))
 
 

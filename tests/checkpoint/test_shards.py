@@ -67,10 +67,10 @@ def test_a_shard_that_does_not_fit_is_refused_by_name(tmp_path: Path) -> None:
     first = torch.zeros(2, 3)
     load(tmp_path, files, [TensorShard("lanes", first, 0, 6)])
     assert torch.equal(first, whole[:2])
-    with pytest.raises(DataError, match="rows of lanes are missing or saved twice; it is incomplete"):
+    with pytest.raises(DataError, match="rows of lanes are missing or saved twice; the checkpoint is damaged"):
         load(tmp_path, files, [TensorShard("lanes", torch.zeros(6, 3))])
     twice = [*files, *save_shards(tmp_path, 3, [TensorShard("lanes", whole[1:2], 1, 6)])]
-    with pytest.raises(DataError, match="rows of lanes are missing or saved twice; it is incomplete"):
+    with pytest.raises(DataError, match="rows of lanes are missing or saved twice; the checkpoint is damaged"):
         load(tmp_path, twice, [TensorShard("lanes", first, 0, 6)])
     with pytest.raises(DataError, match=r"lanes is \[6, 3\] torch.float32, not \[6, 4\] torch.float32"):
         load(tmp_path, files, [TensorShard("lanes", torch.zeros(6, 4))])

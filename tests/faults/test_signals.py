@@ -93,7 +93,7 @@ def test_ranks_do_not_outlive_their_launcher(grid: tuple[int, int], faults_data:
     if grid == (1, 1):
         assert "as requested: it is saved" in output and run.final_state().training_state.step >= 5  # type: ignore[attr-defined]
     else:
-        assert "it is saved" not in output and "the ranks' store is gone" in output, output
+        assert "it is saved" not in output and "the ranks' key-value store is gone" in output, output
 
 
 @pytest.mark.short

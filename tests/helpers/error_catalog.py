@@ -978,8 +978,8 @@ ERROR_SECTIONS = (
                 triggers.lock,
             ),
             ErrorCase(
-                "<folder>: generation <n> of this run has taken over, so this one, generation <n>, stops; it changed "
-                "nothing of the newer one",
+                "<folder>: generation <n> of this run has taken over, so this one, generation <n>, stops; it has "
+                "not changed the newer one's files",
                 "The run was launched again elsewhere while this launch could not reach its storage; exit code 76.",
                 "Nothing: the newer launch continues.",
                 triggers.fence,

@@ -104,7 +104,7 @@ def test_a_single_worker_has_no_launch_info(alone: dict[str, str]) -> None:
         (tf_config("ps", 0, worker=["a:1"], ps=["b:1"]), "remove ps from the cluster"),
         (tf_config("worker", 0, worker=["a:1", "c:1"], ps=["b:1"]), "remove ps from the cluster"),
         (tf_config("evaluator", 0, worker=["a:1", "b:1"]), "start only the chief and the workers"),
-        (tf_config("worker", 2, worker=["a:1", "b:1"]), "this worker 2, which its cluster does not have"),
+        (tf_config("worker", 2, worker=["a:1", "b:1"]), "this task worker 2, which its cluster does not have"),
         (tf_config("worker", 0, worker=["a", "b:1"]), "TF_CONFIG has 'a', which is not host:port"),
         ({"TF_CONFIG": "{worker: a}"}, "can't be read; use"),
         ({"TF_CONFIG": "[1]"}, "can't be read; use"),

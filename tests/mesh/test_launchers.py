@@ -64,7 +64,7 @@ def test_a_store_that_cannot_be_hosted_is_an_error_with_a_remedy() -> None:
         taken.listen()
         # The name is loopback here and other hosts are to connect, so torch listens on all addresses, and fails.
         launch_info = LaunchInfo(0, 2, 0, 1, "localhost", taken.getsockname()[1])
-        with pytest.raises(MeshError, match=r"rank 0 can't host the store .*; set MASTER_ADDR and") as error:
+        with pytest.raises(MeshError, match=r"rank 0 can't host the key-value store .*; set MASTER_ADDR and") as error:
             open_store(launch_info, timedelta(seconds=2))
     assert "\n" not in str(error.value)
 

@@ -19,5 +19,5 @@ def test_ranks_and_positions_are_one_to_one(replicas: int, stages: int) -> None:
 
 
 def test_a_rank_beyond_the_grid_is_refused() -> None:
-    with pytest.raises(PlanError, match="rank 6 does not exist in 2 replicas x 3 stages"):
+    with pytest.raises(PlanError, match=r"rank 6 does not exist in a grid of 2 x 3 \(replicas x stages\)"):
         Topology(2, 3).position(6)

@@ -50,7 +50,7 @@ class Checkpoint:
         return self.name if _is_same_location(self.storage.location, storage.location) else self.location
 
     def read(self, shards: Sequence[TensorShard]) -> None:
-        """Fill the shards' tensors with saved values, whichever ranks wrote them. Files that hold none are not read."""
+        """Fill the shards' tensors with saved values, from whichever files hold them; other files are not read."""
         files = files_containing(self.manifest.files, shards)
         with make_scratch_folder() as folder:
             paths = {self.storage.fetch(self.name, file, Path(folder)): file for file in files}
@@ -113,7 +113,7 @@ def find_resume_checkpoint(storage: Storage, resume: Path | str, retry_seconds: 
 
 
 def find_storage(location: Path | str, retry_seconds: float = 300.0) -> Storage | None:
-    """Return the storage of the checkpoints of a run, or in a folder; None if `location` is a single checkpoint."""
+    """Return the storage of a run's or a folder's checkpoints; None if `location` is a single checkpoint."""
     text = str(location).rstrip("/")
     if not is_remote(text) and not Path(text).is_dir():
         problem = "is a file" if Path(text).exists() else "does not exist"

@@ -35,7 +35,7 @@ _VISIBILITY_TIMEOUT_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Retention:
-    """Which checkpoints are kept; all others are removed after each save."""
+    """Which checkpoints of the lineage are kept; its others are removed after each save."""
 
     last: int = 2  # how many of the newest
     every: int | None = None  # also those whose step is a multiple of this
@@ -87,7 +87,7 @@ class History:
             self._losses = {name: loss for name, loss in losses.items() if loss is not None}
         return checkpoint
 
-    def check_files(self, name: CheckpointName, files: Sequence[CheckpointFile]) -> None:
+    def wait_for_files(self, name: CheckpointName, files: Sequence[CheckpointFile]) -> None:
         """Wait until this rank sees all files that the ranks have written; raise DataError after a timeout."""
         deadline = time.monotonic() + _VISIBILITY_TIMEOUT_SECONDS
         while missing := {file.name for file in files} - set(self._storage.names(str(name))):
@@ -99,7 +99,7 @@ class History:
             time.sleep(0.2)
 
     def commit(self, name: CheckpointName, manifest: Manifest) -> None:
-        """Complete a checkpoint by writing its manifest; then remove the checkpoints that are no longer kept."""
+        """Complete a checkpoint by writing its manifest; then remove the checkpoints that are no longer to be kept."""
         # A newer launch may claim a generation after this check. Its lineage then leaves this checkpoint out.
         self.check_fence()
         if not self._storage.create(f"{name}/{MANIFEST}", manifest.dump()):
@@ -122,11 +122,11 @@ class History:
         if newest > self.generation:
             raise FencedError(
                 f"{self._storage.location}: generation {newest} of this run has taken over, so this one, generation "
-                f"{self.generation}, stops; it changed nothing of the newer one"
+                f"{self.generation}, stops; it has not changed the newer one's files"
             )
 
     def record_loss(self, name: CheckpointName, loss: float) -> None:
-        """Record a checkpoint's validation loss if the best is kept, also in its folder, for later launches."""
+        """If the best is to be kept, record a checkpoint's validation loss, also in its folder for later launches."""
         if self._retention.best and name in self.lineage and math.isfinite(loss):
             self._losses[name] = loss
             # This launch knows the loss. If the file can't be written, later ones won't, but the run can continue.

@@ -72,6 +72,6 @@ def lineage(claims: Mapping[int, Claim], names: Iterable[CheckpointName]) -> lis
 def to_remove(
     newest_first: Sequence[CheckpointName], last: int, every: int | None, best: CheckpointName | None
 ) -> list[CheckpointName]:
-    """Return all checkpoints except the `last` newest, those at multiples of step `every`, and the best."""
+    """Return all checkpoints except the `last` newest, those whose step is a multiple of `every`, and the best."""
     kept = set(newest_first[:last]) | {best}
     return [name for name in newest_first if name not in kept and not (every and name.step % every == 0)]

@@ -1,6 +1,6 @@
-"""CheckpointManager: saves a run's checkpoints in the background, one folder per step, and finds the one to resume.
+"""CheckpointManager: saves a run's checkpoints in the background, one folder each, and finds the one to resume from.
 
-every rank    copies its shards (training waits only for this) > writes and hashes its files > reports to the store
+every rank    copies its shards (training waits only for this) > writes and hashes its files > tells the first rank
 first rank    waits for all ranks > checks that its generation is the newest > creates manifest.json: committed
 """
 
@@ -50,8 +50,8 @@ class CheckpointManager:
     """The checkpoints of one run. Every rank has one, and all call the same methods in the same order.
 
     `start` returns the checkpoint to resume from. `save` returns as soon as this rank's tensors are copied. The last
-    `keep` checkpoints are kept, with `keep_every` also those at multiples of that step, and with `keep_best` also the
-    one with the lowest validation loss.
+    `keep` checkpoints are kept, with `keep_every` also those whose step is a multiple of it, and with `keep_best`
+    also the one with the lowest validation loss.
     """
 
     def __init__(
@@ -209,8 +209,8 @@ class CheckpointManager:
             if self._history is not None:
                 self._commit(save, self._history)
         except RuntimeError:
-            # The store's host (the launcher or rank 0) is gone, so ranks can't learn what others have written: all end.
-            save.fatal = LostPeerError(f"step {save.name.step} was not saved: the connection to the store is lost")
+            # The host of the key-value store is gone, so ranks can't learn what others have written: all end.
+            save.fatal = LostPeerError(f"step {save.name.step} was not saved: the ranks' key-value store is gone")
 
     def _write(self, save: "_PendingSave") -> list[CheckpointFile]:
         check_finite(save.snapshot)
@@ -231,7 +231,7 @@ class CheckpointManager:
         files: list[CheckpointFile] = []
         try:
             files = self._collect_files(save)
-            history.check_files(save.name, files)
+            history.wait_for_files(save.name, files)
             manifest = Manifest(
                 generation=self.generation,
                 num_ranks=self.world.size,

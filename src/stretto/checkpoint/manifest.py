@@ -12,7 +12,7 @@ from stretto.base.position import Position
 from stretto.base.strict_model import StrictModel, first_error
 
 MANIFEST = "manifest.json"
-# Bytes per element of the dtypes that a checkpoint may have, by torch's names.
+# Bytes per element of the dtypes that a checkpoint's tensors can have, by torch's names.
 _DTYPE_BYTES = {
     **dict.fromkeys(("bool", "uint8", "int8"), 1),
     **dict.fromkeys(("bfloat16", "float16", "int16"), 2),
@@ -66,7 +66,7 @@ class CheckpointFile(StrictModel):
     @classmethod
     def _check_file_name(cls, name: str) -> str:
         if PurePosixPath(name).name != name or name in ("", ".", "..", MANIFEST) or "\\" in name or "\0" in name:
-            raise ValueError(f"{name!r} is not a file of this folder; don't trust it")
+            raise ValueError(f"{name!r} is not a valid name for a file of a checkpoint; don't trust it")
         return name
 
     @model_validator(mode="after")
@@ -86,8 +86,8 @@ class TrainingState(StrictModel):
     pool: int = Field(ge=0, lt=_MAX_INT)
     index: int = Field(ge=0, lt=_MAX_INT)
     num_targets: float | None = None  # of this epoch so far; None if training started in the middle of it
-    skipped: int = Field(0, ge=0, lt=_MAX_INT)  # steps with a loss or gradient that was not finite
-    consecutive_skips: int = Field(0, ge=0, lt=_MAX_INT)  # the number of such steps in a row, up to the last step
+    skipped: int = Field(0, ge=0, lt=_MAX_INT)  # number of steps whose loss or gradient was not finite
+    consecutive_skips: int = Field(0, ge=0, lt=_MAX_INT)  # number of such steps in a row, up to the last step
     progress: float = Field(ge=0, allow_inf_nan=False)  # of the run, from 0 to 1
     is_done: bool = False
 
@@ -145,6 +145,6 @@ class Manifest(StrictModel):
 
 
 def damaged_error(where: str, reason: str | ValueError) -> DataError:
-    """Return the error for a damaged file of a checkpoint; `reason` may be the error of parsing it."""
+    """Return the error for a damaged file of a checkpoint; `reason` can be the error that parsing it raised."""
     text = first_error(reason) if isinstance(reason, ValidationError) else reason
     return DataError(f"{where} is damaged ({text}); resume from a different checkpoint, or copy it again")

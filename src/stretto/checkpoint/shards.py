@@ -1,7 +1,7 @@
 """Shards: each rank writes its rows of a tensor; ranks with a different split of the rows can read them.
 
-    lanes.3.0     |--- rank 0 ---|-- rank 1 --|          rows as they were saved
-                  |- rank 0 -|- rank 1 -|- 2 -|          rows as they are read
+    lanes.3.0     |--- rank 0 ---|-- rank 1 --|          rows of the first state tensor of block 3, as saved
+                  |- rank 0 -|- rank 1 -|- 2 -|          the same rows, as read
 
 torch.distributed.checkpoint writes the files, as safetensors. No collective is needed: each rank writes its own file,
 and a reader finds in the manifest which rows each file holds.
@@ -119,7 +119,7 @@ def load_shards(paths: Mapping[Path, CheckpointFile], shards: Iterable[TensorSha
                         _copy_rows(tensors, part, shard)
     except (SafetensorError, TypeError, ValueError, IndexError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(f"{where}: its files don't match its manifest ({reason}); don't trust it") from None
+        raise DataError(f"the files of {where} don't match its manifest ({reason}); don't trust it") from None
 
 
 def _by_name(shards: Iterable[TensorShard]) -> dict[str, list[TensorShard]]:
@@ -144,13 +144,13 @@ def _check_saved(saved: Sequence[ShardMetadata], shard: TensorShard, where: str)
         if part.full_shape != shard.full_shape or dtype != shard.tensor.dtype:
             raise DataError(
                 f"{where}: {shard.name} is {list(part.full_shape)} {dtype}, not {list(shard.full_shape)} "
-                f"{shard.tensor.dtype}; it is from a different model"
+                f"{shard.tensor.dtype}; the checkpoint is from a different model"
             )
     ranges = sorted((rows.start, rows.stop) for part in saved if (rows := _overlap(part.rows, shard.rows)))
     starts, stops = [start for start, _ in ranges], [stop for _, stop in ranges]
     # From the first row to the last, each range must start where the previous one stops.
     if [*starts, shard.rows.stop] != [shard.rows.start, *stops]:
-        raise DataError(f"{where}: rows of {shard.name} are missing or saved twice; it is incomplete")
+        raise DataError(f"{where}: rows of {shard.name} are missing or saved twice; the checkpoint is damaged")
 
 
 def _copy_rows(tensors: Any, saved: ShardMetadata, shard: TensorShard) -> None:  # noqa: ANN401 - safetensors has no types
@@ -166,5 +166,5 @@ def _copy_rows(tensors: Any, saved: ShardMetadata, shard: TensorShard) -> None: 
         values = values[()]
     # The file may contradict its manifest; copy_ would silently broadcast and convert.
     if (values.shape, values.dtype) != (target.shape, target.dtype):
-        raise ValueError(f"{saved.name} has rows of {list(values.shape)} {values.dtype}")
+        raise ValueError(f"the rows of {saved.name} have shape {list(values.shape)} and dtype {values.dtype}")
     target.copy_(values)

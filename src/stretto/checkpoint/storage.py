@@ -49,7 +49,7 @@ class LocalStorage:
         _reject_symlinks(path.parent, path)
         status = path.stat()
         if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_SMALL_FILE_BYTES:
-            raise DataError(f"{path} is not a small file; don't trust it")
+            raise DataError(f"{path} is not a file of at most {_MAX_SMALL_FILE_BYTES >> 20} MiB; don't trust it")
         return path.read_bytes()
 
     def create(self, name: str, content: bytes) -> bool:
@@ -77,7 +77,7 @@ class LocalStorage:
         return path
 
     def store(self, folder: str, paths: Iterable[Path]) -> None:
-        """Add files to the storage, which the caller has written to the folder of `open_folder` and synced to disk."""
+        """Add to the storage files that the caller has written to the folder of `open_folder` and synced to disk."""
         for path in paths:
             # safetensors creates files that only their owner can read; use the permissions of their folder instead.
             path.chmod(path.parent.stat().st_mode & 0o666)
@@ -244,4 +244,4 @@ def _rename_if_new(temporary: Path, path: Path) -> bool:
 def _reject_symlinks(*paths: Path) -> None:
     for path in paths:
         if path.is_symlink():
-            raise DataError(f"{path} is a symbolic link; don't trust it, or replace the link by its target")
+            raise DataError(f"{path} is a symbolic link; if you trust its target, replace the link with it")

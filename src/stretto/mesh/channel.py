@@ -1,7 +1,7 @@
 """Channel: messages in one direction between neighboring stages.
 
-Receives are posted ahead, so that a message arrives while the stage computes. Sends return at once; the channel waits
-for them later.
+Receives are posted ahead, so that a message arrives while the stage computes. Sends are asynchronous, too: the channel
+waits for them later.
 """
 
 from collections import deque

@@ -32,7 +32,7 @@ def find_device(name: str, local_rank: int = 0, local_size: int = 1, *, has_own_
         local_rank, local_size = 0, 1
     if local_size > num_devices:
         raise ConfigError(
-            f"{local_size} ranks were started on this machine, but it has {num_devices} {device.type} devices; "
+            f"{local_size} ranks were started on this machine, more than its {device.type} devices ({num_devices}); "
             f"start at most {num_devices}"
         )
     torch.accelerator.set_device_index(local_rank)

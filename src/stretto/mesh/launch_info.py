@@ -110,7 +110,7 @@ def _tf_config(text: str) -> LaunchInfo | None:
         )
     if config.task.type == "evaluator":
         raise MeshError(
-            "TF_CONFIG makes this task an evaluator, but a run evaluates by itself, or with `stretto eval`; "
+            "TF_CONFIG makes this task an evaluator, but the workers evaluate themselves (or use `stretto eval`); "
             "start only the chief and the workers"
         )
     # Older versions of TensorFlow call the chief a master.
@@ -122,7 +122,7 @@ def _tf_config(text: str) -> LaunchInfo | None:
     task = (config.task.type, config.task.index)
     if task not in addresses:
         raise MeshError(
-            f"TF_CONFIG makes this {task[0]} {task[1]}, which its cluster does not have; fix task or cluster"
+            f"TF_CONFIG makes this task {task[0]} {task[1]}, which its cluster does not have; fix task or cluster"
         )
     hosts, rank = [host for host, _ in addresses.values()], list(addresses).index(task)
     first_address, first_port = next(iter(addresses.values()))
@@ -147,7 +147,7 @@ def _srun(variables: Mapping[str, str]) -> LaunchInfo:
     tasks_per_node = expand_counts(_read(variables, "SLURM_STEP_TASKS_PER_NODE"))
     if node >= len(tasks_per_node):
         raise MeshError(
-            f"SLURM_NODEID={node}, but SLURM_STEP_TASKS_PER_NODE has {len(tasks_per_node)} nodes; check what srun sets"
+            f"SLURM_NODEID={node}, but SLURM_STEP_TASKS_PER_NODE lists no node {node} (from 0); check what srun sets"
         )
     address = variables.get("MASTER_ADDR") or first_host(_read(variables, "SLURM_STEP_NODELIST"))
     # All tasks of a job step compute the same port. It lies below the ephemeral ports, and two steps rarely share one.
@@ -187,7 +187,7 @@ def first_host(nodes: str) -> str:
 
 
 def expand_counts(counts: str) -> list[int]:
-    """Return the number of tasks of each node from Slurm's notation: `2(x3),1` is 2, 2, 2, 1."""
+    """Return the number of tasks on each node from Slurm's notation: `2(x3),1` is 2, 2, 2, 1."""
     matches = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part) for part in counts.split(",")]
     if None in matches:
         raise MeshError(f"SLURM_STEP_TASKS_PER_NODE={counts!r} can't be read; start the ranks with torchrun")

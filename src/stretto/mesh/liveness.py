@@ -2,7 +2,7 @@
 
 A broken connection shows that some rank is lost, but not which one: the neighbors of the lost rank end as well, which
 breaks their own connections. So a rank whose connection breaks pings the others through the store. Each rank answers
-from a thread, even while its main thread waits in a collective. There is no traffic unless something fails.
+from a thread, even while its main thread waits in a collective. While nothing fails, no rank pings another.
 
     rank 0                    store                      rank 1 (thread)            rank 2 (killed)
     counts and pings    ───►  num_pings/1 = 1, num_pings/2 = 1
@@ -24,7 +24,7 @@ from stretto.mesh.status import status_key
 _LOST_RANK_KEY = "lost"
 _ERROR_KEY = "error"
 _PRINTED_KEY = "printed"
-# For an answer of the store or of a rank. A live rank answers within milliseconds, a little later on a busy node.
+# For an answer from the store or from a rank. A live rank answers within milliseconds, a little later on a busy node.
 _ANSWER_TIMEOUT_SECONDS = 3.0
 _FOREVER = timedelta(days=365)
 
@@ -69,9 +69,9 @@ class LivenessCheck:
             return self._store_rank if self._cached_lost_rank is None else self._cached_lost_rank
 
     def publish_error(self, error: str, print_error: Callable[[], None]) -> None:
-        """Publish the error that ends this rank, unless another rank was first; the first rank calls `print_error`.
+        """Publish the error that ends this rank and call `print_error`, unless another rank has published one before.
 
-        The other ranks wait until that is done, because a launcher ends all ranks as soon as one has ended.
+        The other ranks wait until it is printed, because a launcher ends all ranks as soon as one has ended.
         """
         is_first = True
         with suppress(RuntimeError):

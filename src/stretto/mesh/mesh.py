@@ -27,8 +27,8 @@ class Mesh:
     def __init__(self, world: World, topology: Topology) -> None:
         if topology.size != world.size:
             raise MeshError(
-                f"{topology.num_replicas} replicas x {topology.num_stages} stages need {topology.size} ranks, "
-                f"but there are {world.size}; change the layout, or start {topology.size} ranks"
+                f"a grid of {topology.num_replicas} x {topology.num_stages} (replicas x stages) needs a world size of "
+                f"{topology.size}, not {world.size}; change the layout or the number of ranks"
             )
         # With the topology, a LostPeerError names the rank's replica and stage, and only its peers are pinged.
         self.world = replace(world, topology=topology)

@@ -65,7 +65,7 @@ class RankStore:
                 return self.get(key) or ""
         except RuntimeError as error:
             raise LostPeerError(
-                "the ranks' store is gone: its host (the launcher or rank 0) has ended or can't be reached; "
+                "the ranks' key-value store is gone: its host (the launcher or rank 0) has ended or can't be reached; "
                 "restart the run"
             ) from error
         raise LostPeerError(

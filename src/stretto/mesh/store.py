@@ -24,12 +24,12 @@ def open_store(launch_info: LaunchInfo, timeout: timedelta) -> TCPStore:
         if is_host:
             reason = str(error).splitlines()[0]
             raise MeshError(
-                f"rank 0 can't host the store at {address}:{port} ({reason}); set MASTER_ADDR and "
+                f"rank 0 can't host the key-value store at {address}:{port} ({reason}); set MASTER_ADDR and "
                 "MASTER_PORT (or the first worker in TF_CONFIG) to an address of its node and a free port"
             ) from error
         raise LostPeerError(
-            f"rank {launch_info.rank} can't connect to the store at {address}:{port}; check that its host (the "
-            "launcher or rank 0) was started, that this is its node's address, and that no firewall blocks it"
+            f"rank {launch_info.rank} can't connect to the key-value store at {address}:{port}; check that its host "
+            "(the launcher or rank 0) was started, that this is its node's address, and that no firewall blocks it"
         ) from error
 
 
@@ -57,8 +57,8 @@ def listen_at(address: str, port: int, *, is_single_node: bool) -> socket.socket
             listener.close()
             if error.errno == errno.EADDRINUSE:
                 raise MeshError(
-                    f"port {port} of {address} is in use, but rank 0 needs it for the store; set MASTER_PORT (or the "
-                    "first worker's port in TF_CONFIG) to a free port"
+                    f"port {port} of {address} is in use, but rank 0 needs it for its key-value store; set MASTER_PORT "
+                    "(or the first worker's port in TF_CONFIG) to a free port"
                 ) from None
     return None
 

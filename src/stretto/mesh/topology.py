@@ -10,7 +10,7 @@ blocks and all-reduce their gradients. With `adjacent="replicas"` the grid is nu
     replica 0                  rank 0 -> rank 2 -> rank 4
     replica 1                  rank 1 -> rank 3 -> rank 5
 
-Rank 0 and rank 1 are then stage 0 of both replicas, and all-reduce their gradients within one node.
+Ranks 0 and 1 are then stage 0 of replicas 0 and 1, and all-reduce their gradients within one node.
 """
 
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ class Topology:
         """Return a rank's replica and stage."""
         if not 0 <= rank < self.size:
             raise PlanError(
-                f"rank {rank} does not exist in {self.num_replicas} replicas x {self.num_stages} stages; "
+                f"rank {rank} does not exist in a grid of {self.num_replicas} x {self.num_stages} (replicas x stages); "
                 f"use 0 to {self.size - 1}"
             )
         if self.adjacent == "stages":

@@ -7,7 +7,7 @@ import torch
 Timestamp = float | torch.Event
 """A time on the CPU, or an event in an accelerator's stream (the CPU only queues work there and runs ahead)."""
 
-# Reading an event blocks until the stream has reached it, so all are read late: for `seconds`, or if there are more.
+# Reading an event blocks until the stream has reached it, so they are read late: by `seconds`, or beyond this many.
 _MAX_PENDING = 1024
 
 
@@ -30,7 +30,7 @@ class WaitTimer:
         return self._seconds
 
     def begin(self) -> Timestamp:
-        """Return the time at which this rank begins to wait, for `end`."""
+        """Return the time now, when this rank begins to wait; pass it to `end`."""
         self.end_all_reduce()
         return self._now()
 

@@ -1,4 +1,4 @@
-"""World: this rank among all ranks of the job, the collectives over all of them, and the errors of lost peers."""
+"""World: this rank among all ranks of the job, the collectives over all of them, and the errors for lost peers."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -118,7 +118,7 @@ class World:
 
     @contextmanager
     def explain_errors(self, activity: str) -> Iterator[None]:
-        """Replace torch's RuntimeError by the error of the lost or slow peer that caused it; raise others unchanged."""
+        """Replace torch's RuntimeError with one about the lost or slow peer that caused it; raise others unchanged."""
         started = time.monotonic()
         try:
             yield
@@ -202,8 +202,8 @@ class World:
 
     def _timeout_error(self, rank: int, activity: str) -> LostPeerError:
         return LostPeerError(
-            f"rank {self.rank} waited {self.timeout.total_seconds():.0f} s for {self._describe_rank(rank)} while "
-            f"{activity}; that rank is alive but makes no progress: check its output, or raise run.timeout"
+            f"rank {self.rank} gave up on {self._describe_rank(rank)} after {self.timeout.total_seconds():.0f} s, "
+            f"while {activity}; that rank is alive but makes no progress: check its output, or raise run.timeout"
         )
 
     def _describe_rank(self, rank: int) -> str:
