@@ -110,7 +110,7 @@ def _tf_config(text: str) -> LaunchInfo | None:
         )
     if config.task.type == "evaluator":
         raise MeshError(
-            "TF_CONFIG makes this task an evaluator, but the workers evaluate themselves (or use `stretto eval`); "
+            "TF_CONFIG makes this task an evaluator, but the workers also evaluate (or use `stretto eval`); "
             "start only the chief and the workers"
         )
     # Older versions of TensorFlow call the chief a master.
@@ -147,7 +147,7 @@ def _srun(variables: Mapping[str, str]) -> LaunchInfo:
     tasks_per_node = expand_counts(_read(variables, "SLURM_STEP_TASKS_PER_NODE"))
     if node >= len(tasks_per_node):
         raise MeshError(
-            f"SLURM_NODEID={node}, but SLURM_STEP_TASKS_PER_NODE lists no node {node} (from 0); check what srun sets"
+            f"SLURM_NODEID={node}, but SLURM_STEP_TASKS_PER_NODE has no such node; check what srun sets"
         )
     address = variables.get("MASTER_ADDR") or first_host(_read(variables, "SLURM_STEP_NODELIST"))
     # All tasks of a job step compute the same port. It lies below the ephemeral ports, and two steps rarely share one.

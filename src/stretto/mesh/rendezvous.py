@@ -1,7 +1,7 @@
 """Rendezvous: the ranks of one launch agree on a new launch id, and leave at the end, rank 0 last.
 
 torchrun's store outlives the ranks: it may still hold keys of an earlier launch, and the agents of two nodes may count
-restarts differently. So rank 0 draws a random id and repeats each rank's random hello. A rank that sees its own joins.
+restarts differently. So rank 0 draws a random id and repeats each rank's random hello. A rank joins if it sees its own.
 
     rank 0                                  rank 1
     launch_id = 5f3a...                     hello/1 = 09bc...

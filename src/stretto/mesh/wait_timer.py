@@ -7,7 +7,7 @@ import torch
 Timestamp = float | torch.Event
 """A time on the CPU, or an event in an accelerator's stream (the CPU only queues work there and runs ahead)."""
 
-# Reading an event blocks until the stream has reached it, so they are read late: by `seconds`, or beyond this many.
+# Reading an event blocks until the stream reaches it, so it is done late: by `seconds`, or if there are more than this.
 _MAX_PENDING = 1024
 
 
