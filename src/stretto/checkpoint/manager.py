@@ -209,7 +209,7 @@ class CheckpointManager:
             if self._history is not None:
                 self._commit(save, self._history)
         except RuntimeError:
-            # The host of the key-value store is gone, so ranks can't learn what others have written: all end.
+            # The key-value store's host (the launcher or rank 0) is gone. Ranks can't learn what others wrote: all end.
             save.fatal = LostPeerError(f"step {save.name.step} was not saved: the ranks' key-value store is gone")
 
     def _write(self, save: "_PendingSave") -> list[CheckpointFile]:

@@ -146,9 +146,7 @@ def _srun(variables: Mapping[str, str]) -> LaunchInfo:
     rank, size, local_rank, node, job, step = (_number(variables, name) for name in names)
     tasks_per_node = expand_counts(_read(variables, "SLURM_STEP_TASKS_PER_NODE"))
     if node >= len(tasks_per_node):
-        raise MeshError(
-            f"SLURM_NODEID={node}, but SLURM_STEP_TASKS_PER_NODE has no such node; check what srun sets"
-        )
+        raise MeshError(f"SLURM_NODEID={node}, but SLURM_STEP_TASKS_PER_NODE has no such node; check what srun sets")
     address = variables.get("MASTER_ADDR") or first_host(_read(variables, "SLURM_STEP_NODELIST"))
     # All tasks of a job step compute the same port. It lies below the ephemeral ports, and two steps rarely share one.
     port = _port(variables, 10_000 + (37 * job + step) % 20_000)
