@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from helpers.html_page import ParsedPage, assert_self_contained
+from stretto.base.run_folder import DATA_SPEC
 from stretto.errors import ConfigError
 from stretto.report import render_comparison
 
@@ -46,6 +47,13 @@ def test_runs_with_the_same_name_are_named_by_their_folders(tmp_path: Path) -> N
 
 def test_one_run_or_more_than_eight_are_an_error(tmp_path: Path) -> None:
     run = write_run(tmp_path / "one", 0.1)
-    for number in (1, 9):
-        with pytest.raises(ConfigError, match="give 2 to 8"):
+    for number, runs in ((1, "1 run"), (9, "9 runs")):
+        with pytest.raises(ConfigError, match=f"^{runs} can't be compared on one page; give 2 to 8"):
             render_comparison([run] * number)
+
+
+def test_an_axis_of_tokens_and_labels_is_called_targets(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name, 0.1) for name in ("tokens", "labels")]
+    assert "tokens trained on" in render_comparison(runs)
+    (runs[1] / DATA_SPEC).write_text('{"task": {"targets": "labels"}}')
+    assert 'data-x="targets trained on"' in render_comparison(runs)

@@ -122,7 +122,7 @@ def test_lengths_of_a_large_store_are_sampled_evenly(tmp_path: Path) -> None:
 
 def test_the_page_says_if_the_data_is_missing_or_has_changed(tmp_path: Path, byte_corpus: Corpus) -> None:
     gone = write_log(tmp_path / "gone", [step(1)])
-    assert "gone, no longer exists" in ParsedPage(render_run(gone)).text
+    assert "gone, was not found" in ParsedPage(render_run(gone)).text
     folder = train(config_of(tmp_path / "run", byte_corpus.location, train={"steps": 2}))
     other = write_tokens(tmp_path / "other", [[[0, 1]]], 2)
     text = (folder / "config.toml").read_text().replace(byte_corpus.location, other.location)
@@ -145,7 +145,7 @@ def test_a_resumed_run_says_which_checkpoint_it_resumed_from(byte_corpus: Corpus
     page = ParsedPage(render_run(folder))
     assert "was launched 2 times" in page.text
     assert "step-000000010-g1" in page.text and "train.lr 0.001 -> 0.0005" in page.text
-    assert any("restarted after step 10" in words for words in page.words), "the curve has a mark"
+    assert "restarted after step 10 on 1 rank" in page.words, "the curve has a mark"
 
 
 def test_a_diverged_run_says_so_and_names_the_saved_batch(byte_corpus: Corpus, tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_the_page_of_512_ranks_stays_small(tmp_path: Path) -> None:
     write_trace(folder, 64, 8, 16)
     text = render_run(folder)
     page = ParsedPage(text)
-    assert "The first 32 of 512 ranks are shown" in page.text and "The mean step on 512 ranks" in page.text
+    assert "The first 32 of 512 traced ranks are shown" in page.text and "The mean step on 512 ranks" in page.text
     assert len(text) < 2_000_000 and page.count("rect") < 6000
 
 

@@ -1,4 +1,4 @@
-"""Load balance: how long each rank computed and waited, and how much memory it used."""
+"""Load balance: how long each rank was busy and waited, and how much memory it used."""
 
 from collections.abc import Callable, Sequence
 
@@ -32,7 +32,7 @@ def balance_section(record: Record) -> Html:
 
 def _describe_one(ranks: RankMeans) -> str:
     return (
-        f"One rank, which computed for {format_percent(float(ranks.busy[0]) / ranks.seconds)} of a mean step of "
+        f"One rank, which was busy for {format_percent(float(ranks.busy[0]) / ranks.seconds)} of a mean step of "
         f"{format_seconds(ranks.seconds)}; peak memory {format_bytes(float(ranks.memory[0]))}."
     )
 

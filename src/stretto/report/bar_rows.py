@@ -10,9 +10,9 @@ from stretto.report.page import read_style
 from stretto.report.ticks import Scale, linear
 
 _BAR_HEIGHT, _ROW_HEIGHT, _AXIS_HEIGHT = 20, 24, 40
-# Longer texts go above their bar instead of beside it.
+# On narrow screens, names and values with more characters than this go above their bars instead of beside them.
 _MAX_SIDE_CHARS = 20
-# The minimum width of a bar in pixels on narrow, medium and wide screens, and the CSS class of a label that needs it.
+# The minimum width of a bar in pixels on narrow, medium and wide screens, and the class of a label that needs as much.
 _SCREENS = ((230.0, "on"), (500.0, "on mid"), (900.0, "on wide"))
 
 
@@ -94,7 +94,8 @@ def stacked_bar_chart(
 ) -> Html:
     """Return a chart with one stacked bar per name.
 
-    `unit` is a factor that converts amounts to the x axis, and its unit's name. `values` are shown beside the bars.
+    `unit` is the factor that converts amounts to the unit of the x axis, and that unit's name. `values` are texts that
+    are shown beside the bars.
     """
     factor, unit_name = unit
     totals = [sum(part.amounts[index] for part in parts) for index in range(len(names))]
@@ -114,7 +115,7 @@ def stacked_bar_chart(
 
 
 def _draw_bar(boxes: Sequence[Box], screens: Sequence[tuple[float, str]]) -> list[Html]:
-    """Return the boxes of a bar. A label gets the class of the first screen on which it fits its box."""
+    """Return the boxes of a bar. A label gets the class of the first screen on which it fits into its box."""
     drawn = [tag("rect", width="100%", height=_BAR_HEIGHT, class_="track")]
     for start, stop, css_class, tooltip, label in boxes:
         drawn.append(box(start, stop, 0, _BAR_HEIGHT, css_class, tooltip))

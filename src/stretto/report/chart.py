@@ -18,7 +18,7 @@ from stretto.report.markup import Html, join, tag
 from stretto.report.ticks import Scale, choose_scale, format_short, linear, tick_formatter
 
 CHAR_WIDTH = 6.9  # the mean width of a letter in pixels
-_WIDTH, _HEIGHT = 2000, 1000  # of the viewport, in its own units: whole numbers are precise enough
+_WIDTH, _HEIGHT = 2000, 1000  # of the viewport, in its own units, to which positions are rounded
 _SMALL, _LARGE = 170, 270  # heights of a plot in pixels
 _TOP, _BOTTOM = 8, 42  # pixels above the plot, and below it for the x axis
 _MAX_DOTS = 60  # with more points than this, a line has dots only at isolated points
@@ -26,7 +26,7 @@ _MAX_DOTS = 60  # with more points than this, a line has dots only at isolated p
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a chart. If its points are means, `low` and `high` are the limits of the values behind each mean."""
+    """A line of a chart. If its points are means, `low` and `high` are the minimum and maximum behind each mean."""
 
     name: str
     color: int  # index of a color class
@@ -50,7 +50,7 @@ class XAxis:
     end: float = 0.0  # the axis reaches at least this far
     css_class: str | None = None  # by which the page's buttons show or hide the axis
     column: str = "step"  # the column of a series that is drawn along this axis
-    factor: float = 1.0  # from the column's values to the axis
+    factor: float = 1.0  # converts the column's values to the unit of the axis
     is_integer: bool = True
 
 
@@ -197,14 +197,14 @@ def _y_scale(lines: Sequence[Line], from_zero: bool) -> Scale:
 
 
 def _without_outliers(values: Sequence[float]) -> list[float]:
-    """Drop non-finite values, and the outermost 2% on both sides: outliers must not flatten all other values."""
+    """Drop non-finite values, the lowest 2% and the highest 2%: outliers must not flatten all other values."""
     finite = sorted(value for value in values if math.isfinite(value))
     num_dropped = len(finite) // 50
     return finite[num_dropped : len(finite) - num_dropped]
 
 
 def _plot(y: Scale, height: float, label: str, views: Sequence[Html], **data: str) -> Html:
-    """Return the y axis in an SVG of fixed width, and beside it the plot, which takes the rest."""
+    """Return the y axis in an SVG of fixed width, and beside it the plot, which takes the rest of the width."""
     format_tick = tick_formatter(y)
     width = 14 + CHAR_WIDTH * max(len(format_tick(tick)) for tick in y.ticks)
     labels, grid = [], []
@@ -263,7 +263,7 @@ def _band(x: Scale, y: Scale, line: Line, axis_index: int) -> Html:
 
 
 def _draw_line(x: Scale, y: Scale, line: Line, axis_index: int) -> list[Html]:
-    """Return a polyline for each stretch without a gap, and dots for isolated points and (`has_dots`) short lines."""
+    """Return polylines between gaps, dots at isolated points and, with `has_dots`, at all points of a short line."""
     stretches: list[list[tuple[int, int]]] = [[]]
     for position, value in zip(line.x[axis_index], line.y, strict=True):
         if math.isfinite(value):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from stretto.base.errors import ConfigError
 from stretto.report.curves import curves
+from stretto.report.formatting import pluralize
 from stretto.report.markup import Html, join, tag
 from stretto.report.page import note, page, section, table
 from stretto.report.record import Record
@@ -18,7 +19,7 @@ _MAX_RUNS = 8
 def render_comparison(folders: Sequence[Path | str], on_progress: ProgressCallback = lambda fraction: None) -> str:
     """Return a page that compares the runs in `folders`. It needs only a browser and no network."""
     if not 2 <= len(folders) <= _MAX_RUNS:
-        raise ConfigError(f"{len(folders)} runs can't be compared on one page; give 2 to {_MAX_RUNS}")
+        raise ConfigError(f"{pluralize(len(folders), 'run')} can't be compared on one page; give 2 to {_MAX_RUNS}")
     records = [
         read_record(folder, lambda fraction, done=index: on_progress((done + fraction) / len(folders)))  # type: ignore[misc]
         for index, folder in enumerate(folders)
@@ -62,7 +63,7 @@ def _differences(runs: Mapping[str, Record]) -> Html:
 
 
 def _names(folders: Sequence[Path | str]) -> list[str]:
-    """Return the last parts of each path, as many as it takes to tell all paths apart; equal paths are numbered."""
+    """Return the last parts of each path, as many as tell all paths apart; if some are equal, all are numbered."""
     paths = [Path(folder).resolve() for folder in folders]
     for depth in range(1, max(len(path.parts) for path in paths) + 1):
         names = ["/".join(path.parts[-depth:]) for path in paths]

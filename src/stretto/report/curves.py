@@ -7,10 +7,10 @@ import numpy as np
 
 from stretto.report.chart import Line, Mark, XAxis, line_chart
 from stretto.report.downsampled_series import DownsampledSeries, Floats, exponential_mean, smooth
-from stretto.report.formatting import run_time_unit
+from stretto.report.formatting import pluralize, run_time_unit
 from stretto.report.markup import Html, tag
 from stretto.report.page import figure
-from stretto.report.record import Record, StepHistory, read_int, read_str
+from stretto.report.record import Record, StepHistory, read_int
 
 _MAX_MARKS = 50
 
@@ -19,7 +19,7 @@ def curves(runs: Mapping[str, Record]) -> Html:
     """Return the charts of runs, named by their keys, with buttons that switch the x axis to steps, time or targets."""
     records = list(runs.values())
     target_names = {record.target_name for record in records}
-    target_name = target_names.pop() if len(target_names) == 1 else "tokens"
+    target_name = target_names.pop() if len(target_names) == 1 else "targets"
     axes = _x_axes([record.steps for record in records], target_name)
     buttons = [
         tag("input", type="radio", name="by", id=axis.css_class, class_="switch", checked=axis.column == "step")
@@ -45,7 +45,7 @@ def curves(runs: Mapping[str, Record]) -> Html:
 
 
 def final_loss(steps: StepHistory) -> float:
-    """Return the exponentially weighted mean of the training loss at the last step; NaN if no loss is finite."""
+    """Return the exponentially weighted mean of the training losses up to the last finite one; NaN if there is none."""
     losses = steps.series.mean("loss")
     spans = np.full(len(losses), float(steps.smoothing_span))
     means = exponential_mean(losses, steps.series.count("loss"), spans)
@@ -104,7 +104,7 @@ def _restart_marks(record: Record, positions: Sequence[Sequence[float]]) -> list
         step = read_int(launch, "step")
         if step and len(bucket_steps):
             bucket = min(int(np.searchsorted(bucket_steps, step)), len(bucket_steps) - 1)
-            text = f"restarted after step {step:,} on {read_str(launch, 'ranks')} ranks"
+            text = f"restarted after step {step:,} on {pluralize(read_int(launch, 'ranks'), 'rank')}"
             marks.append(([x[bucket] for x in positions], text))
     return marks[:_MAX_MARKS]
 
@@ -120,7 +120,7 @@ def _validation_chart(runs: Mapping[str, Record], axes: Sequence[XAxis]) -> Html
 def _gradient_norm_chart(runs: Mapping[str, Record], axes: Sequence[XAxis]) -> Html:
     clips = {record.config.train.clip for record in runs.values() if record.config is not None}
     clip = clips.pop() if len(clips) == 1 else 0.0
-    unit = f"clipped to {clip:g}" if clip else ""
+    unit = f"before clipping to {clip:g}" if clip else ""
     return line_chart("Gradient norm", _lines(runs, axes, "gradient_norm"), axes, unit=unit)
 
 

@@ -57,7 +57,7 @@ def checkpoints_section(saves: SaveHistory, inventory: CheckpointInventory) -> H
     if saves.series.num_rows > len(rows):
         parts.append(tag("div", figure(_saves_chart(saves.series)), class_="grid"))
     if inventory.problem is not None:
-        problem = f"The checkpoints that still exist in {inventory.location} are unknown: {inventory.problem}."
+        problem = f"The checkpoints in {inventory.location} can't be listed: {inventory.problem}."
         parts.append(note(problem))
     elif inventory.manifests:
         losses = {name: f" (validation loss {loss:.4f})" for name, loss in inventory.losses.items()}
@@ -85,13 +85,13 @@ def _describe(record: Record, inventory: CheckpointInventory) -> str:
 
 
 def _launch_rows(record: Record, inventory: CheckpointInventory) -> list[tuple[str, ...]]:
-    """Return a row per launch. A launch whose steps were repeated is known only from its claim, not from the log."""
+    """Return a row per launch. A launch whose log lines were dropped is known only from its claim."""
     lines = {read_int(line, "generation"): line for line in record.launches}
     rows: list[tuple[str, ...]] = []
     for generation in sorted({*lines, *inventory.claims}):
         line, claim = lines.get(generation, {}), inventory.claims.get(generation)
         checkpoint = read_str(line, "resumed_from").rstrip("/").rpartition("/")[2]
-        changes = line.get("changes") if line else ["its steps were repeated by a later launch"]
+        changes = line.get("changes") if line else ["not in the log: a later launch repeated its steps, or it had none"]
         time, host = (format_time(claim.time), claim.host) if claim else ("", "")
         ranks = read_str(line, "ranks") or (str(claim.num_ranks) if claim else "")
         origin = checkpoint or str((claim and claim.resumed_from) or "the beginning")
@@ -117,7 +117,7 @@ def _describe_saves(series: DownsampledSeries) -> str:
         return "The log records no checkpoint."
     blocked, size = float(series.mean("blocked_seconds").mean()), float(series.mean("num_bytes")[-1])
     return (
-        f"{pluralize(series.num_rows, 'checkpoint')} in the log, the last of {format_bytes(size)}. A save blocked "
+        f"{pluralize(series.num_rows, 'checkpoint')} in the log; the last one is {format_bytes(size)}. A save blocked "
         f"training for {format_seconds(blocked)} on average, and then continued in the background."
     )
 

@@ -11,10 +11,7 @@ from stretto.report.bar_rows import BarChart, BarRow, Box
 from stretto.report.formatting import step_time_unit
 from stretto.report.ticks import linear
 
-_CSS_CLASSES = {
-    "data": "c4", "forward": "c0", "backward": "c1", "all_reduce": "c3", "optimizer": "c2", "waiting": "idle",
-    "other": "rest",
-}  # fmt: skip
+_CSS_CLASSES = {"data": "c4", "forward": "c0", "backward": "c1", "optimizer": "c2"}
 # A bar below this fraction of the axis would be thinner than a pixel on a wide screen.
 _MIN_FRACTION = 1 / 1400
 
@@ -70,13 +67,12 @@ def gantt(title: str, names: Sequence[str], bars: Sequence[Bar], max_seconds: fl
     for bar in _merge_thin_bars(bars, _MIN_FRACTION * end):
         if bar.row < len(names):
             duration, start = format_seconds(bar.stop - bar.start), format_seconds(bar.start)
-            tooltip = f"{names[bar.row]}: {bar.label}, {duration} from {start}"
-            label = "" if bar.kind == "waiting" else bar.label
+            tooltip = f"{names[bar.row]}: {bar.label}, starts at {start}, takes {duration}"
             css_class = _CSS_CLASSES.get(bar.kind, "rest")
-            boxes[bar.row].append(Box(bar.start / end, bar.stop / end, css_class, tooltip, label))
+            boxes[bar.row].append(Box(bar.start / end, bar.stop / end, css_class, tooltip, bar.label))
     kinds = [kind for kind in _CSS_CLASSES if any(bar.kind == kind for bar in bars)]
     description = f"{len(names)} rows, {format_seconds(end)} in total; {', '.join(kinds)}"
-    entries = [(kind.replace("_", "-"), _CSS_CLASSES[kind]) for kind in kinds]
+    entries = [(kind, _CSS_CLASSES[kind]) for kind in kinds]
     rows = [BarRow(name, row) for name, row in zip(names, boxes, strict=True)]
     return BarChart(title, description, entries, rows, linear(0.0, end * factor, 10, is_tight=True), unit)
 

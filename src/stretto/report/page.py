@@ -61,7 +61,7 @@ def figure(picture: Html, class_: str | None = None) -> Html:
 
 
 def read_style() -> Html:
-    """Return the style of every page."""
+    """Return the style sheet of every page."""
     return Html(_read_asset("page.css"))
 
 

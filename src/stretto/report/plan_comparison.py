@@ -81,7 +81,7 @@ def _stage_quantities(stages: object, ranks: RankMeans, layout: Layout) -> Itera
         busy = ranks.busy.reshape(-1, layout.stages).T if is_by_stage else ranks.busy.reshape(layout.stages, -1)
         planned = [stage for stage in stages[:_MAX_STAGES] if isinstance(stage, Mapping)]
         for index, (stage, seconds) in enumerate(zip(planned, busy.mean(axis=1).tolist(), strict=False)):
-            yield f"compute of stage {index}", read_number(stage, "busy"), seconds, format_seconds
+            yield f"busy time of stage {index}", read_number(stage, "busy"), seconds, format_seconds
 
 
 def _event_seconds(line: JsonObject) -> tuple[float, float]:

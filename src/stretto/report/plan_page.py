@@ -45,11 +45,12 @@ def _describe(plan: Plan, profile: Profile, workload: Workload) -> str:
     device = f"processes on one {profile.device}" if profile.shares_memory else f"x {profile.device}"
     nodes = f" on {cluster.nodes} nodes" if cluster.nodes > 1 else ""
     estimated = " Estimated from a data sheet; no such device was measured." if profile.is_estimated else ""
+    skipped = "; the others can't be among the best" if plan.num_simulated < plan.num_layouts else ""
     notes = "; ".join(f"{key}: {value}" for key, value in profile.notes.items())
     return (
         f"{cluster.devices} {device}{nodes}. A step reads {workload.max_rows:,} rows of up to "
-        f"{workload.num_steps:,} time steps.{estimated} {plan.num_layouts:,} layouts were considered, "
-        f"{plan.num_simulated:,} of them simulated; the others can't be among the best. {notes}"
+        f"{workload.num_steps:,} time steps.{estimated} Layouts considered: {plan.num_layouts:,}; simulated: "
+        f"{plan.num_simulated:,}{skipped}. {notes}"
     )
 
 

@@ -13,7 +13,7 @@ from stretto.config.run import RunConfig
 from stretto.report.downsampled_series import DownsampledSeries
 
 JsonObject = Mapping[str, Any]
-# No count or time in a log is larger, so a larger value means a damaged line.
+# No count and no time in a log is larger than these, so a larger value means a damaged line.
 _MAX_VALUE, _MAX_SECONDS = 1e15, 1e9
 # Events that can happen any number of times are listed up to this many.
 _MAX_LISTED = 50
@@ -222,7 +222,7 @@ class Record:
 
 
 def read_number(line: JsonObject, name: str) -> float:
-    """Return a number of a log line; NaN if it is null, missing or not a number."""
+    """Return a number from a log line; NaN if it is null, missing or not a number."""
     value = line.get(name)
     # Called ten times for each of a million lines: test the common type first.
     if type(value) is float:
@@ -231,13 +231,13 @@ def read_number(line: JsonObject, name: str) -> float:
 
 
 def read_amount(line: JsonObject, name: str) -> float:
-    """Return a count, size or time of a log line; NaN if it is missing or impossible."""
+    """Return a count, size or time from a log line; NaN if it is missing or impossible."""
     value = read_number(line, name)
     return value if 0 <= value < _MAX_VALUE else math.nan
 
 
 def read_int(line: JsonObject, name: str) -> int:
-    """Return an integer of a log line; 0 if it has none."""
+    """Return an integer from a log line; 0 if it is missing or not an integer."""
     value = line.get(name)
     return value if type(value) is int and abs(value) < _MAX_VALUE else 0
 

@@ -27,13 +27,13 @@ class LengthSample:
     """The lengths of a store's sequences, in time steps, or of a sample of them."""
 
     values: NDArray[np.int64]
-    num_sequences: int  # this and the following are of all sequences, even if the values are a sample
+    num_sequences: int  # this and the next two describe all sequences, even if `values` is a sample
     num_steps: int
     longest: int
 
 
 def lengths_section(record: Record, data_digest: str | None) -> Html:
-    """Return the section with a histogram of lengths and the padding; `data_digest` is of the data trained on."""
+    """Return the section with a histogram of lengths and the padding; `data_digest` identifies the data trained on."""
     try:
         lengths, text = _find_lengths(record, data_digest)
     except (StrettoError, OSError) as error:
@@ -58,7 +58,7 @@ def _find_lengths(record: Record, data_digest: str | None) -> tuple[LengthSample
         return None, f"The training data, {location}, is in object storage, which a report does not read."
     path = _locate_data(record.folder, location)
     if path is None:
-        return None, f"The training data, {location}, no longer exists."
+        return None, f"The training data, {location}, was not found."
     store = Store.open(path)
     if data_digest is not None and store.digest != data_digest:
         return None, f"The data in {location} has changed since it was used for training."

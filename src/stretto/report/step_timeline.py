@@ -67,14 +67,15 @@ def _read_trace(record: Record) -> tuple[Trace | None, str]:
 
 
 def _explain(trace: Trace) -> str:
-    hidden = f" The first {_MAX_ROWS} of {len(trace.ranks):,} ranks are shown." if len(trace.ranks) > _MAX_ROWS else ""
+    num_ranks = len(trace.ranks)
+    hidden = f" The first {_MAX_ROWS} of {num_ranks:,} traced ranks are shown." if num_ranks > _MAX_ROWS else ""
     has_actions = any(event.action is not None for row in trace.ranks for event in row.events)
     letters = " F is the forward of a chunk, B its backward." if has_actions else ""
     return f"One row per rank; where a row is empty, the rank waits for others.{letters}{hidden}"
 
 
 def _planned_timeline(record: Record) -> tuple[Timeline | None, str]:
-    """Return the planned step and a note on how it was computed; or None if the plan has too little for it."""
+    """Return the planned step and a note on how it was computed; or None if the plan has no usable times."""
     if record.plan is None or record.config is None:
         return None, ""
     scope = "It does not include the all-reduce of gradients or the optimizer."
@@ -87,7 +88,7 @@ def _planned_timeline(record: Record) -> tuple[Timeline | None, str]:
 
 
 def _timeline_from_busy_times(prediction: JsonObject | None, layout: Layout) -> Timeline | None:
-    """Simulate a step from the busy time of each stage; None if that is unknown, or the step too large."""
+    """Simulate a step from the busy time of each stage; None if those times are unknown, or the step is too large."""
     try:
         busy = [float(stage["busy"]) for stage in prediction["stages"]] if prediction is not None else []
     except (KeyError, TypeError, ValueError):

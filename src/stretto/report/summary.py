@@ -52,7 +52,7 @@ def summary_tiles(record: Record) -> Html:
         loss = format_finite_loss(read_number(best, "loss"))
         pairs.append((f"best validation loss, at step {read_int(best, 'step'):,}", loss))
         if math.isfinite(read_number(best, "perplexity")):
-            pairs.append(("its perplexity", f"{read_number(best, 'perplexity'):,.4g}"))
+            pairs.append((f"perplexity at step {read_int(best, 'step'):,}", f"{read_number(best, 'perplexity'):,.4g}"))
     if steps.last:
         span = steps.smoothing_span
         name = f"training loss, last {span:,} steps" if span > 1 else "training loss, last step"

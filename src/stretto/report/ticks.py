@@ -55,7 +55,7 @@ def logarithmic(low: float, high: float, count: int) -> Scale:
 
 
 def choose_scale(low: float, high: float, count: int, *, from_zero: bool = False) -> Scale:
-    """Return a linear scale, or a logarithmic one if values span over a decade and a half and need no zero."""
+    """Return a linear scale, or a logarithmic one if `high` is over 30 times `low` and 0 need not be shown."""
     if from_zero and low >= 0:
         return linear(0.0, high or 1.0, count)
     if low > 1e-30 and high / low > 30:
