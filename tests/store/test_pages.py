@@ -86,7 +86,7 @@ def test_a_file_that_is_truncated_while_it_is_read_is_one_sentence(tmp_path: Pat
     pages = Store.open(folder).pages
     pages.read([ByteRange("values-00000.bin", 0, 3 * 2**19)])
     os.truncate(folder / "values-00000.bin", 100)
-    with pytest.raises(DataError, match=r"values-00000\.bin was truncated while it was read; copy it again"):
+    with pytest.raises(DataError, match=r"values-00000\.bin was truncated after it was opened; copy it again"):
         pages.read([ByteRange("values-00000.bin", 50, 150)])
 
 

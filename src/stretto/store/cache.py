@@ -44,7 +44,7 @@ class Cache:
             content = path.read_bytes()
         except OSError:
             return None
-        # Pages are evicted by time of last use. In a read-only cache that can't be set, but nothing is evicted either.
+        # Pages are evicted by time of last use. In a read-only cache that time can't be set, but nothing is evicted.
         with suppress(OSError):
             os.utime(path)
         return content
@@ -68,7 +68,7 @@ class Cache:
         return self._pages / f"{key}.page"
 
     def _reserve(self, descriptor: int, num_bytes: int) -> None:
-        """Add `num_bytes`, which are about to be written, to the total in the open file; evict pages if they don't fit.
+        """Add `num_bytes` (about to be written) to the total in the open file; evict pages if it exceeds `max_bytes`.
 
         The total is an upper bound, since a page may be deleted, or written twice; `_evict` counts the bytes exactly.
         """

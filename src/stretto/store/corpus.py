@@ -44,7 +44,7 @@ class Corpus:
     def from_store(cls, store: Store) -> "Corpus":
         """Return the corpus in a store; raise if its index is invalid."""
         if store.kind != CorpusFields.kind:
-            raise DataError(f"{store.location} holds {store.kind}, not a corpus of tokens; choose a different folder")
+            raise DataError(f"{store.location} is not a corpus (kind: {store.kind!r}); choose a different folder")
         fields = parse_index(CorpusFields, store.fields, store.location)
         vocabulary = parse_vocabulary(store.read_file(VOCABULARY_FILE), store.location)
         token_bytes = token_dtype(len(vocabulary)).itemsize
@@ -52,7 +52,7 @@ class Corpus:
         return cls(store, fields, vocabulary)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the cached edges, so that a corpus that was read is pickled as small as a new one."""
+        """Leave out the cached edges, so that a corpus that has been read is pickled as small as a new one."""
         return {name: value for name, value in self.__dict__.items() if name != "_edges"}
 
     @property
@@ -126,7 +126,7 @@ class Corpus:
         shard = int(np.searchsorted(self._edges, position, side="right")) - 1
         return DataError(
             f"{self.location}: {shard_name(shard)} has token {tokens[row, step]:,} at position "
-            f"{position - int(self._edges[shard]):,}, but the vocabulary has only {len(self.vocabulary):,}; "
+            f"{position - int(self._edges[shard]):,}, but the vocabulary has only {len(self.vocabulary):,} tokens; "
             "do not trust this store, and prepare the data again"
         )
 

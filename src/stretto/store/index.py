@@ -60,16 +60,17 @@ class Store:
         """Return the whole content of a file; raise DataError if the index does not list it."""
         file = next((file for file in self.files if file.name == name), None)
         if file is None:
-            raise damaged_index(self.location, f"no file {name!r}")
+            raise damaged_index(self.location, f"it does not list {name}")
         return self.pages.read([ByteRange(name, 0, file.num_bytes)])[0].tobytes()
 
     def check_sizes(self, sizes: Mapping[str, int]) -> None:
         """Raise DataError unless the index lists these files with these sizes in bytes."""
         actual = {file.name: file.num_bytes for file in self.files}
         for name, size in sizes.items():
-            if actual.get(name) != size:
-                reason = f"{name} has {actual[name]} bytes, not {size}" if name in actual else f"no file {name!r}"
-                raise damaged_index(self.location, reason)
+            if name not in actual:
+                raise damaged_index(self.location, f"it does not list {name}")
+            if actual[name] != size:
+                raise damaged_index(self.location, f"it lists {name} with {actual[name]} bytes, not {size}")
 
 
 def write_index(folder: Path, kind: str, fields: dict[str, Any], files: Sequence[PagedFile]) -> None:
@@ -110,7 +111,7 @@ def _read_index(location: str, cache: Cache) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{location}: {INDEX} can't be read ({error}); copy or prepare the data again") from None
     if not isinstance(tree, dict) or tree.get("format") != FORMAT or tree.get("version") != VERSION:
-        raise DataError(f"{location}: {INDEX} is not of format {FORMAT} {VERSION}; prepare the data again")
+        raise DataError(f"{location}: {INDEX} is not in format {FORMAT} {VERSION}; prepare the data again")
     try:
         return verify_checksum(tree)
     except ValueError as error:

@@ -60,7 +60,7 @@ class Pages(Protocol):
 
 
 class LocalPages:
-    """Pages of the files of a folder; each is verified once per process, when it is first read.
+    """Pages of the files in a folder; each page is verified once per process, when it is first read.
 
     Files are read, not memory-mapped: a mapped file that is truncated kills the process (SIGBUS).
     """
@@ -91,7 +91,7 @@ class LocalPages:
         except OSError as error:
             raise DataError(f"{path} can't be read ({error.strerror}); check the disk, or copy it again") from error
         if len(content) < stop - start:
-            raise DataError(f"{path} was truncated while it was read; copy it again or prepare the data again")
+            raise DataError(f"{path} was truncated after it was opened; copy it again or prepare the data again")
         return np.frombuffer(content, np.uint8)
 
     def _verify(self, file: PagedFile, start: int, stop: int) -> None:

@@ -90,7 +90,7 @@ class RemotePages:
         return content
 
     def _fetch(self, pages: Sequence[Page]) -> Iterator[tuple[Page, bytes]]:
-        """Yield verified pages from the server; retry a failed request within the budget, and a damaged page once."""
+        """Yield verified pages from the server; retry failed requests within the RetryBudget, a damaged page once."""
         retries = RetryBudget(self._location, self._cache.retry_seconds)
         damaged: set[Page] = set()
         while pages:
@@ -126,13 +126,13 @@ class RemotePages:
         try:
             self._cache.put(self._key(page), content)
         except OSError as error:
-            # The page itself is fine, so the run continues; it will be fetched again.
+            # The page itself is fine, so the run continues; the page is fetched again when it is next needed.
             if not self._has_warned:
                 _log.warning("pages can't be cached in data.cache=%s (%s)", self._cache.folder, error)
             self._has_warned = True
 
     def _keep_in_memory(self, page: Page, content: bytes) -> bytes:
-        # Popped and added again, it becomes the most recently used. Each dict operation is atomic among threads.
+        # Popping a page and adding it makes it the most recently used. Each dict operation is atomic among threads.
         self._memory.pop(page, None)
         self._memory[page] = content
         while len(self._memory) > self._max_in_memory:

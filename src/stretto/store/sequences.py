@@ -54,7 +54,7 @@ class Channels(StrictModel):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if not len(self.names) == len(set(self.names)) == len(self.mean) == len(self.std):
-            raise ValueError("names must be unique, and mean and std need one entry for each")
+            raise ValueError("names must be unique, and mean and std need one entry for each name")
         return self
 
     @property
@@ -132,7 +132,7 @@ class Sequences:
     def from_store(cls, store: Store) -> "Sequences":
         """Return the sequences in a store; raise if its index is invalid."""
         if store.kind != SequencesFields.kind:
-            raise DataError(f"{store.location} holds {store.kind}, not sequences; choose a different folder")
+            raise DataError(f"{store.location} holds no sequences (kind: {store.kind!r}); choose a different folder")
         fields = parse_index(SequencesFields, store.fields, store.location)
         for number, shard in enumerate(fields.shards):
             store.check_sizes(_file_sizes(fields, shard, number))
@@ -189,7 +189,7 @@ class Sequences:
         """Return the steps of each sequence; a row is a shard and an index in it."""
         for shard, index in rows:
             if not (0 <= shard < len(self.shard_sizes) and 0 <= index < self.shard_sizes[shard]):
-                raise DataError(f"{self.location} has no sequence {index:,} in shard {shard}; count from 0")
+                raise DataError(f"{self.location} has no sequence {index:,} in shard {shard}; both are counted from 0")
         items = self._read_items("ends", END_DTYPE, [(shard, max(index - 1, 0), index + 1) for shard, index in rows])
         step_ranges = []
         for (shard, index), ends in zip(rows, items, strict=True):

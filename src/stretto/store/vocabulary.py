@@ -31,7 +31,7 @@ class Vocabulary(Protocol):
 
 @dataclass(frozen=True)
 class ByteVocabulary:
-    """Each of the 256 bytes is a token; none is unknown."""
+    """Each of the 256 byte values is a token; none is unknown."""
 
     level: Level = "byte"
 
@@ -63,7 +63,7 @@ class SymbolVocabulary:
 
     @classmethod
     def from_counts(cls, level: Level, counts: Mapping[str, int], max_symbols: int | None) -> Self:
-        """Return `<unk>` and the most frequent symbols, in order of frequency, then of name; `max_symbols` in all."""
+        """Return `<unk>` and the most frequent symbols (ties by name): at most `max_symbols` in all, or all if None."""
         known = sorted(counts.keys() - {UNKNOWN}, key=lambda symbol: (-counts[symbol], symbol))
         return cls(level, (UNKNOWN, *known[: None if max_symbols is None else max_symbols - 1]))
 
