@@ -528,7 +528,7 @@ ERROR_SECTIONS = (
             ),
             ErrorCase(
                 "data.train=<folder>: layout.replicas=<n> x layout.micro_batches=<n> exceeds data.lanes=<n>; use "
-                "fewer of them, or more lanes",
+                "fewer replicas or micro-batches, or more lanes",
                 "Each micro-batch of each replica needs at least one lane.",
                 "Raise `data.lanes`, or use fewer replicas or micro-batches.",
                 "stretto train run.toml --layout.micro_batches 9",

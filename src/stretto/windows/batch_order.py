@@ -22,7 +22,8 @@ class BatchLimits:
 
     budget: int  # max rows x time steps of the longest row, so padding counts
     max_rows: int
-    row_multiple: int = 8  # larger batches have a multiple of this many rows, to divide evenly; a pool's last may not
+    # A batch of more rows than this has a multiple of it, to divide evenly; the last batch of a pool may not.
+    row_multiple: int = 8
 
     def __post_init__(self) -> None:
         if min(self.budget, self.max_rows, self.row_multiple) < 1:
@@ -60,7 +61,7 @@ class BatchOrder:
         epoch, pool = position.epoch, position.pool
         rows, batches = self._plans.get((epoch, pool), lambda: self._plan_pool(epoch, pool))
         if not 0 <= position.index < len(batches):
-            raise DataError(f"{position} does not exist: that pool has {len(batches)} batches")
+            raise DataError(f"{position} does not exist: that pool ends at window {len(batches) - 1}")
         return rows, batches
 
     def _plan_pool(self, epoch: int, pool: int) -> tuple[RowTable, IntArray]:
@@ -76,7 +77,7 @@ class BatchOrder:
 def _longest_first(lengths: IntArray, key: int) -> IntArray:
     """Return the order that sorts by length, longest first, and at random among equal lengths."""
     longest = int(lengths.max())
-    # Sorting one 64-bit key (length in the high bits, random number below) is several times faster than two keys.
+    # Sorting by one 64-bit key (length in the high bits, random number below) is several times faster than by two keys.
     bits = np.uint64(longest.bit_length() or 1)
     high_bits = (longest - lengths).astype(np.uint64) << (np.uint64(64) - bits)
     # Stable: equal keys must have the same order on every machine.
@@ -88,7 +89,7 @@ def pack(lengths: IntArray, limits: BatchLimits) -> IntArray:
     edges = _pack(lengths, limits, _NUM_LIMIT_STEPS)
     fewest = len(edges)
     low, high = 1, _NUM_LIMIT_STEPS
-    # Binary search for the lowest limits that need no more batches: the last batch is then about as large as the rest.
+    # Binary search for the lowest limits that give as few batches: the last one is then about as large as the others.
     while low < high:
         middle = (low + high) // 2
         candidate = _pack(lengths, limits, middle, fewest)

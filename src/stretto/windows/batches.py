@@ -20,7 +20,7 @@ from stretto.windows.shuffle_pools import RowTable, ShufflePools
 
 # With this many batches per pool, lengths within a batch differ by a few percent.
 _BATCHES_PER_POOL = 64
-# A whole pool is planned at once, so it has at most this many rows, or _MIN_BATCHES_PER_POOL batches if they are more.
+# A whole pool is planned at once, so it has at most this many rows, or _MIN_BATCHES_PER_POOL batches if that is more.
 _MAX_ROWS_PER_POOL = 1 << 18
 _MIN_BATCHES_PER_POOL = 4
 _ROWS_PER_READ = 1 << 16
@@ -106,7 +106,7 @@ class Batches:
         # Blank rows fill up a share that would have fewer rows than micro-batches.
         num_blank = max(share.min_rows - len(indices), 0)
         lengths = np.concatenate([rows.lengths, np.zeros(num_blank, np.int64)])
-        # The longest row of the global batch, not of this share: all shares have windows of one shape.
+        # The longest row of the global batch, not of this share: all shares' windows have the same number of steps.
         num_steps = max(1, int(batch.lengths[0]))
         # Blank rows get lane numbers after all others, unique to this share.
         blank_lanes = len(batch.lengths) + share.index * share.min_rows + np.arange(num_blank)
@@ -151,7 +151,7 @@ class Batches:
 
 
 def _add_blank(tensor: Tensor | None, like: Tensor | None, num_blank: int, fill: int | None) -> Tensor | None:
-    """Append blank rows with the shape of a row of `like`, filled with `fill`; None means missing targets."""
+    """Append blank rows shaped like a row of `like`, filled with `fill` or, if that is None, with missing targets."""
     if like is None:
         return None
     missing = torch.nan if like.is_floating_point() else IGNORE_INDEX

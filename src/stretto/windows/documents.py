@@ -32,7 +32,7 @@ from stretto.windows.share import Share, SharedLanes
 from stretto.windows.shuffle import permutation
 from stretto.windows.shuffle_pools import RowTable, ShufflePools
 
-# Windows of a lane per pool; in each pool, the end of a lane may cut one document.
+# The approximate number of windows of a lane in a pool; in each pool, the end of a lane may cut one document.
 _WINDOWS_PER_POOL = 256
 
 
@@ -72,7 +72,7 @@ class DocumentLanes(SharedLanes):
     def fitting(
         cls, sequences: Sequences, lanes: int, window: int, forecast: Forecast | None, seed: int, min_rows: int = 1
     ) -> Self:
-        """Return at most `lanes` lanes of at most `window` steps, reduced to what the data fills."""
+        """Return at most `lanes` lanes with windows of at most `window` steps, reduced to what the data fills."""
         return cls(sequences, *fit_lanes(sequences.num_steps, lanes, window, min_rows), forecast, seed)
 
     def __str__(self) -> str:
@@ -119,7 +119,7 @@ class DocumentLanes(SharedLanes):
         """
         documents, windows_before = self._arrange(position.epoch, position.pool)
         if not 0 <= position.index < self._num_windows(position):
-            raise DataError(f"{position} does not exist: that pool has {self._num_windows(position)} windows")
+            raise DataError(f"{position} does not exist: that pool ends at window {self._num_windows(position) - 1}")
         lanes, total = np.array(self.lane_indices), int(windows_before[-1])
         # Lane i holds windows total * i // lanes up to total * (i + 1) // lanes of the pool.
         windows = total * lanes // self.lanes + position.index
@@ -172,7 +172,7 @@ class DocumentLanes(SharedLanes):
         return max(1, -(-int(windows_before[-1]) // self.lanes))
 
     def _arrange(self, epoch: int, pool: int) -> tuple[RowTable, IntArray]:
-        """Return a pool's documents in random order, and the number of windows before each, then of all."""
+        """Return a pool's documents in random order, and the number of windows before each, then the total."""
         return self._arranged.get((epoch, pool), lambda: self._arrange_pool(epoch, pool))
 
     def _arrange_pool(self, epoch: int, pool: int) -> tuple[RowTable, IntArray]:

@@ -20,7 +20,7 @@ class Forecast:
     """The targets of each step are the next `horizon` values of some channels.
 
     Values are scaled with the mean and standard deviation of the training data. With `season`, a target is the
-    difference to the value one season earlier, so a network that outputs zeros repeats the last season.
+    difference from the value one season earlier, so a network that outputs zeros repeats the last season.
     """
 
     mean: tuple[float, ...]
@@ -59,7 +59,7 @@ class Forecast:
             if name not in values.names:
                 raise DataError(f"target {name!r} is not a channel of {sequences.location}; choose from {names}")
             if list(targets).count(name) > 1:
-                raise DataError(f"target {name!r} is listed twice; list each channel once")
+                raise DataError(f"target {name!r} is listed more than once; list each channel once")
         channels = tuple(values.names.index(name) for name in targets) or tuple(range(len(values.names)))
         return cls(values.mean, values.std, channels, horizon, season, masks)
 
@@ -79,8 +79,8 @@ class Forecast:
     def targets(self, values: NDArray[Any], start: int, stop: int) -> Values:
         """Return the targets of steps `start` to `stop` of `values`: `[steps, horizon * channels]`, NaN where missing.
 
-        `values` may begin before `start` (for the season) and end after `stop` (for the horizon). Values beyond them
-        are missing.
+        `values` may begin before `start` (for the season) and end after `stop` (for the horizon). What lies outside
+        of `values` counts as missing.
         """
         scaled = self._scale(values)[:, list(self.channels)]
         future = _ahead(scaled, start + 1, stop - start, self.horizon)
@@ -112,7 +112,7 @@ class Forecast:
 
 
 def _ahead(values: Values, start: int, num_steps: int, horizon: int) -> Values:
-    """Return `horizon` values from each of `num_steps` steps on, `[steps, channels, horizon]`; NaN beyond `values`."""
+    """Return `horizon` values from each of `num_steps` steps on, `[steps, channels, horizon]`; NaN outside `values`."""
     size = num_steps + horizon
     padded = np.full((size, values.shape[1]), np.nan, np.float32)
     first, last = max(start, 0), min(start + size, len(values))

@@ -173,7 +173,7 @@ class SlidingWindows:
 
     @cached_property
     def _starts(self) -> list[tuple[IntArray, IntArray]]:
-        """For each shard: where its series start, and the number of windows before each series, then of all."""
+        """For each shard: where its series start, and the number of windows before each series, then the total."""
         starts = []
         for shard, size in enumerate(self.sequences.shard_sizes):
             ends = self.sequences.ends(shard, 0, size)

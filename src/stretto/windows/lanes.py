@@ -45,7 +45,7 @@ class Lanes(SharedLanes):
 
     @classmethod
     def fitting(cls, corpus: Corpus, lanes: int, window: int, min_rows: int = 1) -> Self:
-        """Return at most `lanes` lanes of at most `window` steps, reduced to what the corpus fills."""
+        """Return at most `lanes` lanes with windows of at most `window` steps, reduced to what the corpus fills."""
         return cls(corpus, *fit_lanes(corpus.num_tokens - 1, lanes, window, min_rows))
 
     def __str__(self) -> str:
@@ -93,8 +93,8 @@ class Lanes(SharedLanes):
         """
         index = position.index
         if position.pool or not 0 <= index < self.num_windows:
-            raise DataError(f"{position} does not exist: an epoch has one pool of {self.num_windows} windows")
-        # The steps of the longest lane, even if another share has it: all shares have windows of one shape.
+            raise DataError(f"{position} does not exist: an epoch has one pool, up to window {self.num_windows - 1}")
+        # The steps of the longest lane, even if it is in another share: all shares' windows have the same number.
         num_steps = min(self.window, self._longest - index * self.window)
         lanes = np.array(self.lane_indices)
         starts = self.num_targets * lanes // self.lanes + index * self.window
@@ -130,6 +130,6 @@ def _mask_ended(targets: torch.Tensor, lengths: NDArray[np.int64]) -> torch.Tens
 
 
 def fit_lanes(num_steps: int, lanes: int, window: int, min_rows: int) -> tuple[int, int]:
-    """Return the number of lanes and the window that `num_steps` fill; the window shrinks to give `min_rows` lanes."""
+    """Return the number of lanes and the window that `num_steps` fill; the window shrinks to get `min_rows` lanes."""
     window = max(1, min(window, num_steps // min_rows))
     return max(1, min(lanes, num_steps // window)), window

@@ -27,7 +27,7 @@ def take_share(taken: Share | None, index: int, count: int, min_rows: int) -> Sh
             "share(): Trainer and evaluate take this replica's share themselves"
         )
     if not 0 <= index < count:
-        raise DataError(f"index={index} is out of range for count={count} shares; use 0 to {count - 1}")
+        raise DataError(f"index={index} and count={count} are not a share; use 0 <= index < count")
     return Share(index, count, min_rows)
 
 
@@ -48,8 +48,8 @@ class SharedLanes:
         """Return the lanes of replica `index` of `count`, at least `min_rows`; shares differ by at most one lane."""
         part = take_share(self.part, index, count, min_rows)
         if count * min_rows > self.lanes:
-            product = f"layout.replicas={count} x layout.micro_batches={min_rows}"
-            raise DataError(f"{product} exceeds data.lanes={self.lanes}; use fewer of them, or more lanes")
+            problem = f"layout.replicas={count} x layout.micro_batches={min_rows} exceeds data.lanes={self.lanes}"
+            raise DataError(f"{problem}; use fewer replicas or micro-batches, or more lanes")
         return replace(self, part=part)  # type: ignore[type-var]  # subclasses are dataclasses
 
     @property

@@ -22,15 +22,15 @@ from stretto.store.lru_cache import LruCache, lru_cache_field
 from stretto.store.sequences import IntArray
 from stretto.windows.shuffle import permutation
 
-# Runs are shuffled within a group of this many shards: more is more random, fewer need a smaller cache.
+# Runs are shuffled within a group of this many shards: more shards are more random, fewer need a smaller cache.
 _SHARDS_AT_ONCE = 8
 _MAX_RUN_LENGTH = 1024
-# A pool has at least this many runs, if there are enough rows.
+# A pool has about this many runs or more, if there are enough rows.
 _MIN_RUNS_PER_POOL = 64
 
 
 class ShardedLengths(Protocol):
-    """The lengths of the rows in each shard; a random order depends on nothing else of the data."""
+    """The lengths of the rows in each shard; the random order depends on nothing else in the data."""
 
     @property
     def shard_sizes(self) -> Sequence[int]: ...
@@ -84,7 +84,7 @@ class ShufflePools:
     def rows(self, epoch: int, pool: int) -> RowTable:
         """Return the rows of a pool, run by run."""
         if epoch < 0 or not 0 <= pool < self.num_pools:
-            raise DataError(f"pool {pool} of epoch {epoch} does not exist; an epoch has {self.num_pools} pools")
+            raise DataError(f"pool {pool} of epoch {epoch} does not exist: an epoch ends at pool {self.num_pools - 1}")
         first, stop = (self._num_runs * number // self.num_pools for number in (pool, pool + 1))
         parts = [self._read_run(shard, run) for shard, run in self._runs(epoch, first, stop)]
         return RowTable(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
@@ -119,7 +119,7 @@ class ShufflePools:
         return runs
 
     def _arrange_epoch(self, epoch: int) -> tuple[IntArray, IntArray]:
-        """Return the order of an epoch's shards, and the number of runs before each group of shards, then of all."""
+        """Return the order of an epoch's shards, and the number of runs before each group of shards, then the total."""
         sizes = np.array(self.source.shard_sizes, np.int64)
         shards = permutation(derive_key(self.seed, "epoch", epoch), len(sizes))
         num_runs = -(-sizes[shards] // self._run_length)
