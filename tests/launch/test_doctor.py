@@ -97,8 +97,8 @@ def test_a_gpu_of_amd_is_never_answered_with_nvidia_smi(monkeypatch: pytest.Monk
     [
         ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), "ok", "no limit"),
         ((1024, resource.RLIM_INFINITY), "ok", "1,024 per process"),
-        ((1023, 4096), "warning", "1,023 per process, up to 4,096"),
-        ((255, 4096), "problem", "255 per process, up to 4,096"),
+        ((1023, 4096), "warning", "1,023 per process, can be raised to 4,096"),
+        ((255, 4096), "problem", "255 per process, can be raised to 4,096"),
     ],
 )
 def test_a_low_limit_of_open_files_is_a_finding(

@@ -26,8 +26,8 @@ def diagnose(
 ) -> list[Finding]:
     """Check whether this machine has what a run needs. Each check ends in time, even on a broken machine.
 
-    `config` gives the folders that a run writes to, and its data workers. `ranks` ranks are started on `device` to
-    measure the links between them; with fewer than two, none are started.
+    `config` gives the folders that a run writes to, and its number of data workers. `ranks` ranks are started on
+    `device` to measure the links between them; with fewer than two, none are started.
     """
     findings = check_machine(config, on_check=on_check)
     if ranks > 1:

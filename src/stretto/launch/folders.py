@@ -55,7 +55,7 @@ def _check_space(name: str, folder: Path) -> Finding:
     usage = shutil.disk_usage(folder)
     detail = f"{folder}, {format_bytes(usage.free)} of {format_bytes(usage.total)} free"
     if usage.free < _GIB // 10:
-        return problem(name, detail, "free some space: checkpoints could not be saved")
+        return problem(name, detail, "free some space: otherwise checkpoints can't be saved")
     if usage.free < 2 * _GIB:
         return warning(name, detail, "free some space for checkpoints and data")
     return ok(name, detail)
@@ -80,7 +80,7 @@ def _check_speed(name: str, folder: Path) -> Finding:
 
 
 def _check_guarantees(name: str, folder: Path) -> Finding:
-    """Check exclusive creation, locks and hard links, which stop two runs from writing to the same folder."""
+    """Check exclusive creation, locks and hard links, which protect a folder that several processes write to."""
     storage = open_storage(folder / "storage")
     if not storage.create("kept/first", b"one") or storage.create("kept/first", b"two"):
         return problem(name, "a file can be created twice", "save to a different filesystem (save.to)")
@@ -89,7 +89,7 @@ def _check_guarantees(name: str, folder: Path) -> Finding:
     try:
         FolderLock(folder, seconds=0).release()
     except (StrettoError, OSError) as error:
-        return problem(name, f"can't lock a file ({error})", "mount the folder with locks, or choose a different one")
+        return problem(name, f"can't lock a file ({error})", "enable locks on its filesystem, or choose another folder")
     try:
         # `_check_speed` has written this file.
         os.link(folder / "written-0", folder / "linked")

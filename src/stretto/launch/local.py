@@ -20,7 +20,7 @@ from stretto.launch.parent_exit import LAUNCHER_PID_VARIABLE, PREEMPTED_EXIT_COD
 
 # Preempted ranks have this many seconds to save.
 GRACE_SECONDS = 60
-# Exit codes after which a restart would fail in the same way: user errors, fenced runs, Ctrl-C.
+# Exit codes after which a restart is useless or unwanted: user errors, fenced runs, Ctrl-C.
 _PERMANENT_EXIT_CODES = (StrettoError.exit_code, FencedError.exit_code, 130)
 
 
@@ -133,7 +133,7 @@ def _root_cause(result: RunResult) -> tuple[int, ProcessFailure]:
     def sort_key(item: tuple[int, ProcessFailure]) -> tuple[bool, bool, int, bool]:
         code = item[1].exitcode
         was_terminated = code in (PREEMPTED_EXIT_CODE, -signal.SIGTERM)
-        # Permanent errors first, then ranks that the launcher did not terminate, then the earliest, killed ones first.
+        # In this order: permanent errors, ranks not terminated by the launcher, the earliest, ranks killed by a signal.
         return code not in _PERMANENT_EXIT_CODES, was_terminated, item[1].timestamp, code > 0
 
     return min(result.failures.items(), key=sort_key)
@@ -157,7 +157,7 @@ def _signal_error(codes: Sequence[int | None], received: signal.Signals) -> Base
     if received == signal.SIGINT:
         return KeyboardInterrupt(": the ranks were ended")  # printed after "interrupted"
     if all(code in (PREEMPTED_EXIT_CODE, LostPeerError.exit_code) for code in codes):
-        # The ranks have saved, and have printed so.
+        # The ranks have saved, and have printed a message.
         return RankFailedError(LostPeerError.exit_code)
     if all(code == 0 for code in codes):
         # The ranks had already finished their work.

@@ -11,7 +11,7 @@ BACKEND = "stretto-loopback"
 
 
 class LoopbackRendezvous(RendezvousHandler):
-    """A rendezvous with a single agent, which waits for no other agents; the ranks use its store."""
+    """A rendezvous with a single agent, which waits for no other agents; the ranks use its key-value store."""
 
     def __init__(self) -> None:
         self._is_closed = False

@@ -1,4 +1,4 @@
-"""Checks of this machine. They don't import torch into this process, where a broken torch or driver could crash."""
+"""Checks of this machine. They don't import torch into this process, which a broken torch or driver could crash."""
 
 import importlib.util
 import os
@@ -183,7 +183,7 @@ def check_open_files() -> list[Finding]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return [ok("open files", "no limit")]
-    detail = f"{soft:,} per process" + ("" if hard == resource.RLIM_INFINITY else f", up to {hard:,}")
+    detail = f"{soft:,} per process" + ("" if hard == resource.RLIM_INFINITY else f", can be raised to {hard:,}")
     if soft < 256:
         return [problem("open files", detail, "raise the limit: `ulimit -n 4096`")]
     if soft < 1024:
