@@ -51,11 +51,11 @@ def choose_layout(
     seed: int = 1,
     cache: Path | None = None,
 ) -> Layout:
-    """Measure `model` on the ranks of `world`; of the layouts that use all of them, return the one predicted fastest.
+    """Measure `model` on the ranks of `world`; return the layout on all of them that is predicted to be fastest.
 
     Every rank must call this; all get the same layout, for `make_engine`. The model may be on the meta device.
     `windows` yields global batches: do not split it among ranks first. `optimizer` is called with the parameters, as
-    `torch.optim.AdamW` is. The profile is cached in the folder `cache` (by default that of `data.cache`), so the next
+    `torch.optim.AdamW` is. The profile is cached in the folder `cache` (default: `~/.cache/stretto`), so the next
     call with the same arguments on the same kind of devices measures nothing. Raises `PlanError` if no layout on these
     ranks fits in memory.
 
