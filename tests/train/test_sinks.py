@@ -104,7 +104,7 @@ def test_a_run_that_was_killed_has_each_step_once_in_all_sinks(
     run.start()
     pids.append(run.process.pid)
     code, said = run.finish()
-    assert code == 0 and "resume  after step" in said and "misses lines" not in said, said
+    assert code == 0 and "resume  after step" in said and "may lack log lines" not in said, said
     assert listening(port) == set()
     await_no_services(pids)
 
@@ -325,7 +325,7 @@ def test_a_failing_sink_is_reported_once_and_the_run_continues(
         list(events)
     assert len(read_lines(tmp_path / "run", "step")) == 6
     (warning,) = [record.getMessage() for record in caplog.records if "logging." in record.getMessage()]
-    assert warning.startswith("logging.tensorboard misses lines of the log (") and "No such file" in warning
+    assert warning.startswith("the tracker of logging.tensorboard may lack log lines (") and "No such file" in warning
 
 
 def test_a_server_that_can_not_be_reached_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

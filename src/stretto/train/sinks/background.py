@@ -9,7 +9,7 @@ from textwrap import shorten
 
 from stretto.train.sinks.sink import LogLine, RunStatus, Sink
 
-# How many lines may queue up for a slow sink, and how long it may take to finish at the end.
+# How many lines can queue up for a slow sink, and how long it has to finish at the end.
 _MAX_QUEUED_LINES = 100_000
 _CLOSE_TIMEOUT_SECONDS = 30.0
 
@@ -68,7 +68,7 @@ class BackgroundSink:
     def _warn(self, reason: str) -> None:
         if not self._has_warned:
             self._has_warned = True
-            _log.warning("logging.%s misses lines of the log (%s); the run continues", self._name, reason)
+            _log.warning("the tracker of logging.%s may lack log lines (%s); the run continues", self._name, reason)
 
 
 def describe_error(error: Exception) -> str:

@@ -48,7 +48,7 @@ class PrometheusSink(Sink):
         kind = "" if scalar.kind == "step" else f"_{scalar.kind}"
         name = re.sub(r"\W", "_", f"stretto{kind}_{scalar.name}", flags=re.ASCII)
         if name not in self._gauges:
-            description = f"{scalar.name} of the newest {scalar.kind} line of the log"
+            description = f"{scalar.name} in the newest {scalar.kind!r} line of the log"
             labels = () if scalar.rank is None else ("rank",)
             self._gauges[name] = Gauge(name, description, labels, registry=self._registry)
         return self._gauges[name]

@@ -22,7 +22,7 @@ class Sink:
         raise NotImplementedError
 
     def end_history(self) -> None:
-        """Called after the lines from before it was opened, at once if it doesn't need them; by default, do nothing."""
+        """Called after the history is written without an error, at once if it isn't needed; by default, do nothing."""
 
     def close(self, status: RunStatus) -> None:
         """Called after the last line, with how the run ended; by default, do nothing."""

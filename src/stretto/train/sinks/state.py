@@ -14,7 +14,7 @@ class SinkState:
         self._path = folder / SINK_STATE
 
     def read(self, name: str) -> str | None:
-        """Return the string of this name; None if there is none, or the file can't be read."""
+        """Return the string stored under a name; None if there is none, or the file can't be read."""
         value = self._load().get(name)
         return value if isinstance(value, str) else None
 

@@ -28,7 +28,7 @@ class TensorBoardSink(Sink):
 
     def __init__(self, folder: Path, step: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        # The files of earlier launches hold the history, unless one was killed while it wrote that.
+        # The files of earlier launches hold the history, unless a launch was killed while it wrote the history.
         self._state = SinkState(folder)
         has_history = any(folder.glob("events.out.tfevents.*")) and self._state.read(_HISTORY) is not None
         self.needs_history = not has_history

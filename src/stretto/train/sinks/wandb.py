@@ -1,4 +1,4 @@
-"""Weights & Biases: logs to a W&B run, by default offline, in files that the user may upload."""
+"""Weights & Biases: logs to a W&B run, by default offline, in files that the user can upload."""
 
 import os
 import uuid
