@@ -109,7 +109,7 @@ def test_given_settings_of_a_forecast_are_kept(tmp_path: Path) -> None:
 def test_a_short_series_can_be_trained_as_the_error_suggests(count: int, tmp_path: Path) -> None:
     path = hourly(tmp_path / "a.csv", count)
     with pytest.raises(
-        DataError, match=r"a forecast needs 2 steps, but the longest series has 1; .* \(validation_fraction=0"
+        DataError, match=r"a forecast needs 2 time steps, but the longest series has 1; .* \(validation_fraction=0"
     ):
         start(path, tmp_path)
     inspection = inspect_data(path)
@@ -124,5 +124,6 @@ def test_a_short_series_can_be_trained_as_the_error_suggests(count: int, tmp_pat
 def test_a_season_longer_than_every_series_is_refused(tmp_path: Path) -> None:
     inspection = inspect_data(hourly(tmp_path / "a.csv", 600))
     prepared = prepare_data(inspection, tmp_path / "data")
-    with pytest.raises(DataError, match="season=300 needs 324 steps, but the longest series has 120; use less"):
+    message = "with season=300 needs 324 time steps, but the longest series has 120; use smaller values"
+    with pytest.raises(DataError, match=message):
         suggest(inspection, prepared, season=300)

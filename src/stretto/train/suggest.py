@@ -1,6 +1,6 @@
 """suggest: writes the config of a first run for prepared data, with a comment on each setting.
 
-In this file, a step is a time step, and a training step is a batch. The comments for users say time step and step.
+The code says step for a time step and batch for a training step; the comments for users say time step and step.
 """
 
 import math
@@ -27,17 +27,17 @@ from stretto.train.build import build_inputs
 from stretto.windows.forecast import Forecast
 from stretto.windows.items import SlidingWindows
 
-# A first run should take about this many seconds.
+# A first run should take at most about this many seconds.
 _TARGET_SECONDS = 75
-# Roughly what training reaches per core (of at most 4) and per accelerator, in floating-point operations per second.
+# Roughly the floating-point operations per second that training reaches: per core, up to 4, or on an accelerator.
 _CORE_FLOPS_PER_SECOND = 40e9
 _DEVICE_FLOPS_PER_SECOND = 10e12
 # (layers, hidden), smallest first.
 _MODEL_SIZES = ((1, 64), (1, 96), (1, 128), (1, 192), (1, 256), (2, 256), (2, 384), (2, 512), (2, 768), (3, 1024))
-# The naive loss of a forecast is estimated from at most this many windows.
-_MAX_NAIVE_WINDOWS = 2000
+# The naive loss of a forecast is estimated from at least this many windows, or from all if there are fewer.
+_MIN_NAIVE_WINDOWS = 2000
 _TARGET_ROWS = 32  # per batch; an accelerator gets up to 64 lanes
-_MIN_BATCHES = 200  # per run, as far as _MAX_EPOCHS allows
+_MIN_BATCHES = 200  # per run, as far as _MAX_EPOCHS and _TARGET_SECONDS allow
 _MAX_EPOCHS = 100
 # Fields that are commented out in the file, with a default or example; a forecast also has data.stride.
 _OPTIONAL_FIELDS = ("data.workers", "model.cell", "layout.auto", "save.keep_best")
@@ -45,7 +45,7 @@ _OPTIONAL_FIELDS = ("data.workers", "model.cell", "layout.auto", "save.keep_best
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A run that can be trained as it is: the text of its TOML file, with comments, and the parsed config."""
+    """A run that can be started as it is: the text of its TOML file, with comments, and the parsed config."""
 
     text: str
     config: RunConfig
@@ -65,8 +65,8 @@ def suggest(
 ) -> Suggestion:
     """Return a run for data that `inspect_data` inspected and `prepare_data` prepared.
 
-    Model and epochs are chosen so that it trains for about a minute on this machine. `horizon`, `season`, `context` and
-    `targets` of a forecast are chosen from the data where they are not given.
+    Model and epochs are chosen so that it trains for at most about a minute on this machine. `horizon`, `season` and
+    `context` of a forecast are chosen from the data where not given; without `targets`, all channels are forecast.
     """
     train, valid = prepared.train, prepared.valid
     if isinstance(train, Corpus):
@@ -78,7 +78,7 @@ def suggest(
         data_settings = _forecast_settings(series, train, valid, request)
     else:
         data_settings = _batch_settings(train)
-    num_validation_steps = 0 if valid is None else _num_steps(valid) * data_settings.row_steps_per_step
+    num_validation_steps = 0 if valid is None else _num_steps(valid) * data_settings.reads_per_step
     settings = [
         Setting("data.train", train.location, "made by `stretto init`"),
         *([Setting("data.valid", valid.location, "for validation: never trained on")] if valid is not None else []),
@@ -89,7 +89,7 @@ def suggest(
     if _has_accelerator():
         settings.append(Setting("run.precision", "bf16", "fastest on accelerators; weights stay fp32"))
     header = (
-        f"{data_settings.title}, written by `stretto init`. Train it with",
+        f"{data_settings.title}. `stretto init` wrote this file. Train with",
         f"  stretto train {shlex.quote(str(path))}",
         "`stretto train --help` explains every field. An option overrides a field: --train.lr 3e-4",
     )
@@ -111,7 +111,7 @@ class _DataSettings:
     num_steps: int  # per epoch, summed over rows
     batch_steps: int  # per global batch, summed over rows
     max_epochs: int  # for data that is not small
-    row_steps_per_step: float = 1.0  # how often a step of the data is read per epoch: sliding windows overlap
+    reads_per_step: float = 1.0  # how many times an epoch reads each step of the data: sliding windows overlap
     naive_loss: float | None = None
 
 
@@ -156,7 +156,7 @@ def _batch_settings(sequences: Sequences) -> _DataSettings:
 
 @dataclass(frozen=True)
 class _ForecastRequest:
-    """What the user has set for a forecast; None is chosen from the data, and no targets mean all channels."""
+    """What the user has set for a forecast; what is None is chosen from the data, and no targets mean all channels."""
 
     horizon: int | None
     season: int | None
@@ -169,11 +169,11 @@ def _choose_forecast(
 ) -> tuple[Forecast, int]:
     """Return a forecast for the data, and its context: the number of steps that it sees."""
     store = min((store for store in (train, valid) if isinstance(store, Sequences)), key=lambda store: store.longest)
-    num_available = store.longest  # time steps of the longest series, in the data where it is shorter
+    num_available = store.longest  # steps of the longest series in train or in valid, whichever is shorter
     horizon = request.horizon or max(1, min(series.period or 8, num_available // 4))
     season = request.season
     if season is None:
-        # As many whole periods as cover the horizon: the value one season before must be known at the forecast.
+        # As many whole periods as cover the horizon: a forecast must know the values one season before its targets.
         season = series.period * math.ceil(horizon / series.period) if series.period else 0
         season = season if season + horizon <= num_available else 0
     default_context = min(max(4 * season, 2 * horizon, 32), num_available - horizon, 1024)
@@ -182,9 +182,9 @@ def _choose_forecast(
         named = [("season", request.season), ("horizon", request.horizon), ("context", request.context)]
         given = " and ".join(f"{name}={value}" for name, value in named if value)
         raise DataError(
-            f"{store.location}: {given or 'a forecast'} needs {context + horizon} steps, but the longest series has "
-            f"{num_available}; {'use less' if given else 'use longer series'}, or a different validation_fraction "
-            "(validation_fraction=0: no validation data)"
+            f"{store.location}: a forecast{given and f' with {given}'} needs {context + horizon} time steps, but the "
+            f"longest series has {num_available}; use {'smaller values' if given else 'longer series'}, or a different "
+            "validation_fraction (validation_fraction=0: no validation data)"
         )
     forecast = Forecast.from_sequences(train, horizon, season=season, targets=request.targets, masks=series.has_missing)
     return forecast, context
@@ -220,18 +220,18 @@ def _forecast_settings(
         Setting("data.every_step", True, "train on a forecast at every time step of the context, not only the last"),
         Setting("data.budget", budget, f"time steps per batch: {budget // context} windows of {context}"),
         *_model_settings(layers, hidden, num_steps, 0.5),
-        Setting("train.weight_decay", 0.1, "series change with time, so overfitting is the main risk"),
+        Setting("train.weight_decay", 0.1, "series change over time, so overfitting is the main risk"),
     ]
     channels = "1 channel" if len(forecast.channels) == 1 else f"{len(forecast.channels)} channels"
     return _DataSettings(
-        title=f"A forecast of {channels}, {forecast.horizon} steps ahead from {context}",
+        title=f"A forecast of {channels}, {forecast.horizon} time steps ahead, from the last {context}",
         feed="forecast",
         settings=tuple(settings),
         flops=_flops(layers, hidden, num_inputs, num_outputs),
         num_steps=num_steps,
         batch_steps=budget,
         max_epochs=1,
-        row_steps_per_step=num_steps / max(train.num_steps, 1),
+        reads_per_step=num_steps / max(train.num_steps, 1),
         naive_loss=naive_loss,
     )
 
@@ -239,7 +239,7 @@ def _forecast_settings(
 def _naive_loss(windows: SlidingWindows) -> float:
     """Return the loss of a forecast that repeats the last season: it predicts differences of zero."""
     sizes = windows.shard_sizes
-    stride = max(1, sum(sizes) // _MAX_NAIVE_WINDOWS)
+    stride = max(1, sum(sizes) // _MIN_NAIVE_WINDOWS)
     row_ids = [(shard, row) for shard, size in enumerate(sizes) for row in range(0, size, stride)]
     _, targets = windows.read(row_ids, windows.context, inputs=False, targets=True)
     assert targets is not None
@@ -261,20 +261,21 @@ def _schedule_settings(data: _DataSettings, num_validation_steps: float) -> list
     max_epochs = max(data.max_epochs, math.ceil(_MIN_BATCHES * data.batch_steps / data.num_steps))
     epochs = int(min(max_epochs, _MAX_EPOCHS, affordable_steps / data.num_steps))
     num_batches = max(1, round(min(max(epochs, 1) * data.num_steps, affordable_steps) / data.batch_steps))
-    settings = [Setting("train.epochs", epochs, "about a minute on this machine")]
+    settings = [Setting("train.epochs", epochs, "at most about a minute on this machine")]
     if epochs < 1:
         fraction = affordable_steps / data.num_steps
         reason = f"about a minute on this machine, {fraction:.0%} of the data; set epochs instead to read all of it"
         settings = [Setting("train.steps", num_batches, reason)]
     learning_rate = {"lanes": 4e-3, "batches": 3e-3, "forecast": 1e-3}[data.feed]
     settings += [
-        Setting("train.lr", learning_rate, "peak learning rate of AdamW; larger networks need less"),
+        Setting("train.lr", learning_rate, "peak learning rate of AdamW; larger networks need a lower one"),
         Setting("train.warmup", min(50, max(1, num_batches // 10)), "steps until the peak"),
         Setting("run.log_every", max(1, num_batches // 20), "steps between lines of output, without a terminal"),
         Setting("save.minutes", 2.0, "minutes between checkpoints, from which an interrupted run resumes"),
     ]
     if num_validation_steps:
-        # Evaluating a step costs a third of training on it. More than two evaluations may take a fifth of the run.
+        # Evaluating a step costs a third of training on it. There are as many evaluations, from 2 to 5, as fit into a
+        # fifth of the training time.
         num_evaluations = int(min(5, max(2, 0.6 * num_batches * data.batch_steps / num_validation_steps)))
         reason = f"steps between evaluations: {num_evaluations} in about {num_batches:,} steps"
         settings.append(Setting("run.eval_every", math.ceil(num_batches / num_evaluations), reason))
