@@ -49,7 +49,8 @@ def test_a_preempted_run_saves_and_resumes_later(
     code, output = run.finish()
     assert time.monotonic() - started < 20
     assert code == 75, output
-    found = re.findall(r"stretto: stopped after step (\d+), as requested: it is saved, start again to resume", output)
+    message = r"stretto: stopped after step (\d+), as requested; that step is saved, so start again to resume"
+    found = re.findall(message, output)
     assert len(found) == 1, output
     left = TrainProcess(tmp_path / "run", faults_data, grid, options)
     assert left.final_state().training_state.step == int(found[0]) >= 11  # type: ignore[attr-defined]
@@ -91,7 +92,7 @@ def test_ranks_do_not_outlive_their_launcher(grid: tuple[int, int], faults_data:
     _, output = run.finish()
     # Several ranks have lost the launcher's store too, without which they can't agree that all shards are written.
     if grid == (1, 1):
-        assert "as requested: it is saved" in output and run.final_state().training_state.step >= 5  # type: ignore[attr-defined]
+        assert "as requested; that step is saved" in output and run.final_state().training_state.step >= 5  # type: ignore[attr-defined]
     else:
         assert "it is saved" not in output and "the ranks' key-value store is gone" in output, output
 

@@ -536,7 +536,7 @@ ERROR_SECTIONS = (
             ),
             ErrorCase(
                 "data.valid=<folder> and data.train=<folder> have different vocabularies; prepare the first with like= "
-                "(text: vocabulary=) set to the training data",
+                "(for text, vocabulary=) set to the training data",
                 "The same token number would mean a different symbol.",
                 "Prepare the validation text with `--vocabulary FOLDER`, or use `--validation-fraction`.",
                 "stretto train run.toml --data.valid words",
@@ -551,7 +551,7 @@ ERROR_SECTIONS = (
                 DataError,
             ),
             ErrorCase(
-                "data.feed='batches' needs sequences, but a corpus is one long text; use lanes",
+                "data.feed='batches' needs sequences, but a corpus is a single long text; use lanes",
                 "`stretto prepare text` writes one stream; batches are made of sequences.",
                 "Leave `data.feed` out, or prepare the text with `stretto prepare sequences`.",
                 "stretto train run.toml --data.feed batches",
@@ -609,7 +609,7 @@ ERROR_SECTIONS = (
                 DataError,
             ),
             ErrorCase(
-                "data.context is not set; a forecast needs the number of time steps that it sees",
+                "data.feed='forecast' needs data.context; set it to how many time steps a forecast sees",
                 "`data.feed` is forecast, which needs the number of input time steps.",
                 "Set `data.context`.",
                 "stretto train songs.toml --data.train meters --data.feed forecast",
@@ -649,7 +649,7 @@ ERROR_SECTIONS = (
                 PlanError,
             ),
             ErrorCase(
-                "layout.chunks=<n> exceeds data.window=<n>; use fewer",
+                "layout.chunks=<n> exceeds data.window=<n>; use fewer chunks",
                 "A chunk has at least one step of time.",
                 "Use fewer chunks; [the planner](../concepts/planner.md) finds how many are best.",
                 "stretto train run.toml --layout.chunks 99",
@@ -679,7 +679,7 @@ ERROR_SECTIONS = (
                 "stretto train run.toml --model.factory models.py:nothing",
             ),
             ErrorCase(
-                "model.factory=<spec> returned a <type>; return a stretto.nn.Stack",
+                "model.factory=<spec> returned an object of type <type>; return a stretto.nn.Stack",
                 "A model that can be cut into stages is a `Stack` of blocks.",
                 "Wrap the parts as [blocks](../how-to/write-a-block.md): `Pointwise` for a module that treats each "
                 "step by itself.",
@@ -692,7 +692,7 @@ ERROR_SECTIONS = (
                 "stretto train run.toml --model.factory models.py:fails",
             ),
             ErrorCase(
-                "model.loss=<spec> returned a <type>; return stretto.nn.LossSum(total, count)",
+                "model.loss=<spec> returned an object of type <type>; return stretto.nn.LossSum(total, count)",
                 "Means of ranks, micro-batches and chunks can't be combined; sums and counts can.",
                 "Return `LossSum(total, count)`; see [losses](../how-to/use-a-custom-loss.md).",
                 "stretto train run.toml --model.loss models.py:mean",
@@ -769,7 +769,7 @@ ERROR_SECTIONS = (
                 "stretto train run.toml --model.factory models.py:few",
             ),
             ErrorCase(
-                "model.factory=<spec> ends with a Linear of <n> features, but the data needs <n>; use task.num_outputs",
+                "model.factory=<spec> ends with a Linear of <n> outputs, but the data needs <n>; use task.num_outputs",
                 "A token or label of the data would have no output.",
                 "Make it from the `stretto.data.Task` that the function is called with.",
                 "stretto train run.toml --model.factory models.py:narrow",
@@ -986,7 +986,7 @@ ERROR_SECTIONS = (
                 FencedError,
             ),
             ErrorCase(
-                "stopped after step <n>, as requested: it is saved, start again to resume",
+                "stopped after step <n>, as requested; that step is saved, so start again to resume",
                 "The run received SIGTERM or SIGUSR1; exit code 75.",
                 "Start the same command again.",
                 triggers.preempt,
@@ -1057,15 +1057,15 @@ ERROR_SECTIONS = (
                 triggers.load_untrusted,
             ),
             ErrorCase(
-                "<file> does not hold this model's weights (<reason>); train again",
+                "<file> does not hold this model's weights (<reason>); write it again",
                 "The file is not safetensors, or belongs to a different model.",
                 "Copy it again, or load a checkpoint of the run.",
                 triggers.spoil_weights,
                 DataError,
             ),
             ErrorCase(
-                "<folder> and the run have different vocabularies; prepare the first with like= (text: vocabulary=) "
-                "set to the training data",
+                "<folder> and the run have different vocabularies; prepare the first with like= (for text, "
+                "vocabulary=) set to the training data",
                 "The same token number would mean a different symbol.",
                 "Prepare the text with `--vocabulary` set to the data that the run was trained on.",
                 "stretto eval runs/done --data words",

@@ -152,7 +152,7 @@ def test_optimizer_state_that_can_not_be_saved_is_refused(byte_corpus: Corpus) -
         make_engine(model, TokenLoss(), seed=3), Lanes(byte_corpus, 4, 20), TrainConfig(steps=2), optimizer=CountingSGD
     )
     trainer.advance()
-    with pytest.raises(ConfigError, match=r"the optimizer keeps 'count' of .* as a int, which can't be saved"):
+    with pytest.raises(ConfigError, match=r"the optimizer's 'count' for .* is of type int, which can't be saved"):
         trainer.snapshot()
 
 
@@ -160,9 +160,9 @@ def test_a_different_seed_or_optimizer_is_refused(pools: RankPools, tmp_path: Pa
     world = World(0, 1, torch.device("cpu"))
     case = Case(num_rows=4, num_steps=3)
     train(world, tmp_path, case, Layout(), 2)
-    with pytest.raises(ConfigError, match=r"optimizer=AdamW, but .* was saved with optimizer=SGD; use the same"):
+    with pytest.raises(ConfigError, match=r"optimizer=AdamW, but .* was saved with optimizer=SGD; use that optimizer"):
         train(world, tmp_path, case, Layout(), 3, "adamw")
-    with pytest.raises(ConfigError, match=r"seed=77, but .* was saved with seed=\d+; use the same"):
+    with pytest.raises(ConfigError, match=r"seed=77, but .* was saved with seed=\d+; use that seed"):
         train(world, tmp_path, Case(num_rows=4, num_steps=3, seed=77), Layout(), 3)
 
 

@@ -142,7 +142,7 @@ def test_settings_of_an_unused_optimizer_are_refused(byte_corpus: Corpus) -> Non
     engine, lanes = LocalEngine(make(byte_corpus), TokenLoss()), Lanes(byte_corpus, 10, 50)
     with pytest.raises(ConfigError, match=r"train\.lr=0\.5 has no effect with optimizer="):
         Trainer(engine, lanes, TrainConfig(lr=0.5), optimizer=torch.optim.AdamW)
-    with pytest.raises(ConfigError, match="optimizer= returned a list"):
+    with pytest.raises(ConfigError, match="optimizer= returned an object of type list"):
         Trainer(engine, lanes, TrainConfig(), optimizer=list)  # type: ignore[arg-type]
 
 

@@ -51,7 +51,7 @@ def fit_to_ranks(config: RunConfig, num_ranks: int) -> RunConfig:
     layout = config.layout
     if layout.auto or not layout.elastic or layout.num_ranks == num_ranks:
         return config
-    # There may be fewer lanes than the ranks need. Batches are filled with blank rows, so they have what is needed.
+    # Each micro-batch needs a lane, so the lanes limit the layout. Batches don't: blank rows fill them up.
     single_rank = layout.model_copy(update={"replicas": 1, "stages": 1})
     train, _ = open_feeds(config.data, single_rank, config.run.seed)
     model = build_model(config.model, train.data_spec.task)
@@ -76,7 +76,8 @@ def build_model(config: ModelConfig, task: Task) -> Stack:
         raise ConfigError(f"{name} can't be built ({reason}); {remedy}") from None
     if not isinstance(model, Stack):
         raise ConfigError(
-            f"model.factory={config.factory!r} returned a {type(model).__name__}; return a stretto.nn.Stack"
+            f"model.factory={config.factory!r} returned an object of type {type(model).__name__}; return a "
+            "stretto.nn.Stack"
         )
     _check_input_and_output_sizes(model, config, task)
     return model
@@ -95,8 +96,8 @@ def build_loss(config: ModelConfig, task: Task) -> Loss:
         loss_sum = loss(outputs, targets)
         if not isinstance(loss_sum, LossSum):
             raise ConfigError(
-                f"model.loss={config.loss!r} returned a {type(loss_sum).__name__}; return "
-                "stretto.nn.LossSum(total, count)"
+                f"model.loss={config.loss!r} returned an object of type {type(loss_sum).__name__}; "
+                "return stretto.nn.LossSum(total, count)"
             )
         return loss_sum
 
@@ -118,7 +119,7 @@ def build_engine(
 
 
 def _check_layout(layout: Layout, model: Stack, windows: WindowSource, data: DataConfig) -> None:
-    """Raise if the layout can't split this model into stages, or these windows into chunks."""
+    """Raise if the layout can't split the model into stages or lanes into chunks, or the model can't train on lanes."""
     stage_parts(model, layout)
     if not windows.is_stateful:
         return
@@ -128,7 +129,7 @@ def _check_layout(layout: Layout, model: Stack, windows: WindowSource, data: Dat
             "window; use causal blocks"
         )
     if layout.chunks > data.window:
-        raise ConfigError(f"layout.chunks={layout.chunks} exceeds data.window={data.window}; use fewer")
+        raise ConfigError(f"layout.chunks={layout.chunks} exceeds data.window={data.window}; use fewer chunks")
 
 
 def _check_input_and_output_sizes(model: Stack, config: ModelConfig, task: Task) -> None:
@@ -143,6 +144,6 @@ def _check_input_and_output_sizes(model: Stack, config: ModelConfig, task: Task)
         return
     if last.num_outputs < task.num_outputs:
         raise ConfigError(
-            f"{name} ends with a Linear of {last.num_outputs} features, but the data needs {task.num_outputs}; use "
+            f"{name} ends with a Linear of {last.num_outputs} outputs, but the data needs {task.num_outputs}; use "
             "task.num_outputs"
         )

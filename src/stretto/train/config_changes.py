@@ -1,4 +1,4 @@
-"""Compares a config with the one that a checkpoint was saved with, and rejects changes that make it unusable."""
+"""Compares a config with that of a checkpoint, and rejects changes that make the checkpoint unusable."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 from stretto.base.errors import ConfigError
 from stretto.config.run import RunConfig
 
-# Fields that the saved tensors, or the saved position in the data, depend on. So does whether model.dropout is 0.
+# Saved tensors, the position in the data or its targets depend on these fields, and on whether model.dropout is 0.
 _INCOMPATIBLE_FIELDS = {
     "model": {"cell", "layers", "layers_per_block", "hidden", "embedding", "projection", "locked_dropout", "residual",
               "norm"},
@@ -56,7 +56,7 @@ def find_changes(before: Mapping[str, Any] | None, config: RunConfig) -> list[Co
 
 
 def reject_changes(changes: list[ConfigChange], where: str) -> None:
-    """Raise if a change makes the saved tensors unusable, or names initial weights that would not be used."""
+    """Raise if a change makes the checkpoint unusable, or names initial weights that would not be used."""
     for change in changes:
         if change.is_incompatible:
             raise ConfigError(

@@ -13,7 +13,7 @@ from stretto.store.vocabulary import VOCABULARY_FILE, Vocabulary, parse_vocabula
 
 @dataclass(frozen=True)
 class DataSpec:
-    """What a model must know of its data. A model can use other data if only its `origin` differs."""
+    """What a model must know about its data. The model can use other data whose spec differs only in `origin`."""
 
     task: Task
     vocabulary: Vocabulary | None = None
@@ -32,8 +32,8 @@ def check_same_spec(expected: DataSpec, actual: DataSpec, name: str, expected_na
         )
     if actual.vocabulary != expected.vocabulary:
         raise DataError(
-            f"{name} and {expected_name} have different vocabularies; prepare the first with like= (text: vocabulary=) "
-            "set to the training data"
+            f"{name} and {expected_name} have different vocabularies; prepare the first with like= (for text, "
+            "vocabulary=) set to the training data"
         )
     for part, value, expected_value in (
         ("labels", actual.labels, expected.labels),

@@ -1,4 +1,4 @@
-"""Evaluation: the loss over one epoch of a dataset, and the scores that follow from it."""
+"""Evaluation: the loss and other scores over one epoch of a dataset."""
 
 import math
 from collections.abc import Callable
@@ -20,7 +20,7 @@ OnWindow = Callable[[float], None]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The loss over all targets, and the scores that follow from it."""
+    """The loss over all targets, and other scores: accuracy, perplexity, bits per byte."""
 
     total: float  # the loss summed over targets, in nats for tokens and labels
     tokens: int  # how many targets there are, of any kind
@@ -77,8 +77,8 @@ def evaluate(
     """Compute the loss over one epoch of `windows`, without dropout.
 
     `windows` is the data of all replicas, the same on every rank; each takes its share. `on_window` is called after
-    each window with the fraction that is done. If `is_interrupted` returns true on any rank, all ranks raise
-    EvaluationInterruptedError together, at most 16 windows later.
+    each window with the fraction that is done. `is_interrupted` is called every 16 windows: if it returns true on any
+    rank, all ranks raise EvaluationInterruptedError.
     """
     mesh = engine.mesh
     share = windows.share(mesh.replica, mesh.num_replicas, engine.num_micro_batches)

@@ -52,9 +52,9 @@ def open_feeds(data: DataConfig, layout: Layout, seed: int) -> tuple[Feed, Feed 
 def open_feed(
     field: str, location: str | Path, data: DataConfig, layout: Layout, seed: int, *, is_validation: bool = False
 ) -> Feed:
-    """Return the feed of the data at a location. Validation data may be smaller than one window of every lane."""
+    """Return the feed of the data at a location. Validation data may be too small for one window per lane."""
     cache = Cache(data.cache, data.cache_bytes, data.retry_seconds)
-    # Validation data is padded with blank rows to this number; training data (None) that has too few is rejected.
+    # If validation data is small, its window shrinks to give this many lanes. Training data (None) is rejected then.
     min_rows = layout.num_global_micro_batches if is_validation else None
     try:
         store = Store.open(location, cache)
@@ -76,19 +76,19 @@ def _check_num_rows(windows: WindowSource, layout: Layout, is_validation: bool) 
     if isinstance(windows, Batches) and not is_validation and layout.num_global_micro_batches > windows.num_rows:
         raise DataError(
             f"layout.replicas={layout.replicas} x layout.micro_batches={layout.micro_batches} exceeds the "
-            f"{windows.num_rows:,} rows of the data; use fewer, or more data"
+            f"{windows.num_rows:,} rows of the data; use fewer of them, or more data"
         )
 
 
 def _check_unused_fields(data: DataConfig, kind: str, has_channels: bool) -> None:
-    """Raise if a field is set that has no effect on this kind of feed, or without channels."""
+    """Raise if a field is set that has no effect with this kind of feed, or on data without channels."""
     for name, kinds in _FEEDS_BY_FIELD.items():
         value = getattr(data, name)
         if value == DataConfig.model_fields[name].default:
             continue
         if name in ("stride", "every_step") and data.feed is None and has_channels and kind == "lanes":
             raise ConfigError(
-                f"data.{name}={value!r} needs data.context, the number of time steps that a forecast sees; set it"
+                f"data.{name}={value!r} needs data.context; set it to how many time steps a forecast sees"
             )
         if kind not in kinds or (name in _CHANNEL_FIELDS and not has_channels):
             reason = f"data.feed={kind!r}" if kind not in kinds else "data without channels"
@@ -97,7 +97,7 @@ def _check_unused_fields(data: DataConfig, kind: str, has_channels: bool) -> Non
 
 def _corpus_feed(corpus: Corpus, data: DataConfig, min_rows: int | None) -> Feed:
     if data.feed not in (None, "lanes"):
-        raise ConfigError(f"data.feed={data.feed!r} needs sequences, but a corpus is one long text; use lanes")
+        raise ConfigError(f"data.feed={data.feed!r} needs sequences, but a corpus is a single long text; use lanes")
     if min_rows is None:
         _check_unused_fields(data, "lanes", has_channels=False)
         windows = Lanes(corpus, data.lanes, data.window)
@@ -136,8 +136,8 @@ def _items(sequences: Sequences, data: DataConfig, kind: str, *, is_validation: 
     if kind == "forecast":
         forecast = _forecast(sequences, data)
         if data.context is None:
-            raise ConfigError("data.context is not set; a forecast needs the number of time steps that it sees")
-        # Validation has one target per window, at the step where a forecast would be made.
+            raise ConfigError("data.feed='forecast' needs data.context; set it to how many time steps a forecast sees")
+        # Validation has targets only at the last time step of a window, where a forecast would be made.
         return SlidingWindows(sequences, forecast, data.context, data.stride, data.every_step and not is_validation)
     return NextTokenItems(sequences) if sequences.fields.labels is None else LabeledItems(sequences, data.masks)
 

@@ -1,4 +1,4 @@
-"""A run's log: one line of JSON per event. A resumed run drops lines that it repeats. Trackers get the same lines."""
+"""A run's log: a line of JSON per event, which trackers get too. A resumed run drops lines of steps that it repeats."""
 
 import json
 import logging
@@ -96,5 +96,5 @@ def _step_of(line: bytes) -> float:
     try:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
-        # The line is incomplete: the run was killed while it wrote it. Infinity makes `open_log` drop it.
+        # The line is incomplete: the run was killed while writing it. Infinity makes `open_log` drop it.
         return math.inf

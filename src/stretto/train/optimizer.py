@@ -1,4 +1,4 @@
-"""Makes the optimizer, and sets its learning rate and gradients for each step."""
+"""Makes the optimizer, sets its learning rate for each step, and scales and clips gradients."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -18,7 +18,7 @@ _OPTIMIZER_FIELDS = ("optimizer", "lr", "weight_decay", "momentum", "beta1", "be
 
 
 def optimizer_factory(config: TrainConfig) -> OptimizerFactory:
-    """Return the factory of the optimizer that a config names."""
+    """Return a factory for the optimizer that a config names."""
     decay = config.weight_decay
     if config.optimizer == "sgd":
         return partial(torch.optim.SGD, lr=config.lr, momentum=config.momentum, weight_decay=decay, fused=True)
@@ -29,15 +29,15 @@ def optimizer_factory(config: TrainConfig) -> OptimizerFactory:
 
 
 def make_optimizer(factory: OptimizerFactory, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """Return an optimizer of a rank's parameters; each group's `initial_lr` is its peak learning rate.
+    """Return an optimizer for a rank's parameters; each group's `initial_lr` is its peak learning rate.
 
-    A stage without weights gets an optimizer of one empty parameter, so that every rank knows the learning rate.
+    A stage without weights gets an optimizer with one empty parameter, so that every rank knows the learning rate.
     """
     optimizer = factory(list(parameters) or [nn.Parameter(torch.zeros(0))])
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(
-            f"optimizer= returned a {type(optimizer).__name__}; pass a function that takes parameters and returns a "
-            "torch.optim.Optimizer, such as torch.optim.AdamW"
+            f"optimizer= returned an object of type {type(optimizer).__name__}; pass a function that takes parameters "
+            "and returns a torch.optim.Optimizer, such as torch.optim.AdamW"
         )
     for group in optimizer.param_groups:
         group.setdefault("initial_lr", group["lr"])
@@ -57,7 +57,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> float:
     for group in optimizer.param_groups:
         rate = group["lr"] = group["initial_lr"] * factor
         if isinstance(optimizer, torch.optim.ASGD):
-            # At the end of each step, ASGD computes the next step's rate, `eta`, from the `lr` of that time.
+            # ASGD computed this step's rate, `eta`, at the end of the last step, from that step's `lr`; replace it.
             for parameter in group["params"]:
                 if parameter in optimizer.state:
                     optimizer.state[parameter]["eta"].fill_(rate)

@@ -25,7 +25,7 @@ class PlanReport:
 
 
 class PlanCheck:
-    """Compares the median time of a launch's first steps with the predicted one, once; never if that is None."""
+    """Compares the median step time early in a launch with the predicted one, once; never if `predicted` is None."""
 
     def __init__(self, predicted: float | None) -> None:
         self._predicted = predicted
@@ -45,7 +45,7 @@ class PlanCheck:
 
 
 def predicted_seconds(folder: RunFolder, layout: Layout) -> float | None:
-    """Return the seconds per step that a run's plan predicts for a layout; None if no plan has this layout."""
+    """Return the seconds per step that a run's plan predicts for a layout; None without a plan that has this layout."""
     try:
         plan = json.loads(folder.plan.read_text(encoding="utf-8"))
         fields = layout.model_dump(mode="json", exclude={"auto", "elastic"})

@@ -165,13 +165,13 @@ class Run:
             if is_preempted and not trainer.is_done:
                 self.world.barrier()
                 raise PreemptedError(
-                    f"stopped after step {report.step}, as requested: it is saved, start again to resume"
+                    f"stopped after step {report.step}, as requested; that step is saved, so start again to resume"
                 )
             if self._policy.is_evaluation_due(trainer):
                 yield from self._evaluate(on_window)
             if self.world.is_rank_zero:
                 self._policy.request_save_if_due(trainer)
-        # No rank exits before all are done: the first rank may host the store, which the others still use.
+        # No rank exits before all are done: the first rank may host the key-value store, which the others still use.
         self.world.barrier()
         yield from iter(self.checkpoints.poll, None)
 
@@ -213,7 +213,7 @@ class Run:
             save_weights(read_weights(self.model, checkpoint), self.folder.weights)
 
     def _save_trace(self) -> None:
-        """Write a trace of all ranks' last step, and stop recording: one trace per launch is enough."""
+        """Write a trace of the last step, and stop recording: one trace per launch is enough."""
         self.trainer.is_recording = False
         trace = gather_trace(self.trainer)
         if trace is not None:
@@ -254,7 +254,7 @@ class Run:
 
 
 def _save_batch(trainer: Trainer, path: Path) -> str:
-    """Save this rank's share of the trainer's last window and its initial state; return text for the error message."""
+    """Save this rank's share of the last window, and the state it started from; return text for the error message."""
     assert trainer.window is not None
     window = {name: value for name, value in asdict(trainer.window).items() if isinstance(value, Tensor)}
     state = {f"state.{index}": tensor for index, tensor in enumerate(trainer.state or ())}

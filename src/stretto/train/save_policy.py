@@ -7,7 +7,7 @@ from stretto.train.trainer import Request, Trainer
 
 
 class SavePolicy:
-    """Saves are due every `save.every` steps or `save.minutes`, evaluations every `eval_every` steps and at the end."""
+    """Save every `save.every` steps or `save.minutes` minutes, evaluate every `eval_every` steps and at the end."""
 
     def __init__(self, save: SaveConfig, eval_every: int | None, *, has_validation: bool) -> None:
         self._save = save

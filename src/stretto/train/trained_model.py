@@ -57,10 +57,10 @@ class TrainedModel:
 
 
 def load_model(path: Path | str, device: str | None = None, *, trust: bool = False) -> TrainedModel:
-    """Load the model of a run's folder or of a checkpoint onto one device, whichever layout trained it.
+    """Load the model from a run's folder or from a checkpoint onto one device, whichever layout trained it.
 
-    A finished run has its final weights, any other run those of its newest checkpoint. With `model.factory` or
-    `model.loss`, a run names Python code. It is imported only with `trust=True`: set this if you trust its author.
+    The weights of a finished run are its final ones, those of any other run are from its newest checkpoint. A run with
+    `model.factory` or `model.loss` names Python code, imported only with `trust=True`: set it if you trust its author.
     """
     if _is_finished(path):
         folder = RunFolder(Path(path))

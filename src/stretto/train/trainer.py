@@ -48,7 +48,7 @@ _MAX_CONSECUTIVE_SKIPS = 100
 
 
 class Request(enum.Enum):
-    """What any rank may ask all ranks to do; all of them learn of it after the same step."""
+    """What any rank can ask all ranks to do; all of them learn of it after the same step."""
 
     SAVE = "save"
     STOP = "stop"
@@ -67,7 +67,7 @@ class StepReport:
     data_seconds: float
     compute_seconds: float
     optimizer_seconds: float
-    skipped: int = 0  # steps so far with a loss or gradient that was not finite, this one included
+    skipped: int = 0  # steps up to this one whose loss or gradient was not finite
     padding: float = 0.0  # the fraction of the global batch's elements (time steps times rows) that is padding
     waiting_seconds: float = 0.0  # the part of compute_seconds in which this rank waited for others
 
@@ -121,7 +121,7 @@ class Trainer:
     `optimizer` is a function from parameters to an optimizer, such as `torch.optim.AdamW` or
     `lambda parameters: torch.optim.SGD(parameters, lr=0.1)`. It gets this rank's parameters only, so the optimizer must
     update each parameter on its own, as torch's do. The optimizer's learning rate is the peak: `schedule`, `warmup` and
-    `final_lr_ratio` of `config` scale it, in each parameter group; `clip` applies too. By default, `config` names one.
+    `final_lr_ratio` of `config` scale it, in each parameter group; `clip` applies too. Default: `config.optimizer`.
     """
 
     def __init__(
@@ -231,7 +231,7 @@ class Trainer:
         ):
             if value != saved_value:
                 raise ConfigError(
-                    f"{name}={value}, but {checkpoint.location} was saved with {name}={saved_value}; use the same"
+                    f"{name}={value}, but {checkpoint.location} was saved with {name}={saved_value}; use that {name}"
                 )
         state = None
         shards = weight_shards(stack)
@@ -326,8 +326,9 @@ class Trainer:
         self.skipped += 1
         self._consecutive_skips += 1
         if self.config.nonfinite == "stop" or self._consecutive_skips >= _MAX_CONSECUTIVE_SKIPS:
-            last_good_step = self.step + 1 - self._consecutive_skips
-            streak = "" if self.config.nonfinite == "stop" else f", the last of {self._consecutive_skips} in a row"
+            skips = self._consecutive_skips
+            last_good_step = self.step + 1 - skips
+            streak = "" if self.config.nonfinite == "stop" else f", the last of {skips} such steps in a row"
             lr = self.optimizer.param_groups[0]["initial_lr"]
             raise DivergedError(
                 f"step {self.step + 1} has loss {totals.loss} and gradient norm {totals.grad_norm}{streak}; the "

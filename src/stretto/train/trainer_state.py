@@ -1,7 +1,7 @@
 """A trainer's tensors as shards, which a trainer in any other layout can load.
 
 weights.<name>             parameters and buffers, by their names in the whole model
-optimizer.<name>.<key>     the optimizer's state of each parameter
+optimizer.<name>.<key>     the optimizer's state for each parameter
 lanes.<block>.<number>     the hidden state of each block, one row per lane of all replicas
 """
 
@@ -27,7 +27,7 @@ def weight_shards(stack: Stack) -> list[TensorShard]:
 
 
 def optimizer_shards(stack: Stack, optimizer: Optimizer) -> list[TensorShard]:
-    """Return the optimizer's state of a stack's parameters as shards."""
+    """Return the optimizer's state for a stack's parameters as shards."""
     shards = []
     for name, weight in stack.named_parameters():
         for key, value in optimizer.state.get(weight, {}).items():
@@ -36,8 +36,8 @@ def optimizer_shards(stack: Stack, optimizer: Optimizer) -> list[TensorShard]:
             elif value is not None:
                 # If it were left out, training would silently differ after a resume.
                 raise ConfigError(
-                    f"the optimizer keeps {key!r} of {name} as a {type(value).__name__}, which can't be saved; use an "
-                    "optimizer whose state is tensors"
+                    f"the optimizer's {key!r} for {name} is of type {type(value).__name__}, which can't be saved; use "
+                    "an optimizer whose state is tensors"
                 )
     return shards
 
@@ -72,7 +72,7 @@ def empty_optimizer_state(stack: Stack, checkpoint: Checkpoint) -> dict[str, dic
         weight = weights.get(name)
         if weight is None or not full_name.startswith("optimizer."):
             continue
-        # torch's optimizers keep at most one value per element under a key, so this tensor is of a different model.
+        # torch's optimizers keep at most one value per element under a key, so this tensor is from a different model.
         if math.prod(saved.full_shape) > max(weight.numel(), 1):
             raise DataError(
                 f"{checkpoint.location}: {full_name} is {list(saved.full_shape)}; it is from a different model"
@@ -83,7 +83,7 @@ def empty_optimizer_state(stack: Stack, checkpoint: Checkpoint) -> dict[str, dic
 
 
 def set_optimizer_state(stack: Stack, optimizer: Optimizer, states: Mapping[str, dict[str, Tensor]]) -> None:
-    """Replace the optimizer's state by `states`, by parameter name and key."""
+    """Replace the optimizer's state with `states`, which are by parameter name and key."""
     optimizer.state.clear()
     for name, weight in stack.named_parameters():
         if name in states:

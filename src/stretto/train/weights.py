@@ -28,12 +28,12 @@ def load_weights(stack: Stack, path: Path | str) -> None:
     """Load weights into a stack, which may be on the meta device; names and shapes must match."""
     path = Path(path)
     if not path.is_file():
-        raise DataError(f"{path} does not exist; the run has not finished")
+        raise DataError(f"{path} does not exist; choose a file that a finished run or save_weights wrote")
     try:
         stack.load_state_dict(load_file(path), assign=True)
     except (SafetensorError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[-1].strip()
-        raise DataError(f"{path} does not hold this model's weights ({reason}); train again") from None
+        raise DataError(f"{path} does not hold this model's weights ({reason}); write it again") from None
 
 
 def check_initial_weights(model: Stack, path: str) -> dict[str, str]:
@@ -48,7 +48,7 @@ def check_initial_weights(model: Stack, path: str) -> dict[str, str]:
     if len(model_blocks) != len(file_blocks):
         raise DataError(
             f"model.weights={path} has weights of {len(file_blocks)} blocks, but the model has {len(model_blocks)} "
-            "blocks with weights; make the [model] section the same"
+            "blocks with weights; change the [model] section to match"
         )
     file_indices = dict(zip(model_blocks, file_blocks, strict=True))
     names = {}
@@ -59,13 +59,13 @@ def check_initial_weights(model: Stack, path: str) -> dict[str, str]:
         if file_shapes.get(file_name) != model_shapes[name]:
             problem = f"has it as {file_shapes[file_name]}" if file_name in file_shapes else f"has no {file_name}"
             raise DataError(
-                f"the model has a weight {name} of {model_shapes[name]}, but model.weights={path} {problem}; make the "
-                "[model] section the same"
+                f"the model has a weight {name} of {model_shapes[name]}, but model.weights={path} {problem}; change "
+                "the [model] section to match"
             )
     unused = sorted(set(file_shapes) - set(names.values()))
     if unused:
         raise DataError(
-            f"model.weights={path} has a weight {unused[0]}, which the model lacks; make the [model] section the same"
+            f"model.weights={path} has a weight {unused[0]}, which the model lacks; change the [model] section to match"
         )
     return names
 
