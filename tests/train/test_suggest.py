@@ -9,7 +9,7 @@ import pytest
 
 from stretto import Run
 from stretto.config.toml import parse_config
-from stretto.data import Suggestion, inspect_data, prepare_data, suggest
+from stretto.data import Sequences, Suggestion, inspect_data, prepare_data, suggest
 from stretto.errors import DataError
 from stretto.train import EvaluationReport
 
@@ -76,6 +76,8 @@ def test_hourly_series_are_forecast_for_a_day_against_the_day_before(tmp_path: P
     data = suggestion.config.data
     assert (data.context, data.horizon, data.season, data.masks) == (96, 24, 24, True)
     assert suggestion.naive_loss is not None and f"{suggestion.naive_loss:.4f}" in suggestion.text
+    # Windows overlap, but the comment on the model's size counts each time step of the data once.
+    assert f"a first choice for {Sequences.open(data.train).num_steps:,} time steps" in suggestion.text
 
 
 def test_the_naive_loss_is_the_loss_of_a_network_that_outputs_zeros(tmp_path: Path) -> None:

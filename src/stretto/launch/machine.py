@@ -38,7 +38,7 @@ def versions() -> dict[str, str]:
 
 
 def check_python() -> list[Finding]:
-    """Check the version of Python and the installed packages."""
+    """Check the version of Python, and whether stretto and numpy are installed."""
     detail = f"{platform.python_version()} at {sys.executable}"
     min_version = ".".join(map(str, _MIN_PYTHON))
     by_name = versions()
@@ -265,7 +265,7 @@ def _shorten(value: str) -> str:
 
 
 def check_extras() -> list[Finding]:
-    """List the optional packages that are installed; none is required."""
+    """List the optional packages, installed or not; none is required."""
     installed = [name for name in _EXTRAS if importlib.util.find_spec(name) is not None]
     missing = [name for name in _EXTRAS if name not in installed]
     lists = {"installed": installed, "not installed": missing}

@@ -219,7 +219,7 @@ def _forecast_settings(
     settings += [
         Setting("data.every_step", True, "train on a forecast at every time step of the context, not only the last"),
         Setting("data.budget", budget, f"time steps per batch: {budget // context} windows of {context}"),
-        *_model_settings(layers, hidden, num_steps, 0.5),
+        *_model_settings(layers, hidden, train.num_steps, 0.5),
         Setting("train.weight_decay", 0.1, "series change over time, so overfitting is the main risk"),
     ]
     channels = "1 channel" if len(forecast.channels) == 1 else f"{len(forecast.channels)} channels"

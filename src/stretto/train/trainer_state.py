@@ -2,7 +2,7 @@
 
 weights.<name>             parameters and buffers, by their names in the whole model
 optimizer.<name>.<key>     the optimizer's state for each parameter
-lanes.<block>.<number>     the hidden state of each block, one row per lane of all replicas
+lanes.<block>.<number>     the state tensors of each block, with one row per lane of all replicas
 """
 
 import math
