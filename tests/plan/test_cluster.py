@@ -22,9 +22,9 @@ def test_the_nodes_of_a_layout_are_those_of_its_ranks(replicas: int, stages: int
 
 def test_an_impossible_number_of_devices_is_rejected() -> None:
     for devices, nodes in ((0, 1), (4, 0), (-1, 1)):
-        with pytest.raises(PlanError, match="must be positive; use at least 1"):
+        with pytest.raises(PlanError, match="must be positive; use at least 1 of each"):
             Cluster(devices, nodes)
-    with pytest.raises(PlanError, match="devices=5 can't be spread evenly over nodes=2"):
+    with pytest.raises(PlanError, match="devices=5 is not a multiple of nodes=2"):
         Cluster(5, 2)
     with pytest.raises(PlanError, match="memory=0 must be positive"):
         Cluster(1, 1, 0)

@@ -25,4 +25,5 @@ def test_a_duration_has_at_most_two_units(value: float, text: str) -> None:
 
 
 def test_a_size_has_a_unit() -> None:
-    assert [format_bytes(size) for size in (400, 5e6, 1.234e9, math.nan)] == ["0.4 kB", "5 MB", "1.23 GB", "-"]
+    assert [format_bytes(size) for size in (400, 5e6, 9.999e8, 1.234e9)] == ["0.4 kB", "5 MB", "1 GB", "1.23 GB"]
+    assert format_bytes(math.nan) == "-"

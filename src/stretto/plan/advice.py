@@ -48,7 +48,7 @@ def _why_not_more(plan: Plan) -> str:
         return "no layout on several devices is among the best"
     best = min(parallel, key=lambda prediction: prediction.seconds)
     speed_up = plan.speed_up(best)
-    caveat = ", less than the error of a prediction" if speed_up > 1 else ""
+    caveat = ", a gain below the error of a prediction" if speed_up > 1 else ""
     return (
         f"the best layout on several, {layout_name(best)}, is {speed_up:.2f} times as fast{caveat}; "
         f"{_bottleneck(best, speed_up)}"
@@ -63,7 +63,7 @@ def _idle_devices(plan: Plan) -> str:
         return ""
     all_used = [prediction.seconds for prediction in plan.best if prediction.layout.num_ranks == num_devices]
     if not all_used:
-        return f"; the other {num_idle} stay idle"
+        return f"; this leaves {num_idle} of {num_devices} devices idle"
     return f"; all {num_devices} would be {chosen.seconds / min(all_used):.2f} times as fast as this"
 
 
@@ -78,6 +78,6 @@ def _bottleneck(prediction: Prediction, speed_up: float) -> str:
     fraction = seconds / prediction.seconds
     if fraction >= 0.05:
         return template.format(fraction)
-    # Nothing waits. If the layout still scales badly, a chunk takes about as long with fewer rows.
+    # Little time is lost to these. If the layout still scales badly, a chunk takes about as long with fewer rows.
     is_slow = speed_up < 0.7 * prediction.layout.num_ranks
-    return "a chunk with fewer rows takes nearly as long" if is_slow else "almost no time is lost"
+    return "a chunk with fewer rows takes nearly as long as one with more" if is_slow else "almost no time is lost"

@@ -1,4 +1,4 @@
-"""Lower bounds of a step's seconds in a layout, computed without simulating it."""
+"""Lower bounds on a step's seconds in a layout, computed without simulating it."""
 
 from collections import Counter
 
@@ -10,7 +10,7 @@ from stretto.plan.workload import Workload
 
 
 class LowerBounds:
-    """Bounds that no simulated step is below; the search skips layouts whose bound exceeds the best so far."""
+    """Bounds that no simulated step is below; the search skips layouts whose bound is too high to be among the best."""
 
     def __init__(self, costs: CostModel, workload: Workload, cluster: Cluster) -> None:
         self.costs = costs
@@ -60,7 +60,7 @@ class LowerBounds:
             compute = sum(count * (num_forwards * cost.forward + cost.backward) for cost, count in counted)
             accumulate = (num_chunks - 1) * self.costs.accumulate_seconds(part.start, part.stop)
             work.append(compute + 2 * overhead * num_chunks + accumulate)
-            # The first chunk forward and the last chunk backward may have different shapes, so take the cheapest.
+            # The chunks of the first forward and the last backward can have different shapes, so take the cheapest.
             cheapest = min(cost.forward for cost in chunk_costs) + min(cost.backward for cost in chunk_costs)
             transit.append(cheapest + 2 * overhead + 2 * latency)
         if layout.micro_batches == 1:

@@ -24,10 +24,10 @@ class Cluster:
 
     def __post_init__(self) -> None:
         if self.devices < 1 or self.nodes < 1:
-            raise PlanError(f"devices={self.devices} and nodes={self.nodes} must be positive; use at least 1")
+            raise PlanError(f"devices={self.devices} and nodes={self.nodes} must be positive; use at least 1 of each")
         if self.devices % self.nodes:
             raise PlanError(
-                f"devices={self.devices} can't be spread evenly over nodes={self.nodes}; count the devices of all nodes"
+                f"devices={self.devices} is not a multiple of nodes={self.nodes}; count the devices of all nodes"
             )
         if self.memory is not None and not self.memory > 0:
             raise PlanError(f"memory={self.memory} must be positive; use the bytes of one device")

@@ -95,7 +95,7 @@ class CostModel:
         return seconds
 
     def _effective_link(self, num_ranks: int) -> Link:
-        """Return the node's link, with the bandwidth of the largest all-reduce measured on fewer ranks, if any."""
+        """Return the node's link, with the bandwidth of the all-reduce measured on the most ranks below `num_ranks`."""
         smaller = [cost for cost in self.profile.all_reduces if cost.ranks < num_ranks]
         if not smaller:
             return self.node_link
@@ -138,7 +138,7 @@ def interpolate(kind: BlockKind, rows: int, steps: int) -> ChunkCost:
             + value_of(points.get((row, step_pair[1]), zero)) * step_weight
             for row in row_pair
         )
-        # A line through two points can fall to zero or below, so the smallest measured cost, scaled, is the floor.
+        # A line through two points can fall to zero or below, so the floor is the smallest cost, scaled to the chunk.
         floor = min(value_of(point) for point in kind.points) * size_ratio
         return max(low * (1 - row_weight) + high * row_weight, floor)
 
@@ -148,7 +148,7 @@ def interpolate(kind: BlockKind, rows: int, steps: int) -> ChunkCost:
 
 
 def _neighbors(known: Sequence[int], value: int) -> tuple[tuple[int, int], float]:
-    """Return the two known numbers to interpolate between, and the second's weight: outside 0 to 1 to extrapolate."""
+    """Return two known numbers to interpolate or extrapolate from, and the weight of the second."""
     if len(known) == 1:  # paired with 0
         return (0, known[0]), value / known[0]
     index = min(max(bisect_right(known, value), 1), len(known) - 1)
@@ -157,7 +157,7 @@ def _neighbors(known: Sequence[int], value: int) -> tuple[tuple[int, int], float
 
 
 def _estimate_all_reduce(num_bytes: float, num_ranks: int, link: Link) -> float:
-    """Return seconds: the bandwidth term of a ring (NCCL's choice for large tensors), the latency term of a tree."""
+    """Return seconds: the bandwidth term of a ring (NCCL's choice for large tensors) and the latency term of a tree."""
     return _ring_passes(num_ranks) * num_bytes / link.bandwidth + 2 * math.ceil(math.log2(num_ranks)) * link.latency
 
 

@@ -14,7 +14,7 @@ from stretto.plan.profile import BlockKind, CostPoint, Link, Profile
 
 @dataclass(frozen=True)
 class Hardware:
-    """The figures of a device's data sheet, and assumptions about what a model reaches."""
+    """The figures of a device's data sheet, and assumptions about what it doesn't say."""
 
     name: str
     memory: float  # bytes
@@ -31,7 +31,7 @@ class Hardware:
 
 # Assumed for any GPU: the fraction of the last backward that overlaps with the all-reduce of gradients.
 GPU_OVERLAP = 0.9
-_LINKS = "half of NVLink's two-way figure; between nodes one 400 Gb/s port per device (A100: 200); latencies assumed"
+_LINKS = "links: half of NVLink's two-way figure; between nodes a 400 Gb/s port per GPU (A100: 200); latencies assumed"
 
 KNOWN_HARDWARE = {
     "A100": Hardware(
@@ -87,7 +87,7 @@ def derive_profile(
         hardware = replace(hardware, flops=hardware.fp32_flops, element_size=4)
     shapes = list(dict.fromkeys(blocks))
     names = {shape: f"{shape.name}-{index}" for index, shape in enumerate(shapes)}
-    # All rows, half, a quarter and so on, because costs bend where memory stops limiting a matrix product.
+    # All rows, half, a quarter and so on: the slope of the cost changes where memory stops limiting a matrix product.
     rows = sorted({max(1, num_rows >> power) for power in range(num_rows.bit_length())})
     steps = sorted({1, num_steps})
     return Profile(
@@ -109,7 +109,7 @@ def derive_profile(
 
 def _assumptions(hardware: Hardware) -> str:
     return (
-        f"{'bf16' if hardware.element_size == 2 else 'fp32'} products at {hardware.utilization:.0%} of their peak; "
+        f"{'bf16' if hardware.element_size == 2 else 'fp32'} matrix products at {hardware.utilization:.0%} of peak; "
         "weights read from memory at each step of a recurrent layer; "
         f"at least {hardware.launch_seconds * 1e6:.0f} us for each such step; gradients in fp32, all-reduced during "
         f"{GPU_OVERLAP:.0%} of the last backward"

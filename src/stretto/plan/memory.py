@@ -50,7 +50,7 @@ def rank_memory(costs: CostModel, layout: Layout, stage: int, part: slice, rows:
 
 
 def all_memory_totals(costs: CostModel, layout: Layout, rows: int, steps: int) -> Callable[[int], RangeCosts]:
-    """Return a function that gives the totals of `rank_memory` of a stage for every range of blocks at once."""
+    """Return a function that gives `rank_memory(...).total` of a stage for every range of blocks at once."""
     edges = range(costs.num_blocks + 1)
     # The loss belongs to the last block, and so to every range that ends with it.
     saved = range_costs(np.array([costs.chunk_cost(0, stop, rows, steps).saved for stop in edges]))

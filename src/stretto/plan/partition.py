@@ -33,7 +33,7 @@ def range_costs(sums: NDArray[np.float64]) -> RangeCosts:
 def partition_by_cost(num_blocks: int, num_stages: int, costs: Callable[[int], RangeCosts]) -> list[slice] | None:
     """Return the partition whose most expensive stage is cheapest, or None if every partition has infinite cost.
 
-    `costs(stage)` is the cost of every range. The result is exact, by dynamic programming over stages.
+    `costs(stage)` gives the cost of every range of blocks on a stage. Dynamic programming over stages finds the best.
     """
     if num_stages > num_blocks:
         raise PlanError(f"layout.stages={num_stages} exceeds the model's {num_blocks} blocks; use at most {num_blocks}")

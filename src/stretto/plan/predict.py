@@ -53,7 +53,7 @@ class Prediction:
 
     @property
     def memory(self) -> float:
-        """The bytes of the rank that needs most."""
+        """The bytes of the rank that needs the most."""
         return max(stage.memory.total for stage in self.stages)
 
 
@@ -86,7 +86,7 @@ class _StepSimulation:
         return schedules
 
     def action_cost(self) -> ActionCost:
-        """Return a function that gives the seconds of an action on a stage that does not share its device."""
+        """Return a function that gives the seconds of an action on a stage whose rank computes alone."""
         costs, overhead = self.costs, self.costs.profile.action_overhead
         last_chunk = len(self.micro_batches[0].chunk_bounds) - 1
         recompute = self.layout.recompute

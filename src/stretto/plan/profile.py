@@ -1,6 +1,7 @@
-"""Profile: the measured, derived or handwritten costs of a model's blocks, its device and its links.
+"""Profile: the costs of a model's blocks on a device, and of the links between devices.
 
-A profile is one JSON file. Times are in seconds, sizes in bytes, bandwidths in bytes per second.
+A profile is one JSON file: measured, derived from a data sheet, or written by hand. Times are in seconds,
+sizes in bytes, bandwidths in bytes per second.
 """
 
 from functools import cached_property
@@ -103,13 +104,13 @@ class Profile(StrictModel):
     version: int = VERSION
     device: str
     memory: Annotated[Bytes, Field(gt=0)]
-    """Bytes of one device, or of the node if its ranks share it."""
+    """Bytes of memory of one device, or of the whole node if its ranks share memory."""
     shares_memory: bool = False
-    """True if the ranks of a node share the memory, as processes on a CPU do."""
+    """True if the ranks of a node share its memory, as processes on a CPU do."""
     key: str = ""
-    """Fingerprint of device, versions, model and shapes; a run with a different key is measured again."""
+    """Fingerprint of hardware, torch, model, batch and settings; a run with a different key is measured again."""
     notes: dict[str, str] = Field(default_factory=dict)
-    """Versions, and the source of the figures."""
+    """Where the figures come from: versions and the date, or the data sheet and the assumptions."""
     is_estimated: bool = False
     """True if the figures were derived from a data sheet, not measured."""
     kinds: dict[str, BlockKind]
@@ -117,16 +118,16 @@ class Profile(StrictModel):
     """The kind of each block of the model, in order."""
     loss: BlockKind
     node: Link | None = None
-    """Between devices of one node; None if only one device was measured."""
+    """Between devices of one node; None if only one device per node was measured."""
     network: Link | None = None
-    """Between devices of different nodes, with the bandwidth that each gets while all devices of a node send."""
+    """Between devices of different nodes; each device is assumed to get this bandwidth even while all send."""
     all_reduces: tuple[AllReduceCost, ...] = Field((), strict=False)
     speeds: tuple[RankSpeed, ...] = Field((), strict=False)
-    """For ranks that share cores; empty if each rank has its own device."""
+    """For ranks that slow each other down, such as those that share cores; empty if ranks are independent."""
     action_overhead: Seconds = 0
     """Seconds that the engine adds to each forward and backward of a chunk."""
     step_overhead: Seconds = 0
-    """Seconds that each training step adds once, such as reading data."""
+    """Seconds added once per training step, such as for reading data."""
     overlap: float = Field(0, ge=0, le=1, allow_inf_nan=False)
     """The fraction of the last backward that overlaps with the all-reduce of gradients."""
     optimizer_state_ratio: float = Field(2, ge=0, le=100, allow_inf_nan=False)
@@ -135,7 +136,7 @@ class Profile(StrictModel):
     @field_validator("version")
     @classmethod
     def _check_version(cls, version: int) -> int:
-        # Validates the first field, so this error comes first: other versions may have other fields too.
+        # `version` is the first field, so its error comes before those of fields that only another version has.
         if version != VERSION:
             raise ValueError(f"{version} is not {VERSION}")
         return version

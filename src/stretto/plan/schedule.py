@@ -6,9 +6,9 @@ One micro-batch of four chunks over three stages:
     stage 1     F0 F1 F2 F3 .  .  B3 B2 B1 B0
     stage 2        F0 F1 F2 F3 B3 B2 B1 B0
 
-With several micro-batches the order is FIFO over micro-batches and LIFO over the chunks of one, as in Seq1F1B. A stage
-runs forwards until its first gradient can arrive, then one backward for each further forward (1F1B), so it never holds
-more than `max_live_chunks` chunks.
+With several micro-batches, backwards are FIFO over micro-batches and LIFO over the chunks of each, as in Seq1F1B. A
+stage runs forwards until its first gradient can arrive, then one backward before each further forward (1F1B), so it
+never holds more than `max_live_chunks` chunks.
 """
 
 from stretto.plan.actions import Action, ActionKind
@@ -39,5 +39,5 @@ def forward_schedule(num_micro_batches: int, num_chunks: int) -> list[Action]:
 
 
 def max_live_chunks(stage: int, num_stages: int, num_micro_batches: int, num_chunks: int) -> int:
-    """Return a stage's maximum of live chunks: those of one micro-batch, plus one for each later stage."""
+    """Return how many chunks can await backward on a stage: those of one micro-batch, plus one per later stage."""
     return min(num_chunks + num_stages - 1 - stage, num_micro_batches * num_chunks)

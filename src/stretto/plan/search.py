@@ -1,6 +1,6 @@
 """find_plan: searches for the fastest layout on a cluster.
 
-It is a branch and bound: layouts are simulated in the order of their lower bounds until no other can be among the best.
+It is a branch and bound: layouts are simulated in order of their lower bounds until no other can be among the best.
 """
 
 import heapq
@@ -22,7 +22,7 @@ from stretto.plan.predict import Prediction, predict
 from stretto.plan.profile import Profile
 from stretto.plan.workload import Workload
 
-# The maximum of micro-batches times chunks, at which the bubble is already negligible.
+# The maximum of micro-batches times chunks; the bubble is already negligible there.
 _MAX_CHUNKS = 256
 # Layouts that are slower than the fastest by more than this factor are not listed.
 _MAX_SLOWDOWN = 2.0
@@ -127,7 +127,7 @@ class _LayoutSearch:
         )
 
     def _simulate_best(self, layouts: Iterable[Layout], num_best: int) -> tuple[_Grids, int]:
-        """Return the best layout of each grid that may be among the best, and how many layouts were simulated."""
+        """Return the best layout of each grid that can be among the best, and how many layouts were simulated."""
         # Smallest bound first. A layout is popped twice: to get its blocks and a tighter bound, then to be simulated.
         queue = [(self.bounds.loose_bound(layout), index, layout) for index, layout in enumerate(layouts)]
         heapq.heapify(queue)
@@ -149,7 +149,7 @@ class _LayoutSearch:
         return grids, num_simulated
 
     def _reject_oversized(self, grids: _Grids) -> None:
-        """Reject the numbers of stages with which no layout fits in memory."""
+        """Reject the numbers of stages for which every layout that was tried needs too much memory."""
         for stages, memory_limit in sorted(self.oversized.items()):
             if all(stages != other for _, other in grids):
                 layouts = "1 stage" if stages == 1 else f"{stages} stages"
@@ -166,21 +166,21 @@ class _LayoutSearch:
         return bound > self._slowest_listed(grids) or (len(times) >= num_best and bound > times[num_best - 1])
 
     def _slowest_listed(self, grids: _Grids) -> float:
-        """Return the seconds of the slowest layout to list; the fastest layout on several devices is always listed."""
+        """Return the maximum seconds of a listed layout; the fastest layout on several devices is always listed."""
         fastest = min((prediction.seconds for prediction in grids.values()), default=np.inf)
         several = (prediction.seconds for (replicas, stages), prediction in grids.items() if replicas * stages > 1)
         return max(fastest * _MAX_SLOWDOWN, min(several, default=np.inf) if self.cluster.devices > 1 else 0.0)
 
     def _layouts(self) -> Iterator[Layout]:
-        """Yield all layouts that the model and the data allow."""
+        """Yield the layouts to consider, of those that the model and the data allow."""
         num_rows, num_blocks = self.workload.num_rows, self.costs.num_blocks
         for num_ranks in _numbers_of_ranks(self.cluster.devices, self.uses_all):
             for stages in divisors(num_ranks):
                 replicas = num_ranks // stages
                 if stages > num_blocks:
-                    self._reject(f"more than {num_blocks} stages", f"the model has {num_blocks} blocks")
+                    self._reject(f"stages > {num_blocks}", "more than the model's blocks")
                 elif replicas > num_rows:
-                    self._reject(f"more than {num_rows} replicas", f"the global batch has {num_rows} rows")
+                    self._reject(f"replicas > {num_rows}", "more than the rows of a global batch")
                 else:
                     yield from self._layouts_of_grid(replicas, stages)
 
@@ -259,11 +259,11 @@ class _LayoutSearch:
         work = range_costs(np.array(sums))
         sizes = np.array([0.0, *(costs.sent_bytes(stop) * rows * steps for stop in range(1, num_blocks)), 0.0])
 
-        def message_seconds(boundary: int) -> NDArray[np.float64]:
-            """Return the seconds of a message over the boundary after a stage, for each block that may end it."""
-            if not 0 <= boundary < stages - 1:
+        def message_seconds(stage: int) -> NDArray[np.float64]:
+            """Return the seconds of a message between a stage and the next, by the block that the next starts with."""
+            if not 0 <= stage < stages - 1:
                 return np.zeros_like(sizes)
-            link = costs.network_link if crossing[boundary] else costs.node_link
+            link = costs.network_link if crossing[stage] else costs.node_link
             return np.asarray(link.latency + sizes / link.bandwidth)
 
         return lambda stage: work + message_seconds(stage)[None, :] + message_seconds(stage - 1)[:, None]

@@ -55,7 +55,7 @@ def prediction_to_dict(plan: Plan, prediction: Prediction) -> dict[str, Any]:
 
 
 def timeline_to_dict(layout: Layout, timeline: Timeline) -> dict[str, Any]:
-    """Return a timeline as JSON values: the layout, and one `stage kind micro-batch chunk start stop` per action."""
+    """Return a timeline as JSON values: the layout, and `stage kind micro_batch chunk start stop` for each action."""
     timed_actions = timeline.timed_actions if len(timeline.timed_actions) <= _MAX_ACTIONS else ()
     actions = [
         f"{stage} {action.kind.value} {action.micro_batch} {action.chunk} {start:.9g} {stop:.9g}"

@@ -9,7 +9,7 @@ from stretto.plan.actions import Action, ActionKind, receives_from, sends_to
 from stretto.plan.timeline import TimedAction, Timeline
 
 ActionCost = Callable[[int, Action], float]
-"""Seconds that an action takes on a stage, or that its message takes to the next stage."""
+"""Seconds that an action takes on a stage, or that its message takes to the stage that receives it."""
 
 SpeedFunction = Callable[[int], float]
 """The speed of each computing stage, given how many compute at once; 1 is the speed that costs are given for."""
@@ -25,7 +25,7 @@ def simulate(
 ) -> Timeline:
     """Simulate one schedule per stage; `cost` gives an action's seconds, and `link` those of its message.
 
-    A sender does not wait for its message to arrive. With `blocking` it waits until the receiver has posted a receive
+    By default, a sender does not wait for its message. With `blocking` it waits until the receiver has posted a receive
     and the message has arrived. Each stage posts one receive ahead per direction, and the next one when it starts to
     use the current message. `speed` models ranks that compete for the same cores.
     """
@@ -52,7 +52,7 @@ class _SimulatedStage:
 
 @dataclass(slots=True)
 class _Simulator:
-    """Processes events in the order of time. An event is the end of an action or the arrival of a message.
+    """Processes events in order of time. An event is the end of an action or the arrival of a message.
 
     An action's remaining time depends on how many others run beside it. All running stages have the same speed, so one
     work clock serves them all: it advances by `speed` per second, and an action that starts at work `w` ends at
@@ -60,14 +60,14 @@ class _Simulator:
     """
 
     stages: list[_SimulatedStage]
-    speeds: list[float]  # by how many stages compute
+    speeds: list[float]  # by the number of stages that compute
     cost: ActionCost
     link: ActionCost
     blocking: bool
     now: float = 0.0
     ends: list[tuple[float, int]] = field(default_factory=list)  # heap of running actions: (work at the end, stage)
     wake_ups: list[tuple[float, int]] = field(default_factory=list)  # heap of stages that wait: (time, stage)
-    # At the last change of speed. At a constant speed of 1 both stay 0, so work and time are exactly equal.
+    # Time and work at the last change of speed. At a constant speed of 1 both stay 0: work equals time exactly.
     base_time: float = 0.0
     base_work: float = 0.0
     current_speed: float = 1.0

@@ -29,7 +29,7 @@ def format_bytes(value: float) -> str:
     if math.isnan(value):
         return "-"
     for unit, bound in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if value >= bound:
+        if value >= 0.9995 * bound:  # as in format_seconds
             return f"{value / bound:.3g} {unit}"
     return f"{value / 1e3:.3g} kB"
 

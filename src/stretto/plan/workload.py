@@ -38,7 +38,7 @@ class Workload:
         return [split_rows(lengths[::replicas], micro_batches, chunks) for lengths in self.batches]
 
     def _count_chunks(self, replicas: int, micro_batches: int, chunks: int) -> list[Counter[tuple[int, int]]]:
-        """Return, for each batch, how many chunks have which (rows, steps)."""
+        """Return, for each batch, the number of chunks with each (rows, steps)."""
         return [
             Counter(shape.chunk_shape(index) for shape in shapes for index in range(len(shape.chunk_bounds)))
             for shapes in self.split(replicas, micro_batches, chunks)
