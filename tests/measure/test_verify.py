@@ -110,7 +110,8 @@ def test_a_block_is_blamed_only_if_it_differs() -> None:
     for in_block, where in ((1.0, "most at block 2 (LSTM)"), (0.0, "in the loss")):
         blocks = (BlockDifference(1, "Linear", 0.0, 0.0), BlockDifference(2, "LSTM", in_block, 0.0))
         verification = Verification(Layout(), 1, 0.5, blocks, 1e-4, ())
-        assert verification.verdict == f"differs from one rank, {where}, though every law holds by itself"
+        reason = "though no block breaks the chunk law and the loss is a sum"
+        assert verification.verdict == f"differs from one rank, {where}, {reason}"
 
 
 def on_rank_of(world: World, folder: Path, layout: Layout) -> Verification:

@@ -27,7 +27,7 @@ Trial = Callable[[], tuple[float, float]]
 _MAX_RUN_SECONDS = 6.0
 # Each point is run repeatedly for this long, twice.
 _POINT_SECONDS = 0.1
-# Points are measured at these fractions of the global batch's rows and steps.
+# Points are measured at the global batch's rows and steps divided by these.
 _ROW_DIVISORS, _STEP_DIVISORS = (1, 2, 4, 16), (1, 4, 16)
 
 
@@ -45,7 +45,7 @@ def name_kinds(model: Stack) -> list[str]:
 
 
 def measure_kinds(profile_input: ProfileInput, memory_limit: float) -> Iterator[tuple[str, BlockKind]]:
-    """Measure each kind of block once and yield it, then the loss as kind `loss`; use at most `memory_limit` bytes."""
+    """Measure and yield each kind of block, and then `loss`; skip chunks that would need over `memory_limit` bytes."""
     model = profile_input.model
     inputs = window_tensor(profile_input.window, "inputs", model.dtype)
     # The output of each kind for one step of one row: the shape of the next block's input.
@@ -158,7 +158,7 @@ def _measure_grid(
     window = profile_input.window
     rows_grid, steps_grid = _fractions(window.num_rows, _ROW_DIVISORS), _fractions(window.num_steps, _STEP_DIVISORS)
     points: dict[tuple[int, int], CostPoint] = {}
-    # Twice, some seconds apart: a temporary slowdown of the machine rarely hits both passes.
+    # Twice, some time apart: a temporary slowdown of the machine rarely hits both passes.
     for _ in range(2):
         for rows in rows_grid:
             measured = dict(points)
@@ -171,10 +171,10 @@ def _measure_grid(
                     break
                 measured[rows, steps] = point
             if rows == rows_grid[0]:
-                # The smallest number of rows decides how many steps can be measured.
+                # The smallest number of rows decides which numbers of steps are measured.
                 steps_grid = [steps for steps in steps_grid if (rows, steps) in measured]
             elif any((rows, steps) not in measured for steps in steps_grid):
-                # The grid must stay rectangular, so drop this number of rows; larger costs are extrapolated.
+                # The grid must stay rectangular, so drop this number of rows and larger ones; they are extrapolated.
                 rows_grid = [fewer for fewer in rows_grid if fewer < rows]
                 break
             points = measured

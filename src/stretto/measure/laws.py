@@ -1,4 +1,4 @@
-"""Checks of the chunk law: splitting an input in time or in rows must not change what a block or a loss computes."""
+"""Checks of blocks and losses: splitting an input in time or in rows must not change what they compute."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -50,10 +50,10 @@ def check_chunk_law(
     """Check that a block satisfies the chunk law on `x` (`[time, batch, ...]`); raise a `LawError` if it doesn't.
 
     The block runs in its own dtype and mode; `block.double()` with a float64 `x` is the most sensitive check. It runs
-    on the whole input twice; cut in time at each of `cuts` (default: each single cut, and every step); on windows cut
-    at the last of these, which carry state; and on two halves of the rows whose chunks alternate, as micro-batches do
-    in a pipeline. Outputs, final state and gradients (of parameters, input and initial state) must agree to
-    `tolerance` (default: 1e-12 in float64, else 1e-4, because of rounding). `key` seeds dropout.
+    on the whole input twice; cut in time at the steps in each of `cuts` (default: at each step alone, then at all); cut
+    like the last of these into windows that carry state; and on two halves of the rows, whose chunks alternate as those
+    of micro-batches do in a pipeline. Outputs, final state and gradients (of parameters, input and initial state) must
+    agree to `tolerance` (default: 1e-12 in float64, else 1e-4, because of rounding). `key` seeds dropout.
     """
     if not isinstance(block, Block):
         raise LawError(
@@ -62,13 +62,13 @@ def check_chunk_law(
     name = type(block).__name__
     if not block.causal:
         raise LawError(
-            f"{name} declares causal=False: it looks ahead in time and is never cut there; check a causal block"
+            f"{name} declares causal=False: it looks ahead, so it is never cut in time; check a causal block"
         )
     if tolerance is None:
         tolerance = 1e-12 if _dtype(block, x) == torch.float64 else 1e-4
     num_steps, num_rows = x.shape[:2]
     if num_steps < 2 or num_rows < 2:
-        raise LawError(f"x has {num_steps} steps and {num_rows} rows; use at least 2 of each")
+        raise LawError(f"x has shape {list(x.shape)}; use at least 2 time steps and 2 rows")
     whole = _run(block, x, _Variant("run on the whole input", [], [slice(0, num_rows)], ""), key)
     _check_state_shapes(block, whole, x, key)
     worst = dict.fromkeys(whole, 0.0)
@@ -95,12 +95,13 @@ def _variants(num_steps: int, num_rows: int, cuts: Iterable[Sequence[int]] | Non
     cut_lists = [list(cut) for cut in cuts] or [[num_steps // 2]]
     last = cut_lists[-1]
     keep_nothing = "keep nothing between calls and don't mix rows: state goes in and comes out as a value"
-    look_back = "a step may depend on the state and on earlier steps only"
+    look_back = "let a step depend only on the state, its input and earlier inputs"
     return [
         _Variant("run again from the same state", [], whole, keep_nothing),
         *(_Variant(f"cut in time at {cut}", cut, whole, look_back) for cut in cut_lists),
         _Variant(f"carried from window to window at {last}", last, whole, look_back, is_stateful=True),
-        *(_Variant(f"run on two halves of its rows, cut at {cut}", cut, halves, keep_nothing) for cut in ([], last)),
+        _Variant("run on two halves of its rows", [], halves, keep_nothing),
+        _Variant(f"run on two halves of its rows, cut at {last}", last, halves, keep_nothing),
     ]
 
 
@@ -108,7 +109,7 @@ def _run(block: Block, x: Tensor, variant: _Variant, key: int) -> _Result:
     """Run the chunks of the micro-batches in turns, then one backward through all of them."""
     block.zero_grad(set_to_none=True)
     x = _as_leaf(x)
-    # Each micro-batch makes its own initial state, as in an engine. It may depend on a row's lane, not on its index.
+    # Each micro-batch makes its own initial state, as in an engine. It can depend on a row's lane, not its index.
     micro_batches = [_rows(block, x, key)[rows] for rows in variant.micro_batches]
     initial_states = [tuple(map(_as_leaf, block.begin(rows))) for rows in micro_batches]
     states = list(initial_states)
@@ -151,7 +152,7 @@ def _as_leaf(tensor: Tensor) -> Tensor:
 
 
 def _backward(tensors: State) -> None:
-    """Run the backward of a sum with different weights, so that errors in several steps or rows don't cancel out."""
+    """Run the backward of a sum with unequal weights, so that errors in several steps or rows don't cancel out."""
     tracked = [tensor for tensor in tensors if tensor.requires_grad]
     weights = [torch.arange(1.0, t.numel() + 1, device=t.device).sin().view_as(t).to(t.dtype) for t in tracked]
     torch.autograd.backward(tracked, weights)
@@ -168,21 +169,21 @@ def _check_state_shapes(block: Block, whole: _Result, x: Tensor, key: int) -> No
         raise LawError(f"{name} takes a state of {taken} but returns {returned}; return the same shapes and dtypes")
     for index, (shape, _) in enumerate(taken):
         if not shape or shape[0] != num_rows:
-            raise LawError(f"{name}'s state {index} has shape {shape}; the batch of {num_rows} rows must be its dim 0")
+            raise LawError(f"state tensor {index} of {name} has shape {shape}; dim 0 must be the batch ({num_rows})")
 
 
 def _compare(whole: dict[str, Tensor], other: dict[str, Tensor]) -> tuple[str, float]:
     """Return the name of the tensor that differs most, relative to its largest value, and by how much."""
-    sizes = {name: _size(tensor) for name, tensor in whole.items()}
+    largest = {name: _max_abs(tensor) for name, tensor in whole.items()}
     # A tensor of tiny values, such as rounding errors, is compared relative to the other tensors.
-    min_size = 1e-3 * max(sizes.values(), default=0.0) or 1.0
+    min_scale = 1e-3 * max(largest.values(), default=0.0) or 1.0
     differences = [
-        (name, _difference(tensor, other.get(name), max(sizes[name], min_size))) for name, tensor in whole.items()
+        (name, _difference(tensor, other.get(name), max(largest[name], min_scale))) for name, tensor in whole.items()
     ]
     return max(differences, key=lambda pair: pair[1], default=("nothing", 0.0))
 
 
-def _size(tensor: Tensor) -> float:
+def _max_abs(tensor: Tensor) -> float:
     """Return the largest absolute value."""
     return float(tensor.abs().max()) if tensor.is_floating_point() and tensor.numel() else 0.0
 

@@ -133,7 +133,7 @@ def _measure_all_ranks(
         for num_ranks in divisors(world.local_size)[1:]
     )
     if profile is not None:
-        disturbed = {"disturbed": "other work ran on the machine during the measurement"}
+        disturbed = {"disturbed": "other work probably ran on the machine during the measurement"}
         profile = profile.model_copy(
             update={
                 "speeds": measurement.speeds,
@@ -155,7 +155,7 @@ def _describe_device(profile_input: ProfileInput) -> str:
     if not profile_input.is_cpu:
         return profile_input.device_name
     threads = profile_input.threads
-    text = f"{threads} thread{'s' * (threads > 1)} per rank" if threads else "shared by its ranks"
+    text = f"{threads} thread{'s' * (threads > 1)} per rank" if threads else "shared by the ranks"
     return f"{profile_input.device_name}, {text}"
 
 

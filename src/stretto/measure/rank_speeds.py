@@ -12,7 +12,7 @@ from stretto.plan.profile import RankSpeed
 
 _MIN_ROUNDS, _MAX_ROUNDS = 3, 8
 # Several ranks together, or a rank with more threads, do at least as much work per second as one. If they seem to do
-# less than this fraction of it, other work on the node has disturbed the measurement.
+# less than this fraction of it, other work on the node has probably disturbed the measurement.
 _MIN_PLAUSIBLE_GAIN = 0.7
 # GPUs that keep more than this fraction of their speed while all compute are independent.
 _MIN_INDEPENDENT_SPEED = 0.97
@@ -20,14 +20,14 @@ _MIN_INDEPENDENT_SPEED = 0.97
 
 @dataclass(frozen=True)
 class SpeedMeasurement:
-    """The speeds of ranks that compute at the same time; empty if each has its own device."""
+    """The speeds of ranks that compute at the same time; empty if they don't slow each other down."""
 
     speeds: tuple[RankSpeed, ...] = ()
     is_disturbed: bool = False  # the figures are implausible, probably because of other work on the node
 
 
 def measure_rank_speeds(profile_input: ProfileInput, world: World) -> SpeedMeasurement:
-    """Measure how fast this node's ranks are while some compute at the same time, for each divisor of their number."""
+    """Measure how fast the first node's ranks are while n of them compute, for each divisor n of their number."""
     if world.local_size == 1 and not profile_input.is_cpu:
         return SpeedMeasurement()
     step = _SharedStep(profile_input, world)
@@ -65,12 +65,12 @@ class _SharedStep:
         self.world = world
 
     def mean_seconds(self, num_ranks: int) -> float:
-        """Time the step on the first `num_ranks` ranks; return the mean of their seconds on every rank."""
+        """Time the step on the first `num_ranks` ranks; return, on every rank, the mean of their seconds."""
         self.world.barrier()
         seconds = 0.0
         if self.world.rank < num_ranks:
             seconds = fastest_time(self._run, self.engine.device)
-            # Once more, so that no rank computes alone while others still measure.
+            # Once more, so that this rank keeps its cores busy while others still measure.
             self._run()
         return self.world.all_reduce([seconds])[0] / num_ranks
 

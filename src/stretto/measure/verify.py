@@ -71,7 +71,7 @@ class Verification:
         block = max(self.blocks, key=lambda block: block.max_difference)
         is_in_block = block.max_difference > self.tolerance
         where = f"most at block {block.index} ({block.name})" if is_in_block else "in the loss"
-        return f"differs from one rank, {where}, though every law holds by itself"
+        return f"differs from one rank, {where}, though no block breaks the chunk law and the loss is a sum"
 
 
 def verify(
@@ -222,7 +222,7 @@ def _difference(actual: Tensor, expected: Tensor) -> float:
 
 
 def _find_violations(model: Stack, loss: Loss, windows: WindowSource) -> list[str]:
-    """Return a sentence per broken law, checked on a few rows and time steps; they include the last target, if any."""
+    """Return a sentence per broken law, checked on a few rows and the few time steps up to the last target."""
     window = windows.read(Position())
     rows, steps = slice(0, min(4, window.num_rows)), min(6, window.num_steps)
     targets = window_tensor(window, "targets")[:, rows]
