@@ -788,7 +788,7 @@ ERROR_SECTIONS = (
                 LawError,
             ),
             ErrorCase(
-                "<block> declares causal=False: it looks ahead in time and is never cut there; check a causal block",
+                "<block> declares causal=False: it looks ahead, so it is never cut in time; check a causal block",
                 "The chunk law does not apply to a block that looks ahead.",
                 "Nothing, if the block is meant to look ahead.",
                 lambda: testing.check_chunk_law(BidirectionalLSTM(2, 2), torch.zeros(2, 2, 2)),
@@ -810,7 +810,7 @@ ERROR_SECTIONS = (
         '`stretto plan`, `stretto profile` and `layout = "auto"`; see [the planner](../concepts/planner.md).',
         (
             ErrorCase(
-                "--devices=<n> can't be spread evenly over --nodes=<n>; count the devices of all nodes",
+                "--devices=<n> is not a multiple of --nodes=<n>; count the devices of all nodes",
                 "`--devices` is the total of all nodes.",
                 "Use a multiple of `--nodes`.",
                 "stretto plan run.toml --hardware a100 --devices 3 --nodes 2",
@@ -1105,7 +1105,7 @@ ERROR_SECTIONS = (
                 "stretto predict runs/done --out book.txt",
             ),
             ErrorCase(
-                "<folder> holds predictions of another model, data or settings; delete it, or choose a different file",
+                "<folder> has results of a different model, data or settings; delete it, or choose a different file",
                 "Interrupted predictions are resumed only by the same model with the same data and settings.",
                 "Delete the folder of parts, or choose a different `--out`.",
                 triggers.predict_beside_another,

@@ -156,7 +156,7 @@ def test_parts_of_another_model_and_an_existing_file_are_refused(tmp_path: Path)
     with pytest.raises(KeyboardInterrupt):
         write_predictions(trained, tmp_path / "data", tmp_path / "other.jsonl", on_progress=interrupt)
     initialize(trained.stack, seed=6)
-    with pytest.raises(ConfigError, match="another model, data or settings"):
+    with pytest.raises(ConfigError, match="results of a different model, data or settings"):
         write_predictions(trained, tmp_path / "data", tmp_path / "other.jsonl")
 
 
@@ -242,7 +242,7 @@ def test_a_forecast_follows_the_order_of_its_target_channels(tmp_path: Path) -> 
         ahead = spec.to_predictions(outputs(trained, torch.from_numpy(spec.inputs(values)))[-1].numpy(), values)
         np.testing.assert_allclose(future.values[start : start + 2], ahead, rtol=1e-4)
         values = np.concatenate([values, ahead[:, ::-1]])
-    with pytest.raises(DataError, match="listed more than once"):
+    with pytest.raises(DataError, match="listed twice"):
         Forecast.from_sequences(sequences, 2, targets=["c0", "c0"])
 
 

@@ -35,9 +35,9 @@ def forecast(
 ) -> Iterator[SeriesForecast]:
     """Yield the forecast of each series of some data; `steps` defaults to the run's horizon.
 
-    The data is a prepared folder, or a file in the format of the files that the run's data was prepared from; `by` is
-    the column that identifies a series, if it differs from that of the run. Beyond its horizon, a model continues from
-    its own forecast, so it must predict all channels.
+    The data is a prepared folder or its URL, or a file in the format of the files that the run's data was prepared
+    from; `by` is the column that identifies a series, if it differs from that of the run. Beyond its horizon, a model
+    continues from its own forecast, so it must predict all channels.
     """
     data, data_spec = trained.config.data, trained.data_spec
     if data_spec.task.targets != "values" or data_spec.channels is None:
@@ -51,8 +51,8 @@ def forecast(
         spec = Forecast.from_sequences(source, data.horizon, season=data.season, targets=data.targets, masks=data.masks)
         if steps > data.horizon and len(spec.channels) < len(spec.mean):
             raise ConfigError(
-                f"steps={steps} exceeds the run's data.horizon={data.horizon}, which needs a forecast of all channels, "
-                f"but data.targets has {len(spec.channels)} of {len(spec.mean)}; use at most {data.horizon}"
+                f"steps={steps} exceeds the run's data.horizon={data.horizon}; to go further, a model must predict all "
+                f"channels, but data.targets has {len(spec.channels)} of {len(spec.mean)}; use at most {data.horizon}"
             )
         names = tuple(data_spec.channels.names[channel] for channel in spec.channels)
         rows = [(shard, index) for shard, size in enumerate(source.shard_sizes) for index in range(size)]

@@ -63,7 +63,7 @@ def generate_tokens(
     count: int = 1,
     suppress_tokens: tuple[int, ...] = (),
 ) -> Iterator[list[int]]:
-    """Continue a prompt endlessly: yield the next token of each of `count` texts.
+    """Continue a prompt endlessly: each iteration yields the next token of each of `count` texts.
 
     Text i depends on the seed and on i, but not on `count`. `suppress_tokens` are never sampled.
     """

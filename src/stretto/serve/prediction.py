@@ -1,4 +1,4 @@
-"""predict and write_predictions: one result per row, in order; writing uses any number of ranks and can be resumed.
+"""predict and write_predictions: results of all rows, in order; writing uses any number of ranks and can be resumed.
 
 rows     |---- part 0 ----|---- part 1 ----|---- part 2 ----|- 3 -|     parts depend only on the data, not on the ranks,
 ranks         rank 0           rank 1           rank 0       rank 1     so the results are bitwise equal
@@ -34,7 +34,7 @@ from stretto.train.trained_model import TrainedModel
 # Time steps per part, time steps per batch, and the maximum number of output values in memory.
 _PART_STEPS, _BATCH_STEPS, _MAX_OUTPUTS = 1 << 15, 1 << 13, 1 << 23
 _MAX_PARTS = 4096
-# How often rank 0 reports to the ranks that wait for it.
+# Seconds between two reports of rank 0 to the ranks that wait for it.
 _POLL_SECONDS = 2.0
 _FINGERPRINT_NAME, _DATA_NAME = "fingerprint", "data"
 # The version of the parts folder; raise it when names or fields in the folder change.
@@ -45,9 +45,9 @@ ProgressCallback = Callable[[int, int], None]
 
 
 def predict(trained: TrainedModel, location: Path | str) -> Iterator[PredictionRow]:
-    """Yield a model's result for each row of some data, in order: a label, a score, or a forecast.
+    """Yield a model's results for some data, in the order of its rows: labels, losses with perplexities, or forecasts.
 
-    The data is a prepared folder, or a file in the format of the files that the run's data was prepared from.
+    The data is a prepared folder or its URL, or a file in the format of those that the run's data was prepared from.
     """
     with ensure_prepared(location, trained.data_spec) as folder:
         dataset = _open_dataset(trained, folder)
@@ -64,11 +64,11 @@ def write_predictions(
     fields: FieldNames | None = None,
     on_progress: ProgressCallback = lambda done, count: None,
 ) -> int:
-    """Write a model's result for each row of some data to a JSON Lines file, in order; return the number of lines.
+    """Write the results of `predict` to a JSON Lines file, one per line; return the number of lines.
 
     With several ranks, all must call it with the same arguments and share a file system. After an interruption, the
-    same call continues: finished parts are in `PATH.parts`. `fields` names the fields of a file's records where they
-    differ from those of the run's files.
+    same call continues: finished parts are kept in `PATH.parts`. `fields` names the fields of a file's records where
+    they differ from those of the run's files.
     """
     path = Path(path)
     world = world or World(rank=0, size=1, device=trained.stack.device)
@@ -224,7 +224,7 @@ def _claim_parts_folder(path: Path, folder: Path, job: str) -> None:
             write_atomic(folder / _FINGERPRINT_NAME, job.encode())
         elif (folder / _FINGERPRINT_NAME).read_text() != job:
             raise ConfigError(
-                f"{folder} holds predictions of another model, data or settings; delete it, or choose a different file"
+                f"{folder} has results of a different model, data or settings; delete it, or choose a different file"
             )
 
 

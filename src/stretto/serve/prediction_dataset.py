@@ -1,4 +1,4 @@
-"""PredictionDataset: rows to predict, and their results from a model's outputs: a label, a score, or a forecast."""
+"""PredictionDataset: rows to predict, and their results from a model's outputs: labels, losses, or forecasts."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ from stretto.train.data_spec import DataSpec
 from stretto.windows.forecast import Forecast
 from stretto.windows.items import Items, NextTokenItems, RowId, SlidingWindows, UnlabeledItems, pad
 
-# Long rows, because each starts without knowledge of the text before it.
+# Long rows, because each starts from the initial state, without the text before it.
 _WINDOWS_PER_TEXT_ROW = 8
 
 PredictionRow = dict[str, Any]
@@ -245,7 +245,7 @@ def check_outputs(y: Tensor, task: Task) -> Tensor:
     if y.dim() != 3 or y.shape[-1] != task.num_outputs:
         raise ConfigError(
             f"the model's outputs have shape {list(y.shape[2:])} per step, not [{task.num_outputs}]; only its own loss "
-            "can interpret them, so call the stack of stretto.load_model yourself"
+            "can interpret them, so call the stack from stretto.load_model yourself"
         )
     return y
 

@@ -1,6 +1,6 @@
 """Sessions: streaming inference for many named streams, batched into few calls of the model.
 
-      sessions   a  b  c  d        chunks of 5, 3, 3 and 1 steps: each call runs until the shortest chunk ends
+      sessions   a  b  c  d        chunks of 5, 3, 3 and 1 steps: each call runs until the next chunk ends
 steps 0          ■  ■  ■  ■        one call
 steps 1, 2       ■  ■  ■           one call
 steps 3, 4       ■                 one call
@@ -37,7 +37,7 @@ class Sessions:
             )
         self._stack = stack.eval()
         self._device = stack.device
-        # Each tensor has a row (slot) per session, and free ones. `feed` gathers the rows it needs and writes them.
+        # Each tensor has a row (slot) per session, and free rows. `feed` reads the rows it needs and writes them back.
         self._pool: State = self._initial_state(0)
         self._slots: dict[Hashable, int] = {}
         self._free_slots: list[int] = []
@@ -121,7 +121,7 @@ class Sessions:
         new = [name for name in names if name not in self._slots]
         num_missing = len(new) - len(self._free_slots)
         if num_missing > 0:
-            # Double the capacity: a million sessions that start one by one cause only about twenty copies.
+            # Double the capacity: a million sessions that start one by one cause fewer than twenty copies.
             capacity = len(self._slots) + len(self._free_slots)
             num_more = max(num_missing, capacity, _MIN_GROWTH)
             self._pool = tuple(torch.cat(pair) for pair in zip(self._pool, self._initial_state(num_more), strict=True))
@@ -145,6 +145,6 @@ def _check_chunks(chunks: Mapping[SessionName, Tensor]) -> None:
         kind = kind or chunk_kind
         if chunk_kind != kind:
             raise ConfigError(
-                f"the chunk of session {name!r} has steps of {list(chunk_kind[0])} {chunk.dtype}, unlike the others; "
-                "use one shape and dtype for all"
+                f"the chunk of session {name!r} has steps of shape {list(chunk_kind[0])} and {chunk.dtype}, unlike the "
+                "first chunk; use one shape and dtype for all"
             )

@@ -25,9 +25,9 @@ def is_raw(location: Path | str) -> bool:
 
 
 def open_source(location: Path | str, data_spec: DataSpec) -> Corpus | Sequences:
-    """Open prepared data that matches the run's `data_spec`; labels may be missing."""
+    """Open prepared data, which must match the run's `data_spec`; labels may be missing."""
     if not is_remote(location) and not Path(location).exists():
-        raise DataError(f"{location} does not exist; give a prepared folder, its URL, or a file")
+        raise DataError(f"{location} does not exist; use a prepared folder, its URL, or a file")
     store = Store.open(location)
     source = Corpus.from_store(store) if store.kind == "tokens" else Sequences.from_store(store)
     check_same_spec(data_spec, _data_spec(source, data_spec), str(location), "the run")
@@ -81,17 +81,17 @@ def prepare_source(file: Path | str, folder: Path, data_spec: DataSpec, fields: 
     elif data_spec.vocabulary is not None and task.targets == "tokens":
         prepare_text(file, folder, TextOptions(vocabulary=data_spec.vocabulary))
     else:
-        raise DataError(f"{file} is not a file of records; use one of {', '.join(FORMATS)}, or a prepared folder")
+        raise DataError(f"{file} is not a file of records ({', '.join(FORMATS)}); use one, or a prepared folder")
 
 
 def _field_names(file: Path | str) -> set[str]:
-    """Return the field names of a file's first record, or an empty set without a valid record."""
+    """Return the field names of a file's first record, or an empty set if that is missing or invalid."""
     row = next(iter(read_rows(cut_records(list_paths(file), None)[0])), None)
     return set() if row is None or row.problem else set(row.record)
 
 
 def _data_spec(source: Corpus | Sequences, data_spec: DataSpec) -> DataSpec:
-    """Return the spec of `source`; labels, if it has none, are those of the run's `data_spec`."""
+    """Return the spec of `source`; its labels are those of the run if it has none, or needs none."""
     if isinstance(source, Corpus):
         return DataSpec(replace(data_spec.task, inputs="tokens", num_inputs=len(source.vocabulary)), source.vocabulary)
     values, labels = source.fields.values, source.fields.labels
