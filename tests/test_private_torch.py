@@ -20,7 +20,7 @@ SOURCE = Path(stretto.__file__).parent
 PRIVATE_NAMES = {
     "base/foreach.py": {"torch._foreach_mul_"},
     "engine/ddp_reducer.py": {"ddp.reducer._rebuild_buckets"},
-    "launch/elastic_agent.py": {"super()._monitor_workers"},
+    "launch/elastic_agent.py": {"super()._monitor_workers", "super()._shutdown"},
     # For type checkers only.
     "mesh/c10d.py": {
         f"torch._C._distributed_c10d{name}"
@@ -94,12 +94,15 @@ def test_the_agent_asks_for_the_workers_state_with_the_method_that_we_extend() -
     from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
-    with private_name("LocalElasticAgent._monitor_workers, ._remaining_restarts or ._pcontext"):
+    with private_name("LocalElasticAgent._monitor_workers, ._remaining_restarts, ._pcontext or ._shutdown"):
         assert list(inspect.signature(LocalElasticAgent._monitor_workers).parameters) == ["self", "worker_group"]
         loop = inspect.getsource(SimpleElasticAgent._invoke_run)
         # Called in the loop before it asks how many restarts are left.
         assert loop.index("self._monitor_workers(") < loop.index("self._remaining_restarts > 0")
         assert "self._pcontext" in inspect.getsource(LocalElasticAgent)
+        # Only the shutdown after a signal names the signal.
+        assert inspect.getsource(SimpleElasticAgent.run).count("self._shutdown(e.sigval") == 1
+        assert "self._shutdown()" in inspect.getsource(LocalElasticAgent._stop_workers)
 
 
 def test_torch_distributed_has_the_stores_and_the_bucket() -> None:

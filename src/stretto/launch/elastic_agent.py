@@ -1,8 +1,9 @@
-"""torch's elastic agent with a restart policy and access to exit codes.
+"""torch's elastic agent with a restart policy, access to exit codes, and time for ranks to save after a signal.
 
-torch has no public API for either: `_monitor_workers`, `_remaining_restarts` and `_pcontext` are private.
+torch has no public API for them: `_monitor_workers`, `_remaining_restarts`, `_pcontext` and `_shutdown` are private.
 """
 
+import signal
 from collections.abc import Callable
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
@@ -18,10 +19,10 @@ class ElasticAgent(LocalElasticAgent):
     """Starts the ranks of this machine and restarts them as often as a policy allows."""
 
     def __init__(
-        self, spec: WorkerSpec, logs: DefaultLogsSpecs, restart_policy: RestartPolicy, *, shutdown_timeout: int
+        self, spec: WorkerSpec, logs: DefaultLogsSpecs, restart_policy: RestartPolicy, *, grace_seconds: int
     ) -> None:
-        super().__init__(spec, logs, shutdown_timeout=shutdown_timeout)
-        self._restart_policy = restart_policy
+        super().__init__(spec, logs)
+        self._restart_policy, self._grace_seconds = restart_policy, grace_seconds
 
     def exit_codes(self) -> list[int | None]:
         """Return the exit codes of the ranks; None for ranks that still run."""
@@ -33,3 +34,9 @@ class ElasticAgent(LocalElasticAgent):
         if result.is_failed():
             self._remaining_restarts = self._restart_policy(result, self._remaining_restarts)
         return result
+
+    def _shutdown(self, death_sig: signal.Signals | None = None, timeout: int | None = None) -> None:
+        # The agent passes `death_sig` only when it got a signal itself. Its own `timeout` does not exist in torch 2.10.
+        if death_sig is not None and self._pcontext is not None:
+            self._pcontext.close(death_sig, self._grace_seconds)
+        super()._shutdown()

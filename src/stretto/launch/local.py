@@ -63,7 +63,7 @@ def launch_local(
         spec,
         DefaultLogsSpecs(os.devnull),
         _RestartPolicy(max_restarts, progress, on_message),
-        shutdown_timeout=GRACE_SECONDS,
+        grace_seconds=GRACE_SECONDS,
     )
     # Temporary files of killed ranks are removed with this folder.
     with make_scratch_folder() as folder, _environment(_rank_environment(num_ranks, folder)):
