@@ -77,7 +77,7 @@ def test_other_devices_are_planned_from_a_data_sheet(run_toml: Path, capsys: pyt
         (["--network", "fast"], "--network=fast is not a latency and a bandwidth; write it like 5us,25GB"),
         (["--hardware", "Z80"], "--hardware=Z80 and --profile=here.json are two profiles; leave one of them out"),
         (["--json", "no/such/folder/plan.json"], "no/such/folder/plan.json can't be written"),
-        (["--layout.blocks", "2,3"], "must have stages=1 numbers, each at least 1"),
+        (["--layout.blocks", "2,3"], "must have one number >= 1 per stage (stages=1)"),
     ],
 )
 def test_an_error_ends_in_one_sentence(
@@ -115,7 +115,7 @@ def test_the_section_to_paste_is_the_layout_that_was_chosen(tmp_path: Path) -> N
 
 def test_auto_excludes_other_layout_options(run_toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "run.toml", "--layout.auto", "true", "--layout.stages", "2"]) == 2
-    assert "auto can't be combined with stages; leave out auto or all others" in capsys.readouterr().err
+    assert "auto can't be combined with stages; leave out auto, or the rest" in capsys.readouterr().err
     with pytest.raises(ConfigError, match=r"layout\.auto has not been resolved"):
         Run(load_config("run.toml", {"layout.auto": "true"}))
 

@@ -127,13 +127,13 @@ ERROR_SECTIONS = (
                 triggers.section_as_value,
             ),
             ErrorCase(
-                "<file>: layout: auto can't be combined with <fields>; leave out auto or all others",
+                "<file>: layout: auto can't be combined with <fields>; leave out auto, or the rest",
                 'With `layout = "auto"` the planner chooses replicas, stages, micro-batches and chunks.',
                 "Leave the other fields of the section out; [the planner](../concepts/planner.md) explains the choice.",
                 triggers.two_configs,
             ),
             ErrorCase(
-                "<file>: layout: blocks=[<numbers>] must have stages=<n> numbers, each at least 1",
+                "<file>: layout: blocks=[<numbers>] must have one number >= 1 per stage (stages=<n>)",
                 "The list needs one number for each stage.",
                 "Give as many numbers as stages, or leave `layout.blocks` out to balance the stages automatically.",
                 "stretto train run.toml --layout.stages 2 --layout.blocks 3",
@@ -602,7 +602,7 @@ ERROR_SECTIONS = (
                 DataError,
             ),
             ErrorCase(
-                "data.train=<url>: <url> is not a readable URL (<reason>); use a folder or a different URL",
+                "data.train=<url>: <url> is not a supported URL (<reason>); use a folder or a different URL",
                 "The protocol in front of `://` is not known.",
                 "Check the spelling, as in `s3://bucket/folder`.",
                 "stretto train run.toml --data.train nowhere://bucket/data",

@@ -217,7 +217,7 @@ def test_the_end_of_the_retries_is_one_sentence(calls: Calls, tmp_path: Path) ->
     store = Store.open(URL, Cache(tmp_path, retry_seconds=1.0))
     start = time.monotonic()
     message = (
-        r"^memory://bucket/store can't be read after 1 s of retries \(ConnectionError: nobody home\); .*retry_seconds$"
+        r"^memory://bucket/store can't be accessed after 1 s of retries \(ConnectionError: nobody home\); .*seconds$"
     )
     with pytest.raises(DataError, match=message):
         store.pages.read([ByteRange(VALUES, 0, 9)])
@@ -241,9 +241,9 @@ class NoCredentialsError(Exception):
     ("error", "message"),
     [
         (PermissionError("wrong key"), r"access denied \(PermissionError: wrong key\); check the credentials"),
-        (OSError(errno.EINVAL, "range"), r"can't be read \(OSError: .*range\); check the URL and the credentials"),
-        (StatusError(401), "can't be read"),
-        (NoCredentialsError("no key"), "can't be read"),
+        (OSError(errno.EINVAL, "range"), r"can't be accessed \(OSError: .*range\); check the URL and credentials"),
+        (StatusError(401), "can't be accessed"),
+        (NoCredentialsError("no key"), "can't be accessed"),
     ],
 )
 def test_a_refusal_is_not_retried(calls: Calls, error: Exception, message: str, tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def test_a_small_file_is_retried_too(bucket: MemoryFileSystem, monkeypatch: pyte
     monkeypatch.setattr(MemoryFileSystem, "cat_file", cat_file)
     assert fetch(URL, "index.json") == b"here"
     tries.clear()
-    with pytest.raises(DataError, match=r"can't be read after 0 s of retries \(ConnectionError: away\)"):
+    with pytest.raises(DataError, match=r"can't be accessed after 0 s of retries \(ConnectionError: away\)"):
         fetch(URL, "index.json", retry_seconds=0.1)
 
 
@@ -307,7 +307,7 @@ def test_a_missing_package_is_one_sentence_that_names_the_extra(
 
 
 def test_an_unknown_kind_of_url_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"^nowhere://bucket/store is not a readable URL .*; use a folder"):
+    with pytest.raises(DataError, match=r"^nowhere://bucket/store is not a supported URL .*; use a folder"):
         Store.open("nowhere://bucket/store", Cache(tmp_path))
 
 

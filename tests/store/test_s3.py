@@ -151,7 +151,7 @@ def test_missing_credentials_are_one_sentence_at_once(
     S3FileSystem.clear_instance_cache()
     start = time.monotonic()
     with pytest.raises(
-        DataError, match=rf"^{URL} can't be read \(NoCredentialsError: .*\); check the URL and the cred"
+        DataError, match=rf"^{URL} can't be accessed \(NoCredentialsError: .*\); check the URL and cred"
     ):
         Store.open(URL, Cache(tmp_path))
     assert time.monotonic() - start < 5
@@ -163,7 +163,7 @@ def test_missing_credentials_are_one_sentence_at_once(
     [
         ("s3://no-such-bucket/store", "^s3://no-such-bucket/store: the bucket does not exist; check the URL"),
         ("s3://bucket/elsewhere", "^s3://bucket/elsewhere holds no prepared data"),
-        ("s3://no!bucket/store", "^s3://no!bucket/store can't be read .*; check the URL and the credentials$"),
+        ("s3://no!bucket/store", "^s3://no!bucket/store can't be accessed .*; check the URL and credentials$"),
     ],
 )
 def test_a_location_that_does_not_exist_is_one_sentence_at_once(
@@ -184,7 +184,7 @@ def test_a_server_that_does_not_come_back_is_one_sentence_in_time(
     S3FileSystem.clear_instance_cache()
     store.pages._remotes.clear()  # type: ignore[attr-defined]
     start = time.monotonic()
-    with pytest.raises(DataError, match=rf"^{URL} can't be read after \d s of retries \(EndpointConnectionError: "):
+    with pytest.raises(DataError, match=rf"^{URL} can't be accessed after \d s of retries \(EndpointConnectionError: "):
         store.pages.read([ByteRange("ends-00000.bin", 0, 8)])
     assert 1 < time.monotonic() - start < 6
     S3FileSystem.clear_instance_cache()
@@ -204,6 +204,6 @@ def test_damaged_objects_are_one_sentence_each(server: S3Server, folder: Path, t
         store.pages.read([ByteRange("values-00002.bin", 0, PAGE_BYTES + 9)])
     with pytest.raises(DataError, match=r"values-00003\.bin is damaged between bytes 0 and .* \(received 1,048,575 "):
         store.pages.read([ByteRange("values-00003.bin", 0, 9)])
-    with pytest.raises(DataError, match=r"^s3://bucket/damaged can't be read \(.*range is not satisfiable\)"):
+    with pytest.raises(DataError, match=r"^s3://bucket/damaged can't be accessed \(.*range is not satisfiable\)"):
         store.pages.read([ByteRange("values-00003.bin", PAGE_BYTES, PAGE_BYTES + 9)])
     assert time.monotonic() - start < 5

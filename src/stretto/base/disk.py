@@ -1,4 +1,4 @@
-"""Writes files atomically, reports errors of the file system, and syncs folders to the disk."""
+"""Writes files atomically, reports file-system errors, and syncs folders to the disk."""
 
 import os
 from collections.abc import Iterator
@@ -37,11 +37,11 @@ def write_atomic(path: Path, content: bytes) -> None:
 
 @contextmanager
 def write_errors(target: Path | str, remedy: str = "choose a different file") -> Iterator[None]:
-    """Turn an error of the file system into one that names the target: a path, or `parameter=path`."""
+    """Turn a file-system error into a ConfigError that names the target: a path, or `parameter=path`."""
     try:
         yield
     except OSError as error:
-        raise ConfigError(f"{target} can't be written ({error.strerror}); {remedy}") from None
+        raise ConfigError(f"{target} can't be written ({error.strerror or error}); {remedy}") from None
 
 
 def refuse_existing(parameter: str, path: Path) -> None:

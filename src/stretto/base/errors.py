@@ -34,7 +34,7 @@ class LawError(StrettoError):
 
 
 class FencedError(StrettoError):
-    """Another run has taken over this run's folder, so this run must not be restarted."""
+    """Another launch of this run has taken over its folder, so this one must not be restarted."""
 
     exit_code = 76
 
@@ -43,5 +43,5 @@ class DivergedError(StrettoError):
     """Training diverged: a loss or gradient is not finite."""
 
 
-# Errors that end the whole run, not one rank only: every rank raises the one that was published first.
+# Errors that end the whole run, not only one rank: every rank raises the one that was published first.
 SHARED_ERRORS: tuple[type[StrettoError], ...] = (ConfigError, DataError, DivergedError, FencedError, PlanError)

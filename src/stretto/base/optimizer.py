@@ -1,4 +1,4 @@
-"""OptimizerFactory: the type with which callers choose an optimizer."""
+"""OptimizerFactory: a function that makes the optimizer for a rank's parameters."""
 
 from collections.abc import Callable, Iterable
 
@@ -6,4 +6,4 @@ import torch
 from torch import nn
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-"""Takes a rank's parameters and returns their optimizer: `torch.optim.AdamW`, `lambda params: SGD(params, lr=0.1)`."""
+"""Takes a rank's parameters and returns an optimizer: `torch.optim.AdamW`, or `lambda params: SGD(params, lr=0.1)`."""

@@ -36,7 +36,7 @@ def keep_mask(keys: Tensor, num_features: int, keep: float) -> Tensor:
     """
     features = torch.arange(num_features, dtype=torch.int64, device=keys.device)
     words = _words(keys).unsqueeze(-1) ^ _words(features)
-    # Both are hashed already, but their xor alone would correlate masks; these rounds remove that structure.
+    # Keys and features are hashed already, but masks from their xor alone would be correlated; these rounds prevent it.
     words ^= (words >> 16) & 0xFFFF
     words *= _WORD_A
     words ^= (words >> 15) & 0x1FFFF

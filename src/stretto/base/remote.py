@@ -14,7 +14,7 @@ _MAX_DELAY_SECONDS = 5.0
 # Errors that the request itself causes: a retry would fail in the same way.
 _PERMANENT_ERRORS = (FileNotFoundError, NotADirectoryError, IsADirectoryError, ImportError, ValueError, TypeError)
 _PERMANENT_ERRNOS = (errno.EINVAL, errno.ENAMETOOLONG, errno.ENOSYS)
-# Such errors of botocore. They are given by name, because botocore is installed only where S3 is used.
+# The same for botocore, by name because botocore is installed only where S3 is used.
 _PERMANENT_ERROR_NAMES = {"NoCredentialsError", "PartialCredentialsError", "ParamValidationError", "ProfileNotFound"}
 
 _log = logging.getLogger(__name__)
@@ -48,14 +48,14 @@ class RemoteFolder(NamedTuple):
             remedy = "pip install 'stretto[s3]'" if is_s3 else "install it"
             raise DataError(f"{location} needs a package that is not installed ({error}); {remedy}") from error
         except ValueError as error:
-            raise DataError(f"{location} is not a readable URL ({error}); use a folder or a different URL") from error
+            raise DataError(f"{location} is not a supported URL ({error}); use a folder or a different URL") from error
 
     def cat(self, name: str) -> bytes:
         """Return the content of a file."""
         return bytes(self.filesystem.cat_file(join(self.root, name)))
 
     def cat_ranges(self, names: Sequence[str], byte_ranges: Sequence[tuple[int, int]]) -> list[bytes | Exception]:
-        """Return one range (start, stop) of each file, or the error of reading it."""
+        """Return one range (start, stop) of each file, or the error that reading it raised."""
         paths = [join(self.root, name) for name in names]
         starts, stops = zip(*byte_ranges, strict=True)
         answers: list[bytes | Exception] = self.filesystem.cat_ranges(
@@ -81,15 +81,15 @@ class RetryBudget:
         if isinstance(error, PermissionError):
             raise DataError(f"{self._location}: access denied ({reason}); check the credentials") from error
         if _is_permanent(error):
-            raise DataError(f"{self._location} can't be read ({reason}); check the URL and the credentials") from error
+            raise DataError(f"{self._location} can't be accessed ({reason}); check the URL and credentials") from error
         waited = time.monotonic() - self._start
         if waited + self._delay > self._seconds:
             raise DataError(
-                f"{self._location} can't be read after {waited:.0f} s of retries ({reason}); check that the server "
+                f"{self._location} can't be accessed after {waited:.0f} s of retries ({reason}); check that the server "
                 "runs and is reachable, or raise data.retry_seconds"
             ) from error
         if self._delay == _FIRST_DELAY_SECONDS:
-            _log.warning("%s can't be read (%s); retrying for up to %.0f s", self._location, reason, self._seconds)
+            _log.warning("%s can't be accessed (%s); retrying for up to %.0f s", self._location, reason, self._seconds)
         time.sleep(self._delay)
         self._delay = min(2 * self._delay, _MAX_DELAY_SECONDS)
 

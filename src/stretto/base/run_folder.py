@@ -3,13 +3,13 @@
 runs/book/
     config.toml            the config, every default written out
     data_spec.json         what the data's numbers mean: task, labels, channels; and vocabulary.json for text
-    plan.json              predicted step times, if the run was planned
+    plan.json              the plan with its predicted step time, if layout.auto chose the layout
     log.jsonl              one line of JSON per event
     trace.json             one recorded training step of every rank
     checkpoints/           unless save.to names another place
     weights.safetensors    the final weights
     nonfinite/             batches whose loss or gradient was not finite
-    sinks.json             what trackers need to resume; tensorboard/, mlflow/ and wandb/ are their own files
+    sinks.json             what trackers need to resume; their own files are in tensorboard/, mlflow/ and wandb/
     report.html            what `stretto report` writes; with --compare, compare.html
 """
 
@@ -64,7 +64,7 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        # Not through `file`: users may link this folder to a larger disk.
+        # Not through `file`, which rejects links out of the folder: users may link this one to a larger disk.
         return self.path / CHECKPOINTS
 
     @property
@@ -84,7 +84,7 @@ class RunFolder:
         """Return the path of a file; raise if the name, or a symbolic link of that name, leads out of the folder."""
         path = self.path / name
         if not path.resolve().is_relative_to(self.path.resolve()):
-            raise ConfigError(f"{path} leads out of the run's folder; don't trust it, or replace the link by its file")
+            raise ConfigError(f"{path} leads out of the run's folder; if you trust the link, replace it with a copy")
         return path
 
     def read(self, name: str) -> bytes | None:
@@ -99,5 +99,5 @@ class RunFolder:
             write_atomic(self.file(name), content)
 
     def writing(self) -> AbstractContextManager[None]:
-        """Return a context that turns an error of the file system into one that names the folder."""
+        """Return a context that turns a file-system error into a ConfigError that names the folder."""
         return write_errors(f"run.folder={self}", "choose a different one")

@@ -9,9 +9,9 @@ class Task:
     """The inputs and targets of a dataset, which determine a network's first block, last block and loss."""
 
     inputs: Literal["tokens", "channels"]
-    num_inputs: int  # the vocabulary's size, or the number of channels
+    num_inputs: int  # the vocabulary's size, or the number of channels (with masks, twice that)
     targets: Literal["tokens", "labels", "values"]  # a token per time step, a label per row, or numbers per time step
-    num_outputs: int  # features of the last block: the vocabulary's size, or the number of labels or values
+    num_outputs: int  # features of the last block: the vocabulary's size, or the number of classes or values
 
     @classmethod
     def language(cls, num_tokens: int) -> "Task":

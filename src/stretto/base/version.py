@@ -1,4 +1,4 @@
-"""installed_version: the version of stretto that a file it writes names."""
+"""installed_version: the version of stretto, which is recorded in the files that it writes."""
 
 from importlib import metadata
 

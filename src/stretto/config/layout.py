@@ -37,7 +37,7 @@ class Layout(StrictModel):
     blocks: Counts = ()
     """Number of blocks of each stage, in order; by default the estimated cost of the stages is balanced."""
     adjacent: Literal["stages", "replicas"] = "stages"
-    """What is placed on adjacent ranks, and thus on one node: the stages of a replica, or the replicas of a stage."""
+    """What is placed on adjacent ranks, usually on one node: the stages of a replica, or the replicas of a stage."""
     auto: bool = False
     """Profile the model and use the layout that is predicted to be fastest; short form: `layout = "auto"`."""
     elastic: bool = False
@@ -47,9 +47,9 @@ class Layout(StrictModel):
     def _check(self) -> Self:
         given = self.model_dump(exclude_defaults=True, exclude={"auto", "elastic"})
         if self.auto and given:
-            raise ValueError(f"auto can't be combined with {', '.join(given)}; leave out auto or all others")
+            raise ValueError(f"auto can't be combined with {', '.join(given)}; leave out auto, or the rest")
         if self.blocks and (len(self.blocks) != self.stages or min(self.blocks) < 1):
-            raise ValueError(f"blocks={list(self.blocks)} must have stages={self.stages} numbers, each at least 1")
+            raise ValueError(f"blocks={list(self.blocks)} must have one number >= 1 per stage (stages={self.stages})")
         return self
 
     @property

@@ -32,8 +32,8 @@ class DataConfig(StrictModel):
     """Folder or URL of the validation data, with the same vocabulary, labels or channels."""
     feed: Literal["lanes", "batches", "forecast"] | None = None
     """How data becomes rows: `lanes` (streams with carried state), `batches` (sequences of different lengths) or
-    `forecast` (sliding windows of series). By default: lanes for text; for channels without labels, forecast if
-    `context` is set, else lanes; batches for other sequences."""
+    `forecast` (sliding windows of series). By default: lanes for a corpus; for channels without labels, forecast
+    if `context` is set, else lanes; batches for other sequences."""
     lanes: int = Field(32, ge=1)
     """lanes: number of parallel streams that the data is split into; each is a row of the global batch."""
     window: int = Field(64, ge=1)
@@ -43,7 +43,7 @@ class DataConfig(StrictModel):
     max_rows: int = Field(65536, ge=1)
     """batches, forecast: maximum rows of a global batch."""
     row_multiple: int = Field(8, ge=1)
-    """batches, forecast: larger batches are cut to a multiple of this many rows, so that replicas get equal shares."""
+    """batches, forecast: batches with more rows than this are cut to a multiple of it: replicas get equal shares."""
     context: int | None = Field(None, ge=1)
     """forecast: time steps of a series that the network sees before it makes a forecast."""
     stride: int = Field(1, ge=1)
@@ -74,11 +74,11 @@ class RunSettings(StrictModel):
     folder: Path = _Path("runs/default")
     """Folder for config, log, checkpoints and weights; if it holds a run, that run resumes."""
     seed: int = Field(1, ge=0, lt=2**63)
-    """Seed of the weights and of all other randomness."""
+    """Random seed for the initial weights, the order of the data and dropout."""
     device: str = "auto"
     """Device: `auto` (an accelerator if there is one), `cpu`, `cuda`, ..."""
     precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16 runs the blocks under autocast; weights, states and losses stay fp32."""
+    """bf16 runs the blocks under autocast; weights and losses stay fp32, states are rounded to bf16 after a chunk."""
     log_every: int = Field(10, ge=1)
     """Steps between progress lines, if the output is not a terminal, and between the log's lines with per-rank figures.
     The log also has a line for every step."""
