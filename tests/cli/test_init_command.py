@@ -32,7 +32,7 @@ def test_init_writes_a_run_that_trains_without_changes_and_learns(capsys: pytest
     assert main(["init", "reviews.jsonl"]) == 0
     said = capsys.readouterr().out
     assert "found   sequences: reviews.jsonl, about 300 rows of jsonl, text in 'text', label 'mood'" in said
-    assert "'mood' is used as the label; choose a different one with --label=FIELD, or --no-label" in said
+    assert "'mood' is used as the label (--label=FIELD chooses another one, --no-label none)" in said
     assert "  stretto train run.toml" in said and "  stretto predict runs/reviews" in said and "\x1b" not in said
     assert main(["train", "run.toml"]) == 0
     capsys.readouterr()
@@ -82,7 +82,7 @@ def test_given_validation_files_take_precedence_over_names(capsys: pytest.Captur
         Path(name).write_text("the theme enters before it has ended\n" * 200)
     assert main(["init", "books", "--valid", "other.txt"]) == 0
     said = capsys.readouterr().out
-    assert "validation files, by their names" not in said and "ignored: valid.txt" in said
+    assert "validation files, recognized by their names" not in said and "ignored: valid.txt" in said
 
 
 @pytest.mark.parametrize(

@@ -318,8 +318,8 @@ ERROR_SECTIONS = (
                 DataError,
             ),
             ErrorCase(
-                "<path>, row <n>: it has no <field>, only <fields>; name the field with --sequence=FIELD, or skip such "
-                "rows with --bad-rows=skip",
+                "<path>, row <n>: it has no value in <field> (its fields are <fields>); name the field with "
+                "--sequence=FIELD, or skip such rows with --bad-rows=skip",
                 "The first record does not have the field.",
                 "Use one of the listed fields.",
                 "stretto prepare sequences songs.jsonl --out new --sequence lyrics",
@@ -369,7 +369,7 @@ ERROR_SECTIONS = (
                 DataError,
             ),
             ErrorCase(
-                "<folder> already exists and is not prepared data; choose a different folder",
+                "<folder> already exists and is not an empty folder; choose a different one",
                 "Existing files are never overwritten.",
                 "Choose a different `--out`.",
                 "stretto prepare text book.txt --out stuff",
@@ -404,7 +404,7 @@ ERROR_SECTIONS = (
                 DataError,
             ),
             ErrorCase(
-                "<path>, row <n>: <field> has a step of <n> numbers where others have <n>; fix it, or skip such rows "
+                "<path>, row <n>: <field> has a step of length <n> where others have <n>; fix it, or skip such rows "
                 "with --bad-rows=skip",
                 "Each step of a sequence has one number for each channel.",
                 "Write null where a number is missing.",
@@ -434,7 +434,7 @@ ERROR_SECTIONS = (
                 DataError,
             ),
             ErrorCase(
-                "<path>: its header line has a column <name>; give each column its own name",
+                "<path>: the column name <name> is empty, repeated or not UTF-8; rename it",
                 "A name appears twice in the first line of a CSV file, or is empty.",
                 "Rename a column.",
                 "stretto prepare series twice.csv --out new",
@@ -448,14 +448,14 @@ ERROR_SECTIONS = (
                 DataError,
             ),
             ErrorCase(
-                "<path>, row <n>: a quote is opened there and never closed; fix the file",
+                "<path>, row <n>: a quote is opened in this row and never closed; fix the file",
                 "The rest of the file would be one cell.",
                 "Close the quote, or double it inside a cell.",
                 "stretto prepare series quote.csv --out new",
                 DataError,
             ),
             ErrorCase(
-                "<path>, row <n>: <column> has a NaN or an infinity; fix it, read it as missing with --nan=missing, or "
+                "<path>, row <n>: <column> has NaN, NA or an infinity; fix it, read it as missing with --nan=missing, or "
                 "skip such rows with --bad-rows=skip",
                 "Such a value would make the mean and the standard deviation of the channel useless.",
                 "`--nan missing` reads it as a missing value.",
@@ -463,8 +463,8 @@ ERROR_SECTIONS = (
                 DataError,
             ),
             ErrorCase(
-                "<path>, row <n>: <column> is <value>, but the series of that name ended above; sort the rows by "
-                "<column> first",
+                "<path>, row <n>: <column> is <value>, but the series of that name ended in a row above; sort the rows "
+                "by <column> first",
                 "The rows of a series must follow each other.",
                 "Sort the file by that column, then by time.",
                 "stretto prepare series mixed.csv --out new --by meter",

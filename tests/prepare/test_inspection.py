@@ -311,7 +311,7 @@ def test_missing_values_are_recognized(written: str, tmp_path: Path) -> None:
     rows = [[when, row if row % 5 else written] for row, when in enumerate(hours(50))]
     inspection = inspect_data(table(tmp_path / "a.csv", "date,load", rows))
     assert (series_data(inspection).has_missing, series_data(inspection).nan) == (True, "missing")
-    assert inspection.notes == ("NA or NaN in load: read as missing values (nan=error rejects them)",)
+    assert inspection.notes == ("NA, NaN or infinity in load: read as missing values (nan=error rejects them)",)
     train = prepare_data(inspection, tmp_path / "data").train
     assert isinstance(train, Sequences)
     assert np.isnan(train.read(train.step_ranges([(0, 0)]))[0]).sum() == 8
@@ -327,7 +327,7 @@ def test_a_column_with_grouped_values_names_the_series(tmp_path: Path) -> None:
     rows = [[when, meter, row] for meter in "abc" for row, when in enumerate(hours(20))]
     assert series_data(inspect_data(table(tmp_path / "a.csv", "date,meter,load", rows))).by == "meter"
     mixed = sorted(rows, key=lambda row: str(row[0]))
-    with pytest.raises(DataError, match="rows of several 'meter' are mixed; sort them by 'meter', then by 'date'"):
+    with pytest.raises(DataError, match="rows of different series are mixed; sort them by 'meter', then by 'date'"):
         inspect_data(table(tmp_path / "b.csv", "date,meter,load", mixed))
 
 

@@ -237,8 +237,8 @@ GOOD: dict[str, dict[str, Any]] = {
         ("text", '{"text": 5, "y": 1}', "'text' is 5, not text"),
         ("text", '{"text": "\\ud800", "y": 1}', "'text' has half of a surrogate pair"),
         ("text", '{"text": "x"}', "it has no 'y'"),
-        ("text", '{"text": "x", "y": 1.5}', "'y' is 1.5, not a label: text or an integer"),
-        ("text", '{"text": "x", "y": ""}', "'y' is \"\", not a label"),
+        ("text", '{"text": "x", "y": 1.5}', "'y' is 1.5, but a label is text or an integer"),
+        ("text", '{"text": "x", "y": ""}', "'y' is \"\", but a label is text"),
         ("tokens", '{"tokens": [], "y": 1}', "'tokens' is an empty list"),
         ("tokens", '{"tokens": "x", "y": 1}', "'tokens' is \"x\", not a list"),
         ("tokens", '{"tokens": [1, 2.5], "y": 1}', "'tokens' has 2.5, not an integer"),
@@ -248,12 +248,12 @@ GOOD: dict[str, dict[str, Any]] = {
         ("values", '{"values": [], "y": 1}', "'values' is an empty list"),
         ("values", '{"values": [1, "x"], "y": 1}', "'values' has \"x\", not a number"),
         ("values", '{"values": [[1]], "y": 1}', "'values' has [1], not a number"),
-        ("values", '{"values": [NaN], "y": 1}', "'values' has a NaN or an infinity"),
-        ("values", '{"values": [1, -Infinity], "y": 1}', "'values' has a NaN or an infinity"),
+        ("values", '{"values": [NaN], "y": 1}', "'values' has NaN, NA or an infinity"),
+        ("values", '{"values": [1, -Infinity], "y": 1}', "'values' has NaN, NA or an infinity"),
         ("values", '{"values": [1e39], "y": 1}', "'values' has a number that is too large for 32-bit floats"),
         ("values", f'{{"values": [1{"0" * 400}], "y": 1}}', "'values' has a number that is too large"),
-        ("many", '{"values": [[1, 2], [1]], "y": 1}', "'values' has a step of 1 numbers where others have 2"),
-        ("many", '{"values": [[1, 2, 3]], "y": 1}', "'values' has a step of 3 numbers where others have 2"),
+        ("many", '{"values": [[1, 2], [1]], "y": 1}', "'values' has a step of length 1 where others have 2"),
+        ("many", '{"values": [[1, 2, 3]], "y": 1}', "'values' has a step of length 3 where others have 2"),
         ("many", '{"values": [1, 2], "y": 1}', "'values' has 1, not a list of numbers"),
     ],
 )
@@ -289,6 +289,12 @@ def test_skipped_rows_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     assert "skipped 1 bad row, the first: " in caplog.text
 
 
+def test_a_file_of_blank_lines_has_no_sequence(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("\n\n")
+    with pytest.raises(DataError, match="no row can be read as a sequence; use different files or options"):
+        prepare_sequences(tmp_path / "a.jsonl", tmp_path / "out")
+
+
 def test_nan_can_be_a_missing_value(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"values": [1, NaN, Infinity, null]}\n')
     (store,) = prepare_sequences(tmp_path / "a.jsonl", tmp_path / "out", SequenceOptions(nan="missing"))
@@ -298,13 +304,13 @@ def test_nan_can_be_a_missing_value(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("records", "options", "reason"),
     [
-        ([{"x": 1}], {}, r"row 1: it has none of 'text', 'tokens' and 'values', only \['x'\]; name the field"),
-        ([{"x": 1}], {"sequence": "z"}, r"row 1: it has no 'z', only \['x'\]"),
-        ([{"x": 1}], {"bad_rows": "skip"}, "no row can be read as a sequence"),
+        ([{"x": 1}], {}, r"row 1: it has no value in 'text', 'tokens' or 'values' \(its fields are \['x'\]\); name"),
+        ([{"x": 1}], {"sequence": "z"}, r"row 1: it has no value in 'z' \(its fields are \['x'\]\)"),
+        ([{"x": 1}], {"bad_rows": "skip"}, r"no row can be read as a sequence \(the first is .*, row 1: it has no"),
         (
             [{"text": "a"}, {"text": ""}],
             {"label": "y", "bad_rows": "skip"},
-            "would be empty: all rows are bad",
+            "would be empty: all rows are bad \\(the first is",
         ),
         ([{"text": "a"}], {"num_tokens": 5}, "num_tokens=5 has no effect on sequences of text"),
         ([{"tokens": [1]}], {"num_tokens": 0}, "num_tokens=0 must be between 1"),
@@ -322,8 +328,8 @@ def test_nan_can_be_a_missing_value(tmp_path: Path) -> None:
         ([{"text": "a"}], {"read_as": "tokens"}, "row 1: 'text' is \"a\", not a list"),
         ([{"text": "a"}], {"like": "tokens"}, "like=.* has tokens, but 'text' holds text"),
         ([{"tokens": [3]}], {"like": "tokens"}, "row 1: 'tokens' has token 3, but tokens must be below 3"),
-        ([{"tokens": [1]}], {"like": "tokens", "num_tokens": 9}, "num_tokens=9 has no effect on the tokens of like="),
-        ([{"tokens": [1], "y": "z"}], {"like": "tokens", "label": "y"}, "which is not one of the 1 classes of like="),
+        ([{"tokens": [1]}], {"like": "tokens", "num_tokens": 9}, "num_tokens=9 has no effect .* of like=.*tokens;"),
+        ([{"tokens": [1], "y": "z"}], {"like": "tokens", "label": "y"}, "is not among the classes of like=FOLDER"),
         ([{"values": [[1, 2]]}], {"like": "values"}, "like=.* has 1 channels, but 'values' has 2"),
         ([{"values": [1], "y": 1}], {"like": "values", "label": "y"}, "has no labels; leave label=y out"),
     ],
@@ -357,5 +363,5 @@ def test_floats_without_a_fraction_are_classes(tmp_path: Path) -> None:
     (sequences,) = prepare_sequences(path, tmp_path / "out", SequenceOptions(label="label"))
     assert sequences.fields.labels is not None and sequences.fields.labels.names == ("0", "1", "2")
     path.write_text('{"text": "ab", "label": 0.5}\n')
-    with pytest.raises(DataError, match=r"'label' is 0\.5, not a label: text or an integer"):
+    with pytest.raises(DataError, match=r"'label' is 0\.5, but a label is text or an integer"):
         prepare_sequences(path, tmp_path / "other", SequenceOptions(label="label"))

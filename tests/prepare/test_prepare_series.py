@@ -95,7 +95,7 @@ def test_like_takes_columns_and_statistics(meters: Path, tmp_path: Path) -> None
     (tmp_path / "b.csv").write_text("load,heat\n5,7\n")
     (two,) = prepare_series(tmp_path / "b.csv", tmp_path / "two", SeriesOptions(like=tmp_path / "one"))
     assert two.fields.values == one.fields.values and steps_of(two) == [[[7]]]
-    with pytest.raises(DataError, match=r"columns=load are not those of like=.*, heat; leave one"):
+    with pytest.raises(DataError, match=r"like=.* has the columns heat, not columns=load; leave one"):
         prepare_series(tmp_path / "b.csv", tmp_path / "three", SeriesOptions(like=tmp_path / "one", columns=["load"]))
 
 
@@ -104,8 +104,8 @@ def test_like_takes_columns_and_statistics(meters: Path, tmp_path: Path) -> None
     [
         ("a,2", "it has 2 cells, but the header has 3"),
         ("a,2,x", "'x' has \"x\", not a number"),
-        ("a,2,nan", "'x' has a NaN or an infinity; fix it, read it as missing with nan=missing"),
-        ("a,2,-inf", "'x' has a NaN or an infinity"),
+        ("a,2,nan", "'x' has NaN, NA or an infinity; fix it, read it as missing with nan=missing"),
+        ("a,2,-inf", "'x' has NaN, NA or an infinity"),
         ("a,2,1e39", "'x' has a number that is too large for 32-bit floats; scale it"),
         (",2,1", "'by' is empty"),
         ("a,,1", "'t' is empty"),
@@ -134,7 +134,7 @@ def test_a_bad_row_is_an_error_with_its_number_or_is_skipped(row: str, problem: 
 def test_json_has_numbers_and_null_but_no_text_or_gaps(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     for row, problem in (('{"x": "5"}', "'x' has \"5\", not a number"), ('{"y": 5}', "it has no 'x'"),
-                         ('{"x": true}', "'x' has true, not a number"), ('{"x": NaN}', "'x' has a NaN")):  # fmt: skip
+                         ('{"x": true}', "'x' has true, not a number"), ('{"x": NaN}', "'x' has NaN")):  # fmt: skip
         path.write_text(f'{{"x": 1}}\n{{"x": null}}\n{row}\n')
         with pytest.raises(DataError, match=rf"row 3: {problem}"):
             prepare_series(path, tmp_path / "out")
@@ -145,7 +145,7 @@ def test_json_has_numbers_and_null_but_no_text_or_gaps(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"columns": []}, "columns= is empty"),
+        ({"columns": []}, r"columns=\(\) is empty"),
         ({"columns": ["load", "load"]}, "columns=load,load names 'load' twice"),
         ({"columns": ["when"], "time": "when"}, "columns=when includes time=when; leave it out of the columns"),
         ({"columns": ["gone"]}, "row 1: it has no 'gone'"),
@@ -203,7 +203,7 @@ def test_a_number_that_is_too_large_is_an_error_not_an_ignored_column(tmp_path: 
 @pytest.mark.parametrize("bad_rows", ["error", "skip"])
 def test_a_series_that_continues_after_another_is_an_error(bad_rows: Any, tmp_path: Path) -> None:  # noqa: ANN401
     (tmp_path / "a.csv").write_text("by,x\na,1\nb,2\na,3\nb,4\n")
-    reason = r"a\.csv, row 3: 'by' is \"a\", but the series of that name ended above; sort the rows by 'by' first$"
+    reason = r"a\.csv, row 3: 'by' is \"a\", but the series of that name ended in a row above; sort the rows by 'by'"
     with pytest.raises(DataError, match=reason):
         prepare_series(tmp_path / "a.csv", tmp_path / "out", SeriesOptions(by="by", bad_rows=bad_rows))
 

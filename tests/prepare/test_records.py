@@ -116,7 +116,7 @@ def test_only_a_line_that_is_not_a_record_has_a_problem(content: bytes, problem:
     [
         (b"1\n", "it has 1 cells, but the header has 2"),
         (b"1,2,3\n", "it has 3 cells, but the header has 2"),
-        (b"1,\xff\n", "the cell of 'b' is not UTF-8"),
+        (b"1,\xff\n", "the cell in column 'b' is not UTF-8"),
         (b'1,"x"y\n', "the row can't be read ("),
     ],
 )
@@ -136,10 +136,10 @@ def test_a_bad_csv_row_has_a_problem(content: bytes, problem: str, tmp_path: Pat
         ("a.jsonl", b"", r"a\.jsonl is empty; leave it out"),
         ("a.csv", b"a,b\n", r"a\.csv has a header but no rows; leave it out"),
         ("a.csv", b"1,2\n3,4\n", "its first line is not a header; write the names"),
-        ("a.csv", b",b\n3,4\n", "has a column ''; give each column its own name"),
-        ("a.csv", b'a,b\n1,2\n3,"4\n5,6\n', r"a\.csv, row 2: a quote is opened there and never closed; fix the file"),
-        ("a.csv", b"b,b\n3,4\n", "has a column 'b'; give each"),
-        ("a.parquet", b"PAR1 or not", r"a\.parquet can't be read \(.*\); copy it or write it again"),
+        ("a.csv", b",b\n3,4\n", "the column name '' is empty, repeated or not UTF-8; rename it"),
+        ("a.csv", b'a,b\n1,2\n3,"4\n5,6\n', r"a\.csv, row 2: a quote is opened in this row and never closed; fix"),
+        ("a.csv", b"b,b\n3,4\n", "the column name 'b' is empty, repeated"),
+        ("a.parquet", b"PAR1 or not", r"a\.parquet can't be read \(.*\); copy or write it again"),
     ],
 )
 def test_an_unreadable_file_is_an_error(name: str, content: bytes, reason: str, tmp_path: Path) -> None:

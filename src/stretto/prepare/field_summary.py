@@ -11,21 +11,22 @@ from typing import Any, Literal
 from stretto.prepare.record_parser import infer_list_type, parse_number
 from stretto.prepare.time_formats import looks_like_time, parse_time
 
-# An `unparsed time` can't be read: 01/03/2012 may be January or March. A `category` is one of a few short texts.
+# An `unparsed time` can't be parsed: 01/03/2012 may be in January or March. A `category` is a boolean, or one of a few
+# short texts.
 FieldType = Literal["text", "category", "number", "time", "unparsed time", "tokens", "channels", "empty", "other"]
 
-# The usual names of a sequence.
+# The usual names of a field that holds a sequence.
 _SEQUENCE_NAMES = ("text", "tokens", "values")
-# A field with more different values is not a label.
+# A field with more different values than this is not a label.
 _MAX_CLASSES = 1000
-# The same for numbers: numeric labels are small integers, such as 1 to 5 stars.
+# The same for integers: numeric labels have few different values, such as 1 to 5 stars.
 _MAX_NUMERIC_CLASSES = 100
-# The usual names of a column of times, and how long a time in any format may be.
+# The usual names of a column of times.
 TIME_NAMES = ("time", "date", "datetime", "timestamp", "ds", "t", "step", "index")
-_MAX_TIME_CHARS = 40
-# More than this fraction of an `unparsed time` looks like a time; the texts of a `category` are shorter on average.
+_MAX_TIME_CHARS = 40  # a text column with such a name holds times if its mean length is below this
+# A text field is an `unparsed time` if more than this fraction of its values looks like a time.
 _MIN_TIME_FRACTION = 0.9
-_MAX_CATEGORY_CHARS = 80
+_MAX_CATEGORY_CHARS = 80  # on average
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,11 @@ class FieldSummary:
     num_unique: int = 0  # different values; 0 for lists
     mean_length: float = 0.0  # characters of text, or steps of a list
     is_integer: bool = False  # integers only
-    has_nan: bool = False  # has NaN or infinities
+    has_nan: bool = False  # has NaN, infinities, or NA in a CSV file
 
     @property
     def is_named_sequence(self) -> bool:
-        """Whether the field has one of the usual names of a sequence."""
+        """Whether the field has one of the usual names for a sequence."""
         return self.name in _SEQUENCE_NAMES
 
     @property
@@ -54,7 +55,7 @@ class FieldSummary:
 
     @property
     def is_constant(self) -> bool:
-        """Whether all values are the same text or number; missing ones don't count."""
+        """Whether all values are the same text, number or boolean; missing ones don't count."""
         return self.type in ("category", "number", "text") and self.num_unique == 1
 
     @property

@@ -27,7 +27,7 @@ _CONTROLS = bytes(set(range(32)) - set(b"\t\n\v\f\r\x1b"))
 
 
 class AmbiguousInputError(DataError):
-    """Files can be read in several ways; `question` asks for the hint `hint`: one of `choices` ("none": no label)."""
+    """Files can be read in several ways. `question` asks for the hint named `hint`, one of `choices` ("none": no label)."""
 
     def __init__(self, message: str, hint: str, question: str, choices: Sequence[str]) -> None:
         super().__init__(message)
@@ -131,8 +131,8 @@ def _infer_format(path: Path) -> Format:
         content = file.read(_SNIFF_BYTES)
     index = next((index for index, byte in enumerate(content) if byte in _CONTROLS), None)
     if index is not None:
-        formats = f"text, {', '.join(FORMATS)}"
-        raise DataError(f"{path} is not text: byte {index + 1:,} is {content[index]:#04x}; choose from {formats}")
+        problem = f"is not text: byte {index + 1:,} is {content[index]:#04x}"
+        raise DataError(f"{path} {problem}; use text, JSONL, CSV or Parquet")
     return FORMATS.get(suffix, "text")
 
 
@@ -151,7 +151,7 @@ def _choose_format(groups: dict[Format, list[Path]], format: str | None) -> Form
 
 
 def _split_paths(paths: list[Path], root: Path) -> tuple[list[Path], list[Path], list[Path]]:
-    """Return training, validation and unused files, by their names; all are training if these don't name two splits."""
+    """Return training, validation and unused files by name; all are for training unless the names tell them apart."""
     splits = {path: _split_of(path.absolute().relative_to(root)) for path in paths}
     train, valid, test = ([path for path in paths if splits[path] == split] for split in ("train", "valid", "test"))
     if not train or not (valid or test):
@@ -160,7 +160,7 @@ def _split_paths(paths: list[Path], root: Path) -> tuple[list[Path], list[Path],
 
 
 def _split_of(path: Path) -> str | None:
-    """Return the split (train, valid or test) that the outermost folder or else the file is named after, or None."""
+    """Return the split (train, valid or test) that a folder (outermost first) or the file is named after, or None."""
     for part in (*path.parts[:-1], path.stem):
         words = set(re.split(r"[-_. ]", part.lower()))
         splits = [split for split, names in _SPLITS.items() if words.intersection(names)]

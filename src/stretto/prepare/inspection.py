@@ -66,7 +66,7 @@ def inspect_data(
 ) -> Inspection:
     """Return what files or folders hold, judged by a sample; large files are not read completely.
 
-    `hints` says what you know already. `valid` are the files for validation; without it, files are recognized by
+    `hints` says what you know already. `valid` are the validation files; without it, they are recognized by
     names such as `valid.csv`. Where the files can be read in several ways, an AmbiguousInputError says what to decide.
     """
     if hints.kind not in (None, "text", "sequences", "series"):
@@ -121,10 +121,10 @@ def _inspect_records(listing: Listing, hints: DataHints) -> Inspection:
 
 
 def _make_inspection(listing: Listing, data: TextData | SequenceData | SeriesData, notes: Sequence[str]) -> Inspection:
-    """Add notes on the files that are for validation, or not used at all."""
+    """Return an inspection, with notes on the validation files and on those that are not used."""
     notes = [*notes]
     if listing.valid and not listing.is_explicit:
-        notes.append(f"validation files, by their names: {_list_names(listing.valid)}")
+        notes.append(f"validation files, recognized by their names: {_list_names(listing.valid)}")
     if listing.ignored:
         notes.append(f"ignored: {_list_names(listing.ignored)}")
     return Inspection(listing.format, listing.paths, data, listing.valid, listing.num_bytes, notes=tuple(notes))
@@ -163,6 +163,6 @@ def _infer_kind(sample: RecordSample, hints: DataHints) -> DataKind:
         f"{sample.path} has text ({name}), times and numbers; use kind=sequences if each row is a sequence, or "
         "kind=series if each row is a time step",
         "kind",
-        f"Is each row a sequence (of {name}), or a time step of a series?",
+        f"Is each row a sequence (its {name}), or a time step of a series?",
         ("sequences", "series"),
     )

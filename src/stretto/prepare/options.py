@@ -63,12 +63,12 @@ class PrepareOptions:
 
 _LEVEL_HELP = "what a token of text is (default: byte)"
 _LIKE_HELP = "use this prepared data's"
-_VOCABULARY_HELP = "use the vocabulary of this prepared data instead of counting one"
-_MAX_SYMBOLS_HELP = "size of the vocabulary: the unknown symbol and the most frequent characters or words"
-_SPLIT_HELP = "for validation, such as 0.1; writes FOLDER/train and FOLDER/valid (default: 0)"
+_VOCABULARY_HELP = "use the vocabulary of this prepared data instead of building one"
+_MAX_SYMBOLS_HELP = "maximum size of the vocabulary: the unknown symbol and the most frequent characters or words"
+_SPLIT_HELP = "to use for validation, such as 0.1; writes FOLDER/train and FOLDER/valid (default: 0)"
 _BAD_ROWS_HELP = "a row that can't be read is an error, or is skipped (default: error)"
-_SHARD_BYTES_HELP = "bytes of input in one shard (default: 64 MiB); a CSV file is always one shard"
-_NAN_HELP = "a NaN or an infinity is an error, or a missing value (default: error)"
+_SHARD_BYTES_HELP = "approximate bytes of input in one shard (default: 64 MiB); a CSV file is always one shard"
+_NAN_HELP = "a NaN or an infinity (in CSV also NA) is an error, or a missing value (default: error)"
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ class TextOptions(PrepareOptions):
     level: Level | None = option(None, _LEVEL_HELP, choices=LEVELS)
     vocabulary: Vocabulary | Path | str | None = option(None, _VOCABULARY_HELP, "FOLDER")
     max_symbols: int | None = option(None, _MAX_SYMBOLS_HELP, "N", type=int)
-    validation_fraction: float = option(0.0, f"fraction of the text, its end, {_SPLIT_HELP}", "FRACTION", type=float)
-    shard_bytes: int = option(SHARD_BYTES, "bytes of text in one shard (default: 64 MiB)", "N", type=int)
+    validation_fraction: float = option(0.0, f"fraction at the end of the text {_SPLIT_HELP}", "FRACTION", type=float)
+    shard_bytes: int = option(SHARD_BYTES, "approximate bytes of text in one shard (default: 64 MiB)", "N", type=int)
 
 
 @dataclass(frozen=True)
@@ -94,10 +94,10 @@ class SequenceOptions(PrepareOptions):
     level: Level | None = option(None, _LEVEL_HELP, choices=LEVELS)
     vocabulary: Vocabulary | Path | str | None = option(None, _VOCABULARY_HELP, "FOLDER")
     max_symbols: int | None = option(None, _MAX_SYMBOLS_HELP, "N", type=int)
-    num_tokens: int | None = option(None, "number of tokens (default: the largest in the data + 1)", "N", type=int)
+    num_tokens: int | None = option(None, "number of distinct tokens (default: largest in the data + 1)", "N", type=int)
     like: Path | str | Schema | None = option(None, f"{_LIKE_HELP} vocabulary, classes and statistics", "FOLDER")
     validation_fraction: float = option(0.0, f"random fraction of the sequences {_SPLIT_HELP}", "FRACTION", type=float)
-    seed: int = option(0, "seed of the random validation split (default: 0)", "N", type=int)
+    seed: int = option(0, "random seed for the validation split (default: 0)", "N", type=int)
     bad_rows: BadRowPolicy = option("error", _BAD_ROWS_HELP, choices=get_args(BadRowPolicy))
     nan: NanPolicy = option("error", _NAN_HELP, choices=get_args(NanPolicy))
     shard_bytes: int = option(SHARD_BYTES, _SHARD_BYTES_HELP, "N", type=int)
@@ -108,12 +108,12 @@ class SeriesOptions(PrepareOptions):
     """How `prepare_series` turns tables into series."""
 
     columns: Sequence[str] | None = option(
-        None, "channels (default: all columns of numbers)", "A,B,...", type=split_names
+        None, "columns to use as channels (default: all columns of numbers)", "A,B,...", type=split_names
     )
     by: str | None = option(None, "column that names the series of a row (default: each file is one series)", "COLUMN")
     time: str | None = option(None, "column of times, which must not decrease within a series", "COLUMN")
     like: Path | str | Schema | None = option(None, f"{_LIKE_HELP} columns and statistics", "FOLDER")
-    validation_fraction: float = option(0.0, f"fraction of each series, its end, {_SPLIT_HELP}", "FRACTION", type=float)
+    validation_fraction: float = option(0.0, f"fraction at the end of a series {_SPLIT_HELP}", "FRACTION", type=float)
     bad_rows: BadRowPolicy = option("error", _BAD_ROWS_HELP, choices=get_args(BadRowPolicy))
     nan: NanPolicy = option("error", _NAN_HELP, choices=get_args(NanPolicy))
 

@@ -19,7 +19,7 @@ from stretto.store.corpus import Corpus
 from stretto.store.index import INDEX
 from stretto.store.sequences import Sequences
 
-# In the folder of prepared data: a fingerprint of the files and options that it was made from.
+# A file in the folder of prepared data: a fingerprint of the files and options that the data was made from.
 SOURCE_FINGERPRINT = "source.sha256"
 # The default size of a vocabulary of words.
 _MAX_WORDS = 20_000
@@ -50,8 +50,8 @@ def prepare_data(
 ) -> PreparedData:
     """Prepare inspected files into `folder/train` and `folder/valid`; reuse them if they exist and nothing changed.
 
-    The validation data is the inspection's validation files. If it has none, it is `validation_fraction` of the data:
-    a tenth, or the last fifth of each series, by default. If that is 0, all of the data goes to `folder` itself.
+    The validation data is the inspection's validation files or, without any, `validation_fraction` of the data: by
+    default a tenth, or the last fifth of each series. With 0, all of the data goes to `folder` itself.
     """
     make_or_reuse = partial(_make_or_reuse, on_progress=on_progress, on_skipped=on_skipped)
     folder = Path(folder)
@@ -83,7 +83,7 @@ def _make_options(
         return SequenceOptions(
             sequence=data.sequence,
             label=data.label,
-            # As inferred from many rows: the numbers of the first alone may be integers by chance.
+            # As inferred from many rows: the numbers of the first row may be integers by chance.
             read_as=data.value_type,
             level=data.level,
             max_symbols=max_symbols,

@@ -1,9 +1,9 @@
-"""Job: a preparation in parts that run in parallel; an interrupted one is resumed.
+"""Job: a preparation in parts that run in parallel; an interrupted one can be resumed.
 
-data/book.partial/      next to data/book until everything is done, then renamed to it
+data/book.partial/      holds the files until all are complete, then it is renamed to data/book
   parts/fingerprint     fingerprint of the preparation: its input files and all options
-  parts/count-00000     what was counted in a part, or `scan-00000` for records
-  parts/write-00000     the files that a part has written; once this result exists, so do they
+  parts/count-00000     the symbols counted in a part of text; for records, `scan-00000`
+  parts/write-00000     a list of the files that a part has written; it appears only after they do
   train/ valid/         the stores; without a validation split, this folder itself is the store
 """
 
@@ -62,7 +62,7 @@ class PartTask(Protocol[PartIn]):
 
 
 class LostWorkerError(DataError):
-    """A worker process ended early. Finished parts are kept, so the same call resumes."""
+    """A worker process ended early. Finished parts are kept, so the same call resumes the preparation."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Job:
     def run(
         self, name: str, task: PartTask[Part], parts: Sequence[Part], sizes: Sequence[int], phase: str
     ) -> list[PartResult]:
-        """Return the result of each part, from files that are called `name`; finished parts are not done again."""
+        """Return the results of all parts, in order; those already saved in `parts/{name}-*` are not computed again."""
         results = dict(self.run_unordered(name, task, parts, sizes, phase))
         return [results[number] for number in range(len(parts))]
 
@@ -194,11 +194,11 @@ class _PartRunner(Generic[Part]):
         result = self.task(part, number, self.folder)
         with atomic_path(self._result_path(number)) as partial:
             write_file(partial, json.dumps(result).encode())
-        # Not the result: the results of all parts would fill the parent's memory. It reads them from the files.
+        # Not the result, which may be large: the parent reads it from the file.
         return number
 
     def find_result(self, number: int) -> PartResult | None:
-        """Return the result of a part; None if it is not finished or a file that it lists is missing."""
+        """Return the result of a part; None if the part is not finished or a file of it is missing or incomplete."""
         if not self._result_path(number).exists():
             return None
         result = self.read_result(number)
@@ -241,7 +241,7 @@ def _run_in_processes(
                     connection.send(next_part)
     except (EOFError, ConnectionError):
         raise LostWorkerError(
-            f"a worker process of {runner.folder} ended early (out of memory, or called from a script without "
+            f"a worker process of {runner.folder} ended early (out of memory, or started by a script without "
             "`if __name__ == '__main__':`); run the same command again to resume, maybe with fewer workers"
         ) from None
     finally:
@@ -256,8 +256,8 @@ def _start_worker(runner: _PartRunner[Any]) -> tuple[Connection, BaseProcess]:
     context = get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_work, args=(runner, theirs), daemon=True)
-    # Ctrl-C reaches the whole process group: workers inherit the blocked signal and leave it to their parent. The
-    # resource tracker unblocks it when it starts, so it must run before the first worker does.
+    # Ctrl-C reaches the whole process group: workers inherit the blocked signal and leave it to their parent.
+    # Starting the resource tracker unblocks the signal, so start it before the signal is blocked.
     resource_tracker.ensure_running()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
@@ -301,7 +301,7 @@ def _check_target(target: Path | str) -> Path:
     if (target / INDEX).exists() or any(target.glob(f"*/{INDEX}")):
         raise DataError(f"{target} already holds prepared data; choose a different folder, or delete it first")
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise DataError(f"{target} already exists and is not prepared data; choose a different folder")
+        raise DataError(f"{target} already exists and is not an empty folder; choose a different one")
     return target
 
 

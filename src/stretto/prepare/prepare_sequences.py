@@ -33,9 +33,9 @@ def prepare_sequences(
     """Write the records of JSONL, CSV or Parquet files, or of saved Hugging Face datasets, as sequences to `folder`.
 
     Each record is one sequence, in the field `options.sequence`. Text becomes tokens (`level`), a list of integers is
-    tokens, and a list of other numbers or of lists of numbers is channels, where null is a missing value.
-    With `validation_fraction`, sequences are drawn at random for `folder/valid`; the others go to `folder/train`.
-    The vocabulary and the statistics come from the training split, or, with `like`, from other prepared data.
+    tokens (channels in a field `values`), and other lists of numbers or of lists of numbers are channels, with null
+    for a missing value. With `validation_fraction`, sequences are drawn at random for `folder/valid`; the others go to
+    `folder/train`. Vocabulary and statistics come from the training split or, with `like`, from other prepared data.
     """
     paths = list_paths(files)
     parts = cut_records(paths, options.shard_bytes)
@@ -91,7 +91,8 @@ def _first_parser(parts: Sequence[RecordPart], options: SequenceOptions) -> Reco
         for _, parser in reader.read(parse):
             return parser
         first_bad = first_bad or reader.first_bad
-    raise DataError(f"no row can be read as a sequence (the first is {first_bad}); use different files or options")
+    first = f" (the first is {first_bad})" if first_bad else ""
+    raise DataError(f"no row can be read as a sequence{first}; use different files or options")
 
 
 def _complete_parser(
@@ -115,8 +116,9 @@ def _check_token_options(parser: RecordParser, schema: Schema | None, options: S
         value = getattr(options, name)
         is_used = parser.value_type == ("tokens" if name == "num_tokens" else "text")
         if value is not None and (not is_used or (schema is not None and name != "level")):
-            known = "tokens" if name == "num_tokens" else "vocabulary"
-            reason = f"the {known} of like=" if is_used else f"sequences of {parser.value_type}"
+            reason = f"sequences of {parser.value_type}"
+            if is_used and schema is not None:
+                reason = f"the {'tokens' if name == 'num_tokens' else 'vocabulary'} of like={schema.location}"
             raise DataError(f"{name}={value} has no effect on {reason}; leave it out")
     if options.num_tokens is not None and not 1 <= options.num_tokens <= 2**32:
         raise DataError(f"num_tokens={options.num_tokens} must be between 1 and 2^32")
@@ -150,7 +152,7 @@ def _numbered(names: Sequence[str]) -> dict[str, int]:
 
 
 def _scan(job: Job, parts: Sequence[RecordPart], settings: _SequenceSettings) -> _SequenceSettings:
-    """Read all records once, if writing needs what is not known: the vocabulary or the largest token, the classes."""
+    """Return settings with the vocabulary or number of tokens, and the classes; read all records if any is unknown."""
     parser, vocabulary = settings.parser, settings.vocabulary
     is_text = parser.value_type == "text"
     needs_vocabulary = vocabulary is None if is_text else parser.value_type == "tokens" and parser.num_tokens is None
@@ -169,7 +171,7 @@ def _scan(job: Job, parts: Sequence[RecordPart], settings: _SequenceSettings) ->
             first_bad[number] = result["first_bad"]
     if len(first_bad) == len(parts):
         first = next((first_bad[number] for number in range(len(parts)) if first_bad[number]), "")
-        raise DataError(f"{job.target} would be empty: all rows are bad ({first}); use different files")
+        raise DataError(f"{job.target} would be empty: all rows are bad (the first is {first}); use different files")
     if needs_vocabulary and is_text:
         vocabulary = SymbolVocabulary.from_counts(parser.level, counts, settings.options.max_symbols)
     elif needs_vocabulary:
@@ -214,7 +216,7 @@ class _ScanPart:
                 continue
             if parser.value_type == "tokens":
                 largest = max(largest, int(value.max()))
-            # As for a corpus, the vocabulary is counted on the training split.
+            # As for a corpus, the vocabulary is built from the training split.
             elif self.settings.choose_split(number, row_index) != "valid":
                 counts.update(split_symbols(value, parser.level))
         tokens = {"counts": dict(counts), "largest": largest}

@@ -24,7 +24,7 @@ from stretto.store.sequences import CHANNEL_DTYPE, Channels, Origin, Schema, Seq
 
 Timestamp = float | datetime
 
-# How many rows are read to see which columns hold numbers.
+# At most this many rows are read to see which columns hold numbers.
 _MAX_ROWS_SAMPLED = 1000
 
 
@@ -71,7 +71,7 @@ def _channels_from_schema(schema: Schema, columns: Sequence[str] | None) -> Chan
     if not isinstance(values, Channels):
         raise DataError(f"like={schema.location} has {values.type}, not channels; use different data")
     if columns is not None and tuple(columns) != values.names:
-        problem = f"columns={','.join(columns)} are not those of like={schema.location}, {','.join(values.names)}"
+        problem = f"like={schema.location} has the columns {','.join(values.names)}, not columns={','.join(columns)}"
         raise DataError(f"{problem}; leave one of them out")
     return values
 
@@ -79,7 +79,7 @@ def _channels_from_schema(schema: Schema, columns: Sequence[str] | None) -> Chan
 def _check_columns(columns: Sequence[str], options: SeriesOptions) -> tuple[str, ...]:
     listed = ",".join(columns)
     if not columns:
-        raise DataError("columns= is empty; name at least one column")
+        raise DataError("columns=() is empty; name at least one column")
     for name in columns:
         if list(columns).count(name) > 1:
             raise DataError(f"columns={listed} names {name!r} twice; name each column once")
@@ -168,14 +168,14 @@ class _StepParser:
 
 
 def parse_timestamp(value: object, is_csv: bool) -> Timestamp | None:
-    """Return a value's time, a date or a number; None if it is neither."""
+    """Return the time in a value, which may be a date or a number; None if it is neither."""
     if isinstance(value, datetime):
         return value
     if isinstance(value, date):
         return datetime(value.year, value.month, value.day)
     number = parse_number(value, is_csv)
     if number is not None:
-        # NaN, infinities and numbers too large for a float are not times.
+        # NaN, infinities and numbers too large for a 32-bit float are not times.
         return number if abs(number) <= FLOAT32_MAX else None
     return parse_time(value) if isinstance(value, str) else None
 
@@ -200,7 +200,7 @@ class _WriteSeries:
             return finish_part(writers, reader)
 
     def _series(self, reader: RowReader) -> Iterator[NDArray[np.float64]]:
-        """Yield the series one by one; only the current one and the names of the others are in memory."""
+        """Yield the series one by one; only the current one and the names of those before it are in memory."""
         part, parser = reader.part, self.parser
         values: array[float] = array("d")
         current, previous_time = None, None
@@ -218,7 +218,7 @@ class _WriteSeries:
                 ended.add(current)
             if series in ended:
                 where = f"{part.path}, row {part.row_number(row_index):,}"
-                problem = f"{parser.by!r} is {shorten(series)}, but the series of that name ended above"
+                problem = f"{parser.by!r} is {shorten(series)}, but the series of that name ended in a row above"
                 raise DataError(f"{where}: {problem}; sort the rows by {parser.by!r} first")
             current, previous_time = series, timestamp
             values.extend(step)
@@ -230,11 +230,11 @@ class _WriteSeries:
 
 
 def _check_order(previous: Timestamp | None, timestamp: Timestamp | None, name: str | None) -> BadRowError | None:
-    """Return the error for a row whose time is before that of the row above, or None."""
+    """Return the error for a row whose time is before that of the row above or can't be compared with it, or None."""
     if previous is None or timestamp is None:
         return None
     try:
-        # Dates and numbers, or times with a zone and without one, have no order.
+        # A date can't be compared with a number, nor a time that has a zone with one that has none.
         is_before = timestamp < previous  # type: ignore[operator]
     except TypeError:
         return BadRowError(f"{name!r} is {timestamp}, which can't be compared with {previous} in the row above")

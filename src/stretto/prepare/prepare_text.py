@@ -38,9 +38,9 @@ def prepare_text(
 ) -> list[Corpus]:
     """Write text files as a corpus to `folder`; return the corpus of each split.
 
-    With `validation_fraction`, the end of the text becomes a corpus of its own: `folder/train` and `folder/valid`.
-    The vocabulary is counted on the training text, unless one is given. A shard holds `shard_bytes` of text, and the
-    rest of the last line. Shards are written by `workers` processes; by default, as many as pay off.
+    With `validation_fraction`, the end of the text goes to `folder/valid` and the rest to `folder/train`.
+    The vocabulary is built from the training text, unless one is given. A shard holds `shard_bytes` of text, plus the
+    rest of its last line. Shards are written by `workers` processes; by default, as many as pay off.
     """
     vocabulary = open_vocabulary(options.vocabulary)
     level = check_level(options.level, vocabulary, options.max_symbols)
@@ -49,7 +49,7 @@ def prepare_text(
     with open_job(folder, texts.paths, options.to_dict(), workers, on_progress) as job:
         parts = {split: _cut(texts, text_range, options.shard_bytes) for split, text_range in splits.items()}
         if vocabulary is None:
-            vocabulary = _count_vocabulary(job, texts, next(iter(parts.values())), level, options.max_symbols)
+            vocabulary = _build_vocabulary(job, texts, next(iter(parts.values())), level, options.max_symbols)
         for split in splits:
             _write(job, texts, split, parts[split], vocabulary)
         job.finish()
@@ -83,7 +83,7 @@ def _sizes(parts: Sequence[TextRange]) -> list[int]:
     return [stop - start for start, stop in parts]
 
 
-def _count_vocabulary(
+def _build_vocabulary(
     job: Job, texts: TextFiles, parts: Sequence[TextRange], level: Level, max_symbols: int | None
 ) -> Vocabulary:
     if level == "byte":

@@ -25,7 +25,7 @@ _NUMBER_TYPES = {int, float, Decimal, type(None)}
 
 @dataclass(frozen=True)
 class RecordParser:
-    """Parses records; `sequence` and `label` are the names of their fields."""
+    """Parses records; `sequence` and `label` are the names of the fields that hold them."""
 
     sequence: str
     value_type: ValueType
@@ -71,13 +71,11 @@ class RecordParser:
         if isinstance(value, float | Decimal) and math.isfinite(value) and value == int(value):
             value = int(value)
         if not isinstance(value, str | int) or value == "":
-            raise BadRowError(f"{self.label!r} is {shorten(value)}, not a label: text or an integer")
+            raise BadRowError(f"{self.label!r} is {shorten(value)}, but a label is text or an integer")
         name = shorten(value) if isinstance(value, bool) else str(value)
         _check_text(name, self.label)
         if self.classes is not None and name not in self.classes:
-            raise BadRowError(
-                f"{self.label!r} is {shorten(value)}, which is not one of the {len(self.classes)} classes of like="
-            )
+            raise BadRowError(f"{self.label!r} is {shorten(value)}, which is not among the classes of like=FOLDER")
         return name
 
     def _tokens(self, value: list[Any]) -> NDArray[np.int64]:
@@ -96,19 +94,19 @@ class RecordParser:
         lengths = set(map(len, value))
         if lengths != {self.num_channels}:
             length = next(len(step) for step in value if len(step) != self.num_channels)
-            raise BadRowError(f"{self.sequence!r} has a step of {length} numbers where others have {self.num_channels}")
+            raise BadRowError(f"{self.sequence!r} has a step of length {length} where others have {self.num_channels}")
         numbers = list(chain.from_iterable(value))
         return _to_numbers(numbers, self.sequence, self.nan).reshape(-1, self.num_channels)
 
 
 def to_number(value: object, name: str, nan: NanPolicy, is_csv: bool = False) -> float:
-    """Return a value's number, NaN if it is missing; reject one too large for 32-bit floats, or NaN as `nan` says."""
+    """Return a value as a number, NaN if missing; reject one too large for a 32-bit float, and NaN if `nan` says so."""
     number = parse_number(value, is_csv)
     if number is None:
         raise BadRowError(f"{name!r} has {shorten(value)}, not a number")
     if not math.isfinite(number) and not _is_missing(value, is_csv):
         if nan == "error":
-            raise BadRowError(f"{name!r} has a NaN or an infinity", "fix it, read it as missing with nan=missing")
+            raise BadRowError(f"{name!r} has NaN, NA or an infinity", "fix it, read it as missing with nan=missing")
         number = math.nan
     if abs(number) > FLOAT32_MAX:
         raise BadRowError(f"{name!r} has a number that is too large for 32-bit floats", "scale it")
@@ -137,7 +135,7 @@ def _to_numbers(value: list[Any], name: str, nan: NanPolicy) -> NDArray[np.float
     _check_types(value, _NUMBER_TYPES, name, "a number")
     try:
         numbers = np.array(value, np.float64)
-        # The usual case, all finite or missing, needs only one check of the whole array. NaN is not <= either.
+        # The usual case, all finite or missing, needs only one check of the whole array: NaN <= x is false too.
         if np.count_nonzero(~(np.abs(numbers) <= FLOAT32_MAX)) == value.count(None):
             return numbers
     except OverflowError:
@@ -152,8 +150,9 @@ def infer_parser(
     names = ("text", "tokens", "values") if sequence is None else (sequence,)
     name = next((name for name in names if record.get(name) is not None), None)
     if name is None:
-        missing = "none of 'text', 'tokens' and 'values'" if sequence is None else f"no {sequence!r}"
-        raise BadRowError(f"it has {missing}, only {sorted(record)}", "name the field with sequence=FIELD")
+        expected = "'text', 'tokens' or 'values'" if sequence is None else repr(sequence)
+        problem = f"it has no value in {expected} (its fields are {sorted(record)})"
+        raise BadRowError(problem, "name the field with sequence=FIELD")
     if value_type is None and name in ("tokens", "values"):
         value_type = "tokens" if name == "tokens" else "channels"
     if value_type is None and isinstance(record[name], str):

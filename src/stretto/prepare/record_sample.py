@@ -27,7 +27,7 @@ from stretto.prepare.records import (
     unreadable,
 )
 
-# How much of a file is read, at its beginning and at its end.
+# At most this much is read at the beginning of a file, and (_TAIL) at its end.
 MAX_BYTES = 1 << 20
 _MAX_ROWS = 2000
 _TAIL_BYTES = 64 << 10

@@ -52,7 +52,7 @@ class RecordPart:
 
 
 def list_paths(files: Sequence[Path | str] | Path | str) -> list[Path]:
-    """Return one path or several as a list; reject an empty one."""
+    """Return one path or several as a list; reject an empty list."""
     paths = [Path(path) for path in ([files] if isinstance(files, Path | str) else files)]
     if not paths:
         raise DataError("there are no files to prepare; give at least one")
@@ -60,7 +60,7 @@ def list_paths(files: Sequence[Path | str] | Path | str) -> list[Path]:
 
 
 def cut_records(paths: Sequence[Path], part_bytes: int | None) -> list[RecordPart]:
-    """Cut files into parts of about `part_bytes`; None makes each file one part. The workers don't matter."""
+    """Cut files into parts of about `part_bytes` (None: one per file), whatever the number of workers."""
     return [part for path in paths for part in _cut(path, find_format(path), part_bytes or sys.maxsize)]
 
 
@@ -175,7 +175,7 @@ def read_header(path: Path, reader: Iterator[list[str]]) -> list[str]:
         raise DataError(f"{path}: its columns are separated by {separator!r}; use commas")
     for name in header:
         if not name or not is_utf8(name) or header.count(name) > 1:
-            raise DataError(f"{path}: its header line has a column {name!r}; give each column its own name")
+            raise DataError(f"{path}: the column name {name!r} is empty, repeated or not UTF-8; rename it")
     if not header or all(_is_number(name) or looks_like_time(name) for name in header):
         raise DataError(f"{path}: its first line is not a header; write the names of the columns there")
     return header
@@ -206,7 +206,7 @@ def _csv_rows(part: RecordPart) -> Iterator[ParsedRow]:
             if problem == _UNCLOSED_QUOTE:
                 # More than one bad row: the quote swallows everything after it.
                 where = f"{part.path}, row {part.row_number(index):,}"
-                raise DataError(f"{where}: a quote is opened there and never closed; fix the file")
+                raise DataError(f"{where}: a quote is opened in this row and never closed; fix the file")
             if not is_blank:
                 yield csv_row(index, header, cells, problem)
                 index += 1
@@ -222,7 +222,7 @@ def csv_row(index: int, header: list[str], cells: list[str], problem: str = "") 
         return ParsedRow(index, {}, f"it has {len(cells)} cells, but the header has {len(header)}")
     for name, cell in zip(header, cells, strict=True):
         if not cell.isascii() and not is_utf8(cell):
-            return ParsedRow(index, {}, f"the cell of {name!r} is not UTF-8")
+            return ParsedRow(index, {}, f"the cell in column {name!r} is not UTF-8")
     return ParsedRow(index, dict(zip(header, cells, strict=True)))
 
 
@@ -272,7 +272,8 @@ def open_parquet(path: Path) -> Any:  # noqa: ANN401 - pyarrow has no types
 
 def unreadable(path: Path, error: Exception) -> DataError:
     """Return the error for a file that a library can't read."""
-    return DataError(f"{path} can't be read ({str(error).splitlines()[0]}); copy it or write it again")
+    reason = str(error).partition("\n")[0]
+    return DataError(f"{path} can't be read ({reason}); copy or write it again")
 
 
 def _cut_parquet(path: Path, part_bytes: int) -> Iterator[RecordPart]:

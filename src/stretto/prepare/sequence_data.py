@@ -11,7 +11,7 @@ from stretto.prepare.record_sample import RecordSample
 from stretto.store.vocabulary import Level, split_symbols
 
 _LABEL_NAMES = ("label", "labels", "class", "target", "category", "sentiment", "y")
-# Words are tokens only if the fraction of different words is smaller: a larger one needs too large a vocabulary.
+# Words are tokens only if fewer than this fraction of them are different: else the vocabulary would be too large.
 _MAX_UNIQUE_FRACTION = 0.5
 _MAX_WORD_CHARS = 15  # on average
 
@@ -37,7 +37,7 @@ def infer_sequence_data(
     if label is None and has_label:
         label = _choose_label(sample, sequence, label_fields)
         if label is not None:
-            notes.append(f"{label!r} is used as the label; choose a different one with label=FIELD, or has_label=False")
+            notes.append(f"{label!r} is used as the label (label=FIELD chooses another one, has_label=False none)")
     value_type = _value_type(next(field for field in sample.fields if field.name == sequence))
     if value_type == "text":
         texts = [str(record[sequence]) for record in sample.records if record.get(sequence)]
@@ -49,7 +49,7 @@ def infer_sequence_data(
 
 
 def list_sequence_fields(sample: RecordSample) -> list[FieldSummary]:
-    """Return the fields whose values look like sequences, or like short texts in a field with a sequence's name."""
+    """Return the fields that look like sequences; a field of repeated short texts needs a usual name, such as `text`."""
     return [
         field
         for field in sample.fields
@@ -59,7 +59,7 @@ def list_sequence_fields(sample: RecordSample) -> list[FieldSummary]:
 
 
 def list_short_texts(sample: RecordSample) -> list[str]:
-    """Return the names of fields with a few different texts; they are taken as sequences if no other field is one."""
+    """Return the names of fields with a few different texts, which are sequences if no other field looks like one."""
     return [field.name for field in sample.fields if field.type == "category" and field.mean_length]
 
 
@@ -98,7 +98,7 @@ def _choose_label(sample: RecordSample, sequence: str, label_fields: Sequence[st
     if not constant and len(choices) < 2:
         return next(iter(choices), None)
     if constant:
-        problem = f"{constant[0]!r} has the same value in all rows that were read; use label={constant[0]} to use it"
+        problem = f"{constant[0]!r} has the same value in all rows read; use label={constant[0]} to use it anyway"
     else:
         problem = f"several fields could be the label ({', '.join(label_fields)}); choose one with label=FIELD"
     raise AmbiguousInputError(
@@ -110,7 +110,7 @@ def _choose_label(sample: RecordSample, sequence: str, label_fields: Sequence[st
 
 
 def _choose_level(texts: Sequence[str], label: str | None) -> Level:
-    """Choose words for classification, because they make short sequences, unless they are too diverse; else bytes."""
+    """Choose words for classification, which make short sequences, unless they are too diverse or long; else bytes."""
     words = [word for text in texts for word in split_symbols(text, "word")]
     if label is None or not words:
         return "byte"

@@ -55,7 +55,7 @@ def infer_series_data(sample: RecordSample, time: str | None, by: str | None) ->
         notes.append(f"ignored, not numbers: {', '.join(unused)}")
     with_nan = [field.name for field in channels if field.has_nan]
     if with_nan:
-        notes.append(f"NA or NaN in {', '.join(with_nan)}: read as missing values (nan=error rejects them)")
+        notes.append(f"NA, NaN or infinity in {', '.join(with_nan)}: read as missing values (nan=error rejects them)")
     first_series = [row for row in sample.records if by is None or row.get(by) == sample.records[0].get(by)]
     seconds = None if time is None else median_interval(parse_timestamps(first_series, time, sample.is_csv))
     numbers = [[parse_number(row.get(field.name), sample.is_csv) for field in channels] for row in first_series]
@@ -109,7 +109,7 @@ def _choose_by(sample: RecordSample, time: str | None) -> str | None:
     candidates, mixed = _list_series_columns(sample, time)
     if mixed and not candidates:
         raise DataError(
-            f"{sample.path}: rows of several {mixed[0]!r} are mixed; sort them by {mixed[0]!r}, then by {time!r}, "
+            f"{sample.path}: rows of different series are mixed; sort them by {mixed[0]!r}, then by {time!r}, "
             "or choose a different column with by=COLUMN"
         )
     usual = [name for name in candidates if name.lower() in _BY_NAMES]
@@ -125,7 +125,7 @@ def _choose_by(sample: RecordSample, time: str | None) -> str | None:
 
 
 def _list_series_columns(sample: RecordSample, time: str | None) -> tuple[list[str], list[str]]:
-    """Return the columns that could name the series: those that group the rows, and those whose rows are mixed."""
+    """Return the columns that could name the series: those that rows are grouped by, and those whose rows are mixed."""
     records = sample.records
     times = [] if time is None else parse_timestamps(records, time, sample.is_csv)
     # With several series, time starts again where one ends, or repeats where their rows are mixed.
@@ -151,7 +151,7 @@ def _list_series_columns(sample: RecordSample, time: str | None) -> tuple[list[s
 
 
 def _is_mixed(sample: RecordSample, by: str, time: str) -> bool:
-    """Return whether time increases among the rows of each value of `by`, as it does within a series."""
+    """Return whether time never decreases among the rows with the same `by`, as within a series."""
     for value in {str(record.get(by)) for record in sample.records}:
         rows = [record for record in sample.records if str(record.get(by)) == value]
         times = parse_timestamps(rows, time, sample.is_csv)

@@ -1,4 +1,4 @@
-"""ShardWriter: writes the sequences of a part to files; `write_store` makes a store of the files of all parts."""
+"""ShardWriter: writes the sequences of a part to files; `write_store` makes a store from the files of all parts."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -30,7 +30,7 @@ from stretto.store.sequences import (
 from stretto.store.vocabulary import VOCABULARY_FILE, Vocabulary, vocabulary_bytes
 
 _MAX_BUFFERED_VALUES = 1 << 20
-# Adjacent 32-bit floats may differ by at most this fraction of a channel's standard deviation.
+# The distance between adjacent 32-bit floats must be at most this fraction of a channel's standard deviation.
 _MAX_ROUNDING = 0.01
 
 

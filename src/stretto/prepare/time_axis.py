@@ -76,7 +76,7 @@ def median_interval(times: Sequence[Timestamp]) -> float | None:
 def infer_period(seconds: float | None, values: NDArray[np.float64]) -> int:
     """Return the seasonal period of values `[rows, channels]` in rows, 0 if there is none.
 
-    The interval of the rows suggests a period. It counts only if repeating the value of one period ago is a better
+    The interval between rows suggests a period. It counts only if repeating the value of one period ago is a better
     forecast than repeating the last value.
     """
     if seconds is None:
@@ -94,7 +94,7 @@ def infer_period(seconds: float | None, values: NDArray[np.float64]) -> int:
 def _square_error(values: NDArray[np.float64], steps: int) -> float:
     """Return the mean square error of repeating the value of `steps` rows ago, relative to each channel's variance."""
     variance = np.nanvar(values, axis=0)
-    # Constant channels, and NaN for those without any value.
+    # The variance is 0 for a constant channel, and NaN for one without any value.
     variance[~(variance > 0)] = 1.0
     errors = (values[steps:] - values[:-steps]) ** 2 / variance
     return float(np.nanmean(errors)) if np.isfinite(errors).any() else math.inf

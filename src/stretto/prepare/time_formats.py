@@ -19,7 +19,7 @@ _TIME = re.compile(rf"(?:{_DATE})(?:[t, ]+{_CLOCK})?|{_CLOCK}", re.IGNORECASE)
 
 
 def parse_time(text: str) -> datetime | None:
-    """Return the time in an ISO text such as 2025-01-31T12:00:00, or None."""
+    """Return the time in an ISO 8601 string such as 2025-01-31T12:00:00, or None."""
     try:
         return datetime.fromisoformat(text)
     except ValueError:
