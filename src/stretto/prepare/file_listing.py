@@ -27,7 +27,7 @@ _CONTROLS = bytes(set(range(32)) - set(b"\t\n\v\f\r\x1b"))
 
 
 class AmbiguousInputError(DataError):
-    """Files can be read in several ways. `question` asks for the hint named `hint`, one of `choices` ("none": no label)."""
+    """Files can be read in several ways: `question` asks for the hint `hint`, one of `choices` ("none": no label)."""
 
     def __init__(self, message: str, hint: str, question: str, choices: Sequence[str]) -> None:
         super().__init__(message)

@@ -49,7 +49,7 @@ def infer_sequence_data(
 
 
 def list_sequence_fields(sample: RecordSample) -> list[FieldSummary]:
-    """Return the fields that look like sequences; a field of repeated short texts needs a usual name, such as `text`."""
+    """Return the fields that look like sequences; a field of repeated short texts needs a usual name, like `text`."""
     return [
         field
         for field in sample.fields
