@@ -1,4 +1,4 @@
-"""Reads folders in object storage through fsspec, and retries when a server does not answer."""
+"""Accesses folders in object storage through fsspec, and retries when a server does not answer."""
 
 import errno
 import logging

@@ -53,7 +53,7 @@ class DataConfig(StrictModel):
     horizon: int = Field(1, ge=1)
     """channels without labels: number of time steps to forecast."""
     season: int = Field(0, ge=0)
-    """channels without labels: forecast the change over this many time steps; 0 forecasts the value itself."""
+    """channels without labels: forecast the difference from the value this many time steps before (0: the value)."""
     targets: Names = ()
     """channels without labels: names of the channels to forecast; by default all."""
     masks: bool = False

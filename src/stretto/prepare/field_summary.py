@@ -26,7 +26,7 @@ TIME_NAMES = ("time", "date", "datetime", "timestamp", "ds", "t", "step", "index
 _MAX_TIME_CHARS = 40  # a text column with such a name holds times if its mean length is below this
 # A text field is an `unparsed time` if more than this fraction of its values looks like a time.
 _MIN_TIME_FRACTION = 0.9
-_MAX_CATEGORY_CHARS = 80  # on average
+_MAX_CATEGORY_CHARS = 80  # the texts of a `category` are shorter than this on average
 
 
 @dataclass(frozen=True)
