@@ -146,8 +146,8 @@ def test_ranks_that_share_a_machine_share_its_memory() -> None:
 def test_a_rejected_layout_has_a_reason() -> None:
     plan = find_plan(profile([kind(0.1, 0.2)] * 2), Workload.of(2, 16), Cluster(4))
     reasons = {(rejection.layouts, rejection.reason) for rejection in plan.rejected}
-    assert ("stages > 2", "more than the model's blocks") in reasons
-    assert ("replicas > 2", "more than the rows of a global batch") in reasons
+    assert ("stages > 2", "each stage needs at least one block") in reasons
+    assert ("replicas > 2", "each replica needs at least one row") in reasons
 
 
 def test_stages_stay_on_one_node_unless_gradients_are_larger_than_activations() -> None:

@@ -178,9 +178,9 @@ class _LayoutSearch:
             for stages in divisors(num_ranks):
                 replicas = num_ranks // stages
                 if stages > num_blocks:
-                    self._reject(f"stages > {num_blocks}", "more than the model's blocks")
+                    self._reject(f"stages > {num_blocks}", "each stage needs at least one block")
                 elif replicas > num_rows:
-                    self._reject(f"replicas > {num_rows}", "more than the rows of a global batch")
+                    self._reject(f"replicas > {num_rows}", "each replica needs at least one row")
                 else:
                     yield from self._layouts_of_grid(replicas, stages)
 
