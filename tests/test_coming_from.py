@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.output import without_gloo_lines
 from helpers.rank_pool import free_port
 
 ROOT = Path(__file__).parents[1]
@@ -38,7 +39,7 @@ def start(folder: Path, *command: str, python: str = sys.executable, **variables
 def finish(process: "subprocess.Popen[str]") -> str:
     printed, said = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, said[-3000:]
-    return printed
+    return without_gloo_lines(printed)
 
 
 def on_two_ranks(folder: Path, script: str) -> str:

@@ -7,6 +7,7 @@ torch.distributed.checkpoint writes the files, as safetensors. No collective is 
 and a reader finds in the manifest which rows each file holds.
 """
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,9 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 from stretto.base.errors import DataError
 from stretto.checkpoint.manifest import CheckpointFile, ShardMetadata
 from stretto.checkpoint.storage import digest_of
+
+# Torch 2.10's writer calls a deprecated method of torch.
+warnings.filterwarnings("ignore", "TypedStorage is deprecated", module="torch.distributed.checkpoint")
 
 
 @dataclass(frozen=True)
