@@ -243,7 +243,7 @@ def test_doctor_on_ranks_of_a_launcher_prints_one_report(tmp_path: Path) -> None
             )
         )  # fmt: skip
     said = [rank.communicate(timeout=200) for rank in ranks]
-    assert without_gloo_lines("".join(said[1])) == "" and "problems" in said[0][0].splitlines()[-1], said
+    assert without_gloo_lines("".join(said[1])) == "" and "problem" in said[0][0].splitlines()[-1], said
     found = levels([Finding(**finding) for finding in json.loads((tmp_path / "0.json").read_text())])
     assert found["versions"] == found["clocks"] == "ok" and "link 0-1" in found
     assert not (tmp_path / "1.json").exists()
@@ -271,7 +271,7 @@ def test_doctor_starts_ranks_and_exits_with_1_only_for_problems(
     found = levels([Finding(**finding) for finding in json.loads((tmp_path / "found.json").read_text())])
     assert done.returncode == ("problem" in found.values()), done.stdout
     assert found["python"] == found["torch"] == found["loopback"] == "ok" and "link 0-1" in found
-    assert "problems" in done.stdout.splitlines()[-1]
+    assert "problem" in done.stdout.splitlines()[-1]
 
 
 def test_a_problem_ends_in_exit_code_1(
