@@ -6,9 +6,13 @@ from stretto.config.toml import section_model
 
 HEAD = """# Config
 
-A run is described by a TOML file with these sections. Only `data.train` has no default. Every field can be overridden
-on the command line as `--section.field VALUE`; a wrong value is answered with the field, the value and the remedy.
-Paths are relative to where the command runs.
+A run is described by a TOML file with these sections. Only `data.train` must be set. Every field can be overridden on
+the command line as `--section.field VALUE`; for a wrong value, the error gives the field, the value and the remedy.
+Paths are relative to the folder in which the command runs.
+
+If a meaning begins with `lanes:`, `batches, forecast:` or `forecast:`, the field is only for these feeds (`data.feed`);
+if it begins with `channels:` or `channels without labels:`, the field is only for such data. Setting it for another feed
+or other data is an error.
 """
 
 

@@ -7,14 +7,14 @@ HEAD = """# Errors
 A command reports an error in one line, `stretto: error: ...`: the option or field, its value, and what to do. There is
 no traceback; if you see one, it is a bug, so please report it. In Python, the same message is raised as a subclass of
 `stretto.StrettoError`, which is given after each message. Tests trigger each error below, so the messages are exact;
-`<...>` stands for what differs.
+`<...>` stands for a part that varies.
 
 | exit code | meaning | what to do |
 |---|---|---|
 | 0 | done | |
 | 1 | `stretto verify`: the layout does not compute the same as one rank | look at the first block that differs |
 | 1 | `stretto doctor`: a check found a problem | follow the remedies below its table |
-| 2 | an error that you can fix: all errors but those below | fix it; the same command would fail again |
+| 2 | an error that you can fix: all errors that have no other code here | fix it; the same command would fail again |
 | 75 | a rank was lost (`LostPeerError`), or the run was preempted (`PreemptedError`) | start it again: it resumes |
 | 76 | a newer launch of the same run has taken over (`FencedError`) | nothing |
 | 130 | interrupted with Ctrl-C | start it again: it resumes from the newest checkpoint |

@@ -147,8 +147,11 @@ def _given(kind: type) -> Iterator[tuple[str, str, str]]:
 def _returned(value: object) -> str:
     if not inspect.isfunction(value):
         return ""
-    returns = _node(value).returns
-    text = "None" if returns is None else ast.unparse(returns).strip("'")
+    node = _node(value)
+    text = "None" if node.returns is None else ast.unparse(node.returns).strip("'")
+    if any(ast.unparse(decorator) == "contextmanager" for decorator in node.decorator_list):
+        # The function itself is a generator; what a caller gets is for `with`.
+        text = text.replace("Iterator", "AbstractContextManager")
     return "" if text == "None" else f" -> {text}".replace("'", '"')
 
 
@@ -184,9 +187,11 @@ def _fields(kind: type) -> Iterator[tuple[str, str, str]]:
     elif issubclass(kind, BaseModel):
         for name, field in kind.model_fields.items():
             default = "*required*" if field.is_required() else f"`{field.get_default(call_default_factory=True)!r}`"
+            meaning = field.description or ""
             if inspect.isclass(field.annotation) and issubclass(field.annotation, BaseModel):
-                default = "a section"
-            yield name, default.replace("|", "\\|"), " ".join((field.description or "").split())
+                default = default if field.is_required() else f"`{field.annotation.__name__}()`"
+                meaning = meaning or _text(field.annotation)
+            yield name, default.replace("|", "\\|"), " ".join(meaning.split())
     elif dataclasses.is_dataclass(kind):
         helps = {item.name: item.metadata["help"] for item in dataclasses.fields(kind) if "help" in item.metadata}
         said = _comments(kind) | helps

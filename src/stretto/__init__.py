@@ -1,7 +1,6 @@
 """stretto trains recurrent networks across many GPUs: over replicas, layers and time, without changing the result.
 
-Names are imported on first use, so `import stretto` is fast and does not import torch. `__init__.pyi` lists them, for
-`lazy_exports` and for type checkers.
+Names are imported on first use, so `import stretto` is fast and does not import torch.
 """
 
 from stretto.base.lazy import lazy_exports

@@ -57,7 +57,7 @@ def _has_surrogate(text: str) -> bool:
         (MINIMAL + "[train]\nsteps = true\n", r"train\.steps=True should be a valid integer$"),
         (MINIMAL + "[train]\nsteps = '10'\n", r"train\.steps='10' should be a valid integer$"),
         ("[dta]\ntrain = 'x'\n", r"dta is not a known field; did you mean data\? \(and 1 more\)$"),
-        ("lanes = 3\n" + MINIMAL, r"lanes is not a known field; it belongs in \[data\]$"),
+        ("lanes = 3\n" + MINIMAL, r"lanes is outside of its section; move it to \[data\]$"),
         (MINIMAL + "[train]\nwarm = 1\n", r"train\.warm is not a known field; did you mean warmup\?$"),
         (MINIMAL + "[trian]\nlr = 1\n", r"trian is not a known field; did you mean train\?$"),
         (MINIMAL + "[model]\ncell = 'rnn'\n", r"model\.cell='rnn' should be 'lstm' or 'gru'$"),

@@ -87,7 +87,7 @@ ERROR_SECTIONS = (
             ErrorCase(
                 "<file> is not valid TOML: <what and where>; correct the file",
                 "The file can't be parsed; the message has the line and the column.",
-                "Text needs quotes, and a section square brackets: `[data]`.",
+                "Put text in quotes, and the name of a section in square brackets: `[data]`.",
                 triggers.no_toml,
             ),
             ErrorCase(
@@ -103,9 +103,9 @@ ERROR_SECTIONS = (
                 triggers.no_data_section,
             ),
             ErrorCase(
-                "<file>: <field> is not a known field; it belongs in [<section>]",
-                "The field is outside its section.",
-                "Move it to the section in the message.",
+                "<file>: <field> is outside of its section; move it to [<section>]",
+                "Fields must be below the name of their section; this one is above all sections.",
+                "Move the field below the section in the message.",
                 triggers.no_section,
             ),
             ErrorCase(
@@ -129,7 +129,7 @@ ERROR_SECTIONS = (
             ErrorCase(
                 "<file>: layout: auto can't be combined with <fields>; leave out auto, or the rest",
                 'With `layout = "auto"` the planner chooses replicas, stages, micro-batches and chunks.',
-                "Leave the other fields of the section out; [the planner](../concepts/planner.md) explains the choice.",
+                "Leave the other fields of the section out; [The planner](../concepts/planner.md) explains the choice.",
                 triggers.two_configs,
             ),
             ErrorCase(
@@ -146,7 +146,7 @@ ERROR_SECTIONS = (
             ),
             ErrorCase(
                 "<file>: train: momentum=<x> needs optimizer='sgd', not '<optimizer>'; leave it out",
-                "adamw has its betas instead.",
+                "Only SGD has a momentum; AdamW has its betas instead.",
                 "Leave it out, or train with `--train.optimizer sgd`.",
                 "stretto train run.toml --train.momentum 0.9",
             ),
@@ -184,9 +184,8 @@ ERROR_SECTIONS = (
     ),
     ErrorSection(
         "From a file to a run",
-        "`stretto init` inspects the beginning of your files. What it can't decide, it asks, or reports as an error; "
-        "see "
-        "[start](../how-to/start-from-a-file.md).",
+        "`stretto init` inspects samples of your files. What it can't decide, it asks, or reports as an error; see "
+        "[Start from a file](../how-to/start-from-a-file.md).",
         (
             ErrorCase(
                 "<path> does not exist; use the path of a file or a folder",
@@ -250,7 +249,7 @@ ERROR_SECTIONS = (
     ErrorSection(
         "Preparing data",
         "`stretto prepare` and the functions `prepare_text`, `prepare_sequences` and `prepare_series`; see "
-        "[train on records](../how-to/train-on-records.md). In Python, the messages name the parameter: "
+        "[Train on records](../how-to/train-on-records.md). In Python, the messages name the parameter: "
         "`max_symbols=1` "
         "instead of `--max-symbols=1`.",
         (
@@ -271,7 +270,7 @@ ERROR_SECTIONS = (
             ErrorCase(
                 "<path>: byte <n> is not UTF-8; convert the file, or use --level=byte",
                 "Characters and words need UTF-8 text; bytes can be anything.",
-                "`iconv -f LATIN1 -t UTF-8 FILE`, or read it as bytes.",
+                "Convert the file, as with `iconv -f LATIN1 -t UTF-8 FILE`, or read it as bytes.",
                 "stretto prepare text latin.txt --out new --level char",
                 DataError,
             ),
@@ -298,14 +297,14 @@ ERROR_SECTIONS = (
             ),
             ErrorCase(
                 "--max-symbols=<n> has no effect on bytes; leave it out",
-                "There are always 256 bytes.",
+                "A vocabulary of bytes always has 256 symbols.",
                 "Leave it out, or use `--level word`.",
                 "stretto prepare text book.txt --out new --max-symbols 100",
                 DataError,
             ),
             ErrorCase(
                 "<path> ends in <suffix>, which is not one of <suffixes>; convert or rename it",
-                "The name of a file decides how it is read.",
+                "The ending of a file's name decides how it is read.",
                 "Convert it to one of the listed formats.",
                 "stretto prepare sequences book.txt --out new",
                 DataError,
@@ -357,14 +356,14 @@ ERROR_SECTIONS = (
                 "--validation-fraction=<x> leaves no text for <folder>; use a different fraction, 0, or a separate "
                 "validation file",
                 "Text is split at the start of a line, or of a word if lines are long, and there is too little text.",
-                "Use more text, or a separate file: `stretto init --valid`, or `stretto prepare --vocabulary`.",
+                "Use more text, or a separate file: with `stretto init --valid`, or `stretto prepare text --vocabulary`.",
                 "stretto prepare text line.txt --out new --validation-fraction 0.001",
                 DataError,
             ),
             ErrorCase(
                 "--max-symbols=<n> leaves only <unk>, which counts as a symbol; use at least 2",
-                "One symbol stands for everything unknown.",
-                "Raise it.",
+                "The symbol `<unk>`, for everything unknown, is always in the vocabulary.",
+                "Use a larger number.",
                 "stretto prepare text book.txt --out new --level word --max-symbols 1",
                 DataError,
             ),
@@ -383,8 +382,8 @@ ERROR_SECTIONS = (
                 DataError,
             ),
             ErrorCase(
-                "<folder> is a folder, but not one that datasets' save_to_disk wrote; use its files",
-                "Folders are not searched for files.",
+                "<folder> is a folder, but not a saved Hugging Face dataset; list the files in it",
+                "Folders are not searched for files; only what `save_to_disk` of Hugging Face datasets wrote is read as a whole.",
                 "List the files, as in `FOLDER/*.jsonl`.",
                 "stretto prepare sequences stuff --out new",
                 DataError,
@@ -397,9 +396,9 @@ ERROR_SECTIONS = (
                 DataError,
             ),
             ErrorCase(
-                "no row can be read as a sequence (the first is <row>); use different files or options",
+                "no row can be read as a sequence (the first is <row>: <problem>); use different files or options",
                 "With `--bad-rows skip`, all rows were skipped.",
-                "Look at the first row, which the message quotes.",
+                "Fix the problem of the first row, which the message gives; it is probably that of the others, too.",
                 "stretto prepare sequences torn.jsonl --out new --bad-rows skip",
                 DataError,
             ),
@@ -421,7 +420,7 @@ ERROR_SECTIONS = (
             ),
             ErrorCase(
                 "--num-tokens=<n> has no effect on sequences of text; leave it out",
-                "It is the number of tokens in files that hold token numbers; text has a vocabulary.",
+                "It is the vocabulary size of files that hold token numbers; text has a vocabulary of its own.",
                 "Leave it out, or use `--max-symbols`.",
                 "stretto prepare sequences songs.jsonl --out new --num-tokens 5",
                 DataError,
@@ -435,8 +434,8 @@ ERROR_SECTIONS = (
             ),
             ErrorCase(
                 "<path>: the column name <name> is empty, repeated or not UTF-8; rename it",
-                "A name appears twice in the first line of a CSV file, or is empty.",
-                "Rename a column.",
+                "A name in the first line of a CSV file appears twice, is empty, or is not UTF-8.",
+                "Rename the column.",
                 "stretto prepare series twice.csv --out new",
                 DataError,
             ),
@@ -500,7 +499,7 @@ ERROR_SECTIONS = (
     ),
     ErrorSection(
         "Reading data",
-        "Errors of a run that opens its data. Most of them begin with the config field of the data.",
+        "Errors when a run opens its data. Most of them begin with the config field of the data.",
         (
             ErrorCase(
                 "data.train=<folder>: <folder> holds no prepared data (index.json is missing); <what to do>",
@@ -535,16 +534,17 @@ ERROR_SECTIONS = (
                 DataError,
             ),
             ErrorCase(
-                "data.valid=<folder> and data.train=<folder> have different vocabularies; prepare the first with like= "
-                "(for text, vocabulary=) set to the training data",
+                "data.valid=<folder> differs from data.train=<folder> in its vocabulary; prepare it again with the option "
+                "like (for text: vocabulary) set to the training data",
                 "The same token number would mean a different symbol.",
-                "Prepare the validation text with `--vocabulary FOLDER`, or use `--validation-fraction`.",
+                "Prepare the validation text with `--vocabulary FOLDER` (records: `--like FOLDER`), or take it from the "
+                "training text with `--validation-fraction`.",
                 "stretto train run.toml --data.valid words",
                 DataError,
             ),
             ErrorCase(
-                "data.valid=<folder> holds <kind> and has <kind> as targets, but data.train=<folder> holds <kind> and "
-                "has <kind> as targets; use data of the same kind",
+                "data.valid=<folder> has <kind> as <inputs or targets>, but data.train=<folder> has <kind>; use data of "
+                "the same kind",
                 "A model for one kind can't be evaluated on the other.",
                 "Use data that was prepared in the same way.",
                 "stretto train run.toml --data.valid songs",
@@ -558,7 +558,7 @@ ERROR_SECTIONS = (
             ),
             ErrorCase(
                 "data.<field>=<value> has no effect with <what>; leave it out",
-                "The field applies to a different kind of data.",
+                "The field applies to a different feed, or to a different kind of data.",
                 "Leave it out.",
                 "stretto train run.toml --data.horizon 3",
             ),
@@ -566,8 +566,8 @@ ERROR_SECTIONS = (
                 "data.train=<folder>: <sequence> has <n> steps, more than data.budget=<n>; raise the budget, or split "
                 "long sequences before you prepare them",
                 "A batch holds at most `data.budget` steps, and one sequence alone is longer.",
-                "Raise `data.budget` to the longest, if memory allows; see [unequal "
-                "lengths](../how-to/batch-sequences-of-different-lengths.md).",
+                "Raise `data.budget` to the length of the longest, if memory allows; see "
+                "[Batch sequences of different lengths](../how-to/batch-sequences-of-different-lengths.md).",
                 "stretto train songs.toml --data.budget 5",
                 DataError,
             ),
@@ -582,8 +582,8 @@ ERROR_SECTIONS = (
             ErrorCase(
                 "data.train=<folder>: season=<n> is shorter than horizon=<n>, so the value one season earlier is not "
                 "known yet; use a multiple of the season that is at least the horizon",
-                "A target is the difference to the value one season earlier, which must lie in the past.",
-                "Set `data.season` to a multiple that is at least `data.horizon`, or to 0.",
+                "A target is the difference from the value one season earlier, which must be known when the forecast is made.",
+                "Set `data.season` to a multiple of the season that is at least `data.horizon`, or to 0.",
                 "stretto train meters.toml --data.season 4 --data.horizon 9",
                 DataError,
             ),
@@ -597,7 +597,7 @@ ERROR_SECTIONS = (
             ErrorCase(
                 "data.train=<url>: <url> needs a package that is not installed (<package>); <what to do>",
                 "Object storage is read through fsspec, which needs a package for each kind.",
-                "Install the extra: `pip install 'stretto[s3]'`.",
+                "Install the package; for `s3://`, the message gives the command: `pip install 'stretto[s3]'`.",
                 "stretto train run.toml --data.train gs://bucket/data",
                 DataError,
             ),
@@ -610,7 +610,7 @@ ERROR_SECTIONS = (
             ),
             ErrorCase(
                 "data.feed='forecast' needs data.context; set it to how many time steps a forecast sees",
-                "`data.feed` is forecast, which needs the number of input time steps.",
+                "A forecast is made from the `data.context` time steps before it.",
                 "Set `data.context`.",
                 "stretto train songs.toml --data.train meters --data.feed forecast",
             ),
@@ -631,8 +631,8 @@ ERROR_SECTIONS = (
     ),
     ErrorSection(
         "The model, the layout and the device",
-        "What a network, a layout or the machine can't do. See [blocks](../how-to/write-a-block.md) and [the "
-        "wavefront](../concepts/wavefront.md).",
+        "What a network, a layout or the machine can't do. See [Write a block](../how-to/write-a-block.md) and "
+        "[The wavefront](../concepts/wavefront.md).",
         (
             ErrorCase(
                 "layout.stages=<n> exceeds the model's <n> blocks; use at most <n>",
@@ -644,14 +644,14 @@ ERROR_SECTIONS = (
             ErrorCase(
                 "layout.blocks=[<numbers>] has <n> blocks in total, but the model has <n>; make them sum to <n>",
                 "Every block belongs to one stage.",
-                "`stretto train` prints the blocks of the model when it starts.",
+                "Leave `layout.blocks` out once: `stretto train` then prints the blocks of the model, and those of each stage.",
                 "stretto train run.toml --layout.stages 2 --layout.blocks 1,1",
                 PlanError,
             ),
             ErrorCase(
                 "layout.chunks=<n> exceeds data.window=<n>; use fewer chunks",
-                "A chunk has at least one step of time.",
-                "Use fewer chunks; [the planner](../concepts/planner.md) finds how many are best.",
+                "A chunk has at least one time step.",
+                "Use fewer chunks; [The planner](../concepts/planner.md) finds how many are best.",
                 "stretto train run.toml --layout.chunks 99",
             ),
             ErrorCase(
@@ -681,20 +681,20 @@ ERROR_SECTIONS = (
             ErrorCase(
                 "model.factory=<spec> returned an object of type <type>; return a stretto.nn.Stack",
                 "A model that can be cut into stages is a `Stack` of blocks.",
-                "Wrap the parts as [blocks](../how-to/write-a-block.md): `Pointwise` for a module that treats each "
-                "step by itself.",
+                "Make each part a block, with `Pointwise` if it treats each time step independently; see "
+                "[Write a block](../how-to/write-a-block.md).",
                 "stretto train run.toml --model.factory models.py:not_a_stack",
             ),
             ErrorCase(
-                "model.factory=<spec> can't be built (<reason>); it is called with a stretto.data.Task",
-                "Your function raised an exception; its message is in the brackets.",
-                "Call it in Python with `stretto.data.Task.language(256)` to see where.",
+                "model.factory=<spec> failed (<reason>); fix the function, which is called with a stretto.data.Task",
+                "Your function raised an exception, which is given in parentheses.",
+                "Call it in Python with `stretto.data.Task.language(256)` to see the traceback.",
                 "stretto train run.toml --model.factory models.py:fails",
             ),
             ErrorCase(
                 "model.loss=<spec> returned an object of type <type>; return stretto.nn.LossSum(total, count)",
                 "Means of ranks, micro-batches and chunks can't be combined; sums and counts can.",
-                "Return `LossSum(total, count)`; see [losses](../how-to/use-a-custom-loss.md).",
+                "Return `LossSum(total, count)`; see [Use a custom loss](../how-to/use-a-custom-loss.md).",
                 "stretto train run.toml --model.loss models.py:mean",
             ),
             ErrorCase(
@@ -714,7 +714,7 @@ ERROR_SECTIONS = (
             ErrorCase(
                 "<name> and <name> are the same parameter; tied weights are not supported, so untie them",
                 "Two blocks share a weight. They may be on two ranks, and each would have its own copy.",
-                "Give each block its own weight; tied weights are [a limit](../project/limitations.md).",
+                "Give each block its own weight; see [Limitations](../project/limitations.md).",
                 triggers.tied,
             ),
             ErrorCase(
@@ -757,7 +757,7 @@ ERROR_SECTIONS = (
             ErrorCase(
                 "<block> breaks the chunk law: <how it was run>, <what> differs by <x>; <what to do>",
                 "`check_chunk_law` ran the block on parts of the input and got different numbers than on the whole.",
-                "Follow the end of the message; [laws](../concepts/laws.md) has the three laws.",
+                "Follow the end of the message; [The three laws](../concepts/laws.md) explains the chunk law.",
                 lambda: testing.check_chunk_law(triggers.HiddenStateBlock(), torch.randn(6, 2, 3)),
                 LawError,
             ),
@@ -765,30 +765,30 @@ ERROR_SECTIONS = (
                 "model.factory=<spec> begins with an Embedding of <n> tokens, but the data has <n>; use "
                 "task.num_inputs",
                 "A token of the data would have no vector.",
-                "Make it from the `stretto.data.Task` that the function is called with.",
+                "Use `task.num_inputs` for the Embedding; `task` is what the function is called with.",
                 "stretto train run.toml --model.factory models.py:few",
             ),
             ErrorCase(
                 "model.factory=<spec> ends with a Linear of <n> outputs, but the data needs <n>; use task.num_outputs",
-                "A token or label of the data would have no output.",
-                "Make it from the `stretto.data.Task` that the function is called with.",
+                "The data needs one output for each token, class or target value.",
+                "Use `task.num_outputs` for the Linear; `task` is what the function is called with.",
                 "stretto train run.toml --model.factory models.py:narrow",
             ),
             ErrorCase(
                 "model.loss=<spec> can't be called; name a function of (outputs, targets)",
                 "The name is not a function.",
-                "Name a function that returns a `LossSum`; see [losses](../how-to/use-a-custom-loss.md).",
+                "Name a function that returns a `LossSum`; see [Use a custom loss](../how-to/use-a-custom-loss.md).",
                 "stretto train run.toml --model.loss models.py:number",
             ),
             ErrorCase(
                 "<block> is not a stretto.nn.Block; subclass Block, so that it has an initial state",
                 "`check_chunk_law` was given a plain module.",
-                "Subclass `stretto.nn.Block`; see [blocks](../how-to/write-a-block.md#your-own-block).",
+                "Subclass `stretto.nn.Block`; see [Write a block](../how-to/write-a-block.md#your-own-block).",
                 lambda: testing.check_chunk_law(nn.ReLU(), torch.zeros(2, 2, 2)),  # type: ignore[arg-type]
                 LawError,
             ),
             ErrorCase(
-                "<block> declares causal=False: it looks ahead, so it is never cut in time; check a causal block",
+                "<block> declares causal=False: it looks ahead, so it is never split in time; check a causal block",
                 "The chunk law does not apply to a block that looks ahead.",
                 "Nothing, if the block is meant to look ahead.",
                 lambda: testing.check_chunk_law(BidirectionalLSTM(2, 2), torch.zeros(2, 2, 2)),
@@ -799,7 +799,7 @@ ERROR_SECTIONS = (
                 "return a sum "
                 "and a count, never a mean",
                 "`check_loss` split a batch in two, and the parts gave a different sum.",
-                "Return `LossSum(total, count)`; see [losses](../how-to/use-a-custom-loss.md).",
+                "Return `LossSum(total, count)`; see [Use a custom loss](../how-to/use-a-custom-loss.md).",
                 lambda: testing.check_loss(triggers.mean_loss, torch.ones(4, 4), torch.ones(4, 4)),
                 LawError,
             ),
@@ -807,7 +807,7 @@ ERROR_SECTIONS = (
     ),
     ErrorSection(
         "Plans",
-        '`stretto plan`, `stretto profile` and `layout = "auto"`; see [the planner](../concepts/planner.md).',
+        '`stretto plan`, `stretto profile` and `layout = "auto"`; see [The planner](../concepts/planner.md).',
         (
             ErrorCase(
                 "--devices=<n> is not a multiple of --nodes=<n>; count the devices of all nodes",
@@ -819,14 +819,14 @@ ERROR_SECTIONS = (
             ErrorCase(
                 "--hardware=<name> is unknown; choose from <names>, or write a profile by hand",
                 "There is no data sheet of this device.",
-                "Use one of the listed devices, or measure yours with `stretto profile`.",
+                "Use one of the listed devices, or a profile: measure it with `stretto profile`, or write it by hand.",
                 "stretto plan run.toml --hardware a1",
                 PlanError,
             ),
             ErrorCase(
                 "--profile=<file> is not a file; create it with `stretto profile --out`",
                 "A plan can be made from a profile that was measured elsewhere.",
-                "`stretto profile run.toml --out profile.json` on the machine that will train.",
+                "Run `stretto profile run.toml --out profile.json` on the machine that will train.",
                 "stretto plan run.toml --profile nowhere.json",
             ),
             ErrorCase(
@@ -844,14 +844,14 @@ ERROR_SECTIONS = (
             ),
             ErrorCase(
                 "--json=<file> can't be written (<folder> does not exist); choose a different file",
-                "Reported before minutes are spent on measuring.",
+                "The path is checked before minutes are spent on measuring.",
                 "Create the folder first.",
                 "stretto plan run.toml --hardware a100 --json nowhere/plan.json",
             ),
             ErrorCase(
                 "--network=<text> is not a latency and a bandwidth; write it like 5us,25GB",
                 "The option describes a link that can't be measured here.",
-                "Write the latency, a comma, and the bytes per second.",
+                "Write the latency, a comma, and the bandwidth in bytes per second.",
                 "stretto plan run.toml --hardware H100 --devices 16 --nodes 2 --network slow",
             ),
             ErrorCase(
@@ -872,11 +872,11 @@ ERROR_SECTIONS = (
     ErrorSection(
         "Starting ranks, and losing them",
         "What ranks report about each other. Exit code 75 means that nothing is wrong with the run itself; see "
-        "[faults](../how-to/survive-failures.md).",
+        "[Survive failures](../how-to/survive-failures.md).",
         (
             ErrorCase(
-                "the layout needs <n> ranks, but <n> was started; start <n> (torchrun --nproc-per-node <n>), change "
-                "the layout, or set layout.elastic",
+                "the layout needs <n> ranks, but the job has <n>; start <n> (torchrun --nproc-per-node <n>), change the "
+                "layout, or set layout.elastic",
                 "Under torchrun, or in a script of your own, the number of ranks must be replicas x stages.",
                 "Start as many as the message says; without a launcher, `stretto train` starts all of them on this "
                 "machine.",
@@ -933,8 +933,8 @@ ERROR_SECTIONS = (
     ),
     ErrorSection(
         "Training, saving and resuming",
-        "Errors between the first and the last step of a run; see [training](../how-to/train-in-a-script.md) and "
-        "[checkpoints](../how-to/save-and-resume.md).",
+        "Errors between the first and the last step of a run; see "
+        "[Train in a script](../how-to/train-in-a-script.md) and [Save and resume](../how-to/save-and-resume.md).",
         (
             ErrorCase(
                 "run.folder=<folder> holds a run already; choose a different run.folder, or delete it",
@@ -960,9 +960,9 @@ ERROR_SECTIONS = (
             ErrorCase(
                 "data.train=<folder> is not the data that <checkpoint> was trained on, so its position in the data "
                 "means nothing; use the same data, or choose a different run.folder",
-                "The data is not the data that was there when the checkpoint was saved.",
+                "The data has changed since the checkpoint was saved, or it is other data.",
                 "Give the same data; to train on other data from these weights, see "
-                "[fine-tune](../how-to/fine-tune.md).",
+                "[Fine-tune on other data](../how-to/fine-tune.md).",
                 "stretto train run.toml --run.folder runs/done --data.train data/valid --data.lanes 4",
             ),
             ErrorCase(
@@ -1057,17 +1057,17 @@ ERROR_SECTIONS = (
                 triggers.load_untrusted,
             ),
             ErrorCase(
-                "<file> does not hold this model's weights (<reason>); write it again",
+                "<file> does not hold this model's weights (<reason>); copy or write it again",
                 "The file is not safetensors, or belongs to a different model.",
-                "Copy it again, or load a checkpoint of the run.",
+                "Copy it again; if the original is damaged too, load a checkpoint of the run instead.",
                 triggers.spoil_weights,
                 DataError,
             ),
             ErrorCase(
-                "<folder> and the run have different vocabularies; prepare the first with like= (for text, "
-                "vocabulary=) set to the training data",
+                "<folder> differs from the run in its vocabulary; prepare it again with the option like (for text: "
+                "vocabulary) set to the training data",
                 "The same token number would mean a different symbol.",
-                "Prepare the text with `--vocabulary` set to the data that the run was trained on.",
+                "Prepare the text with `--vocabulary FOLDER` (records: `--like FOLDER`), the folder that the run was trained on.",
                 "stretto eval runs/done --data words",
                 DataError,
             ),
@@ -1087,10 +1087,11 @@ ERROR_SECTIONS = (
         ),
     ),
     ErrorSection(
-        "Predictions, text, forecasts, pages and exports",
-        "`stretto predict`, `generate`, `forecast` ([using](../how-to/predict-generate-forecast.md)), `report` "
-        "([report](../how-to/read-the-report.md)), `export` and "
-        "`import` ([export](../how-to/export-to-onnx.md)).",
+        "Predictions, generated text, forecasts, reports and exports",
+        "`stretto predict`, `generate` and `forecast` ([Predict, generate, "
+        "forecast](../how-to/predict-generate-forecast.md)), `report` ([Read the report](../how-to/read-the-report.md)), "
+        "`export` ([Export to ONNX](../how-to/export-to-onnx.md)) and `import` ([Import Keras or PyTorch "
+        "weights](../how-to/import-weights.md)).",
         (
             ErrorCase(
                 "<run> was trained without data.valid; choose the data with --data=DATA",
@@ -1117,8 +1118,7 @@ ERROR_SECTIONS = (
                 "stretto predict runs/done --ranks 0",
             ),
             ErrorCase(
-                "<data> holds channels and has tokens as targets, but the run holds tokens and has tokens as targets; "
-                "use data of the same kind",
+                "<data> has <kind> as inputs, but the run has <kind>; use data of the same kind",
                 "The model was trained on a different kind of data.",
                 "Use data like that of the run.",
                 "stretto predict runs/done --data meters --out new.jsonl",
@@ -1157,7 +1157,7 @@ ERROR_SECTIONS = (
             ),
             ErrorCase(
                 "--out=<file> exists and is not an HTML page; choose a different file",
-                "A report overwrites only other pages, so that a typo can't destroy a log.",
+                "A report overwrites only other HTML pages, so that a typo can't destroy a log.",
                 "Choose a different file.",
                 "stretto report runs/done --out runs/done/log.jsonl",
             ),

@@ -197,7 +197,7 @@ def test_a_block_that_breaks_the_law_is_rejected_with_the_reason(block: Block, r
     "block", [BidirectionalLSTM(WIDTH, 3), Stack([Linear(WIDTH, WIDTH), Residual(BidirectionalLSTM(WIDTH, 3))])]
 )
 def test_a_block_that_looks_ahead_is_rejected(block: Block) -> None:
-    with pytest.raises(LawError, match="declares causal=False: it looks ahead, so it is never cut"):
+    with pytest.raises(LawError, match="declares causal=False: it looks ahead, so it is never split"):
         check_chunk_law(block.double(), input_())
 
 

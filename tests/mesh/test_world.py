@@ -32,17 +32,17 @@ def test_without_torchrun_we_are_alone() -> None:
 
 
 def test_another_world_than_the_layout_needs_is_refused_before_anyone_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(MeshError, match="the layout needs 2 ranks, but 1 was started; start 2"), world(2):
+    with pytest.raises(MeshError, match="the layout needs 2 ranks, but the job has 1; start 2"), world(2):
         pass
     for name, value in WHOLE.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(MeshError, match="the layout needs 6 ranks, but 4 were started"), world(6):
+    with pytest.raises(MeshError, match="the layout needs 6 ranks, but the job has 4"), world(6):
         pass
     for name in WHOLE:
         monkeypatch.delenv(name)
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": ["a:1", "b:1"]}}))
     with (
-        pytest.raises(MeshError, match=r"but 2 were started; start 6 \(TF_CONFIG with 6 workers\)"),
+        pytest.raises(MeshError, match=r"but the job has 2; start 6 \(TF_CONFIG with 6 workers\)"),
         world(6),
     ):
         pass

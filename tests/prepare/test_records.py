@@ -149,7 +149,7 @@ def test_an_unreadable_file_is_an_error(name: str, content: bytes, reason: str, 
 
 
 def test_a_folder_that_is_not_a_dataset_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is a folder, but not one that datasets' save_to_disk wrote"):
+    with pytest.raises(DataError, match="is a folder, but not a saved Hugging Face dataset"):
         cut_records([tmp_path], None)
     with pytest.raises(DataError, match="missing is not a file"):
         cut_records([tmp_path / "missing"], None)

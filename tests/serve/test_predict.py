@@ -334,7 +334,7 @@ def test_series_of_a_file_are_scaled_like_the_runs_data(tmp_path: Path) -> None:
 def test_data_of_another_kind_is_refused(tmp_path: Path, byte_corpus: Corpus) -> None:
     labeled(tmp_path / "data", 5)
     trained = untrained(tmp_path / "data")
-    with pytest.raises(DataError, match="different vocabularies"):
+    with pytest.raises(DataError, match="differs from the run in its vocabulary"):
         list(predict(trained, byte_corpus.location))
     with pytest.raises(ConfigError, match="predicts labels, not values"):
         next(forecast(trained, tmp_path / "data"))

@@ -114,7 +114,7 @@ def test_data_that_does_not_fit_is_refused_by_its_field(
 def test_validation_data_with_different_labels_is_refused(rows: list[list[int]], tmp_path: Path) -> None:
     write_tokens(tmp_path / "train", [rows], 9, [[0, *[1] * 119]])
     write_tokens(tmp_path / "valid", [rows], 9, [[2, *[1] * 119]])
-    with pytest.raises(DataError, match=r"data\.valid=.* and data\.train=.* differ in labels; prepare the first with"):
+    with pytest.raises(DataError, match=r"data\.valid=.* differs from data\.train=.* in its labels; prepare it again"):
         Run(config(tmp_path, {"budget": 60}))
 
 
@@ -213,7 +213,7 @@ def test_the_weights_are_saved_before_the_last_evaluation(rows: list[list[int]],
         ({"stride": 4}, r"data\.stride=4 needs data\.context"),
         (
             {},
-            r"data\.valid=.* holds tokens and has labels as targets, but .* holds channels and has values as targets",
+            r"data\.valid=.* has tokens as inputs, but data\.train=.* has channels; use data of the same kind",
         ),
     ],
 )

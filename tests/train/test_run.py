@@ -67,7 +67,7 @@ def test_mistakes_are_reported_before_anything_is_written(
 ) -> None:
     for sections, reason in (
         ({"data": {"train": tmp_path / "none"}}, "holds no prepared data"),
-        ({"data": {"valid": word_corpus.location}}, "have different vocabularies"),
+        ({"data": {"valid": word_corpus.location}}, "differs from .* in its vocabulary"),
         ({"data": {"lanes": 10**6}}, "needs 20,000,000 tokens per step"),
         ({"run": {"device": "warp-drive"}}, r"run\.device='warp-drive' is not a device"),
         ({"run": {"device": "cuda:99"}}, r"run\.device='cuda:99' is not a device"),
@@ -120,7 +120,7 @@ def test_a_run_that_can_not_be_loaded_is_explained(byte_corpus: Corpus, text_fil
         load_model(tmp_path / "run")
     list(events)
     (other,) = prepare_text([text_file], tmp_path / "chars", TextOptions(level="char"))
-    with pytest.raises(DataError, match="and the run have different vocabularies"):
+    with pytest.raises(DataError, match="differs from the run in its vocabulary"):
         load_model(tmp_path / "run").evaluate(other.location)
     weights = tmp_path / "run" / "weights.safetensors"
     tensors = load_file(weights)

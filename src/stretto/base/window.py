@@ -22,7 +22,7 @@ class Rows:
     The three tensors stay on the CPU; states are created on `device`.
     """
 
-    lanes: Tensor  # int64 [batch]: a row's index in the global batch, whichever rank holds it
+    lanes: Tensor  # int64 [batch]: the index of a row's lane; without lanes, of the row in the global batch
     lengths: Tensor  # int64 [batch]: number of valid time steps in the window
     fresh: Tensor  # bool [batch]: starts from the initial state, not from the previous window's
     key: int
@@ -68,8 +68,8 @@ class Rows:
 class Window:
     """Some time steps of some rows; time-major, so that a chunk is a contiguous view.
 
-    Every rank has the rows; inputs and targets are None if the rank doesn't need them. A time step without a target
-    (padding, or unlabeled) has IGNORE_INDEX as its target if targets are integers, NaN if they are real numbers.
+    `lanes`, `lengths` and `fresh` are as in `Rows`; `inputs` and `targets` are None on ranks that don't need them. The
+    target of padding and of unlabeled time steps is IGNORE_INDEX if targets are integers, NaN if they are real numbers.
     """
 
     num_steps: int

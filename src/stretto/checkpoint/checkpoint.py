@@ -46,7 +46,7 @@ class Checkpoint:
         return f"{self.storage.location.rstrip('/')}/{self.name}"
 
     def name_relative_to(self, storage: Storage) -> str:
-        """Return what a claim in `storage` calls this checkpoint: its name if it is in `storage`, else its location."""
+        """Return the checkpoint's name if it is in `storage`, else its full location."""
         return self.name if _is_same_location(self.storage.location, storage.location) else self.location
 
     def read(self, shards: Sequence[TensorShard]) -> None:

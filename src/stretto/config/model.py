@@ -26,13 +26,14 @@ class ModelConfig(StrictModel):
     hidden: int = Field(256, ge=1)
     """Size of the hidden state."""
     embedding: int | None = Field(None, ge=1)
-    """Size of the embedding (default: `projection`, else `hidden`); for channels, of a linear layer (default: none)."""
+    """Size of the token embedding (default: `projection`, else `hidden`). With channels: size of a linear layer before
+    the first recurrent layer; by default there is none."""
     projection: int | None = Field(None, ge=1)
     """Size that an LSTM projects its outputs to (torch's `proj_size`); by default there is no projection."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Probability of zeroing a feature, after the embedding and after each recurrent block."""
     locked_dropout: bool = True
-    """Zero the same features at all time steps of a window (variational dropout), instead of new ones at each step."""
+    """Zero the same features at all time steps of a window (variational dropout), not new ones at each time step."""
     residual: bool = False
     """Add the input of each recurrent block to its output, where the sizes match."""
     norm: bool = False

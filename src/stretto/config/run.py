@@ -31,9 +31,9 @@ class DataConfig(StrictModel):
     valid: Location | None = None
     """Folder or URL of the validation data, with the same vocabulary, labels or channels."""
     feed: Literal["lanes", "batches", "forecast"] | None = None
-    """How data becomes rows: `lanes` (streams with carried state), `batches` (sequences of different lengths) or
-    `forecast` (sliding windows of series). By default: lanes for a corpus; for channels without labels, forecast
-    if `context` is set, else lanes; batches for other sequences."""
+    """How data becomes rows: `lanes` (streams with carried state; also to forecast series), `batches` (sequences of
+    different lengths) or `forecast` (sliding windows of series, without carried state). By default: lanes for a corpus;
+    for channels without labels, forecast if `context` is set, else lanes; batches for other sequences."""
     lanes: int = Field(32, ge=1)
     """lanes: number of parallel streams that the data is split into; each is a row of the global batch."""
     window: int = Field(64, ge=1)

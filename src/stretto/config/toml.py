@@ -92,7 +92,7 @@ def _format_error(details: ErrorDetails) -> str:
     name, message = describe_error(details)
     kind = details["type"]
     if kind == "extra_forbidden":
-        return f"{name} is not a known field{_suggest_field(details['loc'])}"
+        return _describe_unknown_field(details["loc"])
     if kind == "missing" and name == "data":
         return f"[{name}] is missing; add that section, with train set to the folder of the data"
     if kind == "missing":
@@ -107,13 +107,14 @@ def _format_error(details: ErrorDetails) -> str:
     return f"{name}={details['input']!r} {message.removeprefix('Input ').split(', unable')[0]}"
 
 
-def _suggest_field(loc: tuple[int | str, ...]) -> str:
-    """Return a remedy for an unknown field: its section, the most similar name, or all names to choose from."""
+def _describe_unknown_field(loc: tuple[int | str, ...]) -> str:
+    """Return the error for an unknown field, with its section, the most similar name, or all names to choose from."""
     *sections, name = map(str, loc)
     if not sections:
         sections_with_name = [key for key in RunConfig.model_fields if name in section_model(key).model_fields]
         if sections_with_name:
-            return f"; it belongs in [{sections_with_name[0]}]"
+            return f"{name} is outside of its section; move it to [{sections_with_name[0]}]"
     known = section_model(sections[0]).model_fields if sections else RunConfig.model_fields
     similar = difflib.get_close_matches(name, known, n=1, cutoff=0.55)
-    return f"; did you mean {similar[0]}?" if similar else f"; choose from {', '.join(known)}"
+    remedy = f"did you mean {similar[0]}?" if similar else f"choose from {', '.join(known)}"
+    return f"{'.'.join(map(str, loc))} is not a known field; {remedy}"

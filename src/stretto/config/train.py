@@ -19,9 +19,9 @@ class TrainConfig(StrictModel):
     lr: float = Field(1e-3, gt=0, allow_inf_nan=False)
     """The peak learning rate."""
     schedule: Literal["cosine", "constant"] = "cosine"
-    """The learning rate after the warm-up: a cosine decay, or constant."""
+    """Learning rate over the run: `cosine` lowers it from `lr` to `final_lr_ratio` x `lr`, `constant` keeps `lr`."""
     warmup: int = Field(0, ge=0)
-    """Number of steps over which the learning rate rises linearly to `lr`."""
+    """Number of steps at the start over which the learning rate is also multiplied by a linear ramp up to 1."""
     final_lr_ratio: float = Field(0.1, ge=0, le=1)
     """The learning rate at the end of the cosine, as a fraction of `lr`."""
     weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False)

@@ -24,7 +24,7 @@ OnCheck = Callable[[str], None]
 def diagnose(
     config: RunConfig | None = None, *, ranks: int = 2, device: str = "auto", on_check: OnCheck = lambda name: None
 ) -> list[Finding]:
-    """Check whether this machine has what a run needs. Each check ends in time, even on a broken machine.
+    """Check whether this machine has what a run needs. Each check has a time limit, in case it hangs.
 
     `config` gives the folders that a run writes to, and its number of data workers. `ranks` ranks are started on
     `device` to measure the links between them; with fewer than two, none are started.

@@ -16,7 +16,7 @@ from stretto.blocks.losses import Loss
 
 @dataclass(frozen=True)
 class ChunkReport:
-    """How many variants of a run were compared, and the largest relative differences in each kind of result."""
+    """How many ways of running the block were compared, and the largest relative difference in each kind of result."""
 
     num_variants: int
     outputs: float
@@ -49,11 +49,12 @@ def check_chunk_law(
 ) -> ChunkReport:
     """Check that a block satisfies the chunk law on `x` (`[time, batch, ...]`); raise a `LawError` if it doesn't.
 
-    The block runs in its own dtype and mode; `block.double()` with a float64 `x` is the most sensitive check. It runs
-    on the whole input twice; cut in time at the steps in each of `cuts` (default: at each step alone, then at all); cut
-    like the last of these into windows that carry state; and on two halves of the rows, whose chunks alternate as those
-    of micro-batches do in a pipeline. Outputs, final state and gradients (of parameters, input and initial state) must
-    agree to `tolerance` (default: 1e-12 in float64, else 1e-4, because of rounding). `key` seeds dropout.
+    The block runs on the whole input, and then in other ways: on the whole input again; cut in time at the steps in
+    each of `cuts` (default: at each step alone, then at all); in windows, cut at the last of `cuts`, that carry state;
+    and on two halves of the rows, whose chunks alternate as those of micro-batches do in a pipeline. Outputs, final
+    state and gradients (of parameters, input and initial state) must agree to `tolerance` (default: 1e-12 in float64,
+    else 1e-4, because of rounding). The block keeps its dtype and mode: `block.double()` with a float64 `x` is the most
+    sensitive check. `key` seeds dropout.
     """
     if not isinstance(block, Block):
         raise LawError(
@@ -62,7 +63,7 @@ def check_chunk_law(
     name = type(block).__name__
     if not block.causal:
         raise LawError(
-            f"{name} declares causal=False: it looks ahead, so it is never cut in time; check a causal block"
+            f"{name} declares causal=False: it looks ahead, so it is never split in time; check a causal block"
         )
     if tolerance is None:
         tolerance = 1e-12 if _dtype(block, x) == torch.float64 else 1e-4

@@ -32,9 +32,8 @@ def world(size: int | None = None, *, device: str = "auto", timeout: timedelta =
     launch_info = find_launch_info(os.environ) or _SINGLE_RANK
     if size is not None and size != launch_info.size:
         raise MeshError(
-            f"the layout needs {'1 rank' if size == 1 else f'{size} ranks'}, but {launch_info.size} "
-            f"{'was' if launch_info.size == 1 else 'were'} started; start {size} "
-            f"({launch_info.launch_command.format(size)}), change the layout, or set layout.elastic"
+            f"the layout needs {'1 rank' if size == 1 else f'{size} ranks'}, but the job has {launch_info.size}; "
+            f"start {size} ({launch_info.launch_command.format(size)}), change the layout, or set layout.elastic"
         )
     if launch_info.size == 1:
         yield World(rank=0, size=1, device=find_device(device))

@@ -114,16 +114,18 @@ class Profile(StrictModel):
     is_estimated: bool = False
     """True if the figures were derived from a data sheet, not measured."""
     kinds: dict[str, BlockKind]
+    """The cost of each kind of block, by name."""
     blocks: tuple[str, ...] = Field(min_length=1, strict=False)
     """The kind of each block of the model, in order."""
     loss: BlockKind
+    """The cost of the loss, in the form of a kind of block."""
     node: Link | None = None
     """Between devices of one node; None if only one device per node was measured."""
     network: Link | None = None
     """Between devices of different nodes; each device is assumed to get this bandwidth even while all send."""
     all_reduces: tuple[AllReduceCost, ...] = Field((), strict=False)
     speeds: tuple[RankSpeed, ...] = Field((), strict=False)
-    """For ranks that slow each other down, such as those that share cores; empty if ranks are independent."""
+    """Relative speeds of ranks that slow each other down, such as those that share cores; empty if they don't."""
     action_overhead: Seconds = 0
     """Seconds that the engine adds to each forward and backward of a chunk."""
     step_overhead: Seconds = 0

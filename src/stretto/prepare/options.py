@@ -87,7 +87,7 @@ class SequenceOptions(PrepareOptions):
     """How `prepare_sequences` turns records into sequences."""
 
     sequence: str | None = option(None, "field with the sequence (default: text, tokens or values)", "FIELD")
-    label: str | None = option(None, "field with the class of a sequence, text or an integer", "FIELD")
+    label: str | None = option(None, "field with the class of a sequence: text, integer or boolean", "FIELD")
     read_as: ValueType | None = option(
         None, "what a sequence holds (default: what the first record looks like)", choices=get_args(ValueType)
     )

@@ -87,7 +87,7 @@ def find_format(path: Path) -> RecordFormat:
             raise DataError(f"{path} holds several datasets; use the folder of one of them")
         if (path / "state.json").is_file():
             return "datasets"
-        raise DataError(f"{path} is a folder, but not one that datasets' save_to_disk wrote; use its files")
+        raise DataError(f"{path} is a folder, but not a saved Hugging Face dataset; list the files in it")
     if not path.is_file():
         raise DataError(f"{path} is not a file; use the paths of files")
     if path.suffix.lower() not in FORMATS:

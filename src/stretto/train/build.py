@@ -71,9 +71,10 @@ def build_model(config: ModelConfig, task: Task) -> Stack:
         raise
     except Exception as error:  # noqa: BLE001 - whatever the user's code raises
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        name = "the model" if config.factory is None else f"model.factory={config.factory!r}"
-        remedy = "change the [model] section" if config.factory is None else "it is called with a stretto.data.Task"
-        raise ConfigError(f"{name} can't be built ({reason}); {remedy}") from None
+        if config.factory is None:
+            raise ConfigError(f"the model can't be built ({reason}); change the [model] section") from None
+        problem = f"model.factory={config.factory!r} failed ({reason})"
+        raise ConfigError(f"{problem}; fix the function, which is called with a stretto.data.Task") from None
     if not isinstance(model, Stack):
         raise ConfigError(
             f"model.factory={config.factory!r} returned an object of type {type(model).__name__}; return a "

@@ -25,24 +25,22 @@ class DataSpec:
 def check_same_spec(expected: DataSpec, actual: DataSpec, name: str, expected_name: str) -> None:
     """Raise DataError if a model for data of the expected spec would misread data of the actual spec."""
     task, expected_task = actual.task, expected.task
-    if (task.inputs, task.targets) != (expected_task.inputs, expected_task.targets):
-        raise DataError(
-            f"{name} holds {task.inputs} and has {task.targets} as targets, but {expected_name} holds "
-            f"{expected_task.inputs} and has {expected_task.targets} as targets; use data of the same kind"
-        )
-    if actual.vocabulary != expected.vocabulary:
-        raise DataError(
-            f"{name} and {expected_name} have different vocabularies; prepare the first with like= (for text, "
-            "vocabulary=) set to the training data"
-        )
     for part, value, expected_value in (
-        ("labels", actual.labels, expected.labels),
-        ("channels or scale", actual.channels, expected.channels),
+        ("inputs", task.inputs, expected_task.inputs),
+        ("targets", task.targets, expected_task.targets),
+    ):
+        if value != expected_value:
+            problem = f"{name} has {value} as {part}, but {expected_name} has {expected_value}"
+            raise DataError(f"{problem}; use data of the same kind")
+    for part, value, expected_value in (
+        ("its vocabulary", actual.vocabulary, expected.vocabulary),
+        ("its labels", actual.labels, expected.labels),
+        ("its channels or their scale", actual.channels, expected.channels),
         ("the number of inputs or outputs", task, expected_task),
     ):
         if value != expected_value:
-            remedy = "prepare the first with like= set to the training data"
-            raise DataError(f"{name} and {expected_name} differ in {part}; {remedy}")
+            remedy = "prepare it again with the option like (for text: vocabulary) set to the training data"
+            raise DataError(f"{name} differs from {expected_name} in {part}; {remedy}")
 
 
 def data_spec_files(data_spec: DataSpec) -> dict[str, bytes]:

@@ -33,7 +33,7 @@ def load_weights(stack: Stack, path: Path | str) -> None:
         stack.load_state_dict(load_file(path), assign=True)
     except (SafetensorError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[-1].strip()
-        raise DataError(f"{path} does not hold this model's weights ({reason}); write it again") from None
+        raise DataError(f"{path} does not hold this model's weights ({reason}); copy or write it again") from None
 
 
 def check_initial_weights(model: Stack, path: str) -> dict[str, str]:

@@ -65,7 +65,7 @@ def open_sinks(
     hyperparameters: Mapping[str, object] | None = None,
     history: Callable[[], Iterable[LogLine]] = tuple,
 ) -> Sinks:
-    """Open the sinks that a config names to continue after `step`. Call it on the first rank only.
+    """Open the sinks of the config's trackers; they continue after `step`. Call it on the first rank only.
 
     Trackers keep their files in the folder, where a later launch finds them and continues. `history` returns the log's
     lines up to `step`, for trackers that need them again. MLflow and W&B show the `hyperparameters`.
