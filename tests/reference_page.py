@@ -9,7 +9,9 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
+from typing import get_args
 
 from pydantic import BaseModel
 
@@ -63,18 +65,16 @@ def _entry(name: str, value: object) -> Iterator[str]:
 
 
 def _alias(name: str, value: object) -> Iterator[str]:
-    """A name for a type, with the comment above it."""
+    """A name for a type, with the string below it."""
     sources = (inspect.getsource(module) for key, module in [*sys.modules.items()] if key.startswith("stretto."))
     pattern = re.compile(rf"^{name}\b[^=\n]*=", re.MULTILINE)
-    lines = next(source for source in sources if pattern.search(source)).splitlines()
-    place = next(number for number, line in enumerate(lines) if re.match(rf"{name}\b.*=", line))
-    comment: list[str] = []
-    while place and lines[place - 1].startswith("# "):
-        place -= 1
-        comment.insert(0, lines[place].removeprefix("# "))
+    body = ast.parse(next(source for source in sources if pattern.search(source))).body
     yield f"`{name} = {re.sub(r'[a-z_.]+[.](?=[A-Z])', '', str(value))}`"
     yield ""
-    yield from ([" ".join(comment), ""] if comment else [])
+    for node, after in pairwise(body):
+        is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+        if is_text and ast.unparse(node).startswith(f"{name} ="):
+            yield from (inspect.cleandoc(ast.literal_eval(after.value)), "")
 
 
 def _is_plain(value: object) -> bool:
@@ -165,7 +165,8 @@ def _node(function: object) -> ast.FunctionDef:
 def _text(value: object) -> str:
     # A generated docstring of a dataclass is its signature, which says nothing more.
     own = vars(value).get("__doc__") if inspect.isclass(value) else value.__doc__
-    return inspect.cleandoc(own or "")
+    # Markdown takes indented lines right below a line of text for more text.
+    return inspect.cleandoc(own or "").replace("Example:\n    ", "Example:\n\n    ")
 
 
 def _members(kind: type) -> Iterator[str]:
@@ -188,9 +189,11 @@ def _fields(kind: type) -> Iterator[tuple[str, str, str]]:
         for name, field in kind.model_fields.items():
             default = "*required*" if field.is_required() else f"`{field.get_default(call_default_factory=True)!r}`"
             meaning = field.description or ""
-            if inspect.isclass(field.annotation) and issubclass(field.annotation, BaseModel):
-                default = default if field.is_required() else f"`{field.annotation.__name__}()`"
-                meaning = meaning or _text(field.annotation)
+            for model in (field.annotation, *get_args(field.annotation)):
+                if inspect.isclass(model) and issubclass(model, BaseModel):
+                    meaning = meaning or _text(model)
+                    is_made = model is field.annotation and not field.is_required()
+                    default = f"`{model.__name__}()`" if is_made else default
             yield name, default.replace("|", "\\|"), " ".join(meaning.split())
     elif dataclasses.is_dataclass(kind):
         helps = {item.name: item.metadata["help"] for item in dataclasses.fields(kind) if "help" in item.metadata}

@@ -18,9 +18,9 @@ from stretto.base.window import IGNORE_INDEX
 class LossSum:
     """A loss summed over all valid targets, and their number."""
 
-    total: Tensor  # [] floating
-    count: Tensor  # [] int64
-    num_correct: Tensor | None = None  # [] int64, the number of correct predictions, for losses that count them
+    total: Tensor  # scalar, floating-point
+    count: Tensor  # scalar, int64
+    num_correct: Tensor | None = None  # scalar, int64: the number of correct predictions, for losses that count them
 
 
 Loss = Callable[[Tensor, Tensor], LossSum]

@@ -36,7 +36,7 @@ _FATAL_ERRORS: dict[str, type[StrettoError]] = {"FencedError": FencedError, "Div
 
 @dataclass(frozen=True)
 class SaveReport:
-    """The result of a save, as `poll` returns it on the first rank."""
+    """The result of a save, as `CheckpointManager.poll` returns it on the first rank."""
 
     step: int
     location: str
@@ -139,7 +139,7 @@ class CheckpointManager:
         return self._reports.popleft() if self._reports else None
 
     def record_loss(self, step: int, loss: float) -> None:
-        """Record the validation loss after a step, for `keep_best`. Only the first rank needs it."""
+        """Record the validation loss after a step, for `keep_best`. It has no effect on other ranks than the first."""
         if self._history is not None:
             self._wait_for_save()
             self._history.record_loss(CheckpointName(self.generation, step), loss)

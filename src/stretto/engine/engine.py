@@ -22,10 +22,10 @@ Precision = Literal["fp32", "bf16"]
 class StepResult:
     """One window's result on this rank. Summed over all ranks, totals and counts are those of the global batch."""
 
-    total: Tensor  # [] the summed loss
-    count: Tensor  # [] number of targets
+    total: Tensor  # scalar: the summed loss
+    count: Tensor  # scalar: the number of targets
     state: State  # of this rank's rows and blocks, detached: the next window starts from it
-    num_correct: Tensor | None = None  # [] number of correct predictions, if the loss counts them
+    num_correct: Tensor | None = None  # scalar: the number of correct predictions, if the loss counts them
 
 
 class Engine(Protocol):

@@ -50,7 +50,7 @@ class OnnxExport:
     path: Path
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    max_difference: float | None  # of onnxruntime's outputs and states from torch's
+    max_difference: float | None  # the largest between the outputs and states of onnxruntime and of torch
 
 
 def export_onnx(model: Stack | ExportableModel, path: Path | str, *, example: Tensor | None = None) -> OnnxExport:
@@ -59,7 +59,7 @@ def export_onnx(model: Stack | ExportableModel, path: Path | str, *, example: Te
     The inputs are `x` and the state of each block (`state.2.h` of block 2). The outputs are `y` and the states after
     the last step (`state.2.h.next`). `x` and `y` are `[time, rows, ...]`, states `[rows, ...]`; token ids and the
     `lengths` in the state of a bidirectional block are int64, the rest is float32 (custom blocks choose their dtypes).
-    The numbers of steps and rows are free. If a stack's first block is a custom block or an activation, pass an
+    The numbers of steps and rows are dynamic. If a stack's first block is a custom block or an activation, pass an
     `example` input `[time, rows, ...]`.
     """
     exportable = None if isinstance(model, Stack) else model

@@ -120,9 +120,9 @@ class Profile(StrictModel):
     loss: BlockKind
     """The cost of the loss, in the form of a kind of block."""
     node: Link | None = None
-    """Between devices of one node; None if only one device per node was measured."""
+    """The link between devices of one node; None if only one device per node was measured."""
     network: Link | None = None
-    """Between devices of different nodes; each device is assumed to get this bandwidth even while all send."""
+    """The link between devices of different nodes; each is assumed to get this bandwidth even while all send."""
     all_reduces: tuple[AllReduceCost, ...] = Field((), strict=False)
     speeds: tuple[RankSpeed, ...] = Field((), strict=False)
     """Relative speeds of ranks that slow each other down, such as those that share cores; empty if they don't."""

@@ -51,7 +51,7 @@ def choose_layout(
     seed: int = 1,
     cache: Path | None = None,
 ) -> Layout:
-    """Measure `model` on the ranks of `world`; return the layout on all of them that is predicted to be fastest.
+    """Measure `model` on the ranks of `world`; return the layout for all of them that is predicted to be fastest.
 
     Every rank must call this; all get the same layout, for `make_engine`. The model may be on the meta device.
     `windows` yields global batches: do not split it among ranks first. `optimizer` is called with the parameters, as

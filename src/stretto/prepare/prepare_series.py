@@ -39,7 +39,7 @@ def prepare_series(
 ) -> list[Sequences]:
     """Write the rows of CSV, Parquet or JSONL files as series to `folder`; each row is one time step.
 
-    A file is one series; with `by`, each run of rows with the same value in that column is one. The channels are
+    A file is one series; with `by`, consecutive rows with the same value in that column are one. The channels are
     `columns`, by default all whose first value is a number. The column `time` must not decrease within a series.
     With `validation_fraction`, the end of each series goes to `folder/valid` and the rest to `folder/train`, from
     which the statistics are computed. `like` takes columns and statistics from other prepared data.

@@ -23,7 +23,7 @@ from stretto.windows.forecast import Forecast
 class SeriesForecast:
     """The forecast of one series: one value per step and channel."""
 
-    series: int  # index
+    series: int  # its index in the data
     start: int  # the first predicted step, which is the number of known steps
     channels: tuple[str, ...]
     # [steps, channels], in the units of the series; NaN where the value one season before is missing

@@ -17,11 +17,11 @@ _KEPT_FRACTION = 0.9
 
 @dataclass(frozen=True)
 class Cache:
-    """Where pages are cached and how many bytes they may take; all ranks and workers of a node share it."""
+    """A folder for pages of remote files, and how many bytes they may take; shared by all ranks and workers of a node."""
 
     folder: Path = Path("~/.cache/stretto")
     max_bytes: int = 1 << 30
-    retry_seconds: float = 300.0  # how long to retry when a server does not answer
+    retry_seconds: float = 300.0  # how long a failed request is retried
 
     def __post_init__(self) -> None:
         if self.max_bytes < MIN_BYTES:

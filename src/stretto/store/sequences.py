@@ -121,7 +121,7 @@ class Sequences:
 
     store: Store
     fields: SequencesFields
-    vocabulary: Vocabulary | None  # of tokens made from text
+    vocabulary: Vocabulary | None  # of tokens that were made from text; else None
 
     @classmethod
     def open(cls, location: Path | str, cache: Cache | None = None) -> "Sequences":

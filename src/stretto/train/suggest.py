@@ -49,7 +49,7 @@ class Suggestion:
 
     text: str
     config: RunConfig
-    naive_loss: float | None = None  # on the validation data, of a forecast that repeats the last season
+    naive_loss: float | None = None  # validation loss of a forecast that repeats the last season
 
 
 def suggest(

@@ -199,7 +199,7 @@ class Trainer:
         self._requests.add(request)
 
     def is_requested(self, request: Request) -> bool:
-        """Return whether this rank has requested something that is not in `agreed` yet."""
+        """Return whether this rank has made `request`, and it is not in `agreed` yet."""
         return request in self._requests
 
     def snapshot(self) -> Snapshot:

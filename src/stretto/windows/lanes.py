@@ -57,7 +57,7 @@ class Lanes(SharedLanes):
 
     @property
     def num_targets(self) -> int:
-        """The number of tokens that an epoch predicts."""
+        """The number of tokens that are predicted in an epoch."""
         return self.corpus.num_tokens - 1
 
     @property
