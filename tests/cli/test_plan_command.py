@@ -115,7 +115,7 @@ def test_the_section_to_paste_is_the_layout_that_was_chosen(tmp_path: Path) -> N
 
 def test_auto_excludes_other_layout_options(run_toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "run.toml", "--layout.auto", "true", "--layout.stages", "2"]) == 2
-    assert "auto can't be combined with stages; leave out auto, or the rest" in capsys.readouterr().err
+    assert "auto can't be combined with stages; leave out auto or the others" in capsys.readouterr().err
     with pytest.raises(ConfigError, match=r"layout\.auto has not been resolved"):
         Run(load_config("run.toml", {"layout.auto": "true"}))
 

@@ -127,9 +127,9 @@ ERROR_SECTIONS = (
                 triggers.section_as_value,
             ),
             ErrorCase(
-                "<file>: layout: auto can't be combined with <fields>; leave out auto, or the rest",
+                "<file>: layout: auto can't be combined with <fields>; leave out auto or the others",
                 'With `layout = "auto"` the planner chooses replicas, stages, micro-batches and chunks.',
-                "Leave the other fields of the section out; [The planner](../concepts/planner.md) explains the choice.",
+                "Leave these fields out; [The planner](../concepts/planner.md) explains how it chooses.",
                 triggers.two_configs,
             ),
             ErrorCase(
@@ -152,7 +152,7 @@ ERROR_SECTIONS = (
             ),
             ErrorCase(
                 "<file>: train: warmup=<n> exceeds steps=<n>; shorten it",
-                "The run would end before the learning rate has risen to its peak.",
+                "The run would end before the warm-up does.",
                 "Lower `train.warmup`, or raise `train.steps`.",
                 "stretto train run.toml --train.warmup 9",
             ),
@@ -457,7 +457,7 @@ ERROR_SECTIONS = (
                 "<path>, row <n>: <column> has NaN, NA or an infinity; fix it, read it as missing with --nan=missing, or "
                 "skip such rows with --bad-rows=skip",
                 "Such a value would make the mean and the standard deviation of the channel useless.",
-                "`--nan missing` reads it as a missing value.",
+                "Fix the value, or read it as missing with `--nan missing`.",
                 "stretto prepare series infinite.csv --out new",
                 DataError,
             ),
@@ -489,8 +489,8 @@ ERROR_SECTIONS = (
                 "<column> reaches <x>, where 32-bit floats are <x> apart: too coarse for its standard deviation of "
                 "<x>; "
                 "subtract an offset from it",
-                "The values are large and close to each other, such as times in seconds; as 32-bit floats they would "
-                "be equal.",
+                "The values are large and close to each other, such as times in seconds; as 32-bit floats, many of them "
+                "would be equal.",
                 "Subtract the first value, or use differences.",
                 "stretto prepare series far.csv --out new",
                 DataError,
@@ -596,7 +596,7 @@ ERROR_SECTIONS = (
             ),
             ErrorCase(
                 "data.train=<url>: <url> needs a package that is not installed (<package>); <what to do>",
-                "Object storage is read through fsspec, which needs a package for each kind.",
+                "Object storage is read through fsspec, which needs a package for each kind of storage.",
                 "Install the package; for `s3://`, the message gives the command: `pip install 'stretto[s3]'`.",
                 "stretto train run.toml --data.train gs://bucket/data",
                 DataError,
@@ -651,13 +651,13 @@ ERROR_SECTIONS = (
             ErrorCase(
                 "layout.chunks=<n> exceeds data.window=<n>; use fewer chunks",
                 "A chunk has at least one time step.",
-                "Use fewer chunks; [The planner](../concepts/planner.md) finds how many are best.",
+                "Use fewer chunks; `stretto plan` says how many are best.",
                 "stretto train run.toml --layout.chunks 99",
             ),
             ErrorCase(
                 "run.device=<name> is not a device of this machine; use auto or cpu",
                 "Torch does not find this device.",
-                '`python -c "import torch; print(torch.cuda.is_available())"` says whether torch sees a GPU.',
+                'Run `python -c "import torch; print(torch.cuda.is_available())"`, which says whether torch sees a GPU.',
                 "stretto train run.toml --run.device cuda",
             ),
             ErrorCase(
@@ -669,7 +669,7 @@ ERROR_SECTIONS = (
             ErrorCase(
                 "model.factory=<spec> can't be imported (<reason>); fix it, or choose a different one",
                 "The file does not exist, or its import failed.",
-                "Paths are relative to the current folder; try `python FILE`.",
+                "Check the path, which is relative to the current folder; `python FILE` shows an error of the file itself.",
                 "stretto train run.toml --model.factory nowhere.py:model",
             ),
             ErrorCase(
@@ -798,7 +798,7 @@ ERROR_SECTIONS = (
                 "the loss is not a sum over <axis>: two parts give <x> over <n> targets, the whole <x> over <n>; "
                 "return a sum "
                 "and a count, never a mean",
-                "`check_loss` split a batch in two, and the parts gave a different sum.",
+                "`check_loss` split a batch in two, and the losses of the parts do not sum to that of the whole.",
                 "Return `LossSum(total, count)`; see [Use a custom loss](../how-to/use-a-custom-loss.md).",
                 lambda: testing.check_loss(triggers.mean_loss, torch.ones(4, 4), torch.ones(4, 4)),
                 LawError,
@@ -818,7 +818,7 @@ ERROR_SECTIONS = (
             ),
             ErrorCase(
                 "--hardware=<name> is unknown; choose from <names>, or write a profile by hand",
-                "There is no data sheet of this device.",
+                "stretto has no data sheet of this device.",
                 "Use one of the listed devices, or a profile: measure it with `stretto profile`, or write it by hand.",
                 "stretto plan run.toml --hardware a1",
                 PlanError,

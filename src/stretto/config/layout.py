@@ -47,7 +47,7 @@ class Layout(StrictModel):
     def _check(self) -> Self:
         given = self.model_dump(exclude_defaults=True, exclude={"auto", "elastic"})
         if self.auto and given:
-            raise ValueError(f"auto can't be combined with {', '.join(given)}; leave out auto, or the rest")
+            raise ValueError(f"auto can't be combined with {', '.join(given)}; leave out auto or the others")
         if self.blocks and (len(self.blocks) != self.stages or min(self.blocks) < 1):
             raise ValueError(f"blocks={list(self.blocks)} must have one number >= 1 per stage (stages={self.stages})")
         return self

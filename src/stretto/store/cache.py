@@ -17,7 +17,7 @@ _KEPT_FRACTION = 0.9
 
 @dataclass(frozen=True)
 class Cache:
-    """A folder for pages of remote files, and how many bytes they may take; shared by all ranks and workers of a node."""
+    """A folder for pages of remote files, and the bytes that they may take; all ranks and workers of a node share it."""
 
     folder: Path = Path("~/.cache/stretto")
     max_bytes: int = 1 << 30
