@@ -871,7 +871,7 @@ ERROR_SECTIONS = (
     ),
     ErrorSection(
         "Starting ranks, and losing them",
-        "What ranks report about each other. Exit code 75 means that nothing is wrong with the run itself; see "
+        "What ranks report about each other. Exit code 75 means that the run can resume; see "
         "[Survive failures](../how-to/survive-failures.md).",
         (
             ErrorCase(
@@ -913,7 +913,7 @@ ERROR_SECTIONS = (
                 LostPeerError,
             ),
             ErrorCase(
-                "rank <n> was killed by <signal>, so the other ranks were ended; check whether the machine ran "
+                "rank <n> was killed by <signal>, so the other ranks were stopped; check whether the machine ran "
                 "out of memory (dmesg)",
                 "The system, or someone, killed a rank, and no restart was left.",
                 "See `dmesg` for the out-of-memory killer; use more stages, micro-batches or `layout.recompute`; raise "
@@ -933,7 +933,7 @@ ERROR_SECTIONS = (
     ),
     ErrorSection(
         "Training, saving and resuming",
-        "Errors between the first and the last step of a run; see "
+        "Errors when a run starts, trains, saves or resumes; see "
         "[Train in a script](../how-to/train-in-a-script.md) and [Save and resume](../how-to/save-and-resume.md).",
         (
             ErrorCase(
@@ -945,7 +945,7 @@ ERROR_SECTIONS = (
             ErrorCase(
                 "--resume=<text> is not auto, never, or an existing path; use one of these",
                 "There is no such checkpoint.",
-                "`stretto show RUN` lists the checkpoints of a run.",
+                "Use the path of a checkpoint; `stretto show RUN` lists those of a run.",
                 "stretto train run.toml --resume nowhere",
             ),
             ErrorCase(
@@ -961,7 +961,7 @@ ERROR_SECTIONS = (
                 "data.train=<folder> is not the data that <checkpoint> was trained on, so its position in the data "
                 "means nothing; use the same data, or choose a different run.folder",
                 "The data has changed since the checkpoint was saved, or it is other data.",
-                "Give the same data; to train on other data from these weights, see "
+                "Use the same data; to train on other data from these weights, see "
                 "[Fine-tune on other data](../how-to/fine-tune.md).",
                 "stretto train run.toml --run.folder runs/done --data.train data/valid --data.lanes 4",
             ),
@@ -974,20 +974,20 @@ ERROR_SECTIONS = (
             ErrorCase(
                 "<folder> is in use by <who>; wait for that run to end, or choose a different folder",
                 "Two runs would write into one folder.",
-                "The message names the process; wait for it, or end it.",
+                "Wait for the process that the message names, or stop it.",
                 triggers.lock,
             ),
             ErrorCase(
                 "<folder>: generation <n> of this run has taken over, so this one, generation <n>, stops; it has "
                 "not changed the newer one's files",
-                "The run was launched again elsewhere while this launch could not reach its storage; exit code 76.",
+                "The run was launched again, for example on another machine, while this launch was still running.",
                 "Nothing: the newer launch continues.",
                 triggers.fence,
                 FencedError,
             ),
             ErrorCase(
                 "stopped after step <n>, as requested; that step is saved, so start again to resume",
-                "The run received SIGTERM or SIGUSR1; exit code 75.",
+                "The run received SIGTERM or SIGUSR1.",
                 "Start the same command again.",
                 triggers.preempt,
                 PreemptedError,
@@ -1019,7 +1019,7 @@ ERROR_SECTIONS = (
                 "<file> is damaged (<reason>); resume from a different checkpoint, or copy it again",
                 "A file of the checkpoint has changed since it was written. No other checkpoint is used without your "
                 "decision.",
-                "`stretto show RUN` lists the others; resume from one of them.",
+                "Copy the file again, or resume from another checkpoint (`--resume PATH`); `stretto show RUN` lists them.",
                 triggers.spoil_checkpoint,
                 DataError,
             ),
@@ -1027,7 +1027,7 @@ ERROR_SECTIONS = (
                 "run.folder=<folder> holds a run with its checkpoints in its own folder, not in <folder>; leave "
                 "save.to out, or choose a different run.folder",
                 "Without its checkpoints, the run would start from scratch.",
-                "Set `save.to` as it was at the first start.",
+                "Set `save.to` to what it was when the run was first started, or leave it out if it was not set.",
                 "stretto train run.toml --run.folder runs/done --save.to elsewhere",
             ),
         ),
@@ -1053,7 +1053,7 @@ ERROR_SECTIONS = (
             ErrorCase(
                 "<folder> runs its own code (model.factory=<spec>); set trust=True if you trust its author",
                 "Loading this run would execute the file that its config names.",
-                "If you trust the code, use `stretto eval RUN --trust`.",
+                "If you trust the code, add `--trust` to the command, as in `stretto eval RUN --trust`.",
                 triggers.load_untrusted,
             ),
             ErrorCase(
@@ -1079,7 +1079,7 @@ ERROR_SECTIONS = (
             ),
             ErrorCase(
                 "block <n>: <type> breaks the chunk law: <how>; <what to do>",
-                "`stretto verify` found that the layout computes different numbers because of this block; exit code 1.",
+                "`stretto verify` found that the layout computes different numbers because of this block.",
                 "Fix the block as the message says.",
                 "stretto verify run.toml --model.factory models.py:hides --layout.chunks 2",
                 LayoutMismatchError,

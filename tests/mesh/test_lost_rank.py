@@ -69,6 +69,6 @@ def test_a_killed_rank_of_a_run_is_named_once_and_nothing_is_left_behind(byte_co
     assert process.returncode == 75
     # Rank 0 may have had the time to report the lost rank.
     *before, last = errors.splitlines()
-    assert "rank 1 was killed by SIGKILL, so the other ranks were ended" in last
+    assert "rank 1 was killed by SIGKILL, so the other ranks were stopped" in last
     assert all("rank 0 lost rank 1" in line for line in before) and len(before) <= 1
     assert not Path(f"/proc/{victims[0]}").exists()

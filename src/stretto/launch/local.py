@@ -149,7 +149,7 @@ def _failure_error(result: RunResult) -> StrettoError:
         return RankFailedError(failure.exitcode)
     name = failure.signal_name()
     remedy = "check whether the machine ran out of memory (dmesg)" if name == "SIGKILL" else "check its output"
-    return LostPeerError(f"rank {rank} was killed by {name}, so the other ranks were ended; {remedy}")
+    return LostPeerError(f"rank {rank} was killed by {name}, so the other ranks were stopped; {remedy}")
 
 
 def _signal_error(codes: Sequence[int | None], received: signal.Signals) -> BaseException:

@@ -17,7 +17,7 @@ _KEPT_FRACTION = 0.9
 
 @dataclass(frozen=True)
 class Cache:
-    """A folder for pages of remote files, and the bytes that they may take; all ranks and workers of a node share it."""
+    """A folder for pages of remote files, and its maximum size; all ranks and workers of a node share it."""
 
     folder: Path = Path("~/.cache/stretto")
     max_bytes: int = 1 << 30

@@ -41,7 +41,7 @@ class Batches:
     items: Items
     budget: int  # max rows x time steps of the longest row, per global batch
     max_rows: int = 1 << 20  # max rows of a global batch
-    row_multiple: int = 8  # a batch of more rows than this has a multiple of it; the last of a pool may not
+    row_multiple: int = 8  # a batch with more rows than this has a multiple of it, unless it is the last of its pool
     seed: int = 1
     part: Share | None = None  # this replica's share; None: all rows
 

@@ -22,7 +22,7 @@ _EXTRAS = {
 
 
 class Sinks:
-    """The sinks of a run, one per tracker. Each has its own thread. A sink's first error is logged; the run continues."""
+    """The sinks of a run, one per tracker, each with a thread. A sink's first error is logged; the run continues."""
 
     def __init__(self, sinks: Sequence[BackgroundSink]) -> None:
         self._sinks = sinks
