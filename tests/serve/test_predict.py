@@ -242,7 +242,7 @@ def test_a_forecast_follows_the_order_of_its_target_channels(tmp_path: Path) -> 
         ahead = spec.to_predictions(outputs(trained, torch.from_numpy(spec.inputs(values)))[-1].numpy(), values)
         np.testing.assert_allclose(future.values[start : start + 2], ahead, rtol=1e-4)
         values = np.concatenate([values, ahead[:, ::-1]])
-    with pytest.raises(DataError, match="listed twice"):
+    with pytest.raises(DataError, match="listed more than once"):
         Forecast.from_sequences(sequences, 2, targets=["c0", "c0"])
 
 

@@ -1,4 +1,4 @@
-"""Start ranks on this machine, and check the machines that ranks run on."""
+"""Starts the ranks of `stretto train` on this machine, and checks the machines that ranks run on."""
 
 from stretto.base.lazy import lazy_exports
 

@@ -11,7 +11,7 @@ Level = Literal["ok", "warning", "problem"]
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check. A warning may cause trouble; a problem will."""
+    """The result of one check: ok, a warning (it may cause trouble), or a problem (it will)."""
 
     name: str
     level: Level

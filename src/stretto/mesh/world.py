@@ -118,7 +118,7 @@ class World:
 
     @contextmanager
     def explain_errors(self, activity: str) -> Iterator[None]:
-        """Replace torch's RuntimeError with one about the lost or slow peer that caused it; raise others unchanged."""
+        """In this context, replace a RuntimeError that a lost or slow peer caused by an error that names the peer."""
         started = time.monotonic()
         try:
             yield
