@@ -72,9 +72,9 @@ def _alias(name: str, value: object) -> Iterator[str]:
     yield f"`{name} = {re.sub(r'[a-z_.]+[.](?=[A-Z])', '', str(value))}`"
     yield ""
     for node, after in pairwise(body):
-        is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-        if is_text and ast.unparse(node).startswith(f"{name} ="):
-            yield from (inspect.cleandoc(ast.literal_eval(after.value)), "")
+        is_alias = ast.unparse(node).startswith(f"{name} =")
+        if is_alias and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            yield from (inspect.cleandoc(str(after.value.value)), "")
 
 
 def _is_plain(value: object) -> bool:
