@@ -1,4 +1,4 @@
-"""Reports: HTML pages about runs, and about plans (`stretto plan --html FILE`). They open from disk and need no network."""
+"""Reports: HTML pages about runs, and about plans (`stretto plan --html FILE`). They need no network."""
 
 from stretto.base.lazy import lazy_exports
 

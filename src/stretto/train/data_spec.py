@@ -25,12 +25,12 @@ class DataSpec:
 def check_same_spec(expected: DataSpec, actual: DataSpec, name: str, expected_name: str) -> None:
     """Raise DataError if a model for data of the expected spec would misread data of the actual spec."""
     task, expected_task = actual.task, expected.task
-    for part, value, expected_value in (
+    for part, kind, expected_kind in (
         ("inputs", task.inputs, expected_task.inputs),
         ("targets", task.targets, expected_task.targets),
     ):
-        if value != expected_value:
-            problem = f"{name} has {value} as {part}, but {expected_name} has {expected_value}"
+        if kind != expected_kind:
+            problem = f"{name} has {kind} as {part}, but {expected_name} has {expected_kind}"
             raise DataError(f"{problem}; use data of the same kind")
     for part, value, expected_value in (
         ("its vocabulary", actual.vocabulary, expected.vocabulary),
