@@ -170,6 +170,9 @@ def _text(value: object) -> str:
 
 
 def _members(kind: type) -> Iterator[str]:
+    if issubclass(kind, enum.Enum):
+        yield from ("| member | value |", "|---|---|", *(f"| `{item.name}` | `{item.value!r}` |" for item in kind), "")
+        return
     fields = list(_fields(kind))
     if fields:
         yield from ("| field | default | meaning |", "|---|---|---|")
@@ -183,9 +186,7 @@ def _members(kind: type) -> Iterator[str]:
 
 
 def _fields(kind: type) -> Iterator[tuple[str, str, str]]:
-    if issubclass(kind, enum.Enum):
-        yield from ((item.name, f"`{item.value!r}`", "") for item in kind)
-    elif issubclass(kind, BaseModel):
+    if issubclass(kind, BaseModel):
         for name, field in kind.model_fields.items():
             default = "*required*" if field.is_required() else f"`{field.get_default(call_default_factory=True)!r}`"
             meaning = field.description or ""
