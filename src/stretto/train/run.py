@@ -48,7 +48,7 @@ class _Unfinished(NamedTuple):
 
 
 class Run:
-    """A run that is ready to start or resume: its config is checked and its last checkpoint is loaded.
+    """A run that is ready to start or resume: its config is checked and the checkpoint, if any, is loaded.
 
     `for event in run.events(): ...` trains, evaluates, saves and logs. With several ranks, each has its own Run and
     must iterate over its events; the first rank writes config, log and weights. `resume` is `auto` (from the newest
@@ -143,7 +143,7 @@ class Run:
         trainer.is_recording = True
         for report in self._steps():
             yield report
-            is_preempted = Request.STOP in trainer.agreed
+            is_preempted = Request.STOP in trainer.requested
             is_last = trainer.is_done or is_preempted
             monitor.add(report)
             if is_last or report.step % self.config.run.log_every == 0:
@@ -193,7 +193,7 @@ class Run:
                     self.valid,
                     workers=self.config.data.workers,
                     on_window=on_window,
-                    is_interrupted=lambda: self.trainer.is_requested(Request.STOP),
+                    is_interrupted=lambda: self.trainer.is_pending(Request.STOP),
                 )
         except EvaluationInterruptedError:
             return
@@ -263,5 +263,5 @@ def _save_batch(trainer: Trainer, path: Path) -> str:
         # Copies: safetensors refuses views that share memory.
         save_file({name: value.cpu().clone().contiguous() for name, value in {**window, **state}.items()}, path)
     except OSError as error:
-        return f"the batch can't be saved in {path} ({error.strerror})"
+        return f"the batch can't be saved to {path} ({error.strerror})"
     return f"the batch is in {path}"

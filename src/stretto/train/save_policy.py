@@ -26,7 +26,7 @@ class SavePolicy:
         is_due = self._save.every is not None and trainer.step % self._save.every == 0
         # The best checkpoint can only be kept if every step that is evaluated is saved.
         is_candidate = self._save.keep_best and self.is_evaluation_due(trainer)
-        return is_due or is_candidate or Request.SAVE in trainer.agreed
+        return is_due or is_candidate or Request.SAVE in trainer.requested
 
     def restart_clock(self) -> None:
         """Count the minutes until the next save from now on."""

@@ -88,8 +88,8 @@ class _StepTotals(NamedTuple):
     squared_grad_norm: float  # of the summed loss
     num_valid: float  # elements that are not padding
     num_elements: float  # time steps times rows
-    save_votes: float  # ranks that have requested a save
-    stop_votes: float
+    num_save_requests: float  # from how many ranks
+    num_stop_requests: float
 
     @property
     def loss(self) -> float:
@@ -104,9 +104,9 @@ class _StepTotals(NamedTuple):
         return math.isfinite(self.loss_sum) and math.isfinite(self.grad_norm)
 
     @property
-    def agreed(self) -> frozenset[Request]:
-        votes = {Request.SAVE: self.save_votes, Request.STOP: self.stop_votes}
-        return frozenset(request for request, count in votes.items() if count)
+    def requested(self) -> frozenset[Request]:
+        counts = {Request.SAVE: self.num_save_requests, Request.STOP: self.num_stop_requests}
+        return frozenset(request for request, count in counts.items() if count)
 
 
 class Trainer:
@@ -120,8 +120,8 @@ class Trainer:
 
     `optimizer` is a function from parameters to an optimizer, such as `torch.optim.AdamW` or
     `lambda parameters: torch.optim.SGD(parameters, lr=0.1)`. It gets this rank's parameters only, so the optimizer must
-    update each parameter on its own, as torch's do. The optimizer's learning rate is the peak: `schedule`, `warmup` and
-    `final_lr_ratio` of `config` scale it, in each parameter group; `clip` applies too. Default: `config.optimizer`.
+    update each parameter independently: AdamW does, LBFGS does not. Its learning rate is the peak: `schedule`, `warmup`
+    and `final_lr_ratio` of `config` scale it, in each parameter group; `clip` applies too. Default: `config.optimizer`.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class Trainer:
         self.position = start or Position()  # of the next window
         self.window: Window | None = None  # the last one that was read; None before the first step
         self.skipped = 0  # steps with a loss or gradient that was not finite
-        self.agreed: frozenset[Request] = frozenset()  # what any rank had requested when the last step was taken
+        self.requested: frozenset[Request] = frozenset()  # by any rank, when the last step was taken
         self.state: State | None = None  # that the next window starts from; None: the initial state
         self.is_recording = False  # whether the next steps are recorded
         self.recorded_events: tuple[TraceEvent, ...] = ()  # what this rank did in the last recorded step
@@ -195,11 +195,11 @@ class Trainer:
         return self.position.epoch >= self.config.epochs
 
     def request(self, request: Request) -> None:
-        """Request something of all ranks; after the next step it is in `agreed` on all of them."""
+        """Request something of all ranks; after the next step it is in `requested` on all of them."""
         self._requests.add(request)
 
-    def is_requested(self, request: Request) -> bool:
-        """Return whether this rank has made `request`, and it is not in `agreed` yet."""
+    def is_pending(self, request: Request) -> bool:
+        """Return whether this rank has made a request that is not in `requested` yet."""
         return request in self._requests
 
     def snapshot(self) -> Snapshot:
@@ -261,8 +261,8 @@ class Trainer:
 
         result = self.engine.step(self.window, self.state, derive_key(self.seed, "step", self.step))
         totals = self._all_reduce(self.window, result)
-        self.agreed = totals.agreed
-        self._requests -= self.agreed
+        self.requested = totals.requested
+        self._requests -= self.requested
         computed = time.perf_counter()
         waiting_seconds = wait_timer.seconds - waited_before
 
@@ -301,8 +301,8 @@ class Trainer:
             squared_grad_norm=self.engine.squared_grad_norm(),
             num_valid=float(window.num_valid),
             num_elements=float(window.num_steps * window.num_rows),
-            save_votes=float(Request.SAVE in self._requests),
-            stop_votes=float(Request.STOP in self._requests),
+            num_save_requests=float(Request.SAVE in self._requests),
+            num_stop_requests=float(Request.STOP in self._requests),
         )
         return _StepTotals(*self.engine.mesh.world.all_reduce(list(local)))
 
