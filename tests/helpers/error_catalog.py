@@ -557,7 +557,7 @@ ERROR_SECTIONS = (
                 "stretto train run.toml --data.feed batches",
             ),
             ErrorCase(
-                "data.<field>=<value> has no effect with <what>; leave it out",
+                "data.<field>=<value> has no effect <where>; leave it out",
                 "The field applies to a different feed, or to a different kind of data.",
                 "Leave it out.",
                 "stretto train run.toml --data.horizon 3",
@@ -937,7 +937,7 @@ ERROR_SECTIONS = (
         "[Train in a script](../how-to/train-in-a-script.md) and [Save and resume](../how-to/save-and-resume.md).",
         (
             ErrorCase(
-                "run.folder=<folder> holds a run already; choose a different run.folder, or delete it",
+                "run.folder=<folder> already holds a run; choose a different run.folder, or delete it",
                 "`--resume never` was given, and the folder holds a run.",
                 "Leave `--resume` out to resume that run, or choose a different folder.",
                 "stretto train run.toml --run.folder runs/done --resume never",
@@ -958,8 +958,8 @@ ERROR_SECTIONS = (
                 "stretto train run.toml --run.folder runs/done --model.hidden 16",
             ),
             ErrorCase(
-                "data.train=<folder> is not the data that <checkpoint> was trained on, so its position in the data "
-                "means nothing; use the same data, or choose a different run.folder",
+                "data.train=<folder> is not the data that <checkpoint> was trained on, so the saved position means "
+                "nothing; use the same data, or choose a different run.folder",
                 "The data has changed since the checkpoint was saved, or it is other data.",
                 "Use the same data; to train on other data from these weights, see "
                 "[Fine-tune on other data](../how-to/fine-tune.md).",

@@ -80,7 +80,7 @@ def test_mistakes_are_reported_before_anything_is_written(
 def test_a_folder_that_holds_a_run_is_refused(byte_corpus: Corpus, tmp_path: Path) -> None:
     config = config_for(byte_corpus, tmp_path / "run")
     list(Run(config).events())
-    with pytest.raises(ConfigError, match="holds a run already"):
+    with pytest.raises(ConfigError, match="already holds a run"):
         Run(config, resume="never")
     assert Run(config).trainer.is_done
 

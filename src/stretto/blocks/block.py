@@ -43,6 +43,6 @@ class Block(nn.Module, ABC):
     def __call__(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         result = super().__call__(x, state)
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], tuple)):
-            raise LawError(f"{type(self).__name__}.forward did not return (y, state); return both, state as a tuple")
+            raise LawError(f"{type(self).__name__}.forward did not return (y, state); return an output and a tuple")
         y, new_state = result
         return y, new_state

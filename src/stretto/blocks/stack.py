@@ -34,7 +34,7 @@ class Stack(Block):
         self.first = first
         self.blocks = nn.ModuleDict({str(index): block for index, block in enumerate(block_list, first)})
         self.causal = all(block.causal for block in block_list)
-        # The stack's state is one flat tuple; a slice selects the tensors of each block.
+        # The stack's state is one flat tuple; each slice selects the tensors of one block.
         tensor_counts = [len(block.initial_state(Rows.of(0))) for block in block_list]
         self._state_slices = [slice(start, stop) for start, stop in pairwise(accumulate(tensor_counts, initial=0))]
 

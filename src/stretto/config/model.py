@@ -11,7 +11,7 @@ class ModelConfig(StrictModel):
     """A recurrent network: an embedding for tokens, recurrent layers, and a head for the targets of the data."""
 
     factory: str | None = None
-    """Your own model in place of this network, as `file.py:function`; takes a `stretto.data.Task`, returns a Stack."""
+    """Your own model, as `file.py:function`; the function takes a `stretto.data.Task` and returns a Stack."""
     loss: str | None = None
     """Your own loss, as `file.py:function`; the function takes outputs and targets and returns a LossSum."""
     weights: str | None = None

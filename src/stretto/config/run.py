@@ -43,7 +43,7 @@ class DataConfig(StrictModel):
     max_rows: int = Field(65536, ge=1)
     """batches, forecast: maximum rows of a global batch."""
     row_multiple: int = Field(8, ge=1)
-    """batches, forecast: batches with more rows than this are cut to a multiple of it: replicas get equal shares."""
+    """batches, forecast: batches with more rows than this are cut to a multiple of it, so replicas get equal shares."""
     context: int | None = Field(None, ge=1)
     """forecast: time steps of a series that the network sees before it makes a forecast."""
     stride: int = Field(1, ge=1)
@@ -53,7 +53,7 @@ class DataConfig(StrictModel):
     horizon: int = Field(1, ge=1)
     """channels without labels: number of time steps to forecast."""
     season: int = Field(0, ge=0)
-    """channels without labels: forecast the difference from the value this many time steps before (0: the value)."""
+    """channels without labels: forecast the change from the value this many time steps before (0: the value itself)."""
     targets: Names = ()
     """channels without labels: names of the channels to forecast; by default all."""
     masks: bool = False

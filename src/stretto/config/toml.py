@@ -32,7 +32,7 @@ def load_config(path: Path | str, overrides: Mapping[str, str] | None = None) ->
 
 
 def parse_config(tree: JsonObject, source: str = "config", overrides: Mapping[str, str] | None = None) -> RunConfig:
-    """Validate nested dicts as a config. The error for the first mistake starts with `source`, or with an option."""
+    """Validate nested dicts as a config. Errors start with `source`, or with the option if an override is wrong."""
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
@@ -56,7 +56,7 @@ def dump_section(name: str, values: Mapping[str, object]) -> str:
 
 
 def dump_field(name: str, value: object) -> str:
-    """Return one field as a line of TOML. Its JSON form is valid TOML once the control character DEL is escaped."""
+    """Return one field as a line of TOML. JSON is valid TOML here once the control character DEL is escaped."""
     return f"{name} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")
 
 

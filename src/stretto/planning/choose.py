@@ -1,4 +1,4 @@
-"""Choose the layout with the lowest predicted step time, for this machine's devices or for ranks that already run."""
+"""Choose the layout with the lowest predicted step time, for this machine's devices or for running ranks."""
 
 from dataclasses import dataclass
 from pathlib import Path

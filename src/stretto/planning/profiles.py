@@ -93,6 +93,6 @@ def num_local_devices(device: torch.device) -> int:
 
 
 def num_ranks_to_measure(device: torch.device) -> int:
-    """Return how many ranks measure: one per accelerator; on a CPU two per core, up to 4, to see how they share it."""
+    """Return how many ranks measure: one per accelerator; on a CPU 2 per core, at most 4, to see how they share it."""
     count = num_local_devices(device)
     return min(2 * count, _MAX_CPU_RANKS) if device.type == "cpu" else count

@@ -108,7 +108,7 @@ def build_loss(config: ModelConfig, task: Task) -> Loss:
 def build_engine(
     inputs: RunInputs, layout: Layout, settings: RunSettings, world: World
 ) -> PipelineEngine | ReplicaEngine:
-    """Return this rank's engine. A weight's initial values depend on the seed and its name, not on the layout."""
+    """Return this rank's engine. The initial weights depend on the seed and the modules' names, not on the layout."""
     try:
         return make_engine(inputs.model, inputs.loss, layout, world, seed=settings.seed, precision=settings.precision)
     except (MemoryError, torch.OutOfMemoryError) as error:
@@ -120,7 +120,7 @@ def build_engine(
 
 
 def _check_layout(layout: Layout, model: Stack, windows: WindowSource, data: DataConfig) -> None:
-    """Raise if the layout can't split the model into stages or lanes into chunks, or the model can't train on lanes."""
+    """Raise if the layout can't split the model into stages or a window into chunks, or the model can't use lanes."""
     stage_parts(model, layout)
     if not windows.is_stateful:
         return
@@ -134,7 +134,7 @@ def _check_layout(layout: Layout, model: Stack, windows: WindowSource, data: Dat
 
 
 def _check_input_and_output_sizes(model: Stack, config: ModelConfig, task: Task) -> None:
-    """Raise if a user's model is too narrow for the data's tokens or labels; torch's own error would be unclear."""
+    """Raise if a user's model has too few inputs or outputs for the data; torch's own error would be unclear."""
     name, first, last = f"model.factory={config.factory!r}", model[0], model[len(model) - 1]
     if isinstance(first, Embedding) and task.inputs == "tokens" and first.num_tokens < task.num_inputs:
         raise ConfigError(

@@ -7,7 +7,7 @@ from typing import Any
 from stretto.base.errors import ConfigError
 from stretto.config.run import RunConfig
 
-# Saved tensors, the position in the data or its targets depend on these fields, and on whether model.dropout is 0.
+# These fields, and whether model.dropout is 0, determine the saved tensors, the meaning of a position, or the targets.
 _INCOMPATIBLE_FIELDS = {
     "model": {"cell", "layers", "layers_per_block", "hidden", "embedding", "projection", "locked_dropout", "residual",
               "norm"},
@@ -16,7 +16,7 @@ _INCOMPATIBLE_FIELDS = {
     "train": {"optimizer"},
     "run": {"seed"},
 }  # fmt: skip
-# A run that was moved has other values here, which are not reported as changes.
+# These fields change when a run is moved, so they are not compared.
 _LOCATION_FIELDS = {("run", "folder"), ("save", "to")}
 
 

@@ -76,9 +76,9 @@ def evaluate(
 ) -> Evaluation:
     """Compute the loss over one epoch of `windows`, without dropout.
 
-    `windows` is the data of all replicas, the same on every rank; each takes its share. `on_window` is called after
-    each window with the fraction that is done. `is_interrupted` is called every 16 windows: if it returns true on any
-    rank, all ranks raise EvaluationInterruptedError.
+    `windows` is the data of all replicas, the same on every rank; each replica reads its share. `on_window` is called
+    after each window with the fraction that is done. `is_interrupted` is called every 16 windows: if it returns true on
+    any rank, all ranks raise EvaluationInterruptedError.
     """
     mesh = engine.mesh
     share = windows.share(mesh.replica, mesh.num_replicas, engine.num_micro_batches)

@@ -40,7 +40,7 @@ class Feed:
 
 
 def open_feeds(data: DataConfig, layout: Layout, seed: int) -> tuple[Feed, Feed | None]:
-    """Return the training and the validation data, checked against each other."""
+    """Return the feeds of the training and the validation data, checked against each other."""
     train = open_feed("data.train", data.train, data, layout, seed)
     if data.valid is None:
         return train, None
@@ -52,7 +52,7 @@ def open_feeds(data: DataConfig, layout: Layout, seed: int) -> tuple[Feed, Feed 
 def open_feed(
     field: str, location: str | Path, data: DataConfig, layout: Layout, seed: int, *, is_validation: bool = False
 ) -> Feed:
-    """Return the feed of the data at a location. Validation data may be too small for one window per lane."""
+    """Return the feed of the data at a location. Validation data is accepted even if it does not fill the lanes."""
     cache = Cache(data.cache, data.cache_bytes, data.retry_seconds)
     # If validation data is small, its window shrinks to give this many lanes. Training data (None) is rejected then.
     min_rows = layout.num_global_micro_batches if is_validation else None
@@ -76,7 +76,7 @@ def _check_num_rows(windows: WindowSource, layout: Layout, is_validation: bool) 
     if isinstance(windows, Batches) and not is_validation and layout.num_global_micro_batches > windows.num_rows:
         raise DataError(
             f"layout.replicas={layout.replicas} x layout.micro_batches={layout.micro_batches} exceeds the "
-            f"{windows.num_rows:,} rows of the data; use fewer of them, or more data"
+            f"{windows.num_rows:,} rows of the data; use fewer replicas or micro-batches, or more data"
         )
 
 
@@ -91,8 +91,8 @@ def _check_unused_fields(data: DataConfig, kind: str, has_channels: bool) -> Non
                 f"data.{name}={value!r} needs data.context; set it to how many time steps a forecast sees"
             )
         if kind not in kinds or (name in _CHANNEL_FIELDS and not has_channels):
-            reason = f"data.feed={kind!r}" if kind not in kinds else "data without channels"
-            raise ConfigError(f"data.{name}={value!r} has no effect with {reason}; leave it out")
+            reason = f"with data.feed={kind!r}" if kind not in kinds else "on data without channels"
+            raise ConfigError(f"data.{name}={value!r} has no effect {reason}; leave it out")
 
 
 def _corpus_feed(corpus: Corpus, data: DataConfig, min_rows: int | None) -> Feed:

@@ -36,8 +36,8 @@ def make_optimizer(factory: OptimizerFactory, parameters: Iterable[nn.Parameter]
     optimizer = factory(list(parameters) or [nn.Parameter(torch.zeros(0))])
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(
-            f"optimizer= returned an object of type {type(optimizer).__name__}; pass a function that takes parameters "
-            "and returns a torch.optim.Optimizer, such as torch.optim.AdamW"
+            f"the optimizer function returned an object of type {type(optimizer).__name__}; pass one that takes "
+            "parameters and returns a torch.optim.Optimizer, such as torch.optim.AdamW"
         )
     for group in optimizer.param_groups:
         group.setdefault("initial_lr", group["lr"])
@@ -49,11 +49,11 @@ def reject_unused_fields(config: TrainConfig) -> None:
     for name in _OPTIMIZER_FIELDS:
         value = getattr(config, name)
         if value != TrainConfig.model_fields[name].default:
-            raise ConfigError(f"train.{name}={value} has no effect with optimizer=; set it where the optimizer is made")
+            raise ConfigError(f"train.{name}={value} has no effect with your own optimizer; set it there instead")
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> float:
-    """Scale the peak learning rate of each group for the next step; return the first group's rate."""
+    """Set each group's learning rate for the next step: its peak times `factor`. Return the first group's rate."""
     for group in optimizer.param_groups:
         rate = group["lr"] = group["initial_lr"] * factor
         if isinstance(optimizer, torch.optim.ASGD):

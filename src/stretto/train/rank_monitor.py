@@ -25,12 +25,12 @@ class RankReport:
 
 
 class RankMonitor:
-    """Collects the times of this rank's steps, and gathers those of all ranks now and then."""
+    """Collects the times of this rank's steps, and gathers those of all ranks on request."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._last: StepReport | None = None
-        self._num_steps, self._seconds, self._waiting_seconds = 0, 0.0, 0.0  # since the last call of gather
+        self._num_steps, self._seconds, self._waiting_seconds = 0, 0.0, 0.0  # since the last call to gather
 
     def add(self, report: StepReport) -> None:
         """Add the report of a step of this rank."""

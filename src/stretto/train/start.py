@@ -51,7 +51,7 @@ def _check_folder(config: RunConfig, resume: str) -> None:
     if not folder.config.is_file():
         return
     if resume == "never":
-        raise ConfigError(f"run.folder={folder} holds a run already; choose a different run.folder, or delete it")
+        raise ConfigError(f"run.folder={folder} already holds a run; choose a different run.folder, or delete it")
     old, new = load_config(folder.config).save.to, config.save.to
     if old != new:
         # Otherwise the run would not find its checkpoints, and silently start from the beginning.
@@ -68,7 +68,7 @@ def _check_checkpoint(checkpoint: Checkpoint, config: RunConfig, inputs: RunInpu
     reject_changes(find_changes(run_info.config, config), checkpoint.location)
     if run_info.data not in (None, inputs.train.digest):
         raise ConfigError(
-            f"data.train={config.data.train} is not the data that {checkpoint.location} was trained on, so its "
-            "position in the data means nothing; use the same data, or choose a different run.folder"
+            f"data.train={config.data.train} is not the data that {checkpoint.location} was trained on, so the "
+            "saved position means nothing; use the same data, or choose a different run.folder"
         )
     check_weights(inputs.model, checkpoint)

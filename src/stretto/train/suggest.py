@@ -29,7 +29,7 @@ from stretto.windows.items import SlidingWindows
 
 # A first run should take at most about this many seconds.
 _TARGET_SECONDS = 75
-# Roughly the floating-point operations per second that training reaches: per core, up to 4, or on an accelerator.
+# Roughly the floating-point operations per second that training reaches: per core (4 at most), or on an accelerator.
 _CORE_FLOPS_PER_SECOND = 40e9
 _DEVICE_FLOPS_PER_SECOND = 10e12
 # (layers, hidden), smallest first.
@@ -116,8 +116,7 @@ class _DataSettings:
 
 
 def _lane_settings(corpus: Corpus) -> _DataSettings:
-    num_tokens, level = corpus.num_tokens, corpus.vocabulary.level
-    num_symbols = len(corpus.vocabulary)
+    num_tokens, num_symbols, level = corpus.num_tokens, len(corpus.vocabulary), corpus.vocabulary.level
     window = min(128 if _has_accelerator() else 64, max(1, num_tokens // 8))
     lanes = _floor_power_of_two(min(64 if _has_accelerator() else _TARGET_ROWS, num_tokens // (8 * window)))
     layers, hidden = _model_size(num_tokens, num_tokens, num_symbols, num_symbols)
@@ -217,14 +216,15 @@ def _forecast_settings(
     if series.has_missing:
         settings.append(Setting("data.masks", True, "some values are missing: the network gets a mask per channel"))
     settings += [
-        Setting("data.every_step", True, "train on a forecast at every time step of the context, not only the last"),
+        Setting("data.every_step", True, "train on a forecast at every time step of the context, not only at the last"),
         Setting("data.budget", budget, f"time steps per batch: {budget // context} windows of {context}"),
         *_model_settings(layers, hidden, train.num_steps, 0.5),
         Setting("train.weight_decay", 0.1, "series change over time, so overfitting is the main risk"),
     ]
     channels = "1 channel" if len(forecast.channels) == 1 else f"{len(forecast.channels)} channels"
+    steps = "1 time step" if forecast.horizon == 1 else f"{forecast.horizon} time steps"
     return _DataSettings(
-        title=f"A forecast of {channels}, {forecast.horizon} time steps ahead, from the last {context}",
+        title=f"A forecast of {channels}, {steps} ahead, from the last {context}",
         feed="forecast",
         settings=tuple(settings),
         flops=_flops(layers, hidden, num_inputs, num_outputs),
@@ -257,7 +257,7 @@ def _model_settings(layers: int, hidden: int, num_steps: int, dropout: float) ->
 def _schedule_settings(data: _DataSettings, num_validation_steps: float) -> list[Setting]:
     """Return how long to train, the learning rate, and when to log, evaluate and save."""
     affordable_steps = _flops_per_second() * _TARGET_SECONDS / data.flops
-    # Small data is read more often: a network learns nothing in a dozen batches.
+    # Small data is read more times: a network learns nothing in a dozen batches.
     max_epochs = max(data.max_epochs, math.ceil(_MIN_BATCHES * data.batch_steps / data.num_steps))
     epochs = int(min(max_epochs, _MAX_EPOCHS, affordable_steps / data.num_steps))
     num_batches = max(1, round(min(max(epochs, 1) * data.num_steps, affordable_steps) / data.batch_steps))
@@ -270,7 +270,7 @@ def _schedule_settings(data: _DataSettings, num_validation_steps: float) -> list
     settings += [
         Setting("train.lr", learning_rate, "peak learning rate of AdamW; larger networks need a lower one"),
         Setting("train.warmup", min(50, max(1, num_batches // 10)), "steps until the peak"),
-        Setting("run.log_every", max(1, num_batches // 20), "steps between lines of output, without a terminal"),
+        Setting("run.log_every", max(1, num_batches // 20), "steps between progress lines, if not on a terminal"),
         Setting("save.minutes", 2.0, "minutes between checkpoints, from which an interrupted run resumes"),
     ]
     if num_validation_steps:

@@ -59,8 +59,8 @@ class TrainedModel:
 def load_model(path: Path | str, device: str | None = None, *, trust: bool = False) -> TrainedModel:
     """Load the model from a run's folder or from a checkpoint onto one device, whichever layout trained it.
 
-    The weights of a finished run are its final ones, those of any other run are from its newest checkpoint. A run with
-    `model.factory` or `model.loss` names Python code, imported only with `trust=True`: set it if you trust its author.
+    The weights of a finished run are its final ones; those of any other run are from its newest checkpoint. A run with
+    `model.factory` or `model.loss` names Python code, imported only with `trust=True`: set it if you trust the author.
     """
     if _is_finished(path):
         folder = RunFolder(Path(path))

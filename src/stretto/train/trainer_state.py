@@ -52,7 +52,7 @@ def lane_shards(stack: Stack, state: State, lane_indices: range, num_lanes: int)
 
 
 def shards_to_write(shards: Sequence[TensorShard], replica: int, num_replicas: int) -> list[TensorShard]:
-    """Return the shards that this replica writes: all replicas hold the same shards, and share the bytes evenly."""
+    """Return the shards that this replica writes: all replicas hold the same ones, and split the bytes about evenly."""
     num_bytes = [0] * num_replicas
     assigned = []
     for shard in sorted(shards, key=lambda shard: (-shard.tensor.nbytes, shard.name)):
@@ -83,7 +83,7 @@ def empty_optimizer_state(stack: Stack, checkpoint: Checkpoint) -> dict[str, dic
 
 
 def set_optimizer_state(stack: Stack, optimizer: Optimizer, states: Mapping[str, dict[str, Tensor]]) -> None:
-    """Replace the optimizer's state with `states`, which are by parameter name and key."""
+    """Replace the optimizer's state with these tensors, by parameter name and key."""
     optimizer.state.clear()
     for name, weight in stack.named_parameters():
         if name in states:

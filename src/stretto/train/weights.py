@@ -25,7 +25,7 @@ def save_weights(weights: Stack | dict[str, Tensor], path: Path | str) -> None:
 
 
 def load_weights(stack: Stack, path: Path | str) -> None:
-    """Load weights into a stack, which may be on the meta device; names and shapes must match."""
+    """Load weights into a stack, which can be on the meta device; names and shapes must match."""
     path = Path(path)
     if not path.is_file():
         raise DataError(f"{path} does not exist; choose a file that a finished run or save_weights wrote")
@@ -47,8 +47,8 @@ def check_initial_weights(model: Stack, path: str) -> dict[str, str]:
     model_blocks, file_blocks = _block_indices(model_shapes, path), _block_indices(file_shapes, path)
     if len(model_blocks) != len(file_blocks):
         raise DataError(
-            f"model.weights={path} has weights of {len(file_blocks)} blocks, but the model has {len(model_blocks)} "
-            "blocks with weights; change the [model] section to match"
+            f"the number of blocks with weights is {len(file_blocks)} in model.weights={path}, but {len(model_blocks)} "
+            "in the model; change the [model] section to match"
         )
     file_indices = dict(zip(model_blocks, file_blocks, strict=True))
     names = {}

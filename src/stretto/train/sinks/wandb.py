@@ -8,7 +8,7 @@ from pathlib import Path
 from stretto.train.sinks.sink import RunStatus, Sink, iter_scalars, step_of
 from stretto.train.sinks.state import SinkState
 
-# How often W&B flushes its file. If the process is killed, the lines since then are lost.
+# How often W&B flushes its file. If the process is killed, the lines since the last flush are lost.
 _FLUSH_INTERVAL_SECONDS = 1.0
 
 
