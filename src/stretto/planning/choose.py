@@ -53,7 +53,7 @@ def choose_layout(
 ) -> Layout:
     """Measure `model` on the ranks of `world`; return the layout for all of them that is predicted to be fastest.
 
-    Every rank must call this; all get the same layout, for `make_engine`. The model may be on the meta device.
+    Every rank must call this; all get the same layout, for `make_engine`. The model can be on the meta device.
     `windows` yields global batches: do not split it among ranks first. `optimizer` is called with the parameters, as
     `torch.optim.AdamW` is. The profile is cached in the folder `cache` (default: `~/.cache/stretto`), so the next
     call with the same arguments on the same kind of devices measures nothing. Raises `PlanError` if no layout on these

@@ -118,10 +118,10 @@ class Trainer:
     `windows` is the data of all replicas, the same on every rank. The trainer reads its own replica's share, from the
     position `start` on.
 
-    `optimizer` is a function from parameters to an optimizer, such as `torch.optim.AdamW` or
+    `optimizer` (default: from `config`) is a function from parameters to an optimizer, such as `torch.optim.AdamW` or
     `lambda parameters: torch.optim.SGD(parameters, lr=0.1)`. It gets this rank's parameters only, so the optimizer must
-    update each parameter independently: AdamW does, LBFGS does not. Its learning rate is the peak: `schedule`, `warmup`
-    and `final_lr_ratio` of `config` scale it, in each parameter group; `clip` applies too. Default: `config.optimizer`.
+    update each parameter independently: AdamW does, LBFGS does not. The optimizer's learning rate is the peak:
+    `config`'s `schedule`, `warmup` and `final_lr_ratio` scale it in each parameter group; `clip` applies too.
     """
 
     def __init__(
