@@ -49,6 +49,6 @@ def refuse_existing(parameter: str, path: Path) -> None:
     try:
         exists = path.exists()
     except OSError:
-        return  # the path is invalid; writing the file reports it
+        return  # the path can't be checked; writing the file reports why
     if exists:
         raise ConfigError(f"{parameter}={path} already exists; choose a different path, or delete it")

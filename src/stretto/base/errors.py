@@ -12,11 +12,11 @@ class ConfigError(StrettoError):
 
 
 class PlanError(StrettoError):
-    """No plan is possible: the layout needs more than the model or the cluster has."""
+    """No plan is possible: the layout does not fit the model or the cluster, or a profile is missing or invalid."""
 
 
 class MeshError(StrettoError):
-    """The number of ranks does not match the layout, or the ranks cannot connect."""
+    """The number of ranks does not match the layout, the launcher's variables are invalid, or ranks can't connect."""
 
 
 class LostPeerError(MeshError):
@@ -26,7 +26,7 @@ class LostPeerError(MeshError):
 
 
 class DataError(StrettoError):
-    """The data is missing, damaged, or too small."""
+    """The data is missing, damaged or too small, or can't be read or prepared as requested."""
 
 
 class LawError(StrettoError):

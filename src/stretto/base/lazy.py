@@ -6,7 +6,7 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
-# The types of `__all__`, `__getattr__` and `__dir__`. The idea is that of the lazy_loader package.
+# The types of `__all__`, `__getattr__` and `__dir__`. The idea comes from the lazy_loader package.
 Exports = tuple[list[str], Callable[[str], object], Callable[[], list[str]]]
 
 

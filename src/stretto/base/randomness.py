@@ -1,6 +1,6 @@
 """Positional randomness: a mask is a function of key, time and feature, never of a generator's state.
 
-It uses integer arithmetic only, which wraps at 64 and 32 bits, so every device gives the same bits.
+Masks are computed with integer arithmetic only, which wraps at 64 and 32 bits, so every device gives the same bits.
 """
 
 import torch
@@ -32,7 +32,7 @@ def _words(keys: Tensor) -> Tensor:
 def keep_mask(keys: Tensor, num_features: int, keep: float) -> Tensor:
     """Return a boolean mask [*keys.shape, num_features], true with probability `keep`.
 
-    Features are hashed to 32 bits, so among about 10^5 of them two may share a mask; among the first 10^4 none do.
+    Features are hashed to 32 bits: a few pairs among the first 10^5 share a mask, but none among the first 10^4.
     """
     features = torch.arange(num_features, dtype=torch.int64, device=keys.device)
     words = _words(keys).unsqueeze(-1) ^ _words(features)

@@ -1,4 +1,4 @@
-"""Accesses folders in object storage through fsspec, and retries when a server does not answer."""
+"""Accesses folders in object storage through fsspec, and limits how long failed requests are retried."""
 
 import errno
 import logging
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 def is_remote(location: object) -> bool:
-    """Return whether this is a URL rather than a path."""
+    """Return whether a location is a URL rather than a path."""
     return "://" in str(location)
 
 
@@ -65,7 +65,7 @@ class RemoteFolder(NamedTuple):
 
 
 class RetryBudget:
-    """Limits how long requests are retried when a server does not answer, with growing pauses between them."""
+    """Limits how long failed requests are retried, with growing pauses between the tries."""
 
     def __init__(self, location: str, seconds: float) -> None:
         self._location = location

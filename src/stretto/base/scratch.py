@@ -31,7 +31,7 @@ def _prefix() -> str:
 
 
 def _host_id() -> str:
-    """Return an id of this host and container, within which process ids are unique."""
+    """Return an id for this host and container, within which process ids are unique."""
     try:
         namespace = str(Path("/proc/self/ns/pid").readlink())
     except OSError:

@@ -5,7 +5,7 @@ from pydantic_core import ErrorDetails
 
 
 class StrictModel(BaseModel):
-    """A frozen model that rejects unknown fields and values of a different type."""
+    """A frozen model that rejects unknown fields and values of the wrong type."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 

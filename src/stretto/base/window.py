@@ -68,8 +68,8 @@ class Rows:
 class Window:
     """Some time steps of some rows; time-major, so that a chunk is a contiguous view.
 
-    `lanes`, `lengths` and `fresh` are as in `Rows`; `inputs` and `targets` are None on ranks that don't need them. The
-    target of padding and of unlabeled time steps is IGNORE_INDEX if targets are integers, NaN if they are real numbers.
+    `lanes`, `lengths` and `fresh` are set on every rank; `inputs` and `targets` are None if the rank doesn't need them.
+    A time step without a target (padding, or unlabeled) has the target IGNORE_INDEX, or NaN if targets are real.
     """
 
     num_steps: int
