@@ -77,7 +77,7 @@ def test_the_schema_is_json_and_names_every_section(capsys: pytest.CaptureFixtur
             "--label is not an option of `stretto prepare text`",
         ),
         (["prepare", "series", "run.toml", "--out", "x", "--level", "byte"], "--level is not an option of"),
-        (["prepare", "sequences", "run.toml", "--out", "x"], "run.toml ends in '.toml', which is not one of"),
+        (["prepare", "sequences", "run.toml", "--out", "x"], "run.toml: its suffix '.toml' is not one of"),
         (["schema", "--yaml"], "--yaml is not an option of `stretto schema`"),
         (["schema", "yaml"], "yaml is not an argument of `stretto schema`"),
     ],

@@ -303,7 +303,7 @@ ERROR_SECTIONS = (
                 DataError,
             ),
             ErrorCase(
-                "<path> ends in <suffix>, which is not one of <suffixes>; convert or rename it",
+                "<path>: its suffix <suffix> is not one of <suffixes>; convert or rename it",
                 "The ending of a file's name decides how it is read.",
                 "Convert it to one of the listed formats.",
                 "stretto prepare sequences book.txt --out new",

@@ -105,7 +105,7 @@ def test_an_unreadable_file_is_one_sentence(name: str, content: bytes, sentence:
 
 
 def test_a_path_without_files_is_an_error(tmp_path: Path) -> None:
-    for path, sentence in ((tmp_path / "gone", "does not exist"), (tmp_path, "is a folder without files")):
+    for path, sentence in ((tmp_path / "gone", "does not exist"), (tmp_path, "is a folder without visible files")):
         with pytest.raises(DataError, match=sentence):
             inspect_data(path)
 

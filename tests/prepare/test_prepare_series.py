@@ -102,7 +102,7 @@ def test_like_takes_columns_and_statistics(meters: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
-        ("a,2", "it has 2 cells, but the header has 3"),
+        ("a,2", "its number of cells is 2, not 3 as in the header"),
         ("a,2,x", "'x' has \"x\", not a number"),
         ("a,2,nan", "'x' has NaN, NA or an infinity; fix it, read it as missing with nan=missing"),
         ("a,2,-inf", "'x' has NaN, NA or an infinity"),
@@ -187,7 +187,7 @@ def test_a_column_without_values_at_the_start_must_be_named(missing: str, tmp_pa
     rows = [f"{step},{missing if step < 1000 else step}" for step in range(1200)]
     (tmp_path / "a.csv").write_text("\n".join(["x,y", *rows]) + "\n")
     with pytest.raises(
-        DataError, match=r"a\.csv: 'y' has no value in the first 1,000 rows; choose channels with columns=NAMES"
+        DataError, match=r"a\.csv: 'y' has no value up to row 1,000; choose channels with columns=NAMES"
     ):
         prepare_series(tmp_path / "a.csv", tmp_path / "out")
     (store,) = prepare_series(tmp_path / "a.csv", tmp_path / "out", SeriesOptions(columns=["x", "y"], nan="missing"))

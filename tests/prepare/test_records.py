@@ -114,8 +114,8 @@ def test_only_a_line_that_is_not_a_record_has_a_problem(content: bytes, problem:
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (b"1\n", "it has 1 cells, but the header has 2"),
-        (b"1,2,3\n", "it has 3 cells, but the header has 2"),
+        (b"1\n", "its number of cells is 1, not 2 as in the header"),
+        (b"1,2,3\n", "its number of cells is 3, not 2 as in the header"),
         (b"1,\xff\n", "the cell in column 'b' is not UTF-8"),
         (b'1,"x"y\n', "the row can't be read ("),
     ],
@@ -132,7 +132,7 @@ def test_a_bad_csv_row_has_a_problem(content: bytes, problem: str, tmp_path: Pat
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("a.txt", b"x", r"a\.txt ends in '\.txt', which is not one of \.jsonl, \.ndjson, \.csv, \.parquet; convert"),
+        ("a.txt", b"x", r"a\.txt: its suffix '\.txt' is not one of \.jsonl, \.ndjson, \.csv, \.parquet; convert"),
         ("a.jsonl", b"", r"a\.jsonl is empty; leave it out"),
         ("a.csv", b"a,b\n", r"a\.csv has a header but no rows; leave it out"),
         ("a.csv", b"1,2\n3,4\n", "its first line is not a header; write the names"),

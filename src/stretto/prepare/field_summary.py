@@ -17,9 +17,9 @@ FieldType = Literal["text", "category", "number", "time", "unparsed time", "toke
 
 # The usual names of a field that holds a sequence.
 _SEQUENCE_NAMES = ("text", "tokens", "values")
-# A field with more different values than this is not a label.
+# A field with more distinct values than this is not a label.
 _MAX_CLASSES = 1000
-# The same for integers: numeric labels have few different values, such as 1 to 5 stars.
+# The same for integers: numeric labels have few distinct values, such as 1 to 5 stars.
 _MAX_NUMERIC_CLASSES = 100
 # The usual names of a column of times.
 TIME_NAMES = ("time", "date", "datetime", "timestamp", "ds", "t", "step", "index")
@@ -37,7 +37,7 @@ class FieldSummary:
     type: FieldType
     num_values: int = 0  # without missing ones
     num_missing: int = 0
-    num_unique: int = 0  # different values; 0 for lists
+    num_unique: int = 0  # distinct values; 0 for lists
     mean_length: float = 0.0  # characters of text, or steps of a list
     is_integer: bool = False  # integers only
     has_nan: bool = False  # has NaN, infinities, or NA in a CSV file
@@ -60,7 +60,7 @@ class FieldSummary:
 
     @property
     def is_categorical(self) -> bool:
-        """Whether the field could be a label: it has a few different values that repeat."""
+        """Whether the field could be a label: it has few distinct values, and they repeat."""
         if self.type == "category":
             return 1 < self.num_unique <= _MAX_CLASSES
         has_few_values = 1 < self.num_unique <= min(_MAX_NUMERIC_CLASSES, self.num_values / 2)
@@ -68,7 +68,7 @@ class FieldSummary:
 
 
 def infer_fields(records: Sequence[Mapping[str, Any]], is_csv: bool) -> tuple[FieldSummary, ...]:
-    """Return what each field holds, in the order of their first appearance."""
+    """Return what each field holds, in order of first appearance."""
     names = dict.fromkeys(name for record in records for name in record)
     return tuple(_infer_field(name, [record.get(name) for record in records], is_csv) for name in names)
 

@@ -15,7 +15,7 @@ from stretto.store.index import INDEX
 
 Format = Literal["text", "jsonl", "csv", "parquet", "datasets"]
 
-# A folder with more files than this is a whole disk or home folder, not data.
+# A folder with more files than this is probably a whole disk or home folder, not data.
 _MAX_FILES = 100_000
 _SNIFF_BYTES = 1 << 16
 _ARCHIVE_SUFFIXES = {".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".tgz", ".7z"}
@@ -27,7 +27,7 @@ _CONTROLS = bytes(set(range(32)) - set(b"\t\n\v\f\r\x1b"))
 
 
 class AmbiguousInputError(DataError):
-    """Files can be read in several ways: `question` asks for the hint `hint`, one of `choices` ("none": no label)."""
+    """Files can be read in several ways; `question` asks for the hint `hint`, one of `choices` ("none": no label)."""
 
     def __init__(self, message: str, hint: str, question: str, choices: Sequence[str]) -> None:
         super().__init__(message)
@@ -90,7 +90,7 @@ def list_validation_files(paths: Iterable[Path], format: Format, is_text: bool) 
     except DataError as error:
         raise DataError(f"valid={given[0]}: {error}") from None
     if listing.format != format and not is_text:
-        raise DataError(f"valid={given[0]} is {listing.format}, but the training data is {format}; use {format}")
+        raise DataError(f"valid={given[0]} has format {listing.format}, but the training data has {format}; convert it")
     return (*listing.paths, *listing.valid)
 
 
@@ -106,7 +106,7 @@ def _list_folder(path: Path) -> list[Path]:
     visible = (file for file in files if not any(part.startswith(".") for part in file.relative_to(path).parts))
     listed = sorted(islice(visible, _MAX_FILES + 1))
     if not listed:
-        raise DataError(f"{path} is a folder without files; choose a different folder")
+        raise DataError(f"{path} is a folder without visible files; choose a different folder")
     if len(listed) > _MAX_FILES:
         raise DataError(f"{path} holds more than {_MAX_FILES:,} files; name the files to use")
     return listed

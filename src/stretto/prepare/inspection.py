@@ -66,7 +66,7 @@ def inspect_data(
 ) -> Inspection:
     """Return what files or folders hold, judged by a sample; large files are not read completely.
 
-    `hints` says what you know already. `valid` are the validation files; without it, they are recognized by
+    `hints` says what you know already. `valid` lists the validation files; without it, they are recognized by
     names such as `valid.csv`. Where the files can be read in several ways, an AmbiguousInputError says what to decide.
     """
     if hints.kind not in (None, "text", "sequences", "series"):

@@ -1,4 +1,4 @@
-"""Options of each kind of preparation, for the Python API, the command line and the fingerprint."""
+"""Options for each kind of preparation, for the Python API, the command line and the fingerprint."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
@@ -119,14 +119,14 @@ class SeriesOptions(PrepareOptions):
 
 
 def open_vocabulary(vocabulary: Vocabulary | Path | str | None) -> Vocabulary | None:
-    """Return `vocabulary`, or the vocabulary of prepared data if it is a location."""
+    """Return `vocabulary`; if it is the location of prepared data, return that data's vocabulary."""
     if not isinstance(vocabulary, Path | str):
         return vocabulary
     return parse_vocabulary(Store.open(vocabulary).read_file(VOCABULARY_FILE), str(vocabulary))
 
 
 def open_schema(like: Path | str | Schema | None) -> Schema | None:
-    """Return `like`, or the schema of prepared data if it is a location."""
+    """Return `like`; if it is the location of prepared data, return that data's schema."""
     if not isinstance(like, Path | str):
         return like
     sequences = Sequences.open(like)

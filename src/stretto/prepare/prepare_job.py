@@ -3,7 +3,7 @@
 data/book.partial/      holds the files until all are complete, then it is renamed to data/book
   parts/fingerprint     fingerprint of the preparation: its input files and all options
   parts/count-00000     the symbols counted in a part of text; for records, `scan-00000`
-  parts/write-00000     a list of the files that a part has written; it appears only after they do
+  parts/write-00000     the list of a part's files, added when they are complete (`writetrain-00000` for split text)
   train/ valid/         the stores; without a validation split, this folder itself is the store
 """
 
@@ -45,7 +45,7 @@ PartIn = TypeVar("PartIn", contravariant=True)
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a phase of a preparation is, in bytes of input, or in rows where bytes are not known."""
+    """How far along a phase of a preparation is, in bytes of input, or in rows where bytes are not known."""
 
     phase: str
     done: int
@@ -117,7 +117,7 @@ class Job:
                 unused.unlink()
             fsync_folder(folder)
         self.folder.rename(self.target)
-        # Last: without `parts`, an interrupted preparation would not be recognized as ours.
+        # Only after the rename: without `parts`, an interrupted preparation would not be recognized as ours.
         shutil.rmtree(self.target / _PARTS)
         fsync_folder(self.target)
         fsync_folder(self.target.absolute().parent)
@@ -131,7 +131,7 @@ def open_job(
     workers: int | None = None,
     on_progress: OnProgress = lambda progress: None,
 ) -> Iterator[Job]:
-    """Start a preparation, or resume the same one; the remains of a different one are deleted."""
+    """Start a preparation, or resume it if it was interrupted; the remains of a different one are deleted."""
     if workers is not None and workers < 1:
         raise DataError(f"workers={workers} must be at least 1")
     target = _check_target(target)
@@ -171,7 +171,7 @@ def part_path(folder: Path, split: str, number: int, suffix: str) -> Path:
 
 
 def file_record(file: PagedFile, folder: str = "") -> PartResult:
-    """Return a file's entry in a part's result; `folder` is its subfolder of the job's folder."""
+    """Return a file's entry in a part's result; `folder` is its subfolder in the job's folder."""
     return {"path": str(Path(folder, file.name)), "num_bytes": file.num_bytes, "checksums": file.checksums.tolist()}
 
 
@@ -241,8 +241,8 @@ def _run_in_processes(
                     connection.send(next_part)
     except (EOFError, ConnectionError):
         raise LostWorkerError(
-            f"a worker process of {runner.folder} ended early (out of memory, or started by a script without "
-            "`if __name__ == '__main__':`); run the same command again to resume, maybe with fewer workers"
+            f"a worker process for {runner.folder} ended early (out of memory, or started by a script without "
+            "`if __name__ == '__main__':`); run the same command again to resume, with fewer workers or with that line"
         ) from None
     finally:
         for connection, process in processes.items():
@@ -292,7 +292,7 @@ def _exit_with_parent() -> None:
 
 
 def _check_target(target: Path | str) -> Path:
-    """Reject a folder that can't be written to, or that already holds something."""
+    """Reject a target that does not name a local folder, or that already holds something."""
     if is_remote(target):
         raise DataError(f"{target} is a URL; prepare into a local folder, then copy it")
     target = Path(target)

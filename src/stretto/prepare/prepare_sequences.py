@@ -32,10 +32,10 @@ def prepare_sequences(
 ) -> list[Sequences]:
     """Write the records of JSONL, CSV or Parquet files, or of saved Hugging Face datasets, as sequences to `folder`.
 
-    Each record is one sequence, in the field `options.sequence`. Text becomes tokens (`level`), a list of integers is
-    tokens (channels in a field `values`), and other lists of numbers or of lists of numbers are channels, with null
-    for a missing value. With `validation_fraction`, sequences are drawn at random for `folder/valid`; the others go to
-    `folder/train`. Vocabulary and statistics come from the training split or, with `like`, from other prepared data.
+    Each record is one sequence, in the field `options.sequence`. Text becomes tokens (`level`). A list of integers is
+    tokens, but channels in a field named `values`. Lists of other numbers and lists of lists are channels, with null
+    for a missing value. With `validation_fraction`, sequences are drawn at random for `folder/valid`; the others go
+    to `folder/train`. Vocabulary and statistics come from the training split, or from the prepared data `like`.
     """
     paths = list_paths(files)
     parts = cut_records(paths, options.shard_bytes)
@@ -201,7 +201,7 @@ class _ScanPart:
     """Finds the labels of a part, and its symbols or its largest token."""
 
     settings: _SequenceSettings
-    needs_vocabulary: bool
+    needs_vocabulary: bool  # or, for tokens, their number
 
     def __call__(self, part: RecordPart, number: int, folder: Path, /) -> PartResult:
         parser, reader = self.settings.parser, RowReader(part, self.settings.options.bad_rows)

@@ -104,7 +104,7 @@ def _numeric_columns(part: RecordPart, excluded: set[str | None]) -> list[str]:
     remedy = "choose channels with columns=NAMES"
     for name, is_number in is_numeric.items():
         if is_number is None:
-            raise DataError(f"{part.path}: {name!r} has no value in the first {num_rows:,} rows; {remedy}")
+            raise DataError(f"{part.path}: {name!r} has no value up to row {num_rows:,}; {remedy}")
     numeric = [name for name, is_number in is_numeric.items() if is_number]
     if not numeric:
         raise DataError(f"{part.path} has no column of numbers, only {sorted(is_numeric)}; {remedy}")
@@ -168,7 +168,7 @@ class _StepParser:
 
 
 def parse_timestamp(value: object, is_csv: bool) -> Timestamp | None:
-    """Return the time in a value, which may be a date or a number; None if it is neither."""
+    """Return a value as a time: a datetime, or a number if it is one; None if it is not a time."""
     if isinstance(value, datetime):
         return value
     if isinstance(value, date):

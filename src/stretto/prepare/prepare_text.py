@@ -39,8 +39,8 @@ def prepare_text(
     """Write text files as a corpus to `folder`; return the corpus of each split.
 
     With `validation_fraction`, the end of the text goes to `folder/valid` and the rest to `folder/train`.
-    The vocabulary is built from the training text, unless one is given. A shard holds `shard_bytes` of text, plus the
-    rest of its last line. Shards are written by `workers` processes; by default, as many as pay off.
+    The vocabulary is built from the training text, unless one is given. Each shard but the last holds `shard_bytes` of
+    text, plus the rest of its last line. Shards are written by `workers` processes; by default, as many as pay off.
     """
     vocabulary = open_vocabulary(options.vocabulary)
     level = check_level(options.level, vocabulary, options.max_symbols)

@@ -114,7 +114,7 @@ def to_number(value: object, name: str, nan: NanPolicy, is_csv: bool = False) ->
 
 
 def parse_number(value: object, is_csv: bool) -> float | None:
-    """Return the number in a value or a CSV cell: NaN if it is missing, None if it is not a number."""
+    """Return the number in a value or a CSV cell: NaN if it is missing or NA, None if it is not a number."""
     if _is_missing(value, is_csv) or (is_csv and isinstance(value, str) and value.strip().lower() in _NA_VALUES):
         return math.nan
     if not isinstance(value, str if is_csv else int | float | Decimal) or isinstance(value, bool):
@@ -146,7 +146,7 @@ def _to_numbers(value: list[Any], name: str, nan: NanPolicy) -> NDArray[np.float
 def infer_parser(
     record: Mapping[str, Any], is_csv: bool, sequence: str | None, value_type: ValueType | None
 ) -> RecordParser:
-    """Return a parser for records like this one; None for `sequence` or `value_type` infers it."""
+    """Return a parser for records like this one; `sequence` and `value_type` are inferred if None."""
     names = ("text", "tokens", "values") if sequence is None else (sequence,)
     name = next((name for name in names if record.get(name) is not None), None)
     if name is None:

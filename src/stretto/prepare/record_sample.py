@@ -27,13 +27,12 @@ from stretto.prepare.records import (
     unreadable,
 )
 
-# At most this much is read at the beginning of a file, and (_TAIL) at its end.
-MAX_BYTES = 1 << 20
-_MAX_ROWS = 2000
-_TAIL_BYTES = 64 << 10
-_TAIL_ROWS = 100
+# At most this many bytes are read at the beginning of a text, JSONL or CSV file, and at the end of a JSONL or CSV file.
+MAX_BYTES, _TAIL_BYTES = 1 << 20, 64 << 10
+# A sample holds at most this many of a file's first rows, and this many of its last rows.
+_MAX_ROWS, _TAIL_ROWS = 2000, 100
 
-# The first rows, some of the last ones if there are more, and the approximate number of all rows.
+# The first rows, some of the last if the file has more rows, and the approximate number of all rows.
 _SampledRows = tuple[list[ParsedRow], list[ParsedRow], int]
 
 
@@ -96,7 +95,7 @@ def read_beginning(path: Path) -> tuple[bytes, bool]:
 def _read_end(path: Path) -> bytes:
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-        # The first line is incomplete.
+        # The first line is usually incomplete.
         return file.read().partition(b"\n")[2]
 
 

@@ -39,7 +39,7 @@ class RecordPart:
     format: RecordFormat
     start: int  # in bytes, row groups or rows, depending on the format
     stop: int
-    size: int  # in bytes, or in rows of a dataset; for progress
+    size: int  # in bytes, or in rows for a dataset; for progress
 
     def row_number(self, row_index: int) -> int:
         """Return a row's number in its file, from 1: the line number in JSONL; in CSV, the header does not count."""
@@ -81,7 +81,7 @@ def shorten(value: object) -> str:
 
 
 def find_format(path: Path) -> RecordFormat:
-    """Return the format that a file's name says; reject a file of any other format."""
+    """Return the format of a file, by its name, or of a saved dataset; reject anything else."""
     if path.is_dir():
         if (path / "dataset_dict.json").is_file():
             raise DataError(f"{path} holds several datasets; use the folder of one of them")
@@ -92,7 +92,7 @@ def find_format(path: Path) -> RecordFormat:
         raise DataError(f"{path} is not a file; use the paths of files")
     if path.suffix.lower() not in FORMATS:
         known = ", ".join(FORMATS)
-        raise DataError(f"{path} ends in {path.suffix!r}, which is not one of {known}; convert or rename it")
+        raise DataError(f"{path}: its suffix {path.suffix!r} is not one of {known}; convert or rename it")
     if not path.stat().st_size:
         raise DataError(f"{path} is empty; leave it out")
     return FORMATS[path.suffix.lower()]
@@ -182,7 +182,7 @@ def read_header(path: Path, reader: Iterator[list[str]]) -> list[str]:
 
 
 def csv_cells(reader: Iterator[list[str]]) -> Iterator[tuple[list[str], str]]:
-    """Yield the cells of each row and an empty text, or no cells and the reason why the row can't be read."""
+    """Yield the cells of each row and an empty string, or no cells and the reason why the row can't be read."""
     while True:
         try:
             yield next(reader), ""
@@ -219,7 +219,7 @@ def csv_row(index: int, header: list[str], cells: list[str], problem: str = "") 
     if problem:
         return ParsedRow(index, {}, f"the row can't be read ({problem})")
     if len(cells) != len(header):
-        return ParsedRow(index, {}, f"it has {len(cells)} cells, but the header has {len(header)}")
+        return ParsedRow(index, {}, f"its number of cells is {len(cells)}, not {len(header)} as in the header")
     for name, cell in zip(header, cells, strict=True):
         if not cell.isascii() and not is_utf8(cell):
             return ParsedRow(index, {}, f"the cell in column {name!r} is not UTF-8")

@@ -11,7 +11,7 @@ from stretto.prepare.record_sample import RecordSample
 from stretto.store.vocabulary import Level, split_symbols
 
 _LABEL_NAMES = ("label", "labels", "class", "target", "category", "sentiment", "y")
-# Words are tokens only if fewer than this fraction of them are different: else the vocabulary would be too large.
+# Words are tokens only if fewer than this fraction of them are distinct: else the vocabulary would be too large.
 _MAX_UNIQUE_FRACTION = 0.5
 _MAX_WORD_CHARS = 15  # on average
 
@@ -59,7 +59,7 @@ def list_sequence_fields(sample: RecordSample) -> list[FieldSummary]:
 
 
 def list_short_texts(sample: RecordSample) -> list[str]:
-    """Return the names of fields with a few different texts, which are sequences if no other field looks like one."""
+    """Return the names of fields with few distinct texts; such a field is a sequence if no other looks like one."""
     return [field.name for field in sample.fields if field.type == "category" and field.mean_length]
 
 
@@ -110,7 +110,7 @@ def _choose_label(sample: RecordSample, sequence: str, label_fields: Sequence[st
 
 
 def _choose_level(texts: Sequence[str], label: str | None) -> Level:
-    """Choose words for classification, which make short sequences, unless they are too diverse or long; else bytes."""
+    """For classification, choose words, as they make short sequences, unless too diverse or too long; else bytes."""
     words = [word for text in texts for word in split_symbols(text, "word")]
     if label is None or not words:
         return "byte"

@@ -136,7 +136,7 @@ def _list_series_columns(sample: RecordSample, time: str | None) -> tuple[list[s
     grouped: list[str] = []
     mixed: list[str] = []
     for fields in (named, integers):
-        # An integer column may name the series too, but only if no other column does.
+        # An integer column can name the series too, but only if no other column does.
         if grouped or mixed:
             break
         for field in fields:
@@ -151,7 +151,7 @@ def _list_series_columns(sample: RecordSample, time: str | None) -> tuple[list[s
 
 
 def _is_mixed(sample: RecordSample, by: str, time: str) -> bool:
-    """Return whether time never decreases among the rows with the same `by`, as within a series."""
+    """Return whether time neither decreases nor often repeats among the rows with the same `by`, as in a series."""
     for value in {str(record.get(by)) for record in sample.records}:
         rows = [record for record in sample.records if str(record.get(by)) == value]
         times = parse_timestamps(rows, time, sample.is_csv)

@@ -35,7 +35,7 @@ _MAX_ROUNDING = 0.01
 
 
 class ShardWriter:
-    """Writes the sequences of one part and one split."""
+    """Writes those sequences of one part that belong to one split."""
 
     def __init__(self, files: Mapping[str, FileWriter], split: str, dtype: np.dtype[Any]) -> None:
         self._files, self._split, self._dtype = files, split, dtype

@@ -48,7 +48,7 @@ def has_many_repeats(times: Sequence[Timestamp]) -> bool:
 
 
 def is_row_counter(records: Records, name: str, is_csv: bool) -> bool:
-    """Return whether a column only numbers the rows."""
+    """Return whether a column only counts the rows, in steps of 1."""
     numbers = [parse_number(record.get(name), is_csv) for record in records]
     return len(numbers) > 2 and all(
         after is not None and before is not None and after - before == 1 for before, after in pairwise(numbers)
@@ -62,7 +62,7 @@ def is_grouped(records: Records, by: str) -> bool:
 
 
 def median_interval(times: Sequence[Timestamp]) -> float | None:
-    """Return the median number of seconds between consecutive rows; None if their times are not dates."""
+    """Return the median interval in seconds between rows of increasing time; None if the times are not dates."""
     gaps = [
         (after - before).total_seconds()
         for before, after in pairwise(times)
@@ -76,7 +76,7 @@ def median_interval(times: Sequence[Timestamp]) -> float | None:
 def infer_period(seconds: float | None, values: NDArray[np.float64]) -> int:
     """Return the seasonal period of values `[rows, channels]` in rows, 0 if there is none.
 
-    The interval between rows suggests a period. It counts only if repeating the value of one period ago is a better
+    The interval between rows suggests a period. It counts only if repeating the value from one period ago is a better
     forecast than repeating the last value.
     """
     if seconds is None:
@@ -92,7 +92,7 @@ def infer_period(seconds: float | None, values: NDArray[np.float64]) -> int:
 
 
 def _square_error(values: NDArray[np.float64], steps: int) -> float:
-    """Return the mean square error of repeating the value of `steps` rows ago, relative to each channel's variance."""
+    """Return the mean squared error of repeating the value `steps` rows ago, relative to each channel's variance."""
     variance = np.nanvar(values, axis=0)
     # The variance is 0 for a constant channel, and NaN for one without any value.
     variance[~(variance > 0)] = 1.0
