@@ -19,6 +19,7 @@ from stretto.data import Corpus, Forecast, SequenceOptions, Sequences, SeriesOpt
 from stretto.errors import ConfigError, DataError
 from stretto.nn import Linear, Rows, Stack, initialize
 from stretto.serve import forecast, predict, prediction, write_predictions
+from stretto.serve.prediction_dataset import TextRows
 from stretto.serve.source import open_source, prepare_source
 from stretto.train.build import build_model
 from stretto.train.feed import open_feed
@@ -170,6 +171,17 @@ def test_sequences_of_tokens_are_scored_as_an_evaluation_scores_them(tmp_path: P
     total = sum(row["loss"] * row["tokens"] for row in results if row["tokens"])
     evaluation = trained.evaluate(tmp_path / "data")
     assert total / evaluation.tokens == pytest.approx(evaluation.loss, rel=1e-5)
+
+
+def test_data_of_any_size_has_at_most_the_maximum_number_of_parts(
+    monkeypatch: pytest.MonkeyPatch, byte_corpus: Corpus
+) -> None:
+    monkeypatch.setattr(prediction, "_PART_STEPS", 1)
+    monkeypatch.setattr(prediction, "_MAX_PARTS", 4)
+    rows = TextRows(byte_corpus, byte_corpus.num_tokens // 7 + 1)
+    parts = prediction._split_into_parts(rows)
+    assert len(parts) == 4
+    assert [index for part in parts for index in part] == list(range(7))
 
 
 def test_sequences_of_one_token_have_a_result_too(tmp_path: Path) -> None:

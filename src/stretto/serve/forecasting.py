@@ -60,14 +60,14 @@ def forecast(
             (values,) = source.read(source.step_ranges([row]))
             if len(values) < spec.season:
                 raise DataError(
-                    f"series {number} has {len(values)} steps, fewer than data.season={spec.season}; use a longer one"
+                    f"series {number} has length {len(values)}, less than data.season={spec.season}; use a longer one"
                 )
             yield SeriesForecast(number, len(values), names, _roll_forward(trained, spec, values, steps))
 
 
 @torch.no_grad()
 def _roll_forward(trained: TrainedModel, spec: Forecast, values: NDArray[Any], steps: int) -> NDArray[np.float32]:
-    """Forecast one horizon after another from known `values` `[steps, channels]`, and return the first `steps`."""
+    """Forecast one horizon after another from known `values` `[time, channels]`; return the first `steps` steps."""
     context = trained.config.data.context
     predictions: list[NDArray[np.float32]] = []
     state: State | None = None

@@ -31,7 +31,7 @@ from stretto.serve.source import FieldNames, ensure_prepared, is_raw, open_sourc
 from stretto.store.index import Store
 from stretto.train.trained_model import TrainedModel
 
-# Time steps per part, time steps per batch, and the maximum number of output values in memory.
+# Approximate numbers of time steps per part and per batch, and of output values that are in memory at a time.
 _PART_STEPS, _BATCH_STEPS, _MAX_OUTPUTS = 1 << 15, 1 << 13, 1 << 23
 _MAX_PARTS = 4096
 # Seconds between two reports of rank 0 to the ranks that wait for it.
@@ -41,7 +41,7 @@ _FINGERPRINT_NAME, _DATA_NAME = "fingerprint", "data"
 _VERSION = 3
 
 ProgressCallback = Callable[[int, int], None]
-"""Called after each round, in which each rank writes a part, with the numbers of finished parts and of all parts."""
+"""Called with the numbers of finished parts and of all parts, after each round, in which each rank writes one part."""
 
 
 def predict(trained: TrainedModel, location: Path | str) -> Iterator[PredictionRow]:
@@ -149,9 +149,9 @@ def _run_on_rank_zero(world: World, function: Callable[[], None]) -> None:
 
 
 def _split_into_parts(dataset: PredictionDataset) -> list[range]:
-    """Split rows into parts of one size; the last part holds the remainder."""
-    # Large data gets larger parts, so that a folder has at most about _MAX_PARTS files.
-    size = max(int(_PART_STEPS / max(dataset.mean_length, 1)), dataset.num_rows // _MAX_PARTS, 1)
+    """Split rows into parts of the same size; the last part can be smaller."""
+    # Large data gets larger parts, so that a folder has at most _MAX_PARTS of them.
+    size = max(int(_PART_STEPS / max(dataset.mean_length, 1)), -(-dataset.num_rows // _MAX_PARTS), 1)
     return [range(start, min(start + size, dataset.num_rows)) for start in range(0, dataset.num_rows, size)]
 
 
@@ -174,7 +174,7 @@ def _predict_part(trained: TrainedModel, dataset: PredictionDataset, part: Seque
 
 @torch.no_grad()
 def run_batch(trained: TrainedModel, inputs: Tensor, lengths: Tensor) -> Outputs:
-    """Run a batch `[time, batch, ...]`; yield its outputs a few steps at a time, to bound memory."""
+    """Run a batch `[time, batch, ...]`; yield its outputs, a few steps at a time if the model is causal."""
     stack = trained.stack.eval()
     device = stack.device
     num_rows = inputs.shape[1]

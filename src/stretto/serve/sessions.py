@@ -1,4 +1,4 @@
-"""Sessions: streaming inference for many named streams, batched into few calls of the model.
+"""Sessions: streaming inference for many named streams, batched into few calls to the model.
 
       sessions   a  b  c  d        chunks of 5, 3, 3 and 1 steps: each call runs until the next chunk ends
 steps 0          ■  ■  ■  ■        one call
@@ -24,7 +24,7 @@ _MIN_GROWTH = 16  # sessions
 
 
 class Sessions:
-    """Streams of one model by name. `feed` takes the next time steps of any of them and returns their outputs.
+    """Named streams for one model. `feed` takes the next time steps of any of them and returns their outputs.
 
     A session starts with the first chunk under its name and continues until it is closed. Chunk by chunk, it gives the
     same outputs as one call on the whole stream. Its state has a fixed size, however long the stream is.
@@ -94,7 +94,7 @@ class Sessions:
         actual = [list(tensor.shape) for tensor in state]
         if actual != expected:
             raise ConfigError(
-                f"the state for session {name!r} has shapes {actual}, not {expected}; use one of the same model"
+                f"the state for session {name!r} has shapes {actual}, not {expected}; use a state of the same model"
             )
         self._store_states([name], tuple(tensor.to(pool) for tensor, pool in zip(state, self._pool, strict=True)))
 
@@ -145,6 +145,6 @@ def _check_chunks(chunks: Mapping[SessionName, Tensor]) -> None:
         kind = kind or chunk_kind
         if chunk_kind != kind:
             raise ConfigError(
-                f"the chunk of session {name!r} has steps of shape {list(chunk_kind[0])} and {chunk.dtype}, unlike the "
-                "first chunk; use one shape and dtype for all"
+                f"the chunk of session {name!r} has steps of shape {list(chunk_kind[0])} and dtype {chunk.dtype}, "
+                "unlike the first chunk; use one shape and dtype for all"
             )
