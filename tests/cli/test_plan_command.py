@@ -75,7 +75,7 @@ def test_other_devices_are_planned_from_a_data_sheet(run_toml: Path, capsys: pyt
         (["--memory", "24"], "--memory=24 is not a size with a unit; write it like 24GB"),
         (["--node", "3,300"], "--node=3,300 is not a latency and a bandwidth"),
         (["--network", "fast"], "--network=fast is not a latency and a bandwidth; write it like 5us,25GB"),
-        (["--hardware", "Z80"], "--hardware=Z80 and --profile=here.json are two profiles; leave one of them out"),
+        (["--hardware", "Z80"], "--hardware=Z80 and --profile=here.json both choose the profile; leave one out"),
         (["--json", "no/such/folder/plan.json"], "no/such/folder/plan.json can't be written"),
         (["--layout.blocks", "2,3"], "must have one number >= 1 per stage (stages=1)"),
     ],

@@ -214,7 +214,7 @@ ERROR_SECTIONS = (
                 "stretto init book.txt --out nowhere/run.toml",
             ),
             ErrorCase(
-                "--name=<name> is not a valid name; use letters, digits, - and _",
+                "--name=<name> is not valid; use letters and digits, and -_.+ after the first",
                 "The name becomes part of `data/NAME` and `runs/NAME`.",
                 "Leave `--name` out, or use a plain name.",
                 "stretto init book.txt --out new.toml --name a/b",
@@ -855,7 +855,7 @@ ERROR_SECTIONS = (
                 "stretto plan run.toml --hardware H100 --devices 16 --nodes 2 --network slow",
             ),
             ErrorCase(
-                "--hardware=<name> and --profile=<file> are two profiles; leave one of them out",
+                "--hardware=<name> and --profile=<file> both choose the profile; leave one out",
                 "One is estimated from a data sheet, the other was measured.",
                 "Leave one of them out.",
                 "stretto plan run.toml --hardware H100 --profile profile.json",
@@ -943,7 +943,7 @@ ERROR_SECTIONS = (
                 "stretto train run.toml --run.folder runs/done --resume never",
             ),
             ErrorCase(
-                "--resume=<text> is not auto, never, or an existing path; use one of these",
+                "--resume=<text> is not auto, never, a URL or an existing path; use one of these",
                 "There is no such checkpoint.",
                 "Use the path of a checkpoint; `stretto show RUN` lists those of a run.",
                 "stretto train run.toml --resume nowhere",

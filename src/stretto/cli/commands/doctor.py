@@ -41,7 +41,7 @@ def add_arguments(parser: Parser) -> None:
     parser.usage = "stretto doctor [--ranks N] [--run RUN.toml] [--json FILE] [--device NAME]"
     add = parser.add_argument
     add("--ranks", type=int, default=2, metavar="N", help="ranks to launch locally; 1 launches none (default: 2)")
-    add("--run", type=Path, metavar="RUN.toml", help="also check the folders that this run writes to")
+    add("--run", type=Path, metavar="RUN.toml", help="check the folders that this run writes to, not the default ones")
     add("--json", type=Path, metavar="FILE", help="also write the findings to this file")
     add("--device", default="auto", metavar="NAME", help="device of the ranks (default: auto)")
     add("--links", type=Path, help=argparse.SUPPRESS)

@@ -1,7 +1,7 @@
 """`stretto forecast`: the values after the end of each series, predicted by the model of a run.
 
-Forecast the values after the end of each series, in its own units. Print a table of the first series, and with --out
-write the forecasts of all series to a CSV file.
+Forecast the values after the end of each series, in its own units. Print the forecast for the first series, and with
+--out write the forecasts for all series to a CSV file.
 
 example:
   stretto forecast runs/load --data load.csv --out tomorrow.csv
@@ -25,7 +25,7 @@ def add_arguments(parser: Parser) -> None:
     )
     add("--by", metavar="COLUMN", help="column that names the series, if its name differs from that in the run's data")
     add("--steps", type=int, metavar="N", help="number of time steps to forecast (default: the run's data.horizon)")
-    add("--out", type=Path, metavar="FILE.csv", help="write the forecasts of all series to this file")
+    add("--out", type=Path, metavar="FILE.csv", help="write the forecasts for all series to this file")
 
 
 def run(options: argparse.Namespace) -> None:

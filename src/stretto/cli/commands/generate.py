@@ -22,7 +22,7 @@ def add_arguments(parser: Parser) -> None:
         help="sampling temperature; 0 always takes the most likely token (default: 1)",
     )  # fmt: skip
     add("--top-k", type=int, metavar="N", help="sample from the N most likely tokens only")
-    add("--top-p", type=float, metavar="P", help="sample from the smallest set of tokens with total probability P")
+    add("--top-p", type=float, metavar="P", help="sample from the smallest set of tokens with total probability >= P")
     add("--seed", type=int, default=0, metavar="N", help="random seed for sampling (default: 0)")
     add("--count", type=int, default=1, metavar="N", help="number of texts (default: 1)")
 

@@ -1,7 +1,7 @@
 """`stretto import`: weights of torch or Keras layers, converted to start a run from them.
 
-Convert a file of weights, so that a run can start from them (model.weights). FILE is a model saved by Keras (.keras,
-.weights.h5), or a state dict of torch layers (.safetensors, .pt). No code in it is run.
+Convert a file of weights, so that a run can start from them (model.weights). FILE is a Keras model (.keras) or
+its weights (.weights.h5), or a state dict of torch layers (.safetensors, .pt). No code in FILE is run.
 
 example:
   stretto import model.keras --out weights.safetensors

@@ -64,7 +64,7 @@ def add_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("paths", nargs="+", type=Path, metavar="PATH", help="files, or a folder of files")
     add("--out", type=Path, default=Path("run.toml"), metavar="FILE", help="file to write (default: run.toml)")
-    add("--name", metavar="NAME", help="write data to data/NAME, and the run to runs/NAME (default: from PATH)")
+    add("--name", metavar="NAME", help="write to data/NAME and runs/NAME (default: the name of the first PATH)")
     add("--yes", action="store_true", help="ask no questions, and use the defaults")
     add("--force", action="store_true", help="overwrite the --out file, if it exists")
     _add_data_options(parser)
@@ -79,7 +79,7 @@ def _add_data_options(parser: Parser) -> None:
     help_text = "fraction of the data for validation, if --valid is not given (default: 0.1, for series 0.2)"
     add("--validation-fraction", type=float, metavar="FRACTION", help=help_text)
     add("--level", choices=["byte", "char", "word"], help="text: what a token is")
-    add("--max-symbols", type=int, metavar="N", help="text: keep only the N most frequent symbols")
+    add("--max-symbols", type=int, metavar="N", help="text: maximum size of the vocabulary")
     add("--sequence", metavar="FIELD", help="sequences: field with the sequence")
     add("--label", metavar="FIELD", help="sequences: field with the label")
     add("--no-label", dest="has_label", action="store_false", help="sequences: no label, predict the next step")
@@ -127,7 +127,7 @@ def _check_values(options: argparse.Namespace) -> None:
     if not options.out.absolute().parent.is_dir():
         raise ConfigError(f"--out={options.out}: the folder {options.out.parent} does not exist; create it first")
     if options.name is not None and not re.fullmatch(r"[\w][\w.+-]*", options.name):
-        raise ConfigError(f"--name={options.name} is not a valid name; use letters, digits, - and _")
+        raise ConfigError(f"--name={options.name} is not valid; use letters and digits, and -_.+ after the first")
     if options.label is not None and not options.has_label:
         raise ConfigError(f"--label={options.label} and --no-label contradict each other; leave one of them out")
     for name in _FORECAST_OPTIONS:
@@ -207,7 +207,7 @@ class _Prompter:
             choice = self._ask_choice("Which column do you want to forecast?", ("all", *data.columns), "all")
             targets = [] if choice == "all" else [choice]
         if self._is_interactive and forecast["horizon"] is None:
-            forecast["horizon"] = self._ask_number("How many steps ahead?", data.period or 8)
+            forecast["horizon"] = self._ask_number("How many time steps ahead?", data.period or 8)
         return forecast, targets
 
     def _ask_choice(self, question: str, choices: tuple[str, ...], default: str | None) -> str:
@@ -296,11 +296,11 @@ def _print_next_steps(console: Console, inspection: Inspection, suggestion: "Sug
     config, train = suggestion.config, suggestion.config.train
     folder = str(config.run.folder)
     length = pluralize(train.steps, "step") if train.steps else pluralize(train.epochs, "epoch")
-    model = f"{config.model.layers} x {config.model.cell} of {config.model.hidden}"
+    model = f"{pluralize(config.model.layers, f'{config.model.cell} layer')} of {config.model.hidden} units"
     console.print(f"run     {out}: {model}, {length}; a comment on each line says why")
     if suggestion.naive_loss is not None:
         console.print(
-            f"        baseline: repeating the last {config.data.season} steps has a loss of {suggestion.naive_loss:.4f}"
+            f"        baseline: repeating the last {config.data.season} time steps has loss {suggestion.naive_loss:.4f}"
         )
     commands = [("train", str(out), "takes at most a minute or two"), ("report", folder, "a page with the curves")]
     if config.data.valid is not None:

@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> None:
     timeline = predict_timeline(CostModel(profile), workload, plan.chosen.layout, cluster)
     console = make_console(is_wrapped=True)
     if profile.key not in ("", profile_input.key):
-        console.print("note: the profile was measured for a different model, batch, device, optimizer or torch version")
+        console.print("note: the profile was measured with different hardware, torch, model, batch or settings")
     show_plan(console, plan, profile, timeline)
     if options.json:
         _write("--json", options.json, json.dumps(plan_to_dict(plan, profile, timeline), indent=1) + "\n")
@@ -92,7 +92,7 @@ def _read_or_measure(options: argparse.Namespace, config: "RunConfig", profile_i
     if options.hardware is not None:
         if options.profile is not None:
             raise ConfigError(
-                f"--hardware={options.hardware} and --profile={options.profile} are two profiles; leave one of them out"
+                f"--hardware={options.hardware} and --profile={options.profile} both choose the profile; leave one out"
             )
         profile = derive_from_data_sheet(options.hardware, profile_input)
     else:

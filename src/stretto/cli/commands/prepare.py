@@ -76,7 +76,7 @@ def make_kind_parser(kind: str) -> Parser:
         "text": (
             TextOptions,
             "Convert text files to a corpus: one long stream of tokens.",
-            "text files in UTF-8, in order",
+            "text files, in order; in UTF-8, unless --level is byte",
             "text book.txt --out data/book --level word --validation-fraction 0.1",
         ),
         "sequences": (

@@ -24,7 +24,7 @@ def add_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="a run's folder; the run may still be running")
     add("--out", type=Path, metavar="FILE", help="page to write (default: report.html or compare.html in RUN)")
-    add("--compare", type=Path, nargs="+", default=[], metavar="RUN", help="compare RUN with these runs instead")
+    add("--compare", type=Path, nargs="+", default=[], metavar="RUN", help="write a page comparing RUN with these runs")
 
 
 def run(options: argparse.Namespace) -> None:

@@ -1,6 +1,6 @@
 """`stretto schema`: the JSON schema of a run's TOML file.
 
-Print the JSON schema of a run's TOML file, for editors that complete and check.
+Print the JSON schema of a run's TOML file, for editors that offer completion and validation.
 
 example:
   stretto schema > run.schema.json

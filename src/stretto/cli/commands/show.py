@@ -1,7 +1,7 @@
-"""`stretto show`: the contents of a run or a checkpoint, who wrote it, its size, and whether it is intact.
+"""`stretto show`: the checkpoints of a run, or the contents of one checkpoint, and whether it is intact.
 
-Show the checkpoints of a run, and the details of the newest one, or of the given one: its training state, the layout
-that wrote it, its size, and whether the checksum of each file matches.
+Show the checkpoints and launches of a run and the details of its newest checkpoint, or those of the given checkpoint:
+its training state, the launch and layout it was saved from, its size, and whether the checksum of each file matches.
 
 example:
   stretto show runs/first

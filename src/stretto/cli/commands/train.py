@@ -26,7 +26,7 @@ def add_arguments(parser: Parser) -> None:
         "--resume",
         default="auto",
         metavar="auto|never|PATH",
-        help="auto: resume from the newest checkpoint in the run's folder, if there is one; never: refuse a folder "
+        help="auto: resume from the run's newest checkpoint, if there is one; never: refuse a folder "
         "that holds a run; PATH: resume from the checkpoint at this path or URL (default: auto)",
     )
     add_config_options(parser)
@@ -35,7 +35,7 @@ def add_arguments(parser: Parser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Check the config, and train."""
     config = load_run_config(options)
-    # torch is imported only now, so that help and a bad config are answered at once.
+    # torch is imported only now: help and config errors are printed without waiting for the import.
     from stretto.cli.run_on_ranks import RankCommand, run_on_ranks
     from stretto.cli.views.training_view import train_and_show
     from stretto.train.run import Run
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> None:
 
     resume = options.resume
     if resume not in ("auto", "never") and not is_remote(resume) and not Path(resume).exists():
-        raise ConfigError(f"--resume={resume} is not auto, never, or an existing path; use one of these")
+        raise ConfigError(f"--resume={resume} is not auto, never, a URL or an existing path; use one of these")
     if resume == "never" and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
         # `never` is for the first launch; ranks that the launcher restarts resume the run.
         resume = "auto"

@@ -1,14 +1,14 @@
 """LiveView: what a terminal shows while a run trains, in a few rows that fit its size.
 
-step      900/2,000  ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━───────────────────────────────  45%  0:04:01 left
+step      900/2,000  ━━━━━━━━━━━━━━━━━━━━━━━━━━━─────────────────────────────────  45%  0:03:53 left
 loss      2.3412  █▇▅▄▄▃▃▃▂▂▂▂▁▁▁
-val loss  2.4101 at step 800   perplexity 11.1392
+val loss  2.4101 at step 800   perplexity 11.1351
 speed     45,210 tokens/s   212 ms per step   padding 3%
 ranks     0 ███████████████████████████░░░  89% busy   412 MB
           1 ██████████████████████████░░░░  86% busy   398 MB
           bubble 12%
 lr        9.10e-04   gradient norm 0.42
-saved     step 800, 12.3 MB, 40 s ago
+saved     step 800, 12.3 MB, 21 s ago
 plan      predicted 200 ms per step, now 212 ms
 failures  2 steps skipped
 """

@@ -19,7 +19,7 @@ from stretto.train.trainer import StepReport
 
 # Often enough to look live; drawing takes a millisecond or two.
 _REFRESH_PER_SECOND = 4
-# A measured step time within this fraction of the prediction counts as planned.
+# A measured step time within this fraction of the prediction counts as "as planned".
 _PLAN_TOLERANCE = 0.15
 
 
@@ -142,7 +142,7 @@ def _print_run_summary(console: Console, run: Run) -> None:
     if run.resumed is not None:
         manifest = run.resumed.manifest
         console.print(f"resume  after step {manifest.training_state.step:,}, from {run.resumed.location}")
-        console.print(f"        saved by {manifest.run_info.layout or pluralize(manifest.num_ranks, 'rank')}")
+        console.print(f"        saved on {manifest.run_info.layout or pluralize(manifest.num_ranks, 'rank')}")
         for change in run.changes:
             console.print(f"changed {change}")
 
