@@ -104,6 +104,10 @@ def test_given_validation_files_take_precedence_over_names(capsys: pytest.Captur
         (["load.csv", "--level", "word"], "--level is for text and sequences of text, but the files hold series"),
         (["load.csv", "--no-label"], "--no-label is for sequences, but the files hold series; leave it out"),
         (["ids.jsonl", "--level", "word"], "is for text and sequences of text, but the files hold sequences of tokens"),
+        (
+            ["reviews.jsonl", "--sequence", "id", "--no-label", "--level", "word"],
+            "the files hold sequences of unknown type",
+        ),
         (["waves.jsonl", "--horizon", "3"], "--horizon is for a forecast, not for the label 'kind'; add --no-label"),
         (["load.csv", "--season", "-1"], "--season=-1 must be at least 0"),
         (["load.csv", "--horizon", "0"], "--horizon=0 must be at least 1"),

@@ -1,8 +1,8 @@
 """`stretto doctor`: check that this machine, or each machine of a job, is ready for a run.
 
-Check everything that a run depends on: Python, torch, devices, cores, memory, shared memory, disks, locks, ports, host
-names, environment variables, and the links between ranks, for which ranks are launched. Under torchrun, srun, mpirun
-or TF_CONFIG, also check that versions and clocks of all machines agree. Exit code 0: no problems. 1: problems.
+Check everything that a run depends on: Python, torch, devices, cores, memory, shared memory, open files, disks, locks,
+loopback, host name, environment variables, and the links between ranks, for which ranks are launched. Under torchrun,
+srun, mpirun or TF_CONFIG, also check that versions and clocks agree. Exit code 0: no problems. 1: problems.
 
 example:
   stretto doctor --run run.toml

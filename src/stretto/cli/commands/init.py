@@ -139,7 +139,7 @@ def _check_values(options: argparse.Namespace) -> None:
 def _check_kind(options: argparse.Namespace, inspection: Inspection) -> None:
     """Reject an option that has no effect on this kind of data."""
     data = inspection.data
-    kind = f"sequences of {data.value_type}" if isinstance(data, SequenceData) else inspection.kind
+    kind = f"sequences of {data.value_type or 'unknown type'}" if isinstance(data, SequenceData) else inspection.kind
     for name, kinds in _OPTION_KINDS.items():
         is_given = not options.has_label if name == "no_label" else getattr(options, name) is not None
         if is_given and not kind.startswith(kinds):
@@ -273,7 +273,7 @@ def _describe(inspection: Inspection) -> str:
     rows = f"about {inspection.num_rows:,} rows of {inspection.format}"
     if isinstance(data, SequenceData):
         label = "" if data.label is None else f", label {data.label!r}"
-        return f"sequences: {files}, {rows}, {data.value_type} in {data.sequence!r}{label}"
+        return f"sequences: {files}, {rows}, {data.value_type or 'no sequences'} in {data.sequence!r}{label}"
     by = "" if data.by is None else f", one series per {data.by!r}"
     names = ", ".join(data.columns[:8]) + (", ..." if len(data.columns) > 8 else "")
     return f"series: {files}, {rows}{by}, numbers in {names}"
