@@ -141,7 +141,7 @@ def test_bf16_runs_near_fp32_and_keeps_weights_and_states_in_fp32(byte_corpus: C
 def test_invalid_engines_are_refused(byte_corpus: Corpus) -> None:
     with pytest.raises(ConfigError, match="micro_batches=0"):
         LocalEngine(model(), TokenLoss(), micro_batches=0)
-    with pytest.raises(ConfigError, match="exceeds the batch's 3 rows"):
+    with pytest.raises(ConfigError, match="exceeds the batch's number of rows; use at most 3"):
         LocalEngine(model(), TokenLoss(), micro_batches=4).step(Lanes(byte_corpus, 3, 5).read(Position()), None, 0)
     with pytest.raises(ConfigError, match="precision='fp16' is not supported; use fp32 or bf16"):
         LocalEngine(model(), TokenLoss(), precision="fp16")  # type: ignore[arg-type]

@@ -41,8 +41,8 @@ class BoundarySpec:
 def infer_boundaries(stack: Stack, mesh: Mesh, window: Window) -> tuple[BoundarySpec | None, BoundarySpec | None]:
     """Run this stage on one time step of one row; return the specs of its input and output messages.
 
-    Stages send each other these specs, not the row: all but the first run on zeros. The first stage has no input
-    message and the last stage no output message; their spec is None.
+    A stage sends only the spec of its output to the next one, so all stages but the first run on zeros. The first stage
+    has no input message and the last stage no output message; the spec of a missing message is None.
     """
     device = mesh.world.device
     input_spec: BoundarySpec | None = None

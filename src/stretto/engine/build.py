@@ -30,8 +30,8 @@ def make_engine(
 ) -> PipelineEngine | ReplicaEngine:
     """Return the engine that runs this rank's part of `model`.
 
-    With `seed`, the weights of this rank's blocks are drawn from it and their names, and `model` may be on the meta
-    device, so that no rank ever holds all of it. Without `seed`, all replicas start with the first replica's weights.
+    With `seed`, each module draws its weights from a generator seeded with `seed` and its name; `model` can be on the
+    meta device, so that no rank ever holds all of it. Without `seed`, all replicas start with the first one's weights.
     """
     layout = layout or Layout()
     if layout.auto:
@@ -59,7 +59,7 @@ def stage_parts(model: Stack, layout: Layout) -> list[slice]:
         if sum(layout.blocks) != len(model):
             raise PlanError(
                 f"layout.blocks={list(layout.blocks)} has {sum(layout.blocks)} blocks in total, but the model "
-                f"has {len(model)}; make them sum to {len(model)}"
+                f"has {len(model)}; make the numbers sum to {len(model)}"
             )
         return partition_from_counts(layout.blocks)
     return partition([block_cost(block) for block in model], layout.stages)

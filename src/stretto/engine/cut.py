@@ -40,7 +40,7 @@ class WindowCut:
         return max(len(micro_batch.shape.chunk_bounds) for micro_batch in self.micro_batches)
 
     def shape(self, action: Action) -> tuple[int, int]:
-        """Return an action's numbers of time steps and rows, `[time, batch]`; an action with no rows is skipped."""
+        """Return the numbers of time steps and rows of an action's chunk; (0, 0) if the micro-batch ends before it."""
         num_rows, num_steps = self.micro_batches[action.micro_batch].shape.chunk_shape(action.chunk)
         return num_steps, num_rows
 

@@ -13,5 +13,5 @@ def prepare_for_backward(ddp: DistributedDataParallel) -> None:
 
 
 def rebuild_buckets(ddp: DistributedDataParallel) -> None:
-    """In the first call after a backward, regroup the parameters in the order in which their gradients became ready."""
+    """Once, after the first backward, regroup the parameters in the order in which their gradients became ready."""
     ddp.reducer._rebuild_buckets()

@@ -87,7 +87,7 @@ BeforeLastBackward = Callable[[], Tensor | None]
 
 
 def no_op() -> None:
-    """Do nothing: the default of `before_last_backward`."""
+    """Do nothing: the default for `before_last_backward`."""
 
 
 def step_result(losses: Sequence[LossSum], state: State) -> StepResult:
@@ -104,7 +104,7 @@ def step_result(losses: Sequence[LossSum], state: State) -> StepResult:
 
 
 def reset_ended_rows(stack: Stack, rows: Rows, num_steps: int, state: State) -> State:
-    """Return `state`, but the initial state for rows that ended within this window of `num_steps` time steps.
+    """Return `state`, with the initial state for rows that ended within this window of `num_steps` time steps.
 
     The state of an ended row at the window's end depends on how the window was cut, so it is discarded.
     """

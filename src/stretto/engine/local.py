@@ -72,7 +72,7 @@ class LocalEngine:
     ) -> StepResult:
         if self.num_micro_batches > window.num_rows:
             raise ConfigError(
-                f"micro_batches={self.num_micro_batches} exceeds the batch's {window.num_rows} rows; "
+                f"micro_batches={self.num_micro_batches} exceeds the batch's number of rows; "
                 f"use at most {window.num_rows}"
             )
         losses, states = [], []

@@ -58,8 +58,8 @@ from stretto.plan.schedule import forward_schedule, stage_schedule
 class _LiveChunk:
     """A chunk between its forward and its backward."""
 
-    x: Tensor  # an autograd leaf, except on the first stage
-    state: State  # autograd leaves, except in the first chunk
+    x: Tensor  # a new autograd leaf that collects dx; on the first stage, the window's inputs
+    state: State  # new autograd leaves that collect d(state); in the first chunk, the initial or carried state
     y: Tensor | None = None  # the output, or the summed loss on the last stage; None if it will be recomputed
     after: State = ()  # the state after the chunk, with its graph
 
@@ -130,7 +130,7 @@ class PipelineEngine:
     def _cut(self, window: Window) -> WindowCut:
         if self.layout.micro_batches > window.num_rows:
             raise ConfigError(
-                f"layout.micro_batches={self.layout.micro_batches} exceeds a replica's {window.num_rows} rows; "
+                f"layout.micro_batches={self.layout.micro_batches} exceeds a replica's number of rows; "
                 f"use at most {window.num_rows}"
             )
         return cut_window(window, self.layout.micro_batches, self.layout.chunks)

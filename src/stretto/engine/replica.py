@@ -24,7 +24,7 @@ class ReplicaEngine:
                                       |    bucket 0: all-reduce ------
                           prepare here|        bucket 1: all-reduce ------
 
-    When it wraps a pipeline, the gradients of each stage are summed over the ranks that hold the stage.
+    In a pipeline, the gradients of each stage are summed over the ranks that hold that stage.
     """
 
     def __init__(self, engine: Engine, mesh: Mesh, *, is_synced: bool) -> None:
@@ -96,8 +96,8 @@ class ReplicaEngine:
 class _ReadyWithoutGradient(torch.autograd.Function):
     """A zero that depends on all parameters and gives none of them a gradient.
 
-    The reducer all-reduces a bucket once the backward has reached all its parameters. As a root of the last backward,
-    this zero leads it even to those that its chunk doesn't use. Otherwise their bucket would never be reduced.
+    The reducer all-reduces a bucket once the backward has reached all its parameters. With this zero as a root, the
+    last backward also reaches parameters that its chunk doesn't use. Otherwise their buckets would never be reduced.
     """
 
     @staticmethod
