@@ -642,7 +642,7 @@ ERROR_SECTIONS = (
                 PlanError,
             ),
             ErrorCase(
-                "layout.blocks=[<numbers>] has <n> blocks in total, but the model has <n>; make them sum to <n>",
+                "layout.blocks=[<numbers>] has <n> blocks in total, but the model has <n>; make the numbers sum to <n>",
                 "Every block belongs to one stage.",
                 "Leave `layout.blocks` out once: `stretto train` then prints the blocks of the model, and those of each stage.",
                 "stretto train run.toml --layout.stages 2 --layout.blocks 1,1",
@@ -755,7 +755,7 @@ ERROR_SECTIONS = (
                 lambda: SquaredError()(torch.zeros(2, 3, 1), torch.zeros(2, 3, 2)),
             ),
             ErrorCase(
-                "<block> breaks the chunk law: <how it was run>, <what> differs by <x>; <what to do>",
+                "<block> breaks the chunk law: when <how it was run>, <what> differs by <x>; <what to do>",
                 "`check_chunk_law` ran the block on parts of the input and got different numbers than on the whole.",
                 "Follow the end of the message; [The three laws](../concepts/laws.md) explains the chunk law.",
                 lambda: testing.check_chunk_law(triggers.HiddenStateBlock(), torch.randn(6, 2, 3)),

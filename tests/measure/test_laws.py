@@ -183,7 +183,7 @@ class GrowsItsState(Block):
         (BatchSecond(), "dim 0 must be the batch"),
         (GrowsItsState(), "return the same shapes and dtypes"),
         (CountsItsRows(), r"two halves of its rows, the output differs"),
-        (StartsAnew(), "carried from window to window at .*, the output differs"),
+        (StartsAnew(), "run in windows that carry state, cut at .*, the output differs"),
         (ReturnsOneThing(), r"ReturnsOneThing.forward did not return \(y, state\)"),
         (Stack([Linear(WIDTH, WIDTH), HidesState()]), "Stack breaks the chunk law"),
     ],

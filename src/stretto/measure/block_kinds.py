@@ -21,11 +21,11 @@ from stretto.measure.timing import fastest_time, fastest_times, synchronized_tim
 from stretto.plan.profile import BlockKind, CostPoint
 
 Trial = Callable[[], tuple[float, float]]
-"""Runs a forward and a backward once and returns the seconds of each."""
+"""Runs a forward and a backward once and returns how long each took, in seconds."""
 
 # A point, which is a number of rows and time steps, is not measured if one run would take longer than this.
 _MAX_RUN_SECONDS = 6.0
-# Each point is run repeatedly for this long, twice.
+# Each point is run repeatedly for about this long, in each of two passes.
 _POINT_SECONDS = 0.1
 # Points are measured at the global batch's rows and steps divided by these.
 _ROW_DIVISORS, _STEP_DIVISORS = (1, 2, 4, 16), (1, 4, 16)
@@ -45,7 +45,7 @@ def name_kinds(model: Stack) -> list[str]:
 
 
 def measure_kinds(profile_input: ProfileInput, memory_limit: float) -> Iterator[tuple[str, BlockKind]]:
-    """Measure and yield each kind of block, and then `loss`; skip chunks that would need over `memory_limit` bytes."""
+    """Measure and yield each kind of block, and then `loss`; skip chunks that need more than `memory_limit` bytes."""
     model = profile_input.model
     inputs = window_tensor(profile_input.window, "inputs", model.dtype)
     # The output of each kind for one step of one row: the shape of the next block's input.
@@ -174,7 +174,7 @@ def _measure_grid(
                 # The smallest number of rows decides which numbers of steps are measured.
                 steps_grid = [steps for steps in steps_grid if (rows, steps) in measured]
             elif any((rows, steps) not in measured for steps in steps_grid):
-                # The grid must stay rectangular, so drop this number of rows and larger ones; they are extrapolated.
+                # The grid must stay rectangular, so drop this number of rows and larger ones; a plan extrapolates.
                 rows_grid = [fewer for fewer in rows_grid if fewer < rows]
                 break
             points = measured
@@ -188,12 +188,12 @@ def _fractions(whole: int, divisors: tuple[int, ...]) -> list[int]:
 
 
 def _is_too_large(rows: int, steps: int, points: dict[tuple[int, int], CostPoint], memory_limit: float) -> bool:
-    """Return whether a point would take too long or too much memory, in proportion to the largest one measured."""
+    """Return whether a point would take too long or too much memory, extrapolated from the largest one measured."""
     largest = max(points.values(), key=lambda point: point.rows * point.steps, default=None)
     if largest is None:
         return False
     ratio = rows * steps / (largest.rows * largest.steps)
-    # A generous factor for inputs and outputs, and for the gradients of all of these.
+    # The factor of 4 leaves room for inputs and outputs, and for the gradients of all of these.
     return 4 * largest.saved * ratio > memory_limit or (largest.forward + largest.backward) * ratio > _MAX_RUN_SECONDS
 
 
@@ -241,7 +241,7 @@ def _saved_bytes(run: Callable[[], object], weights: Collection[Tensor]) -> floa
 
 
 def _time_accumulate(weights: list[nn.Parameter], device: torch.device) -> float:
-    """Return the seconds of adding a gradient of each weight to another, as gradient accumulation does."""
+    """Return how long it takes, in seconds, to add one gradient of each weight to another, as accumulation does."""
     gradients = [torch.ones_like(weight) for weight in weights]
     others = [torch.ones_like(weight) for weight in weights]
 
@@ -253,7 +253,7 @@ def _time_accumulate(weights: list[nn.Parameter], device: torch.device) -> float
 
 
 def _time_optimizer(weights: list[nn.Parameter], make_optimizer: OptimizerFactory, device: torch.device) -> float:
-    """Return the seconds of a weight update: the gradients' norm, their scaling, and the optimizer's step."""
+    """Return how long a weight update takes, in seconds: gradient norm, gradient scaling and optimizer step."""
     optimizer = make_optimizer(weights)
     gradients = [torch.full_like(weight, 1e-6) for weight in weights]
     for weight, gradient in zip(weights, gradients, strict=True):

@@ -75,7 +75,7 @@ def check_chunk_law(
     worst = dict.fromkeys(whole, 0.0)
     variants = _variants(num_steps, num_rows, cuts)
     for variant in variants:
-        broken = f"{name} breaks the chunk law: {variant.description},"
+        broken = f"{name} breaks the chunk law: when {variant.description},"
         try:
             result = _run(block, x, variant, key)
         except (RuntimeError, TypeError) as error:
@@ -100,14 +100,14 @@ def _variants(num_steps: int, num_rows: int, cuts: Iterable[Sequence[int]] | Non
     return [
         _Variant("run again from the same state", [], whole, keep_nothing),
         *(_Variant(f"cut in time at {cut}", cut, whole, look_back) for cut in cut_lists),
-        _Variant(f"carried from window to window at {last}", last, whole, look_back, is_stateful=True),
+        _Variant(f"run in windows that carry state, cut at {last}", last, whole, look_back, is_stateful=True),
         _Variant("run on two halves of its rows", [], halves, keep_nothing),
         _Variant(f"run on two halves of its rows, cut at {last}", last, halves, keep_nothing),
     ]
 
 
 def _run(block: Block, x: Tensor, variant: _Variant, key: int) -> _Result:
-    """Run the chunks of the micro-batches in turns, then one backward through all of them."""
+    """Run the chunks, alternating between the micro-batches, then one backward through all of them."""
     block.zero_grad(set_to_none=True)
     x = _as_leaf(x)
     # Each micro-batch makes its own initial state, as in an engine. It can depend on a row's lane, not its index.
@@ -176,7 +176,7 @@ def _check_state_shapes(block: Block, whole: _Result, x: Tensor, key: int) -> No
 def _compare(whole: dict[str, Tensor], other: dict[str, Tensor]) -> tuple[str, float]:
     """Return the name of the tensor that differs most, relative to its largest value, and by how much."""
     largest = {name: _max_abs(tensor) for name, tensor in whole.items()}
-    # A tensor of tiny values, such as rounding errors, is compared relative to the other tensors.
+    # Tiny values, such as rounding errors, are compared relative to 1/1000 of the largest value of any tensor.
     min_scale = 1e-3 * max(largest.values(), default=0.0) or 1.0
     differences = [
         (name, _difference(tensor, other.get(name), max(largest[name], min_scale))) for name, tensor in whole.items()
@@ -190,7 +190,7 @@ def _max_abs(tensor: Tensor) -> float:
 
 
 def _difference(this: Tensor, that: Tensor | None, scale: float) -> float:
-    """Return the largest difference over `scale`; infinite for NaN, different shapes, or integers that differ."""
+    """Return the largest difference divided by `scale`; infinite for NaN, different shapes, or integers that differ."""
     if that is None or this.shape != that.shape:
         return torch.inf
     if not this.is_floating_point():
@@ -200,7 +200,7 @@ def _difference(this: Tensor, that: Tensor | None, scale: float) -> float:
 
 
 def check_loss(loss: Loss, y: Tensor, targets: Tensor, *, tolerance: float = 1e-4) -> None:
-    """Raise a `LawError` unless the losses of a batch's two parts, in time or in rows, sum to that of the whole."""
+    """Raise a `LawError` unless the losses of two parts of a batch, split in time or rows, sum to that of the whole."""
     whole = loss(y, targets)
     for axis, dim in (("time", 0), ("rows", 1)):
         edge = max(1, y.shape[dim] // 3)

@@ -19,7 +19,7 @@ _NUM_REPEATS = 9
 
 
 def measure_links(world: World) -> tuple[Link | None, Link | None]:
-    """Return the links inside a node and between nodes; each is None if no two ranks are connected by one."""
+    """Return the links inside a node and between nodes; each is None if no two ranks are connected that way."""
     if world.is_single_rank:
         return None, None
     node = _measure_link(world, 1) if world.local_size > 1 else None

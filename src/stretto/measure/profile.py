@@ -50,7 +50,7 @@ def measure_profile(
     seed: int = 1,
     threads: int | None = None,
 ) -> Profile:
-    """Measure the costs of `model` on the ranks of `world`, or on one device, for `find_plan`.
+    """Measure the costs of `model` for `find_plan`, on the ranks of `world` or, by default, on one device.
 
     Every rank calls this and gets the same profile. The model may be on the meta device. `optimizer` is called with
     the parameters, as `torch.optim.AdamW` is. On a CPU each rank computes with `threads` threads: by default
@@ -160,7 +160,7 @@ def _describe_device(profile_input: ProfileInput) -> str:
 
 
 def _fits_single_rank(profile: Profile, profile_input: ProfileInput, world: World) -> bool:
-    """Return whether each rank has the memory for a training step of the whole model."""
+    """Return whether a training step of the whole model fits in the memory that a measurement may use on each rank."""
     window = profile_input.window
     workload = Workload.of(window.num_rows, window.num_steps)
     needed = predict(CostModel(profile), workload, Layout(), Cluster(1)).memory
@@ -168,7 +168,7 @@ def _fits_single_rank(profile: Profile, profile_input: ProfileInput, world: Worl
 
 
 def _calibrate(profile: Profile, profile_input: ProfileInput) -> Profile:
-    """Scale the blocks' costs so that their sum is a whole step's time, and find the engine's overhead per action."""
+    """Scale the blocks' costs so that their sum matches a measured step, and find the engine's overhead per action."""
     window = profile_input.window
     workload = Workload([window.lengths.clamp(max=window.num_steps).numpy()])
     chunks = min(_NUM_CALIBRATION_CHUNKS, window.num_steps) if profile_input.model.causal else 1
@@ -177,7 +177,7 @@ def _calibrate(profile: Profile, profile_input: ProfileInput) -> Profile:
         predict(costs, workload, Layout(blocks=blocks, chunks=count), Cluster(1)).pipeline for count in (1, chunks)
     )
     whole, chunked = _time_steps(profile_input, 1, chunks)
-    # Caches explain a factor from 0.5 to 2. Anything else is a disturbed measurement.
+    # Caches explain a factor from 0.5 to 2. Beyond that, the measurement was disturbed.
     factor = min(max(whole / predicted_whole, 0.5), 2.0)
     # Each chunk has two actions, a forward and a backward.
     overhead = max(0.0, (chunked - factor * predicted_chunked) / (2 * chunks)) if chunks > 1 else 0.0
@@ -191,7 +191,7 @@ def _calibrate(profile: Profile, profile_input: ProfileInput) -> Profile:
 
 
 def _time_steps(profile_input: ProfileInput, *chunk_counts: int) -> list[float]:
-    """Return the seconds of the fastest step for each number of chunks, measured in turns."""
+    """Return how long the fastest step takes, in seconds, for each number of chunks; alternate between the numbers."""
     engines = [profile_input.make_engine(chunks) for chunks in chunk_counts]
     key = derive_key(profile_input.seed, "step", 0)
     rounds = [

@@ -70,7 +70,7 @@ class ProfileInput:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether ranks are processes that share cores and memory."""
+        """Whether ranks compute on the CPU, and so share its cores and memory."""
         return self.device.type == "cpu"
 
     @property
@@ -82,7 +82,7 @@ class ProfileInput:
 
     @property
     def device_memory(self) -> float:
-        """The bytes of one CUDA GPU, or of the whole machine on other devices."""
+        """The bytes of memory of one CUDA GPU, or of the whole machine on other devices."""
         if self.device.type == "cuda":
             return float(torch.cuda.get_device_properties(self.device).total_memory)
         return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
@@ -105,7 +105,7 @@ class ProfileInput:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16")
 
     def crop(self, rows: int, steps: int) -> Window:
-        """Return the first rows and steps of the batch."""
+        """Return the first `rows` rows and `steps` time steps of the batch."""
         part = self.window[:rows]
         return replace(
             part,
@@ -122,6 +122,6 @@ class ProfileInput:
         return PipelineEngine(stack, self.loss, Layout(chunks=chunks), single_rank, precision=self.precision)
 
     def _describe_optimizer(self) -> list[object]:
-        """Return the optimizer's class and which of its settings are nonzero; their values don't change its cost."""
+        """Return the optimizer's class and which settings are nonzero; their exact values don't change its cost."""
         optimizer = self.make_optimizer([nn.Parameter(torch.zeros(1))])
         return [type(optimizer).__name__, {name: bool(value) for name, value in optimizer.defaults.items()}]

@@ -11,16 +11,16 @@ from stretto.plan.cluster import divisors
 from stretto.plan.profile import RankSpeed
 
 _MIN_ROUNDS, _MAX_ROUNDS = 3, 8
-# Several ranks together, or a rank with more threads, do at least as much work per second as one. If they seem to do
-# less than this fraction of it, other work on the node has probably disturbed the measurement.
+# Several ranks together, or one with more threads, should do at least as much work per second as the base: see
+# `base_seconds`. If they do less than this fraction of it, other work on the node probably disturbed the measurement.
 _MIN_PLAUSIBLE_GAIN = 0.7
-# GPUs that keep more than this fraction of their speed while all compute are independent.
+# GPUs count as independent if each keeps more than this fraction of its speed while all of them compute.
 _MIN_INDEPENDENT_SPEED = 0.97
 
 
 @dataclass(frozen=True)
 class SpeedMeasurement:
-    """The speeds of ranks that compute at the same time; empty if they don't slow each other down."""
+    """The speeds of ranks that compute at the same time; empty for GPUs that don't slow each other down."""
 
     speeds: tuple[RankSpeed, ...] = ()
     is_disturbed: bool = False  # the figures are implausible, probably because of other work on the node
@@ -65,7 +65,7 @@ class _SharedStep:
         self.world = world
 
     def mean_seconds(self, num_ranks: int) -> float:
-        """Time the step on the first `num_ranks` ranks; return, on every rank, the mean of their seconds."""
+        """Time the step on the first `num_ranks` ranks; return, on every rank, the mean of their times in seconds."""
         self.world.barrier()
         seconds = 0.0
         if self.world.rank < num_ranks:
@@ -80,10 +80,10 @@ class _SharedStep:
 
 @dataclass(frozen=True)
 class _StepTimes:
-    """The seconds of the fastest steps; other work on the node only adds time."""
+    """How long the fastest steps took, in seconds: other work on the node only adds time."""
 
-    threads: dict[int, int]  # of each rank, by the number of ranks on the node
-    solo: dict[int, float]  # seconds while one rank computes, by its threads
+    threads: dict[int, int]  # threads per rank, by the number of ranks on the node
+    solo: dict[int, float]  # seconds while one rank computes, by its number of threads
     contended: dict[int, float]  # seconds while all ranks compute, by their number
 
     @classmethod
@@ -93,7 +93,7 @@ class _StepTimes:
 
     @property
     def base_seconds(self) -> float:
-        """The seconds of one rank with the threads that it has on a full node, as when blocks are measured."""
+        """Seconds per step on one rank with the threads that it has on a full node, as used to measure blocks."""
         return self.solo[self.threads[max(self.threads)]]
 
     @property

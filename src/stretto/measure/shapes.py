@@ -38,7 +38,7 @@ def _shape(block: Block, x: torch.Tensor, y: torch.Tensor, num_state: int) -> Bl
         return BlockShape(kind, weights=0, embedding_weights=total, outputs=outputs)
     recurrent = sum(size for name, size in sizes.items() if "_hh" in name or "_hr" in name)
     if num_state and not recurrent:
-        # A custom block with a state: assume that each time step multiplies all weights with the state.
+        # A custom block with a state: assume that each time step multiplies the state by all weights.
         recurrent = total
     # An LSTM's state has two elements per hidden feature, h and c.
     saved = x[0, 0].numel() + _SAVED_PER_FEATURE * num_state // 2

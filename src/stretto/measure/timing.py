@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-# An operation is repeated for this many seconds, but at least and at most this many times.
+# An operation is repeated for _TRIAL_SECONDS, but at least _MIN_RUNS and at most _MAX_RUNS times.
 _TRIAL_SECONDS = 0.4
 _MIN_RUNS, _MAX_RUNS = 2, 25
 
@@ -18,7 +18,7 @@ def synchronized_time(device: torch.device) -> float:
 
 
 def fastest_times(run: Callable[[], tuple[float, ...]], seconds: float = _TRIAL_SECONDS) -> tuple[float, ...]:
-    """Call `run`, which returns seconds, several times after a warm-up; return the minimum of each value.
+    """Call `run`, which returns one or more times in seconds, repeatedly after a warm-up; return the minimum of each.
 
     Other work on the machine only ever adds time, so the minimum is closest to the true cost.
     """
@@ -31,7 +31,7 @@ def fastest_times(run: Callable[[], tuple[float, ...]], seconds: float = _TRIAL_
 
 
 def fastest_time(run: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds of the fastest of several calls of `run` on a device."""
+    """Return how long the fastest of several calls to `run` took on a device, in seconds."""
 
     def timed() -> tuple[float]:
         started = synchronized_time(device)

@@ -67,7 +67,7 @@ class Verification:
         if self.violations:
             return "; ".join(self.violations)
         if self.is_equal:
-            return f"equal to the unsplit step on one rank, to {self.tolerance:.0e}, in loss, gradients and states"
+            return f"equal to the unsplit step on one rank, within {self.tolerance:.0e}, in loss, gradients and states"
         block = max(self.blocks, key=lambda block: block.max_difference)
         is_in_block = block.max_difference > self.tolerance
         where = f"most at block {block.index} ({block.name})" if is_in_block else "in the loss"
@@ -88,8 +88,8 @@ def verify(
     """Compare some training steps in a layout with the same steps on one rank; all ranks must call this.
 
     `model` may be on the meta device; its weights are drawn from `seed` and never updated. It runs in its own dtype:
-    `model.double()` is the most sensitive check. `verify` also checks the chunk law of each block, and that the loss is
-    a sum, so that the verdict can name the cause of a difference.
+    `model.double()` is the most sensitive check. `verify` also checks the chunk law of each causal block, and that the
+    loss is a sum, so that the verdict can name the cause of a difference.
     """
     if num_steps < 1:
         raise ConfigError(f"num_steps={num_steps} compares nothing; use at least 1")

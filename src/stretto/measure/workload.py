@@ -1,4 +1,4 @@
-"""find_workload: the workload of a plan, read from the user's data."""
+"""find_workload: the workload that a plan is for, read from the user's data."""
 
 from stretto.base.position import Position
 from stretto.plan.micro_batches import RowLengths
