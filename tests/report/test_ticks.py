@@ -5,6 +5,7 @@ import math
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from stretto.report.formatting import format_count
 from stretto.report.ticks import choose_scale, format_short, linear, tick_formatter
 
 values = st.floats(-1e200, 1e200)
@@ -40,3 +41,9 @@ def test_a_short_number_has_few_characters_and_small_error(value: float) -> None
     scales = {"k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
     read = float(text.rstrip("kMBT").replace(",", "")) * scales.get(text[-1], 1.0)
     assert math.isclose(read, value, rel_tol=0.006, abs_tol=1e-320)
+
+
+@given(st.floats(0, 9e14))
+@example(999_999_999.0)
+def test_a_count_is_never_in_scientific_notation(value: float) -> None:
+    assert "e" not in format_count(value)

@@ -6,12 +6,12 @@ from stretto.plan.units import format_loss
 
 
 def format_count(value: float) -> str:
-    """Format a count with thousands separators, or as `1.26M`, `3.5B`, `2T`."""
+    """Format a count with thousands separators, or from a million on as `1.26M`, `3.5B`, `2T`."""
     if not math.isfinite(value):
         return "-"
-    for bound, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
-        if value >= bound:
-            return f"{value / bound:,.3g}{unit}"
+    for bound, size, unit in ((0.9995e12, 1e12, "T"), (0.9995e9, 1e9, "B"), (1e6, 1e6, "M")):
+        if value >= bound:  # from 999.5M on, `.3g` would print 1e+03M
+            return f"{value / size:,.3g}{unit}"
     return f"{value:,.0f}"
 
 
@@ -35,7 +35,7 @@ def format_percent(value: float) -> str:
 
 
 def run_time_unit(seconds: float) -> tuple[float, str]:
-    """Return the units per second and the unit's name, for an axis over a run of this many seconds."""
+    """Return the factor from seconds to the unit of an axis over a run of this length, and the unit's name."""
     for unit, size in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
         if seconds >= 3 * size:
             return 1 / size, unit
@@ -43,7 +43,7 @@ def run_time_unit(seconds: float) -> tuple[float, str]:
 
 
 def step_time_unit(seconds: float) -> tuple[float, str]:
-    """Return the units per second and the unit's name, for an axis over a step of this many seconds."""
+    """Return the factor from seconds to the unit of an axis over a step of this length, and the unit's name."""
     return (1e3, "milliseconds") if seconds < 1 else (1.0, "seconds")
 
 
