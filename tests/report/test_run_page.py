@@ -166,7 +166,7 @@ def test_a_diverged_run_says_so_and_names_the_saved_batch(byte_corpus: Corpus, t
         ([step(1, loss=None, gradient_norm=None)], "No finite value was logged"),
         ([step(number, loss=None if number % 2 else 1.0) for number in range(1, 9)], "non-finite values in 4 steps"),
         ([step(1), step(2, skipped=1), step(3, skipped=1)], "skipped 1 step"),
-        ([step(1), {"kind": "save", "step": 1, "error": "disk full", "num_bytes": 0}], "failed to save 1 time"),
+        ([step(1), {"kind": "save", "step": 1, "error": "disk full", "num_bytes": 0}], "had 1 failed save"),
         ([step(1, loss=1e308, gradient_norm=1e-320), step(2, loss=-1e308)], "Curves"),
         ([{"kind": "ranks"}, {"kind": "step"}, {"kind": 3}, {"step": 1}], "Curves"),
         ([step(1), {"kind": "evaluation", "step": 1, "loss": None, "tokens": 1, "perplexity": None}], "Curves"),

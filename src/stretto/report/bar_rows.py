@@ -12,7 +12,7 @@ from stretto.report.ticks import Scale, linear
 _BAR_HEIGHT, _ROW_HEIGHT, _AXIS_HEIGHT = 20, 24, 40
 # On narrow screens, names and values with more characters than this go above their bars instead of beside them.
 _MAX_SIDE_CHARS = 20
-# The minimum width of a bar in pixels on narrow, medium and wide screens, and the class of a label that needs as much.
+# A bar's minimum width in pixels on narrow, medium and wide screens, and the class of a label that first fits there.
 _SCREENS = ((230.0, "on"), (500.0, "on mid"), (900.0, "on wide"))
 
 

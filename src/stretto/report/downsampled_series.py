@@ -94,7 +94,7 @@ class DownsampledSeries:
 
 
 def exponential_mean(values: Floats, counts: Floats, spans: Floats) -> Floats:
-    """Return at each value the exponentially weighted mean of the values so far, over about as many steps as its span.
+    """Return the exponentially weighted mean of the values up to each one, over about as many steps as its span.
 
     `counts` is the number of steps that each value is a mean of; a value of no steps is skipped, and its mean is NaN.
     """

@@ -74,7 +74,7 @@ def _describe(record: Record, inventory: CheckpointInventory) -> str:
         f"was launched {num_launches:,} times": num_launches > 1,
         f"skipped {pluralize(steps.num_skipped, 'step')}": steps.num_skipped,
         f"had non-finite values in {pluralize(steps.num_nonfinite, 'step')}": steps.num_nonfinite,
-        f"failed to save {pluralize(saves.num_failed, 'time')}": saves.num_failed,
+        f"had {pluralize(saves.num_failed, 'failed save')}": saves.num_failed,
         f"stopped at step {steps.last + 1:,} because of non-finite values": record.status.startswith("stopped"),
         f"left {unreadable} in its log, as happens when it is killed while writing": record.num_unreadable_lines,
     }
@@ -91,7 +91,7 @@ def _launch_rows(record: Record, inventory: CheckpointInventory) -> list[tuple[s
     for generation in sorted({*lines, *inventory.claims}):
         line, claim = lines.get(generation, {}), inventory.claims.get(generation)
         checkpoint = read_str(line, "resumed_from").rstrip("/").rpartition("/")[2]
-        changes = line.get("changes") if line else ["not in the log: a later launch repeated its steps, or it had none"]
+        changes = line.get("changes") if line else ["not in the log: it made no steps, or a later launch repeated them"]
         time, host = (format_time(claim.time), claim.host) if claim else ("", "")
         ranks = read_str(line, "ranks") or (str(claim.num_ranks) if claim else "")
         origin = checkpoint or str((claim and claim.resumed_from) or "the beginning")

@@ -8,7 +8,7 @@ from stretto.plan.timeline import Timeline
 from stretto.plan.trace import Trace
 from stretto.plan.units import format_seconds
 from stretto.report.bar_rows import BarChart, BarRow, Box
-from stretto.report.formatting import step_time_unit
+from stretto.report.formatting import pluralize, step_time_unit
 from stretto.report.ticks import linear
 
 _CSS_CLASSES = {"data": "c4", "forward": "c0", "backward": "c1", "optimizer": "c2"}
@@ -71,7 +71,7 @@ def gantt(title: str, names: Sequence[str], bars: Sequence[Bar], max_seconds: fl
             css_class = _CSS_CLASSES.get(bar.kind, "rest")
             boxes[bar.row].append(Box(bar.start / end, bar.stop / end, css_class, tooltip, bar.label))
     kinds = [kind for kind in _CSS_CLASSES if any(bar.kind == kind for bar in bars)]
-    description = f"{len(names)} rows, {format_seconds(end)} in total; {', '.join(kinds)}"
+    description = f"{pluralize(len(names), 'row')}, {format_seconds(end)} in total; {', '.join(kinds)}"
     entries = [(kind, _CSS_CLASSES[kind]) for kind in kinds]
     rows = [BarRow(name, row) for name, row in zip(names, boxes, strict=True)]
     return BarChart(title, description, entries, rows, linear(0.0, end * factor, 10, is_tight=True), unit)

@@ -37,12 +37,13 @@ def plan_page(plan: Plan, profile: Profile, workload: Workload, timeline: Timeli
     if plan.rejected:
         items = (tag("li", f"{rejection.layouts}: {rejection.reason}") for rejection in plan.rejected)
         parts.append(section("rejected", "Rejected layouts", tag("ul", *items)))
-    return page(f"Plan of {title}", *parts, has_script=False)
+    return page(f"Plan for {title}", *parts, has_script=False)
 
 
 def _describe(plan: Plan, profile: Profile, workload: Workload) -> str:
     cluster = plan.cluster
-    device = f"processes on one {profile.device}" if profile.shares_memory else f"x {profile.device}"
+    processes = "process" if cluster.devices == 1 else "processes"
+    device = f"{processes} on one {profile.device}" if profile.shares_memory else f"x {profile.device}"
     nodes = f" on {cluster.nodes} nodes" if cluster.nodes > 1 else ""
     estimated = " Estimated from a data sheet; no such device was measured." if profile.is_estimated else ""
     skipped = "; the others can't be among the best" if plan.num_simulated < plan.num_layouts else ""
@@ -70,8 +71,7 @@ def _phases_chart(plan: Plan) -> Html:
     factor, unit = step_time_unit(max(prediction.seconds for prediction in shown))
     names = [layout_name(prediction) for prediction in shown]
     values = [format_seconds(prediction.seconds) for prediction in shown]
-    axis_unit = (factor, f"{unit} per step")
-    return stacked_bar_chart("A step of each layout", axis_unit, names, parts, format_seconds, values)
+    return stacked_bar_chart("Step in each layout", (factor, f"{unit} per step"), names, parts, format_seconds, values)
 
 
 def _balance_chart(prediction: Prediction, profile: Profile) -> Html:
@@ -88,7 +88,7 @@ def _balance_chart(prediction: Prediction, profile: Profile) -> Html:
 
 
 def layout_cells(plan: Plan, prediction: Prediction) -> tuple[str, ...]:
-    """Return the cells below LAYOUT_HEADERS, except the first: the name of the layout."""
+    """Return the cells below LAYOUT_HEADERS, without the first one, the name of the layout."""
     return (
         format_seconds(prediction.seconds),
         f"{prediction.tokens_per_second:,.0f}",

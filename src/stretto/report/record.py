@@ -154,7 +154,7 @@ class RankMeans:
 
     @property
     def bubble(self) -> float:
-        """The fraction of all ranks' time that was idle: not spent on data, compute or the optimizer."""
+        """The fraction of all ranks' time that was spent waiting for other ranks."""
         return 1 - float(self.busy.mean()) / self.seconds
 
     @property
@@ -170,7 +170,7 @@ class Record:
     folder: Path
     raw_config: JsonObject  # the sections of config.toml
     config: RunConfig | None  # None if config.toml is missing or from another version
-    data_spec: JsonObject  # with the task of the data: its inputs and targets
+    data_spec: JsonObject  # the content of data_spec.json; its task names the inputs and targets
     plan: JsonObject | None
     has_weights: bool
     nonfinite_files: Sequence[str]  # saved batches that gave non-finite values

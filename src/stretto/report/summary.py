@@ -71,9 +71,9 @@ def summary_tiles(record: Record) -> Html:
 
 
 def configuration_section(record: Record, inventory: CheckpointInventory) -> Html:
-    """Return the section with model, data, layout, launch times and hosts of a run, and its complete config, folded."""
+    """Return the section with a run's model, data, layout, launch times and hosts, and its config, collapsed."""
     config = record.config
-    pairs, folded = [("folder", str(record.folder))], None
+    pairs, collapsed = [("folder", str(record.folder))], None
     if config is None:
         pairs.append(("config", "missing, or from another version of stretto; some sections of this page need it"))
     else:
@@ -86,7 +86,7 @@ def configuration_section(record: Record, inventory: CheckpointInventory) -> Htm
             ("ran on", f"{pluralize(layout.num_ranks, 'rank')}, device {config.run.device}, {config.run.precision}"),
             ("seed", str(config.run.seed)),
         ]
-        folded = tag("details", tag("summary", "Complete config"), tag("pre", dump_config(config).strip()))
+        collapsed = tag("details", tag("summary", "Complete config"), tag("pre", dump_config(config).strip()))
     times = [claim.time for claim in inventory.claims.values() if claim.time]
     hosts = sorted({claim.host for claim in inventory.claims.values() if claim.host})
     if times:
@@ -98,7 +98,7 @@ def configuration_section(record: Record, inventory: CheckpointInventory) -> Htm
     if inventory.newest is not None:
         pairs.append(("last saved", format_time(inventory.newest.created)))
         pairs.append(("versions", ", ".join(f"{name} {value}" for name, value in inventory.newest.versions.items())))
-    return section("configuration", "Configuration", definition_list(pairs), folded)
+    return section("configuration", "Configuration", definition_list(pairs), collapsed)
 
 
 def flatten_config(record: Record) -> dict[str, str]:

@@ -40,7 +40,7 @@ def linear(low: float, high: float, count: int, *, is_integer: bool = False, is_
 
 
 def logarithmic(low: float, high: float, count: int) -> Scale:
-    """Return a logarithmic scale for positive values, with ticks at 1, 2 and 5 of each decade, or fewer."""
+    """Return a logarithmic scale for positive values; ticks are at 1, 2 and 5 of decades, 1 and 3, or only 1."""
     margin = max((high / low) ** 0.04, 1.1)
     low, high = low / margin, high * margin
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
