@@ -104,7 +104,7 @@ def changed(path: Path, layer: int, **settings: object) -> Path:
             {"merge_mode": "sum"},
             r"merge_mode='sum'; from_keras supports Bidirectional\(LSTM\) with merge_mode='concat'",
         ),
-        ("functional", 3, {"axis": 1}, "must normalize features, with gamma and beta; use axis=-1"),
+        ("functional", 3, {"axis": 1}, "must normalize over features, with gamma and beta; use axis=-1"),
     ],
 )
 def test_settings_that_torch_does_not_have_are_refused(
@@ -184,7 +184,7 @@ def test_a_keras_file_that_can_not_be_read_is_one_sentence(name: str, content: b
     ("shapes", "sentence"),
     [
         ([(3, 12), (4, 12), (12,)], "reset_after=False"),
-        ([(2, 2, 2)], r"layer 0 begins with an array of shape \[2, 2, 2\]"),
+        ([(2, 2, 2)], r"begins with an array of shape \[2, 2, 2\], as layer 0 does"),
         ([], "has no layers with weights"),
         ([(3, 16), (4, 16), (16,), (5, 2), (2,)], "layer 1 takes 5 features, but layer 0, before it, outputs 4"),
     ],

@@ -143,7 +143,7 @@ def test_unsupported_layers_are_refused_in_one_sentence(
 
 
 def test_a_custom_block_is_not_exported_to_torch(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"block 1 \(Own\) is not a torch module"):
+    with pytest.raises(ConfigError, match=r"block 1 \(Own\) has no equivalent in torch"):
         export_torch(Stack([Linear(2, 2), Own()]), tmp_path / "weights.safetensors")
     export_torch(Stack([Linear(2, 2), Pointwise(nn.GELU())]), tmp_path / "weights.safetensors")
     with pytest.raises(ConfigError, match=r"from_torch does not support gelu \(GELU\)"):
@@ -197,11 +197,11 @@ class Same(LSTM):
 @pytest.mark.parametrize(
     ("stack", "sentence"),
     [
-        (Stack([Linear(2, 3), Doubled(3, 4)]), r"block 1 \(Doubled\) is not a torch module"),
-        (Stack([Linear(2, 3), Residual(Doubled(3, 3))]), r"block 1 \(Doubled\) is not a torch module"),
-        (Stack([Linear(2, 3), KeepingDropout(0.5)]), r"block 1 \(KeepingDropout\) is not a torch module"),
-        (Stack([Pointwise(Scaled(5, 3))]), r"block 0 \(Pointwise\) is not a torch module"),
-        (Stack([Linear(2, 3), Backwards([LSTM(3, 3)])]), r"block 1 \(Backwards\) is not a torch module"),
+        (Stack([Linear(2, 3), Doubled(3, 4)]), r"block 1 \(Doubled\) has no equivalent in torch"),
+        (Stack([Linear(2, 3), Residual(Doubled(3, 3))]), r"block 1 \(Doubled\) has no equivalent in torch"),
+        (Stack([Linear(2, 3), KeepingDropout(0.5)]), r"block 1 \(KeepingDropout\) has no equivalent in torch"),
+        (Stack([Pointwise(Scaled(5, 3))]), r"block 0 \(Pointwise\) has no equivalent in torch"),
+        (Stack([Linear(2, 3), Backwards([LSTM(3, 3)])]), r"block 1 \(Backwards\) has no equivalent in torch"),
         (Backwards([LSTM(3, 3)]), "the stack's class Backwards has its own forward"),
     ],
 )

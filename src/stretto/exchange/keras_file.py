@@ -20,7 +20,8 @@ from stretto.base.extras import import_optional_dependency
 Array = NDArray[Any]
 
 _WEIGHTS_NAME = "model.weights.h5"
-# A .weights.h5 file doesn't hold the order of layers of different classes: assume this one, and TimeDistributed(Dense).
+# A .weights.h5 file does not say in which order layers of different classes run, or which layer a TimeDistributed
+# wraps. So assume this order, and that a TimeDistributed wraps a Dense.
 _LAYER_ORDER = {"embedding": 0, "bidirectional": 1, "lstm": 1, "gru": 1, "time_distributed": 2, "dense": 2}
 _LAYER_CLASSES = {"embedding": "Embedding", "bidirectional": "Bidirectional", "lstm": "LSTM", "gru": "GRU"}
 _LAYERS_WITHOUT_WEIGHTS = ("activation", "dropout", "input_layer", "masking", "spatial_dropout1d")

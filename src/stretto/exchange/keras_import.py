@@ -31,7 +31,7 @@ def from_keras(source: Path | str | Sequence[Array]) -> Stack:
     `source` is a `.keras` file, a `.weights.h5` file (whose layers are assumed to have Keras's default settings), or
     the arrays that `get_weights()` of a layer or a model returns. Supported layers are Embedding, LSTM, GRU with
     `reset_after`, Bidirectional LSTM, Dense, TimeDistributed, LayerNormalization, Activation and dropout, one after the
-    other. Each LSTM and GRU outputs all time steps, as with `return_sequences=True`. Keras itself is not needed.
+    other. Each LSTM and GRU outputs all time steps, even one with `return_sequences=False`. Keras itself is not needed.
     """
     if isinstance(source, Path | str):
         layers = read_keras(Path(source))
@@ -159,7 +159,7 @@ def _layer_norm(layer: KerasLayer) -> ImportedLayer:
     is_over_features = config.get("axis", -1) in (-1, [-1], 2, [2])
     if not (is_over_features and config.get("center", True) and config.get("scale", True)):
         raise ConfigError(
-            f"{layer.name} must normalize features, with gamma and beta; use axis=-1, scale=True and center=True"
+            f"{layer.name} must normalize over features, with gamma and beta; use axis=-1, scale=True and center=True"
         )
     gamma, beta = _layer_arrays(layer, "", 2, 2)
     weights = {"weight": _tensor(gamma), "bias": _tensor(beta)}
@@ -178,9 +178,7 @@ def _layers_from_arrays(arrays: list[Array]) -> list[KerasLayer]:
             layers.append(KerasLayer(name, "LayerNormalization", {}, {"": [first, rest.pop(0)]}))
             continue
         if first.ndim != 2:
-            raise ConfigError(
-                f"{name} begins with an array of shape {list(first.shape)}, which no supported layer does"
-            )
+            raise ConfigError(f"no supported layer begins with an array of shape {list(first.shape)}, as {name} does")
         num_columns = first.shape[1]
         kinds = {} if second is None or not second.ndim else {3 * len(second): "GRU", 4 * len(second): "LSTM"}
         if second is not None and second.ndim == 2 and second.shape[1] == num_columns and num_columns in kinds:
@@ -203,7 +201,7 @@ def _layer_arrays(layer: KerasLayer, path: str, min_count: int, max_count: int) 
     if not min_count <= len(arrays) <= max_count:
         counts = " or ".join(map(str, range(min_count, max_count + 1)))
         raise ConfigError(
-            f"the Keras layer {layer.name} must have {counts} weight arrays, not {len(arrays)}; save a built model"
+            f"the number of weight arrays of {layer.name} must be {counts}, not {len(arrays)}; save a built Keras model"
         )
     return arrays
 

@@ -1,4 +1,4 @@
-"""Blocks that stretto can't translate to ONNX, such as custom ones: torch's exporter adds them to the graph."""
+"""Blocks that stretto can't translate to ONNX, such as custom ones: torch's exporter translates them."""
 
 import contextlib
 import io

@@ -22,7 +22,7 @@ from stretto.exchange.onnx_blocks import add_block
 from stretto.exchange.onnx_check import compare_with_onnxruntime
 from stretto.exchange.onnx_graph import Graph
 
-# Weights above this size go into a separate file: a protobuf message is limited to 2 GiB.
+# Weights that are larger than this in total go into a separate file: a protobuf message is limited to 2 GiB.
 MAX_INLINE_BYTES = 1 << 30
 TOLERANCE = 1e-5  # the largest difference between onnxruntime and torch that is accepted
 

@@ -98,7 +98,7 @@ def _block_layers(block: Block, label: str) -> list[TorchLayer]:
             kind_name = (torch_class or type(module)).__name__
             return [TorchLayer(kind_name, dict(module.state_dict()), _module_options(module))]
     raise ConfigError(
-        f"block {label} ({type(block).__name__}) is not a torch module, so torch has no names for its weights; use "
+        f"block {label} ({type(block).__name__}) has no equivalent in torch, so its weights have no torch names; use "
         "stretto.exchange.save_weights, which writes any stack"
     )
 

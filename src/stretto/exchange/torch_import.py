@@ -152,7 +152,7 @@ def _infer_recurrent_kind(where: str, weights: Weights) -> LayerKind:
     if gate_rows % hidden_size or gate_rows // hidden_size not in kinds:
         raise ConfigError(
             f"{where}weight_hh_l0 is {[gate_rows, out_features]}, which is neither an LSTM's nor a GRU's shape; "
-            "from_torch supports only those"
+            "from_torch supports no other recurrent layer"
         )
     return kinds[gate_rows // hidden_size]
 
