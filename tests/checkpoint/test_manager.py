@@ -204,7 +204,7 @@ def test_an_older_step_is_not_overwritten(tmp_path: Path) -> None:
         checkpoints.start()
         for step in (1, 2):
             checkpoints.save(snapshot(step), wait=True)
-        with pytest.raises(ConfigError, match=r"step 1 was already saved since start\(\)"):
+        with pytest.raises(ConfigError, match=r"step 1 has already been saved since start\(\)"):
             checkpoints.save(snapshot(1), wait=True)
     for name in complete_checkpoint_names(LocalStorage(tmp_path)):
         saved = Checkpoint.open(LocalStorage(tmp_path), str(name))

@@ -91,7 +91,7 @@ def find_resume_checkpoint(storage: Storage, resume: Path | str, retry_seconds: 
 
     A scheduler may repeat a command with the same `resume` path. The run then resumes from its own newest checkpoint
     if it has saved one since. If the last launch was killed before its first save, the next launch resumes from the
-    same checkpoint.
+    same checkpoint as that one.
     """
     if resume == "never":
         return None

@@ -35,7 +35,7 @@ _VISIBILITY_TIMEOUT_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Retention:
-    """Which checkpoints of the lineage are kept; its others are removed after each save."""
+    """Which checkpoints of the lineage are kept; the rest of it is removed after each save."""
 
     last: int = 2  # how many of the newest
     every: int | None = None  # also those whose step is a multiple of this

@@ -1,11 +1,11 @@
-"""Lineage: the checkpoints that led to a run's current state, without those of a launch that was replaced.
+"""Lineage: the checkpoints that led to a run's current state, without those that newer launches did not build on.
 
     generation 1   step 100   step 200   step 300         300 was written after generation 2 began: not in the lineage
                                   \\
     generation 2                   step 300   step 400       its claim says: resumed from step 200 of generation 1
 
 Each launch of a run claims the next generation number with a create-only write, and names the checkpoint that it
-resumes from. An older launch that is still running may complete a checkpoint, but no launch will resume from it.
+resumes from. An older launch that is still running may complete a checkpoint, but the lineage leaves it out.
 """
 
 import math

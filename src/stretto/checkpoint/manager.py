@@ -1,6 +1,6 @@
 """CheckpointManager: saves a run's checkpoints in the background, one folder each, and finds the one to resume from.
 
-every rank    copies its shards (training waits only for this) > writes and hashes its files > tells the first rank
+every rank    copies its shards (training then continues) > writes and hashes its files > tells the first rank
 first rank    waits for all ranks > checks that its generation is the newest > creates manifest.json: committed
 """
 
@@ -117,7 +117,7 @@ class CheckpointManager:
                 return  # this step is saved already, and its files must not change
         elif name.step in self._saved_steps:
             raise ConfigError(
-                f"step {name.step} was already saved since start(); to go back to it, make a new CheckpointManager"
+                f"step {name.step} has already been saved since start(); to go back to it, make a new CheckpointManager"
             )
         self._saved_steps.add(name.step)
         started = time.perf_counter()

@@ -176,7 +176,7 @@ class RemoteStorage:
         return self._retry(request_or_none)
 
     def _retry(self, request: Callable[[], Result]) -> Result:
-        """Repeat a request until it succeeds, for up to `retry_seconds`; raise DataError if it doesn't, or can't."""
+        """Retry a request for up to `retry_seconds`; raise DataError after that, or at once for a permanent error."""
         retry_budget = RetryBudget(self.location, self._retry_seconds)
         while True:
             try:
