@@ -1,4 +1,4 @@
-"""The errors that stretto raises, such as for a user's mistake or a lost rank."""
+"""The errors that stretto raises, for example for an invalid config or a lost rank."""
 
 from stretto.base.lazy import lazy_exports
 

@@ -1,4 +1,4 @@
-"""Checks for your own tests: a block gives equal results in chunks (chunk law), a model in any layout (layout law)."""
+"""Checks for your own tests: chunks must not change a block's results, and the layout must not change a model's."""
 
 from stretto.base.lazy import lazy_exports
 

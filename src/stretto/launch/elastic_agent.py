@@ -25,7 +25,7 @@ class ElasticAgent(LocalElasticAgent):
         self._restart_policy, self._grace_seconds = restart_policy, grace_seconds
 
     def exit_codes(self) -> list[int | None]:
-        """Return the exit codes of the ranks; None for ranks that still run."""
+        """Return the exit codes of the ranks; None for ranks that are still running."""
         assert isinstance(self._pcontext, SubprocessContext)
         return [handler.proc.returncode for handler in self._pcontext.subprocess_handlers.values()]
 
@@ -36,7 +36,7 @@ class ElasticAgent(LocalElasticAgent):
         return result
 
     def _shutdown(self, death_sig: signal.Signals | None = None, timeout: int | None = None) -> None:
-        # The agent passes `death_sig` only when it got a signal itself. Its own `timeout` does not exist in torch 2.10.
+        # torch passes `death_sig` only when the agent itself got a signal. `timeout` is ignored; torch 2.10 has none.
         if death_sig is not None and self._pcontext is not None:
             self._pcontext.close(death_sig, self._grace_seconds)
         super()._shutdown()

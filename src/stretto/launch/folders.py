@@ -21,7 +21,7 @@ _WRITE_BYTES = 1 << 20
 
 
 def run_folders(config: RunConfig | None) -> dict[str, Path]:
-    """Return the folders that a run writes to, by name; without a config, the default folders."""
+    """Return the folders that a run writes to, by name; without a config, `runs` and the default cache."""
     if config is None:
         return {"run folder": Path("runs"), "cache": Path("~/.cache/stretto").expanduser()}
     folders = {"run folder": config.run.folder, "cache": config.data.cache.expanduser()}

@@ -28,7 +28,7 @@ _CLOCK_WARNING_SECONDS, _CLOCK_PROBLEM_SECONDS = 1.0, 300.0
 
 
 def check_links(num_ranks: int, device: str, seconds: float) -> list[Finding]:
-    """Start ranks on this node that measure the links between them, and have `seconds` to finish."""
+    """Start ranks on this node, which measure the links between them and have `seconds` to finish."""
     name = f"{num_ranks} local ranks"
     with TemporaryDirectory(prefix="stretto-") as folder:
         path = Path(folder) / "links.json"

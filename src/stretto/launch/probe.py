@@ -24,7 +24,7 @@ def probe_torch(seconds: float) -> dict[str, Any]:
         raise ProbeFailedError(f"importing torch and testing its devices took more than {seconds:.0f} s") from None
     lines = process.stdout.splitlines()
     if process.returncode or not lines:
-        message = (process.stderr.strip().splitlines() or [f"it ended with code {process.returncode}"])[-1]
+        message = (process.stderr.strip().splitlines() or [f"the probe ended with code {process.returncode}"])[-1]
         raise ProbeFailedError(message)
     properties: dict[str, Any] = json.loads(lines[-1])
     return properties

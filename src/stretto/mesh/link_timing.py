@@ -14,7 +14,7 @@ _NUM_WARM_UPS, _NUM_REPEATS = 2, 9
 
 
 def time_messages(world: World, source: int, target: int, sizes: Sequence[int]) -> list[float]:
-    """Return the seconds that a message of each size (in bytes) takes: half of the median round trip.
+    """Return how long a message of each size (in bytes) takes, in seconds: half of the median round trip.
 
     Every rank must call this. Ranks other than `source` and `target` return zeros.
     """
@@ -36,9 +36,10 @@ def time_messages(world: World, source: int, target: int, sizes: Sequence[int]) 
 
 
 def time_all_reduces(world: World, num_ranks: int, sizes: Sequence[int]) -> list[float]:
-    """Return the median seconds of an all-reduce of each size (in bytes) over the first `num_ranks` ranks.
+    """Return the median time, in seconds, of an all-reduce of each size (in bytes) over the first `num_ranks` ranks.
 
-    Every rank must call this: torch names groups by a counter, which must be equal on all. Other ranks return zeros.
+    Every rank must call this, since torch names groups by a counter that must be equal on all ranks. The ranks that
+    don't take part return zeros.
     """
     ranks = list(range(num_ranks)) if world.rank < num_ranks else [world.rank]
     seconds = []
@@ -48,7 +49,7 @@ def time_all_reduces(world: World, num_ranks: int, sizes: Sequence[int]) -> list
             all_reduce = partial(dist.all_reduce, torch.zeros(max(size // 4, 1), device=world.device), group=group)
             seconds.append(_median_seconds(world, all_reduce) if world.rank < num_ranks else 0.0)
     world.barrier()
-    # The group is not destroyed: torch would give its name to a new group, which would read its keys in the store.
+    # The group is not destroyed: torch could reuse its name for a new group, which would then read the old one's keys.
     return seconds
 
 

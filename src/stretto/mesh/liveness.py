@@ -1,8 +1,8 @@
 """LivenessCheck: finds out which rank is lost, and publishes the error that ends a run.
 
 A broken connection shows that some rank is lost, but not which one: the neighbors of the lost rank end as well, which
-breaks their own connections. So a rank whose connection breaks pings the others through the store. Each rank answers
-from a thread, even while its main thread waits in a collective. While nothing fails, no rank pings another.
+breaks their own connections. So a rank whose connection breaks pings the others through the key-value store. Each rank
+answers from a thread, even while its main thread waits in a collective. While nothing fails, no rank pings another.
 
     rank 0                    store                      rank 1 (thread)            rank 2 (killed)
     counts and pings    ───►  num_pings/1 = 1, num_pings/2 = 1
@@ -55,7 +55,7 @@ class LivenessCheck:
             answer_keys = {rank: self._ping(rank) for rank in ranks if rank != self._rank}
             if not self._store.wait_for_keys(list(answer_keys.values()), _ANSWER_TIMEOUT_SECONDS):
                 silent = [rank for rank, key in answer_keys.items() if self._store.get(key) is None]
-                # Ranks without a connection to the lost one see only that we end. They read here why.
+                # Ranks without a connection to the lost one see only that we end. They read here which was lost.
                 if silent:
                     self._store.set_once(_LOST_RANK_KEY, str(silent[0]))
             if self._store_rank == self._rank:

@@ -30,7 +30,7 @@ class Mesh:
                 f"a grid of {topology.num_replicas} x {topology.num_stages} (replicas x stages) needs a world size of "
                 f"{topology.size}, not {world.size}; change the layout or the number of ranks"
             )
-        # With the topology, a LostPeerError names the rank's replica and stage, and only its peers are pinged.
+        # With the topology, a LostPeerError names the lost rank's replica and stage, and a rank pings only its peers.
         self.world = replace(world, topology=topology)
         self.topology = topology
         position = topology.position(world.rank)

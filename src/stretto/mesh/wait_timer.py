@@ -7,14 +7,14 @@ import torch
 Timestamp = float | torch.Event
 """A time on the CPU, or an event in an accelerator's stream (the CPU only queues work there and runs ahead)."""
 
-# Reading an event blocks until the stream reaches it, so it is done late: by `seconds`, or if there are more than this.
+# Reading an event blocks until the stream reaches it. So only `seconds` reads events, or `end` beyond this many pairs.
 _MAX_PENDING = 1024
 
 
 class WaitTimer:
     """Sums the seconds from `begin` to `end`, and from `begin_all_reduce` to `end_all_reduce` or the next `begin`.
 
-    On an accelerator the stream waits for a message, not the CPU. There, events before and after the wait measure it.
+    On an accelerator the stream, not the CPU, waits for a message. There, events before and after the wait measure it.
     """
 
     def __init__(self, device: torch.device) -> None:

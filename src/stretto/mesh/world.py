@@ -57,7 +57,7 @@ class World:
 
     def barrier(self) -> None:
         """Wait until every rank has called this."""
-        # Not torch's barrier, which on accelerators only queues a kernel; tolist() waits for the result.
+        # An accelerator's all-reduce is asynchronous; tolist() waits for its result.
         self._sum_over_ranks(torch.zeros(1, device=self.device), "barrier").tolist()
 
     def all_reduce(self, values: Sequence[float]) -> list[float]:
@@ -118,7 +118,7 @@ class World:
 
     @contextmanager
     def explain_errors(self, activity: str) -> Iterator[None]:
-        """In this context, replace a RuntimeError that a lost or slow peer caused by an error that names the peer."""
+        """Replace torch's RuntimeError with the error for the lost or slow peer behind it; raise others unchanged."""
         started = time.monotonic()
         try:
             yield
