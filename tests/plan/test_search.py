@@ -111,6 +111,14 @@ def test_a_heavy_last_block_gets_a_stage_of_its_own() -> None:
     assert balance(profile(kinds), LOAD, Cluster(2), Layout(stages=2, chunks=4)).blocks == (5, 1)
 
 
+def test_a_number_of_stages_that_fits_but_is_too_slow_to_be_simulated_is_not_rejected_for_memory() -> None:
+    large = profile([kind(saved=1e9, weight_bytes=10**6)] * 4, memory=2e8)
+    assert balance(large, LOAD, Cluster(3), Layout(stages=3, micro_batches=8, chunks=16)).stages == 3
+    plan = find_plan(large, LOAD, Cluster(4))
+    assert all(prediction.layout.stages != 3 for prediction in plan.best)
+    assert all(rejection.layouts != "3 stages" for rejection in plan.rejected)
+
+
 def test_too_little_memory_rejects_layouts_and_turns_on_recomputation() -> None:
     kinds = [kind(saved=1e9, weight_bytes=10**6)] * 4
     roomy = find_plan(profile(kinds, memory=1e12), LOAD, Cluster(2))
@@ -122,12 +130,12 @@ def test_too_little_memory_rejects_layouts_and_turns_on_recomputation() -> None:
     again = find_plan(profile(kinds, memory=2e8), row, Cluster(1))
     assert again.chosen.layout.recompute and again.chosen.layout.chunks > 1 and again.chosen.memory <= 2e8
     weighty = find_plan(profile([kind(weight_bytes=10**8)] * 4, memory=1.2e9), LOAD, Cluster(2))
-    assert not weighty.fits_single_device and "one device would need 2 GB" in advise(weighty)
+    assert not weighty.fits_single_device and "one device would need 1.6 GB" in advise(weighty)
     assert ("1 stage", "needs more than 1.2 GB") in {
         (rejection.layouts, rejection.reason) for rejection in weighty.rejected
     }
     with pytest.raises(
-        PlanError, match=r"no layout is possible with devices=2 .*needs more than 1e-06 GB\); use more devices"
+        PlanError, match=r"no layout is possible with devices=2 .*needs more than 1 kB\); use more devices"
     ):
         find_plan(profile(kinds, memory=1e3), LOAD, Cluster(2))
     with pytest.raises(PlanError, match=r"no layout is possible with devices=7 .*; use fewer devices"):

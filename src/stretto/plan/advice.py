@@ -2,6 +2,7 @@
 
 from stretto.plan.predict import Prediction
 from stretto.plan.search import Plan
+from stretto.plan.units import format_bytes
 
 
 def advise(plan: Plan) -> str:
@@ -12,11 +13,11 @@ def advise(plan: Plan) -> str:
         return f"stay on one device: {_why_not_more(plan)}"
     layout = f"{num_ranks} devices as {layout_name(chosen)}"
     if not plan.fits_single_device:
-        needed = f"one device would need {plan.single_device.memory / 1e9:,.0f} GB"
-        return f"use {layout}: {needed}, and this is the fastest layout that fits{_idle_devices(plan)}"
+        needed = f"one device would need {format_bytes(plan.single_device.memory)}"
+        return f"use {layout}: {needed}, and this is the best layout that fits{_idle_devices(plan)}"
     speed_up = plan.speed_up(chosen)
     if speed_up < 1:
-        # Possible only if the user requires all devices to be used.
+        # Possible only with `find_plan(uses_all=True)`; otherwise one device would have been chosen.
         return (
             f"use {layout}, the fastest that uses all devices; one device alone would be {1 / speed_up:.2f} times as "
             f"fast: {_bottleneck(chosen, speed_up)}"
@@ -68,9 +69,9 @@ def _idle_devices(plan: Plan) -> str:
 
 
 def _bottleneck(prediction: Prediction, speed_up: float) -> str:
-    """Return a clause about what costs most besides forwards and backwards; if that is little, about those."""
+    """Return a clause about the largest cost besides forwards and backwards; if it is small, about how they scale."""
     parts = {
-        "the all-reduce of gradients takes {:.0%} of a step": prediction.all_reduce,
+        "waiting for the all-reduce of gradients takes {:.0%} of a step": prediction.all_reduce,
         "stages wait for each other for {:.0%} of a step": prediction.bubble * prediction.pipeline,
         "the optimizer takes {:.0%} of a step": prediction.optimizer,
     }
@@ -78,6 +79,6 @@ def _bottleneck(prediction: Prediction, speed_up: float) -> str:
     fraction = seconds / prediction.seconds
     if fraction >= 0.05:
         return template.format(fraction)
-    # Little time is lost to these. If the layout still scales badly, a chunk takes about as long with fewer rows.
+    # Little time is lost to these. If the layout still scales badly, splitting the rows has hardly made chunks faster.
     is_slow = speed_up < 0.7 * prediction.layout.num_ranks
     return "a chunk with fewer rows takes nearly as long as one with more" if is_slow else "almost no time is lost"

@@ -20,6 +20,7 @@ from stretto.plan.memory import all_memory_totals, rank_memory
 from stretto.plan.partition import RangeCosts, partition_by_cost, range_costs
 from stretto.plan.predict import Prediction, predict
 from stretto.plan.profile import Profile
+from stretto.plan.units import format_bytes
 from stretto.plan.workload import Workload
 
 # The maximum of micro-batches times chunks; the bubble is already negligible there.
@@ -103,18 +104,19 @@ class _LayoutSearch:
         self.bounds = LowerBounds(costs, workload, cluster)
         self.rejected: dict[tuple[str, str], None] = {}  # (layouts, reason), an ordered set
         self.oversized: dict[int, float] = {}  # by number of stages that did not fit: the memory limit in bytes
+        self.fitting: set[int] = set()  # numbers of stages for which a layout fits
         self._balance = cache(self._partition)
 
     def run(self, num_best: int) -> Plan:
         layouts = list(self._layouts())
         grids, num_simulated = self._simulate_best(layouts, num_best)
-        self._reject_oversized(grids)
+        self._reject_oversized()
         if not grids:
             raise self._no_layout()
         slowest = self._slowest_listed(grids)
         listed = sorted((prediction for prediction in grids.values() if prediction.seconds <= slowest), key=_sort_key)
         on_one_device, _ = self._simulate_best(self._layouts_of_grid(1, 1), num_best=1)
-        # If no layout fits on one device, the others are compared with a device of unlimited memory.
+        # If no layout fits on one device, compare with a device of unlimited memory.
         unsplit = Layout(blocks=(self.costs.num_blocks,))
         return Plan(
             cluster=self.cluster,
@@ -148,12 +150,12 @@ class _LayoutSearch:
                 heapq.heappush(queue, (max(bound, self.bounds.tight_bound(fitted)), index, fitted))
         return grids, num_simulated
 
-    def _reject_oversized(self, grids: _Grids) -> None:
+    def _reject_oversized(self) -> None:
         """Reject the numbers of stages for which every layout that was tried needs too much memory."""
         for stages, memory_limit in sorted(self.oversized.items()):
-            if all(stages != other for _, other in grids):
+            if stages not in self.fitting:
                 layouts = "1 stage" if stages == 1 else f"{stages} stages"
-                self._reject(layouts, f"needs more than {memory_limit / 1e9:.3g} GB")
+                self._reject(layouts, f"needs more than {format_bytes(memory_limit)}")
 
     def _no_layout(self) -> PlanError:
         reasons = "; ".join(f"{layouts}: {reason}" for layouts, reason in list(self.rejected)[:3])
@@ -166,7 +168,7 @@ class _LayoutSearch:
         return bound > self._slowest_listed(grids) or (len(times) >= num_best and bound > times[num_best - 1])
 
     def _slowest_listed(self, grids: _Grids) -> float:
-        """Return the maximum seconds of a listed layout; the fastest layout on several devices is always listed."""
+        """Return the longest step time that is still listed; the fastest layout on several devices is always listed."""
         fastest = min((prediction.seconds for prediction in grids.values()), default=np.inf)
         several = (prediction.seconds for (replicas, stages), prediction in grids.items() if replicas * stages > 1)
         return max(fastest * _MAX_SLOWDOWN, min(several, default=np.inf) if self.cluster.devices > 1 else 0.0)
@@ -191,15 +193,14 @@ class _LayoutSearch:
             max_chunks = min(self.workload.num_steps, _MAX_CHUNKS // micro_batches) if self.workload.is_causal else 1
             for chunks in _chunk_counts(max_chunks):
                 for adjacent in ("stages", "replicas") if can_cross else ("stages",):
-                    # With one stage, chunks only help to save memory by recomputation.
-                    recompute = stages == 1 and chunks > 1
                     yield Layout(
                         replicas=replicas,
                         stages=stages,
                         micro_batches=micro_batches,
                         chunks=chunks,
                         adjacent=adjacent,
-                        recompute=recompute,
+                        # With one stage, chunks only help to save memory by recomputation.
+                        recompute=stages == 1 and chunks > 1,
                     )
 
     def fit(self, layout: Layout) -> Layout | None:
@@ -208,6 +209,7 @@ class _LayoutSearch:
             candidate = layout.model_copy(update={"recompute": recompute})
             parts = self._find_parts(candidate)
             if parts is not None:
+                self.fitting.add(layout.stages)
                 return candidate.model_copy(update={"blocks": tuple(part.stop - part.start for part in parts)})
         self.oversized[layout.stages] = self._memory_limit(layout)
         return None
@@ -231,7 +233,7 @@ class _LayoutSearch:
         )
 
     def _memory_limit(self, layout: Layout) -> float:
-        """Return the bytes of each rank: those of a device, or an equal share of the node's memory."""
+        """Return how many bytes each rank can use: those of a device, or an equal share of the node's memory."""
         if self.cluster.memory is not None:
             return self.cluster.memory
         num_sharing = self.cluster.ranks_on_node(layout) if self.costs.profile.shares_memory else 1
@@ -248,7 +250,7 @@ class _LayoutSearch:
     def _range_seconds(
         self, stages: int, rows: int, steps: int, crossing: tuple[bool, ...], recompute: bool
     ) -> Callable[[int], RangeCosts]:
-        """Return a function that gives a chunk's seconds on a stage, messages included, for every range of blocks."""
+        """Return a function that gives the seconds per chunk on a stage, with messages, for every range of blocks."""
         costs, num_blocks = self.costs, self.costs.num_blocks
         prefixes = [costs.chunk_cost(0, stop, rows, steps) for stop in range(num_blocks + 1)]
         num_forwards = 2 if recompute else 1
@@ -260,7 +262,7 @@ class _LayoutSearch:
         sizes = np.array([0.0, *(costs.sent_bytes(stop) * rows * steps for stop in range(1, num_blocks)), 0.0])
 
         def message_seconds(stage: int) -> NDArray[np.float64]:
-            """Return the seconds of a message between a stage and the next, by the block that the next starts with."""
+            """Return how long messages between a stage and the next take, by the block that the next starts with."""
             if not 0 <= stage < stages - 1:
                 return np.zeros_like(sizes)
             link = costs.network_link if crossing[stage] else costs.node_link
@@ -286,7 +288,7 @@ def _put_chosen_first(predictions: list[Prediction]) -> list[Prediction]:
 
 
 def _numbers_of_ranks(devices: int, uses_all: bool) -> list[int]:
-    """Return the numbers of ranks to try: all small ones, and the divisors of the number of devices."""
+    """Return the numbers of ranks to try: all up to 16, and the divisors of the number of devices."""
     if uses_all:
         return [devices]
     return sorted({*range(1, min(devices, 16) + 1), *divisors(devices)})
