@@ -27,7 +27,7 @@ def change(values: dict[str, Any], path: str, value: object) -> None:
         ("kinds.0.points.0.forward", float("nan"), "kinds.0.points.0.forward"),
         ("kinds.0.points.0.forward", 1e308, "kinds.0.points.0.forward"),
         ("kinds.0.weight_bytes", 10**400, "kinds.0.weight_bytes"),
-        ("kinds.0.points.0.rows", 8, "exactly one for each pair"),
+        ("kinds.0.points.0.rows", 8, "exactly one for each of "),
         ("speeds", [{"ranks": 1, "contended": 5e-324, "solo": 1}], "speeds.0.contended"),
         ("blocks", ["0", "7"], "blocks has '7', which is not one of kinds"),
         ("blocks", [], "blocks"),

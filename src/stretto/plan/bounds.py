@@ -1,4 +1,4 @@
-"""Lower bounds on a step's seconds in a layout, computed without simulating it."""
+"""Lower bounds on how long a step takes in a layout, computed without simulating it."""
 
 from collections import Counter
 
@@ -10,7 +10,7 @@ from stretto.plan.workload import Workload
 
 
 class LowerBounds:
-    """Bounds that no simulated step is below; the search skips layouts whose bound is too high to be among the best."""
+    """Lower bounds on predicted step times; the search skips layouts whose bound is too high to be among the best."""
 
     def __init__(self, costs: CostModel, workload: Workload, cluster: Cluster) -> None:
         self.costs = costs
@@ -65,5 +65,5 @@ class LowerBounds:
             transit.append(cheapest + 2 * overhead + 2 * latency)
         if layout.micro_batches == 1:
             return max(seconds + sum(transit) - transit[stage] for stage, seconds in enumerate(work))
-        # With several micro-batches, a stage can work on others while one is with the stages after it.
+        # With several micro-batches, a stage can work on others while the stages after it work on one.
         return max(seconds + sum(transit[:stage]) for stage, seconds in enumerate(work))

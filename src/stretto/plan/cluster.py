@@ -30,7 +30,7 @@ class Cluster:
                 f"devices={self.devices} is not a multiple of nodes={self.nodes}; count the devices of all nodes"
             )
         if self.memory is not None and not self.memory > 0:
-            raise PlanError(f"memory={self.memory} must be positive; use the bytes of one device")
+            raise PlanError(f"memory={self.memory} must be positive; set it to the memory of one device in bytes")
 
     @cached_property
     def devices_per_node(self) -> int:
@@ -53,9 +53,9 @@ class Cluster:
         return any(rank // per_node != (rank + distance) // per_node for rank in ranks)
 
     def num_nodes_of_stage(self, layout: Layout) -> int:
-        """Return over how many nodes the replicas of one stage are spread, at most."""
+        """Return the largest number of nodes that the replicas of one stage are spread over."""
         if layout.adjacent == "stages":
             return min(layout.replicas, ceil(layout.num_ranks / self.devices_per_node))
-        # The replicas of a stage may start in the middle of a node and end on the next.
+        # The replicas of a stage can start in the middle of a node and end on another.
         edges = [(stage * layout.replicas, (stage + 1) * layout.replicas - 1) for stage in range(layout.stages)]
         return max(last // self.devices_per_node - first // self.devices_per_node + 1 for first, last in edges)

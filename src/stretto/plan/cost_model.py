@@ -1,4 +1,4 @@
-"""CostModel: seconds and bytes of any chunk on any range of blocks, interpolated from a profile."""
+"""CostModel: the time and memory that any chunk takes on any range of blocks, interpolated from a profile."""
 
 import math
 from bisect import bisect_right
@@ -46,11 +46,11 @@ class CostModel:
         return ChunkCost(high.forward - low.forward, high.backward - low.backward, max(high.saved - low.saved, 0.0))
 
     def accumulate_seconds(self, start: int, stop: int) -> float:
-        """Return the extra seconds of a backward that adds to existing gradients."""
+        """Return the extra seconds that a backward takes if it adds to existing gradients."""
         return self._accumulate[stop] - self._accumulate[start]
 
     def optimizer_seconds(self, start: int, stop: int) -> float:
-        """Return the seconds of gradient norm, scaling and optimizer step."""
+        """Return the seconds that the gradient norm, scaling and the optimizer step take."""
         return self._optimizer[stop] - self._optimizer[start]
 
     def weight_bytes(self, start: int, stop: int) -> float:
@@ -75,7 +75,7 @@ class CostModel:
         return sums
 
     def all_reduce_seconds(self, num_bytes: float, num_ranks: int, num_nodes: int) -> float:
-        """Return the seconds of an all-reduce over ranks that are spread evenly over nodes.
+        """Return the duration in seconds of an all-reduce over ranks that are spread evenly over nodes.
 
         Inside a node this is the measured cost if there is one, else an estimate. Between nodes it is always an
         estimate: each rank exchanges an equal share of its node's bytes with the other nodes.
@@ -95,7 +95,7 @@ class CostModel:
         return seconds
 
     def _effective_link(self, num_ranks: int) -> Link:
-        """Return the node's link, with the bandwidth of the all-reduce measured on the most ranks below `num_ranks`."""
+        """Return the link in a node, with the busbw of the all-reduce measured on the most ranks below `num_ranks`."""
         smaller = [cost for cost in self.profile.all_reduces if cost.ranks < num_ranks]
         if not smaller:
             return self.node_link
@@ -124,7 +124,7 @@ class ContentionModel:
 
 
 def interpolate(kind: BlockKind, rows: int, steps: int) -> ChunkCost:
-    """Return the cost of a chunk, interpolated or extrapolated linearly in rows and steps from measured points."""
+    """Return the cost of a chunk, interpolated or extrapolated linearly in rows and steps from the profile's points."""
     points = {(point.rows, point.steps): point for point in kind.points}
     # Stands for a chunk of 0 rows or steps, which costs nothing. A CostPoint itself has at least one of each.
     zero = CostPoint(rows=1, steps=1, forward=0, backward=0, saved=0)
@@ -157,7 +157,7 @@ def _neighbors(known: Sequence[int], value: int) -> tuple[tuple[int, int], float
 
 
 def _estimate_all_reduce(num_bytes: float, num_ranks: int, link: Link) -> float:
-    """Return seconds: the bandwidth term of a ring (NCCL's choice for large tensors) and the latency term of a tree."""
+    """Return seconds: the bandwidth term of a ring (NCCL's choice for large tensors) plus a tree's latency term."""
     return _ring_passes(num_ranks) * num_bytes / link.bandwidth + 2 * math.ceil(math.log2(num_ranks)) * link.latency
 
 

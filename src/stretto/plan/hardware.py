@@ -73,9 +73,8 @@ class BlockShape:
 def find_hardware(name: str) -> Hardware:
     """Return the data sheet of a device by its name in `KNOWN_HARDWARE`, in upper or lower case."""
     if name.upper() not in KNOWN_HARDWARE:
-        raise PlanError(
-            f"hardware={name} is unknown; choose from {', '.join(KNOWN_HARDWARE)}, or write a profile by hand"
-        )
+        known = ", ".join(KNOWN_HARDWARE)
+        raise PlanError(f"hardware={name} is unknown; choose from {known}, or write a profile by hand")
     return KNOWN_HARDWARE[name.upper()]
 
 
@@ -110,8 +109,8 @@ def derive_profile(
 def _assumptions(hardware: Hardware) -> str:
     return (
         f"{'bf16' if hardware.element_size == 2 else 'fp32'} matrix products at {hardware.utilization:.0%} of peak; "
-        "weights read from memory at each step of a recurrent layer; "
-        f"at least {hardware.launch_seconds * 1e6:.0f} us for each such step; gradients in fp32, all-reduced during "
+        "recurrent weights read from memory at each time step, "
+        f"which takes at least {hardware.launch_seconds * 1e6:.0f} us; gradients in fp32, all-reduced during "
         f"{GPU_OVERLAP:.0%} of the last backward"
     )
 
@@ -121,14 +120,14 @@ def _derive_kind(hardware: Hardware, shape: BlockShape, rows: Sequence[int], ste
     points = []
     for row, step in product(rows, steps):
         forward, saved = _forward_seconds(hardware, shape, row, step), hardware.element_size * shape.saved * row * step
-        # Two matrix products for each one of the forward: the gradients of the input and of the weights.
+        # Two matrix products for each one in the forward: the gradients of the input and of the weights.
         points.append(CostPoint(rows=row, steps=step, forward=forward, backward=2 * forward, saved=saved))
     return BlockKind(
         weight_bytes=weight_bytes,
         output_bytes=hardware.element_size * shape.outputs,
         state_bytes=4 * shape.state,
         accumulate=3 * weight_bytes / hardware.bandwidth,  # reads two gradients, writes their sum
-        # Reads weights, gradients and two moments, writes three of them, and reads the gradients once for their norm.
+        # Reads weights, gradients and two moments, writes all but the gradients; the norm reads the gradients again.
         optimizer=8 * weight_bytes / hardware.bandwidth,
         points=tuple(points),
     )

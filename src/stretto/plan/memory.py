@@ -16,7 +16,7 @@ _NUM_MESSAGE_BUFFERS = 3
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Bytes of one rank, by purpose."""
+    """The bytes that one rank needs, by purpose."""
 
     weights: float
     gradients: float
@@ -32,8 +32,8 @@ class RankMemory:
 def rank_memory(costs: CostModel, layout: Layout, stage: int, part: slice, rows: int, steps: int) -> RankMemory:
     """Return the memory of a stage that holds the blocks `part`, for chunks of `rows` rows and `steps` steps.
 
-    A chunk is live from its forward to its backward. A stage keeps what the forwards of live chunks save. With
-    recomputation it keeps only their inputs and states, and what one forward saves while it runs again.
+    A chunk is live from its forward to its backward. A stage keeps the states of live chunks and what their forwards
+    save. With recomputation it keeps only their inputs and states, and what one forward saves while it runs again.
     """
     weights = costs.weight_bytes(part.start, part.stop)
     num_live = max_live_chunks(stage, layout.stages, layout.micro_batches, layout.chunks)

@@ -38,12 +38,12 @@ class Prediction:
 
     layout: Layout
     seconds: float
-    pipeline: float  # seconds of forwards and backwards, waiting included
+    pipeline: float  # seconds that forwards and backwards take, waiting included
     all_reduce: float  # seconds of the gradients' all-reduce that don't overlap with a backward
     optimizer: float  # seconds
-    other: float  # seconds of the step's overhead: reading data, and the all-reduce of metrics
+    other: float  # seconds that the rest takes: overhead such as reading data, and the all-reduce of metrics
     bubble: float  # the fraction of the pipeline's time in which stages wait
-    tokens: float  # time steps of all rows of the global batch
+    tokens: float  # time steps of all rows of an average global batch
     traffic: float  # bytes per step that the busiest rank sends
     stages: tuple[StagePrediction, ...]
 
@@ -53,7 +53,7 @@ class Prediction:
 
     @property
     def memory(self) -> float:
-        """The bytes of the rank that needs the most."""
+        """The peak memory of the rank that needs the most, in bytes."""
         return max(stage.memory.total for stage in self.stages)
 
 
@@ -86,7 +86,7 @@ class _StepSimulation:
         return schedules
 
     def action_cost(self) -> ActionCost:
-        """Return a function that gives the seconds of an action on a stage whose rank computes alone."""
+        """Return a function that gives how many seconds an action takes on a stage whose rank computes alone."""
         costs, overhead = self.costs, self.costs.profile.action_overhead
         last_chunk = len(self.micro_batches[0].chunk_bounds) - 1
         recompute = self.layout.recompute
@@ -106,7 +106,7 @@ class _StepSimulation:
         return seconds
 
     def message_cost(self) -> ActionCost:
-        """Return a function that gives the seconds of the message that a stage sends after an action."""
+        """Return a function that gives how many seconds a stage's message after an action takes."""
         shapes = self.shapes
         boundaries = range(self.layout.stages - 1)
         links = [
@@ -124,7 +124,7 @@ class _StepSimulation:
 
     def simulate(self) -> Timeline:
         num_on_node = self.cluster.ranks_on_node(self.layout)
-        # All replicas on a node run the same actions at the same time.
+        # Assume that all replicas on a node run the same actions at the same time.
         num_replicas = max(1, num_on_node // self.layout.stages)
 
         def speed(num_busy: int) -> float:

@@ -44,19 +44,17 @@ class BlockKind(StrictModel):
     state_bytes: Bytes = 0
     """Bytes of one row's state."""
     accumulate: Seconds = 0
-    """Extra seconds of a backward that adds to an existing gradient."""
+    """Extra seconds that a backward takes if it adds to an existing gradient."""
     optimizer: Seconds = 0
-    """Seconds of gradient norm, scaling and optimizer step."""
+    """Seconds that the gradient norm, scaling and the optimizer step take."""
     points: tuple[CostPoint, ...] = Field(min_length=1, strict=False)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         pairs = [(point.rows, point.steps) for point in self.points]
         if sorted(pairs) != [(rows, steps) for rows in self.rows for steps in self.steps]:
-            raise ValueError(
-                f"points has {len(self.points)} entries for {len(self.rows)} values of rows and {len(self.steps)} of "
-                "steps; it needs exactly one for each pair"
-            )
+            expected = f"{len(self.rows)} x {len(self.steps)} pairs of rows and steps"
+            raise ValueError(f"points has {len(self.points)} entries; it needs exactly one for each of {expected}")
         return self
 
     @cached_property
@@ -85,7 +83,7 @@ class AllReduceCost(StrictModel):
     ranks: int = Field(ge=2, le=10**9)
     latency: Seconds
     bandwidth: Bandwidth
-    """Bytes of the tensor divided by the seconds (NCCL's algbw), not the bytes that cross each link (busbw)."""
+    """Bytes of the tensor per second (NCCL's algbw), not the bytes that cross each link per second (busbw)."""
 
 
 class RankSpeed(StrictModel):
@@ -125,7 +123,7 @@ class Profile(StrictModel):
     """The link between devices of different nodes; each is assumed to get this bandwidth even while all send."""
     all_reduces: tuple[AllReduceCost, ...] = Field((), strict=False)
     speeds: tuple[RankSpeed, ...] = Field((), strict=False)
-    """Relative speeds of ranks that slow each other down, such as those that share cores; empty if they don't."""
+    """Relative speeds of ranks that can slow each other down, such as ranks that share cores; empty if they can't."""
     action_overhead: Seconds = 0
     """Seconds that the engine adds to each forward and backward of a chunk."""
     step_overhead: Seconds = 0

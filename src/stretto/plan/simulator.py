@@ -23,11 +23,11 @@ def simulate(
     speed: SpeedFunction = lambda num_busy: 1.0,
     blocking: bool = False,
 ) -> Timeline:
-    """Simulate one schedule per stage; `cost` gives an action's seconds, and `link` those of its message.
+    """Simulate one schedule per stage; `cost` and `link` give the seconds that an action and its message take.
 
-    By default, a sender does not wait for its message. With `blocking` it waits until the receiver has posted a receive
-    and the message has arrived. Each stage posts one receive ahead per direction, and the next one when it starts to
-    use the current message. `speed` models ranks that compete for the same cores.
+    By default, a sender does not wait for its message to arrive. With `blocking` it waits until the receiver has posted
+    a receive and the message has arrived. Each stage posts one receive ahead per direction, and the next one when it
+    starts to use the current message. `speed` models ranks that compete for the same cores.
     """
     stages = [_SimulatedStage(index, actions) for index, actions in enumerate(schedules)]
     speeds = [1.0, *(speed(num_busy) for num_busy in range(1, len(stages) + 1))]

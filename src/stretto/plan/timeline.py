@@ -26,7 +26,7 @@ class Timeline:
 
     @cached_property
     def seconds(self) -> float:
-        """The seconds of a step: when the last action stops."""
+        """How many seconds the step takes: the time at which the last action stops."""
         return max((timed.stop for timed in self.timed_actions), default=0.0)
 
     @property

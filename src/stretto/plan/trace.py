@@ -12,7 +12,7 @@ from stretto.plan.timeline import TimedAction, Timeline
 Category = Literal["data", "forward", "backward", "optimizer"]
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 ACTION_KINDS: dict[Category, ActionKind] = {"forward": ActionKind.FORWARD, "backward": ActionKind.BACKWARD}
-# Not 0, which trace viewers treat as a process or thread of the system.
+# Not 0, which trace viewers treat as a process of the system.
 _PROCESS_ID = 1
 
 
@@ -26,7 +26,7 @@ class TraceEvent(NamedTuple):
 
     @classmethod
     def of(cls, timed: TimedAction) -> "TraceEvent":
-        """Return the event of a timed action."""
+        """Return the event for a timed action."""
         category: Category = "forward" if timed.action.kind is ActionKind.FORWARD else "backward"
         return cls(category, timed.start, timed.stop, timed.action)
 

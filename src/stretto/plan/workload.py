@@ -30,7 +30,7 @@ class Workload:
 
     @classmethod
     def of(cls, rows: int, steps: int) -> "Workload":
-        """Return a workload in which every batch has the same rows and time steps, as stateful lanes have."""
+        """Return a workload in which every batch has `rows` rows of `steps` time steps, as with stateful lanes."""
         return cls([np.full(rows, steps)])
 
     def _split(self, replicas: int, micro_batches: int, chunks: int) -> list[list[MicroBatchShape]]:
