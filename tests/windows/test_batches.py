@@ -159,7 +159,7 @@ def test_a_row_longer_than_the_budget_is_refused_with_its_shard_and_index() -> N
 def test_a_share_that_does_not_exist_is_refused() -> None:
     with (
         batches([[[1], [2], [3]]], 20, 1) as data,
-        pytest.raises(DataError, match="index=2 and count=2 are not a share"),
+        pytest.raises(DataError, match="share index=2 of count=2 does not exist"),
     ):
         data.share(2, 2)
 

@@ -110,7 +110,7 @@ def test_impossible_cuts_are_refused(byte_corpus: Corpus) -> None:
     for position in (Position(0, 0, -1), Position(0, 0, lanes.num_windows), Position(0, 1, 0)):
         with pytest.raises(DataError, match="does not exist: an epoch has one pool"):
             lanes.read(position)
-    with pytest.raises(DataError, match="index=3 and count=3 are not a share; use 0 <= index < count"):
+    with pytest.raises(DataError, match="share index=3 of count=3 does not exist; use 0 <= index < count"):
         Lanes(byte_corpus, 4, 5).share(3, 3)
     with pytest.raises(DataError, match=r"layout.replicas=5 x layout.micro_batches=1 exceeds data.lanes=4"):
         Lanes(byte_corpus, 4, 5).share(0, 5)

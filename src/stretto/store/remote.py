@@ -119,7 +119,7 @@ class RemotePages:
         remote = self._remote()
         try:
             return remote.cat_ranges([page.file for page in pages], byte_ranges)
-        except Exception as error:  # noqa: BLE001 - each filesystem has its own errors; RetryBudget judges them
+        except Exception as error:  # noqa: BLE001 - each filesystem has its own errors; RetryBudget tells them apart
             return [error] * len(pages)
 
     def _save_to_cache(self, page: Page, content: bytes) -> None:
@@ -146,7 +146,7 @@ class RemotePages:
         return self._remotes[process]
 
     def _key(self, page: Page) -> str:
-        """Return a page's key in the cache; it includes the checksum: data may be prepared anew at the same URL."""
+        """Return a page's key in the cache; it includes the checksum, since the data at a URL can change."""
         file = self._files[page.file]
         checksum = int(file.checksums[page.number])
         return fingerprint([self._location.rstrip("/"), file.name, file.num_bytes, page.number, checksum])
@@ -175,5 +175,5 @@ def fetch(location: str, name: str, retry_seconds: float = 300.0) -> bytes:
             if type(error.__cause__).__name__ == "NoSuchBucket":
                 raise DataError(f"{location}: the bucket does not exist; check the URL and the endpoint") from error
             raise
-        except Exception as error:  # noqa: BLE001 - each filesystem has its own errors; RetryBudget judges them
+        except Exception as error:  # noqa: BLE001 - each filesystem has its own errors; RetryBudget tells them apart
             retries.wait(error)

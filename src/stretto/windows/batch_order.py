@@ -22,7 +22,7 @@ class BatchLimits:
 
     budget: int  # max rows x time steps of the longest row, so padding counts
     max_rows: int
-    # A batch of more rows than this has a multiple of it, to divide evenly; the last batch of a pool may not.
+    # A batch with more rows than this has a multiple of it, to divide evenly, except perhaps a pool's shortest rows.
     row_multiple: int = 8
 
     def __post_init__(self) -> None:
@@ -89,7 +89,7 @@ def pack(lengths: IntArray, limits: BatchLimits) -> IntArray:
     edges = _pack(lengths, limits, _NUM_LIMIT_STEPS)
     fewest = len(edges)
     low, high = 1, _NUM_LIMIT_STEPS
-    # Binary search for the lowest limits that give as few batches: the last one is then about as large as the others.
+    # Binary search for the lowest limits that give no more batches: the last is then about as large as the others.
     while low < high:
         middle = (low + high) // 2
         candidate = _pack(lengths, limits, middle, fewest)

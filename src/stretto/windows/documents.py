@@ -32,7 +32,7 @@ from stretto.windows.share import Share, SharedLanes
 from stretto.windows.shuffle import permutation
 from stretto.windows.shuffle_pools import RowTable, ShufflePools
 
-# The approximate number of windows of a lane in a pool; in each pool, the end of a lane may cut one document.
+# The approximate number of windows per lane in a pool; in each pool, the end of a lane may cut one document.
 _WINDOWS_PER_POOL = 256
 
 

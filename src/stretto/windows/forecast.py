@@ -49,7 +49,7 @@ class Forecast:
         targets: Sequence[str] = (),
         masks: bool = False,
     ) -> "Forecast":
-        """Return a forecast of the channels named in `targets` (all by default), with the store's mean and std."""
+        """Return a Forecast for the channels named in `targets` (default: all), with the mean and std of the store."""
         values = sequences.fields.values
         if not isinstance(values, Channels):
             raise DataError(f"{sequences.location} holds tokens, not channels; use feed='batches' or 'lanes'")
@@ -112,7 +112,7 @@ class Forecast:
 
 
 def _ahead(values: Values, start: int, num_steps: int, horizon: int) -> Values:
-    """Return `horizon` values from each of `num_steps` steps on, `[steps, channels, horizon]`; NaN outside `values`."""
+    """Return `values[s:s+horizon]` for `num_steps` steps s from `start`: `[steps, channels, horizon]`, NaN outside."""
     size = num_steps + horizon
     padded = np.full((size, values.shape[1]), np.nan, np.float32)
     first, last = max(start, 0), min(start + size, len(values))

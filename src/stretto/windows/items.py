@@ -71,15 +71,15 @@ class UnlabeledItems(_SequenceItems):
     masks: bool = False  # for channels: add one input per channel, 1 where its value is present
 
     @cached_property
-    def scale(self) -> Forecast | None:
-        """How channels become inputs; None for tokens, which are inputs as they are."""
+    def scaler(self) -> Forecast | None:
+        """Scales channels to inputs; None for tokens, which are inputs as they are."""
         is_scaled = isinstance(self.sequences.fields.values, Channels)
         return Forecast.from_sequences(self.sequences, masks=self.masks) if is_scaled else None
 
     def inputs(self, step_ranges: Sequence[StepRange], num_steps: int) -> Tensor:
         """Return the sequences `[time, batch, ...]`, padded to `num_steps`."""
-        rows, scale = self.sequences.read(step_ranges), self.scale
-        return pad(rows if scale is None else [scale.inputs(values) for values in rows], num_steps, 0)
+        rows, scaler = self.sequences.read(step_ranges), self.scaler
+        return pad(rows if scaler is None else [scaler.inputs(values) for values in rows], num_steps, 0)
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ class LabeledItems(UnlabeledItems):
         num_outputs = len(labels.names)
         if isinstance(values, Tokens):
             return Task("tokens", values.num_tokens, "labels", num_outputs)
-        assert self.scale is not None
-        return replace(self.scale.task, targets="labels", num_outputs=num_outputs)
+        assert self.scaler is not None
+        return replace(self.scaler.task, targets="labels", num_outputs=num_outputs)
 
     def read(self, rows: Sequence[RowId], num_steps: int, *, inputs: bool, targets: bool) -> Payload:
         """Return the sequences, and each label at the last step of its sequence."""

@@ -66,7 +66,7 @@ def read_ahead(
 ) -> Iterator[tuple[Window, Position]]:
     """Yield windows from `start` on, epoch after epoch without end, each with the position after it.
 
-    `workers` processes read ahead; with 0, this process reads. The number changes only the speed. `pin` puts windows
+    `workers` processes read ahead; with 0, this process reads. Their number changes only the speed. `pin` puts windows
     into pinned memory, as `DataLoader(pin_memory=True)` does.
     """
     if workers < 0:

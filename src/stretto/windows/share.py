@@ -27,7 +27,7 @@ def take_share(taken: Share | None, index: int, count: int, min_rows: int) -> Sh
             "share(): Trainer and evaluate take this replica's share themselves"
         )
     if not 0 <= index < count:
-        raise DataError(f"index={index} and count={count} are not a share; use 0 <= index < count")
+        raise DataError(f"share index={index} of count={count} does not exist; use 0 <= index < count")
     return Share(index, count, min_rows)
 
 

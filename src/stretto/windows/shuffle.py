@@ -1,4 +1,4 @@
-"""Shuffle: permutations that are a pure function of a key, independent of the version of any library."""
+"""Random permutations that are a pure function of a key, independent of the version of any library."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -5,7 +5,7 @@
     pools    |A3 B0 B5 A1 ...  |A4 B2 ...        |D1 C5 C0 D2 ...  |C3 D0 ...        |   shuffled within a few shards
 
 Any pool can be computed without the others. A run is read in one piece, and at any time only a few shards are in use,
-so remote storage behind a small cache is enough.
+so a small cache is enough for data in remote storage.
 """
 
 from collections.abc import Sequence
@@ -84,7 +84,7 @@ class ShufflePools:
     def rows(self, epoch: int, pool: int) -> RowTable:
         """Return the rows of a pool, run by run."""
         if epoch < 0 or not 0 <= pool < self.num_pools:
-            raise DataError(f"pool {pool} of epoch {epoch} does not exist: an epoch ends at pool {self.num_pools - 1}")
+            raise DataError(f"pool {pool} of epoch {epoch} does not exist; use epoch >= 0, pool < {self.num_pools}")
         first, stop = (self._num_runs * number // self.num_pools for number in (pool, pool + 1))
         parts = [self._read_run(shard, run) for shard, run in self._runs(epoch, first, stop)]
         return RowTable(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
