@@ -724,8 +724,8 @@ ERROR_SECTIONS = (
                 lambda: Stack([]),
             ),
             ErrorCase(
-                "block <n> is a <type>, not a stretto.nn.Block; wrap a module that treats each time step independently in "
-                "stretto.nn.Pointwise, or subclass stretto.nn.Block",
+                "block <n> is of type <type>, not a stretto.nn.Block; wrap a module that treats each time step "
+                "independently in stretto.nn.Pointwise, or subclass stretto.nn.Block",
                 "Blocks take `(x, state)` and return `(y, state)`; a plain module takes only `x`.",
                 "Use `Pointwise(nn.ReLU())`, or write your own block.",
                 lambda: Stack([nn.ReLU()]),  # type: ignore[list-item]
@@ -972,7 +972,7 @@ ERROR_SECTIONS = (
                 "stretto train run.toml --run.folder run.toml/run",
             ),
             ErrorCase(
-                "<folder> is in use by <who>; wait for that run to end, or choose a different folder",
+                "<folder> is in use by <who>; <what to do>, or choose a different folder",
                 "Two runs would write into one folder.",
                 "Wait for the process that the message names, or stop it.",
                 triggers.lock,

@@ -1,8 +1,8 @@
-"""The errors that a user can fix. Each message is one sentence: the parameter, its value, the remedy."""
+"""The errors that stretto reports to the user. A message is one sentence: the parameter, its value, the remedy."""
 
 
 class StrettoError(Exception):
-    """An error that the user can fix; the command prints it on one line and exits with `exit_code`."""
+    """An error with a message for the user; the command prints it on one line and exits with `exit_code`."""
 
     exit_code = 2
 
@@ -43,5 +43,5 @@ class DivergedError(StrettoError):
     """Training diverged: a loss or gradient is not finite."""
 
 
-# Errors that end the whole run, not only one rank: every rank raises the one that was published first.
+# Errors that end the whole run, not only one rank: the first rank that has one publishes it, and the others end too.
 SHARED_ERRORS: tuple[type[StrettoError], ...] = (ConfigError, DataError, DivergedError, FencedError, PlanError)

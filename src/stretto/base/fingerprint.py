@@ -1,4 +1,4 @@
-"""Fingerprint: a hash of the values that a result depends on."""
+"""Fingerprint: a hash of plain values, to find out whether any of them has changed."""
 
 import hashlib
 import json

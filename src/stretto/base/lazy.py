@@ -1,4 +1,4 @@
-"""Lazy exports: a package's public names, listed once in its stub and imported on first use."""
+"""Lazy exports, as in lazy_loader: a package's public names, listed once in its stub and imported on first use."""
 
 import ast
 import sys
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
-# The types of `__all__`, `__getattr__` and `__dir__`. The idea comes from the lazy_loader package.
+# The types of `__all__`, `__getattr__` and `__dir__`.
 Exports = tuple[list[str], Callable[[str], object], Callable[[], list[str]]]
 
 

@@ -58,10 +58,7 @@ class RemoteFolder(NamedTuple):
         """Return one range (start, stop) of each file, or the error that reading it raised."""
         paths = [join(self.root, name) for name in names]
         starts, stops = zip(*byte_ranges, strict=True)
-        answers: list[bytes | Exception] = self.filesystem.cat_ranges(
-            paths, list(starts), list(stops), on_error="return"
-        )
-        return answers
+        return list(self.filesystem.cat_ranges(paths, list(starts), list(stops), on_error="return"))
 
 
 class RetryBudget:

@@ -5,7 +5,7 @@ runs/book/
     data_spec.json         what the data's numbers mean: task, labels, channels; and vocabulary.json for text
     plan.json              the plan with its predicted step time, if layout.auto chose the layout
     log.jsonl              one line of JSON per event
-    trace.json             one recorded training step of every rank
+    trace.json             one training step, recorded on every rank
     checkpoints/           unless save.to names another place
     weights.safetensors    the final weights
     nonfinite/             batches whose loss or gradient was not finite
@@ -99,5 +99,5 @@ class RunFolder:
             write_atomic(self.file(name), content)
 
     def writing(self) -> AbstractContextManager[None]:
-        """Return a context that turns a file-system error into a ConfigError that names the folder."""
+        """Return a context manager that turns a file-system error into a ConfigError that names the folder."""
         return write_errors(f"run.folder={self}", "choose a different one")

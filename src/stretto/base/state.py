@@ -9,7 +9,7 @@ State = tuple[Tensor, ...]
 
 
 def detach(state: State) -> State:
-    """Return the state without its graph: the next window starts from the values, gradients stop here."""
+    """Return the state without its graph: the next window starts from the values, but gradients stop here."""
     return tuple(tensor.detach() for tensor in state)
 
 

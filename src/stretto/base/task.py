@@ -15,5 +15,5 @@ class Task:
 
     @classmethod
     def language(cls, num_tokens: int) -> "Task":
-        """Return the task of a language model: predict the next token."""
+        """Return the task of a language model, to predict the next token; `num_tokens` is the vocabulary's size."""
         return cls("tokens", num_tokens, "tokens", num_tokens)

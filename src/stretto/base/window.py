@@ -10,7 +10,7 @@ from torch import Tensor
 from stretto.base.keys import derive_key
 
 IGNORE_INDEX = -100
-"""The target of a time step that has none; torch's default `ignore_index`."""
+"""Marks a time step without a target; torch's default `ignore_index`."""
 # The length of a row that does not end; longer than any window.
 _UNBOUNDED = 2**62
 
@@ -22,7 +22,7 @@ class Rows:
     The three tensors stay on the CPU; states are created on `device`.
     """
 
-    lanes: Tensor  # int64 [batch]: the index of a row's lane; without lanes, of the row in the global batch
+    lanes: Tensor  # int64 [batch]: the row's lane, by index; without lanes, the row's index in the global batch
     lengths: Tensor  # int64 [batch]: number of valid time steps in the window
     fresh: Tensor  # bool [batch]: starts from the initial state, not from the previous window's
     key: int

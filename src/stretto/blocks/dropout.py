@@ -34,7 +34,7 @@ class _RandomMask(Block):
 class Dropout(_RandomMask):
     """Zeroes each feature of each time step with `probability`, and scales the others to keep the mean.
 
-    The mask is a function of (seed, training step, block, lane, time step since the row was fresh, feature). The state
+    The mask is a function of (seed, training step, block, lane, time steps since the row was fresh, feature). The state
     is `(keys, time)`, each row's key and next time step, so cutting in time or splitting rows doesn't change the mask.
     """
 

@@ -1,4 +1,4 @@
-"""initialize: draws a module's weights from a seed and its name, so that each rank can create only its own blocks."""
+"""initialize: draws weights from a seed and each module's name, so that a rank can create only its own blocks."""
 
 import torch
 

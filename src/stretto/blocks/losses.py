@@ -91,7 +91,7 @@ class AbsoluteError:
 class QuantileLoss:
     """Pinball loss for several quantiles. Outputs `[..., quantiles]`, targets `[...]`; a NaN target is missing.
 
-    Each target counts once per quantile. For your own scripts: `stretto.serve.forecast` gives no quantiles.
+    Each target counts once per quantile. Only for your own scripts: `stretto.serve.forecast` can't forecast quantiles.
     """
 
     quantiles: tuple[float, ...] = (0.1, 0.5, 0.9)

@@ -1,4 +1,4 @@
-"""Pointwise blocks treat each time step independently: embedding, linear, layer norm, any such module."""
+"""Pointwise blocks treat each time step independently: embedding, linear, layer norm, or any other such module."""
 
 from torch import Tensor, nn
 
@@ -32,9 +32,9 @@ class _UniformEmbedding(nn.Embedding):
 
 
 class Embedding(Pointwise):
-    """A vector for each token: token ids `[time, batch]` in, `[time, batch, features]` out."""
+    """A vector for each token of the vocabulary: token ids `[time, batch]` in, `[time, batch, features]` out."""
 
-    def __init__(self, num_tokens: int, num_features: int) -> None:
+    def __init__(self, num_tokens: int, num_features: int) -> None:  # num_tokens: the size of the vocabulary
         super().__init__(_UniformEmbedding(num_tokens, num_features))
         self.num_tokens = num_tokens
 

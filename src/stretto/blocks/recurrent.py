@@ -16,7 +16,7 @@ def _layers_first(tensor: Tensor) -> Tensor:
 
 
 def _batch_first(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return `[layers, batch, features]` as `[batch, layers, features]`, in the dtype it had before autocast."""
+    """Return `[layers, batch, features]` as `[batch, layers, features]`, converted from autocast's dtype to `dtype`."""
     return tensor.transpose(0, 1).to(dtype)
 
 

@@ -28,8 +28,8 @@ class Stack(Block):
         for index, block in enumerate(block_list, first):
             if not isinstance(block, Block):
                 raise ConfigError(
-                    f"block {index} is a {type(block).__name__}, not a stretto.nn.Block; wrap a module that treats "
-                    "each time step independently in stretto.nn.Pointwise, or subclass stretto.nn.Block"
+                    f"block {index} is of type {type(block).__name__}, not a stretto.nn.Block; wrap a module that "
+                    "treats each time step independently in stretto.nn.Pointwise, or subclass stretto.nn.Block"
                 )
         self.first = first
         self.blocks = nn.ModuleDict({str(index): block for index, block in enumerate(block_list, first)})
