@@ -162,7 +162,7 @@ def test_a_manifest_may_name_only_files_of_its_own_folder(name: str, tmp_path: P
         files[0]["name"] = name
 
     _forge(newest(tmp_path), rename)
-    with pytest.raises(DataError, match=f"{MANIFEST} is damaged .*don't trust it"):
+    with pytest.raises(DataError, match=f"{MANIFEST} is damaged .*don't trust the checkpoint"):
         find_checkpoint(tmp_path)
 
 

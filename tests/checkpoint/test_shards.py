@@ -76,5 +76,5 @@ def test_a_shard_that_does_not_fit_is_refused_by_name(tmp_path: Path) -> None:
         load(tmp_path, files, [TensorShard("lanes", torch.zeros(6, 4))])
     with pytest.raises(DataError, match=r"lanes is \[6, 3\] torch.float32, not \[6, 3\] torch.float64"):
         load(tmp_path, files, [TensorShard("lanes", torch.zeros(6, 3, dtype=torch.float64))])
-    with pytest.raises(DataError, match="has no tensor 'weight'; it is from a different model, or incomplete"):
+    with pytest.raises(DataError, match="has no tensor 'weight'; the checkpoint is from a different model, or damaged"):
         load(tmp_path, files, [TensorShard("weight", torch.zeros(6, 3))])

@@ -1,4 +1,4 @@
-"""History: a run's launches and checkpoints. Only the first rank has one: it claims, commits, fences and cleans up."""
+"""History: a run's launches and checkpoints. Only the first rank has one; it claims generations and commits saves."""
 
 import math
 import os
@@ -35,7 +35,7 @@ _VISIBILITY_TIMEOUT_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Retention:
-    """Which checkpoints of the lineage are kept; the rest of it is removed after each save."""
+    """Which checkpoints of the lineage are kept; the others are removed after each save."""
 
     last: int = 2  # how many of the newest
     every: int | None = None  # also those whose step is a multiple of this
@@ -143,7 +143,7 @@ class History:
         while True:
             path = f"{GENERATIONS}/{claim.generation:09}.json"
             if self._storage.create(path, dump_with_checksum(claim.model_dump())):
-                # A second create-only write must be refused.
+                # Check that the storage refuses a second create-only write.
                 if self._storage.create(path, b"another"):
                     raise ConfigError(
                         f"{self._storage.location} does not support create-only writes, so two runs could overwrite "

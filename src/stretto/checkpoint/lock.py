@@ -1,4 +1,4 @@
-"""FolderLock: keeps a second run out of a folder until the first releases it or its process ends."""
+"""FolderLock: keeps a second launch out of a folder until the first releases the lock or its process ends."""
 
 import contextlib
 import errno
@@ -25,7 +25,7 @@ class FolderLock:
         path = folder.resolve() / LOCK
         # A POSIX lock belongs to the process, which could lock the file twice; closing it once would then unlock it.
         if path in _held:
-            raise _in_use_error(folder, f"process {os.getpid()}, which is this one")
+            raise _in_use_error(folder, "this process", "close that run or CheckpointManager first")
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         deadline = time.monotonic() + seconds
         while not _try_lock(descriptor):
@@ -60,5 +60,5 @@ def _release(path: Path, descriptor: int) -> None:
     os.close(descriptor)
 
 
-def _in_use_error(folder: Path, owner: str) -> ConfigError:
-    return ConfigError(f"{folder} is in use by {owner}; wait for that run to end, or choose a different folder")
+def _in_use_error(folder: Path, owner: str, remedy: str = "wait for that run to end") -> ConfigError:
+    return ConfigError(f"{folder} is in use by {owner}; {remedy}, or choose a different folder")

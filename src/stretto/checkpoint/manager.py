@@ -30,7 +30,7 @@ from stretto.checkpoint.snapshot import Snapshot, StagingBuffers, check_finite
 from stretto.checkpoint.storage import open_storage
 from stretto.mesh.world import World
 
-# Errors in the message of a rank, by class name, that end the run. After any other the run can continue.
+# The errors of a rank that end the run, by the class name in its message. After any other error the run can continue.
 _FATAL_ERRORS: dict[str, type[StrettoError]] = {"FencedError": FencedError, "DivergedError": DivergedError}
 
 
@@ -47,7 +47,7 @@ class SaveReport:
 
 
 class CheckpointManager:
-    """The checkpoints of one run. Every rank has one, and all call the same methods in the same order.
+    """Saves and finds the checkpoints of one run. Every rank has a manager, and all call its methods in the same order.
 
     `start` returns the checkpoint to resume from. `save` returns as soon as this rank's tensors are copied. The last
     `keep` checkpoints are kept, with `keep_every` also those whose step is a multiple of it, and with `keep_best`
@@ -74,7 +74,8 @@ class CheckpointManager:
         self._buffers = StagingBuffers()
         self._key_prefix = f"checkpoints/{self.world.store.next_number()}"
         self._save_numbers = count(1)
-        self._saved_steps: set[int] = set()  # since `start`
+        self._requested_steps: set[int] = set()  # those that `save` was called for
+        self._resumed_step: int | None = None
         self._pending: _PendingSave | None = None  # its thread is running, or has ended and `_wait_for_save` is due
         self._last_save: _PendingSave | None = None
         self._reports: deque[SaveReport] = deque()
@@ -89,7 +90,7 @@ class CheckpointManager:
     def start(self, resume: Path | str = "auto") -> Checkpoint | None:
         """Claim the next generation; return the checkpoint to resume from, or None to start from the beginning.
 
-        `resume` is `auto` (the newest checkpoint of this run), `never`, or the path or URL of a checkpoint.
+        `resume` is `auto` (the newest checkpoint of this run), `never`, or the path or URL of a checkpoint or run.
         """
         key = f"{self._key_prefix}/start"
         if self.world.is_rank_zero:
@@ -115,11 +116,11 @@ class CheckpointManager:
         if self._last_save is not None and self._last_save.name == name:
             if self._wait_for_result(self._last_save) is None:
                 return  # this step is saved already, and its files must not change
-        elif name.step in self._saved_steps:
+        elif name.step in self._requested_steps:
             raise ConfigError(
-                f"step {name.step} has already been saved since start(); to go back to it, make a new CheckpointManager"
+                f"step {name.step} was passed to save() before; to go back to it, make a new CheckpointManager"
             )
-        self._saved_steps.add(name.step)
+        self._requested_steps.add(name.step)
         started = time.perf_counter()
         staged = self._buffers.copy(snapshot)
         save = _PendingSave(name, next(self._save_numbers), staged, started, time.perf_counter() - started)
@@ -139,7 +140,7 @@ class CheckpointManager:
         return self._reports.popleft() if self._reports else None
 
     def record_loss(self, step: int, loss: float) -> None:
-        """Record the validation loss after a step, for `keep_best`. It has no effect on other ranks than the first."""
+        """Record the validation loss after a step, for `keep_best`. It only has an effect on the first rank."""
         if self._history is not None:
             self._wait_for_save()
             self._history.record_loss(CheckpointName(self.generation, step), loss)
@@ -161,8 +162,8 @@ class CheckpointManager:
 
     @property
     def last_step(self) -> int | None:
-        """The step that the run would resume from now; None if nothing is saved, and on all ranks but the first."""
-        return self._history.lineage[0].step if self._history is not None and self._history.lineage else None
+        """The step that the run would resume from now; None if from the beginning, and on all ranks but the first."""
+        return self._history.lineage[0].step if self._history and self._history.lineage else self._resumed_step
 
     def _claim_generation(self, resume: Path | str) -> Checkpoint | None:
         try:
@@ -176,17 +177,18 @@ class CheckpointManager:
             self.close(wait=False)
             raise
         self.generation = self._history.generation
+        self._resumed_step = None if checkpoint is None else checkpoint.manifest.training_state.step
         return checkpoint
 
     def _wait_for_result(self, save: "_PendingSave") -> str | None:
-        """Return why a save failed, None if it was committed; the other ranks wait until the first has published it."""
+        """Return why a save failed, None if it was committed; ranks other than the first wait for its message."""
         if self.world.is_rank_zero:
             assert save.report is not None
             return save.report.error
         return self._wait_for_message(self._key(save, "result"), 0, self.world.raise_peer_error) or None
 
     def _wait_for_save(self) -> None:
-        """Wait until this rank's part of the pending save has ended; raise its error if that ends the run."""
+        """Wait until this rank's part of the pending save has ended; raise its error if the run can't continue."""
         save = self._pending
         if save is None:
             return
@@ -258,8 +260,8 @@ class CheckpointManager:
         )
         for rank in range(self.world.size):
             self.world.store.delete(self._key(save, rank))
-        # All ranks have begun this save, so none needs the result of the previous one.
-        self.world.store.delete(f"{self._key_prefix}/{save.number - 1}/result")
+        if files:  # then all ranks have begun this save, and none needs the result of the previous one
+            self.world.store.delete(f"{self._key_prefix}/{save.number - 1}/result")
         self.world.store.set(self._key(save, "result"), save.report.error or "")
 
     def _collect_files(self, save: "_PendingSave") -> list[CheckpointFile]:
@@ -293,7 +295,7 @@ class _PendingSave:
     name: CheckpointName
     number: int  # 1 for the first save of this launch
     snapshot: Snapshot
-    started: float  # of time.perf_counter
+    started: float  # when, by time.perf_counter()
     blocked_seconds: float
     thread: threading.Thread = field(default_factory=threading.Thread)
     report: SaveReport | None = None

@@ -1,4 +1,4 @@
-"""Manifest: lists a checkpoint's files and state. It is written last: a folder without one is not a checkpoint."""
+"""Manifest: lists a checkpoint's files and state. It is written last, so a checkpoint without one is incomplete."""
 
 import math
 from pathlib import PurePosixPath
@@ -19,7 +19,7 @@ _DTYPE_BYTES = {
     **dict.fromkeys(("float32", "int32"), 4),
     **dict.fromkeys(("float64", "int64"), 8),
 }
-_MAX_INT = 2**63
+_INT_LIMIT = 2**63
 
 
 class ShardMetadata(StrictModel):
@@ -28,12 +28,12 @@ class ShardMetadata(StrictModel):
     name: str
     dtype: str
     shape: tuple[int, ...] = Field(strict=False)
-    first: int = Field(0, ge=0, lt=_MAX_INT)  # its first row in the full tensor
-    num_rows: int | None = Field(None, ge=0, lt=_MAX_INT)  # of the full tensor; None if this is all of it
+    first: int = Field(0, ge=0, lt=_INT_LIMIT)  # its first row in the full tensor
+    num_rows: int | None = Field(None, ge=0, lt=_INT_LIMIT)  # of the full tensor; None if this is all of it
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.dtype not in _DTYPE_BYTES or any(not 0 <= size < _MAX_INT for size in self.shape):
+        if self.dtype not in _DTYPE_BYTES or any(not 0 <= size < _INT_LIMIT for size in self.shape):
             raise ValueError(f"{self.name} has an invalid shape or dtype: {list(self.shape)} {self.dtype}")
         if self.num_rows is not None and (not self.shape or self.first + self.shape[0] > self.num_rows):
             raise ValueError(f"{self.name}: shard {list(self.shape)} at row {self.first} exceeds {self.num_rows} rows")
@@ -58,7 +58,7 @@ class CheckpointFile(StrictModel):
     """A file of a checkpoint, and the shards in it."""
 
     name: str
-    num_bytes: int = Field(ge=0, lt=_MAX_INT)
+    num_bytes: int = Field(ge=0, lt=_INT_LIMIT)
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
     shards: tuple[ShardMetadata, ...] = Field((), strict=False)
 
@@ -66,7 +66,7 @@ class CheckpointFile(StrictModel):
     @classmethod
     def _check_file_name(cls, name: str) -> str:
         if PurePosixPath(name).name != name or name in ("", ".", "..", MANIFEST) or "\\" in name or "\0" in name:
-            raise ValueError(f"{name!r} is not a valid name for a file of a checkpoint; don't trust it")
+            raise ValueError(f"{name!r} is not a valid name for a file; don't trust the checkpoint")
         return name
 
     @model_validator(mode="after")
@@ -79,15 +79,15 @@ class CheckpointFile(StrictModel):
 class TrainingState(StrictModel):
     """A trainer's state besides tensors: its step, its position in the data, and what must not change on resume."""
 
-    step: int = Field(ge=0, lt=_MAX_INT)
-    seed: int = Field(ge=0, lt=_MAX_INT)
+    step: int = Field(ge=0, lt=_INT_LIMIT)
+    seed: int = Field(ge=0, lt=_INT_LIMIT)
     optimizer: str  # the name of its class
-    epoch: int = Field(ge=0, lt=_MAX_INT)  # epoch, pool and index: the position of the next window
-    pool: int = Field(ge=0, lt=_MAX_INT)
-    index: int = Field(ge=0, lt=_MAX_INT)
+    epoch: int = Field(ge=0, lt=_INT_LIMIT)  # epoch, pool and index: the position of the next window
+    pool: int = Field(ge=0, lt=_INT_LIMIT)
+    index: int = Field(ge=0, lt=_INT_LIMIT)
     num_targets: float | None = None  # of this epoch so far; None if training started in the middle of it
-    skipped: int = Field(0, ge=0, lt=_MAX_INT)  # number of steps whose loss or gradient was not finite
-    consecutive_skips: int = Field(0, ge=0, lt=_MAX_INT)  # number of such steps in a row, up to the last step
+    skipped: int = Field(0, ge=0, lt=_INT_LIMIT)  # number of steps whose loss or gradient was not finite
+    consecutive_skips: int = Field(0, ge=0, lt=_INT_LIMIT)  # number of such steps in a row, up to the last step
     progress: float = Field(ge=0, allow_inf_nan=False)  # of the run, from 0 to 1
     is_done: bool = False
 
@@ -109,8 +109,8 @@ class Manifest(StrictModel):
 
     format: Literal["stretto checkpoint"] = "stretto checkpoint"
     version: Literal[2] = 2
-    generation: int = Field(ge=0, lt=_MAX_INT)
-    num_ranks: int = Field(ge=1, lt=_MAX_INT)
+    generation: int = Field(ge=0, lt=_INT_LIMIT)
+    num_ranks: int = Field(ge=1, lt=_INT_LIMIT)
     created: str  # when, in UTC
     versions: dict[str, str]  # of stretto, torch and Python
     training_state: TrainingState

@@ -142,7 +142,7 @@ def _overlap(one: range, other: range) -> range:
 def _check_saved(saved: Sequence[ShardMetadata], shard: TensorShard, where: str) -> None:
     """Raise unless each row of a shard was saved exactly once, with the same shape and dtype."""
     if not saved:
-        raise DataError(f"{where} has no tensor {shard.name!r}; it is from a different model, or incomplete")
+        raise DataError(f"{where} has no tensor {shard.name!r}; the checkpoint is from a different model, or damaged")
     for part in saved:
         dtype = getattr(torch, part.dtype)
         if part.full_shape != shard.full_shape or dtype != shard.tensor.dtype:
@@ -158,7 +158,7 @@ def _check_saved(saved: Sequence[ShardMetadata], shard: TensorShard, where: str)
 
 
 def _copy_rows(tensors: Any, saved: ShardMetadata, shard: TensorShard) -> None:  # noqa: ANN401 - safetensors has no types
-    """Copy the rows that a saved shard and `shard` have in common; `tensors` is the open file of the saved one."""
+    """Copy the rows that a saved shard and `shard` have in common; `tensors` is the saved shard's open file."""
     rows = _overlap(saved.rows, shard.rows)
     if not rows:
         return
