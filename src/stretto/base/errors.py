@@ -8,7 +8,7 @@ class StrettoError(Exception):
 
 
 class ConfigError(StrettoError):
-    """A parameter is invalid, or conflicts with another."""
+    """A parameter or block is invalid or conflicts with another, or a file or package that is needed can't be used."""
 
 
 class PlanError(StrettoError):
@@ -26,7 +26,7 @@ class LostPeerError(MeshError):
 
 
 class DataError(StrettoError):
-    """The data is missing, damaged or too small, or can't be read or prepared as requested."""
+    """Data or a checkpoint is missing or damaged, or can't be read, written or prepared as requested."""
 
 
 class LawError(StrettoError):
@@ -40,7 +40,7 @@ class FencedError(StrettoError):
 
 
 class DivergedError(StrettoError):
-    """Training diverged: a loss or gradient is not finite."""
+    """Training diverged: a loss, gradient or saved tensor is not finite."""
 
 
 # Errors that end the whole run, not only one rank: the first rank that has one publishes it, and the others end too.
