@@ -1,4 +1,4 @@
-"""History: a run's launches and checkpoints. Only the first rank has one; it claims generations and commits saves."""
+"""History: a run's launches and checkpoints. Only the first rank has one, to claim a generation and commit saves."""
 
 import math
 import os
