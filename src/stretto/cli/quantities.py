@@ -14,9 +14,10 @@ _NUMBER = r"((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e-?[0-9]+)?)"
 def parse_bytes(option: str, text: str) -> float:
     """Return the number of bytes that `24GB` or `40GiB` stands for; an error names `option`."""
     match = re.fullmatch(rf"{_NUMBER} *([kmgt]i?)b", text.strip(), re.IGNORECASE)
-    if match is None or not 0 < float(match[1]) <= 1e18:
-        raise ConfigError(f"{option}={text} is not a size with a unit; write it like 24GB")
-    return float(match[1]) * _BYTES_PER_UNIT[match[2].upper()]
+    num_bytes = 0.0 if match is None else float(match[1]) * _BYTES_PER_UNIT[match[2].upper()]
+    if not 1 <= num_bytes <= 1e18:
+        raise ConfigError(f"{option}={text} is not a valid size with a unit; write it like 24GB")
+    return num_bytes
 
 
 def parse_link(option: str, text: str) -> Link:
@@ -26,4 +27,4 @@ def parse_link(option: str, text: str) -> Link:
     if match is None or float(match[1]) > 1e6 or not bandwidth:
         raise ConfigError(f"{option}={text} is not a latency and a bandwidth; write it like 5us,25GB")
     seconds = float(match[1]) * _SECONDS_PER_UNIT[match[2].upper()]
-    return Link(latency=seconds, bandwidth=parse_bytes(f"the bandwidth of {option}", bandwidth.removesuffix("/s")))
+    return Link(latency=seconds, bandwidth=parse_bytes(f"{option}={text}: bandwidth", bandwidth.removesuffix("/s")))
