@@ -214,7 +214,7 @@ ERROR_SECTIONS = (
                 "stretto init book.txt --out nowhere/run.toml",
             ),
             ErrorCase(
-                "--name=<name> is not valid; use letters and digits, and -_.+ after the first",
+                "--name=<name> is not valid; use letters, digits and -_.+, starting with a letter",
                 "The name becomes part of `data/NAME` and `runs/NAME`.",
                 "Leave `--name` out, or use a plain name.",
                 "stretto init book.txt --out new.toml --name a/b",
@@ -830,7 +830,7 @@ ERROR_SECTIONS = (
                 "stretto plan run.toml --profile nowhere.json",
             ),
             ErrorCase(
-                "--memory=<text> is not a size with a unit; write it like 24GB",
+                "--memory=<text> is not a valid size with a unit; write it like 24GB",
                 "It is the memory of one device.",
                 "Write a number and KB, MB, GB or TB.",
                 "stretto plan run.toml --hardware a100 --memory much",

@@ -13,12 +13,12 @@ from stretto.checkpoint.shards import TensorShard
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What one rank saves. Training may change the tensors once `CheckpointManager.save` has returned."""
+    """What one rank saves. It is safe to change the tensors once `CheckpointManager.save` has returned."""
 
     training_state: TrainingState
     shards: Sequence[TensorShard]
     run_info: RunInfo = field(default_factory=RunInfo)
-    files: Mapping[str, bytes] = field(default_factory=dict)  # small files by name, which the first rank writes
+    files: Mapping[str, bytes] = field(default_factory=dict)  # small files that the first rank writes, by name
 
 
 class StagingBuffers:

@@ -20,9 +20,9 @@ from stretto.checkpoint.manifest import MANIFEST, CheckpointFile, damaged_error
 Result = TypeVar("Result")
 OnBytes = Callable[[int], None]
 _BLOCK_BYTES = 1 << 20  # per read while hashing
-# A manifest of 4,096 ranks with a hundred tensors each is about 50 MB.
+# A manifest for 4,096 ranks with a hundred tensors each is about 50 MB.
 _MAX_SMALL_FILE_BYTES = 1 << 28
-# The errors of a filesystem without hard links.
+# Errors that `os.link` raises on filesystems without hard links.
 _NO_HARD_LINK_ERRORS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
@@ -99,7 +99,7 @@ class LocalStorage:
 
 
 class RemoteStorage:
-    """A folder of object storage, through fsspec, with the same methods as LocalStorage."""
+    """A folder in object storage, through fsspec, with the same methods as LocalStorage."""
 
     def __init__(self, location: str, retry_seconds: float) -> None:
         self.location = location
@@ -137,7 +137,7 @@ class RemoteStorage:
 
     def open_folder(self, folder: str) -> Path:
         self._scratch = self._scratch or scratch_folder_of(self)
-        for leftover in self._scratch.iterdir():  # of a save that failed
+        for leftover in self._scratch.iterdir():  # from a save that failed
             shutil.rmtree(leftover, ignore_errors=True)
         path = self._scratch / folder
         path.mkdir(exist_ok=True)
@@ -224,7 +224,7 @@ def digest_of(path: Path, on_bytes: OnBytes = lambda count: None) -> str:
 
 
 def _rename_if_new(temporary: Path, path: Path) -> bool:
-    """Give a file its final name; return False if that exists already."""
+    """Give a file its final name; return False if a file of that name exists already."""
     try:
         os.link(temporary, path)
     except FileExistsError:
@@ -232,7 +232,7 @@ def _rename_if_new(temporary: Path, path: Path) -> bool:
     except OSError as error:
         if error.errno not in _NO_HARD_LINK_ERRORS:
             raise
-        # Without hard links, reserve the name with an empty file and replace that. A crash in between leaves it empty.
+        # Without hard links, reserve the name with an empty file, then replace it. A crash in between leaves it empty.
         try:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
         except FileExistsError:
