@@ -11,7 +11,7 @@ from stretto import __version__
 from stretto.base.errors import ConfigError, StrettoError
 from stretto.cli.parser import Parser
 
-# Names and summaries. A command's module is imported only to run that command, so that help does not import torch.
+# Names and summaries, so that `stretto --help` does not have to import the modules of the commands.
 COMMANDS = {
     "init": "inspect files, prepare the data, and write the TOML file of a run",
     "doctor": "check this machine, or all machines of a job",

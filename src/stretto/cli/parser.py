@@ -14,7 +14,7 @@ from stretto.base.errors import ConfigError, StrettoError
 if TYPE_CHECKING:
     from stretto.prepare.options import PrepareOptions
 
-# Narrow enough for any terminal.
+# Fits a terminal of 80 columns.
 _WIDTH = 78
 
 Options = TypeVar("Options", bound="PrepareOptions")
@@ -58,7 +58,7 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; see `{self.prog} --help`")
 
     def add_dashes(self, message: str) -> str:
-        """Return a message of the library with command-line options in place of parameters.
+        """Return a message from the library with command-line options in place of parameters.
 
         `max_symbols=3` becomes `--max-symbols=3`, and `has_label=False` the flag `--no-label`.
         """

@@ -15,7 +15,7 @@ from stretto.train.signals import on_preemption_signal
 
 
 def exit_on_preemption() -> AbstractContextManager[object]:
-    """Exit at once on a preemption signal, while there is no training step to save."""
+    """Return a context in which a preemption signal ends the process at once, as there is no training step to save."""
     return on_preemption_signal(lambda: exit_immediately(preempted_exit_code()))
 
 
@@ -44,7 +44,7 @@ def exit_with_error(world: World) -> Iterator[None]:
             raise
         exit_immediately(130)
     except LostPeerError as error:
-        # A normal exit could wait forever for the lost rank while it closes the process groups.
+        # A normal exit would close the process groups, and could wait forever for the lost rank.
         print(f"stretto: error: {error}", file=sys.stderr, flush=True)
         exit_immediately(error.exit_code)
     except StrettoError:  # `main` prints it
@@ -52,7 +52,7 @@ def exit_with_error(world: World) -> Iterator[None]:
     except Exception:
         if world.is_single_rank:
             raise
-        # A bug, maybe in a user's block. A normal exit would abort if a process group has pending operations.
+        # A bug, maybe in a user's block. At a normal exit, torch aborts if a process group has pending operations.
         traceback.print_exc()
         exit_immediately(1)
 

@@ -1,1 +1,1 @@
-"""One module per subcommand: its docstring is the help text, `add_arguments` and `run` are its code."""
+"""One module per subcommand: its docstring holds the help text, `add_arguments` and `run` are its code."""

@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _parser_of_all_commands(complete_path: object) -> argparse.ArgumentParser:
-    """Return one parser for all commands, in which arguments that take a path say so to shtab."""
+    """Return one parser for all commands, with the arguments that take a path marked for shtab."""
     parser = argparse.ArgumentParser("stretto")
     commands = parser.add_subparsers()
     for name, summary in COMMANDS.items():

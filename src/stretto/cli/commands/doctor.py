@@ -1,8 +1,8 @@
 """`stretto doctor`: check that this machine, or each machine of a job, is ready for a run.
 
-Check everything that a run depends on: Python, torch, devices, cores, memory, shared memory, open files, disks, locks,
-loopback, host name, environment variables, and the links between ranks, for which ranks are launched. Under torchrun,
-srun, mpirun or TF_CONFIG, also check that versions and clocks agree. Exit code 0: no problems. 1: problems.
+Check what a run depends on: Python, torch, devices, cores, memory, shared memory, open files, disks, locks, loopback,
+host name, environment variables, and links between ranks, which are launched for this. Under torchrun, srun, mpirun or
+TF_CONFIG, use the job's ranks, and also check that versions and clocks agree. Exit code 0: no problems. 1: problems.
 
 example:
   stretto doctor --run run.toml
@@ -43,7 +43,7 @@ def add_arguments(parser: Parser) -> None:
     add("--ranks", type=int, default=2, metavar="N", help="ranks to launch locally; 1 launches none (default: 2)")
     add("--run", type=Path, metavar="RUN.toml", help="check the folders that this run writes to, not the default ones")
     add("--json", type=Path, metavar="FILE", help="also write the findings to this file")
-    add("--device", default="auto", metavar="NAME", help="device of the ranks (default: auto)")
+    add("--device", default="auto", metavar="NAME", help="device that the ranks use (default: auto)")
     add("--links", type=Path, help=argparse.SUPPRESS)
 
 
@@ -86,16 +86,16 @@ def _check_on_ranks(
             findings = gather_findings(joined, launch_info.local_rank, findings)
             findings += link_findings(measure_links(joined, launch_info.local_size))
     except (StrettoError, RuntimeError) as error:
-        # Without a rendezvous, each machine prints its own findings.
+        # Without the other ranks, each machine prints its own findings.
         prints_findings = launch_info.local_rank == 0
-        detail = f"rendezvous failed: {str(error).splitlines()[0]}"
+        detail = f"joining the job or measuring its links failed: {str(error).splitlines()[0]}"
         findings.append(problem("ranks", detail, "check that all ranks were launched and can reach each other"))
     if prints_findings:
         _print_findings(console, findings, options.json)
 
 
 def _measure_links(options: argparse.Namespace) -> None:
-    """Launch ranks that measure the links between them; rank 0 writes the file `--links`, which `check_links` reads."""
+    """Launch ranks that measure the link from rank 0 to rank 1; rank 0 writes the file `--links` for `check_links`."""
     from stretto.launch.doctor import RENDEZVOUS_TIMEOUT
     from stretto.launch.link_checks import measure_links
     from stretto.launch.local import launch_local
@@ -122,7 +122,7 @@ def _print_findings(console: "Console", findings: "list[Finding]", path: Path | 
     has_hosts = any(finding.host for finding in findings)
     table = Table("", "check", "finding", *(["host"] if has_hosts else []))
     styles = {"ok": "green", "warning": "yellow", "problem": "bold red"}
-    # Of several machines, list the passed checks of the first only; list warnings and problems of all.
+    # With several machines, list passed checks for the first machine only, but warnings and problems for all.
     first_host = next((finding.host for finding in findings), "")
     for finding in findings:
         if finding.level == "ok" and finding.host not in ("", first_host):

@@ -1,7 +1,7 @@
 """`stretto export`: the model of a run as an ONNX model, or as weights of torch modules.
 
 Export the model of a run, or of a checkpoint. An ONNX model has the state as named inputs and outputs, and takes any
-number of steps and rows; it is checked with onnxruntime if that is installed.
+number of time steps and rows; it is checked with onnxruntime if that is installed.
 
 example:
   stretto export runs/first --onnx first.onnx

@@ -1,7 +1,7 @@
 """`stretto init`: from your data to a run that is ready to train, with few questions.
 
-Inspect files or a folder (text, CSV, Parquet, JSONL), prepare the data, and write the TOML file of a run that trains
-without changes. In a terminal, it asks a few questions.
+Inspect files or a folder (text, CSV, Parquet, JSONL), prepare the data, and write the TOML file of a run that is ready
+to train. In a terminal, a few questions are asked, unless --yes is given.
 
 example:
   stretto init book.txt
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from stretto.train.suggest import Suggestion
 
 _FORECAST_OPTIONS = ("horizon", "season", "context")
-# The kinds of data that an option applies to: those whose name starts with one of these texts.
+# The kinds of data that an option applies to: those whose names start with one of these prefixes.
 _OPTION_KINDS: dict[str, tuple[str, ...]] = {
     "level": ("text", "sequences of text"),
     "max_symbols": ("text", "sequences of text"),
@@ -59,12 +59,12 @@ _OPTION_KINDS: dict[str, tuple[str, ...]] = {
 
 def add_arguments(parser: Parser) -> None:
     parser.usage = "stretto init PATH... [--out run.toml] [--name NAME] [--yes] [options]"
-    # `run` needs it for notes about the data, which name parameters of the library.
+    # For `run`, which prints notes about the data that name parameters of the library.
     parser.set_defaults(add_dashes=parser.add_dashes)
     add = parser.add_argument
     add("paths", nargs="+", type=Path, metavar="PATH", help="files, or a folder of files")
     add("--out", type=Path, default=Path("run.toml"), metavar="FILE", help="file to write (default: run.toml)")
-    add("--name", metavar="NAME", help="write to data/NAME and runs/NAME (default: the name of the first PATH)")
+    add("--name", metavar="NAME", help="use the folders data/NAME and runs/NAME (default: the name of the first PATH)")
     add("--yes", action="store_true", help="ask no questions, and use the defaults")
     add("--force", action="store_true", help="overwrite the --out file, if it exists")
     _add_data_options(parser)
@@ -76,7 +76,7 @@ def _add_data_options(parser: Parser) -> None:
     formats = ["text", "jsonl", "csv", "parquet", "datasets"]
     add("--format", choices=formats, help="format of the files to use, if a folder holds several")
     add("--valid", type=Path, nargs="+", metavar="FILE", help="files for validation")
-    help_text = "fraction of the data for validation, if --valid is not given (default: 0.1, for series 0.2)"
+    help_text = "fraction of the data for validation, if there are no files for it (default: 0.1, for series 0.2)"
     add("--validation-fraction", type=float, metavar="FRACTION", help=help_text)
     add("--level", choices=["byte", "char", "word"], help="text: what a token is")
     add("--max-symbols", type=int, metavar="N", help="text: maximum size of the vocabulary")
@@ -86,11 +86,11 @@ def _add_data_options(parser: Parser) -> None:
     add("--time", metavar="COLUMN", help="series: column of times")
     add("--by", metavar="COLUMN", help="series: column that names the series of a row")
     add("--bad-rows", choices=["error", "skip"], help="an unreadable row is an error, or is skipped (default: error)")
-    add("--nan", choices=["error", "missing"], help="a NaN is an error, or a missing value")
-    add("--targets", metavar="A,B", help="series: columns to forecast (default: all)")
-    add("--horizon", type=int, metavar="N", help="series: number of time steps to forecast")
-    add("--season", type=int, metavar="N", help="series: predict the change over N time steps; 0: predict the value")
-    add("--context", type=int, metavar="N", help="series: number of time steps that the network sees before a forecast")
+    add("--nan", choices=["error", "missing"], help="a NaN is an error or missing (default: error; series: inferred)")
+    add("--targets", metavar="A,B", help="forecast: columns to predict (default: all)")
+    add("--horizon", type=int, metavar="N", help="forecast: number of time steps to predict")
+    add("--season", type=int, metavar="N", help="forecast: predict the change over N time steps; 0: predict the value")
+    add("--context", type=int, metavar="N", help="forecast: number of time steps that the network sees first")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -127,7 +127,7 @@ def _check_values(options: argparse.Namespace) -> None:
     if not options.out.absolute().parent.is_dir():
         raise ConfigError(f"--out={options.out}: the folder {options.out.parent} does not exist; create it first")
     if options.name is not None and not re.fullmatch(r"[\w][\w.+-]*", options.name):
-        raise ConfigError(f"--name={options.name} is not valid; use letters and digits, and -_.+ after the first")
+        raise ConfigError(f"--name={options.name} is not valid; use letters, digits and -_.+, starting with a letter")
     if options.label is not None and not options.has_label:
         raise ConfigError(f"--label={options.label} and --no-label contradict each other; leave one of them out")
     for name in _FORECAST_OPTIONS:
@@ -168,7 +168,7 @@ class _Prompter:
                 hints = replace(hints, **({"has_label": False} if is_none else {ambiguity.hint: choice}))
 
     def confirm(self, inspection: Inspection, hints: DataHints) -> Inspection:
-        """Ask for the label and the token level, unless options gave them; inspect again with the answers."""
+        """Ask for the label and the token level, unless `hints` has them; inspect again with the answers."""
         data, confirmed = inspection.data, hints
         if not self._is_interactive:
             return inspection
@@ -197,7 +197,7 @@ class _Prompter:
         if not isinstance(data, SeriesData):
             given = next((name for name in (*_FORECAST_OPTIONS, "targets") if getattr(options, name) is not None), None)
             if given is not None and isinstance(data, SequenceData) and data.label is not None:
-                raise ConfigError(f"--{given} is for a forecast, not for the label {data.label!r}; add --no-label")
+                raise ConfigError(f"--{given} is for a forecast, but the run predicts {data.label!r}; add --no-label")
             return forecast, targets
         for name in targets:
             if name not in data.columns:
@@ -267,7 +267,7 @@ def _prepare(console: Console, inspection: Inspection, folder: Path, options: ar
 
 def _describe(inspection: Inspection) -> str:
     paths, data = inspection.paths, inspection.data
-    files = str(paths[0]) if len(paths) == 1 else f"{len(paths):,} files, the first {paths[0]}"
+    files = str(paths[0]) if len(paths) == 1 else f"{len(paths):,} files ({paths[0]}, ...)"
     if isinstance(data, TextData):
         return f"text: {files}, {inspection.num_bytes:,} bytes"
     rows = f"about {inspection.num_rows:,} rows of {inspection.format}"
@@ -299,9 +299,8 @@ def _print_next_steps(console: Console, inspection: Inspection, suggestion: "Sug
     model = f"{pluralize(config.model.layers, f'{config.model.cell} layer')} of {config.model.hidden} units"
     console.print(f"run     {out}: {model}, {length}; a comment on each line says why")
     if suggestion.naive_loss is not None:
-        console.print(
-            f"        baseline: repeating the last {config.data.season} time steps has loss {suggestion.naive_loss:.4f}"
-        )
+        season = pluralize(config.data.season, "time step")
+        console.print(f"        baseline: repeating the last {season} has loss {suggestion.naive_loss:.4f}")
     commands = [("train", str(out), "takes at most a minute or two"), ("report", folder, "a page with the curves")]
     if config.data.valid is not None:
         commands.append(("predict", folder, "predictions for the validation data"))

@@ -2,7 +2,7 @@
 
 Write the predictions of a run's model to a JSONL file: the label of a sequence, the loss and perplexity of a text,
 or a forecast. Each row appears once, in order, and the file is the same for any number of ranks. After an
-interruption, the same command resumes.
+interruption, run the same command again to resume.
 
 example:
   stretto predict runs/reviews --data new.jsonl --out new.predictions.jsonl --ranks 2

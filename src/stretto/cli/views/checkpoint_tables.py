@@ -43,7 +43,7 @@ def show_checkpoint(path: str, *, is_quick: bool) -> None:
 
 
 def _history(storage: Storage) -> Group:
-    """Return a table of all checkpoints of a run, and one of its launches."""
+    """Return two tables: of all checkpoints of a run, and of its launches."""
     claims = read_claims(storage)
     names = sorted(complete_checkpoint_names(storage), key=lambda name: (name.step, name.generation))
     in_lineage = lineage(claims, names)
@@ -81,7 +81,7 @@ def _summary(checkpoint: Checkpoint) -> Table:
 
 
 def _tensor_table(manifest: Manifest) -> Table:
-    """Return the weight shapes of each block, and the sizes of its weights, optimizer state and lanes' states."""
+    """Return a table of each block's weight shapes and the sizes of its weights, optimizer state and lanes' states."""
     kinds = ("weights", "optimizer", "lanes")
     sizes: dict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(kinds, 0))
     shapes: dict[str, list[str]] = defaultdict(list)

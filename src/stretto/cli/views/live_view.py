@@ -35,7 +35,7 @@ _LABEL_WIDTH = 10
 _MAX_RANKS = 8  # with more ranks, only minimum, mean and maximum are shown
 _MIN_BAR_LENGTH, _MAX_BAR_LENGTH = 8, 60
 _SPARKLINE_STEPS = 120  # the most steps that the loss curve shows
-_SPEED_STEPS = 20  # the speed is the mean over this many steps
+_SPEED_STEPS = 20  # the speed is the mean over the last steps, at most this many
 _BUSY, _WAITING, _DONE, _REMAINING = "cyan", "bright_black", "green", "bright_black"
 
 
@@ -54,7 +54,7 @@ _UNICODE, _ASCII = _Glyphs(), _Glyphs("#", ".", "#", "-", "_.-=+*#")
 
 
 class LiveView:
-    """The rows above, as far as they are known; rich draws them a few times per second."""
+    """The rows above, each once its values are known; rich draws them a few times per second."""
 
     def __init__(
         self, num_steps: int | None, target_name: str, *, step: int = 0, progress: float = 0.0, restarts: int = 0
