@@ -185,7 +185,7 @@ def test_a_keras_file_that_can_not_be_read_is_one_sentence(name: str, content: b
     [
         ([(3, 12), (4, 12), (12,)], "reset_after=False"),
         ([(2, 2, 2)], r"begins with an array of shape \[2, 2, 2\], as layer 0 does"),
-        ([], "has no layers with weights"),
+        ([], "has no layers to import"),
         ([(3, 16), (4, 16), (16,), (5, 2), (2,)], "layer 1 takes 5 features, but layer 0, before it, outputs 4"),
     ],
 )

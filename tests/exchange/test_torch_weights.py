@@ -122,7 +122,7 @@ class Own(Block):
         (nn.LSTM(3, 4, proj_size=2, bidirectional=True), "a bidirectional LSTM with a projection"),
         (nn.Embedding(3, 4, max_norm=1.0), "embedding has max_norm=1.0"),
         ([nn.LSTM(3, 4), nn.Linear(5, 2)], "1 takes 5 features, but 0, before it, outputs 4"),
-        (nn.RNN(3, 4).state_dict(), r"weight_hh_l0 is \[4, 4\], which is neither an LSTM's nor a GRU's shape"),
+        (nn.RNN(3, 4).state_dict(), r"weight_hh_l0 has shape \[4, 4\], which neither an LSTM nor a GRU has"),
         ({"a.weight_ih_l0": torch.zeros(8, 2)}, "a.weight_hh_l0 is missing"),
         (nn.BatchNorm1d(4).state_dict(), "running_mean is not a weight of a layer that from_torch supports"),
         (

@@ -28,10 +28,11 @@ _IGNORED = ("InputLayer", "Masking")
 def from_keras(source: Path | str | Sequence[Array]) -> Stack:
     """Return a stack with the weights of a Keras model. It computes the same outputs as the model in inference mode.
 
-    `source` is a `.keras` file, a `.weights.h5` file (whose layers are assumed to have Keras's default settings), or
-    the arrays that `get_weights()` of a layer or a model returns. Supported layers are Embedding, LSTM, GRU with
-    `reset_after`, Bidirectional LSTM, Dense, TimeDistributed, LayerNormalization, Activation and dropout, one after the
-    other. Each LSTM and GRU outputs all time steps, even one with `return_sequences=False`. Keras itself is not needed.
+    `source` is a `.keras` file, a `.weights.h5` file, or the arrays that `get_weights()` of a layer or a model returns;
+    the last two hold no settings, so Keras's defaults are assumed. Keras itself is not needed. Supported layers are
+    Embedding, LSTM, GRU with `reset_after`, Bidirectional LSTM (not from arrays), Dense, TimeDistributed,
+    LayerNormalization, Activation and dropout, one after the other. Each LSTM and GRU outputs all time steps, even one
+    with `return_sequences=False`.
     """
     if isinstance(source, Path | str):
         layers = read_keras(Path(source))
@@ -40,9 +41,9 @@ def from_keras(source: Path | str | Sequence[Array]) -> Stack:
     try:
         imported = [part for layer in layers if layer.kind not in _IGNORED for part in _import_keras_layer(layer)]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise DataError(f"the Keras model is incomplete ({error!r}); save it with Keras 3") from None
+        raise DataError(f"the Keras model is incomplete or invalid ({error!r}); save it with Keras 3") from None
     if not imported:
-        raise ConfigError("the Keras model has no layers with weights; use a model with some")
+        raise ConfigError("the Keras model has no layers to import; use a model with an LSTM or GRU")
     return stack_layers(imported)
 
 
@@ -184,7 +185,7 @@ def _layers_from_arrays(arrays: list[Array]) -> list[KerasLayer]:
         if second is not None and second.ndim == 2 and second.shape[1] == num_columns and num_columns in kinds:
             rnn_arrays = [first, rest.pop(0)]
             kind = kinds[num_columns]
-            # An LSTM's bias is `[num_columns]`. A GRU's is too, or `[2, num_columns]` with `reset_after`.
+            # An LSTM's bias is `[num_columns]`; a GRU's is `[2, num_columns]` with `reset_after`, else `[num_columns]`.
             if rest and rest[0].size == (num_columns if kind == "LSTM" else rest[0].ndim * num_columns):
                 rnn_arrays.append(rest.pop(0))
             layers.append(KerasLayer(name, kind, {}, {"cell": rnn_arrays}))

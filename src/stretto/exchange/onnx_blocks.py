@@ -1,7 +1,7 @@
 """Blocks as ONNX operators, with their state as inputs and outputs.
 
 Torch's exporter fixes the number of time steps of a multi-layer LSTM and does not support `proj_size`. So stretto's own
-blocks are translated here. Only custom blocks, and pointwise ones with an unusual module, go through torch's exporter.
+blocks are translated here. Custom blocks, and modules that `_add_module` can't translate, go through torch's exporter.
 """
 
 from collections.abc import Iterator
@@ -73,7 +73,7 @@ def add_block(graph: Graph, block: Block, x: str, example: Tensor, label: str = 
 def _add_leaf_block(
     graph: Graph, block: Block, label: str, inputs: tuple[str, ...], example: tuple[Tensor, ...]
 ) -> tuple[str, list[str]]:
-    """Add a block without inner blocks to the graph; return the names of its output and of its next state tensors."""
+    """Add a block other than a plain Stack or Residual; return the names of its output and its next state tensors."""
     x, *state = inputs
     if has_forward_of(block, Dropout, LockedDropout):
         return x, []
@@ -148,7 +148,7 @@ def _add_rnn(graph: Graph, rnn: nn.LSTM | nn.GRU, label: str, x: str, state: lis
 
 
 def _add_rnn_weights(graph: Graph, rnn: nn.LSTM | nn.GRU, suffixes: list[str], name: str) -> list[str]:
-    """Add a layer's weights, with a suffix per direction (`l0`, `l0_reverse`); return the names of W, R and B."""
+    """Add a layer's weights; `suffixes` has one per direction (`l0`, `l0_reverse`). Return the names of W, R and B."""
     gate_order = _ONNX_GATE_ORDER[nn.LSTM if isinstance(rnn, nn.LSTM) else nn.GRU]
 
     def reordered(kind: str) -> Tensor:

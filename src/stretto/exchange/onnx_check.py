@@ -26,8 +26,8 @@ _TEST_SHAPES = ((1, (1, 7)), (2, (13, 1, 4)), (7, (3, 29)))
 def compare_with_onnxruntime(stack: Stack, path: Path, input_spec: InputSpec) -> float | None:
     """Return the largest difference between torch's and onnxruntime's outputs or states; None without onnxruntime.
 
-    The difference is absolute, or relative to torch's largest value if that exceeds 1; infinite if shapes differ.
-    Each side passes its own state from chunk to chunk.
+    The difference is absolute, or relative to torch's largest absolute value if that exceeds 1; infinite if shapes
+    differ. Each side passes its own state from chunk to chunk.
     """
     if find_spec("onnxruntime") is None:
         return None
@@ -36,7 +36,7 @@ def compare_with_onnxruntime(stack: Stack, path: Path, input_spec: InputSpec) ->
     differences = [0.0]
     for num_rows, chunks in _TEST_SHAPES:
         lengths = torch.randint(1, sum(chunks) + 1, (num_rows,), generator=generator)
-        # A stack that looks ahead can't be cut in time: it runs as one chunk.
+        # If a stack looks ahead, its input can't be cut in time: run it as one chunk.
         chunk_lengths = chunks if stack.causal else (sum(chunks),)
         differences += _differences(stack, session, input_spec, chunk_lengths, lengths, generator)
     # np.max returns NaN if there is one; Python's max may ignore it.
@@ -95,7 +95,7 @@ def _run_session(session: Session, inputs: dict[str, Any]) -> list[NDArray[Any]]
     except Exception as error:  # noqa: BLE001 - onnxruntime's errors have no common class
         reason = str(error).splitlines()[0]
         raise ConfigError(
-            f"onnxruntime can't run the exported model ({reason}); a custom block may depend on the number of steps or "
-            "rows of the example"
+            f"onnxruntime can't run the exported model ({reason}); a custom block may work only for "
+            "the number of steps and rows that it was exported with"
         ) from None
     return outputs

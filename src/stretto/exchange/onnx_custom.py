@@ -17,7 +17,7 @@ from stretto.exchange.onnx_graph import OPSET, Graph
 
 
 class _FlatOutputs(nn.Module):
-    """A block whose forward returns a flat tuple `(y, *state)`, as torch's exporter requires."""
+    """A wrapper of a block for torch's exporter: its forward returns a flat tuple `(y, *state)`."""
 
     def __init__(self, block: Block) -> None:
         super().__init__()

@@ -33,7 +33,7 @@ class _HasTask(Protocol):
 
 
 class ExportableModel(Protocol):
-    """A stack with its task and metadata, such as `stretto.load_model` returns."""
+    """A stack with its task and metadata, such as the model that `stretto.load_model` returns."""
 
     @property
     def stack(self) -> Stack: ...
@@ -50,7 +50,7 @@ class OnnxExport:
     path: Path
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    max_difference: float | None  # the largest between the outputs and states of onnxruntime and of torch
+    max_difference: float | None  # between the outputs and states of onnxruntime and those of torch
 
 
 def export_onnx(model: Stack | ExportableModel, path: Path | str, *, example: Tensor | None = None) -> OnnxExport:
@@ -65,7 +65,7 @@ def export_onnx(model: Stack | ExportableModel, path: Path | str, *, example: Te
     exportable = None if isinstance(model, Stack) else model
     original = model if isinstance(model, Stack) else model.stack
     if any(parameter.is_meta for parameter in original.parameters()):
-        raise ConfigError("the stack's weights are on the meta device; initialize it before you export it")
+        raise ConfigError("the stack's weights are on the meta device; create them with stretto.nn.initialize")
     stack = copy.deepcopy(original).cpu().float().eval()
     input_spec = find_input_spec(stack, None if exportable is None else exportable.data_spec.task, example)
     with torch.no_grad():
@@ -95,7 +95,7 @@ def _build_graph(stack: Stack, input_spec: InputSpec) -> Graph:
     x = graph.add_input("x", example.dtype, ["time", "rows", *example.shape[2:]])
     y, y_example = add_block(graph, stack, x, example)
     graph.add_output("y", y, y_example.dtype, ["time", "rows", *y_example.shape[2:]])
-    # `add_block` has added the states; `y` is to be the first output.
+    # `add_block` has already added the next states as outputs; put `y` before them.
     graph.outputs.insert(0, graph.outputs.pop())
     return graph
 
@@ -104,7 +104,7 @@ def _build_graph(stack: Stack, input_spec: InputSpec) -> Graph:
 def _staged_file(path: Path) -> Iterator[Path]:
     """Yield a path with the same file name in a temporary folder beside `path`.
 
-    Not `atomic_path`: a large model stores the name of its weights file, which is derived from its own name.
+    Not `atomic_path`: a large model contains the name of its weights file, which is derived from the model file's name.
     """
     with write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -43,7 +43,7 @@ class Graph:
 
     def add_int64_constant(self, *numbers: int) -> str:
         """Add a 1-D int64 constant, such as axes or a shape; return its name."""
-        return self.add_initializer(self._new_name("indices"), np.array(numbers, dtype=np.int64))
+        return self.add_initializer(self._new_name("constant"), np.array(numbers, dtype=np.int64))
 
     def add_node(self, op_type: str, *inputs: str, **attributes: object) -> str:
         """Add a node with one output; return the output's name."""
@@ -66,7 +66,7 @@ class Graph:
         self.nodes.append(self._onnx.helper.make_node("Identity", [value], [name]))
 
     def scan_body(self, inputs: Sequence[str], outputs: Sequence[str], dtype: torch.dtype) -> Any:  # noqa: ANN401
-        """Return this graph's nodes as the body of a Scan node; its constants must be in the enclosing graph."""
+        """Return this graph's nodes as the body of a Scan node; constants they use must be in the enclosing graph."""
         values = [[self._value_info(name, dtype, None) for name in names] for names in (inputs, outputs)]
         return self._onnx.helper.make_graph(self.nodes, "body", *values)
 

@@ -40,7 +40,7 @@ class TorchLayer:
 def export_torch(stack: Stack, path: Path | str) -> dict[str, dict[str, object]]:
     """Write a stack's weights under the names of torch modules; return the modules by name, in the order they run.
 
-    Consecutive recurrent blocks of one width become one module with several layers (`lstm.weight_ih_l1`). If a class
+    Consecutive LSTMs (or GRUs) of equal width become one module with several layers (`lstm.weight_ih_l1`). If a class
     occurs more than once, its modules are numbered (`lstm.0.weight_ih_l0`). Each module is returned as a dict with its
     class as `kind`, its arguments if `from_torch` supports it, and `residual` if its input is added to its output.
     """
@@ -104,7 +104,7 @@ def _block_layers(block: Block, label: str) -> list[TorchLayer]:
 
 
 def _rnn_options(rnn: nn.RNNBase) -> dict[str, object]:
-    """Return the required arguments, `num_layers`, and those that differ from torch's defaults."""
+    """Return the required arguments, `num_layers`, and the other arguments that differ from torch's defaults."""
     options: dict[str, object] = {"input_size": rnn.input_size, "hidden_size": rnn.hidden_size}
     defaults = {"num_layers": 1, "bias": True, "bidirectional": False, "proj_size": 0}
     values = {name: getattr(rnn, name) for name in defaults}

@@ -77,9 +77,7 @@ def _from_module(name: str, module: nn.Module) -> ImportedLayer:
         raise ConfigError(f"{name} has max_norm={module.max_norm}, which stretto does not support; remove it")
     if isinstance(module, nn.LayerNorm):
         if len(module.normalized_shape) != 1 or not module.elementwise_affine or module.bias is None:
-            raise ConfigError(
-                f"{name} is not a LayerNorm over the last dimension with weight and bias; use one that is"
-            )
+            raise ConfigError(f"{name} must normalize over one dimension, with weight and bias; use nn.LayerNorm(n)")
         return import_layer(name, kind, module.state_dict(), epsilon=module.eps)
     # nn.LSTM and nn.GRU apply dropout between their layers, not after the last.
     dropout = module.dropout if isinstance(module, nn.RNNBase) else 0.0
@@ -151,7 +149,7 @@ def _infer_recurrent_kind(where: str, weights: Weights) -> LayerKind:
     kinds: dict[int, LayerKind] = {4: "LSTM", 3: "GRU"}  # by number of gates
     if gate_rows % hidden_size or gate_rows // hidden_size not in kinds:
         raise ConfigError(
-            f"{where}weight_hh_l0 is {[gate_rows, out_features]}, which is neither an LSTM's nor a GRU's shape; "
+            f"{where}weight_hh_l0 has shape {[gate_rows, out_features]}, which neither an LSTM nor a GRU has; "
             "from_torch supports no other recurrent layer"
         )
     return kinds[gate_rows // hidden_size]
@@ -185,8 +183,8 @@ def _from_safetensors(path: Path) -> list[ImportedLayer]:
         raise DataError(f"{path} is not a safetensors file, or is damaged ({error}); write it again") from None
     if weights and all(name.startswith("blocks.") for name in weights):
         raise ConfigError(
-            f"{path} holds the weights of a stretto stack; use it as model.weights, or load it into a stack of the "
-            "same blocks with stretto.exchange.load_weights"
+            f"{path} holds the weights of a stretto stack; use it as model.weights, or load it into a stack with "
+            "the same blocks, with stretto.exchange.load_weights"
         )
     if LAYERS_METADATA_KEY not in metadata:
         # A safetensors file sorts its names, so the order of the layers is lost.
@@ -218,7 +216,7 @@ def _check_tensors(content: object, where: str) -> dict[str, Tensor]:
         )
     for name, value in content.items():
         if not isinstance(value, Tensor):
-            raise DataError(f"{name!r} in {where} is not a tensor ({type(value).__name__}); save only a state_dict()")
+            raise DataError(f"{name!r} in {where} is not a tensor ({type(value).__name__}); give only a state_dict()")
     return {str(name): value for name, value in content.items()}
 
 
