@@ -7,6 +7,7 @@ import resource
 import subprocess
 import sys
 import time
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from stretto.launch import Finding, doctor, link_checks, machine
 from stretto.launch.doctor import check_machine
 from stretto.launch.finding import ok, run_check
 from stretto.launch.folders import check_folder
-from stretto.launch.probe import ProbeFailedError, driver_version, probe_torch
+from stretto.launch.probe import ProbeFailedError, driver_cuda_version, probe_torch
 
 
 def levels(findings: list[Finding]) -> dict[str, str]:
@@ -60,7 +61,7 @@ def test_a_torch_that_cannot_be_imported_is_a_finding(tmp_path: Path, monkeypatc
 def test_a_torch_that_ends_the_process_or_hangs_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     (tmp_path / "torch.py").write_text("import os; os.abort()")
-    with pytest.raises(ProbeFailedError, match=r"ended with code -6|Aborted"):
+    with pytest.raises(ProbeFailedError, match=r"exit code -6|Aborted"):
         probe_torch(60)
     (tmp_path / "torch.py").write_text("import time; time.sleep(60)")
     with pytest.raises(ProbeFailedError, match="took more than 1 s"):
@@ -118,7 +119,7 @@ def test_a_folder_is_used_and_left_as_it_was(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_a_problem() -> None:
     (found,) = check_folder("run folder", Path("/proc/runs"))
-    assert found.level == "problem" and "/proc can't be written" in found.detail
+    assert found.level == "problem" and "can't write to /proc" in found.detail
 
 
 @pytest.mark.parametrize("inner", ["", "run"])
@@ -158,6 +159,13 @@ def test_a_master_address_without_a_launcher_is_a_warning(monkeypatch: pytest.Mo
     for name, value in {"RANK": "1", "SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}.items():
         monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", value)
     assert "$MASTER_ADDR" not in levels(machine.check_environment())
+
+
+def test_every_optional_package_is_listed() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    extras = {name: packages for name, packages in project["optional-dependencies"].items() if name != "dev"}
+    packages = [package.split(">=")[0] for packages in extras.values() for package in packages]
+    assert {package.removesuffix("-skinny").replace("-", "_") for package in packages} == set(machine._EXTRAS)
 
 
 def test_page_cache_of_a_container_counts_as_free_memory(tmp_path: Path) -> None:
@@ -299,4 +307,4 @@ def test_the_version_of_the_cuda_driver_is_asked_of_the_driver(monkeypatch: pyte
             return 0
 
     monkeypatch.setattr(ctypes, "CDLL", Driver)
-    assert driver_version() == "12.8"
+    assert driver_cuda_version() == "12.8"

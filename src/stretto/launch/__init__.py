@@ -1,4 +1,4 @@
-"""Starts the ranks of `stretto train` on this machine, and checks the machines that ranks run on."""
+"""Starts ranks on this machine, and checks the machines that ranks run on."""
 
 from stretto.base.lazy import lazy_exports
 

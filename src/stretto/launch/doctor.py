@@ -12,7 +12,7 @@ from stretto.launch.folders import check_folder, run_folders
 _CHECK_SECONDS = 20.0
 _TORCH_SECONDS = 90.0
 _LINK_SECONDS = 120.0
-# The checks of torch and links stop their processes after that time, and have this much longer to report it.
+# The checks of torch and links stop their processes at these limits, then have this much longer to report that.
 _REPORT_SECONDS = 10.0
 # How long ranks wait for each other, if none of them runs the checks first.
 RENDEZVOUS_TIMEOUT = timedelta(seconds=90)
@@ -27,7 +27,7 @@ def diagnose(
     """Check whether this machine has what a run needs. Each check has a time limit, in case it hangs.
 
     `config` gives the folders that a run writes to, and its number of data workers. `ranks` ranks are started on
-    `device` to measure the links between them; with fewer than two, none are started.
+    `device` to check that they can communicate, and how fast the first two do; with fewer than two, none are started.
     """
     findings = check_machine(config, on_check=on_check)
     if ranks > 1:
@@ -70,7 +70,7 @@ def _checks(config: RunConfig | None) -> list[tuple[str, float, Callable[[], lis
 
 
 def _check_ranks(ranks: int, device: str, findings: list[Finding]) -> list[Finding]:
-    """Start ranks and check their links; `auto` means the CPU if there are too few working accelerators."""
+    """Start ranks and check how they communicate; `auto` means the CPU if there are too few working accelerators."""
     from stretto.launch.link_checks import check_links
 
     devices = [finding for finding in findings if finding.name.startswith("device ") and finding.level != "problem"]

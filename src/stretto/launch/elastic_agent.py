@@ -36,7 +36,7 @@ class ElasticAgent(LocalElasticAgent):
         return result
 
     def _shutdown(self, death_sig: signal.Signals | None = None, timeout: int | None = None) -> None:
-        # torch passes `death_sig` only when the agent itself got a signal. `timeout` is ignored; torch 2.10 has none.
+        # torch passes `death_sig` only after a signal to the agent. Not passed on: `timeout`, which torch 2.10 lacks.
         if death_sig is not None and self._pcontext is not None:
             self._pcontext.close(death_sig, self._grace_seconds)
         super()._shutdown()

@@ -26,7 +26,7 @@ def ok(name: str, detail: str) -> Finding:
 
 
 def warning(name: str, detail: str, remedy: str) -> Finding:
-    """Return a finding that may cause trouble."""
+    """Return a finding that something may cause trouble."""
     return Finding(name, "warning", detail, remedy)
 
 

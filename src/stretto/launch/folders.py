@@ -40,7 +40,7 @@ def check_folder(name: str, folder: Path) -> list[Finding]:
         scratch = tempfile.mkdtemp(prefix=".stretto-doctor-", dir=existing)
     except OSError as error:
         remedy = "choose a different folder, or get permission to write there"
-        return [problem(name, f"{existing} can't be written ({error.strerror})", remedy)]
+        return [problem(name, f"can't write to {existing} ({error.strerror})", remedy)]
     try:
         return [
             _check_space(name, existing),
@@ -55,7 +55,7 @@ def _check_space(name: str, folder: Path) -> Finding:
     usage = shutil.disk_usage(folder)
     detail = f"{folder}, {format_bytes(usage.free)} of {format_bytes(usage.total)} free"
     if usage.free < _GIB // 10:
-        return problem(name, detail, "free some space: otherwise checkpoints can't be saved")
+        return problem(name, detail, "free some space: otherwise checkpoints or data can't be written")
     if usage.free < 2 * _GIB:
         return warning(name, detail, "free some space for checkpoints and data")
     return ok(name, detail)
@@ -75,7 +75,7 @@ def _check_speed(name: str, folder: Path) -> Finding:
     median = sorted(times)[_NUM_WRITES // 2]
     detail = f"{format_bytes(_WRITE_BYTES)} on disk after {format_seconds(median)}"
     if median > 1:
-        return warning(name, detail, "save less often (save.minutes), or to a local disk: saves will be slow")
+        return warning(name, detail, "use a faster disk, or save less often (save.minutes): each save waits for it")
     return ok(name, detail)
 
 
@@ -83,9 +83,9 @@ def _check_guarantees(name: str, folder: Path) -> Finding:
     """Check exclusive creation, locks and hard links, which protect a folder that several processes write to."""
     storage = open_storage(folder / "storage")
     if not storage.create("kept/first", b"one") or storage.create("kept/first", b"two"):
-        return problem(name, "a file can be created twice", "save to a different filesystem (save.to)")
+        return problem(name, "a file can be created twice", "choose a folder on a different filesystem")
     if storage.read("kept/first") != b"one":
-        return problem(name, "a file was overwritten by a refused create", "save to a different filesystem (save.to)")
+        return problem(name, "a refused create has overwritten a file", "choose a folder on a different filesystem")
     try:
         FolderLock(folder, seconds=0).release()
     except (StrettoError, OSError) as error:

@@ -28,7 +28,7 @@ _CLOCK_WARNING_SECONDS, _CLOCK_PROBLEM_SECONDS = 1.0, 300.0
 
 
 def check_links(num_ranks: int, device: str, seconds: float) -> list[Finding]:
-    """Start ranks on this node, which measure the links between them and have `seconds` to finish."""
+    """Start ranks on this node and measure the link between the first two, within `seconds`."""
     name = f"{num_ranks} local ranks"
     with TemporaryDirectory(prefix="stretto-") as folder:
         path = Path(folder) / "links.json"
@@ -40,21 +40,21 @@ def check_links(num_ranks: int, device: str, seconds: float) -> list[Finding]:
             remedy = "check for a firewall that blocks 127.0.0.1"
             return [problem(name, f"did not finish within {seconds:.0f} s", remedy)]
         if process.returncode or not path.is_file():
-            message = (process.stderr.strip().splitlines() or [f"code {process.returncode}"])[-1]
+            message = (process.stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
             return [problem(name, f"failed: {message}", "see the other findings, and docs/how-to/survive-failures.md")]
         return link_findings(json.loads(path.read_text()))
 
 
 def measure_links(world: World, local_size: int) -> list[dict[str, Any]]:
-    """Return latency and bandwidth from rank 0 to a rank of its own node, and to the first rank of up to 8 other nodes.
+    """Return latency and bandwidth from rank 0 to rank 1 on its node, and to the first ranks of up to 8 other nodes.
 
-    Every node is taken to have as many ranks as rank 0's node has.
+    Every node is assumed to have as many ranks as rank 0's node.
     """
     # The sum of ranks shows that collectives work. All but rank 0 add zero to the other sum, so it is a broadcast.
     rank_sum, first_local_size = world.all_reduce([world.rank, local_size if world.is_rank_zero else 0])
     local_size = int(first_local_size)
     if rank_sum != world.size * (world.size - 1) / 2:
-        raise RuntimeError(f"an all-reduce of the ranks gave {rank_sum}, which is wrong")
+        raise RuntimeError(f"an all-reduce of the rank numbers gave a wrong sum, {rank_sum}")
     other_nodes = range(local_size, world.size, local_size)
     targets = ([1] if local_size > 1 else []) + list(other_nodes)[:_MAX_NODES]
     links = []
@@ -129,7 +129,7 @@ def _compare_versions(messages: Sequence[Mapping[str, Any]]) -> Finding:
 def _compare_clocks(messages: Sequence[Mapping[str, Any]]) -> Finding:
     offsets = {rank: abs(message["clock"] - messages[0]["clock"]) for rank, message in enumerate(messages)}
     worst = max(offsets, key=lambda rank: offsets[rank])
-    detail = f"at most {format_seconds(offsets[worst])} from rank 0's"
+    detail = f"differ from rank 0's by at most {format_seconds(offsets[worst])}"
     remedy = f"synchronize the clock of {messages[worst]['host']} (NTP): logs and object storage depend on it"
     if offsets[worst] > _CLOCK_PROBLEM_SECONDS:
         return problem("clocks", detail, remedy)

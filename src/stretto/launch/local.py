@@ -24,8 +24,8 @@ GRACE_SECONDS = 60
 _PERMANENT_EXIT_CODES = (StrettoError.exit_code, FencedError.exit_code, 130)
 
 
-class RankFailedError(StrettoError):
-    """The ranks have ended, usually after printing an error; without a message the launcher only sets the exit code."""
+class RanksEndedError(StrettoError):
+    """The ranks have ended, usually after printing a message; with no message here, only the exit code is set."""
 
     def __init__(self, exit_code: int, message: str = "") -> None:
         super().__init__(message)
@@ -42,10 +42,10 @@ def launch_local(
 ) -> None:
     """Run `stretto ARGUMENTS` on `num_ranks` ranks of this machine; return when all are done.
 
-    When a rank is lost, all ranks are restarted, and `on_message` is called. The run ends after `max_restarts` restarts
-    in a row without progress, which means that `progress` returns the same value as before.
+    When a rank is lost, all ranks are restarted, and `on_message` is called. After `max_restarts` restarts in a row
+    without progress, losing a rank again ends the run. Progress means that `progress` returns a new value.
     """
-    # The agent logs each failure at length; `on_message` and our errors say what the user needs.
+    # The agent logs each failure at length; `on_message` and our errors say what the user needs to know.
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed.elastic"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -106,7 +106,7 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 class _RestartPolicy:
-    """Limits restarts without progress, and allows none after errors that a restart can't fix."""
+    """Limits restarts without progress, and allows none after a preemption or an error that a restart can't fix."""
 
     def __init__(self, max_restarts: int, progress: Callable[[], object], on_message: Callable[[str], None]) -> None:
         self._max_restarts, self._progress, self._on_message = max_restarts, progress, on_message
@@ -128,7 +128,7 @@ class _RestartPolicy:
 
 
 def _root_cause(result: RunResult) -> tuple[int, ProcessFailure]:
-    """Return the rank and failure that most likely caused the others, by the order below."""
+    """Return the rank and failure that most likely caused the other failures, by the order below."""
 
     def sort_key(item: tuple[int, ProcessFailure]) -> tuple[bool, bool, int, bool]:
         code = item[1].exitcode
@@ -144,9 +144,9 @@ def _failure_error(result: RunResult) -> StrettoError:
     rank, failure = _root_cause(result)
     if failure.exitcode == PREEMPTED_EXIT_CODE:
         # All ranks were preempted, and have saved.
-        return RankFailedError(LostPeerError.exit_code)
+        return RanksEndedError(LostPeerError.exit_code)
     if failure.exitcode > 0:
-        return RankFailedError(failure.exitcode)
+        return RanksEndedError(failure.exitcode)
     name = failure.signal_name()
     remedy = "check whether the machine ran out of memory (dmesg)" if name == "SIGKILL" else "check its output"
     return LostPeerError(f"rank {rank} was killed by {name}, so the other ranks were stopped; {remedy}")
@@ -155,11 +155,11 @@ def _failure_error(result: RunResult) -> StrettoError:
 def _signal_error(codes: Sequence[int | None], received: signal.Signals) -> BaseException:
     """Return the error for a signal to the launcher, after the ranks have ended with these exit codes."""
     if received == signal.SIGINT:
-        return KeyboardInterrupt(": the ranks were ended")  # printed after "interrupted"
+        return KeyboardInterrupt(": the ranks were stopped")  # printed after "interrupted"
     if all(code in (PREEMPTED_EXIT_CODE, LostPeerError.exit_code) for code in codes):
         # The ranks have saved, and have printed a message.
-        return RankFailedError(LostPeerError.exit_code)
+        return RanksEndedError(LostPeerError.exit_code)
     if all(code == 0 for code in codes):
         # The ranks had already finished their work.
-        return RankFailedError(0)
-    return RankFailedError(128 + int(received), f"{received.name} has ended the launcher and all ranks")
+        return RanksEndedError(0)
+    return RanksEndedError(128 + int(received), f"{received.name} has ended the launcher and all ranks")

@@ -22,7 +22,8 @@ from stretto.plan.units import format_bytes
 
 _MIN_PYTHON = (3, 11)
 _MIN_TORCH = (2, 10)
-_EXTRAS = ("pyarrow", "datasets", "s3fs", "tensorboard", "wandb", "mlflow", "prometheus_client", "onnx", "onnxruntime")
+_EXTRAS = ("pyarrow", "datasets", "s3fs", "tensorboard", "wandb", "mlflow", "prometheus_client",
+           "onnx", "onnxruntime", "onnxscript", "h5py", "shtab")  # fmt: skip
 _GIB = 1 << 30
 
 
@@ -81,7 +82,7 @@ def _check_devices(probe: Mapping[str, Any]) -> list[Finding]:
         if has_gpu:
             return [problem("devices", "there is a GPU, but torch is CPU-only", "install torch with CUDA or ROCm")]
         return [ok("devices", "no accelerator: ranks use the CPU")]
-    driver = "" if probe["driver"] is None else f", driver for CUDA {probe['driver']}"
+    driver = "" if probe["driver"] is None else f", driver supports CUDA {probe['driver']}"
     findings = []
     for number, device in enumerate(probe["devices"]):
         name = f"device {number}"
@@ -168,11 +169,11 @@ def check_shared_memory(config: RunConfig | None) -> list[Finding]:
     """Check /dev/shm, which data workers use to pass on what they have read."""
     name = "shared memory"
     if not Path("/dev/shm").is_dir():
-        return [warning(name, "/dev/shm does not exist", "leave data.workers at 0")]
+        return [warning(name, "/dev/shm does not exist", "use data.workers = 0")]
     usage = shutil.disk_usage("/dev/shm")
     detail = f"{format_bytes(usage.free)} of {format_bytes(usage.total)} free in /dev/shm"
     if usage.free < _GIB // 4:
-        remedy = "make it larger (docker: --shm-size 1g), or leave data.workers at 0"
+        remedy = "make it larger (docker: --shm-size 1g), or use data.workers = 0"
         has_workers = config is not None and config.data.workers > 0
         return [problem(name, detail, remedy) if has_workers else warning(name, detail, remedy)]
     return [ok(name, detail)]
@@ -221,9 +222,9 @@ def check_host_name() -> list[Finding]:
     seconds = time.perf_counter() - started
     addresses = sorted({str(answer[4][0]) for answer in answers})
     detail = f"{name} is {', '.join(addresses[:3])}"
-    return [
-        warning("host name", f"{detail}, after {seconds:.1f} s", remedy) if seconds > 1 else ok("host name", detail)
-    ]
+    if seconds > 1:
+        return [warning("host name", f"{detail}, resolved in {seconds:.1f} s", remedy)]
+    return [ok("host name", detail)]
 
 
 def check_environment() -> list[Finding]:

@@ -24,7 +24,7 @@ def probe_torch(seconds: float) -> dict[str, Any]:
         raise ProbeFailedError(f"importing torch and testing its devices took more than {seconds:.0f} s") from None
     lines = process.stdout.splitlines()
     if process.returncode or not lines:
-        message = (process.stderr.strip().splitlines() or [f"the probe ended with code {process.returncode}"])[-1]
+        message = (process.stderr.strip().splitlines() or [f"the probe ended with exit code {process.returncode}"])[-1]
         raise ProbeFailedError(message)
     properties: dict[str, Any] = json.loads(lines[-1])
     return properties
@@ -45,7 +45,7 @@ def print_probe() -> None:
         "hip": torch.version.hip,
         "backends": _try(find_backends, []),
         "devices": [_probe_device(f"{device_type}:{index}") for index in range(count)],
-        "driver": _try(driver_version, None) if device_type == "cuda" else None,
+        "driver": _try(driver_cuda_version, None) if device_type == "cuda" else None,
         "error": _cuda_error() if device_type is None and (torch.version.cuda or torch.version.hip) else None,
     }
     sys.stdout.write("\n" + json.dumps(properties) + "\n")
@@ -55,7 +55,7 @@ def _probe_device(name: str) -> dict[str, Any]:
     import torch
 
     try:
-        # Compute something: this build may have no kernels for a device that the driver lists.
+        # Compute something: this build of torch may have no kernels for a device that the driver lists.
         tensor = torch.ones(64, 64, device=name)
         works = float((tensor @ tensor).sum()) == 64.0**3
         free, total = torch.cuda.mem_get_info(name) if name.startswith("cuda") else (0, 0)
@@ -65,7 +65,7 @@ def _probe_device(name: str) -> dict[str, Any]:
     return {"name": label, "error": None if works else "it computes wrong results", "free": free, "total": total}
 
 
-def driver_version() -> str:
+def driver_cuda_version() -> str:
     """Return the newest CUDA version that the driver supports, such as 12.8; raise OSError without a driver."""
     # From the driver itself: torch has no public API for it.
     version = ctypes.c_int()

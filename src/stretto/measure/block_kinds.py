@@ -23,9 +23,9 @@ from stretto.plan.profile import BlockKind, CostPoint
 Trial = Callable[[], tuple[float, float]]
 """Runs a forward and a backward once and returns how long each took, in seconds."""
 
-# A point, which is a number of rows and time steps, is not measured if one run would take longer than this.
+# A point (a number of rows and a number of time steps) is not measured if one run would take longer than this.
 _MAX_RUN_SECONDS = 6.0
-# Each point is run repeatedly for about this long, in each of two passes.
+# How long `fastest_times` repeats the runs of each point, in each of two passes.
 _POINT_SECONDS = 0.1
 # Points are measured at the global batch's rows and steps divided by these.
 _ROW_DIVISORS, _STEP_DIVISORS = (1, 2, 4, 16), (1, 4, 16)
@@ -48,13 +48,13 @@ def measure_kinds(profile_input: ProfileInput, memory_limit: float) -> Iterator[
     """Measure and yield each kind of block, and then `loss`; skip chunks that need more than `memory_limit` bytes."""
     model = profile_input.model
     inputs = window_tensor(profile_input.window, "inputs", model.dtype)
-    # The output of each kind for one step of one row: the shape of the next block's input.
+    # The output of each kind for one step of one row; it has the shape of the next block's input.
     outputs: dict[str, Tensor] = {}
     names = name_kinds(model)
     for index, name in enumerate(names):
         if name not in outputs:
             stack = initialize(copy.deepcopy(model[index : index + 1]), profile_input.seed, profile_input.device)
-            # Only the first block of the model needs no gradient of its input.
+            # Only the first block of the model needs no gradient with respect to its input.
             needs_input_gradient = index > 0 or names.count(name) > 1
             block = _MeasuredBlock(profile_input, stack.train(), inputs, needs_input_gradient)
             points = _measure_grid(profile_input, block.trial, list(stack.parameters()), memory_limit)
@@ -204,7 +204,7 @@ def _measure_point(
     weights: Collection[Tensor],
     earlier: CostPoint | None,
 ) -> CostPoint | None:
-    """Measure one point and return the minimum of it and an earlier measurement; None if memory runs out."""
+    """Measure one point; return the shorter times of this and an earlier measurement; None if memory runs out."""
     try:
         trial = make_trial(rows, steps)
         saved = _saved_bytes(trial, weights)
