@@ -107,11 +107,11 @@ def test_a_mean_of_labels_is_rejected_even_if_labels_are_at_the_end(tmp_path: Pa
 
 
 def test_a_block_is_blamed_only_if_it_differs() -> None:
-    for in_block, where in ((1.0, "most at block 2 (LSTM)"), (0.0, "in the loss")):
+    for in_block, where in ((1.0, "most in block 2 (LSTM)"), (0.0, "in the loss")):
         blocks = (BlockDifference(1, "Linear", 0.0, 0.0), BlockDifference(2, "LSTM", in_block, 0.0))
         verification = Verification(Layout(), 1, 0.5, blocks, 1e-4, ())
         reason = "though no block breaks the chunk law and the loss is a sum"
-        assert verification.verdict == f"differs from one rank, {where}, {reason}"
+        assert verification.verdict == f"differs from the step on one rank, {where}, {reason}"
 
 
 def on_rank_of(world: World, folder: Path, layout: Layout) -> Verification:

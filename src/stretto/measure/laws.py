@@ -29,8 +29,8 @@ class _Variant:
     """A way to run a block that must give the same result as one call on the whole input."""
 
     description: str
-    cuts: Sequence[int]  # the first steps of all chunks but the first
-    micro_batches: Sequence[slice]  # of rows
+    cuts: Sequence[int]  # the first time step of each chunk after the first
+    micro_batches: Sequence[slice]  # ranges of rows
     advice: str  # the remedy if the result differs
     is_stateful: bool = False  # each chunk is a window of its own, and the state is carried to the next
 
@@ -50,17 +50,15 @@ def check_chunk_law(
     """Check that a block satisfies the chunk law on `x` (`[time, batch, ...]`); raise a `LawError` if it doesn't.
 
     The block runs on the whole input, and then in other ways: on the whole input again; cut in time at the steps in
-    each of `cuts` (default: at each step alone, then at all); in windows, cut at the last of `cuts`, that carry state;
-    and on two halves of the rows, whose chunks alternate as those of micro-batches do in a pipeline. Outputs, final
-    state and gradients (of parameters, input and initial state) must agree to `tolerance` (default: 1e-12 in float64,
-    else 1e-4, because of rounding). The block keeps its dtype and mode: `block.double()` with a float64 `x` is the most
-    sensitive check. `key` seeds dropout.
+    each of `cuts` (default: at each step alone, then at all steps); in windows that carry state, cut at the last of
+    `cuts`; and on two halves of the rows, whose chunks alternate as those of micro-batches do in a pipeline. Outputs,
+    final state and gradients (of parameters, input and initial state) must agree within the relative `tolerance`
+    (default: 1e-12 in float64, else 1e-4, because of rounding). The block keeps its dtype and mode: `block.double()`
+    with a float64 `x` is the most sensitive check. `key` seeds dropout.
     """
-    if not isinstance(block, Block):
-        raise LawError(
-            f"{type(block).__name__} is not a stretto.nn.Block; subclass Block, so that it has an initial state"
-        )
     name = type(block).__name__
+    if not isinstance(block, Block):
+        raise LawError(f"{name} is not a stretto.nn.Block; subclass Block, so that it has an initial state")
     if not block.causal:
         raise LawError(
             f"{name} declares causal=False: it looks ahead, so it is never split in time; check a causal block"
@@ -95,14 +93,16 @@ def _variants(num_steps: int, num_rows: int, cuts: Iterable[Sequence[int]] | Non
         cuts = [*([cut] for cut in range(1, num_steps)), range(1, num_steps)]
     cut_lists = [list(cut) for cut in cuts] or [[num_steps // 2]]
     last = cut_lists[-1]
-    keep_nothing = "keep nothing between calls and don't mix rows: state goes in and comes out as a value"
-    look_back = "let a step depend only on the state, its input and earlier inputs"
+    keep_nothing = "keep nothing between calls except in the state, and derive random numbers from the state"
+    separate_rows = f"don't mix rows, {keep_nothing}"
+    use_state = "let a time step depend only on its input and the state, and don't detach the state"
+    carry_state = "let `begin` return the carried state of rows that aren't fresh"
     return [
         _Variant("run again from the same state", [], whole, keep_nothing),
-        *(_Variant(f"cut in time at {cut}", cut, whole, look_back) for cut in cut_lists),
-        _Variant(f"run in windows that carry state, cut at {last}", last, whole, look_back, is_stateful=True),
-        _Variant("run on two halves of its rows", [], halves, keep_nothing),
-        _Variant(f"run on two halves of its rows, cut at {last}", last, halves, keep_nothing),
+        *(_Variant(f"cut in time at {cut}", cut, whole, use_state) for cut in cut_lists),
+        _Variant(f"run in windows that carry state, cut at {last}", last, whole, carry_state, is_stateful=True),
+        _Variant("run on two halves of its rows", [], halves, separate_rows),
+        _Variant(f"run on two halves of its rows, cut at {last}", last, halves, separate_rows),
     ]
 
 
@@ -110,7 +110,7 @@ def _run(block: Block, x: Tensor, variant: _Variant, key: int) -> _Result:
     """Run the chunks, alternating between the micro-batches, then one backward through all of them."""
     block.zero_grad(set_to_none=True)
     x = _as_leaf(x)
-    # Each micro-batch makes its own initial state, as in an engine. It can depend on a row's lane, not its index.
+    # As in an engine, each micro-batch makes its own initial state. A row's lane may affect it, but not its index.
     micro_batches = [_rows(block, x, key)[rows] for rows in variant.micro_batches]
     initial_states = [tuple(map(_as_leaf, block.begin(rows))) for rows in micro_batches]
     states = list(initial_states)
@@ -160,14 +160,14 @@ def _backward(tensors: State) -> None:
 
 
 def _check_state_shapes(block: Block, whole: _Result, x: Tensor, key: int) -> None:
-    """Raise LawError unless the state keeps its shapes and dtypes, which the next chunk and checkpoints rely on."""
+    """Raise LawError unless the state keeps its shapes and dtypes and has the batch in dim 0."""
     name, num_rows = type(block).__name__, x.shape[1]
     initial = block.begin(_rows(block, x, key))
     taken, returned = (
         [(list(tensor.shape), tensor.dtype) for tensor in state] for state in (initial, whole["state"].values())
     )
     if taken != returned:
-        raise LawError(f"{name} takes a state of {taken} but returns {returned}; return the same shapes and dtypes")
+        raise LawError(f"{name} starts with state {taken} but returns {returned}; return the same shapes and dtypes")
     for index, (shape, _) in enumerate(taken):
         if not shape or shape[0] != num_rows:
             raise LawError(f"state tensor {index} of {name} has shape {shape}; dim 0 must be the batch ({num_rows})")
@@ -176,7 +176,7 @@ def _check_state_shapes(block: Block, whole: _Result, x: Tensor, key: int) -> No
 def _compare(whole: dict[str, Tensor], other: dict[str, Tensor]) -> tuple[str, float]:
     """Return the name of the tensor that differs most, relative to its largest value, and by how much."""
     largest = {name: _max_abs(tensor) for name, tensor in whole.items()}
-    # Tiny values, such as rounding errors, are compared relative to 1/1000 of the largest value of any tensor.
+    # A tensor of tiny values, such as rounding errors, is compared relative to 1/1000 of the largest value of any.
     min_scale = 1e-3 * max(largest.values(), default=0.0) or 1.0
     differences = [
         (name, _difference(tensor, other.get(name), max(largest[name], min_scale))) for name, tensor in whole.items()
@@ -190,7 +190,7 @@ def _max_abs(tensor: Tensor) -> float:
 
 
 def _difference(this: Tensor, that: Tensor | None, scale: float) -> float:
-    """Return the largest difference divided by `scale`; infinite for NaN, different shapes, or integers that differ."""
+    """Return the largest difference over `scale`; infinite for NaN, a missing tensor, or unequal shapes or integers."""
     if that is None or this.shape != that.shape:
         return torch.inf
     if not this.is_floating_point():

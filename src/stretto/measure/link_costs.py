@@ -12,8 +12,8 @@ from stretto.mesh.topology import Topology
 from stretto.mesh.world import World
 from stretto.plan.profile import AllReduceCost, Link
 
-# Sizes in bytes, smallest first.
-_MESSAGE_SIZES = (1 << 10, 1 << 16, 1 << 20, 1 << 23)
+# In bytes. The small size gives the latency, and the extra time of the large one gives the bandwidth.
+_MESSAGE_SIZES = (1 << 10, 1 << 23)
 _ALL_REDUCE_SIZES = (1 << 10, 1 << 25)
 _NUM_REPEATS = 9
 
@@ -29,7 +29,7 @@ def measure_links(world: World) -> tuple[Link | None, Link | None]:
 
 def measure_bare_all_reduce(world: World, num_ranks: int) -> AllReduceCost:
     """Time all-reduces of plain tensors on the first `num_ranks` ranks; all ranks call this."""
-    link = _fit_link(_ALL_REDUCE_SIZES, time_all_reduces(world, num_ranks, _ALL_REDUCE_SIZES))
+    link = _link_from_times(_ALL_REDUCE_SIZES, time_all_reduces(world, num_ranks, _ALL_REDUCE_SIZES))
     return AllReduceCost(ranks=num_ranks, latency=link.latency, bandwidth=link.bandwidth)
 
 
@@ -59,12 +59,10 @@ def measure_all_reduce(profile_input: ProfileInput, world: World, num_ranks: int
 
 
 def _measure_link(world: World, target: int) -> Link:
-    return _fit_link(_MESSAGE_SIZES, time_messages(world, 0, target, _MESSAGE_SIZES))
+    return _link_from_times(_MESSAGE_SIZES, time_messages(world, 0, target, _MESSAGE_SIZES))
 
 
-def _fit_link(sizes: Sequence[int], seconds: Sequence[float]) -> Link:
-    """Return a link: the smallest size gives its latency, and the extra time of the largest its bandwidth."""
-    # Ranks that don't take part pass zeros and get a link without meaning, which nobody uses.
-    latency = max(seconds[0], 0.0)
-    extra = max(seconds[-1] - seconds[0], 1e-9)
-    return Link(latency=latency, bandwidth=(sizes[-1] - sizes[0]) / extra)
+def _link_from_times(sizes: tuple[int, int], seconds: Sequence[float]) -> Link:
+    # Ranks that don't take part pass zeros and get a meaningless link. Only rank 0's link is used.
+    extra_seconds = max(seconds[1] - seconds[0], 1e-9)
+    return Link(latency=seconds[0], bandwidth=(sizes[1] - sizes[0]) / extra_seconds)

@@ -124,7 +124,7 @@ def _measure_all_ranks(
     # If a rank can't hold the whole model, speeds are guessed and all-reduces are measured with plain tensors.
     fits_rank_zero = profile is not None and _fits_single_rank(profile, profile_input, world)
     fits = bool(world.all_reduce([float(fits_rank_zero)])[0])
-    progress("measuring ranks that compute at the same time", 0.85)
+    progress("measuring how much ranks slow each other down", 0.85)
     measurement = (measure_rank_speeds if fits else guess_rank_speeds)(profile_input, world)
     progress("measuring links", 0.9)
     node, network = measure_links(world)

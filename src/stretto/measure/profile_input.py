@@ -48,7 +48,7 @@ class ProfileInput:
 
     @cached_property
     def workload(self) -> Workload:
-        """The row lengths of the first few global batches."""
+        """The row lengths of the first global batches, which stand for all: see `find_workload`."""
         return find_workload(self.windows, is_causal=self.model.causal)
 
     @cached_property
@@ -82,7 +82,7 @@ class ProfileInput:
 
     @property
     def device_memory(self) -> float:
-        """The bytes of memory of one CUDA GPU, or of the whole machine on other devices."""
+        """The bytes of memory of one CUDA GPU, or of the whole machine for any other device."""
         if self.device.type == "cuda":
             return float(torch.cuda.get_device_properties(self.device).total_memory)
         return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

@@ -84,7 +84,7 @@ class _StepTimes:
 
     threads: dict[int, int]  # threads per rank, by the number of ranks on the node
     solo: dict[int, float]  # seconds while one rank computes, by its number of threads
-    contended: dict[int, float]  # seconds while all ranks compute, by their number
+    contended: dict[int, float]  # seconds while several ranks compute, by their number
 
     @classmethod
     def of(cls, profile_input: ProfileInput, local_size: int) -> "_StepTimes":
@@ -93,7 +93,7 @@ class _StepTimes:
 
     @property
     def base_seconds(self) -> float:
-        """Seconds per step on one rank with the threads that it has on a full node, as used to measure blocks."""
+        """Seconds per step of one rank with the threads it has on a full node; blocks are measured with as many."""
         return self.solo[self.threads[max(self.threads)]]
 
     @property

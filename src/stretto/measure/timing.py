@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-# An operation is repeated for _TRIAL_SECONDS, but at least _MIN_RUNS and at most _MAX_RUNS times.
+# By default, an operation is repeated for _TRIAL_SECONDS; always at least _MIN_RUNS and at most _MAX_RUNS times.
 _TRIAL_SECONDS = 0.4
 _MIN_RUNS, _MAX_RUNS = 2, 25
 
@@ -18,7 +18,7 @@ def synchronized_time(device: torch.device) -> float:
 
 
 def fastest_times(run: Callable[[], tuple[float, ...]], seconds: float = _TRIAL_SECONDS) -> tuple[float, ...]:
-    """Call `run`, which returns one or more times in seconds, repeatedly after a warm-up; return the minimum of each.
+    """Call `run`, which returns durations, for about `seconds` after a warm-up; return the minimum of each duration.
 
     Other work on the machine only ever adds time, so the minimum is closest to the true cost.
     """

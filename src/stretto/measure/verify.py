@@ -70,8 +70,8 @@ class Verification:
             return f"equal to the unsplit step on one rank, within {self.tolerance:.0e}, in loss, gradients and states"
         block = max(self.blocks, key=lambda block: block.max_difference)
         is_in_block = block.max_difference > self.tolerance
-        where = f"most at block {block.index} ({block.name})" if is_in_block else "in the loss"
-        return f"differs from one rank, {where}, though no block breaks the chunk law and the loss is a sum"
+        where = f"most in block {block.index} ({block.name})" if is_in_block else "in the loss"
+        return f"differs from the step on one rank, {where}, though no block breaks the chunk law and the loss is a sum"
 
 
 def verify(
@@ -87,9 +87,9 @@ def verify(
 ) -> Verification:
     """Compare some training steps in a layout with the same steps on one rank; all ranks must call this.
 
-    `model` may be on the meta device; its weights are drawn from `seed` and never updated. It runs in its own dtype:
-    `model.double()` is the most sensitive check. `verify` also checks the chunk law of each causal block, and that the
-    loss is a sum, so that the verdict can name the cause of a difference.
+    `model` may be on the meta device; its weights are initialized with `seed` and never updated. It runs in its own
+    dtype: `model.double()` is the most sensitive check. `verify` also checks the chunk law for each causal block, and
+    that the loss is a sum, so that the verdict can name the cause of a difference.
     """
     if num_steps < 1:
         raise ConfigError(f"num_steps={num_steps} compares nothing; use at least 1")
@@ -182,7 +182,7 @@ class _ParallelRun:
         mesh = self.engine.mesh
         lanes = [share.read(position, inputs=False, targets=False).lanes for share in self.shares]
         num_rows = len(self.windows.read(position, inputs=False, targets=False).lanes)
-        # Sort the rows as on one rank. Padding rows, which one rank doesn't have, come last and are dropped.
+        # Sort the rows into their order on one rank. Padding rows, which don't exist there, come last and are dropped.
         order = torch.cat(lanes).argsort()[:num_rows]
         states: dict[int, State] = {}
         for stage, part in enumerate(self.parts):
@@ -222,12 +222,13 @@ def _difference(actual: Tensor, expected: Tensor) -> float:
 
 
 def _find_violations(model: Stack, loss: Loss, windows: WindowSource) -> list[str]:
-    """Return a sentence per broken law, checked on a few rows and the few time steps up to the last target."""
+    """Check the laws on a few rows and time steps; return a sentence for each block, or the loss, that breaks one."""
     window = windows.read(Position())
     rows, steps = slice(0, min(4, window.num_rows)), min(6, window.num_steps)
     targets = window_tensor(window, "targets")[:, rows]
     has_target = ~targets.isnan() if targets.is_floating_point() else targets != IGNORE_INDEX
     stop = steps
+    # End at the last target, so that the loss has something to sum.
     if bool(has_target.any()):
         stop = max(steps, 1 + int(has_target.flatten(1).any(1).nonzero().max()))
     device = next((parameter.device for parameter in model.parameters()), targets.device)

@@ -5,7 +5,7 @@ from stretto.plan.micro_batches import RowLengths
 from stretto.plan.workload import Workload
 from stretto.windows.loader import WindowSource
 
-# If row lengths differ, the first batches stand for all.
+# This many batches stand for all, where row lengths can differ between batches.
 _NUM_BATCHES = 4
 
 
