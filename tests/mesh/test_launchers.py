@@ -54,7 +54,7 @@ def test_a_port_in_use_is_named() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(MeshError, match=f"port {port} of localhost is in use"):
+        with pytest.raises(MeshError, match=f"port {port} on localhost is in use"):
             listen_at("localhost", port, is_single_node=True)
 
 

@@ -27,7 +27,7 @@ def world(size: int | None = None, *, device: str = "auto", timeout: timedelta =
     """Join the ranks started by torchrun, srun, mpirun or with TF_CONFIG, or be a single rank; leave at the end.
 
     `size` is the number of ranks the layout needs: a different number is an error on every rank, before any of them
-    waits for another. A rank that fails does not wait for others; when it exits, the ranks that wait for it fail.
+    waits for another. A rank that fails does not wait for others to finish; when it exits, those that wait for it fail.
     """
     launch_info = find_launch_info(os.environ) or _SINGLE_RANK
     if size is not None and size != launch_info.size:

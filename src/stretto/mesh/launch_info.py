@@ -21,7 +21,7 @@ _VISIBLE_DEVICES_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "RO
 
 @dataclass(frozen=True)
 class LaunchInfo:
-    """One rank, and the address of the store where all ranks rendezvous."""
+    """One rank, and the address of the key-value store where all ranks rendezvous."""
 
     rank: int
     size: int
@@ -105,13 +105,13 @@ def _tf_config(text: str) -> LaunchInfo | None:
         return None
     if config.task.type == "ps" or config.cluster.get("ps"):
         raise MeshError(
-            "TF_CONFIG has parameter servers (ps), but here the workers all-reduce their gradients; "
+            "TF_CONFIG has parameter servers (ps), but stretto's workers all-reduce their gradients; "
             "remove ps from the cluster"
         )
     if config.task.type == "evaluator":
         raise MeshError(
-            "TF_CONFIG makes this task an evaluator, but the workers also evaluate (or use `stretto eval`); "
-            "start only the chief and the workers"
+            "TF_CONFIG makes this task an evaluator, but the workers evaluate by themselves; "
+            "start only the chief and the workers, or evaluate with `stretto eval`"
         )
     # Older versions of TensorFlow call the chief a master.
     addresses = {
@@ -136,7 +136,7 @@ def _tf_config(text: str) -> LaunchInfo | None:
 def _host_and_port(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
-        raise MeshError(f"TF_CONFIG has {address!r}, which is not host:port; add the host or the port")
+        raise MeshError(f"TF_CONFIG has {address!r}, which is not host:port; use a host name and a port number")
     return host.strip("[]"), int(port)
 
 

@@ -50,12 +50,12 @@ class LivenessCheck:
         self._thread.start()
 
     def find_lost_rank(self, ranks: Sequence[int]) -> int | None:
-        """Ping `ranks` and report a silent one; return the first rank that was reported (maybe this one), or None."""
+        """Ping `ranks` and report a silent one; return the rank that was reported first, maybe this one, or None."""
         try:
             answer_keys = {rank: self._ping(rank) for rank in ranks if rank != self._rank}
             if not self._store.wait_for_keys(list(answer_keys.values()), _ANSWER_TIMEOUT_SECONDS):
                 silent = [rank for rank, key in answer_keys.items() if self._store.get(key) is None]
-                # Ranks without a connection to the lost one see only that we end. They read here which was lost.
+                # Ranks without a connection to the lost one see only that we end. This key tells them which was lost.
                 if silent:
                     self._store.set_once(_LOST_RANK_KEY, str(silent[0]))
             if self._store_rank == self._rank:
@@ -65,7 +65,7 @@ class LivenessCheck:
             lost = self._store.get(_LOST_RANK_KEY)
             return None if lost is None else int(lost)
         except RuntimeError:
-            # The rank that hosts the store is lost, unless it ended because of another one that our thread has cached.
+            # The rank that hosts the store is lost, or it ended because another was lost, which our thread has cached.
             return self._store_rank if self._cached_lost_rank is None else self._cached_lost_rank
 
     def publish_error(self, error: str, print_error: Callable[[], None]) -> None:

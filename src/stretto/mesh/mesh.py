@@ -14,7 +14,7 @@ class Mesh:
     """This rank's replica and stage, the channels to its neighbors and the group that reduces its gradients.
 
     Each pair of neighbors has one process group per direction. With NCCL each group is its own communicator, which
-    keeps its own order. So a receive that is posted ahead delays only later messages of the same group.
+    runs its operations in order. So a receive that is posted ahead delays only later messages of the same group.
 
         stage 0 ──forward──► stage 1 ──forward──► stage 2     replica 0
                 ◄─backward──         ◄─backward──
@@ -41,7 +41,7 @@ class Mesh:
         self.forward_channel: Channel | None = None
         self.backward_channel: Channel | None = None
         self.replica_group: dist.ProcessGroup | None = None
-        # If a rank has already failed, the barrier raises the error it has published; new_group would wait for it.
+        # If a rank has already failed, the barrier raises its published error; new_group would wait for that rank.
         self.world.barrier()
         with self.world.collective("new_group"):
             self._create_groups()
@@ -50,7 +50,7 @@ class Mesh:
         if self.num_stages > 1:
             previous, following = self._neighbor(-1), self._neighbor(1)
             # Even stages connect to the next stage first, odd ones to the previous: first the pairs (0,1), (2,3), ...,
-            # then (1,2), (3,4), ... Both ranks of a pair connect at the same time, so no rank waits for a chain.
+            # then (1,2), (3,4), ... So the pairs don't have to connect one after another along the pipeline.
             order = (following, previous) if self.stage % 2 == 0 else (previous, following)
             groups = {neighbor: self._create_pair_groups(neighbor) for neighbor in order}
             forward_from, backward_to = groups[previous]
@@ -61,15 +61,15 @@ class Mesh:
             self.replica_group = self._create_group(self.topology.stage_ranks(self.stage))
 
     def _neighbor(self, distance: int) -> int | None:
-        """Return the rank of the stage at this distance; None beyond the first and last stage."""
+        """Return the rank of the stage at this distance; None before the first stage or after the last."""
         stage = self.stage + distance
         return self.topology.rank(self.replica, stage) if 0 <= stage < self.num_stages else None
 
     def _create_pair_groups(self, neighbor: int | None) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
         """Create the forward and the backward group of two neighbors.
 
-        The first and last stage create groups of themselves where they have no neighbor: torch names a group after its
-        ranks and the number of groups created before, so every rank must create the same number.
+        The first and last stage create groups of only themselves where they have no neighbor: torch names a group after
+        its ranks and the number of groups created before, so every rank must create the same number.
         """
         ranks = [self.world.rank] if neighbor is None else sorted([self.world.rank, neighbor])
         return self._create_group(ranks), self._create_group(ranks)

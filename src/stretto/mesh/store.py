@@ -1,4 +1,4 @@
-"""Opens the key-value store of the ranks' rendezvous, which rank 0 or torchrun's agent hosts."""
+"""Opens the key-value store where the ranks rendezvous; rank 0 or torchrun's agent hosts it."""
 
 import errno
 import socket
@@ -29,15 +29,15 @@ def open_store(launch_info: LaunchInfo, timeout: timedelta) -> TCPStore:
             ) from error
         raise LostPeerError(
             f"rank {launch_info.rank} can't connect to the key-value store at {address}:{port}; check that its host "
-            "(the launcher or rank 0) was started, that this is its node's address, and that no firewall blocks it"
+            "(the launcher or rank 0) was started and has this address, and that no firewall blocks the port"
         ) from error
 
 
 def listen_at(address: str, port: int, *, is_single_node: bool) -> socket.socket | None:
     """Return a socket that listens at `address` only. torch would listen on all interfaces, without authentication.
 
-    Return None if that can't work, and torch has to listen on all interfaces: this node doesn't have the address (NAT),
-    or other nodes must connect but the name is a loopback address here (/etc/hosts often says so of a node's own name).
+    Return None if torch has to listen on all interfaces: the name can't be resolved, this node doesn't have the address
+    (NAT), or other nodes must connect but the name is a loopback address here, as /etc/hosts often has it.
     """
     try:
         addresses = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
@@ -57,7 +57,7 @@ def listen_at(address: str, port: int, *, is_single_node: bool) -> socket.socket
             listener.close()
             if error.errno == errno.EADDRINUSE:
                 raise MeshError(
-                    f"port {port} of {address} is in use, but rank 0 needs it for its key-value store; set MASTER_PORT "
+                    f"port {port} on {address} is in use, but rank 0 needs it for its key-value store; set MASTER_PORT "
                     "(or the first worker's port in TF_CONFIG) to a free port"
                 ) from None
     return None

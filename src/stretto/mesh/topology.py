@@ -4,13 +4,13 @@
     replica 0                  rank 0 -> rank 1 -> rank 2
     replica 1                  rank 3 -> rank 4 -> rank 5
 
-Neighboring stages are neighboring ranks, so they share a node where possible. The ranks of a column hold the same
-blocks and all-reduce their gradients. With `adjacent="replicas"` the grid is numbered by columns:
+Neighboring stages have consecutive ranks, so they share a node where possible. The ranks of a column hold the same
+blocks and all-reduce their gradients. With `adjacent="replicas"` the ranks are numbered column by column:
 
     replica 0                  rank 0 -> rank 2 -> rank 4
     replica 1                  rank 1 -> rank 3 -> rank 5
 
-Ranks 0 and 1 are then stage 0 of replicas 0 and 1, and all-reduce their gradients within one node.
+Ranks 0 and 1 are then stage 0 of replicas 0 and 1, and share a node where possible.
 """
 
 from dataclasses import dataclass

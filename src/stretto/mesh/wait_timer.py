@@ -7,7 +7,7 @@ import torch
 Timestamp = float | torch.Event
 """A time on the CPU, or an event in an accelerator's stream (the CPU only queues work there and runs ahead)."""
 
-# Reading an event blocks until the stream reaches it. So only `seconds` reads events, or `end` beyond this many pairs.
+# Reading an event blocks until the stream reaches it. So `end` reads events only if more than this many are pending.
 _MAX_PENDING = 1024
 
 

@@ -26,7 +26,7 @@ TIMEOUT = timedelta(minutes=10)
 class World:
     """This rank among all ranks of the job, and the collectives over all of them. A single rank never waits.
 
-    Every rank must call the same collectives in the same order. If another rank is lost meanwhile, they raise
+    Every rank must call the same collectives in the same order. If another rank is lost or fails meanwhile, they raise
     `LostPeerError`, or the error that the other rank has published.
     """
 
@@ -66,7 +66,7 @@ class World:
         return [float(value) for value in self._sum_over_ranks(tensor, "all_reduce").tolist()]
 
     def gather(self, values: Sequence[float]) -> list[list[float]] | None:
-        """Return each rank's values in order of rank on rank 0, None elsewhere. Their number may differ between ranks.
+        """On rank 0, return each rank's values in rank order; elsewhere, None. Their number may differ between ranks.
 
         This is an all-reduce in which each rank fills its own part and leaves zeros elsewhere, so rank 0 doesn't
         receive from every rank in turn. Each rank needs memory for all values.
@@ -118,7 +118,7 @@ class World:
 
     @contextmanager
     def explain_errors(self, activity: str) -> Iterator[None]:
-        """Replace torch's RuntimeError with the error for the lost or slow peer behind it; raise others unchanged."""
+        """Replace torch's RuntimeError with a published error or one about a lost or slow peer, if that explains it."""
         started = time.monotonic()
         try:
             yield
@@ -151,7 +151,7 @@ class World:
         return None if self.liveness is None else self.liveness.last_status(rank)
 
     def publish_error(self, error: StrettoError, print_error: Callable[[], None] = lambda: None) -> None:
-        """Publish the error that ends this rank, so that all others end with it too.
+        """Publish the error that ends this rank, so that all others end with the same error.
 
         `print_error` is called on one rank only, the first to publish: an error on every rank is printed once.
         """
