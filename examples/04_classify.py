@@ -59,4 +59,4 @@ with stretto.world() as world:
 
     if world.is_rank_zero:
         errors = stretto.evaluate(stretto.testing.LocalEngine(engine.stack, error_rate), valid)
-        print(f"validation: {1 - errors.loss:.1%} of {errors.tokens} texts correct")
+        print(f"validation: {1 - errors.loss:.1%} of {errors.num_targets} texts correct")

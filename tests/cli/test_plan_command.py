@@ -60,7 +60,7 @@ def test_a_model_that_is_too_small_stays_on_one_device(run_toml: Path, capsys: p
 def test_other_devices_are_planned_from_a_data_sheet(run_toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "run.toml", "--hardware", "H100", "--devices", "16", "--nodes", "2"]) == 0
     said = capsys.readouterr().out
-    assert "16 x H100 80 GB SXM on 2 nodes, estimated from its data sheet" in said.replace("\n", " ").replace("  ", " ")
+    assert "16 x H100 80 GB SXM on 2 nodes, estimated from the data sheet" in said.replace("\n", " ").replace("  ", " ")
     assert main(["profile", "run.toml", "--hardware", "A100", "--out", "a100.json"]) == 0
     assert main(["plan", "run.toml", "--profile", "a100.json", "--devices", "8"]) == 0
 
@@ -128,7 +128,7 @@ def test_auto_measures_chooses_trains_and_compares(run_toml: Path, capfd: pytest
     run_toml.write_text('layout = "auto"\n' + text)
     assert main(["train", "run.toml"]) == 0
     said = capfd.readouterr().out
-    assert "profile measuring lstm" in said
+    assert "profile: measuring lstm" in said
     assert "plan    stay on one device" in said or "plan    use " in said
     assert "plan    predicted:" in said and "step 12/12" in said
     lines = [json.loads(line) for line in Path("runs/one/log.jsonl").read_text().splitlines()]
@@ -137,7 +137,7 @@ def test_auto_measures_chooses_trains_and_compares(run_toml: Path, capfd: pytest
     assert len(list(Path("cache/profiles").iterdir())) == 1
     # Measured once; the next run reads it.
     assert main(["train", "run.toml", "--run.folder", "runs/two", "--train.steps", "1"]) == 0
-    assert "profile measuring" not in capfd.readouterr().out
+    assert "profile: measuring" not in capfd.readouterr().out
 
 
 @pytest.mark.long

@@ -170,7 +170,7 @@ def test_sequences_of_tokens_are_scored_as_an_evaluation_scores_them(tmp_path: P
     assert results[1]["loss"] is None
     total = sum(row["loss"] * row["tokens"] for row in results if row["tokens"])
     evaluation = trained.evaluate(tmp_path / "data")
-    assert total / evaluation.tokens == pytest.approx(evaluation.loss, rel=1e-5)
+    assert total / evaluation.num_targets == pytest.approx(evaluation.loss, rel=1e-5)
 
 
 def test_data_of_any_size_has_at_most_the_maximum_number_of_parts(

@@ -19,7 +19,7 @@ def test_evaluation_covers_every_token_once_whatever_the_lanes_and_window(byte_c
         evaluate(engine, Lanes(byte_corpus, lanes, window)) for lanes, window in ((1, 100), (7, 33), (50, 1))
     ]
     for evaluation in evaluations:
-        assert evaluation.tokens == byte_corpus.num_tokens - 1
+        assert evaluation.num_targets == byte_corpus.num_tokens - 1
         assert evaluation.loss == pytest.approx(evaluations[0].loss, rel=1e-12)
 
 
@@ -31,7 +31,7 @@ def test_state_is_carried_from_window_to_window(byte_corpus: Corpus) -> None:
 
 
 def test_scores_follow_from_the_loss() -> None:
-    evaluation = Evaluation(total=math.log(8) * 10, tokens=10, bytes_per_token=4.0)
+    evaluation = Evaluation(total=math.log(8) * 10, num_targets=10, bytes_per_token=4.0)
     assert evaluation.loss == pytest.approx(math.log(8))
     assert evaluation.perplexity == pytest.approx(8)
     assert evaluation.bits_per_byte == pytest.approx(3 / 4)

@@ -71,7 +71,7 @@ def test_a_loaded_model_has_the_scores_of_its_run(
     trained = load_model(tmp_path / "run")
     assert trained.data_spec == run.data_spec and trained.data_spec.task.targets == asks
     again = trained.evaluate(tmp_path / "valid")
-    assert again.loss == pytest.approx(last.evaluation.loss, rel=1e-6) and again.tokens == last.evaluation.tokens
+    assert again.loss == pytest.approx(last.evaluation.loss, rel=1e-6) and again.num_targets == last.evaluation.num_targets
     lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     assert ("perplexity" in lines[-1]) == (asks == "tokens")
 
@@ -176,7 +176,7 @@ def test_small_validation_data_is_padded_with_blank_rows(
         write_tokens(tmp_path / "valid", [few], 9, [[2, 0]] if kind == "classes" else ())
     *_, last = Run(config(tmp_path, {**data, **places}, layout={"micro_batches": 4})).events()
     assert isinstance(last, EvaluationReport)
-    assert last.evaluation.tokens == {"tokens": 5, "classes": 2, "corpus": 12}[kind]
+    assert last.evaluation.num_targets == {"tokens": 5, "classes": 2, "corpus": 12}[kind]
 
 
 def test_the_workers_of_a_run_end_with_it(rows: list[list[int]], tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_the_weights_are_saved_before_the_last_evaluation(rows: list[list[int]],
     (tmp_path / "valid" / "labels-00000.bin").write_bytes(damaged)
     with pytest.raises(DataError, match="is damaged between bytes"):
         list(Run(config(tmp_path, {"budget": 60})).events())
-    assert load_model(tmp_path / "run").evaluate(tmp_path / "train").tokens == 60
+    assert load_model(tmp_path / "run").evaluate(tmp_path / "train").num_targets == 60
 
 
 @pytest.mark.parametrize(

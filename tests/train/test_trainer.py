@@ -63,7 +63,7 @@ def test_200_steps_on_wikitext_equal_the_hand_written_loop(
         clipped += report.gradient_norm > 0.5
     assert 0 < clipped < 200, "the gradient was clipped at some steps and not at others"
     held = evaluate(engine, Lanes(held_out, lanes=16, window=32))
-    assert held.tokens == held_out.num_tokens - 1
+    assert held.num_targets == held_out.num_tokens - 1
     assert held.loss < 0.75 * math.log(len(train.vocabulary)), "what it learned holds on text it has not seen"
 
 

@@ -23,28 +23,28 @@ class Evaluation:
     """The loss over all targets, and other scores: accuracy, perplexity, bits per byte."""
 
     total: float  # the loss summed over targets, in nats for tokens and labels
-    tokens: int  # how many targets there are, of any kind
+    num_targets: int  # of any kind
     bytes_per_token: float | None = None  # None if the data is not text
-    targets: Literal["tokens", "labels", "values"] = "tokens"  # what the targets are, as in Task
+    target_kind: Literal["tokens", "labels", "values"] = "tokens"  # `targets` of the task
     num_correct: int | None = None  # how many predictions were right; None if the loss does not count them
 
     def __str__(self) -> str:
         scores = "".join(f"  {name.replace('_', ' ')} {value:,.4f}" for name, value in self.scores.items())
-        return f"loss {self.loss:.4f}{scores}  ({self.tokens:,} {self.targets})"
+        return f"loss {self.loss:.4f}{scores}  ({self.num_targets:,} {self.target_kind})"
 
     @property
     def scores(self) -> dict[str, float]:
         """Accuracy if the loss counts correct predictions; else perplexity for tokens, and bits per byte for text."""
         if self.accuracy is not None:
             return {"accuracy": self.accuracy}
-        if self.targets != "tokens":
+        if self.target_kind != "tokens":
             return {}
         bits = {} if self.bits_per_byte is None else {"bits_per_byte": self.bits_per_byte}
         return {"perplexity": self.perplexity, **bits}
 
     @property
     def loss(self) -> float:
-        return self.total / self.tokens
+        return self.total / self.num_targets
 
     @property
     def perplexity(self) -> float:
@@ -54,7 +54,7 @@ class Evaluation:
     @property
     def accuracy(self) -> float | None:
         """The fraction of predictions that were right; None if the loss does not count them."""
-        return None if self.num_correct is None else self.num_correct / self.tokens
+        return None if self.num_correct is None else self.num_correct / self.num_targets
 
     @property
     def bits_per_byte(self) -> float | None:

@@ -30,15 +30,15 @@ def show_fraction(console: Console, name: str, *, stays: bool = True) -> Iterato
 
 @contextmanager
 def show_measurements(console: Console) -> Iterator[Callable[[str, float], None]]:
-    """Yield a function that shows what is measured and the fraction done: a bar in a terminal, lines elsewhere."""
+    """Yield a function that shows the activity and the fraction done, as a bar in a terminal; elsewhere each activity is a line."""
     printed: set[str] = set()
     with make_progress(console, stays=False) as bars:
         task = bars.add_task("measuring", total=1.0)
 
-        def show(name: str, fraction: float) -> None:
-            bars.update(task, description=name, completed=fraction)
-            if not console.is_terminal and name not in printed:
-                printed.add(name)
-                console.print(f"profile {name}")
+        def show(activity: str, fraction: float) -> None:
+            bars.update(task, description=activity, completed=fraction)
+            if not console.is_terminal and activity not in printed:
+                printed.add(activity)
+                console.print(f"profile: {activity}")
 
         yield show

@@ -53,18 +53,18 @@ def evaluate_and_show(trained: "TrainedModel", data: Path | str) -> None:
     table.add_row("loss", f"{evaluation.loss:.4f}")
     for name, value in evaluation.scores.items():
         table.add_row(name.replace("_", " "), f"{value:,.4f}")
-    table.add_row(evaluation.targets, f"{evaluation.tokens:,}")
+    table.add_row(evaluation.target_kind, f"{evaluation.num_targets:,}")
     console.print(table)
 
 
 def verification_table(verification: "Verification") -> Table:
-    """Return a table of the largest differences, block by block."""
+    """Return a table of the largest differences: of the loss, and of each block's gradients and state."""
     tolerance = f"tolerance {verification.tolerance:.0e}"
     title = f"{pluralize(verification.num_steps, 'step')}, largest relative difference from one rank ({tolerance})"
-    table = Table("block", "kind", "gradients", "state", "", title=title)
+    table = Table("block", "kind", "loss", "gradients", "state", "", title=title)
     for block in verification.blocks:
         mark = "ok" if block.max_difference <= verification.tolerance else "differs"
-        table.add_row(str(block.index), block.name, f"{block.gradients:.1e}", f"{block.state:.1e}", mark)
+        table.add_row(str(block.index), block.name, "", f"{block.gradients:.1e}", f"{block.state:.1e}", mark)
     mark = "ok" if verification.loss <= verification.tolerance else "differs"
-    table.add_row("", "loss", f"{verification.loss:.1e}", "", mark)
+    table.add_row("", "", f"{verification.loss:.1e}", "", "", mark)
     return table
