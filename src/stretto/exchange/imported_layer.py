@@ -1,4 +1,4 @@
-"""ImportedLayer: a torch or Keras layer as blocks, one per layer of a deep LSTM or GRU, so that stages can split it."""
+"""ImportedLayer: the blocks of a torch or Keras layer; a deep LSTM or GRU has one per layer, so stages can split it."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -91,6 +91,8 @@ def _recurrent(name: str, kind: str, weights: Weights, dropout: float) -> Import
         layers.setdefault(int(match[2]), {})[f"{match[1]}0{match[3] or ''}"] = tensor
     blocks: list[Block] = []
     for index in range(len(layers)):
+        if not {"weight_ih_l0", "weight_hh_l0"} <= layers.get(index, {}).keys():
+            raise ValueError(f"no weight_ih_l{index} or no weight_hh_l{index}")
         if blocks and dropout:
             blocks.append(Dropout(dropout))
         blocks.append(_recurrent_block(name, kind, layers[index]))

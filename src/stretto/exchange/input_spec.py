@@ -49,8 +49,8 @@ def _from_stack(stack: Stack) -> InputSpec:
         input_spec = _from_block(block)
         if input_spec is None:
             raise ConfigError(
-                f"the inputs of block {index} ({type(block).__name__}) are not known; pass an input tensor "
-                "[time, rows, ...] as the example"
+                f"the inputs of block {index} ({type(block).__name__}) are not known; pass example=..., an "
+                "input tensor [time, rows, ...]"
             )
         return input_spec
     raise ConfigError("the stack has only dropout blocks; add other blocks")

@@ -59,7 +59,7 @@ def read_keras(path: Path) -> list[KerasLayer]:
 
 
 def _check_links(h5_file: Any, h5py: Any) -> None:  # noqa: ANN401 - h5py has no types
-    """Reject links, which could make us read any file on the machine, and groups that occur twice, as in a cycle."""
+    """Reject soft and external links, external data (they could make us read any file), and groups that occur twice."""
     seen: set[int] = set()
 
     def visit(group: Any) -> None:  # noqa: ANN401
@@ -119,8 +119,7 @@ def _read_weights_only(h5_file: Any, path: Path, h5py: Any) -> Iterator[KerasLay
         kinds = sorted({kind for _, _, kind, _ in same_position})
         if position < 0 or len(kinds) > 1:
             raise ConfigError(
-                f"{path} holds weights of {' and '.join(kinds)}, but not the order of the layers; save the model as "
-                ".keras"
+                f"{path} holds weights of {' and '.join(kinds)}, but not the layers' order; save the model as .keras"
             )
     for _, _, kind, name in sorted(layers):
         group = h5_file["layers"][name]
