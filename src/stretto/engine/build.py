@@ -1,7 +1,5 @@
 """make_engine: builds this rank's engine for a model and a layout."""
 
-import torch
-
 from stretto.base.errors import ConfigError, PlanError
 from stretto.blocks.block import Block
 from stretto.blocks.initialize import initialize
@@ -38,7 +36,7 @@ def make_engine(
         raise ConfigError(
             "layout.auto has not been resolved; pass the layout from stretto.choose_layout, or use `stretto train`"
         )
-    world = world or World(rank=0, size=1, device=_device_of(model))
+    world = world or World(rank=0, size=1, device=find_device("auto") if model.device.type == "meta" else model.device)
     mesh = Mesh(world, Topology(layout.replicas, layout.stages, layout.adjacent))
     if not model.causal:
         # A block that looks ahead needs the whole window at once, so there is one chunk.
@@ -69,7 +67,3 @@ def block_cost(block: Block) -> float:
     """Return a block's estimated cost: its number of weights, but none for an embedding, which only looks up rows."""
     # Plus one, so that blocks without weights are spread over stages too.
     return 1.0 + (0 if isinstance(block, Embedding) else sum(parameter.numel() for parameter in block.parameters()))
-
-
-def _device_of(model: Stack) -> torch.device:
-    return find_device("auto") if model.device.type == "meta" else model.device

@@ -15,7 +15,7 @@ class MicroBatchCut:
     """One micro-batch: its rows, longest first, its chunks, and the number of rows in each chunk.
 
     Rows that have ended are dropped where the next chunk begins. With the longest first, the remaining rows are always
-    the first ones, so dropping the others is a view. A micro-batch ends with its longest row, even in a longer window.
+    the first ones, so a slice selects them. A micro-batch ends with its longest row, even in a longer window.
 
         time ->     chunk 0     chunk 1          rows_per_chunk = (3, 2)
         row 5      |#########|#########|

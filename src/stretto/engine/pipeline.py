@@ -177,12 +177,10 @@ class _PipelineStep:
         self.rows = window.rows(key, engine.device, engine.stack.dtype)
         # `begin` is called per micro-batch: a learned initial state then has one graph per micro-batch, which the
         # backward of its first chunk frees.
-        self.progress = [
-            _MicroBatchProgress(
-                engine.stack.begin(self.rows[each.rows], None if carried is None else _select_rows(carried, each))
-            )
-            for each in cut.micro_batches
-        ]
+        self.progress: list[_MicroBatchProgress] = []
+        for micro_batch_cut in cut.micro_batches:
+            carried_rows = None if carried is None else _select_rows(carried, micro_batch_cut)
+            self.progress.append(_MicroBatchProgress(engine.stack.begin(self.rows[micro_batch_cut.rows], carried_rows)))
 
     def run(self, actions: list[Action]) -> StepResult:
         """Run the actions in order; return this stage's result of the step."""
@@ -204,7 +202,7 @@ class _PipelineStep:
         return step_result(self.losses, state)
 
     def _post_receives(self, actions: list[Action]) -> None:
-        """Post the first receives. Every rank knows the rows' lengths, and so all shapes without asking."""
+        """Post the first receives. Every rank knows the rows' lengths, so no shapes have to be sent."""
         if self.mesh.forward_channel is None or self.mesh.backward_channel is None:
             return
         input_spec, output_spec = self.engine.boundaries(self.window)
@@ -271,7 +269,7 @@ class _PipelineStep:
             gradients.append(None)
         if roots:
             torch.autograd.backward(roots, gradients)
-        progress.gradients = [leaf.grad if leaf.is_leaf else None for leaf in live.state]
+        progress.gradients = [tensor.grad if tensor.is_leaf else None for tensor in live.state]
         if not self.mesh.is_first_stage:
             assert self.mesh.backward_channel is not None
             self.mesh.backward_channel.send(torch.zeros_like(live.x) if live.x.grad is None else live.x.grad)
