@@ -10,7 +10,7 @@ Name = Annotated[str, Field(min_length=1)]
 
 
 class LoggingConfig(StrictModel):
-    """Experiment trackers that get a copy of log.jsonl. Each needs a pip extra. You can change them on resume."""
+    """Experiment trackers that get the numbers in log.jsonl. Each needs a pip extra. You can change them on resume."""
 
     tensorboard: bool = False
     """Write event files to the folder `tensorboard` in the run's folder."""

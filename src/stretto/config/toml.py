@@ -108,7 +108,7 @@ def _format_error(details: ErrorDetails) -> str:
 
 
 def _describe_unknown_field(loc: tuple[int | str, ...]) -> str:
-    """Return the error for an unknown field, with its section, the most similar name, or all names to choose from."""
+    """Return the error for an unknown field or section, with the field's section, a similar name, or all names."""
     *sections, name = map(str, loc)
     if not sections:
         sections_with_name = [key for key in RunConfig.model_fields if name in section_model(key).model_fields]
@@ -117,4 +117,4 @@ def _describe_unknown_field(loc: tuple[int | str, ...]) -> str:
     known = section_model(sections[0]).model_fields if sections else RunConfig.model_fields
     similar = difflib.get_close_matches(name, known, n=1, cutoff=0.55)
     remedy = f"did you mean {similar[0]}?" if similar else f"choose from {', '.join(known)}"
-    return f"{'.'.join(map(str, loc))} is not a known field; {remedy}"
+    return f"{'.'.join(map(str, loc))} is not a known {'field' if sections else 'section'}; {remedy}"
