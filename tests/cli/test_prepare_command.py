@@ -50,8 +50,8 @@ def test_the_summary_of_series_lists_the_channels(
     options = ["--time", "when", "--by", "meter", "--columns", "load", "--validation-fraction", "0.2"]
     assert main(["prepare", "series", "a.csv", "--out", "out", *options]) == 0
     assert capsys.readouterr().out == (
-        "out/train: 1 sequence of 8 to 8 (median 8) steps, 8 steps in total, 1 channel (load)\n"
-        "out/valid: 1 sequence of 2 to 2 (median 2) steps, 2 steps in total, 1 channel (load)\n"
+        "out/train: 1 sequence of 8 steps, 8 steps in total, 1 channel (load)\n"
+        "out/valid: 1 sequence of 2 steps, 2 steps in total, 1 channel (load)\n"
     )
 
 

@@ -71,7 +71,8 @@ def test_a_loaded_model_has_the_scores_of_its_run(
     trained = load_model(tmp_path / "run")
     assert trained.data_spec == run.data_spec and trained.data_spec.task.targets == asks
     again = trained.evaluate(tmp_path / "valid")
-    assert again.loss == pytest.approx(last.evaluation.loss, rel=1e-6) and again.num_targets == last.evaluation.num_targets
+    assert again.loss == pytest.approx(last.evaluation.loss, rel=1e-6)
+    assert again.num_targets == last.evaluation.num_targets
     lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     assert ("perplexity" in lines[-1]) == (asks == "tokens")
 

@@ -1,6 +1,7 @@
 """A plan as one HTML page: advice, time per step of each layout, balance of the stages, and the step timeline."""
 
 from stretto.plan.advice import advise, layout_name
+from stretto.plan.cluster import Cluster
 from stretto.plan.predict import Prediction
 from stretto.plan.profile import Profile
 from stretto.plan.search import Plan
@@ -40,16 +41,21 @@ def plan_page(plan: Plan, profile: Profile, workload: Workload, timeline: Timeli
     return page(f"Plan for {title}", *parts, has_script=False)
 
 
+def describe_devices(cluster: Cluster, profile: Profile) -> str:
+    """Return the devices of a cluster, such as `16 x H100 on 2 nodes` or `2 processes on one x86_64 CPU`."""
+    nodes = f"{cluster.nodes} nodes" if cluster.nodes > 1 else ""
+    if profile.shares_memory:
+        processes = "process" if cluster.devices == 1 else "processes"
+        return f"{cluster.devices} {processes} on {f'{nodes}, each with ' if nodes else ''}one {profile.device}"
+    return f"{cluster.devices} x {profile.device}{f' on {nodes}' if nodes else ''}"
+
+
 def _describe(plan: Plan, profile: Profile, workload: Workload) -> str:
-    cluster = plan.cluster
-    processes = "process" if cluster.devices == 1 else "processes"
-    device = f"{processes} on one {profile.device}" if profile.shares_memory else f"x {profile.device}"
-    nodes = f" on {cluster.nodes} nodes" if cluster.nodes > 1 else ""
     estimated = " Estimated from a data sheet; no such device was measured." if profile.is_estimated else ""
     skipped = "; the others can't be among the best" if plan.num_simulated < plan.num_layouts else ""
     notes = "; ".join(f"{key}: {value}" for key, value in profile.notes.items())
     return (
-        f"{cluster.devices} {device}{nodes}. A step reads {workload.max_rows:,} rows of up to "
+        f"{describe_devices(plan.cluster, profile)}. A step reads {workload.max_rows:,} rows of up to "
         f"{workload.num_steps:,} time steps.{estimated} Layouts considered: {plan.num_layouts:,}; simulated: "
         f"{plan.num_simulated:,}{skipped}. {notes}"
     )

@@ -1,4 +1,4 @@
-"""Tables of a plan: its layouts, the load balance of its stages, its timeline, and the advice."""
+"""show_plan: prints a plan as tables, bars and a timeline, with the advice and the layout as TOML."""
 
 from rich import box
 from rich.console import Console
@@ -13,7 +13,7 @@ from stretto.plan.search import Plan
 from stretto.plan.serialize import layout_toml
 from stretto.plan.timeline import Timeline
 from stretto.plan.units import format_bytes, format_seconds
-from stretto.report.plan_page import LAYOUT_HEADERS, layout_cells
+from stretto.report.plan_page import LAYOUT_HEADERS, describe_devices, layout_cells
 
 _MAX_ROWS, _MAX_REJECTED = 10, 5
 _BAR_WIDTH = 24
@@ -23,12 +23,8 @@ _MAX_STAGES_DRAWN = 16
 
 def show_plan(console: Console, plan: Plan, profile: Profile, timeline: Timeline) -> None:
     """Print the best layouts, the stages and timeline of the chosen one, the advice, and the layout as TOML."""
-    cluster = plan.cluster
-    nodes = f" on {cluster.nodes} nodes" if cluster.nodes > 1 else ""
-    estimated = ", estimated from its data sheet" if profile.is_estimated else ""
-    processes = "process" if cluster.devices == 1 else "processes"
-    device = f"{processes} on one {profile.device}" if profile.shares_memory else f"x {profile.device}"
-    console.print(_table(plan, f"{cluster.devices} {device}{nodes}{estimated}"))
+    estimated = ", estimated from the data sheet" if profile.is_estimated else ""
+    console.print(_table(plan, f"{describe_devices(plan.cluster, profile)}{estimated}"))
     if "disturbed" in profile.notes:
         console.print(f"note: {profile.notes['disturbed']}; measure again with `stretto profile`")
     layouts = [prediction.layout for prediction in plan.best[:_MAX_ROWS]]

@@ -31,7 +31,7 @@ def predict_and_show(
     """Write predictions, showing the progress, and print their metrics."""
     console = make_console(is_quiet=not world.is_rank_zero)
     if not console.is_terminal:
-        console.print(f"predicting {data} ...")
+        console.print(f"making predictions for {data} ...")
     with show_fraction(console, "predicting") as show:
         num_lines = write_predictions(
             trained, data, out, world, fields=fields, on_progress=lambda done, count: show(done / count)
@@ -45,7 +45,7 @@ def predict_and_show(
 def forecast_and_show(
     trained: TrainedModel, data: Path | str, steps: int | None, out: Path | None, by: str | None = None
 ) -> None:
-    """Forecast; print the first series, and write all series to the CSV file `out`, if it is given."""
+    """Forecast each series; print the first forecast, and write all of them to the CSV file `out` if it is given."""
     console = make_console()
     num_series = 0
     with ExitStack() as files:

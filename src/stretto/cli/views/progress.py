@@ -30,7 +30,7 @@ def show_fraction(console: Console, name: str, *, stays: bool = True) -> Iterato
 
 @contextmanager
 def show_measurements(console: Console) -> Iterator[Callable[[str, float], None]]:
-    """Yield a function that shows the activity and the fraction done, as a bar in a terminal; elsewhere each activity is a line."""
+    """Yield a function that shows an activity and the fraction done: a bar in a terminal, else a line per activity."""
     printed: set[str] = set()
     with make_progress(console, stays=False) as bars:
         task = bars.add_task("measuring", total=1.0)

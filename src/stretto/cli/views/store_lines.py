@@ -42,7 +42,7 @@ def _describe_sequences(store: Sequences) -> str:
     elif store.vocabulary is not None:
         contents = f"{store.vocabulary.level} vocabulary of {values.num_tokens:,}"
     else:
-        contents = f"{values.num_tokens:,} different tokens"
+        contents = f"token ids below {values.num_tokens:,}"
     classes = "" if labels is None else f", {len(labels.names):,} classes"
     return (
         f"{store.location}: {pluralize(store.num_sequences, 'sequence')} of {_describe_lengths(store)} steps, "
@@ -54,4 +54,6 @@ def _describe_lengths(store: Sequences) -> str:
     if store.num_sequences > _MAX_LENGTHS:
         return f"up to {store.longest:,}"
     lengths = np.concatenate([np.diff(store.ends(shard, 0, size)) for shard, size in enumerate(store.shard_sizes)])
+    if lengths.min() == lengths.max():
+        return f"{lengths.max():,}"
     return f"{lengths.min():,} to {lengths.max():,} (median {int(np.median(lengths)):,})"

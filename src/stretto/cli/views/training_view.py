@@ -115,9 +115,8 @@ def _compare_with_plan(report: PlanReport) -> str:
     times = f"predicted {report.predicted:.3g} s per step, measured {report.measured:.3g} s"
     if abs(report.ratio - 1) <= _PLAN_TOLERANCE:
         return f"{times}: as planned"
-    difference = f"{report.ratio:.2f} times slower" if report.ratio > 1 else f"{1 / report.ratio:.2f} times faster"
     hint = "something else may be using the machine; " if report.ratio > 2 else ""
-    return f"{times}: {difference} than planned; {hint}measure again with `stretto profile RUN.toml`"
+    return f"{times}: {report.ratio:.2f} times as long as planned; {hint}measure again with `stretto profile RUN.toml`"
 
 
 def _describe_save(report: SaveReport) -> str:
@@ -142,7 +141,7 @@ def _print_run_summary(console: Console, run: Run) -> None:
     if run.resumed is not None:
         manifest = run.resumed.manifest
         console.print(f"resume  after step {manifest.training_state.step:,}, from {run.resumed.location}")
-        console.print(f"        saved on {manifest.run_info.layout or pluralize(manifest.num_ranks, 'rank')}")
+        console.print(f"        saved with {manifest.run_info.layout or pluralize(manifest.num_ranks, 'rank')}")
         for change in run.changes:
             console.print(f"changed {change}")
 
