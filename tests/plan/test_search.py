@@ -83,9 +83,29 @@ def test_a_balanced_model_uses_all_devices_and_a_cheap_one_stays_on_one() -> Non
     link = Link(latency=0.1, bandwidth=1e6)
     light = find_plan(profile([kind(1e-4, 2e-4)] * 4, node=link), LOAD, Cluster(4))
     assert light.chosen.layout.num_ranks == 1
-    assert advise(light).startswith("stay on one device: the best layout on several, ")
+    assert advise(light).startswith("stay on one device: the best layout on several devices, ")
     forced = find_plan(profile([kind(1e-4, 2e-4)] * 4, node=link), LOAD, Cluster(4), uses_all=True)
     assert "one device alone would be" in advise(forced)
+
+
+def test_the_advice_names_what_limits_the_speed_up() -> None:
+    slow_reader = profile([kind(0.1, 0.2)] * 4).model_copy(update={"step_overhead": 1.0})
+    assert "; reading data and other overhead take 77% of a step" in advise(find_plan(slow_reader, LOAD, Cluster(4)))
+    computes_as_long = "each device computes for 100% as long as a single device would"
+    # A chunk with half the rows takes as long as one with all.
+    assert computes_as_long in advise(find_plan(profile([kind(0, 0, start=0.1)]), LOAD, Cluster(2), uses_all=True))
+    # Two ranks share one core; nothing is wrong with their chunks.
+    speeds = tuple(RankSpeed(ranks=ranks, contended=1 / ranks, solo=1.0) for ranks in (1, 2))
+    shared = profile([kind(0.1, 0.2)], speeds=speeds)
+    assert computes_as_long in advise(find_plan(shared, LOAD, Cluster(2), uses_all=True))
+    ideal = find_plan(profile([kind(0.1, 0.2)]), LOAD, Cluster(2))
+    assert advise(ideal).endswith("each kind of overhead takes less than 5% of a step")
+
+
+def test_fewer_devices_are_preferred_if_about_as_fast_however_many_layouts_are_listed() -> None:
+    hardly_faster_on_two = profile([kind(0.03, 0.03, start=0.5)])
+    for num_best in (1, 10):
+        assert find_plan(hardly_faster_on_two, LOAD, Cluster(2), num_best=num_best).chosen.layout.num_ranks == 1
 
 
 def test_one_device_is_compared_with_the_best_layout_on_several() -> None:
@@ -131,7 +151,7 @@ def test_too_little_memory_rejects_layouts_and_turns_on_recomputation() -> None:
     assert again.chosen.layout.recompute and again.chosen.layout.chunks > 1 and again.chosen.memory <= 2e8
     weighty = find_plan(profile([kind(weight_bytes=10**8)] * 4, memory=1.2e9), LOAD, Cluster(2))
     assert not weighty.fits_single_device and "one device would need 1.6 GB" in advise(weighty)
-    assert ("1 stage", "needs more than 1.2 GB") in {
+    assert ("1 stage", "a rank needs more than 1.2 GB") in {
         (rejection.layouts, rejection.reason) for rejection in weighty.rejected
     }
     with pytest.raises(
@@ -178,7 +198,7 @@ def test_a_model_that_looks_ahead_is_not_cut_in_time() -> None:
 def test_a_missing_link_is_an_error_that_names_it() -> None:
     alone = profile([kind()]).model_copy(update={"node": None, "network": None})
     assert find_plan(alone, LOAD, Cluster(1)).chosen.layout.num_ranks == 1
-    with pytest.raises(PlanError, match="node=None in the profile of test, but devices=2; set the link"):
+    with pytest.raises(PlanError, match="node=None in the profile of test, but devices=2 and nodes=1; set the link"):
         find_plan(alone, LOAD, Cluster(2))
     with pytest.raises(PlanError, match="network=None in the profile of test, but nodes=2; set the link"):
         find_plan(alone, LOAD, Cluster(2, 2))

@@ -52,6 +52,6 @@ def test_a_model_that_fits_in_no_layout_is_an_error_of_one_sentence(
     with pytest.raises(PlanError) as error:
         choose_and_step(World(0, 1, torch.device("cpu")), str(byte_corpus.store.location), str(tmp_path))
     assert str(error.value) == (
-        "no layout is possible with devices=1 (1 stage: needs more than 10 kB); "
+        "no layout is possible with devices=1 (1 stage: a rank needs more than 10 kB); "
         "use more devices or memory, or a smaller model"
     )

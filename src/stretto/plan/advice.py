@@ -20,11 +20,11 @@ def advise(plan: Plan) -> str:
         # Possible only with `find_plan(uses_all=True)`; otherwise one device would have been chosen.
         return (
             f"use {layout}, the fastest that uses all devices; one device alone would be {1 / speed_up:.2f} times as "
-            f"fast: {_bottleneck(chosen, speed_up)}"
+            f"fast: {_bottleneck(plan, chosen)}"
         )
     return (
         f"use {layout}: {speed_up:.2f} times as fast as one device ({speed_up / num_ranks:.0%} of linear scaling); "
-        f"{_bottleneck(chosen, speed_up)}{_idle_devices(plan)}"
+        f"{_bottleneck(plan, chosen)}{_idle_devices(plan)}"
     )
 
 
@@ -46,14 +46,12 @@ def _why_not_more(plan: Plan) -> str:
     if plan.cluster.devices == 1:
         return "there is no other"
     if not parallel:
-        return "no layout on several devices is among the best"
+        return "no layout on several devices is possible"
     best = min(parallel, key=lambda prediction: prediction.seconds)
     speed_up = plan.speed_up(best)
-    caveat = ", a gain below the error of a prediction" if speed_up > 1 else ""
-    return (
-        f"the best layout on several, {layout_name(best)}, is {speed_up:.2f} times as fast{caveat}; "
-        f"{_bottleneck(best, speed_up)}"
-    )
+    caveat = ", a gain smaller than the prediction error" if speed_up > 1 else ""
+    speed = f"is {speed_up:.2f} times as fast as one device{caveat}"
+    return f"the best layout on several devices, {layout_name(best)}, {speed}; {_bottleneck(plan, best)}"
 
 
 def _idle_devices(plan: Plan) -> str:
@@ -68,17 +66,19 @@ def _idle_devices(plan: Plan) -> str:
     return f"; all {num_devices} would be {chosen.seconds / min(all_used):.2f} times as fast as this"
 
 
-def _bottleneck(prediction: Prediction, speed_up: float) -> str:
-    """Return a clause about the largest cost besides forwards and backwards; if it is small, about how they scale."""
-    parts = {
+def _bottleneck(plan: Plan, prediction: Prediction) -> str:
+    """Return a clause about the largest overhead, or about how long devices compute if that costs more speed."""
+    overheads = {
         "waiting for the all-reduce of gradients takes {:.0%} of a step": prediction.all_reduce,
         "stages wait for each other for {:.0%} of a step": prediction.bubble * prediction.pipeline,
         "the optimizer takes {:.0%} of a step": prediction.optimizer,
+        "reading data and other overhead take {:.0%} of a step": prediction.other,
     }
-    template, seconds = max(parts.items(), key=lambda item: item[1])
-    fraction = seconds / prediction.seconds
-    if fraction >= 0.05:
-        return template.format(fraction)
-    # Little time is lost to these. If the layout still scales badly, splitting the rows has hardly made chunks faster.
-    is_slow = speed_up < 0.7 * prediction.layout.num_ranks
-    return "a chunk with fewer rows takes nearly as long as one with more" if is_slow else "almost no time is lost"
+    template, overhead = max(overheads.items(), key=lambda item: item[1])
+    # With linear scaling, n devices would each compute for 1/n of the time that a single device does.
+    computing, single = prediction.pipeline * (1 - prediction.bubble), plan.single_device.pipeline
+    num_ranks = prediction.layout.num_ranks
+    if plan.speed_up(prediction) < 0.7 * num_ranks and computing - single / num_ranks > overhead:
+        return f"each device computes for {computing / single:.0%} as long as a single device would"
+    fraction = overhead / prediction.seconds
+    return template.format(fraction) if fraction >= 0.05 else "each kind of overhead takes less than 5% of a step"

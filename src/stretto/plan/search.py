@@ -25,7 +25,7 @@ from stretto.plan.workload import Workload
 
 # The maximum of micro-batches times chunks; the bubble is already negligible there.
 _MAX_CHUNKS = 256
-# Layouts that are slower than the fastest by more than this factor are not listed.
+# Layouts slower than the fastest by more than this factor are not listed, except the fastest on several devices.
 _MAX_SLOWDOWN = 2.0
 # A layout that is slower than the fastest by less than this fraction is preferred if it needs fewer devices.
 _TIE_TOLERANCE = 0.05
@@ -67,7 +67,7 @@ class Plan:
 def find_plan(
     profile: Profile, workload: Workload, cluster: Cluster, *, uses_all: bool = False, num_best: int = 10
 ) -> Plan:
-    """Return the best layouts for a cluster, one for each grid of replicas x stages: the chosen one first.
+    """Return up to `num_best` layouts for a cluster, the best of each grid of replicas x stages, the chosen one first.
 
     With `uses_all`, return only layouts that use every device.
     """
@@ -78,8 +78,8 @@ def find_plan(
         )
     if cluster.devices_per_node > 1 and profile.node is None:
         raise PlanError(
-            f"node=None in the profile of {profile.device}, but devices={cluster.devices}; set the link inside a node "
-            "(for example 3us,300GB), or measure it on several devices"
+            f"node=None in the profile of {profile.device}, but devices={cluster.devices} and nodes={cluster.nodes}; "
+            "set the link inside a node (for example 3us,300GB), or measure it on several devices"
         )
     return _LayoutSearch(CostModel(profile), workload, cluster, uses_all).run(num_best)
 
@@ -89,7 +89,7 @@ def balance(profile: Profile, workload: Workload, cluster: Cluster, layout: Layo
     search = _LayoutSearch(CostModel(profile), workload, cluster, uses_all=True)
     fitted = search.fit(layout.model_copy(update={"blocks": ()}))
     if fitted is None:
-        raise PlanError(f"{layout} doesn't fit in memory, even with recomputation; use more stages or micro-batches")
+        raise PlanError(f"even with recomputation, memory is too small for {layout}; use more stages or micro-batches")
     return fitted
 
 
@@ -155,7 +155,7 @@ class _LayoutSearch:
         for stages, memory_limit in sorted(self.oversized.items()):
             if stages not in self.fitting:
                 layouts = "1 stage" if stages == 1 else f"{stages} stages"
-                self._reject(layouts, f"needs more than {format_bytes(memory_limit)}")
+                self._reject(layouts, f"a rank needs more than {format_bytes(memory_limit)}")
 
     def _no_layout(self) -> PlanError:
         reasons = "; ".join(f"{layouts}: {reason}" for layouts, reason in list(self.rejected)[:3])
@@ -165,7 +165,8 @@ class _LayoutSearch:
     def _is_enough(self, grids: _Grids, num_best: int, bound: float) -> bool:
         """Return whether no layout with this bound, or a larger one, can be among the best."""
         times = sorted(prediction.seconds for prediction in grids.values())
-        return bound > self._slowest_listed(grids) or (len(times) >= num_best and bound > times[num_best - 1])
+        slowest = max(times[num_best - 1], times[0] * (1 + _TIE_TOLERANCE)) if len(times) >= num_best else np.inf
+        return bound > min(slowest, self._slowest_listed(grids))
 
     def _slowest_listed(self, grids: _Grids) -> float:
         """Return the longest step time that is still listed; the fastest layout on several devices is always listed."""
@@ -175,7 +176,7 @@ class _LayoutSearch:
 
     def _layouts(self) -> Iterator[Layout]:
         """Yield the layouts to consider, of those that the model and the data allow."""
-        num_rows, num_blocks = self.workload.num_rows, self.costs.num_blocks
+        num_rows, num_blocks = self.workload.min_rows, self.costs.num_blocks
         for num_ranks in _numbers_of_ranks(self.cluster.devices, self.uses_all):
             for stages in divisors(num_ranks):
                 replicas = num_ranks // stages
@@ -187,7 +188,7 @@ class _LayoutSearch:
                     yield from self._layouts_of_grid(replicas, stages)
 
     def _layouts_of_grid(self, replicas: int, stages: int) -> Iterator[Layout]:
-        max_micro_batches = self.workload.num_rows // replicas
+        max_micro_batches = self.workload.min_rows // replicas
         can_cross = stages > 1 and replicas > 1 and replicas * stages > self.cluster.devices_per_node
         for micro_batches in _powers_of_two(min(max_micro_batches, _MAX_CHUNKS)):
             max_chunks = min(self.workload.num_steps, _MAX_CHUNKS // micro_batches) if self.workload.is_causal else 1
@@ -244,7 +245,7 @@ class _LayoutSearch:
     ) -> list[slice]:
         seconds = self._range_seconds(stages, rows, steps, crossing, recompute)
         parts = partition_by_cost(self.costs.num_blocks, stages, seconds)
-        assert parts is not None, "without a memory limit, every cost is finite"
+        assert parts is not None, "without a memory limit, every partition has a finite cost"
         return parts
 
     def _range_seconds(
@@ -288,7 +289,7 @@ def _put_chosen_first(predictions: list[Prediction]) -> list[Prediction]:
 
 
 def _numbers_of_ranks(devices: int, uses_all: bool) -> list[int]:
-    """Return the numbers of ranks to try: all up to 16, and the divisors of the number of devices."""
+    """Return the numbers of ranks to try: all up to 16 and divisors of `devices`; with `uses_all`, only `devices`."""
     if uses_all:
         return [devices]
     return sorted({*range(1, min(devices, 16) + 1), *divisors(devices)})

@@ -20,7 +20,7 @@ class Workload:
             raise PlanError("a workload needs at least one batch, and each batch at least one row; use more data")
         sizes = [len(lengths) for lengths in self.batches]
         # Rows of the smallest batch, which limits replicas and micro-batches, and of the largest.
-        self.num_rows, self.max_rows = min(sizes), max(sizes)
+        self.min_rows, self.max_rows = min(sizes), max(sizes)
         self.num_steps = max(1, *(int(lengths[0]) for lengths in self.batches))  # of the longest row, at least 1
         # The time steps of all rows of an average batch.
         self.tokens = sum(float(lengths.sum()) for lengths in self.batches) / len(self.batches)
