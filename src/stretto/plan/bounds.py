@@ -33,7 +33,7 @@ class LowerBounds:
     def tight_bound(self, layout: Layout) -> float:
         """Return a bound for a layout with a partition: a stage waits only while the pipeline fills and drains."""
         speed = self._solo_speed(layout)
-        # The sum is divided by the speed below, but a message takes equally long at any speed.
+        # Multiplied by the speed, which the sum is later divided by: a message takes equally long at any speed.
         latency = min(self.costs.node_link.latency, self.costs.network_link.latency) * speed
         total = 0.0
         for shapes in self.workload.count_chunks(layout.replicas, layout.micro_batches, layout.chunks):
@@ -49,7 +49,7 @@ class LowerBounds:
     def _pipeline_bound(self, layout: Layout, shapes: Counter[tuple[int, int]], latency: float) -> float:
         """Return a bound for one batch: a stage's work plus one chunk's time in the other stages.
 
-        `shapes` counts the batch's chunks by (rows, steps).
+        With several micro-batches, only stages before it count. `shapes` counts the batch's chunks by (rows, steps).
         """
         work, transit = [], []
         num_forwards = 2 if layout.recompute else 1

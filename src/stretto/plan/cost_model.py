@@ -78,7 +78,7 @@ class CostModel:
         """Return the duration in seconds of an all-reduce over ranks that are spread evenly over nodes.
 
         Inside a node this is the measured cost if there is one, else an estimate. Between nodes it is always an
-        estimate: each rank exchanges an equal share of its node's bytes with the other nodes.
+        estimate: each rank of a node exchanges an equal share of the tensor with the other nodes.
         """
         if num_ranks == 1 or num_bytes == 0:
             return 0.0
@@ -95,7 +95,7 @@ class CostModel:
         return seconds
 
     def _effective_link(self, num_ranks: int) -> Link:
-        """Return the link in a node, with the busbw of the all-reduce measured on the most ranks below `num_ranks`."""
+        """Return the link in a node, with the busbw that was measured for the next smaller number of ranks, if any."""
         smaller = [cost for cost in self.profile.all_reduces if cost.ranks < num_ranks]
         if not smaller:
             return self.node_link
@@ -138,7 +138,7 @@ def interpolate(kind: BlockKind, rows: int, steps: int) -> ChunkCost:
             + value_of(points.get((row, step_pair[1]), zero)) * step_weight
             for row in row_pair
         )
-        # A line through two points can fall to zero or below, so the floor is the smallest cost, scaled to the chunk.
+        # A line can fall to zero or below. The floor is the smallest known cost, scaled down for even smaller chunks.
         floor = min(value_of(point) for point in kind.points) * size_ratio
         return max(low * (1 - row_weight) + high * row_weight, floor)
 

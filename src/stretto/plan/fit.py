@@ -17,9 +17,9 @@ def fit_layout(layout: Layout, num_ranks: int, num_blocks: int, num_rows: int) -
     ]
     if not possible:
         raise PlanError(
-            f"no layout uses all {num_ranks} ranks: with layout.stages at most {num_blocks} (the model's blocks), "
+            f"no layout uses all {num_ranks} ranks: with layout.stages at most {num_blocks} (one block each), "
             f"rows={num_rows} is too few for layout.micro_batches={layout.micro_batches} in each replica; start fewer "
-            "ranks, or use fewer micro-batches"
+            "ranks, or use more rows or fewer micro-batches"
         )
     current = layout.stages
     stages = min(possible, key=lambda count: (count != current, count < current, abs(count - current)))

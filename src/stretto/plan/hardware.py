@@ -81,7 +81,7 @@ def find_hardware(name: str) -> Hardware:
 def derive_profile(
     hardware: Hardware, blocks: Sequence[BlockShape], num_rows: int, num_steps: int, *, is_bf16: bool = True
 ) -> Profile:
-    """Return a model's estimated profile, for up to `num_rows` rows and `num_steps` steps, fp32 weights and AdamW."""
+    """Estimate the profile of a model with fp32 weights and AdamW, for up to `num_rows` rows and `num_steps` steps."""
     if not is_bf16:
         hardware = replace(hardware, flops=hardware.fp32_flops, element_size=4)
     shapes = list(dict.fromkeys(blocks))
@@ -109,9 +109,8 @@ def derive_profile(
 def _assumptions(hardware: Hardware) -> str:
     return (
         f"{'bf16' if hardware.element_size == 2 else 'fp32'} matrix products at {hardware.utilization:.0%} of peak; "
-        "recurrent weights read from memory at each time step, "
-        f"which takes at least {hardware.launch_seconds * 1e6:.0f} us; gradients in fp32, all-reduced during "
-        f"{GPU_OVERLAP:.0%} of the last backward"
+        f"at least {hardware.launch_seconds * 1e6:.0f} us per time step, with recurrent weights read from memory; "
+        f"gradients in fp32, all-reduced during {GPU_OVERLAP:.0%} of the last backward"
     )
 
 
@@ -145,7 +144,7 @@ def _derive_loss(hardware: Hardware, num_outputs: int, rows: Sequence[int], step
 
 def _forward_seconds(hardware: Hardware, shape: BlockShape, rows: int, steps: int) -> float:
     peak = hardware.flops * hardware.utilization
-    # The inputs of all time steps are one matrix product; the state needs one per time step.
+    # The inputs of all time steps need one matrix product; the state needs one per time step.
     batched = shape.weights - shape.recurrent
     arithmetic = 2 * batched * rows * steps / peak
     memory = hardware.element_size * (batched + shape.outputs * rows * steps) / hardware.bandwidth

@@ -31,8 +31,8 @@ def split_rows(lengths: RowLengths, num_micro_batches: int, num_chunks: int) -> 
     """Split rows, longest first, into micro-batches of nearly equal work and chunks of nearly equal length.
 
     There must be at least as many rows as micro-batches. A micro-batch is as long as its longest row, so a short
-    one can have fewer than `num_chunks` chunks. Its first chunk has all its rows, even empty ones, so that each
-    micro-batch has a backward; later chunks leave out the rows that have ended.
+    one can have fewer than `num_chunks` chunks. The first chunk of a micro-batch has all its rows, even empty ones, so
+    that each micro-batch has a backward; later chunks leave out the rows that have ended.
     """
     micro_batches = []
     for start, stop in pairwise(_micro_batch_bounds(lengths, num_micro_batches)):

@@ -44,7 +44,7 @@ class Prediction:
     other: float  # seconds that the rest takes: overhead such as reading data, and the all-reduce of metrics
     bubble: float  # the fraction of the pipeline's time in which stages wait
     tokens: float  # time steps of all rows of an average global batch
-    traffic: float  # bytes per step that the busiest rank sends
+    traffic: float  # bytes per step sent by the rank that sends the most
     stages: tuple[StagePrediction, ...]
 
     @property
@@ -143,7 +143,7 @@ class _StepSimulation:
 
 
 def predict(costs: CostModel, workload: Workload, layout: Layout, cluster: Cluster) -> Prediction:
-    """Return the prediction for an average step; without `layout.blocks`, one stage holds all blocks."""
+    """Return the prediction for an average step; a layout with several stages needs its `blocks`."""
     steps = _steps(costs, workload, layout, cluster)
     largest_chunk = workload.largest_chunk(layout.replicas, layout.micro_batches, layout.chunks)
     timelines = [step.simulate() for step in steps]

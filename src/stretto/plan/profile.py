@@ -120,7 +120,7 @@ class Profile(StrictModel):
     node: Link | None = None
     """The link between devices of one node; None if only one device per node was measured."""
     network: Link | None = None
-    """The link between devices of different nodes; each is assumed to get this bandwidth even while all send."""
+    """The link between devices on different nodes; each device is assumed to get this bandwidth while all send."""
     all_reduces: tuple[AllReduceCost, ...] = Field((), strict=False)
     speeds: tuple[RankSpeed, ...] = Field((), strict=False)
     """Relative speeds of ranks that can slow each other down, such as ranks that share cores; empty if they can't."""

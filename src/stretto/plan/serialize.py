@@ -65,7 +65,7 @@ def timeline_to_dict(layout: Layout, timeline: Timeline) -> dict[str, Any]:
 
 
 def timeline_from_dict(plan: Mapping[str, Any], layout: Layout) -> Timeline | None:
-    """Return the timeline of a plan as read from JSON; None if it has none for this layout, or an invalid one."""
+    """Return the timeline of a plan as read from JSON; None if it has no valid one for this layout."""
     try:
         values = plan["timeline"]
         if values["layout"] != _layout_to_dict(layout):

@@ -12,7 +12,7 @@ from stretto.plan.timeline import TimedAction, Timeline
 Category = Literal["data", "forward", "backward", "optimizer"]
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 ACTION_KINDS: dict[Category, ActionKind] = {"forward": ActionKind.FORWARD, "backward": ActionKind.BACKWARD}
-# Not 0, which trace viewers treat as a process of the system.
+# Not 0, which trace viewers treat as a system process.
 _PROCESS_ID = 1
 
 
@@ -107,7 +107,7 @@ class Trace:
             )
             return cls(int(values["otherData"]["step"]), tuple(ranks))
         except (ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{source} is not a trace of a step ({error}); train again to write one") from None
+            raise DataError(f"{source} is not a trace of a step ({error!r}); train again to write one") from None
 
     def _events(self) -> Iterator[dict[str, Any]]:
         yield _metadata("process_name", 0, {"name": f"step {self.step}"})

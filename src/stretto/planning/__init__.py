@@ -1,1 +1,1 @@
-"""Choosing a layout: obtain a profile, then search for the layout with the lowest predicted step time."""
+"""Choosing a layout: obtain a profile, then compare the predicted step times of layouts."""

@@ -1,4 +1,4 @@
-"""Choose the layout with the lowest predicted step time, for this machine's devices or for running ranks."""
+"""Choose a layout by its predicted step time, for this machine's devices or for running ranks."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,7 @@ from stretto.windows.loader import WindowSource
 
 @dataclass(frozen=True)
 class LayoutChoice:
-    """The layout that is predicted to be fastest, the plan and profile behind it, and its predicted timeline."""
+    """The chosen layout, the plan and profile that it was chosen from, and its predicted timeline."""
 
     layout: Layout
     plan: Plan
@@ -51,13 +51,13 @@ def choose_layout(
     seed: int = 1,
     cache: Path | None = None,
 ) -> Layout:
-    """Measure `model` on the ranks of `world`; return the layout for all of them that is predicted to be fastest.
+    """Measure `model` on the ranks of `world`; return the layout on all these ranks that is predicted to be fastest.
 
     Every rank must call this; all get the same layout, for `make_engine`. The model can be on the meta device.
     `windows` yields global batches: do not split it among ranks first. `optimizer` is called with the parameters, as
     `torch.optim.AdamW` is. The profile is cached in the folder `cache` (default: `~/.cache/stretto`), so the next
     call with the same arguments on the same kind of devices measures nothing. Raises `PlanError` if no layout on these
-    ranks fits in memory.
+    ranks is possible, such as if none fits in memory.
 
     Example:
         layout = stretto.choose_layout(model, loss, windows, world=world, optimizer=torch.optim.AdamW)
@@ -86,7 +86,7 @@ def choose_on_ranks(
 
 
 def choose_on_this_machine(config: RunConfig) -> LayoutChoice:
-    """Choose a layout for the devices of this machine. The layout may leave some of them unused."""
+    """Choose a layout for the devices of this machine. The layout can leave some of them unused."""
     profile_input = profile_input_from_config(config)
     profile = find_profile(config, profile_input)
     return _choose(profile_input, profile, Cluster(num_local_devices(profile_input.device)), uses_all=False)
