@@ -109,7 +109,7 @@ def derive_profile(
 def _assumptions(hardware: Hardware) -> str:
     return (
         f"{'bf16' if hardware.element_size == 2 else 'fp32'} matrix products at {hardware.utilization:.0%} of peak; "
-        f"at least {hardware.launch_seconds * 1e6:.0f} us per time step, with recurrent weights read from memory; "
+        f"{hardware.launch_seconds * 1e6:.0f} us of overhead per time step, and recurrent weights read from memory; "
         f"gradients in fp32, all-reduced during {GPU_OVERLAP:.0%} of the last backward"
     )
 
