@@ -1,4 +1,4 @@
-"""FieldSummary: the type of a field of records (a column of a table), inferred from some of its values."""
+"""FieldSummary: what a field of records (a column of a table) holds, inferred from some of its values."""
 
 import json
 import math
@@ -11,8 +11,8 @@ from typing import Any, Literal
 from stretto.prepare.record_parser import infer_list_type, parse_number
 from stretto.prepare.time_formats import looks_like_time, parse_time
 
-# An `unparsed time` can't be parsed: 01/03/2012 may be in January or March. A `category` is a boolean, or one of a few
-# short texts.
+# An `unparsed time` looks like a time, but its format is not supported: 01/03/2012 could be in January or in March.
+# A `category` is a boolean, or one of a few short texts.
 FieldType = Literal["text", "category", "number", "time", "unparsed time", "tokens", "channels", "empty", "other"]
 
 # The usual names of a field that holds a sequence.
@@ -23,7 +23,7 @@ _MAX_CLASSES = 1000
 _MAX_NUMERIC_CLASSES = 100
 # The usual names of a column of times.
 TIME_NAMES = ("time", "date", "datetime", "timestamp", "ds", "t", "step", "index")
-_MAX_TIME_CHARS = 40  # a text column with such a name holds times if its mean length is below this
+_MAX_TIME_CHARS = 40  # a text column with such a name holds times if its texts are shorter than this on average
 # A text field is an `unparsed time` if more than this fraction of its values looks like a time.
 _MIN_TIME_FRACTION = 0.9
 _MAX_CATEGORY_CHARS = 80  # the texts of a `category` are shorter than this on average
@@ -35,11 +35,11 @@ class FieldSummary:
 
     name: str
     type: FieldType
-    num_values: int = 0  # without missing ones
+    num_values: int = 0  # that are not missing
     num_missing: int = 0
     num_unique: int = 0  # distinct values; 0 for lists
     mean_length: float = 0.0  # characters of text, or steps of a list
-    is_integer: bool = False  # integers only
+    is_integer: bool = False  # whether all numbers are integers
     has_nan: bool = False  # has NaN, infinities, or NA in a CSV file
 
     @property
@@ -49,7 +49,7 @@ class FieldSummary:
 
     @property
     def is_unparsed_time(self) -> bool:
-        """Whether the field holds times that can't be parsed, judged by their format or by its name."""
+        """Whether the field holds times that can't be parsed, judged by the format of its values or by its name."""
         is_short = self.type in ("text", "category") and self.mean_length < _MAX_TIME_CHARS
         return self.type == "unparsed time" or (is_short and self.name.lower() in TIME_NAMES)
 
@@ -104,7 +104,7 @@ def _infer_field(name: str, values: Sequence[object], is_csv: bool) -> FieldSumm
 
 
 def _as_list(value: object, is_csv: bool) -> list[Any] | None:
-    """Return a value that is a list, or the JSON list in a CSV cell; None if it is neither."""
+    """Return the value if it is a list, or the JSON list in a CSV cell; None if there is no list."""
     if is_csv and isinstance(value, str) and value.lstrip().startswith("["):
         try:
             value = json.loads(value)

@@ -48,7 +48,7 @@ class Inspection:
     paths: tuple[Path, ...]  # files for training
     data: TextData | SequenceData | SeriesData
     valid: tuple[Path, ...] = ()  # files for validation, given or recognized by their names
-    num_bytes: int = 0  # of the training files
+    num_bytes: int = 0  # of the training files; saved datasets don't count
     num_rows: int | None = None  # approximately; None for text
     fields: tuple[FieldSummary, ...] = ()
     notes: tuple[str, ...] = ()  # decisions that you may want to change
@@ -64,7 +64,7 @@ class Inspection:
 def inspect_data(
     paths: Sequence[Path | str] | Path | str, hints: DataHints = DataHints(), *, valid: Sequence[Path | str] = ()
 ) -> Inspection:
-    """Return what files or folders hold, judged by a sample; large files are not read completely.
+    """Return what files or folders hold, judged by the beginning of text, or by some records of the first file.
 
     `hints` says what you know already. `valid` lists the validation files; without it, they are recognized by
     names such as `valid.csv`. Where the files can be read in several ways, an AmbiguousInputError says what to decide.
@@ -121,7 +121,7 @@ def _inspect_records(listing: Listing, hints: DataHints) -> Inspection:
 
 
 def _make_inspection(listing: Listing, data: TextData | SequenceData | SeriesData, notes: Sequence[str]) -> Inspection:
-    """Return an inspection, with notes on the validation files and on those that are not used."""
+    """Return an inspection, with notes on the validation files and on ignored files."""
     notes = [*notes]
     if listing.valid and not listing.is_explicit:
         notes.append(f"validation files, recognized by their names: {_list_names(listing.valid)}")

@@ -27,8 +27,8 @@ from stretto.prepare.records import (
     unreadable,
 )
 
-# At most this many bytes are read at the beginning of a text, JSONL or CSV file, and at the end of a JSONL or CSV file.
-MAX_BYTES, _TAIL_BYTES = 1 << 20, 64 << 10
+MAX_BYTES = 1 << 20  # at most this many bytes are read at the beginning of a text, JSONL or CSV file
+_TAIL_BYTES = 64 << 10  # and at most this many at the end of a JSONL or CSV file
 # A sample holds at most this many of a file's first rows, and this many of its last rows.
 _MAX_ROWS, _TAIL_ROWS = 2000, 100
 
@@ -79,7 +79,7 @@ def sample_records(path: Path) -> RecordSample:
 
 
 def read_beginning(path: Path) -> tuple[bytes, bool]:
-    """Return the first bytes of a file, up to the end of a line, and whether they are the whole file."""
+    """Return a file's first bytes, up to the end of a line if there is one, and whether they are the whole file."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES)
@@ -143,8 +143,8 @@ def _sample_parquet(path: Path) -> _SampledRows:
     try:
         first = next(file.iter_batches(_MAX_ROWS)).to_pylist()
         # A row group can't be read from its end, so read all of its batches and keep the last one.
-        (end,) = deque(file.iter_batches(_MAX_ROWS, row_groups=[num_groups - 1]), maxlen=1)
-        last = end.slice(max(0, end.num_rows - _TAIL_ROWS)).to_pylist() if num_rows > _MAX_ROWS else []
+        (last_batch,) = deque(file.iter_batches(_MAX_ROWS, row_groups=[num_groups - 1]), maxlen=1)
+        last = last_batch.slice(max(0, last_batch.num_rows - _TAIL_ROWS)).to_pylist() if num_rows > _MAX_ROWS else []
     except (ValueError, OSError) as error:
         raise unreadable(path, error) from None
     return [ParsedRow(0, record) for record in first], [ParsedRow(0, record) for record in last], num_rows
