@@ -58,7 +58,8 @@ def test_data_prepared_from_the_same_files_is_reused(capsys: pytest.CaptureFixtu
     assert Path("data/book/train/index.json").stat().st_mtime_ns == written
     assert Path("again.toml").read_text().replace("again.toml", "run.toml") == Path("run.toml").read_text()
     assert main(["init", "book.txt", "--out", "word.toml", "--level", "word"]) == 2
-    assert "data/book holds data that was prepared from other files, or in a different way" in capsys.readouterr().err
+    problem = "data/book holds data that was prepared from other or changed files, or in a different way"
+    assert problem in capsys.readouterr().err
     assert main(["init", "book.txt", "--out", "word.toml", "--level", "word", "--name", "words"]) == 0
 
 
@@ -122,7 +123,7 @@ def test_given_validation_files_take_precedence_over_names(capsys: pytest.Captur
             ["book.txt", "--valid", "gone.txt"],
             "--valid=gone.txt: gone.txt does not exist; use the path of a file or a folder",
         ),
-        (["reviews.jsonl", "--valid", "book.txt"], "--valid=book.txt has format text, but the training data has jsonl"),
+        (["reviews.jsonl", "--valid", "book.txt"], "--valid=book.txt is text, but the training data is jsonl"),
         (
             ["reviews.jsonl", "--label", "mod"],
             "--label=mod is not a field of reviews.jsonl; choose from id, text, mood",

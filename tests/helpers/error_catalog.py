@@ -289,7 +289,7 @@ ERROR_SECTIONS = (
                 DataError,
             ),
             ErrorCase(
-                "--level=<level> is not the level of the given vocabulary, <level>; leave one out",
+                "--level=<level> is not the given vocabulary's level, <level>; leave one of them out",
                 "`--vocabulary` uses the symbols of other data, and so their level.",
                 "Leave `--level` out.",
                 "stretto prepare text book.txt --out new --vocabulary words --level char",

@@ -233,12 +233,12 @@ GOOD: dict[str, dict[str, Any]] = {
         ("text", '{"y": 1}', "it has no 'text'"),
         ("text", '{"text": null, "y": 1}', "'text' is empty"),
         ("text", '{"text": "", "y": 1}', "'text' is empty"),
-        ("text", '{"text": " ", "y": 1}', "'text' is empty"),
+        ("text", '{"text": " ", "y": 1}', "'text' has no words, only white space"),
         ("text", '{"text": 5, "y": 1}', "'text' is 5, not text"),
         ("text", '{"text": "\\ud800", "y": 1}', "'text' has half of a surrogate pair"),
         ("text", '{"text": "x"}', "it has no 'y'"),
-        ("text", '{"text": "x", "y": 1.5}', "'y' is 1.5, but a label is text or an integer"),
-        ("text", '{"text": "x", "y": ""}', "'y' is \"\", but a label is text"),
+        ("text", '{"text": "x", "y": 1.5}', "'y' is 1.5, but a label must be text, an integer or a boolean"),
+        ("text", '{"text": "x", "y": ""}', "'y' is empty"),
         ("tokens", '{"tokens": [], "y": 1}', "'tokens' is an empty list"),
         ("tokens", '{"tokens": "x", "y": 1}', "'tokens' is \"x\", not a list"),
         ("tokens", '{"tokens": [1, 2.5], "y": 1}', "'tokens' has 2.5, not an integer"),
@@ -330,7 +330,7 @@ def test_nan_can_be_a_missing_value(tmp_path: Path) -> None:
         ([{"tokens": [3]}], {"like": "tokens"}, "row 1: 'tokens' has token 3, but tokens must be below 3"),
         ([{"tokens": [1]}], {"like": "tokens", "num_tokens": 9}, "num_tokens=9 has no effect .* of like=.*tokens;"),
         ([{"tokens": [1], "y": "z"}], {"like": "tokens", "label": "y"}, "is not among the classes of like=FOLDER"),
-        ([{"values": [[1, 2]]}], {"like": "values"}, "like=.* has 1 channels, but 'values' has 2"),
+        ([{"values": [[1, 2]]}], {"like": "values"}, "like=.* and 'values' differ in .* channels \\(1 and 2\\)"),
         ([{"values": [1], "y": 1}], {"like": "values", "label": "y"}, "has no labels; leave label=y out"),
     ],
 )
@@ -363,5 +363,5 @@ def test_floats_without_a_fraction_are_classes(tmp_path: Path) -> None:
     (sequences,) = prepare_sequences(path, tmp_path / "out", SequenceOptions(label="label"))
     assert sequences.fields.labels is not None and sequences.fields.labels.names == ("0", "1", "2")
     path.write_text('{"text": "ab", "label": 0.5}\n')
-    with pytest.raises(DataError, match=r"'label' is 0\.5, but a label is text or an integer"):
+    with pytest.raises(DataError, match=r"'label' is 0\.5, but a label must be text, an integer or a boolean"):
         prepare_sequences(path, tmp_path / "other", SequenceOptions(label="label"))

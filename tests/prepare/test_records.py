@@ -135,7 +135,7 @@ def test_a_bad_csv_row_has_a_problem(content: bytes, problem: str, tmp_path: Pat
         ("a.txt", b"x", r"a\.txt: its suffix '\.txt' is not one of \.jsonl, \.ndjson, \.csv, \.parquet; convert"),
         ("a.jsonl", b"", r"a\.jsonl is empty; leave it out"),
         ("a.csv", b"a,b\n", r"a\.csv has a header but no rows; leave it out"),
-        ("a.csv", b"1,2\n3,4\n", "its first line is not a header; write the names"),
+        ("a.csv", b"1,2\n3,4\n", "its first line is blank or has only numbers and times; write the column names"),
         ("a.csv", b",b\n3,4\n", "the column name '' is empty, repeated or not UTF-8; rename it"),
         ("a.csv", b'a,b\n1,2\n3,"4\n5,6\n', r"a\.csv, row 2: a quote is opened in this row and never closed; fix"),
         ("a.csv", b"b,b\n3,4\n", "the column name 'b' is empty, repeated"),
@@ -174,5 +174,5 @@ def test_the_error_names_a_missing_library_and_how_to_install_it(
     (tmp_path / "a.parquet").write_text("x")
     (tmp_path / "state.json").write_text("{}")
     monkeypatch.setitem(sys.modules, "pyarrow.parquet" if extra == "parquet" else module, None)
-    with pytest.raises(DataError, match=rf"needs {module} to be read; pip install 'stretto\[{extra}\]'$"):
+    with pytest.raises(DataError, match=rf"needs {module}; run pip install 'stretto\[{extra}\]'$"):
         cut_records([path], None)

@@ -27,16 +27,16 @@ _CONTROLS = bytes(set(range(32)) - set(b"\t\n\v\f\r\x1b"))
 
 
 class AmbiguousInputError(DataError):
-    """Files can be read in several ways; `question` asks for the hint `hint`, one of `choices` ("none": no label)."""
+    """Files can be read in several ways; `question` asks which of `choices` the field `hint` of DataHints should be."""
 
     def __init__(self, message: str, hint: str, question: str, choices: Sequence[str]) -> None:
         super().__init__(message)
-        self.hint, self.question, self.choices = hint, question, tuple(choices)
+        self.hint, self.question, self.choices = hint, question, tuple(choices)  # for a label, also "none"
 
 
 @dataclass(frozen=True)
 class Listing:
-    """The files to read, all of one format."""
+    """The files to read, and the format of those for training."""
 
     format: Format
     paths: tuple[Path, ...]  # files for training, in the order they are read
@@ -74,7 +74,7 @@ def list_files(paths: Iterable[Path], format: str | None = None) -> Listing:
         raise errors[0] if errors else no_data
     chosen = _choose_format(groups, format)
     ignored += [path for other, group in groups.items() if other != chosen for path in group]
-    # Only folders below the common parent can name a split: the user's path may contain a `train` by chance.
+    # Only folders below the common parent can name a split: a folder above it may be called `train` by chance.
     root = Path(os.path.commonpath([path.absolute() if path.is_dir() else path.absolute().parent for path in given]))
     train, valid, rest = _split_paths(groups[chosen], root)
     return Listing(chosen, tuple(train), tuple(valid), (*ignored, *rest))
@@ -90,7 +90,7 @@ def list_validation_files(paths: Iterable[Path], format: Format, is_text: bool) 
     except DataError as error:
         raise DataError(f"valid={given[0]}: {error}") from None
     if listing.format != format and not is_text:
-        raise DataError(f"valid={given[0]} has format {listing.format}, but the training data has {format}; convert it")
+        raise DataError(f"valid={given[0]} is {listing.format}, but the training data is {format}; convert one of them")
     return (*listing.paths, *listing.valid)
 
 
@@ -151,7 +151,7 @@ def _choose_format(groups: dict[Format, list[Path]], format: str | None) -> Form
 
 
 def _split_paths(paths: list[Path], root: Path) -> tuple[list[Path], list[Path], list[Path]]:
-    """Return training, validation and unused files by name; all are for training unless the names tell them apart."""
+    """Sort files by name into training, validation and unused; all are for training unless names tell them apart."""
     splits = {path: _split_of(path.absolute().relative_to(root)) for path in paths}
     train, valid, test = ([path for path in paths if splits[path] == split] for split in ("train", "valid", "test"))
     if not train or not (valid or test):
@@ -160,7 +160,7 @@ def _split_paths(paths: list[Path], root: Path) -> tuple[list[Path], list[Path],
 
 
 def _split_of(path: Path) -> str | None:
-    """Return the split (train, valid or test) that a folder (outermost first) or the file is named after, or None."""
+    """Return the split (train, valid or test) in a path: in a folder (outermost first), else in the stem; or None."""
     for part in (*path.parts[:-1], path.stem):
         words = set(re.split(r"[-_. ]", part.lower()))
         splits = [split for split, names in _SPLITS.items() if words.intersection(names)]

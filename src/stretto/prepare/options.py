@@ -55,7 +55,7 @@ class PrepareOptions:
         values: dict[str, Any] = {"options": type(self).__name__}
         for item in fields(self):
             value = getattr(self, item.name)
-            # The content of other prepared data counts, not its location.
+            # Of prepared data that an option names, the content counts, not the location.
             open_value = {"vocabulary": open_vocabulary, "like": open_schema}.get(item.name)
             values[item.name] = _plain(value if open_value is None else open_value(value))
         return values
@@ -89,12 +89,12 @@ class SequenceOptions(PrepareOptions):
     sequence: str | None = option(None, "field with the sequence (default: text, tokens or values)", "FIELD")
     label: str | None = option(None, "field with the class of a sequence: text, integer or boolean", "FIELD")
     read_as: ValueType | None = option(
-        None, "what a sequence holds (default: what the first record looks like)", choices=get_args(ValueType)
+        None, "what a sequence holds (default: inferred from the first record)", choices=get_args(ValueType)
     )
     level: Level | None = option(None, _LEVEL_HELP, choices=LEVELS)
     vocabulary: Vocabulary | Path | str | None = option(None, _VOCABULARY_HELP, "FOLDER")
     max_symbols: int | None = option(None, _MAX_SYMBOLS_HELP, "N", type=int)
-    num_tokens: int | None = option(None, "number of distinct tokens (default: largest in the data + 1)", "N", type=int)
+    num_tokens: int | None = option(None, "vocabulary size (default: largest token in the data + 1)", "N", type=int)
     like: Path | str | Schema | None = option(None, f"{_LIKE_HELP} vocabulary, classes and statistics", "FOLDER")
     validation_fraction: float = option(0.0, f"random fraction of the sequences {_SPLIT_HELP}", "FRACTION", type=float)
     seed: int = option(0, "random seed for the validation split (default: 0)", "N", type=int)
@@ -113,7 +113,7 @@ class SeriesOptions(PrepareOptions):
     by: str | None = option(None, "column that names the series of a row (default: each file is one series)", "COLUMN")
     time: str | None = option(None, "column of times, which must not decrease within a series", "COLUMN")
     like: Path | str | Schema | None = option(None, f"{_LIKE_HELP} columns and statistics", "FOLDER")
-    validation_fraction: float = option(0.0, f"fraction at the end of a series {_SPLIT_HELP}", "FRACTION", type=float)
+    validation_fraction: float = option(0.0, f"final fraction of each series {_SPLIT_HELP}", "FRACTION", type=float)
     bad_rows: BadRowPolicy = option("error", _BAD_ROWS_HELP, choices=get_args(BadRowPolicy))
     nan: NanPolicy = option("error", _NAN_HELP, choices=get_args(NanPolicy))
 
@@ -136,7 +136,7 @@ def open_schema(like: Path | str | Schema | None) -> Schema | None:
 def check_level(level: Level | None, vocabulary: Vocabulary | None, max_symbols: int | None) -> Level:
     """Return the level of the tokens; reject options that contradict each other."""
     if vocabulary is not None and level not in (None, vocabulary.level):
-        raise DataError(f"level={level} is not the level of the given vocabulary, {vocabulary.level}; leave one out")
+        raise DataError(f"level={level} is not the given vocabulary's level, {vocabulary.level}; leave one of them out")
     chosen = vocabulary.level if vocabulary is not None else level or "byte"
     if max_symbols is not None and (vocabulary is not None or chosen == "byte"):
         reason = "a given vocabulary" if vocabulary is not None else "bytes"
@@ -147,7 +147,7 @@ def check_level(level: Level | None, vocabulary: Vocabulary | None, max_symbols:
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - the value of any field
-    """Return a value that JSON can hold."""
+    """Return the value in a form that JSON can hold."""
     if isinstance(value, Schema):
         labels = None if value.labels is None else value.labels.model_dump(mode="json")
         return [value.values.model_dump(mode="json"), labels, _plain(value.vocabulary)]

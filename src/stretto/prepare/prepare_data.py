@@ -1,4 +1,4 @@
-"""prepare_data: turns inspected files into stores, or reuses the stores if the files have not changed."""
+"""prepare_data: turns inspected files into stores, or reuses the stores if files and options have not changed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from stretto.store.sequences import Sequences
 
 # A file in the folder of prepared data: a fingerprint of the files and options that the data was made from.
 SOURCE_FINGERPRINT = "source.sha256"
-# The default size of a vocabulary of words.
+# The default maximum size of a vocabulary of words.
 _MAX_WORDS = 20_000
 
 Stores = list[Corpus] | list[Sequences]
@@ -51,7 +51,7 @@ def prepare_data(
     """Prepare inspected files into `folder/train` and `folder/valid`; reuse them if they exist and nothing changed.
 
     The validation data is the inspection's validation files or, without any, `validation_fraction` of the data: by
-    default a tenth, or the last fifth of each series. With 0, all of the data goes to `folder` itself.
+    default a tenth, or the last fifth of each series. With `validation_fraction=0`, all data goes to `folder` itself.
     """
     make_or_reuse = partial(_make_or_reuse, on_progress=on_progress, on_skipped=on_skipped)
     folder = Path(folder)
@@ -94,7 +94,7 @@ def _make_options(
 
 
 def _make_validation_options(options: Options, train: Corpus | Sequences) -> Options:
-    """Return options for validation files: they get the vocabulary, labels and statistics of the training data."""
+    """Return options for validation files: they get the vocabulary, classes and statistics of the training data."""
     if isinstance(options, TextOptions):
         assert isinstance(train, Corpus)
         return TextOptions(vocabulary=train.vocabulary)
@@ -106,13 +106,13 @@ def _make_validation_options(options: Options, train: Corpus | Sequences) -> Opt
 def _make_or_reuse(
     paths: Sequence[Path], folder: Path, options: Options, on_progress: OnProgress, on_skipped: OnSkipped
 ) -> tuple[Stores, bool]:
-    """Return the stores of a folder, and whether it held them already: the same files, prepared in the same way."""
+    """Return the stores in a folder, and whether it already held them, made from the same files in the same way."""
     fingerprint = source_fingerprint(paths, options.to_dict()).encode()
     fingerprint_path = folder / SOURCE_FINGERPRINT
     split_folders = sorted(path.parent for path in folder.glob(f"*/{INDEX}"))
     if (folder / INDEX).exists() or split_folders:
         if not fingerprint_path.is_file() or fingerprint_path.read_bytes() != fingerprint:
-            problem = "holds data that was prepared from other files, or in a different way"
+            problem = "holds data that was prepared from other or changed files, or in a different way"
             raise DataError(f"{folder} {problem}; choose a different folder, or delete it")
         folders = split_folders or [folder]
         if isinstance(options, TextOptions):

@@ -84,7 +84,7 @@ class Job:
     def run_unordered(
         self, name: str, task: PartTask[Part], parts: Sequence[Part], sizes: Sequence[int], phase: str
     ) -> Iterator[tuple[int, PartResult]]:
-        """Yield the number and the result of each part as it finishes, in any order, without keeping results."""
+        """Yield the number and the result of each part as it finishes, in any order; results are not kept in memory."""
         runner = _PartRunner(name, task, self.folder)
         total, done = sum(sizes), 0
         missing = []
@@ -112,7 +112,7 @@ class Job:
     def finish(self) -> None:
         """Give the folder its final name: either all of the data is there, or none of it."""
         for folder in (*(path for path in self.folder.iterdir() if path.is_dir()), self.folder):
-            # Parts without a single sequence leave files that no store uses.
+            # Parts that yielded no sequence or token leave files that no store uses.
             for unused in folder.glob("part-*"):
                 unused.unlink()
             fsync_folder(folder)
@@ -170,13 +170,13 @@ def part_path(folder: Path, split: str, number: int, suffix: str) -> Path:
     return folder / split / f"part-{number:05}.{suffix}"
 
 
-def file_record(file: PagedFile, folder: str = "") -> PartResult:
+def file_record(file: PagedFile, folder: str = "") -> dict[str, Any]:
     """Return a file's entry in a part's result; `folder` is its subfolder in the job's folder."""
     return {"path": str(Path(folder, file.name)), "num_bytes": file.num_bytes, "checksums": file.checksums.tolist()}
 
 
-def move_into_store(record: PartResult, folder: Path, name: str) -> PagedFile:
-    """Rename a part's file to its name in the store."""
+def move_into_store(record: dict[str, Any], folder: Path, name: str) -> PagedFile:
+    """Rename a part's file, given its `file_record`, to its name in the store."""
     path = folder / str(record["path"])
     path.rename(path.with_name(name))
     return PagedFile(name, record["num_bytes"], np.array(record["checksums"], np.uint32))
@@ -198,7 +198,7 @@ class _PartRunner(Generic[Part]):
         return number
 
     def find_result(self, number: int) -> PartResult | None:
-        """Return the result of a part; None if the part is not finished or a file of it is missing or incomplete."""
+        """Return the result of a part; None if it is not finished, or one of its files is missing or incomplete."""
         if not self._result_path(number).exists():
             return None
         result = self.read_result(number)
@@ -241,7 +241,7 @@ def _run_in_processes(
                     connection.send(next_part)
     except (EOFError, ConnectionError):
         raise LostWorkerError(
-            f"a worker process for {runner.folder} ended early (out of memory, or started by a script without "
+            f"a worker process for {runner.folder} ended early (perhaps out of memory, or started by a script without "
             "`if __name__ == '__main__':`); run the same command again to resume, with fewer workers or with that line"
         ) from None
     finally:
@@ -297,7 +297,7 @@ def _check_target(target: Path | str) -> Path:
         raise DataError(f"{target} is a URL; prepare into a local folder, then copy it")
     target = Path(target)
     if target.name in ("", ".."):
-        raise DataError(f"{str(target)!r} does not name a folder; choose a different one")
+        raise DataError(f"{str(target)!r} does not end in the name of a folder; choose a different one")
     if (target / INDEX).exists() or any(target.glob(f"*/{INDEX}")):
         raise DataError(f"{target} already holds prepared data; choose a different folder, or delete it first")
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):

@@ -32,10 +32,11 @@ def prepare_sequences(
 ) -> list[Sequences]:
     """Write the records of JSONL, CSV or Parquet files, or of saved Hugging Face datasets, as sequences to `folder`.
 
-    Each record is one sequence, in the field `options.sequence`. Text becomes tokens (`level`). A list of integers is
-    tokens, but channels in a field named `values`. Lists of other numbers and lists of lists are channels, with null
-    for a missing value. With `validation_fraction`, sequences are drawn at random for `folder/valid`; the others go
-    to `folder/train`. Vocabulary and statistics come from the training split, or from the prepared data `like`.
+    Each record is one sequence, in the field `options.sequence`. Text becomes tokens: bytes, characters or words
+    (`level`). A list of integers is tokens, but channels in a field named `values`. Lists of other numbers and lists of
+    lists are channels, with null for a missing value. With `validation_fraction`, sequences are drawn at random for
+    `folder/valid`; the others go to `folder/train`. Vocabulary and statistics come from the training split, unless
+    `vocabulary` or `like` names other prepared data.
     """
     paths = list_paths(files)
     parts = cut_records(paths, options.shard_bytes)
@@ -133,11 +134,9 @@ def _apply_schema(parser: RecordParser, schema: Schema) -> RecordParser:
             f"like={schema.location} has {value_type}, but {parser.sequence!r} holds {parser.value_type}; "
             "use different data"
         )
-    if isinstance(values, Channels) and len(values.names) != (parser.num_channels or 1):
-        raise DataError(
-            f"like={schema.location} has {len(values.names)} channels, but {parser.sequence!r} has "
-            f"{parser.num_channels or 1}; use different data"
-        )
+    if isinstance(values, Channels) and len(values.names) != (num_channels := parser.num_channels or 1):
+        problem = f"like={schema.location} and {parser.sequence!r} differ in the number of channels"
+        raise DataError(f"{problem} ({len(values.names)} and {num_channels}); use different data")
     if parser.label is not None and labels is None:
         raise DataError(f"like={schema.location} has no labels; leave label={parser.label} out")
     return replace(
@@ -152,7 +151,7 @@ def _numbered(names: Sequence[str]) -> dict[str, int]:
 
 
 def _scan(job: Job, parts: Sequence[RecordPart], settings: _SequenceSettings) -> _SequenceSettings:
-    """Return settings with the vocabulary or number of tokens, and the classes; read all records if any is unknown."""
+    """Return settings with the vocabulary or number of tokens, and the classes; read all records if one is unknown."""
     parser, vocabulary = settings.parser, settings.vocabulary
     is_text = parser.value_type == "text"
     needs_vocabulary = vocabulary is None if is_text else parser.value_type == "tokens" and parser.num_tokens is None
@@ -201,7 +200,7 @@ class _ScanPart:
     """Finds the labels of a part, and its symbols or its largest token."""
 
     settings: _SequenceSettings
-    needs_vocabulary: bool  # or, for tokens, their number
+    needs_vocabulary: bool  # for tokens, only its size
 
     def __call__(self, part: RecordPart, number: int, folder: Path, /) -> PartResult:
         parser, reader = self.settings.parser, RowReader(part, self.settings.options.bad_rows)

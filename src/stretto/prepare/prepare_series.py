@@ -40,9 +40,9 @@ def prepare_series(
     """Write the rows of CSV, Parquet or JSONL files as series to `folder`; each row is one time step.
 
     A file is one series; with `by`, consecutive rows with the same value in that column are one. The channels are
-    `columns`, by default all whose first value is a number. The column `time` must not decrease within a series.
-    With `validation_fraction`, the end of each series goes to `folder/valid` and the rest to `folder/train`, from
-    which the statistics are computed. `like` takes columns and statistics from other prepared data.
+    `columns`, by default all whose first value is a number, except `by` and `time`. The column `time` must not decrease
+    within a series. With `validation_fraction`, the end of each series goes to `folder/valid` and the rest to
+    `folder/train`, from which the statistics are computed. With `like`, columns and statistics come from that data.
     """
     paths = list_paths(files)
     parts = cut_records(paths, None)
@@ -82,7 +82,7 @@ def _check_columns(columns: Sequence[str], options: SeriesOptions) -> tuple[str,
         raise DataError("columns=() is empty; name at least one column")
     for name in columns:
         if list(columns).count(name) > 1:
-            raise DataError(f"columns={listed} names {name!r} twice; name each column once")
+            raise DataError(f"columns={listed} names {name!r} more than once; name each column once")
         if name in (options.by, options.time):
             role = "by" if name == options.by else "time"
             raise DataError(f"columns={listed} includes {role}={name}; leave it out of the columns")
@@ -104,10 +104,11 @@ def _numeric_columns(part: RecordPart, excluded: set[str | None]) -> list[str]:
     remedy = "choose channels with columns=NAMES"
     for name, is_number in is_numeric.items():
         if is_number is None:
-            raise DataError(f"{part.path}: {name!r} has no value up to row {num_rows:,}; {remedy}")
+            raise DataError(f"{part.path}: {name!r} is missing, NaN or infinite up to row {num_rows:,}; {remedy}")
     numeric = [name for name, is_number in is_numeric.items() if is_number]
     if not numeric:
-        raise DataError(f"{part.path} has no column of numbers, only {sorted(is_numeric)}; {remedy}")
+        others = f", only {', '.join(sorted(is_numeric))}" if is_numeric else ""
+        raise DataError(f"{part.path} has no column of numbers{others}; {remedy}")
     return numeric
 
 
@@ -168,7 +169,7 @@ class _StepParser:
 
 
 def parse_timestamp(value: object, is_csv: bool) -> Timestamp | None:
-    """Return a value as a time: a datetime, or a number if it is one; None if it is not a time."""
+    """Return a value as a time, which is a datetime or a number; None if it is neither."""
     if isinstance(value, datetime):
         return value
     if isinstance(value, date):

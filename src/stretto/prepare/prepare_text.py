@@ -101,10 +101,10 @@ def _write(job: Job, texts: TextFiles, split: str, parts: Sequence[TextRange], v
     folder.mkdir(exist_ok=True)
     task = _WriteTokens(texts, vocabulary, split)
     results = job.run(f"write{split}", task, parts, _sizes(parts), f"writing {job.target / split}")
-    # White space at the end of a text may be a part of its own, without a word.
+    # A part that is only white space has no words.
     results = [result for result in results if result["num_tokens"]]
     if not results:
-        raise DataError("the text contains only white space, no words; use different files")
+        raise DataError(f"the text for {job.target / split} is only white space, with no words; use different files")
     shards = [
         move_into_store(result["files"][0], job.folder, shard_name(number)) for number, result in enumerate(results)
     ]
@@ -142,15 +142,15 @@ class _WriteTokens:
 
     def __call__(self, part: TextRange, number: int, folder: Path, /) -> PartResult:
         dtype = token_dtype(len(self.vocabulary))
-        has_unknown = self.vocabulary.level != "byte"
+        is_decoded = self.vocabulary.level != "byte"  # into characters or words, of which some may be unknown
         num_unknown = 0
         with FileWriter(part_path(folder, self.split, number, "tokens")) as writer:
             for span in self.texts.read_spans(*part):
-                if has_unknown:
+                if is_decoded:
                     span.check()
                 tokens = self.vocabulary.encode(span.text)
                 writer.append(tokens.astype(dtype))
-                num_unknown += int((tokens == 0).sum()) if has_unknown else 0
+                num_unknown += int((tokens == 0).sum()) if is_decoded else 0
             file = writer.finish()
         num_tokens = file.num_bytes // dtype.itemsize
         return {"files": [file_record(file, self.split)], "num_tokens": num_tokens, "num_unknown": num_unknown}

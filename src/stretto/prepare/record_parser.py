@@ -33,7 +33,7 @@ class RecordParser:
     level: Level = "byte"  # of text
     num_tokens: int | None = None  # None: not known yet
     num_channels: int | None = None  # None: a step is a plain number
-    classes: Mapping[str, int] | None = None  # None: not known yet
+    classes: Mapping[str, int] | None = None  # None: not known yet, or no label
     nan: NanPolicy = "error"
 
     @property
@@ -58,8 +58,8 @@ class RecordParser:
         value = _require(record, self.sequence)
         if not isinstance(value, str):
             raise BadRowError(f"{self.sequence!r} is {shorten(value)}, not text")
-        if not value or (self.level == "word" and value.isspace() and not split_symbols(value, "word")):
-            raise BadRowError(f"{self.sequence!r} is empty")
+        if self.level == "word" and value.isspace() and not split_symbols(value, "word"):
+            raise BadRowError(f"{self.sequence!r} has no words, only white space")
         _check_text(value, self.sequence)
         return value
 
@@ -70,8 +70,8 @@ class RecordParser:
         # A table with missing labels stores the others as floats.
         if isinstance(value, float | Decimal) and math.isfinite(value) and value == int(value):
             value = int(value)
-        if not isinstance(value, str | int) or value == "":
-            raise BadRowError(f"{self.label!r} is {shorten(value)}, but a label is text or an integer")
+        if not isinstance(value, str | int):
+            raise BadRowError(f"{self.label!r} is {shorten(value)}, but a label must be text, an integer or a boolean")
         name = shorten(value) if isinstance(value, bool) else str(value)
         _check_text(name, self.label)
         if self.classes is not None and name not in self.classes:
@@ -100,7 +100,7 @@ class RecordParser:
 
 
 def to_number(value: object, name: str, nan: NanPolicy, is_csv: bool = False) -> float:
-    """Return a value as a number, NaN if missing; reject one too large for a 32-bit float, and NaN if `nan` says so."""
+    """Return a value as a number, NaN if missing. Reject what is too large for float32; if nan=error, also NaN."""
     number = parse_number(value, is_csv)
     if number is None:
         raise BadRowError(f"{name!r} has {shorten(value)}, not a number")
@@ -182,7 +182,7 @@ def infer_list_type(name: str, types: set[type]) -> ValueType | None:
 
 def _require(record: Mapping[str, Any], name: str) -> object:
     value = record.get(name)
-    if value is None:
+    if value is None or value == "":
         raise missing_field(record, name)
     return value
 

@@ -153,13 +153,13 @@ def parse_line(index: int, line: bytes) -> ParsedRow:
 
 
 def _open_csv(path: Path) -> TextIO:
-    # Bytes that are not UTF-8 become surrogates, so that one bad cell is one bad row.
+    # Bytes that are not UTF-8 become surrogates, so that a bad cell spoils only its row, not the whole file.
     return path.open(encoding="utf-8-sig", errors="surrogateescape", newline="")
 
 
 def csv_reader(text: Iterable[str]) -> Iterator[list[str]]:
-    """Return a reader of CSV text that has no limit on the size of a cell."""
-    # The default limit is 128 KiB, less than a long text.
+    """Return a reader for CSV text, without a limit on the size of a cell."""
+    # The default limit, 131,072 characters, is too low for a long text.
     csv.field_size_limit(sys.maxsize)
     return csv.reader(text, strict=True)
 
@@ -177,7 +177,7 @@ def read_header(path: Path, reader: Iterator[list[str]]) -> list[str]:
         if not name or not is_utf8(name) or header.count(name) > 1:
             raise DataError(f"{path}: the column name {name!r} is empty, repeated or not UTF-8; rename it")
     if not header or all(_is_number(name) or looks_like_time(name) for name in header):
-        raise DataError(f"{path}: its first line is not a header; write the names of the columns there")
+        raise DataError(f"{path}: its first line is blank or has only numbers and times; write the column names there")
     return header
 
 
@@ -258,7 +258,7 @@ def _import_extra(module: str, extra: str, path: Path) -> Any:  # noqa: ANN401 -
         return import_module(module)
     except ImportError:
         name = module.split(".")[0]
-        raise DataError(f"{path} needs {name} to be read; pip install 'stretto[{extra}]'") from None
+        raise DataError(f"reading {path} needs {name}; run pip install 'stretto[{extra}]'") from None
 
 
 def open_parquet(path: Path) -> Any:  # noqa: ANN401 - pyarrow has no types
