@@ -107,7 +107,7 @@ def test_rows_of_unequal_length_have_a_histogram_and_padding(tmp_path: Path) -> 
     config = parse_config({**options, "model": {"hidden": 8, "layers": 1}, "run": {"folder": tmp_path / "run"}})
     page = ParsedPage(render_run(train(config)))
     assert "200 sequences" in page.text and "the longest has 42" in page.text and "were padding" in page.text
-    assert any(label.startswith("Lengths of the training data: 200 sequences") for label in page.labels())
+    assert any(label.startswith("Sequence lengths in the training data: 200 sequences") for label in page.labels())
     assert any(label.startswith("Padding of each batch") for label in page.labels())
     assert "no validation data" in page.text
 

@@ -1,4 +1,4 @@
-"""Read a run's folder into a `Record`, line by line, in memory that does not grow with the log."""
+"""Read a run's folder into a `Record`. The log is read line by line, in memory that does not grow with it."""
 
 import json
 import tomllib

@@ -18,8 +18,8 @@ from stretto.report.summary import configuration_section, final_metrics, summary
 def render_run(folder: Path | str, on_progress: ProgressCallback = lambda fraction: None) -> str:
     """Return the report page of the run in `folder`. It needs only a browser and no network.
 
-    Only files are read, so the run may have finished, be running, or have been interrupted. `on_progress` is called now
-    and then with the fraction of the log read so far.
+    Only files are read, so the run can be finished, interrupted or still running. `on_progress` is called now and then
+    with the fraction of the log read so far.
     """
     record = read_record(folder, on_progress)
     inventory = read_checkpoint_inventory(record)

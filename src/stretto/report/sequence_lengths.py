@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from stretto.base.errors import StrettoError
 from stretto.base.remote import is_remote
 from stretto.report.chart import Line, histogram_chart, line_chart
-from stretto.report.formatting import format_count, format_percent
+from stretto.report.formatting import format_count, format_percent, pluralize
 from stretto.report.markup import Html, tag
 from stretto.report.page import figure, note, section
 from stretto.report.record import Record, StepHistory
@@ -84,7 +84,7 @@ def read_lengths(sequences: Sequences, max_samples: int = _MAX_SAMPLES) -> Lengt
 
 
 def _locate_data(folder: Path, location: str) -> Path | None:
-    """Return the folder of the data; a relative path may start at the working directory or at a parent of `folder`."""
+    """Return the folder of the data; look up a relative path in the working directory, then in `folder`'s parents."""
     candidates = [Path(location)]
     if not candidates[0].is_absolute():
         candidates += [parent / location for parent in folder.resolve().parents]
@@ -96,8 +96,8 @@ def _describe(lengths: LengthSample) -> str:
     sampled = f" in a sample of {len(values):,}" if len(values) < lengths.num_sequences else ""
     median, percentile = (int(value) for value in np.percentile(values, (50, 95)))
     return (
-        f"{lengths.num_sequences:,} sequences with {format_count(lengths.num_steps)} time steps; the longest has "
-        f"{lengths.longest:,}. The median{sampled} is {median:,}, the 95th percentile {percentile:,}."
+        f"{pluralize(lengths.num_sequences, 'sequence')} with {format_count(lengths.num_steps)} time steps in total; "
+        f"the longest has {lengths.longest:,}. The median{sampled} is {median:,}, the 95th percentile {percentile:,}."
     )
 
 
@@ -113,7 +113,7 @@ def _histogram(lengths: LengthSample) -> Html:
         scale = linear(float(edges[0]), float(edges[-1]), 6, is_tight=True)
     counts = np.histogram(lengths.values, edges)[0]
     median = float(np.median(lengths.values))
-    title, labels = "Lengths of the training data", {"x_label": "time steps per sequence", "unit": "sequences"}
+    title, labels = "Sequence lengths in the training data", {"x_label": "time steps per sequence", "unit": "sequences"}
     return histogram_chart(title, edges.tolist(), counts.tolist(), x=scale, median=median, **labels)
 
 

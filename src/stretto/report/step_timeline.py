@@ -60,7 +60,7 @@ def _read_trace(record: Record) -> tuple[Trace | None, str]:
     try:
         trace = Trace.from_json(path.read_text(encoding="utf-8"), str(path))
     except FileNotFoundError:
-        return None, f"No step was traced yet: {TRACE} is written after a launch's tenth step, or its last if earlier."
+        return None, f"No trace yet: {TRACE} is written after a launch's tenth step, or its last if there are fewer."
     except (OSError, ValueError, DataError) as error:
         return None, f"{TRACE} can't be read: {error}."
     return (trace, "") if any(row.events for row in trace.ranks) else (None, f"{TRACE} contains no events.")

@@ -16,7 +16,7 @@ from stretto.report.record import Record, read_int, read_number, read_str
 
 
 def final_metrics(record: Record) -> dict[str, str]:
-    """Return the results of a run by name. Unknown ones, which are empty or formatted as `-`, are left out."""
+    """Return the results of a run by name. Values that are empty or formatted as `-` are left out."""
     target_name, steps, evaluations = record.target_name, record.steps, record.evaluations
     metrics: dict[str, str] = {}
     if evaluations.best is not None:
@@ -32,7 +32,7 @@ def final_metrics(record: Record) -> dict[str, str]:
         metrics["steps"] = f"{steps.last:,}"
         metrics["epoch reached"] = f"{steps.epoch:,}" if steps.epoch else ""
         metrics[f"{target_name} trained on"] = format_count(steps.tokens)
-        metrics["time in steps"] = format_duration(steps.seconds)
+        metrics["time spent in steps"] = format_duration(steps.seconds)
         metrics[f"{target_name} per second"] = format_count(steps.speed)
     metrics["padding"] = format_percent(steps.padding)
     if record.ranks.num_ranks:
@@ -55,7 +55,7 @@ def summary_tiles(record: Record) -> Html:
             pairs.append((f"perplexity at step {read_int(best, 'step'):,}", f"{read_number(best, 'perplexity'):,.4g}"))
     if steps.last:
         span = steps.smoothing_span
-        name = f"training loss, last {span:,} steps" if span > 1 else "training loss, last step"
+        name = f"training loss, smoothed over {span:,} steps" if span > 1 else "training loss, last step"
         planned = None if record.config is None else record.config.train.steps
         of_planned = f" of {planned:,}" if planned and planned != steps.last else ""
         pairs += [
@@ -63,7 +63,7 @@ def summary_tiles(record: Record) -> Html:
             (f"steps{of_planned}", f"{steps.last:,}"),
             (f"{target_name} trained on", format_count(steps.tokens)),
             (f"{target_name} per second", format_count(steps.speed)),
-            ("time in steps", format_duration(steps.seconds)),
+            ("time spent in steps", format_duration(steps.seconds)),
         ]
     if record.ranks.num_ranks > 1:
         pairs.append(("bubble: idle time of ranks", format_percent(record.ranks.bubble)))
@@ -71,11 +71,11 @@ def summary_tiles(record: Record) -> Html:
 
 
 def configuration_section(record: Record, inventory: CheckpointInventory) -> Html:
-    """Return the section with a run's model, data, layout, launch times and hosts, and its config, collapsed."""
+    """Return the section with a run's model, data, layout, launch times and hosts; its complete config is collapsed."""
     config = record.config
     pairs, collapsed = [("folder", str(record.folder))], None
     if config is None:
-        pairs.append(("config", "missing, or from another version of stretto; some sections of this page need it"))
+        pairs.append(("config", "missing, invalid or from another stretto version; some sections of this page need it"))
     else:
         layout = config.layout
         pairs += [
@@ -131,9 +131,9 @@ def _describe_data(record: Record, config: RunConfig) -> str:
     data, task = config.data, record.data_spec.get("task")
     validation = f", validation {data.valid}" if data.valid else ", no validation data"
     shapes = ""
-    if isinstance(task, Mapping) and read_int(task, "num_inputs"):
-        inputs = f"{read_int(task, 'num_inputs'):,} {read_str(task, 'inputs')}"
-        shapes = f"; inputs: {inputs}, targets: {read_str(task, 'targets')}"
+    if isinstance(task, Mapping) and (size := read_int(task, "num_inputs")):
+        unit = "in the vocabulary" if task.get("inputs") == "tokens" else "values per time step"
+        shapes = f"; inputs: {read_str(task, 'inputs')} ({size:,} {unit}), targets: {read_str(task, 'targets')}"
     return f"{data.train}{validation}{shapes}"
 
 
@@ -141,5 +141,5 @@ def _describe_training(config: RunConfig) -> str:
     train = config.train
     length = pluralize(train.steps, "step") if train.steps is not None else pluralize(train.epochs, "epoch")
     warmup = f", {pluralize(train.warmup, 'warm-up step')}" if train.warmup else ""
-    clip = f", gradients clipped to {train.clip:g}" if train.clip else ""
+    clip = f", gradients clipped to norm {train.clip:g}" if train.clip else ""
     return f"{length} of {train.optimizer}, learning rate {train.lr:g}, {train.schedule} schedule{warmup}{clip}"

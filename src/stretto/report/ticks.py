@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# A number of at least the first value is written as a multiple of the second.
+# A number of at least the first value is written as a multiple of the second, followed by the third.
 _UNITS = ((1e12, 1e12, "T"), (1e9, 1e9, "B"), (1e6, 1e6, "M"), (1e4, 1e3, "k"))
 
 
@@ -26,7 +26,7 @@ class Scale:
 
 def linear(low: float, high: float, count: int, *, is_integer: bool = False, is_tight: bool = False) -> Scale:
     """Return a linear scale with about `count` ticks. Its ends are the outer ticks or, if tight, the given values."""
-    # An empty range would have no ticks: widen it.
+    # An empty range would give a step of 0: widen it.
     if high - low <= 1e-300:
         margin = abs(low) * 0.5 or 1.0
         low, high = (low - margin if low - margin >= 0 or low < 0 else 0.0), high + margin
@@ -40,7 +40,7 @@ def linear(low: float, high: float, count: int, *, is_integer: bool = False, is_
 
 
 def logarithmic(low: float, high: float, count: int) -> Scale:
-    """Return a logarithmic scale for positive values; ticks are at 1, 2 and 5 of decades, 1 and 3, or only 1."""
+    """Return a logarithmic scale for values > 0; ticks are 1, 2 and 5 (or 1 and 3, or only 1) times powers of 10."""
     margin = max((high / low) ** 0.04, 1.1)
     low, high = low / margin, high * margin
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
