@@ -1106,7 +1106,7 @@ ERROR_SECTIONS = (
                 "stretto predict runs/done --out book.txt",
             ),
             ErrorCase(
-                "<folder> has results of a different model, data or settings; delete it, or choose a different file",
+                "<folder> has results from a different model, data or settings; delete it, or choose a different file",
                 "Interrupted predictions are resumed only by the same model with the same data and settings.",
                 "Delete the folder of parts, or choose a different `--out`.",
                 triggers.predict_beside_another,

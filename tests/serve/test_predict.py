@@ -157,7 +157,7 @@ def test_parts_of_another_model_and_an_existing_file_are_refused(tmp_path: Path)
     with pytest.raises(KeyboardInterrupt):
         write_predictions(trained, tmp_path / "data", tmp_path / "other.jsonl", on_progress=interrupt)
     initialize(trained.stack, seed=6)
-    with pytest.raises(ConfigError, match="results of a different model, data or settings"):
+    with pytest.raises(ConfigError, match="results from a different model, data or settings"):
         write_predictions(trained, tmp_path / "data", tmp_path / "other.jsonl")
 
 

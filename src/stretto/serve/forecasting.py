@@ -33,7 +33,7 @@ class SeriesForecast:
 def forecast(
     trained: TrainedModel, location: Path | str, steps: int | None = None, *, by: str | None = None
 ) -> Iterator[SeriesForecast]:
-    """Yield the forecast of each series of some data; `steps` defaults to the run's horizon.
+    """Yield a forecast for each series in some data; `steps` defaults to the run's horizon.
 
     The data is a prepared folder or its URL, or a file in the format of the files that the run's data was prepared
     from; `by` is the column that identifies a series, if it differs from that of the run. Beyond its horizon, a model

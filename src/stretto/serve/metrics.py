@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def compute_metrics(path: Path | str) -> dict[str, float]:
-    """Return the metrics of a predictions file, by name; they depend on what its rows predict.
+    """Return the metrics of a predictions file, by name; which ones depends on what was predicted.
 
     Labels have an accuracy and forecasts a mean absolute error per channel, where the true labels or values are known.
     Tokens have a loss and a perplexity.

@@ -1,7 +1,7 @@
-"""predict and write_predictions: results of all rows, in order; writing uses any number of ranks and can be resumed.
+"""predict and write_predictions: results for all rows, in order; writing uses any number of ranks and can be resumed.
 
-rows     |---- part 0 ----|---- part 1 ----|---- part 2 ----|- 3 -|     parts depend only on the data, not on the ranks,
-ranks         rank 0           rank 1           rank 0       rank 1     so the results are bitwise equal
+rows     |---- part 0 ----|---- part 1 ----|---- part 2 ----|- 3 -|     parts don't depend on the number of ranks,
+ranks         rank 0           rank 1           rank 0       rank 1     so any number gives bitwise equal results
 files    PATH.parts/00000000.jsonl ...   ->   PATH, when all parts are written
 """
 
@@ -41,7 +41,7 @@ _FINGERPRINT_NAME, _DATA_NAME = "fingerprint", "data"
 _VERSION = 3
 
 ProgressCallback = Callable[[int, int], None]
-"""Called with the numbers of finished parts and of all parts, after each round, in which each rank writes one part."""
+"""Called after each round (at most one part per rank) with the numbers of finished parts and of all parts."""
 
 
 def predict(trained: TrainedModel, location: Path | str) -> Iterator[PredictionRow]:
@@ -156,7 +156,7 @@ def _split_into_parts(dataset: PredictionDataset) -> list[range]:
 
 
 def _predict_part(trained: TrainedModel, dataset: PredictionDataset, part: Sequence[int]) -> list[PredictionRow]:
-    """Return the results of some rows, in order; rows of similar length are batched together."""
+    """Return the results for some rows, in order; rows of similar length are batched together."""
     lengths = dict(zip(part, dataset.lengths(part), strict=True))
     batches: list[list[int]] = [[]]
     for index in sorted(part, key=lambda index: lengths[index]):
@@ -174,7 +174,7 @@ def _predict_part(trained: TrainedModel, dataset: PredictionDataset, part: Seque
 
 @torch.no_grad()
 def run_batch(trained: TrainedModel, inputs: Tensor, lengths: Tensor) -> Outputs:
-    """Run a batch `[time, batch, ...]`; yield its outputs, a few steps at a time if the model is causal."""
+    """Run a batch `[time, batch, ...]`; yield its outputs, chunk by chunk in time if the model is causal."""
     stack = trained.stack.eval()
     device = stack.device
     num_rows = inputs.shape[1]
@@ -224,7 +224,7 @@ def _claim_parts_folder(path: Path, folder: Path, job: str) -> None:
             write_atomic(folder / _FINGERPRINT_NAME, job.encode())
         elif (folder / _FINGERPRINT_NAME).read_text() != job:
             raise ConfigError(
-                f"{folder} has results of a different model, data or settings; delete it, or choose a different file"
+                f"{folder} has results from a different model, data or settings; delete it, or choose a different file"
             )
 
 

@@ -1,4 +1,4 @@
-"""PredictionDataset: rows to predict, and their results from a model's outputs: labels, losses, or forecasts."""
+"""PredictionDataset: rows to run a model on, and how its outputs become results: labels, losses or forecasts."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -23,13 +23,13 @@ from stretto.train.data_spec import DataSpec
 from stretto.windows.forecast import Forecast
 from stretto.windows.items import Items, NextTokenItems, RowId, SlidingWindows, UnlabeledItems, pad
 
-# Long rows, because each starts from the initial state, without the text before it.
+# Rows of text are long, because each starts from the initial state, without the text before it.
 _WINDOWS_PER_TEXT_ROW = 8
 
 PredictionRow = dict[str, Any]
 """One result, ready to be written as JSON."""
 Outputs = Iterator[tuple[int, Tensor]]
-"""Yields (first step, outputs `[steps, rows, ...]`) of a batch, a few time steps at a time."""
+"""Yields (first step, outputs `[steps, rows, ...]`) of a batch, chunk by chunk in time."""
 
 
 class PredictionDataset(Protocol):
@@ -264,7 +264,7 @@ def _last_outputs(outputs: Outputs, lengths: Tensor) -> Tensor:
 def _score_rows(
     indices: Sequence[int], lengths: Tensor, targets: Tensor, outputs: Outputs
 ) -> Iterator[tuple[int, PredictionRow]]:
-    """Yield the index of each row, and its number of tokens, its loss in nats per token, and its perplexity."""
+    """Yield the index of each row, with its number of predicted tokens, loss in nats per token, and perplexity."""
     totals = torch.zeros(targets.shape[1], dtype=torch.float64)
     for start, y in outputs:
         chunk = targets[start : start + len(y)].to(y.device)

@@ -81,7 +81,7 @@ class Sessions:
         return {name: torch.cat([y[:, row] for y in outputs if row < y.shape[1]]) for row, name in enumerate(names)}
 
     def state(self, name: Hashable) -> State:
-        """Return a copy of a session's state, with one row, which `restore` takes."""
+        """Return a copy of a session's state, which is a batch of one row; `restore` takes it."""
         if name not in self._slots:
             raise ConfigError(f"session {name!r} does not exist; feed it first")
         slot = self._slots[name]
@@ -89,7 +89,7 @@ class Sessions:
 
     @torch.no_grad()
     def restore(self, name: Hashable, state: State) -> None:
-        """Set a new or existing session to a state that `state()` returned, here or elsewhere for the same model."""
+        """Set a new or existing session to a state that `state()` returned, here or in other Sessions of this model."""
         expected = [[1, *tensor.shape[1:]] for tensor in self._pool]
         actual = [list(tensor.shape) for tensor in state]
         if actual != expected:
@@ -140,11 +140,11 @@ def _check_chunks(chunks: Mapping[SessionName, Tensor]) -> None:
     kind: tuple[torch.Size, bool] | None = None
     for name, chunk in chunks.items():
         if chunk.dim() == 0 or len(chunk) == 0:
-            raise ConfigError(f"the chunk of session {name!r} has no steps; use [steps, ...], or leave it out")
+            raise ConfigError(f"the chunk of session {name!r} has no steps; give it shape [steps, ...], or omit it")
         chunk_kind = (chunk.shape[1:], chunk.is_floating_point())
         kind = kind or chunk_kind
         if chunk_kind != kind:
             raise ConfigError(
                 f"the chunk of session {name!r} has steps of shape {list(chunk_kind[0])} and dtype {chunk.dtype}, "
-                "unlike the first chunk; use one shape and dtype for all"
+                "unlike the first chunk; use the same for all chunks"
             )

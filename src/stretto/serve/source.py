@@ -1,4 +1,4 @@
-"""Opens the data to predict: a store, or a file, which is prepared like the run's data."""
+"""Opens the data to make predictions for: a store, or a file, which is prepared like the run's data."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,9 +25,9 @@ def is_raw(location: Path | str) -> bool:
 
 
 def open_source(location: Path | str, data_spec: DataSpec) -> Corpus | Sequences:
-    """Open prepared data, which must match the run's `data_spec`; labels may be missing."""
+    """Open prepared data, which must match the run's `data_spec`, except that it needs no labels."""
     if not is_remote(location) and not Path(location).exists():
-        raise DataError(f"{location} does not exist; use a prepared folder, its URL, or a file")
+        raise DataError(f"{location} does not exist; use a prepared folder, the URL of one, or a file")
     store = Store.open(location)
     source = Corpus.from_store(store) if store.kind == "tokens" else Sequences.from_store(store)
     check_same_spec(data_spec, _data_spec(source, data_spec), str(location), "the run")
@@ -60,7 +60,7 @@ class FieldNames:
 def prepare_source(file: Path | str, folder: Path, data_spec: DataSpec, fields: FieldNames | None = None) -> None:
     """Prepare a file like the run's data: with its vocabulary, or its channels and their scale."""
     task, origin, fields = data_spec.task, data_spec.origin or Origin(), fields or FieldNames()
-    values = Tokens(num_tokens=task.num_inputs) if data_spec.channels is None else data_spec.channels
+    values = data_spec.channels or Tokens(num_tokens=task.num_inputs)  # num_inputs is the vocabulary size
     labels = Classes(names=data_spec.labels) if data_spec.labels else None
     schema = Schema("the run", values, labels, data_spec.vocabulary)
     if task.inputs == "channels" and task.targets == "values":
