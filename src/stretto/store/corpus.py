@@ -52,7 +52,7 @@ class Corpus:
         return cls(store, fields, vocabulary)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the cached edges, so that a corpus that has been read is pickled as small as a new one."""
+        """Leave out the cached edges, so that a pickled corpus is as small after reading as before."""
         return {name: value for name, value in self.__dict__.items() if name != "_edges"}
 
     @property

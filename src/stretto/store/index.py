@@ -134,7 +134,7 @@ def _open(location: str, tree: dict[str, Any], cache: Cache) -> Store:
     for entry, checksums in zip(entries, parts, strict=True):
         name = entry.name
         if PurePosixPath(name).name != name or name in ("", ".", "..") or "\\" in name:
-            raise DataError(f"{location}: {INDEX} lists {name!r}, which is not in this folder; do not trust this store")
+            raise DataError(f"{location}: {INDEX} lists {name!r}, which is not a file name; do not trust this store")
         files.append(PagedFile(name, entry.num_bytes, checksums))
     pages: Pages = RemotePages(location, files, cache) if is_remote(location) else LocalPages(Path(location), files)
     digest = str(add_checksum(tree)["sha256"])

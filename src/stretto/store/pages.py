@@ -42,7 +42,7 @@ class PagedFile:
         return range(start // PAGE_BYTES, -(-stop // PAGE_BYTES))
 
     def extent(self, page: int) -> tuple[int, int]:
-        """Return a page's first byte and the byte after its last one; a file's last page may be shorter."""
+        """Return where a page starts and stops, in bytes; the last page of a file may be shorter than the others."""
         return page * PAGE_BYTES, min((page + 1) * PAGE_BYTES, self.num_bytes)
 
     def is_intact(self, page: int, content: Bytes | bytes) -> bool:
@@ -96,11 +96,11 @@ class LocalPages:
 
     def _verify(self, file: PagedFile, start: int, stop: int) -> None:
         for page in file.pages(start, stop):
-            first, last = file.extent(page)
-            if not file.is_intact(page, self._bytes(file.name, first, last)):
+            page_start, page_stop = file.extent(page)
+            if not file.is_intact(page, self._bytes(file.name, page_start, page_stop)):
                 raise DataError(
-                    f"{self._folder / file.name} is damaged between bytes {first:,} and {last:,} (checksum mismatch); "
-                    "copy it again or prepare the data again"
+                    f"{self._folder / file.name} is damaged between bytes {page_start:,} and {page_stop:,} "
+                    "(checksum mismatch); copy it again or prepare the data again"
                 )
             self._is_verified[file.name][page] = True
 

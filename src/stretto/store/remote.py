@@ -15,7 +15,7 @@ from stretto.store.pages import PAGE_BYTES, ByteRange, Bytes, PagedFile
 
 # All pages of a request are in memory until they are cached.
 MAX_PAGES_PER_REQUEST = 32
-# Pages kept in memory after use: at least a few, because consecutive rows often share a page.
+# Bounds for the number of pages to keep in memory after use. Consecutive rows often share a page, so keep a few.
 _MIN_PAGES_IN_MEMORY = 8
 _MAX_PAGES_IN_MEMORY = 128
 
