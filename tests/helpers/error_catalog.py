@@ -534,8 +534,8 @@ ERROR_SECTIONS = (
                 DataError,
             ),
             ErrorCase(
-                "data.valid=<folder> differs from data.train=<folder> in its vocabulary; prepare it again with the option "
-                "like (for text: vocabulary) set to the training data",
+                "data.valid=<folder> differs from data.train=<folder> in its vocabulary; prepare it again with "
+                "like=FOLDER (for text: vocabulary=FOLDER), the folder of the training data",
                 "The same token number would mean a different symbol.",
                 "Prepare the validation text with `--vocabulary FOLDER` (records: `--like FOLDER`), or take it from the "
                 "training text with `--validation-fraction`.",
@@ -609,7 +609,7 @@ ERROR_SECTIONS = (
                 DataError,
             ),
             ErrorCase(
-                "data.feed='forecast' needs data.context; set it to how many time steps a forecast sees",
+                "data.feed='forecast' needs data.context; set it to how many time steps the network sees",
                 "A forecast is made from the `data.context` time steps before it.",
                 "Set `data.context`.",
                 "stretto train songs.toml --data.train meters --data.feed forecast",
@@ -679,7 +679,7 @@ ERROR_SECTIONS = (
                 "stretto train run.toml --model.factory models.py:nothing",
             ),
             ErrorCase(
-                "model.factory=<spec> returned an object of type <type>; return a stretto.nn.Stack",
+                "model.factory=<spec> gives an object of type <type>; name a function that returns a stretto.nn.Stack",
                 "A model that can be cut into stages is a `Stack` of blocks.",
                 "Make each part a block, with `Pointwise` if it treats each time step independently; see "
                 "[Write a block](../how-to/write-a-block.md).",
@@ -762,14 +762,14 @@ ERROR_SECTIONS = (
                 LawError,
             ),
             ErrorCase(
-                "model.factory=<spec> begins with an Embedding of <n> tokens, but the data has <n>; use "
+                "model.factory=<spec> begins with an Embedding of <n> tokens, but the data's vocabulary has <n>; use "
                 "task.num_inputs",
                 "A token of the data would have no vector.",
                 "Use `task.num_inputs` for the Embedding; `task` is what the function is called with.",
                 "stretto train run.toml --model.factory models.py:few",
             ),
             ErrorCase(
-                "model.factory=<spec> ends with a Linear of <n> outputs, but the data needs <n>; use task.num_outputs",
+                "model.factory=<spec> ends with a Linear that has <n> outputs, but the data needs <n>; use task.num_outputs",
                 "The data needs one output for each token, class or target value.",
                 "Use `task.num_outputs` for the Linear; `task` is what the function is called with.",
                 "stretto train run.toml --model.factory models.py:narrow",
@@ -958,7 +958,7 @@ ERROR_SECTIONS = (
                 "stretto train run.toml --run.folder runs/done --model.hidden 16",
             ),
             ErrorCase(
-                "data.train=<folder> is not the data that <checkpoint> was trained on, so the saved position means "
+                "data.train=<folder> is not the data that <checkpoint> was saved with, so the saved position means "
                 "nothing; use the same data, or choose a different run.folder",
                 "The data has changed since the checkpoint was saved, or it is other data.",
                 "Use the same data; to train on other data from these weights, see "
@@ -1064,8 +1064,8 @@ ERROR_SECTIONS = (
                 DataError,
             ),
             ErrorCase(
-                "<folder> differs from the run in its vocabulary; prepare it again with the option like (for text: "
-                "vocabulary) set to the training data",
+                "<folder> differs from the run in its vocabulary; prepare it again with like=FOLDER (for text: "
+                "vocabulary=FOLDER), the folder of the training data",
                 "The same token number would mean a different symbol.",
                 "Prepare the text with `--vocabulary FOLDER` (records: `--like FOLDER`), the folder that the run was trained on.",
                 "stretto eval runs/done --data words",

@@ -51,7 +51,7 @@ def test_different_data_is_refused_and_a_moved_copy_is_not(
     byte_corpus: Corpus, word_corpus: Corpus, tmp_path: Path
 ) -> None:
     list(Run(config_for(byte_corpus, tmp_path / "run")).events())
-    with pytest.raises(ConfigError, match=r"is not the data that .* was trained on"):
+    with pytest.raises(ConfigError, match=r"is not the data that .* was saved with"):
         Run(config_for(word_corpus, tmp_path / "run"))
     moved = tmp_path / "moved"
     moved.mkdir()

@@ -24,7 +24,7 @@ from stretto.store.pages import ByteRange
 from stretto.store.vocabulary import VOCABULARY_FILE, Vocabulary, parse_vocabulary, token_dtype
 
 IntArray = NDArray[np.int64]
-# The dtypes of a shard's files. Tokens have none here: theirs is the smallest that holds all of them.
+# The dtypes in a shard's files, except that of tokens, which depends on the vocabulary's size (see `token_dtype`).
 END_DTYPE = np.dtype("<u8")
 CHANNEL_DTYPE = np.dtype("<f4")
 LABEL_DTYPE = np.dtype("<i8")
@@ -34,7 +34,7 @@ class Tokens(StrictModel):
     """Each step is a token."""
 
     type: Literal["tokens"] = "tokens"
-    num_tokens: int = Field(ge=1, le=2**32)
+    num_tokens: int = Field(ge=1, le=2**32)  # the vocabulary's size
     shape: ClassVar[tuple[int, ...]] = ()
 
     @property
@@ -71,7 +71,7 @@ class Classes(StrictModel):
 
 @dataclass(frozen=True)
 class Schema:
-    """What two datasets must have in common for one model to read both; the dataset that it describes may be gone."""
+    """What other data must have in common with a dataset for one model to read both; the dataset itself may be gone."""
 
     location: str  # where the data is or was, for messages
     values: Tokens | Channels
@@ -88,7 +88,7 @@ class Shard(StrictModel):
 
 
 class Origin(StrictModel):
-    """The fields of the files that a store was prepared from, to read similar files in the same way."""
+    """Which fields or columns of the original files were used for what, to read similar files in the same way."""
 
     sequence: str | None = None  # None for series, whose columns are the channels
     label: str | None = None
@@ -102,7 +102,7 @@ class SequencesFields(StrictModel):
     kind: ClassVar[str] = "sequences"
     values: Tokens | Channels = Field(discriminator="type")
     labels: Classes | None = None
-    num_bytes: int | None = None  # of the original text; None if it was not text
+    num_bytes: int | None = None  # of the original text; None if the sequences were not made from text
     origin: Origin | None = None
     shards: tuple[Shard, ...] = Field(min_length=1, strict=False)
 

@@ -63,7 +63,7 @@ class SymbolVocabulary:
 
     @classmethod
     def from_counts(cls, level: Level, counts: Mapping[str, int], max_symbols: int | None) -> Self:
-        """Return `<unk>` and the most frequent symbols (ties by name): at most `max_symbols` in all, or all if None."""
+        """Keep `<unk>` and the most frequent symbols: at most `max_symbols` in all, or all symbols if it is None."""
         known = sorted(counts.keys() - {UNKNOWN}, key=lambda symbol: (-counts[symbol], symbol))
         return cls(level, (UNKNOWN, *known[: None if max_symbols is None else max_symbols - 1]))
 
@@ -94,12 +94,12 @@ def split_symbols(text: bytes | str, level: Level) -> list[str]:
 
 
 def token_dtype(num_tokens: int) -> np.dtype[np.unsignedinteger[Any]]:
-    """Return the smallest little-endian unsigned dtype for the tokens of a vocabulary."""
+    """Return the smallest little-endian unsigned dtype for the tokens of a vocabulary of size `num_tokens`."""
     for name in ("<u1", "<u2", "<u4"):
         dtype: np.dtype[np.unsignedinteger[Any]] = np.dtype(name)
         if num_tokens - 1 <= np.iinfo(dtype).max:
             return dtype
-    raise DataError(f"a vocabulary of {num_tokens:,} tokens is larger than 2^32; use fewer words")
+    raise DataError(f"a vocabulary of {num_tokens:,} tokens is too large; use at most {2**32:,} tokens")
 
 
 def vocabulary_bytes(vocabulary: Vocabulary) -> bytes:

@@ -1,4 +1,4 @@
-"""Training: the trainer, evaluation, and runs from a config with their log and checkpoints."""
+"""Training: the trainer, evaluation, and runs, which follow a config and have a log and checkpoints."""
 
 from stretto.base.lazy import lazy_exports
 

@@ -25,7 +25,7 @@ from stretto.windows.loader import WindowSource
 
 @dataclass(frozen=True)
 class RunInputs:
-    """A run's data for all ranks, its model on the meta device, and its loss: all that needs no device."""
+    """A run's data for all ranks, its model on the meta device, and its loss: no device is needed to build them."""
 
     train: Feed
     valid: Feed | None
@@ -47,11 +47,11 @@ def build_inputs(config: RunConfig) -> RunInputs:
 
 
 def fit_to_ranks(config: RunConfig, num_ranks: int) -> RunConfig:
-    """Return the config with its layout fitted to `num_ranks`; unchanged if it isn't elastic, is auto, or fits."""
+    """Return the config with its layout fitted to `num_ranks`; unchanged if the layout fits, is auto or not elastic."""
     layout = config.layout
     if layout.auto or not layout.elastic or layout.num_ranks == num_ranks:
         return config
-    # Each micro-batch needs a lane, so the lanes limit the layout. Batches don't: blank rows fill them up.
+    # Each micro-batch needs a lane, so the number of lanes limits the layout. Batches get blank rows instead.
     single_rank = layout.model_copy(update={"replicas": 1, "stages": 1})
     train, _ = open_feeds(config.data, single_rank, config.run.seed)
     model = build_model(config.model, train.data_spec.task)
@@ -77,15 +77,15 @@ def build_model(config: ModelConfig, task: Task) -> Stack:
         raise ConfigError(f"{problem}; fix the function, which is called with a stretto.data.Task") from None
     if not isinstance(model, Stack):
         raise ConfigError(
-            f"model.factory={config.factory!r} returned an object of type {type(model).__name__}; return a "
-            "stretto.nn.Stack"
+            f"model.factory={config.factory!r} gives an object of type {type(model).__name__}; name a function that "
+            "returns a stretto.nn.Stack"
         )
     _check_input_and_output_sizes(model, config, task)
     return model
 
 
 def build_loss(config: ModelConfig, task: Task) -> Loss:
-    """Return the loss that a config names: the user's own, or the usual one for the task's targets."""
+    """Return the loss that a config names; by default, the usual one for the task's targets."""
     if config.loss is None:
         defaults: dict[str, Loss] = {"tokens": TokenLoss(), "labels": SequenceLoss(), "values": SquaredError()}
         return defaults[task.targets]
@@ -138,13 +138,13 @@ def _check_input_and_output_sizes(model: Stack, config: ModelConfig, task: Task)
     name, first, last = f"model.factory={config.factory!r}", model[0], model[len(model) - 1]
     if isinstance(first, Embedding) and task.inputs == "tokens" and first.num_tokens < task.num_inputs:
         raise ConfigError(
-            f"{name} begins with an Embedding of {first.num_tokens} tokens, but the data has {task.num_inputs}; use "
-            "task.num_inputs"
+            f"{name} begins with an Embedding of {first.num_tokens} tokens, but the data's vocabulary has "
+            f"{task.num_inputs}; use task.num_inputs"
         )
     if not isinstance(last, Linear) or config.loss is not None or task.targets == "values":
         return
     if last.num_outputs < task.num_outputs:
         raise ConfigError(
-            f"{name} ends with a Linear of {last.num_outputs} outputs, but the data needs {task.num_outputs}; use "
-            "task.num_outputs"
+            f"{name} ends with a Linear that has {last.num_outputs} outputs, but the data needs {task.num_outputs}; "
+            "use task.num_outputs"
         )

@@ -13,7 +13,7 @@ from stretto.store.vocabulary import VOCABULARY_FILE, Vocabulary, parse_vocabula
 
 @dataclass(frozen=True)
 class DataSpec:
-    """What a model must know about its data. The model can use other data whose spec differs only in `origin`."""
+    """What a model must know about its data. The model can use any data whose spec differs only in `origin`."""
 
     task: Task
     vocabulary: Vocabulary | None = None
@@ -23,7 +23,7 @@ class DataSpec:
 
 
 def check_same_spec(expected: DataSpec, actual: DataSpec, name: str, expected_name: str) -> None:
-    """Raise DataError if a model for data of the expected spec would misread data of the actual spec."""
+    """Raise DataError if a model for data with the expected spec would misread data with the actual spec."""
     task, expected_task = actual.task, expected.task
     for part, kind, expected_kind in (
         ("inputs", task.inputs, expected_task.inputs),
@@ -39,7 +39,7 @@ def check_same_spec(expected: DataSpec, actual: DataSpec, name: str, expected_na
         ("the number of inputs or outputs", task, expected_task),
     ):
         if value != expected_value:
-            remedy = "prepare it again with the option like (for text: vocabulary) set to the training data"
+            remedy = "prepare it again with like=FOLDER (for text: vocabulary=FOLDER), the folder of the training data"
             raise DataError(f"{name} differs from {expected_name} in {part}; {remedy}")
 
 
@@ -66,6 +66,6 @@ def read_data_spec(read: Callable[[str], bytes | None], where: str) -> DataSpec:
         task, labels = Task(**tree["task"]), tuple(map(str, tree["labels"]))
         vocabulary = read(VOCABULARY_FILE)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{where}/{DATA_SPEC} can't be read ({error}); the run is incomplete") from None
+        raise DataError(f"{where}/{DATA_SPEC} can't be read ({error}); the run or checkpoint is damaged") from None
     parsed = None if vocabulary is None else parse_vocabulary(vocabulary, f"{where}/{VOCABULARY_FILE}")
     return DataSpec(task, parsed, labels, channels, origin)

@@ -15,7 +15,7 @@ from stretto.windows.loader import WindowSource, read_ahead
 _WINDOWS_PER_CHECK = 16
 
 OnWindow = Callable[[float], None]
-"""Called after each window with the fraction of the windows that are done."""
+"""Called after each window with the fraction of the epoch that is done."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,6 @@ def evaluate(
     total, num_targets, num_correct, num_judged = mesh.world.all_reduce([total, num_targets, num_correct, num_judged])
     if not num_targets:
         raise DataError("the data has no targets, so there is nothing to evaluate; use other data")
-    # A user's loss may count correct predictions in only some calls. Then there is no accuracy.
+    # If a user's loss counts correct predictions in only some of its calls, there is no accuracy.
     correct = int(num_correct) if num_judged == num_targets else None
     return Evaluation(total, int(num_targets), windows.bytes_per_token, windows.task.targets, correct)

@@ -54,7 +54,7 @@ def open_feed(
 ) -> Feed:
     """Return the feed of the data at a location. Validation data is accepted even if it does not fill the lanes."""
     cache = Cache(data.cache, data.cache_bytes, data.retry_seconds)
-    # If validation data is small, its window shrinks to give this many lanes. Training data (None) is rejected then.
+    # The window of small validation data shrinks to give this many lanes; training data that is too small is rejected.
     min_rows = layout.num_global_micro_batches if is_validation else None
     try:
         store = Store.open(location, cache)
@@ -88,7 +88,7 @@ def _check_unused_fields(data: DataConfig, kind: str, has_channels: bool) -> Non
             continue
         if name in ("stride", "every_step") and data.feed is None and has_channels and kind == "lanes":
             raise ConfigError(
-                f"data.{name}={value!r} needs data.context; set it to how many time steps a forecast sees"
+                f"data.{name}={value!r} needs data.context; set it to how many time steps the network sees"
             )
         if kind not in kinds or (name in _CHANNEL_FIELDS and not has_channels):
             reason = f"with data.feed={kind!r}" if kind not in kinds else "on data without channels"
@@ -136,7 +136,7 @@ def _items(sequences: Sequences, data: DataConfig, kind: str, *, is_validation: 
     if kind == "forecast":
         forecast = _forecast(sequences, data)
         if data.context is None:
-            raise ConfigError("data.feed='forecast' needs data.context; set it to how many time steps a forecast sees")
+            raise ConfigError("data.feed='forecast' needs data.context; set it to how many time steps the network sees")
         # Validation has targets only at the last time step of a window, where a forecast would be made.
         return SlidingWindows(sequences, forecast, data.context, data.stride, data.every_step and not is_validation)
     return NextTokenItems(sequences) if sequences.fields.labels is None else LabeledItems(sequences, data.masks)

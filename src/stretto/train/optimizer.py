@@ -13,7 +13,7 @@ from stretto.base.foreach import multiply_all
 from stretto.base.optimizer import OptimizerFactory
 from stretto.config.train import TrainConfig
 
-# Fields of TrainConfig that a factory given by the caller replaces.
+# Fields of TrainConfig that have no effect if the caller passes an optimizer factory.
 _OPTIMIZER_FIELDS = ("optimizer", "lr", "weight_decay", "momentum", "beta1", "beta2", "average_from")
 
 
@@ -23,7 +23,7 @@ def optimizer_factory(config: TrainConfig) -> OptimizerFactory:
     if config.optimizer == "sgd":
         return partial(torch.optim.SGD, lr=config.lr, momentum=config.momentum, weight_decay=decay, fused=True)
     if config.optimizer == "asgd":
-        # lambd would decay the weights and the learning rate once more. torch starts to average two steps after t0.
+        # lambd would decay the weights and the learning rate a second time. torch starts to average two steps after t0.
         return partial(torch.optim.ASGD, lr=config.lr, lambd=0.0, t0=config.average_from - 2, weight_decay=decay)
     return partial(torch.optim.AdamW, lr=config.lr, betas=(config.beta1, config.beta2), weight_decay=decay, fused=True)
 
@@ -49,7 +49,7 @@ def reject_unused_fields(config: TrainConfig) -> None:
     for name in _OPTIMIZER_FIELDS:
         value = getattr(config, name)
         if value != TrainConfig.model_fields[name].default:
-            raise ConfigError(f"train.{name}={value} has no effect with your own optimizer; set it there instead")
+            raise ConfigError(f"train.{name}={value} has no effect with your own optimizer; leave it out")
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> float:
@@ -108,7 +108,7 @@ def scale_gradients(parameters: Iterable[nn.Parameter], count: float, norm: floa
     gradients: list[Tensor] = []
     for parameter in parameters:
         if parameter.grad is None and parameter.requires_grad:
-            # The loss does not depend on this weight. Replicas all-reduce zeros for it; a single rank needs zeros too.
+            # The loss does not depend on this weight. Replicas all-reduce zeros for it; a single rank must match them.
             parameter.grad = torch.zeros_like(parameter)
         if parameter.grad is not None:
             gradients.append(parameter.grad)

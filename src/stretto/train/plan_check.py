@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from stretto.base.run_folder import RunFolder
 from stretto.config.layout import Layout
 
-# The first steps after a launch are slower and don't count. The median of the next 20 does; at a run's end, 8 suffice.
+# The first 3 steps of a launch are slower and are left out. The next 20 count, or at least 8 if the run ends sooner.
 _WARMUP_STEPS, _MAX_STEPS, _MIN_STEPS = 3, 20, 8
 
 

@@ -36,12 +36,12 @@ from stretto.train.trained_model import read_weights
 from stretto.train.trainer import Request, StepReport, Trainer
 from stretto.train.weights import load_initial_weights, save_weights
 
-# Which step of a launch is traced, or the last if there are fewer: caches are warm by then.
+# A launch traces its tenth step, when caches are warm; or its last step, if it has fewer.
 _TRACED_STEP = 10
 
 
 class _Unfinished(NamedTuple):
-    """What an earlier launch did not do after its last save: write the final weights, evaluate."""
+    """Whether the run's folder lacks the final weights, and the evaluation that is due after the last saved step."""
 
     weights: bool
     evaluation: bool
@@ -213,7 +213,7 @@ class Run:
             save_weights(read_weights(self.model, checkpoint), self.folder.weights)
 
     def _save_trace(self) -> None:
-        """Write a trace of the last step, and stop recording: one trace per launch is enough."""
+        """Write a trace of the step just taken, and stop recording: one trace per launch is enough."""
         self.trainer.is_recording = False
         trace = gather_trace(self.trainer)
         if trace is not None:

@@ -7,7 +7,7 @@ from stretto.train.trainer import Request, Trainer
 
 
 class SavePolicy:
-    """Save every `save.every` steps or `save.minutes` minutes, evaluate every `eval_every` steps and at the end."""
+    """Save every `save.every` steps or `save.minutes` minutes. Evaluate every `eval_every` steps and at the end."""
 
     def __init__(self, save: SaveConfig, eval_every: int | None, *, has_validation: bool) -> None:
         self._save = save
@@ -29,7 +29,7 @@ class SavePolicy:
         return is_due or is_candidate or Request.SAVE in trainer.requested
 
     def restart_clock(self) -> None:
-        """Count the minutes until the next save from now on."""
+        """Restart the count of minutes until the next save."""
         self._last_save_time = time.monotonic()
 
     def request_save_if_due(self, trainer: Trainer) -> None:

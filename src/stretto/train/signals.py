@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-# SIGTERM from Kubernetes, spot instances and Slurm; SIGUSR1 from Slurm ahead of time, with --signal=USR1@120.
+# SIGTERM from Kubernetes, spot instances and Slurm; SIGUSR1 from Slurm 120 s earlier, with --signal=USR1@120.
 _PREEMPTION_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 

@@ -68,11 +68,11 @@ class BackgroundSink:
     def _warn(self, reason: str) -> None:
         if not self._has_warned:
             self._has_warned = True
-            _log.warning("the tracker of logging.%s may lack log lines (%s); the run continues", self._name, reason)
+            _log.warning("the tracker of logging.%s may lack log lines (%s); the run is unaffected", self._name, reason)
 
 
 def describe_error(error: Exception) -> str:
-    """Return an error's reason in one line."""
+    """Return an error's reason on one line."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
     return shorten(f"{type(error).__name__}: {error}".rstrip(": "), 300)

@@ -19,7 +19,7 @@ _PORT_TIMEOUT_SECONDS = 15.0
 
 
 class PrometheusSink(Sink):
-    """A gauge for each value: `stretto_loss` of a step, `stretto_evaluation_loss`, `stretto_ranks_busy{rank="0"}`."""
+    """A gauge per value: `stretto_loss` (of a step), `stretto_evaluation_loss`, `stretto_ranks_busy{rank="0"}`, ..."""
 
     def __init__(self, port: int, folder: Path) -> None:
         state = SinkState(folder)

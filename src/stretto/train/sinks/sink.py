@@ -18,21 +18,21 @@ class Sink:
     """Whether it needs the lines that were logged before it was opened."""
 
     def write(self, kind: str, values: Mapping[str, object]) -> None:
-        """Write a line: its kind and its fields, among them `step`."""
+        """Write a line: its kind and its other fields, among them `step`."""
         raise NotImplementedError
 
     def end_history(self) -> None:
-        """Called after the history is written without an error, at once if it isn't needed; by default, do nothing."""
+        """Called once the history is written without an error, at once if none is needed; does nothing by default."""
 
     def close(self, status: RunStatus) -> None:
-        """Called after the last line, with how the run ended; by default, do nothing."""
+        """Called after the last line, with how the run ended; does nothing by default."""
 
 
 LogLine = tuple[str, Mapping[str, object]]  # its kind and its other fields
 
 
 class Scalar(NamedTuple):
-    """One number of a line."""
+    """One number in a line of the log."""
 
     kind: str
     name: str
@@ -52,7 +52,7 @@ def step_of(values: Mapping[str, object]) -> int:
 
 
 def iter_scalars(kind: str, values: Mapping[str, object]) -> Iterator[Scalar]:
-    """Yield all finite numbers of a line, and a step's speed; a list is taken as one number per rank."""
+    """Yield a line's finite numbers, and a step's speed; a list counts as one number per rank if all are finite."""
     for name, value in {**values, **_speed(kind, values)}.items():
         if _is_number(value):
             yield Scalar(kind, name, None, float(value))

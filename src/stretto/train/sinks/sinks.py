@@ -67,7 +67,7 @@ def open_sinks(
 ) -> Sinks:
     """Open the sinks of the config's trackers; they continue after `step`. Call it on the first rank only.
 
-    Trackers keep their files in the folder, where a later launch finds them and continues. `history` returns the log's
+    Trackers keep their files in the folder, so that a later launch can continue them. `history` returns the log's
     lines up to `step`, for trackers that need them again. MLflow and W&B show the `hyperparameters`.
     """
     check_sinks(config)

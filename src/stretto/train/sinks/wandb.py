@@ -54,7 +54,7 @@ class WandbSink(Sink):
             resume=None if mode in ("offline", "dryrun") else "allow",
             settings=settings,
         )
-        # The server may already have earlier steps.
+        # If the server already has some steps, this is the first that it lacks.
         self._first_step = self._run.step
         self._last_step = 0
         state.write(name, run_id)
@@ -62,7 +62,7 @@ class WandbSink(Sink):
     def write(self, kind: str, values: Mapping[str, object]) -> None:
         if step_of(values) < self._first_step:
             return
-        # W&B rejects a row for an earlier step, and a save's line comes some steps after its step.
+        # W&B rejects rows for earlier steps. A save's line, which comes some steps late, is logged at the newest step.
         self._last_step = max(self._last_step, step_of(values))
         row = {scalar.tag: scalar.value for scalar in iter_scalars(kind, values) if scalar.name != "step"}
         self._run.log(row, step=self._last_step)
