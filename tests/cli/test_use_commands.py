@@ -130,7 +130,7 @@ def test_a_forecast_is_printed_and_written(capsys: pytest.CaptureFixture[str]) -
         (["predict", "nowhere"], "nowhere"),
         (["predict", "runs/moods"], "trained without data.valid; choose the data with --data=DATA"),
         (["predict", "runs/moods", "--data", "data/moods", "--out", "moods.jsonl"], "--out=moods.jsonl already exists"),
-        (["predict", "runs/moods", "--data", "data/load/valid", "--out", "x"], "holds channels"),
+        (["predict", "runs/moods", "--data", "data/load/valid", "--out", "x"], "has channels as inputs"),
         (["predict", "runs/moods", "--data", "data/moods", "--ranks", "0"], "--ranks=0"),
         (["generate", "runs/moods"], "predicts labels, so it can't generate text"),
         (["generate", "runs/book", "--top-p", "2"], "--top-p=2.0"),

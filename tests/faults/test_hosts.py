@@ -93,7 +93,7 @@ def test_after_a_network_failure_only_one_side_writes(seconds: float, faults_dat
         second.send_signal(signal.SIGTERM)
         finish(second, 60)
     assert ended < 6 + 15, f"the disconnected side took {ended:.0f} s to end"
-    assert "it is saved, start again to resume" in output, output
+    assert "that step is saved, so start again to resume" in output, output
     check_lineage(tmp_path / "run")
 
 
