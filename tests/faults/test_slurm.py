@@ -70,7 +70,7 @@ def test_a_preempted_job_is_queued_again_and_resumes(byte_corpus: Corpus, tmp_pa
         cluster.run("scancel", "--signal=USR1", job)
         await_job(cluster, job, tmp_path / "output")
     output = (tmp_path / "output").read_text()
-    assert "it is saved, start again to resume" in output, output
+    assert "that step is saved, so start again to resume" in output, output
     assert "resume  after step" in output and "done: config, log" in output, output
     assert len(losses(tmp_path / "run")) == find_checkpoint(tmp_path / "run").manifest.training_state.step == 400
 
