@@ -32,7 +32,7 @@ def test_init_writes_a_run_that_trains_without_changes_and_learns(capsys: pytest
     assert main(["init", "reviews.jsonl"]) == 0
     said = capsys.readouterr().out
     assert "found   sequences: reviews.jsonl, about 300 rows of jsonl, text in 'text', label 'mood'" in said
-    assert "'mood' is used as the label (--label=FIELD chooses another one, --no-label none)" in said
+    assert "'mood' is used as the label (--label=FIELD chooses another, --no-label uses none)" in said
     assert "  stretto train run.toml" in said and "  stretto predict runs/reviews" in said and "\x1b" not in said
     assert main(["train", "run.toml"]) == 0
     capsys.readouterr()

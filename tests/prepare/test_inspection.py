@@ -283,7 +283,7 @@ def test_times_that_cannot_be_parsed_leave_the_rows_in_the_order_of_the_file(wri
     rows = ([f'"{when.strftime(written)}"', row % 7] for row, when in enumerate(hours(90, days=5)))
     inspection = inspect_data(table(tmp_path / "a.csv", "at,load", rows))
     assert inspection.kind == "series" and inspection.data == SeriesData(("load",))
-    assert "times in 'at' (" in inspection.notes[0] and "rows are steps in the order of the file" in inspection.notes[0]
+    assert "times in 'at' (" in inspection.notes[0] and "rows are time steps in the order" in inspection.notes[0]
     prepared = prepare_data(inspection, tmp_path / "data")
     assert prepared.train.location and prepared.valid is not None
 
@@ -303,7 +303,7 @@ def test_columns_without_numbers_are_ignored_with_a_note(tmp_path: Path) -> None
     rows = ([when, row, ["sun", "rain"][row % 2], ""] for row, when in enumerate(hours(50)))
     inspection = inspect_data(table(tmp_path / "a.csv", "date,load,sky,empty", rows))
     assert series_data(inspection).columns == ("load",) and series_data(inspection).by is None
-    assert inspection.notes == ("ignored, not numbers: sky, empty",)
+    assert inspection.notes == ("ignored because they are not numbers: sky, empty",)
 
 
 @pytest.mark.parametrize("written", ["nan", "NA", "N/A", " null", "None"])

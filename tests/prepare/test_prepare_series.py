@@ -242,6 +242,9 @@ def test_a_channel_that_32_bit_floats_cannot_resolve_is_an_error(tmp_path: Path)
     with pytest.raises(DataError, match=reason):
         prepare_series(tmp_path / "a.csv", tmp_path / "out")
     assert not (tmp_path / "out").exists() and not (tmp_path / "out.partial").exists()
+    (tmp_path / "a.csv").write_text("seconds,step\n-1700000000,1\n-1699999990,2\n")
+    with pytest.raises(DataError, match=r"'seconds' reaches -1\.7e\+09, where 32-bit floats are 128 apart"):
+        prepare_series(tmp_path / "a.csv", tmp_path / "out")
     (tmp_path / "b.csv").write_text("seconds,step\n1700000000,1\n1700000000,2\n")
     (store,) = prepare_series(tmp_path / "b.csv", tmp_path / "constant")
     assert isinstance(store.fields.values, Channels) and store.fields.values.std == (1, 0.5)

@@ -11,7 +11,7 @@ from stretto.prepare.field_summary import FieldSummary
 from stretto.prepare.file_listing import AmbiguousInputError, Format, Listing, list_files, list_validation_files
 from stretto.prepare.record_sample import MAX_BYTES, RecordSample, read_beginning, sample_records
 from stretto.prepare.records import list_paths
-from stretto.prepare.sequence_data import SequenceData, infer_sequence_data, list_sequence_fields, list_short_texts
+from stretto.prepare.sequence_data import SequenceData, infer_sequence_data, list_sequence_fields, short_text_names
 from stretto.prepare.series_data import SeriesData, infer_series_data
 from stretto.store.vocabulary import Level
 
@@ -148,7 +148,7 @@ def _infer_kind(sample: RecordSample, hints: DataHints) -> DataKind:
     sequence_fields = list_sequence_fields(sample)
     has_numbers = any(field.type == "number" for field in sample.fields)
     if not sequence_fields and not has_numbers:
-        if list_short_texts(sample):
+        if short_text_names(sample):
             return "sequences"
         fields = ", ".join(f"{field.name} ({field.type})" for field in sample.fields)
         raise DataError(f"{sample.path} has neither text nor numbers, only {fields}; use different data")

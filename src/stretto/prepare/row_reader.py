@@ -29,7 +29,7 @@ def missing_field(record: Mapping[str, Any], name: str) -> BadRowError:
 
 @dataclass(frozen=True)
 class SkippedRows:
-    """Rows that were skipped: how many, and the first with its reason."""
+    """Rows that were skipped: how many, and the first one's place and problem."""
 
     num_rows: int
     first: str
@@ -49,7 +49,7 @@ def log_skipped_rows(skipped: SkippedRows) -> None:
 
 @dataclass
 class RowReader:
-    """Reads the rows of a part; depending on `policy`, it raises at the first bad row or counts them all."""
+    """Reads the rows of a part; depending on `policy`, raises at the first bad row, or skips and counts them."""
 
     part: RecordPart
     policy: BadRowPolicy

@@ -11,9 +11,9 @@ from stretto.prepare.record_sample import RecordSample
 from stretto.store.vocabulary import Level, split_symbols
 
 _LABEL_NAMES = ("label", "labels", "class", "target", "category", "sentiment", "y")
-# Words are tokens only if fewer than this fraction of them are distinct: else the vocabulary would be too large.
+# Text is split into words only if less than this fraction of them is distinct: else the vocabulary would be too large.
 _MAX_UNIQUE_FRACTION = 0.5
-_MAX_WORD_CHARS = 15  # on average
+_MAX_WORD_CHARS = 15  # and only if their mean length is below this
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class SequenceData:
     """How records are read as sequences."""
 
     sequence: str  # field with the sequence
-    value_type: ValueType | None  # what a sequence consists of; None if it can't be read as a sequence
-    level: Level | None = None  # of text
+    value_type: ValueType | None  # what a sequence consists of; None if the field can't be read as a sequence
+    level: Level | None = None  # how text is split into tokens; None if the sequence is not text
     label: str | None = None  # field with the label
     other_labels: tuple[str, ...] = ()  # other fields that could be the label
 
@@ -37,7 +37,7 @@ def infer_sequence_data(
     if label is None and has_label:
         label = _choose_label(sample, sequence, label_fields)
         if label is not None:
-            notes.append(f"{label!r} is used as the label (label=FIELD chooses another one, has_label=False none)")
+            notes.append(f"{label!r} is used as the label (label=FIELD chooses another, has_label=False uses none)")
     value_type = _value_type(next(field for field in sample.fields if field.name == sequence))
     if value_type == "text":
         texts = [str(record[sequence]) for record in sample.records if record.get(sequence)]
@@ -49,7 +49,7 @@ def infer_sequence_data(
 
 
 def list_sequence_fields(sample: RecordSample) -> list[FieldSummary]:
-    """Return the fields that look like sequences; a field of repeated short texts needs a usual name, like `text`."""
+    """Return the fields that look like sequences; one of repeated short texts or of times needs a name like `text`."""
     return [
         field
         for field in sample.fields
@@ -58,7 +58,7 @@ def list_sequence_fields(sample: RecordSample) -> list[FieldSummary]:
     ]
 
 
-def list_short_texts(sample: RecordSample) -> list[str]:
+def short_text_names(sample: RecordSample) -> list[str]:
     """Return the names of fields with few distinct texts; such a field is a sequence if no other looks like one."""
     return [field.name for field in sample.fields if field.type == "category" and field.mean_length]
 
@@ -71,11 +71,11 @@ def _value_type(field: FieldSummary) -> ValueType | None:
 
 def _choose_sequence(sample: RecordSample) -> str:
     sequence_fields = list_sequence_fields(sample)
-    names = [field.name for field in sequence_fields] or list_short_texts(sample)
+    names = [field.name for field in sequence_fields] or short_text_names(sample)
     if not names:
-        problem = f"has no field of text, tokens or lists of numbers, only {', '.join(sample.field_names)}"
+        problem = f"has no field of text, tokens or lists of numbers (its fields: {', '.join(sample.field_names)})"
         raise DataError(f"{sample.path} {problem}; use different data")
-    # `text` before `tokens` before `values`.
+    # The alphabetical order of the usual names is also the order of preference: `text`, `tokens`, `values`.
     usual = sorted((field for field in sequence_fields if field.is_named_sequence), key=lambda field: field.name)
     if not usual and len(names) > 1:
         raise AmbiguousInputError(
@@ -102,7 +102,7 @@ def _choose_label(sample: RecordSample, sequence: str, label_fields: Sequence[st
     else:
         problem = f"several fields could be the label ({', '.join(label_fields)}); choose one with label=FIELD"
     raise AmbiguousInputError(
-        f"{sample.path}: {problem}, or has_label=False for none",
+        f"{sample.path}: {problem}, or has_label=False for no label",
         "label",
         "Which field is the label to predict? (none: predict the next step of the sequence)",
         (*choices, "none"),
@@ -110,7 +110,7 @@ def _choose_label(sample: RecordSample, sequence: str, label_fields: Sequence[st
 
 
 def _choose_level(texts: Sequence[str], label: str | None) -> Level:
-    """For classification, choose words, as they make short sequences, unless too diverse or too long; else bytes."""
+    """Return `byte`; for classification `word`, which makes shorter sequences, unless words are too diverse or long."""
     words = [word for text in texts for word in split_symbols(text, "word")]
     if label is None or not words:
         return "byte"

@@ -33,7 +33,7 @@ class SeriesData:
     columns: tuple[str, ...]  # the channels
     time: str | None = None  # column with the time of a row
     by: str | None = None  # column that names the series of a row
-    seconds: float | None = None  # between two rows; None if unknown
+    seconds: float | None = None  # from one row to the next (median); None if unknown
     period: int = 0  # seasonal period in rows, such as 24 for hourly rows; 0 if there is none
     nan: NanPolicy = "error"
     has_missing: bool = False  # whether a channel has missing values
@@ -52,7 +52,7 @@ def infer_series_data(sample: RecordSample, time: str | None, by: str | None) ->
     notes = [] if time else [_file_order_note(dates, sample.records)]
     unused = [field.name for field in sample.fields if field not in channels and field.name not in (time, by, *dates)]
     if unused:
-        notes.append(f"ignored, not numbers: {', '.join(unused)}")
+        notes.append(f"ignored because they are not numbers: {', '.join(unused)}")
     with_nan = [field.name for field in channels if field.has_nan]
     if with_nan:
         notes.append(f"NA, NaN or infinity in {', '.join(with_nan)}: read as missing values (nan=error rejects them)")
@@ -75,11 +75,11 @@ def infer_series_data(sample: RecordSample, time: str | None, by: str | None) ->
 
 def _file_order_note(dates: Sequence[str], records: Sequence[Mapping[str, Any]]) -> str:
     if not dates:
-        return "no column of times: rows are steps in the order of the file (time=COLUMN names one)"
+        return "no column of times was found: rows are time steps in the order of the file (time=COLUMN names one)"
     example = next((record[dates[0]] for record in records if record.get(dates[0])), "")
     return (
-        f"times in {dates[0]!r} ({example}) can't be parsed, because they are not like 2025-01-31T12:00:00: rows are "
-        "steps in the order of the file (season=N sets the seasonal period)"
+        f"times in {dates[0]!r} ({example}) can't be parsed, because they are not written like 2025-01-31T12:00:00: "
+        "rows are time steps in the order of the file (season=N sets the seasonal period)"
     )
 
 
@@ -125,7 +125,7 @@ def _choose_by(sample: RecordSample, time: str | None) -> str | None:
 
 
 def _list_series_columns(sample: RecordSample, time: str | None) -> tuple[list[str], list[str]]:
-    """Return the columns that could name the series: those that rows are grouped by, and those whose rows are mixed."""
+    """Return the columns that could name the series: those that group the rows, and those whose series are mixed."""
     records = sample.records
     times = [] if time is None else parse_timestamps(records, time, sample.is_csv)
     # With several series, time starts again where one ends, or repeats where their rows are mixed.
@@ -145,13 +145,13 @@ def _list_series_columns(sample: RecordSample, time: str | None) -> tuple[list[s
                 continue
             if is_grouped(records, field.name):
                 grouped.append(field.name)
-            elif time is not None and has_several and field in named and _is_mixed(sample, field.name, time):
+            elif time is not None and has_several and field in named and _separates_series(sample, field.name, time):
                 mixed.append(field.name)
     return grouped, mixed
 
 
-def _is_mixed(sample: RecordSample, by: str, time: str) -> bool:
-    """Return whether time neither decreases nor often repeats among the rows with the same `by`, as in a series."""
+def _separates_series(sample: RecordSample, by: str, time: str) -> bool:
+    """Return whether time neither decreases nor often repeats among the rows with the same value in column `by`."""
     for value in {str(record.get(by)) for record in sample.records}:
         rows = [record for record in sample.records if str(record.get(by)) == value]
         times = parse_timestamps(rows, time, sample.is_csv)

@@ -32,6 +32,7 @@ from stretto.store.vocabulary import VOCABULARY_FILE, Vocabulary, vocabulary_byt
 _MAX_BUFFERED_VALUES = 1 << 20
 # The distance between adjacent 32-bit floats must be at most this fraction of a channel's standard deviation.
 _MAX_ROUNDING = 0.01
+ShardResult = dict[str, Any]  # a shard's files, sizes and moments, JSON-serializable
 
 
 class ShardWriter:
@@ -71,7 +72,7 @@ class ShardWriter:
             self._files["labels"].append(np.array(self._labels, LABEL_DTYPE))
         self._buffered, self._num_buffered, self._ends, self._labels = [], 0, [], []
 
-    def finish(self) -> PartResult:
+    def finish(self) -> ShardResult:
         """Close the files; return them with the shard's sizes and moments."""
         self._flush()
         return {
@@ -88,7 +89,7 @@ class ShardWriter:
 def open_shards(
     folder: Path, splits: Sequence[str], number: int, dtype: np.dtype[Any], has_labels: bool = False
 ) -> Iterator[dict[str, ShardWriter]]:
-    """Open a shard for each split of a part; its files are closed at the end, finished or not."""
+    """Open a shard for each split of a part; all their files are closed at the end, even if they are not finished."""
     names = ("values", "ends", "labels") if has_labels else ("values", "ends")
     with ExitStack() as stack:
         writers = {}
@@ -100,7 +101,7 @@ def open_shards(
 
 
 def finish_part(writers: Mapping[str, ShardWriter], reader: RowReader) -> PartResult:
-    """Return the result of a part whose rows have all been read."""
+    """Finish the shards of a part whose rows have all been read; return the part's result."""
     splits = {split: writer.finish() for split, writer in writers.items()}
     files = [file for shard in splits.values() for file in shard["files"]]
     return {"files": files, "splits": splits, "num_bad": reader.num_bad, "first_bad": reader.first_bad}
@@ -108,7 +109,7 @@ def finish_part(writers: Mapping[str, ShardWriter], reader: RowReader) -> PartRe
 
 def write_parts(
     job: Job, task: PartTask[RecordPart], parts: Sequence[RecordPart], splits: Sequence[str], validation_fraction: float
-) -> tuple[dict[str, list[PartResult]], SkippedRows]:
+) -> tuple[dict[str, list[ShardResult]], SkippedRows]:
     """Write all parts; return each split's shards and the rows that were skipped. Reject an empty split."""
     for split in splits:
         (job.folder / split).mkdir(exist_ok=True)
@@ -122,20 +123,20 @@ def write_parts(
         raise DataError(f"{job.target} would be empty{bad}; use different files")
     if empty:
         problem = f"validation_fraction={validation_fraction} leaves nothing for {job.target / empty[0]}"
-        raise DataError(f"{problem}; use a different fraction, 0, or more data")
+        raise DataError(f"{problem}; use a different fraction, 0 for no validation data, or more data")
     return shards, skipped
 
 
 def write_store(
     job: Job,
     split: str,
-    results: Sequence[PartResult],
+    results: Sequence[ShardResult],
     values: Tokens | Channels,
     labels: Classes | None = None,
     vocabulary: Vocabulary | None = None,
     origin: Origin | None = None,
 ) -> None:
-    """Make a store of one split from the results of all parts; a part without a sequence gets no shard."""
+    """Make a store of one split from its shards in all parts; an empty shard is left out."""
     folder = job.folder / split
     files: list[PagedFile] = []
     shards: list[Shard] = []
@@ -153,12 +154,12 @@ def write_store(
     write_index(folder, fields.kind, fields.model_dump(mode="json"), files)
 
 
-# `[5, channels]`: count, mean, sum of squares around the mean, minimum, maximum.
+# `[5, channels]`: count, mean, sum of squared deviations from the mean, minimum, maximum.
 Moments = NDArray[np.float64]
 
 
 def moments(values: NDArray[np.float64]) -> Moments:
-    """Return the moments of values `[steps, channels]`; missing values don't count."""
+    """Return the moments of values `[steps, channels]`; missing values (NaN) don't count."""
     is_present = ~np.isnan(values)
     count = is_present.sum(0)
     mean = np.where(is_present, values, 0).sum(0) / np.maximum(count, 1)
@@ -169,7 +170,7 @@ def moments(values: NDArray[np.float64]) -> Moments:
 
 
 def join_moments(a: Moments, b: Moments) -> Moments:
-    """Return the moments of two sets of values together (Chan's parallel algorithm); a set may have no channels."""
+    """Combine the moments of two sets of values (Chan's parallel algorithm); one without channels adds nothing."""
     if not a.shape[1] or not b.shape[1]:
         return a if a.shape[1] else b
     count, delta = a[0] + b[0], b[1] - a[1]
@@ -178,10 +179,10 @@ def join_moments(a: Moments, b: Moments) -> Moments:
     return np.stack([count, a[1] + delta * weight, squares, np.minimum(a[3], b[3]), np.maximum(a[4], b[4])])
 
 
-def make_channels(names: Sequence[str], results: Sequence[PartResult], like: Channels | None = None) -> Channels:
-    """Return the channels with their mean and standard deviation (1 if constant), or those of `like`.
+def make_channels(names: Sequence[str], results: Sequence[ShardResult], like: Channels | None = None) -> Channels:
+    """Return the channels with their mean and standard deviation (1 if constant), or `like` if it is given.
 
-    Reject a channel whose values are too large for 32-bit floats to resolve their differences.
+    Reject a channel whose values are so large that 32-bit floats can't resolve their differences.
     """
     all_moments = (np.array(result["moments"]).reshape(5, -1) for result in results)
     count, mean, squares, minimum, maximum = reduce(join_moments, all_moments)
@@ -190,12 +191,12 @@ def make_channels(names: Sequence[str], results: Sequence[PartResult], like: Cha
     for channel, name in enumerate(names):
         if minimum[channel] >= maximum[channel]:
             continue
-        largest = np.float32(max(-minimum[channel], maximum[channel]))
-        # The distance to the next float toward zero: the largest float has none beyond it.
-        spacing = np.spacing(np.nextafter(largest, np.float32(0)))
+        extreme = np.float32(max(minimum[channel], maximum[channel], key=abs))
+        # Measured toward zero, because float32's maximum has no next float away from zero.
+        spacing = np.spacing(np.nextafter(np.abs(extreme), np.float32(0)))
         if spacing > _MAX_ROUNDING * channels.std[channel]:
             raise DataError(
-                f"{name!r} reaches {largest:.3g}, where 32-bit floats are {spacing:.3g} apart: too coarse for its "
+                f"{name!r} reaches {extreme:.3g}, where 32-bit floats are {spacing:.3g} apart: too coarse for its "
                 f"standard deviation of {channels.std[channel]:.3g}; subtract an offset from it"
             )
     return channels

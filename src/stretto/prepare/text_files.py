@@ -1,4 +1,4 @@
-"""TextFiles: several files as one long text, read in spans that don't split words."""
+"""TextFiles: several files as one long text, read in spans that avoid splitting words."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _SPACES = b" \t\r\n\v\f"
 
 @dataclass(frozen=True)
 class TextSpan:
-    """Some bytes of one file; it starts and ends at a word boundary, unless a word is longer than a block."""
+    """Consecutive bytes of one file, cut between words unless a word is longer than a block."""
 
     path: Path
     offset: int  # in the file
@@ -32,7 +32,7 @@ class TextSpan:
 
 @dataclass(frozen=True)
 class TextFiles:
-    """Files whose concatenation is one text; positions are bytes of that text."""
+    """Files whose concatenation is one text; positions are byte offsets in that text."""
 
     paths: tuple[Path, ...]
     starts: tuple[int, ...]  # position of each file in the text, then the size of the text
@@ -54,7 +54,7 @@ class TextFiles:
         return self.starts[-1]
 
     def next_line(self, position: int) -> int:
-        """Return where the next line after `position` starts; each file starts a line."""
+        """Return where the first line after `position` starts; each file starts a new line."""
         for path, start, stop in self._files():
             if position < stop:
                 with path.open("rb") as file:
@@ -67,7 +67,7 @@ class TextFiles:
     def find_split(self, position: int) -> int:
         """Return where to split the text near `position`: at the start of the next line.
 
-        If that is past half of the rest of the text, split at the next word, or else at the next character.
+        If that is over halfway to the end of the text, split at the next word if it is near, else between characters.
         """
         line = self.next_line(position)
         if 2 * (line - position) <= self.num_bytes - position:
@@ -100,7 +100,7 @@ def _read_spans(path: Path, start: int, stop: int) -> Iterator[TextSpan]:
         while start < stop:
             block = rest + file.read(min(_BLOCK_BYTES, stop - start - len(rest)))
             is_last = len(block) == stop - start
-            # A word that the end of this block splits is kept for the next one.
+            # If the end of this block splits a word, its beginning is kept for the next block.
             edge = len(block) if is_last else _last_edge(block)
             yield TextSpan(path, start, block[:edge])
             start += edge
@@ -108,7 +108,7 @@ def _read_spans(path: Path, start: int, stop: int) -> Iterator[TextSpan]:
 
 
 def _last_edge(block: bytes) -> int:
-    """Return where a block's last word starts; if it has no space, where its last character starts."""
+    """Return where the last word of a block starts or, if the block has no space, its last character."""
     edge = 1 + max(block.rfind(space) for space in _SPACES)
     if not edge:
         edge = len(block) - 1

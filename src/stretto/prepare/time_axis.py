@@ -35,7 +35,7 @@ def parse_timestamps(records: Records, time: str, is_csv: bool) -> list[Timestam
 
 
 def is_decreasing_anywhere(times: Sequence[Timestamp]) -> bool:
-    """Return whether a time is earlier than the one in the row above, or can't be compared with it."""
+    """Return whether any time is earlier than the one before it, or can't be compared with it."""
     try:
         return any(after < before for before, after in pairwise(times))  # type: ignore[operator]
     except TypeError:
@@ -43,7 +43,7 @@ def is_decreasing_anywhere(times: Sequence[Timestamp]) -> bool:
 
 
 def has_many_repeats(times: Sequence[Timestamp]) -> bool:
-    """Return whether more than a third of the rows have the same time as the row above."""
+    """Return whether more than a third of the times equal the one before."""
     return sum(before == after for before, after in pairwise(times)) > len(times) / 3
 
 
@@ -62,12 +62,12 @@ def is_grouped(records: Records, by: str) -> bool:
 
 
 def median_interval(times: Sequence[Timestamp]) -> float | None:
-    """Return the median interval in seconds between rows of increasing time; None if the times are not dates."""
+    """Return the median interval in seconds from a date to a later one in the next row; None if there is none."""
     gaps = [
         (after - before).total_seconds()
         for before, after in pairwise(times)
         if isinstance(before, datetime) and isinstance(after, datetime)
-        # A time with a zone can't be compared with one without.
+        # A time with a time zone can't be compared with one without.
         if (before.tzinfo is None) == (after.tzinfo is None) and before < after
     ]
     return median(gaps) if gaps else None
@@ -76,8 +76,8 @@ def median_interval(times: Sequence[Timestamp]) -> float | None:
 def infer_period(seconds: float | None, values: NDArray[np.float64]) -> int:
     """Return the seasonal period of values `[rows, channels]` in rows, 0 if there is none.
 
-    The interval between rows suggests a period. It counts only if repeating the value from one period ago is a better
-    forecast than repeating the last value.
+    `seconds`, the interval between rows, suggests a period. It is used only if repeating the value from one period ago
+    is a better forecast than repeating the last value.
     """
     if seconds is None:
         return 0
@@ -86,13 +86,13 @@ def infer_period(seconds: float | None, values: NDArray[np.float64]) -> int:
         return 0
     period = expected[0]
     horizons = range(1, period + 1, max(1, period // 8))
-    last_value_error = np.mean([_square_error(values, steps) for steps in horizons])
-    seasonal_error = _square_error(values, period)
+    last_value_error = np.mean([_squared_error(values, steps) for steps in horizons])
+    seasonal_error = _squared_error(values, period)
     return period if math.isfinite(seasonal_error) and seasonal_error < last_value_error else 0
 
 
-def _square_error(values: NDArray[np.float64], steps: int) -> float:
-    """Return the mean squared error of repeating the value `steps` rows ago, relative to each channel's variance."""
+def _squared_error(values: NDArray[np.float64], steps: int) -> float:
+    """Return the mean squared error, relative to each channel's variance, of repeating values from `steps` rows ago."""
     variance = np.nanvar(values, axis=0)
     # The variance is 0 for a constant channel, and NaN for one without any value.
     variance[~(variance > 0)] = 1.0
