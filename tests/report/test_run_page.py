@@ -179,6 +179,7 @@ def test_a_diverged_run_says_so_and_names_the_saved_batch(byte_corpus: Corpus, t
         ([step(1, tokens=10**400, skipped=10**400), step(10**400)], "Curves"),
         ([step(1, tokens=-1e308, compute_seconds=1e308), step(2)], "Curves"),
         ([step(1), {"kind": "save", "step": 1}], "1 checkpoint in the log"),
+        ([{"kind": "save", "step": 1, "num_bytes": size} for size in [3e6] * 401 + [7e6]], "the last one is 7 MB"),
     ],
 )
 def test_any_log_becomes_a_page(tmp_path: Path, lines: list[dict[str, Any]], words: str) -> None:
@@ -191,7 +192,7 @@ def test_any_log_becomes_a_page(tmp_path: Path, lines: list[dict[str, Any]], wor
 
 def test_the_balance_of_two_ranks_is_described_and_drawn(tmp_path: Path) -> None:
     page = ParsedPage(render_run(write_log(tmp_path / "run", [step(1), ranks()])))
-    assert "50% of all ranks' time was idle" in page.text and "Rank 0 was busiest with 1.5 s" in page.text
+    assert "50% of all ranks' time was spent waiting" in page.text and "Rank 0 was busiest with 1.5 s" in page.text
     assert any(label == "Peak memory: rank 0 1 GB; rank 1 3 GB" for label in page.labels())
 
 

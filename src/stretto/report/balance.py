@@ -1,4 +1,4 @@
-"""Load balance: how long each rank was busy and waited, and how much memory it used."""
+"""Load balance: how long each rank was busy, how long it waited, and how much memory it used."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,7 +12,7 @@ from stretto.report.markup import Html, tag
 from stretto.report.page import figure, note, section
 from stretto.report.record import RankMeans, Record
 
-# Up to _MAX_ROWS ranks are drawn as rows, more as columns. Above _MAX_COLUMNS, a column is a mean of adjacent ranks.
+# Up to _MAX_ROWS ranks are drawn as rows, more as columns; above _MAX_COLUMNS ranks, a column is a mean of several.
 _MAX_ROWS, _MAX_COLUMNS = 24, 256
 _BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1.0, "bytes"))
 
@@ -21,7 +21,7 @@ def balance_section(record: Record) -> Html:
     """Return the section with the busy time, waiting time and peak memory of each rank."""
     ranks = record.ranks
     if ranks.num_ranks < 2:
-        missing = "The log has no figures per rank: the run was too short, or an older version of stretto wrote it."
+        missing = "The log has no figures per rank: the run was too short, or the log is from an older version."
         return section("balance", "Load balance", note(_describe_one(ranks) if ranks.num_ranks else missing))
     charts = [figure(_memory_chart(ranks))]
     if ranks.bubbles.num_rows > 1:
@@ -32,7 +32,7 @@ def balance_section(record: Record) -> Html:
 
 def _describe_one(ranks: RankMeans) -> str:
     return (
-        f"One rank, which was busy for {format_percent(float(ranks.busy[0]) / ranks.seconds)} of a mean step of "
+        f"One rank, which was busy for {format_percent(float(ranks.busy[0]) / ranks.seconds)} of the mean step of "
         f"{format_seconds(ranks.seconds)}; peak memory {format_bytes(float(ranks.memory[0]))}."
     )
 
@@ -43,7 +43,7 @@ def _describe(ranks: RankMeans) -> str:
     ratio = float(ranks.busy[busiest]) / mean if mean else 1.0
     return (
         f"The mean step on {pluralize(ranks.num_ranks, 'rank')} took {format_seconds(ranks.seconds)}; "
-        f"{format_percent(ranks.bubble)} of all ranks' time was idle. Rank {busiest} was busiest with "
+        f"{format_percent(ranks.bubble)} of all ranks' time was spent waiting. Rank {busiest} was busiest with "
         f"{format_seconds(float(ranks.busy[busiest]))}, {ratio:.2f} times the mean; rank {idlest} was least busy with "
         f"{format_seconds(float(ranks.busy[idlest]))}."
     )
@@ -74,7 +74,7 @@ def _rank_chart(
     format_value: Callable[[float], str],
     values: Sequence[str],
 ) -> Html:
-    """Return a chart with a row per rank, or with columns if there are many; arguments as in `stacked_bar_chart`."""
+    """Return a chart with a row per rank, or with columns for many ranks; arguments as in `stacked_bar_chart`."""
     num_ranks, (factor, unit_name) = len(values), unit
     if num_ranks > _MAX_ROWS:
         num_columns = min(num_ranks, _MAX_COLUMNS)
@@ -90,4 +90,4 @@ def _rank_chart(
 def _bubble_chart(ranks: RankMeans) -> Html:
     series = ranks.bubbles
     line = Line("", 0, [series.mean("step").tolist()], (100 * series.mean("bubble")).tolist())
-    return line_chart("Bubble", [line], unit="% of all ranks' time that was idle", from_zero=True)
+    return line_chart("Bubble", [line], unit="% of all ranks' time that was spent waiting", from_zero=True)

@@ -10,9 +10,9 @@ from stretto.report.page import read_style
 from stretto.report.ticks import Scale, linear
 
 _BAR_HEIGHT, _ROW_HEIGHT, _AXIS_HEIGHT = 20, 24, 40
-# On narrow screens, names and values with more characters than this go above their bars instead of beside them.
+# If a row's name and value have more characters than this, narrow screens show names and values above the bars.
 _MAX_SIDE_CHARS = 20
-# A bar's minimum width in pixels on narrow, medium and wide screens, and the class of a label that first fits there.
+# A bar's minimum width in pixels on narrow, medium and wide screens, and the class of labels that need such a screen.
 _SCREENS = ((230.0, "on"), (500.0, "on mid"), (900.0, "on wide"))
 
 
@@ -115,7 +115,7 @@ def stacked_bar_chart(
 
 
 def _draw_bar(boxes: Sequence[Box], screens: Sequence[tuple[float, str]]) -> list[Html]:
-    """Return the boxes of a bar. A label gets the class of the first screen on which it fits into its box."""
+    """Return the boxes of a bar. A label gets the class of the narrowest screen on which it fits into its box."""
     drawn = [tag("rect", width="100%", height=_BAR_HEIGHT, class_="track")]
     for start, stop, css_class, tooltip, label in boxes:
         drawn.append(box(start, stop, 0, _BAR_HEIGHT, css_class, tooltip))

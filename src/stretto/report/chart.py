@@ -1,7 +1,7 @@
 """XY charts as inline SVG: lines, histograms and stacked columns.
 
 A chart is drawn once and fills the width it is given. Text and grid lines are placed in percent of that width, so that
-text is not stretched. The data is drawn in a nested viewport, which is stretched; its stroke widths are not.
+text is not stretched. Lines and columns are drawn in a nested viewport, which is stretched; stroke widths are not.
 
     y labels | plot: 0% .................. 100%
              |   viewport: 0 ............. 2000 units
@@ -18,7 +18,7 @@ from stretto.report.markup import Html, join, tag
 from stretto.report.ticks import Scale, choose_scale, format_short, linear, tick_formatter
 
 CHAR_WIDTH = 6.9  # the mean width of a letter in pixels
-_WIDTH, _HEIGHT = 2000, 1000  # of the viewport, in its own units, to which positions are rounded
+_WIDTH, _HEIGHT = 2000, 1000  # of the viewport, in its own units; points are rounded to whole units
 _SMALL, _LARGE = 170, 270  # heights of a plot in pixels
 _TOP, _BOTTOM = 8, 42  # pixels above the plot, and below it for the x axis
 _MAX_DOTS = 60  # with more points than this, a line has dots only at isolated points
@@ -26,7 +26,7 @@ _MAX_DOTS = 60  # with more points than this, a line has dots only at isolated p
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a chart. If its points are means, `low` and `high` are the minimum and maximum behind each mean."""
+    """A line of a chart. If its points are means, `low` and `high` are the limits of the values in each mean."""
 
     name: str
     color: int  # index of a color class
@@ -44,7 +44,7 @@ class Line:
 
 @dataclass(frozen=True)
 class XAxis:
-    """An x axis. A chart may have several, of which the page shows one at a time."""
+    """An x axis. A chart can have several, of which the page shows one at a time."""
 
     label: str
     end: float = 0.0  # the axis reaches at least this far
@@ -137,7 +137,7 @@ def stacked_column_chart(title: str, unit: str, x_label: str, parts: Sequence[St
     bases = [0.0] * num_columns
     drawn = []
     for part in parts:
-        # One path for all columns: hundreds of boxes would be most of the page.
+        # One path per part: hundreds of boxes, one per column, would make the page large.
         path = []
         for index, value in enumerate(part.amounts):
             low, high = _viewport_y(y, bases[index]), _viewport_y(y, bases[index] + value)
@@ -151,7 +151,7 @@ def stacked_column_chart(title: str, unit: str, x_label: str, parts: Sequence[St
 
 
 def heading(title: str, unit: str = "") -> Html:
-    """Return a chart's title and the unit of its y axis, which would be hard to read if rotated beside the axis."""
+    """Return a chart's title and the unit of its y axis; rotated beside the axis, the unit would be hard to read."""
     return tag("div", title, tag("span", unit, class_="unit") if unit else None, class_="title")
 
 
@@ -173,7 +173,7 @@ def percent(fraction: float) -> str:
 
 
 def ticks(x: Scale, y: float) -> list[Html]:
-    """Return the ticks of an x axis at height `y`. If there are many, narrow screens hide every other label."""
+    """Return the ticks of an x axis that is drawn at `y`. If there are many, narrow screens hide every other label."""
     parts = []
     format_tick = tick_formatter(x)
     for index, tick in enumerate(x.ticks):
@@ -247,7 +247,7 @@ def _viewport_x(x: Scale, value: float) -> int:
 
 
 def _viewport_y(y: Scale, value: float) -> int:
-    # An outlier is drawn just outside the plot, where it is clipped.
+    # An outlier is drawn just outside the plot, however far away it is.
     return round(_HEIGHT * (1 - min(max(y.fraction(value), -0.02), 1.02)))
 
 

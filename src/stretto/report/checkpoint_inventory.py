@@ -18,7 +18,7 @@ from stretto.report.record import Record
 
 @dataclass(frozen=True)
 class CheckpointInventory:
-    """The checkpoints of a run's lineage that still exist, and its claims: each launch claims the next generation."""
+    """The checkpoints of a run's lineage that still exist, and the claims of its launches, one per generation."""
 
     location: str
     problem: str | None = None  # why the folder could not be read

@@ -16,7 +16,7 @@ _MAX_MARKS = 50
 
 
 def curves(runs: Mapping[str, Record]) -> Html:
-    """Return the charts of runs, named by their keys, with buttons that switch the x axis to steps, time or targets."""
+    """Return the charts of `runs` (records by name), with buttons that switch the x axis to steps, time or targets."""
     records = list(runs.values())
     target_names = {record.target_name for record in records}
     target_name = target_names.pop() if len(target_names) == 1 else "targets"
@@ -129,7 +129,7 @@ def _lines(runs: Mapping[str, Record], axes: Sequence[XAxis], column: str) -> li
     for color, (name, record) in enumerate(runs.items()):
         series = record.steps.series
         x, y = _positions(series, axes), series.mean(column).tolist()
-        # The minimum-to-maximum bands of several runs would cover each other.
+        # The minimum-to-maximum bands of several runs would overlap.
         limits = _limits(series, column) if len(runs) == 1 else ((), ())
         lines.append(Line(name if len(runs) > 1 else "", color, x, y, *limits))
     return lines

@@ -11,7 +11,7 @@ _MAX_FINITE = 1e200
 
 
 class DownsampledSeries:
-    """Keeps mean, minimum and maximum of rows that are added one by one, in up to `max_buckets` equal buckets.
+    """Keeps mean, minimum and maximum of rows that are added one by one, in up to `max_buckets` buckets of one size.
 
     rows     . . . . . . . . . . .      while there are few, each row is a bucket
     buckets  [. .] [. .] [. .] [.       then a bucket holds two rows, four, eight ...
@@ -72,11 +72,11 @@ class DownsampledSeries:
         return column
 
     def _flush(self) -> None:
-        """Move pending rows to buckets, which grow to two, four, ... rows if there would be too many of them."""
+        """Move pending rows to buckets, which grow to two, four, ... rows each if there would be too many buckets."""
         if not self._pending:
             return
         rows = np.array(self._pending, np.float64)
-        # A larger value counts as not finite: sums and ratios of such values would overflow.
+        # A value from _MAX_FINITE on counts as not finite: sums and ratios of such values would overflow.
         is_finite = np.abs(rows) < _MAX_FINITE
         new = np.stack([is_finite, *(np.where(is_finite, rows, neutral) for neutral in (0.0, np.inf, -np.inf))])
         row_numbers = np.arange(self._num_flushed, self._num_flushed + len(rows))
@@ -94,7 +94,7 @@ class DownsampledSeries:
 
 
 def exponential_mean(values: Floats, counts: Floats, spans: Floats) -> Floats:
-    """Return the exponentially weighted mean of the values up to each one, over about as many steps as its span.
+    """Return, for each value, the exponentially weighted mean of the values up to it, over about its span in steps.
 
     `counts` is the number of steps that each value is a mean of; a value of no steps is skipped, and its mean is NaN.
     """
@@ -109,7 +109,7 @@ def exponential_mean(values: Floats, counts: Floats, spans: Floats) -> Floats:
 
 
 def smooth(values: Floats, counts: Floats, span: float) -> Floats:
-    """Return a weighted mean of about `span` steps around each value, on both sides: a trailing mean would lag.
+    """Return a weighted mean of about `span` steps on each side of each value: a trailing mean would lag.
 
     The span is shorter near the start, where curves fall steeply.
     """

@@ -46,8 +46,8 @@ def failures_section(record: Record, inventory: CheckpointInventory) -> Html:
 
 
 def checkpoints_section(saves: SaveHistory, inventory: CheckpointInventory) -> Html:
-    """Return the section with the checkpoints that were saved, how long each took, and which still exist."""
-    parts: list[Html | None] = [note(_describe_saves(saves.series))]
+    """Return the section with the checkpoints that were saved, how long each save took, and which still exist."""
+    parts: list[Html | None] = [note(_describe_saves(saves))]
     rows = []
     for line in reversed(saves.recent):
         times = (format_seconds(read_number(line, name)) for name in ("seconds", "blocked_seconds"))
@@ -57,8 +57,7 @@ def checkpoints_section(saves: SaveHistory, inventory: CheckpointInventory) -> H
     if saves.series.num_rows > len(rows):
         parts.append(tag("div", figure(_saves_chart(saves.series)), class_="grid"))
     if inventory.problem is not None:
-        problem = f"The checkpoints in {inventory.location} can't be listed: {inventory.problem}."
-        parts.append(note(problem))
+        parts.append(note(f"The checkpoints in {inventory.location} can't be listed: {inventory.problem}."))
     elif inventory.manifests:
         losses = {name: f" (validation loss {loss:.4f})" for name, loss in inventory.losses.items()}
         existing = [f"step {name.step:,}{losses.get(name, '')}" for name in list(inventory.manifests)[:_MAX_ROWS]]
@@ -102,7 +101,7 @@ def _launch_rows(record: Record, inventory: CheckpointInventory) -> list[tuple[s
 
 
 def _ranges(steps: Sequence[int]) -> str:
-    """Format step numbers in order, consecutive ones as `3 to 9`."""
+    """Format increasing step numbers, consecutive ones as `3 to 9`."""
     ranges: list[tuple[int, int]] = []
     for step in steps:
         if ranges and step == ranges[-1][1] + 1:
@@ -112,13 +111,13 @@ def _ranges(steps: Sequence[int]) -> str:
     return ", ".join(f"{first:,}" if first == last else f"{first:,} to {last:,}" for first, last in ranges)
 
 
-def _describe_saves(series: DownsampledSeries) -> str:
-    if not series.num_rows:
+def _describe_saves(saves: SaveHistory) -> str:
+    if not saves.recent:
         return "The log records no checkpoint."
-    blocked, size = float(series.mean("blocked_seconds").mean()), float(series.mean("num_bytes")[-1])
+    blocked, size = float(saves.series.mean("blocked_seconds").mean()), read_number(saves.recent[-1], "num_bytes")
     return (
-        f"{pluralize(series.num_rows, 'checkpoint')} in the log; the last one is {format_bytes(size)}. A save blocked "
-        f"training for {format_seconds(blocked)} on average, and then continued in the background."
+        f"{pluralize(saves.series.num_rows, 'checkpoint')} in the log; the last one is {format_bytes(size)}. A save "
+        f"blocked training for {format_seconds(blocked)} on average, and then continued in the background."
     )
 
 

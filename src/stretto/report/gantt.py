@@ -12,12 +12,12 @@ from stretto.report.formatting import pluralize, step_time_unit
 from stretto.report.ticks import linear
 
 _CSS_CLASSES = {"data": "c4", "forward": "c0", "backward": "c1", "optimizer": "c2"}
-# A bar below this fraction of the axis would be thinner than a pixel on a wide screen.
+# A bar shorter than this fraction of the axis would be thinner than a pixel on a wide screen.
 _MIN_FRACTION = 1 / 1400
 
 
 class Bar(NamedTuple):
-    """One activity of a row, with its start and stop in seconds."""
+    """One activity in a row, with its start and stop in seconds."""
 
     row: int
     kind: str
@@ -56,7 +56,7 @@ def bars_from_trace(trace: Trace, max_ranks: int) -> tuple[list[str], list[Bar]]
 
 
 def gantt(title: str, names: Sequence[str], bars: Sequence[Bar], max_seconds: float | None = None) -> BarChart:
-    """Return a chart with one row per name.
+    """Return a chart with one row per name; bars of further rows are left out.
 
     `max_seconds` is the end of the time axis, so that several charts can share it. By default the axis ends with the
     last bar.

@@ -32,7 +32,7 @@ def section(name: str, title: str, *children: Html | None) -> Html:
 
 
 def note(text: str) -> Html:
-    """Return a paragraph in a softer color: how to read a figure, or why there is none."""
+    """Return a paragraph in a muted color, such as how to read a figure, or why there is none."""
     return tag("p", text, class_="note")
 
 

@@ -11,7 +11,7 @@ from stretto.report.markup import Html, tag
 from stretto.report.page import note, section, table
 from stretto.report.record import JsonObject, RankMeans, Record, StepHistory, read_int, read_number
 
-_MEMORY = "memory of the fullest rank"
+_MEMORY = "highest memory use of a rank"
 _MAX_STAGES = 16
 _Row = tuple[str, str, str, str]
 # A name, the planned and the measured value, and how to format both.
@@ -47,11 +47,11 @@ def plan_comparison_section(record: Record) -> Html | None:
         if any(row[0] == _MEMORY for row in rows):
             parts.append(note("The planned memory excludes Python, torch and the device driver."))
     else:
-        parts.append(note("The plan has no prediction for the layout of this run."))
+        parts.append(note("The plan has no prediction for the layout of this run, or no step was measured yet."))
     if len(record.plan_events) > 1:
         events = [(f"{read_int(line, 'step'):,}", *_event_seconds(line)) for line in record.plan_events]
         rows = [_row(*event, format_seconds) for event in events]
-        parts.append(note("Each launch compares its first steps with the plan:"))
+        parts.append(note("Each launch compares the time of its early steps with the plan:"))
         parts.append(table(("after step", "planned", "measured", "measured / planned"), rows))
     if record.plan.get("is_estimated") is True:
         parts.append(note("The plan is based on a data sheet, not on measurements."))

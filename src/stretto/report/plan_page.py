@@ -1,4 +1,4 @@
-"""A plan as one HTML page: advice, time per step of each layout, balance of the stages, and the step timeline."""
+"""A plan as one HTML page: advice, time per step of the best layouts, balance of the stages, and the step timeline."""
 
 from stretto.plan.advice import advise, layout_name
 from stretto.plan.cluster import Cluster
@@ -77,7 +77,7 @@ def _phases_chart(plan: Plan) -> Html:
     factor, unit = step_time_unit(max(prediction.seconds for prediction in shown))
     names = [layout_name(prediction) for prediction in shown]
     values = [format_seconds(prediction.seconds) for prediction in shown]
-    return stacked_bar_chart("Step in each layout", (factor, f"{unit} per step"), names, parts, format_seconds, values)
+    return stacked_bar_chart("Time in each layout", (factor, f"{unit} per step"), names, parts, format_seconds, values)
 
 
 def _balance_chart(prediction: Prediction, profile: Profile) -> Html:
@@ -94,7 +94,7 @@ def _balance_chart(prediction: Prediction, profile: Profile) -> Html:
 
 
 def layout_cells(plan: Plan, prediction: Prediction) -> tuple[str, ...]:
-    """Return the cells below LAYOUT_HEADERS, without the first one, the name of the layout."""
+    """Return the cells of a row below LAYOUT_HEADERS, without the first one, which is the name of the layout."""
     return (
         format_seconds(prediction.seconds),
         f"{prediction.tokens_per_second:,.0f}",

@@ -1,4 +1,4 @@
-"""Record: everything that a run's files say about it, with one history per kind of log line."""
+"""Record: what a run's config, log and plan say about it, with one history per kind of log line."""
 
 import math
 from collections import deque
@@ -13,9 +13,9 @@ from stretto.config.run import RunConfig
 from stretto.report.downsampled_series import DownsampledSeries
 
 JsonObject = Mapping[str, Any]
-# No count and no time in a log is larger than these, so a larger value means a damaged line.
+# No count in a log reaches the first, and no time in seconds the second: a larger value means a damaged line.
 _MAX_VALUE, _MAX_SECONDS = 1e15, 1e9
-# Events that can happen any number of times are listed up to this many.
+# At most this many skipped steps are kept, and as many failed saves.
 _MAX_LISTED = 50
 
 
@@ -74,7 +74,7 @@ class StepHistory:
 
     @property
     def smoothing_span(self) -> int:
-        """The number of steps that the smoothed loss averages; 1 if the run is too short to smooth."""
+        """The span in steps for smoothing curves; 1 if the run is too short to smooth."""
         num_steps = self.series.num_rows
         return max(3, round(num_steps / 40)) if num_steps >= 20 else 1
 
@@ -133,7 +133,7 @@ class RankMeans:
         except (KeyError, TypeError, ValueError, OverflowError):
             return
         seconds = read_number(line, "seconds")
-        # A comparison with NaN is false, so `is_valid` is false too.
+        # A comparison with NaN is false, so `is_valid` is false if a time is NaN.
         is_valid = 0 < seconds < _MAX_SECONDS and bool((np.abs(busy) < _MAX_SECONDS).all())
         if not is_valid or not len(busy) == len(waiting) == len(memory) > 0:
             return
@@ -165,11 +165,11 @@ class RankMeans:
 
 @dataclass
 class Record:
-    """Everything that is known about a run."""
+    """What a run's files say about it, except for its checkpoints and its trace."""
 
     folder: Path
     raw_config: JsonObject  # the sections of config.toml
-    config: RunConfig | None  # None if config.toml is missing or from another version
+    config: RunConfig | None  # None if config.toml is missing, invalid or from another version
     data_spec: JsonObject  # the content of data_spec.json; its task names the inputs and targets
     plan: JsonObject | None
     has_weights: bool
@@ -224,7 +224,7 @@ class Record:
 def read_number(line: JsonObject, name: str) -> float:
     """Return a number from a log line; NaN if it is null, missing or not a number."""
     value = line.get(name)
-    # Called ten times for each of a million lines: test the common type first.
+    # Called several times for each line of a log that may have a million: test the common type first.
     if type(value) is float:
         return value
     return float(value) if type(value) is int and abs(value) < _MAX_VALUE else math.nan

@@ -37,7 +37,7 @@ def final_metrics(record: Record) -> dict[str, str]:
     metrics["padding"] = format_percent(steps.padding)
     if record.ranks.num_ranks:
         metrics["bubble"] = format_percent(record.ranks.bubble)
-        metrics["memory of the fullest rank"] = format_bytes(record.ranks.max_memory)
+        metrics["highest memory use of a rank"] = format_bytes(record.ranks.max_memory)
     if record.saves.series.num_rows:
         metrics["checkpoint size"] = format_bytes(float(record.saves.series.mean("num_bytes")[-1]))
     metrics["skipped steps"] = f"{steps.num_skipped:,}" if steps.num_skipped else ""
