@@ -1057,7 +1057,7 @@ ERROR_SECTIONS = (
                 triggers.load_untrusted,
             ),
             ErrorCase(
-                "<file> does not hold this model's weights (<reason>); copy or write it again",
+                "<file> does not hold this model's weights (<reason>); copy or write it again, or use the model that it was saved from",
                 "The file is not safetensors, or belongs to a different model.",
                 "Copy it again; if the original is damaged too, load a checkpoint of the run instead.",
                 triggers.spoil_weights,

@@ -167,6 +167,7 @@ def test_a_custom_model_and_a_custom_loss_are_trained(byte_corpus: Corpus, tmp_p
         loaded = load_model(tmp_path / place, trust=True)
         assert loaded.evaluate(byte_corpus.location).loss == pytest.approx(events[-1].evaluation.loss)
     for model, reason in (
+        ({"factory": f"{code}:"}, "does not name an object"),
         ({"factory": "mine"}, "does not name an object; write it as file.py:name"),
         ({"factory": f"{tmp_path}/gone.py:build"}, "gone.py does not exist"),
         ({"factory": "no_such_module:build"}, "can't be imported"),

@@ -29,14 +29,14 @@ from stretto.windows.items import SlidingWindows
 
 # A first run should take at most about this many seconds.
 _TARGET_SECONDS = 75
-# Roughly the floating-point operations per second that training reaches: per core (4 at most), or on an accelerator.
+# Roughly how many floating-point operations per second training reaches: per core (at most 4 count) or accelerator.
 _CORE_FLOPS_PER_SECOND = 40e9
 _DEVICE_FLOPS_PER_SECOND = 10e12
 # (layers, hidden), smallest first.
 _MODEL_SIZES = ((1, 64), (1, 96), (1, 128), (1, 192), (1, 256), (2, 256), (2, 384), (2, 512), (2, 768), (3, 1024))
 # The naive loss of a forecast is estimated from at least this many windows, or from all if there are fewer.
 _MIN_NAIVE_WINDOWS = 2000
-_TARGET_ROWS = 32  # per batch; an accelerator gets up to 64 lanes
+_TARGET_ROWS = 32  # per batch, roughly; an accelerator gets up to 64 lanes, and a forecast 64 windows
 _MIN_BATCHES = 200  # per run, as far as _MAX_EPOCHS and _TARGET_SECONDS allow
 _MAX_EPOCHS = 100
 # Fields that are commented out in the file, with a default or example; a forecast also has data.stride.
@@ -65,7 +65,7 @@ def suggest(
 ) -> Suggestion:
     """Return a run for data that `inspect_data` inspected and `prepare_data` prepared.
 
-    Model and epochs are chosen so that it trains for at most about a minute on this machine. `horizon`, `season` and
+    Model and epochs are chosen so that training takes at most about a minute on this machine. `horizon`, `season` and
     `context` of a forecast are chosen from the data where not given; without `targets`, all channels are forecast.
     """
     train, valid = prepared.train, prepared.valid
@@ -149,13 +149,13 @@ def _batch_settings(sequences: Sequences) -> _DataSettings:
     flops = _flops(layers, hidden, min(num_inputs, hidden), outputs_per_step)
     kind = "A language model trained on" if labels is None else f"A classifier ({num_outputs:,} classes) trained on"
     title = f"{kind} {sequences.num_sequences:,} sequences"
-    # A part of the budget is padding.
+    # About a fifth of the budget is padding.
     return _DataSettings(title, "batches", settings, flops, num_steps, batch_steps=round(0.8 * budget), max_epochs=10)
 
 
 @dataclass(frozen=True)
 class _ForecastRequest:
-    """What the user has set for a forecast; what is None is chosen from the data, and no targets mean all channels."""
+    """What the user has set for a forecast. None: chosen from the data; no targets: all channels."""
 
     horizon: int | None
     season: int | None
@@ -166,7 +166,7 @@ class _ForecastRequest:
 def _choose_forecast(
     series: SeriesData, train: Sequences, valid: Sequences | Corpus | None, request: _ForecastRequest
 ) -> tuple[Forecast, int]:
-    """Return a forecast for the data, and its context: the number of steps that it sees."""
+    """Return a `Forecast` for the data, and its context: the number of steps that the network sees."""
     store = min((store for store in (train, valid) if isinstance(store, Sequences)), key=lambda store: store.longest)
     num_available = store.longest  # steps of the longest series in train or in valid, whichever is shorter
     horizon = request.horizon or max(1, min(series.period or 8, num_available // 4))
@@ -179,7 +179,7 @@ def _choose_forecast(
     context = request.context or max(season, 1, default_context)
     if context + horizon > num_available:
         named = [("season", request.season), ("horizon", request.horizon), ("context", request.context)]
-        given = " and ".join(f"{name}={value}" for name, value in named if value)
+        given = ", ".join(f"{name}={value}" for name, value in named if value)
         raise DataError(
             f"{store.location}: a forecast{given and f' with {given}'} needs {context + horizon} time steps, but the "
             f"longest series has {num_available}; use {'smaller values' if given else 'longer series'}, or a different "
@@ -248,7 +248,7 @@ def _naive_loss(windows: SlidingWindows) -> float:
 
 def _model_settings(layers: int, hidden: int, num_steps: int, dropout: float) -> list[Setting]:
     return [
-        Setting("model.layers", layers, "recurrent layers; more need more data and time"),
+        Setting("model.layers", layers, "recurrent layers; a deeper network needs more data and time"),
         Setting("model.hidden", hidden, f"size of the hidden state: a first choice for {num_steps:,} time steps"),
         Setting("model.dropout", dropout, "against overfitting"),
     ]
@@ -263,14 +263,14 @@ def _schedule_settings(data: _DataSettings, num_validation_steps: float) -> list
     num_batches = max(1, round(min(max(epochs, 1) * data.num_steps, affordable_steps) / data.batch_steps))
     settings = [Setting("train.epochs", epochs, "at most about a minute on this machine")]
     if epochs < 1:
-        fraction = affordable_steps / data.num_steps
-        reason = f"about a minute on this machine, {fraction:.0%} of the data; set epochs instead to read all of it"
+        percent = 100 * affordable_steps / data.num_steps
+        reason = f"about a minute on this machine, {percent:.3g}% of the data; set epochs instead to read all of it"
         settings = [Setting("train.steps", num_batches, reason)]
     learning_rate = {"lanes": 4e-3, "batches": 3e-3, "forecast": 1e-3}[data.feed]
     settings += [
         Setting("train.lr", learning_rate, "peak learning rate of AdamW; larger networks need a lower one"),
         Setting("train.warmup", min(50, max(1, num_batches // 10)), "steps until the peak"),
-        Setting("run.log_every", max(1, num_batches // 20), "steps between progress lines, if not on a terminal"),
+        Setting("run.log_every", max(1, num_batches // 20), "steps between progress lines if stdout is not a terminal"),
         Setting("save.minutes", 2.0, "minutes between checkpoints, from which an interrupted run resumes"),
     ]
     if num_validation_steps:

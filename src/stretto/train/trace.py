@@ -14,7 +14,7 @@ from stretto.plan.trace import ACTION_KINDS, CATEGORIES, RankTrace, Trace, Trace
 from stretto.train.trainer import Trainer
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_NUMBERS_PER_EVENT = 5  # as `_pack` yields them
+_NUMBERS_PER_EVENT = 5  # that `_pack` yields
 # Replicas do the same work, and viewers can't open a trace of thousands of ranks.
 _MAX_RANKS = 64
 
@@ -76,7 +76,7 @@ def _unpack(numbers: Sequence[float]) -> Iterator[TraceEvent]:
 
 
 def _clock_id() -> float:
-    """Return a number that identifies this node's clock; all processes of the node get the same."""
+    """Return a number that identifies this node's clock; all processes of the node get the same number."""
     try:
         name = _BOOT_ID.read_text(encoding="ascii")
     except OSError:

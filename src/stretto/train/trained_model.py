@@ -117,7 +117,7 @@ def check_weights(model: Stack, checkpoint: Checkpoint) -> None:
         average = tensors.get(f"optimizer.{name}.ax", weight)
         saved = average if weight is not None and weight.full_shape == parameter.shape else weight
         if saved is None or saved.full_shape != parameter.shape:
-            problem = "has none" if saved is None else f"has it as {list(saved.full_shape)}"
+            problem = "does not have it" if saved is None else f"has it as {list(saved.full_shape)}"
             raise ConfigError(
                 f"the model has a weight {name} of {list(parameter.shape)}, but {checkpoint.location} {problem}; use "
                 "the same model, or choose a different run.folder"

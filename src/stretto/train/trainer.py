@@ -151,7 +151,7 @@ class Trainer:
             raise ConfigError(f"train.warmup={config.warmup} exceeds the run's {self.num_steps} steps; shorten it")
         self.step = 0
         self.position = start or Position()  # of the next window
-        self.window: Window | None = None  # the last one that was read; None before the first step
+        self.window: Window | None = None  # of the last step; None before the first
         self.skipped = 0  # steps with a loss or gradient that was not finite
         self.requested: frozenset[Request] = frozenset()  # by any rank, when the last step was taken
         self.state: State | None = None  # that the next window starts from; None: the initial state
@@ -223,7 +223,7 @@ class Trainer:
         return Snapshot(training_state, shards)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Resume from a checkpoint of any layout, as if this trainer had taken all its steps."""
+        """Resume from a checkpoint of any layout, as if this trainer had taken all steps up to it."""
         stack, windows, training_state = self.engine.stack, self.windows, checkpoint.manifest.training_state
         for name, value, saved_value in (
             ("seed", self.seed, training_state.seed),
@@ -249,7 +249,7 @@ class Trainer:
         self._reader = None
 
     def advance(self) -> StepReport:
-        """Take one optimizer step and return its report."""
+        """Take one step and return its report."""
         actions: list[TimedAction] = []
         if self.is_recording:
             self.engine.recorder.actions = actions

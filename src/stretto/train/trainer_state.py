@@ -37,13 +37,13 @@ def optimizer_shards(stack: Stack, optimizer: Optimizer) -> list[TensorShard]:
                 # If it were left out, training would silently differ after a resume.
                 raise ConfigError(
                     f"the optimizer's {key!r} for {name} is of type {type(value).__name__}, which can't be saved; use "
-                    "an optimizer whose state is tensors"
+                    "an optimizer whose state consists of tensors"
                 )
     return shards
 
 
 def lane_shards(stack: Stack, state: State, lane_indices: range, num_lanes: int) -> list[TensorShard]:
-    """Return the hidden state of the lanes `lane_indices`, out of `num_lanes` of all replicas, as shards."""
+    """Return the hidden state of the lanes `lane_indices`, out of `num_lanes` in all replicas together, as shards."""
     return [
         TensorShard(f"lanes.{block}.{number}", tensor, lane_indices.start, num_lanes)
         for block, block_state in enumerate(stack.split_state(state), stack.first)
@@ -75,7 +75,8 @@ def empty_optimizer_state(stack: Stack, checkpoint: Checkpoint) -> dict[str, dic
         # torch's optimizers keep at most one value per element under a key, so this tensor is from a different model.
         if math.prod(saved.full_shape) > max(weight.numel(), 1):
             raise DataError(
-                f"{checkpoint.location}: {full_name} is {list(saved.full_shape)}; it is from a different model"
+                f"{checkpoint.location}: {full_name} is {list(saved.full_shape)}, but the parameter is "
+                f"{list(weight.shape)}; the checkpoint is from a different model"
             )
         tensor = torch.zeros(saved.full_shape, dtype=getattr(torch, saved.dtype), device=weight.device)
         states.setdefault(name, {})[key] = tensor

@@ -8,9 +8,9 @@ from stretto.base.errors import ConfigError
 
 
 def load_object(field: str, spec: str) -> object:
-    """Import and return the object that `spec`, the value of a config's `field`, names."""
+    """Import and return the object that is named by `spec`, the value of a config's `field`."""
     source, _, name = spec.rpartition(":")
-    if not source:
+    if not source or not name:
         raise ConfigError(f"{field}={spec!r} does not name an object; write it as file.py:name or package.module:name")
     try:
         module = _load_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)

@@ -33,7 +33,8 @@ def load_weights(stack: Stack, path: Path | str) -> None:
         stack.load_state_dict(load_file(path), assign=True)
     except (SafetensorError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[-1].strip()
-        raise DataError(f"{path} does not hold this model's weights ({reason}); copy or write it again") from None
+        problem = f"{path} does not hold this model's weights ({reason})"
+        raise DataError(f"{problem}; copy or write it again, or use the model that it was saved from") from None
 
 
 def check_initial_weights(model: Stack, path: str) -> dict[str, str]:
@@ -42,7 +43,7 @@ def check_initial_weights(model: Stack, path: str) -> dict[str, str]:
     Blocks with weights are matched in order, so that models with and without dropout fit each other.
     """
     with _open(path) as file:
-        file_shapes = {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no dict
+        file_shapes = {key: list(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118 - not a dict
     model_shapes = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
     model_blocks, file_blocks = _block_indices(model_shapes, path), _block_indices(file_shapes, path)
     if len(model_blocks) != len(file_blocks):
@@ -71,7 +72,7 @@ def check_initial_weights(model: Stack, path: str) -> dict[str, str]:
 
 
 def load_initial_weights(stage: Stack, model: Stack, path: str) -> None:
-    """Load the weights of this rank's blocks, `stage`, from a file of the whole model's weights."""
+    """Load the weights of this rank's blocks, `stage`, from a file with the whole model's weights."""
     names = check_initial_weights(model, path)
     with _open(path) as file, torch.no_grad():
         for name, tensor in stage.state_dict().items():
@@ -86,9 +87,7 @@ def _open(path: str) -> Iterator[Any]:
         with safe_open(path, "pt") as file:
             yield file
     except SafetensorError as error:
-        raise DataError(
-            f"model.weights={path} is not a safetensors file, or is damaged ({error}); write it again"
-        ) from None
+        raise DataError(f"model.weights={path} is not a valid safetensors file ({error}); write it again") from None
 
 
 def _block_indices(names: Iterable[str], path: str) -> list[int]:
