@@ -21,7 +21,7 @@ from stretto.store.corpus import Corpus
 from stretto.store.sequences import Sequences, StepRange
 from stretto.train.data_spec import DataSpec
 from stretto.windows.forecast import Forecast
-from stretto.windows.items import Items, NextTokenItems, RowId, SlidingWindows, UnlabeledItems, pad
+from stretto.windows.items import InputItems, Items, NextTokenItems, RowId, SlidingWindows, pad
 
 # Rows of text are long, because each starts from the initial state, without the text before it.
 _WINDOWS_PER_TEXT_ROW = 8
@@ -55,7 +55,7 @@ def make_prediction_dataset(source: Corpus | Sequences, data_spec: DataSpec, dat
     if targets == "tokens":
         return TokenRows(NextTokenItems(source))
     if targets == "labels":
-        return LabelRows(source, UnlabeledItems(source, data.masks), data_spec.labels)
+        return LabelRows(source, InputItems(source, data.masks), data_spec.labels)
     forecast = Forecast.from_sequences(source, data.horizon, season=data.season, targets=data.targets, masks=data.masks)
     names = tuple(data_spec.channels.names[channel] for channel in forecast.channels) if data_spec.channels else ()
     if data.context is None:
@@ -107,7 +107,7 @@ class _SequenceRows(_ShardedRows):
 class LabelRows(_SequenceRows):
     """Predicts a label for each sequence."""
 
-    items: UnlabeledItems
+    items: InputItems
     labels: tuple[str, ...]
 
     def inputs(self, indices: Sequence[int], num_steps: int) -> Tensor:

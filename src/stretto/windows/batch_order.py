@@ -20,9 +20,9 @@ _NUM_LIMIT_STEPS = 256
 class BatchLimits:
     """How large a global batch may be, whatever the number of ranks."""
 
-    budget: int  # max rows x time steps of the longest row, so padding counts
+    budget: int  # maximum of rows x time steps of the longest row, so padding counts
     max_rows: int
-    # A batch with more rows than this has a multiple of it, to divide evenly, except perhaps a pool's shortest rows.
+    # A batch with more rows than this has a multiple of it, to divide evenly, unless it has a pool's shortest rows.
     row_multiple: int = 8
 
     def __post_init__(self) -> None:
@@ -40,7 +40,7 @@ class BatchOrder:
 
     pools: ShufflePools
     limits: BatchLimits
-    _plans: LruCache[tuple[RowTable, IntArray]] = lru_cache_field(2)
+    _packed: LruCache[tuple[RowTable, IntArray]] = lru_cache_field(2)
 
     def batch(self, position: Position) -> RowTable:
         """Return the rows of the global batch at a position, longest first."""
@@ -54,17 +54,17 @@ class BatchOrder:
 
     def fraction(self, position: Position) -> float:
         """Return approximately how much of its epoch lies before a position."""
-        # The start of a pool is known without planning the pool.
+        # At the start of a pool, its number of batches doesn't matter, so the pool is not packed.
         return self.pools.fraction(position, len(self._pool_at(position)[1]) if position.index else 1)
 
     def _pool_at(self, position: Position) -> tuple[RowTable, IntArray]:
         epoch, pool = position.epoch, position.pool
-        rows, batches = self._plans.get((epoch, pool), lambda: self._plan_pool(epoch, pool))
+        rows, batches = self._packed.get((epoch, pool), lambda: self._pack_pool(epoch, pool))
         if not 0 <= position.index < len(batches):
             raise DataError(f"{position} does not exist: that pool ends at window {len(batches) - 1}")
         return rows, batches
 
-    def _plan_pool(self, epoch: int, pool: int) -> tuple[RowTable, IntArray]:
+    def _pack_pool(self, epoch: int, pool: int) -> tuple[RowTable, IntArray]:
         """Return a pool's rows, longest first, and the start and stop of each batch `[batches, 2]` in random order."""
         rows = self.pools.rows(epoch, pool)
         key = derive_key(self.pools.seed, "epoch", epoch, "pool", pool)
@@ -77,23 +77,23 @@ class BatchOrder:
 def _longest_first(lengths: IntArray, key: int) -> IntArray:
     """Return the order that sorts by length, longest first, and at random among equal lengths."""
     longest = int(lengths.max())
-    # Sorting by one 64-bit key (length in the high bits, random number below) is several times faster than by two keys.
+    # Sorting by one 64-bit number (length in the high bits, random bits below) is several times faster than by two.
     bits = np.uint64(longest.bit_length() or 1)
     high_bits = (longest - lengths).astype(np.uint64) << (np.uint64(64) - bits)
-    # Stable: equal keys must have the same order on every machine.
+    # Stable: equal numbers must have the same order on every machine.
     return (high_bits | splitmix64(key, len(lengths)) >> bits).argsort(kind="stable")
 
 
 def pack(lengths: IntArray, limits: BatchLimits) -> IntArray:
     """Return the edges of as few batches as possible, all of similar size; `lengths` must be descending."""
     edges = _pack(lengths, limits, _NUM_LIMIT_STEPS)
-    fewest = len(edges)
+    num_edges = len(edges)
     low, high = 1, _NUM_LIMIT_STEPS
     # Binary search for the lowest limits that give no more batches: the last is then about as large as the others.
     while low < high:
         middle = (low + high) // 2
-        candidate = _pack(lengths, limits, middle, fewest)
-        if len(candidate) == fewest:
+        candidate = _pack(lengths, limits, middle, num_edges)
+        if len(candidate) == num_edges:
             edges, high = candidate, middle
         else:
             low = middle + 1
@@ -101,7 +101,7 @@ def pack(lengths: IntArray, limits: BatchLimits) -> IntArray:
 
 
 def _pack(lengths: IntArray, limits: BatchLimits, numerator: int, max_edges: int | None = None) -> list[int]:
-    """Fill batches in order, with limits times `numerator / _NUM_LIMIT_STEPS`; stop early after `max_edges`."""
+    """Return the edges of batches filled to `numerator / _NUM_LIMIT_STEPS` of the limits; stop early at `max_edges`."""
     total = len(lengths)
     budget = max(limits.budget * numerator // _NUM_LIMIT_STEPS, int(lengths[0]))
     max_rows = max(limits.max_rows * numerator // _NUM_LIMIT_STEPS, 1)

@@ -18,12 +18,12 @@ from stretto.windows.items import Items, Payload, SlidingWindows
 from stretto.windows.share import WHOLE, Share, take_share
 from stretto.windows.shuffle_pools import RowTable, ShufflePools
 
-# With this many batches per pool, lengths within a batch differ by a few percent.
+# With this many batches per pool, lengths within a batch typically differ by a few percent.
 _BATCHES_PER_POOL = 64
-# A whole pool is planned at once, so it has at most this many rows, or _MIN_BATCHES_PER_POOL batches if that is more.
+# A whole pool is packed at once, so it has at most about this many rows, or _MIN_BATCHES_PER_POOL batches if larger.
 _MAX_ROWS_PER_POOL = 1 << 18
 _MIN_BATCHES_PER_POOL = 4
-_ROWS_PER_READ = 1 << 16
+_ROWS_PER_READ = 1 << 16  # whose lengths are read at once, to find the longest
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class Batches:
     num_windows = None  # known only after a whole epoch is packed
 
     items: Items
-    budget: int  # max rows x time steps of the longest row, per global batch
+    budget: int  # maximum of rows x time steps of the longest row, per global batch
     max_rows: int = 1 << 20  # max rows of a global batch
-    row_multiple: int = 8  # a batch with more rows than this has a multiple of it, unless it is the last of its pool
+    row_multiple: int = 8  # a batch with more rows than this has a multiple of it, unless it has a pool's shortest rows
     seed: int = 1
     part: Share | None = None  # this replica's share; None: all rows
 

@@ -28,7 +28,7 @@ from stretto.store.sequences import IntArray, Sequences, StepRange, Tokens
 from stretto.windows.forecast import Forecast
 from stretto.windows.items import Payload, pad
 from stretto.windows.lanes import fit_lanes
-from stretto.windows.share import Share, SharedLanes
+from stretto.windows.share import DividedLanes, Share
 from stretto.windows.shuffle import permutation
 from stretto.windows.shuffle_pools import RowTable, ShufflePools
 
@@ -37,7 +37,7 @@ _WINDOWS_PER_POOL = 256
 
 
 @dataclass(frozen=True)
-class DocumentLanes(SharedLanes):
+class DocumentLanes(DividedLanes):
     """Documents or series in a fixed global number of lanes; window k+1 of a lane continues where window k ended.
 
     The target of a token is the next token; targets of channels come from `forecast`. Each step but the last of a
@@ -51,7 +51,7 @@ class DocumentLanes(SharedLanes):
     window: int
     forecast: Forecast | None = None
     seed: int = 1
-    part: Share | None = None  # None: all lanes, not yet shared
+    part: Share | None = None  # None: all lanes, not divided among replicas
     _arranged: LruCache[tuple[RowTable, IntArray]] = lru_cache_field(2)
 
     def __post_init__(self) -> None:
@@ -100,8 +100,8 @@ class DocumentLanes(SharedLanes):
 
     @cached_property
     def pools(self) -> ShufflePools:
-        num_rows = _WINDOWS_PER_POOL * self.lanes * self.window / self.sequences.mean_length
-        return ShufflePools(self, self.seed, int(num_rows) + 1)
+        pool_rows = _WINDOWS_PER_POOL * self.lanes * self.window / self.sequences.mean_length
+        return ShufflePools(self, self.seed, int(pool_rows) + 1)
 
     def next_position(self, position: Position) -> Position:
         """Return the position of the window after the one at `position`."""
@@ -109,7 +109,7 @@ class DocumentLanes(SharedLanes):
 
     def fraction(self, position: Position) -> float:
         """Return approximately how much of its epoch lies before a position."""
-        # The start of a pool is known without arranging the pool.
+        # At the start of a pool, its number of windows doesn't matter, so the pool is not arranged.
         return self.pools.fraction(position, self._num_windows(position) if position.index else 1)
 
     def read(self, position: Position, *, inputs: bool = True, targets: bool = True) -> Window:

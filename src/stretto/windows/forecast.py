@@ -70,7 +70,7 @@ class Forecast:
         return Task("channels", num_inputs, "values", self.horizon * len(self.channels))
 
     def inputs(self, values: NDArray[Any]) -> Values:
-        """Return scaled values `[steps, channels]`; a missing value becomes the mean, 0. `masks` follow the values."""
+        """Return scaled values `[steps, channels]`, 0 (the mean) where missing; `masks` adds a mask per channel."""
         scaled = self._scale(values)
         missing = np.isnan(scaled)
         filled = np.where(missing, np.float32(0), scaled)
@@ -115,7 +115,7 @@ def _ahead(values: Values, start: int, num_steps: int, horizon: int) -> Values:
     """Return `values[s:s+horizon]` for `num_steps` steps s from `start`: `[steps, channels, horizon]`, NaN outside."""
     size = num_steps + horizon
     padded = np.full((size, values.shape[1]), np.nan, np.float32)
-    first, last = max(start, 0), min(start + size, len(values))
-    if first < last:
-        padded[first - start : last - start] = values[first:last]
+    first, stop = max(start, 0), min(start + size, len(values))
+    if first < stop:
+        padded[first - start : stop - start] = values[first:stop]
     return sliding_window_view(padded, horizon, axis=0)[:num_steps]

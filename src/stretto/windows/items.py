@@ -1,4 +1,4 @@
-"""Items: the rows that batches are made from: labeled sequences, next-token prediction, or sliding windows."""
+"""Items: the rows that batches are made from: labeled sequences, sequences of tokens, or sliding windows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -65,8 +65,8 @@ class _SequenceItems:
 
 
 @dataclass(frozen=True)
-class UnlabeledItems(_SequenceItems):
-    """Each sequence is a row; it has inputs, but no targets."""
+class InputItems(_SequenceItems):
+    """Each sequence is a row that has only inputs; `LabeledItems` adds targets."""
 
     masks: bool = False  # for channels: add one input per channel, 1 where its value is present
 
@@ -83,7 +83,7 @@ class UnlabeledItems(_SequenceItems):
 
 
 @dataclass(frozen=True)
-class LabeledItems(UnlabeledItems):
+class LabeledItems(InputItems):
     """Each sequence is a row; its label is the target of its last step."""
 
     def __post_init__(self) -> None:
@@ -226,7 +226,7 @@ class SlidingWindows:
         return StepRange(shard, start, start + self.context + self.forecast.horizon)
 
     def _locate(self, shard: int, index: int) -> tuple[int, int]:
-        """Return the series of a window, and where the window starts in the shard."""
+        """Return the index in the shard of a window's series, and of the window's first step."""
         starts, before = self._starts[shard]
         series = int(np.searchsorted(before, index, side="right")) - 1
         return series, int(starts[series]) + (index - int(before[series])) * self.stride

@@ -17,11 +17,11 @@ from stretto.base.position import Position
 from stretto.base.task import Task
 from stretto.base.window import IGNORE_INDEX, Window
 from stretto.store.corpus import Corpus
-from stretto.windows.share import Share, SharedLanes
+from stretto.windows.share import DividedLanes, Share
 
 
 @dataclass(frozen=True)
-class Lanes(SharedLanes):
+class Lanes(DividedLanes):
     """A corpus as `lanes` streams; window k+1 of a lane continues where window k ended.
 
     Each token but the first is predicted exactly once per epoch. `share` returns the lanes of one replica; lane numbers
@@ -31,7 +31,7 @@ class Lanes(SharedLanes):
     corpus: Corpus
     lanes: int
     window: int
-    part: Share | None = None  # None: all lanes, not yet shared
+    part: Share | None = None  # None: all lanes, not divided among replicas
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,7 +66,7 @@ class Lanes(SharedLanes):
 
     @property
     def _longest(self) -> int:
-        """The number of steps of the longest lane; the others are at most one shorter."""
+        """The number of steps of the longest lane; the others are at most one step shorter."""
         return -(-self.num_targets // self.lanes)
 
     @property
@@ -93,8 +93,8 @@ class Lanes(SharedLanes):
         """
         index = position.index
         if position.pool or not 0 <= index < self.num_windows:
-            raise DataError(f"{position} does not exist: an epoch has one pool, up to window {self.num_windows - 1}")
-        # The steps of the longest lane, even if it is in another share: all shares' windows have the same number.
+            raise DataError(f"{position} does not exist: an epoch has one pool, with {self.num_windows} windows")
+        # The steps of the longest lane, even if it is in another share: all shares' windows have equally many steps.
         num_steps = min(self.window, self._longest - index * self.window)
         lanes = np.array(self.lane_indices)
         starts = self.num_targets * lanes // self.lanes + index * self.window
@@ -130,6 +130,6 @@ def _mask_ended(targets: torch.Tensor, lengths: NDArray[np.int64]) -> torch.Tens
 
 
 def fit_lanes(num_steps: int, lanes: int, window: int, min_rows: int) -> tuple[int, int]:
-    """Return the number of lanes and the window that `num_steps` fill; the window shrinks to get `min_rows` lanes."""
+    """Return how many lanes and which window `num_steps` steps can fill; the window shrinks to get `min_rows` lanes."""
     window = max(1, min(window, num_steps // min_rows))
     return max(1, min(lanes, num_steps // window)), window

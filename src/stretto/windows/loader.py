@@ -43,7 +43,7 @@ class WindowSource(Protocol):
         """The kind and size of inputs and targets."""
 
     def share(self, index: int, count: int, min_rows: int = 1) -> Self:
-        """Return the share of replica `index` of `count`, `min_rows` rows or more; raise if this is already a share."""
+        """Return the share of replica `index` of `count`, with `min_rows` rows or more; raise if already a share."""
 
     def next_position(self, position: Position) -> Position:
         """Return the position of the window after the one at `position`."""

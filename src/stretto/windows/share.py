@@ -31,7 +31,7 @@ def take_share(taken: Share | None, index: int, count: int, min_rows: int) -> Sh
     return Share(index, count, min_rows)
 
 
-class SharedLanes:
+class DividedLanes:
     """The base class of `Lanes` and `DocumentLanes`: a fixed global number of lanes, divided among replicas."""
 
     is_stateful = True  # rows continue from window to window

@@ -4,8 +4,8 @@
     runs     |--|--|--|--|--|--|--|--|--|--|--|--|--|--|--|--|--|--|--|--|--|--|--|--|   cut into runs,
     pools    |A3 B0 B5 A1 ...  |A4 B2 ...        |D1 C5 C0 D2 ...  |C3 D0 ...        |   shuffled within a few shards
 
-Any pool can be computed without the others. A run is read in one piece, and at any time only a few shards are in use,
-so a small cache is enough for data in remote storage.
+Any pool can be computed without the others. The lengths in a run are read in one piece, and at any time only a few
+shards are in use, so a small cache is enough for data in remote storage.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from stretto.store.lru_cache import LruCache, lru_cache_field
 from stretto.store.sequences import IntArray
 from stretto.windows.shuffle import permutation
 
-# Runs are shuffled within a group of this many shards: more shards are more random, fewer need a smaller cache.
+# Runs are shuffled within a group of this many shards: more give a more random order, fewer need a smaller cache.
 _SHARDS_AT_ONCE = 8
 _MAX_RUN_LENGTH = 1024
 # A pool has about this many runs or more, if there are enough rows.
@@ -112,10 +112,10 @@ class ShufflePools:
         runs: list[tuple[int, int]] = []
         group = int(np.searchsorted(starts, first, side="right")) - 1
         while first < stop:
-            last = min(stop, int(starts[group + 1]))
+            end = min(stop, int(starts[group + 1]))
             shuffled = self._groups.get((epoch, group), partial(self._shuffle_group, epoch, group))
-            runs += [(int(shard), int(run)) for shard, run in shuffled[first - starts[group] : last - starts[group]]]
-            first, group = last, group + 1
+            runs += [(int(shard), int(run)) for shard, run in shuffled[first - starts[group] : end - starts[group]]]
+            first, group = end, group + 1
         return runs
 
     def _arrange_epoch(self, epoch: int) -> tuple[IntArray, IntArray]:
