@@ -300,7 +300,7 @@ def test_code_that_a_checkpoint_names_does_not_run(byte_corpus: Corpus, tmp_path
         run_info["config"]["model"]["factory"] = f"{folder / 'evil.py'}:model"
 
     _forge(folder, name_code)
-    with pytest.raises(ConfigError, match="runs its own code"):
+    with pytest.raises(ConfigError, match="would run Python code"):
         load_model(tmp_path / "run")
     assert not marker.exists()
 

@@ -403,9 +403,9 @@ ERROR_SECTIONS = (
                 DataError,
             ),
             ErrorCase(
-                "<path>, row <n>: <field> has a step of length <n> where others have <n>; fix it, or skip such rows "
-                "with --bad-rows=skip",
-                "Each step of a sequence has one number for each channel.",
+                "<path>, row <n>: <field> has a list of length <n> at one time step, but <n> at others; fix it, or skip such "
+                "rows with --bad-rows=skip",
+                "Each time step of a sequence has one number for each channel.",
                 "Write null where a number is missing.",
                 "stretto prepare sequences ragged.jsonl --out new",
                 DataError,
@@ -1051,8 +1051,8 @@ ERROR_SECTIONS = (
                 DataError,
             ),
             ErrorCase(
-                "<folder> runs its own code (model.factory=<spec>); set trust=True if you trust its author",
-                "Loading this run would execute the file that its config names.",
+                "loading <folder> would run Python code (model.factory=<spec>); set trust=True if you trust its author",
+                "The config of the run names a Python file of its author, which loading would execute.",
                 "If you trust the code, add `--trust` to the command, as in `stretto eval RUN --trust`.",
                 triggers.load_untrusted,
             ),

@@ -162,7 +162,7 @@ def test_a_custom_model_and_a_custom_loss_are_trained(byte_corpus: Corpus, tmp_p
     events = list(Run(config_for(byte_corpus, tmp_path / "run", model=own)).events())
     assert isinstance(events[-1], EvaluationReport)
     for place in ("run", "run/checkpoints"):
-        with pytest.raises(ConfigError, match=r"runs its own code \(model\.factory=.*set trust=True"):
+        with pytest.raises(ConfigError, match=r"would run Python code \(model\.factory=.*set trust=True"):
             load_model(tmp_path / place)
         loaded = load_model(tmp_path / place, trust=True)
         assert loaded.evaluate(byte_corpus.location).loss == pytest.approx(events[-1].evaluation.loss)

@@ -116,7 +116,7 @@ class Profile(StrictModel):
     blocks: tuple[str, ...] = Field(min_length=1, strict=False)
     """The kind of each block of the model, in order."""
     loss: BlockKind
-    """The cost of the loss, in the form of a kind of block."""
+    """The cost of the loss, with the same fields as an entry of `kinds`."""
     node: Link | None = None
     """The link between devices of one node; None if only one device per node was measured."""
     network: Link | None = None

@@ -33,10 +33,10 @@ def prepare_sequences(
     """Write the records of JSONL, CSV or Parquet files, or of saved Hugging Face datasets, as sequences to `folder`.
 
     Each record is one sequence, in the field `options.sequence`. Text becomes tokens: bytes, characters or words
-    (`level`). A list of integers is tokens, but channels in a field named `values`. Lists of other numbers and lists of
-    lists are channels, with null for a missing value. With `validation_fraction`, sequences are drawn at random for
-    `folder/valid`; the others go to `folder/train`. Vocabulary and statistics come from the training split, unless
-    `vocabulary` or `like` names other prepared data.
+    (`level`). A list of integers is read as tokens, except in a field named `values`, where it is read as channels.
+    Lists of other numbers and lists of lists are channels, with null for a missing value. With `validation_fraction`,
+    sequences are drawn at random for `folder/valid`; the others go to `folder/train`. Vocabulary and statistics come
+    from the training split, unless `vocabulary` or `like` names other prepared data.
     """
     paths = list_paths(files)
     parts = cut_records(paths, options.shard_bytes)

@@ -94,7 +94,8 @@ class RecordParser:
         lengths = set(map(len, value))
         if lengths != {self.num_channels}:
             length = next(len(step) for step in value if len(step) != self.num_channels)
-            raise BadRowError(f"{self.sequence!r} has a step of length {length} where others have {self.num_channels}")
+            problem = f"has a list of length {length} at one time step, but {self.num_channels} at others"
+            raise BadRowError(f"{self.sequence!r} {problem}")
         numbers = list(chain.from_iterable(value))
         return _to_numbers(numbers, self.sequence, self.nan).reshape(-1, self.num_channels)
 

@@ -159,17 +159,17 @@ class Sequences:
 
     @property
     def num_steps(self) -> int:
-        """The total number of steps."""
+        """The total number of time steps."""
         return sum(shard.num_steps for shard in self.fields.shards)
 
     @property
     def mean_length(self) -> float:
-        """The mean number of steps of a sequence."""
+        """The mean number of time steps of a sequence."""
         return self.num_steps / self.num_sequences
 
     @property
     def longest(self) -> int:
-        """The number of steps of the longest sequence."""
+        """The number of time steps of the longest sequence."""
         return max(shard.longest for shard in self.fields.shards)
 
     @property
@@ -186,7 +186,7 @@ class Sequences:
         return ends
 
     def step_ranges(self, rows: Sequence[tuple[int, int]]) -> list[StepRange]:
-        """Return the steps of each sequence; a row is a shard and an index in it."""
+        """Return the range of time steps of each sequence; a row is a shard and an index in it."""
         for shard, index in rows:
             if not (0 <= shard < len(self.shard_sizes) and 0 <= index < self.shard_sizes[shard]):
                 raise DataError(f"{self.location} has no sequence {index:,} in shard {shard}; both are counted from 0")
@@ -200,7 +200,7 @@ class Sequences:
         return step_ranges
 
     def read(self, step_ranges: Sequence[StepRange]) -> list[NDArray[Any]]:
-        """Return the values of each range: tokens `[steps]`, or channels `[steps, channels]`."""
+        """Return the values of each range: tokens `[time]`, or channels `[time, channels]`."""
         values = self.fields.values
         width = math.prod(values.shape)
         ranges = [(shard, start * width, stop * width) for shard, start, stop in step_ranges]

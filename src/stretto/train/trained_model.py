@@ -129,6 +129,7 @@ def _check_trusted(config: RunConfig, where: str, trust: bool) -> RunConfig:
     for name, value in (("factory", config.model.factory), ("loss", config.model.loss)):
         if value is not None and not trust:
             raise ConfigError(
-                f"{where} runs its own code (model.{name}={value!r}); set trust=True if you trust its author"
+                f"loading {where} would run Python code (model.{name}={value!r}); set trust=True if you trust its "
+                "author"
             )
     return config

@@ -40,8 +40,8 @@ _WINDOWS_PER_POOL = 256
 class DocumentLanes(DividedLanes):
     """Documents or series in a fixed global number of lanes; window k+1 of a lane continues where window k ended.
 
-    The target of a token is the next token; targets of channels come from `forecast`. Each step but the last of a
-    document is an input exactly once per epoch. `share` returns the lanes of one replica; lane numbers stay global.
+    The target of a token is the next token; targets of channels come from `forecast`. Each time step but the last of
+    a document is an input exactly once per epoch. `share` returns the lanes of one replica; lane numbers stay global.
     """
 
     num_windows = None  # known only after a whole epoch is arranged in lanes
@@ -72,7 +72,7 @@ class DocumentLanes(DividedLanes):
     def fitting(
         cls, sequences: Sequences, lanes: int, window: int, forecast: Forecast | None, seed: int, min_rows: int = 1
     ) -> Self:
-        """Return at most `lanes` lanes with windows of at most `window` steps, reduced to what the data fills."""
+        """Return at most `lanes` lanes with windows of at most `window` time steps, reduced to fit the data."""
         return cls(sequences, *fit_lanes(sequences.num_steps, lanes, window, min_rows), forecast, seed)
 
     def __str__(self) -> str:
@@ -95,7 +95,7 @@ class DocumentLanes(DividedLanes):
         return self.sequences.shard_sizes
 
     def lengths(self, shard: int, start: int, stop: int) -> IntArray:
-        """Return how many steps of each document are inputs: all but the last."""
+        """Return how many time steps of each document are inputs: all but the last."""
         return np.diff(self.sequences.ends(shard, start, stop)) - 1
 
     @cached_property

@@ -17,7 +17,7 @@ Values = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Forecast:
-    """The targets of each step are the next `horizon` values of some channels.
+    """The targets of each time step are the next `horizon` values of some channels.
 
     Values are scaled with the mean and standard deviation of the training data. With `season`, a target is the
     difference from the value one season earlier, so a network that outputs zeros repeats the last season.
@@ -70,14 +70,14 @@ class Forecast:
         return Task("channels", num_inputs, "values", self.horizon * len(self.channels))
 
     def inputs(self, values: NDArray[Any]) -> Values:
-        """Return scaled values `[steps, channels]`, 0 (the mean) where missing; `masks` adds a mask per channel."""
+        """Return scaled values `[time, channels]`, 0 (the mean) where missing; `masks` adds a mask per channel."""
         scaled = self._scale(values)
         missing = np.isnan(scaled)
         filled = np.where(missing, np.float32(0), scaled)
         return np.concatenate([filled, ~missing], axis=1, dtype=np.float32) if self.masks else filled
 
     def targets(self, values: NDArray[Any], start: int, stop: int) -> Values:
-        """Return the targets of steps `start` to `stop` of `values`: `[steps, horizon * channels]`, NaN where missing.
+        """Return the targets of time steps `start` to `stop` of `values`: `[time, horizon * channels]`, NaN if missing.
 
         `values` may begin before `start` (for the season) and end after `stop` (for the horizon). What lies outside
         of `values` counts as missing.
@@ -89,7 +89,7 @@ class Forecast:
         return np.array(future.transpose(0, 2, 1)).reshape(stop - start, self.task.num_outputs)
 
     def to_predictions(self, outputs: NDArray[Any], values: NDArray[Any]) -> Values:
-        """Return a network's outputs at the last step of `values` in the units of the series: `[horizon, channels]`.
+        """Return a network's outputs at the last time step of `values`, in units of the series: `[horizon, channels]`.
 
         The inverse of `targets`. NaN where the value one season earlier is missing.
         """

@@ -84,7 +84,7 @@ class InputItems(_SequenceItems):
 
 @dataclass(frozen=True)
 class LabeledItems(InputItems):
-    """Each sequence is a row; its label is the target of its last step."""
+    """Each sequence is a row; its label is the target of its last time step."""
 
     def __post_init__(self) -> None:
         if self.sequences.fields.labels is None:
@@ -101,7 +101,7 @@ class LabeledItems(InputItems):
         return replace(self.scaler.task, targets="labels", num_outputs=num_outputs)
 
     def read(self, rows: Sequence[RowId], num_steps: int, *, inputs: bool, targets: bool) -> Payload:
-        """Return the sequences, and each label at the last step of its sequence."""
+        """Return the sequences, and each label at the last time step of its sequence."""
         step_ranges = self.sequences.step_ranges(rows)
         x = self.inputs(step_ranges, num_steps) if inputs else None
         if not targets:
@@ -114,7 +114,7 @@ class LabeledItems(InputItems):
 
 @dataclass(frozen=True)
 class NextTokenItems(_SequenceItems):
-    """Each sequence of tokens is a row; the target of each step is the next token."""
+    """Each sequence of tokens is a row; the target of each time step is the next token."""
 
     def __post_init__(self) -> None:
         if self.sequences.fields.values.type != "tokens":
@@ -145,9 +145,9 @@ class NextTokenItems(_SequenceItems):
 
 @dataclass(frozen=True)
 class SlidingWindows:
-    """Each row is a window of `context` steps of a series, one every `stride` steps; targets are the values after it.
+    """Each row is a window of `context` time steps of a series; targets are the values after it.
 
-    Only the last step of the context has targets, or every step with `every_step`.
+    A window starts every `stride` time steps. Only its last time step has targets, or each with `every_step`.
     """
 
     sequences: Sequences
@@ -211,7 +211,7 @@ class SlidingWindows:
         return x, pad(target, num_steps, np.nan)
 
     def read_windows(self, rows: Sequence[RowId]) -> list[tuple[int, int, NDArray[Any]]]:
-        """Return each window's series (its index), last step of the context, and values (of context and horizon)."""
+        """Return each window's series (its index), last time step of the context, and values (context and horizon)."""
         before = [0, *accumulate(self.sequences.shard_sizes)]
         windows = []
         all_values = self.sequences.read([self._step_range(*row) for row in rows])

@@ -45,7 +45,7 @@ class Lanes(DividedLanes):
 
     @classmethod
     def fitting(cls, corpus: Corpus, lanes: int, window: int, min_rows: int = 1) -> Self:
-        """Return at most `lanes` lanes with windows of at most `window` steps, reduced to what the corpus fills."""
+        """Return at most `lanes` lanes with windows of at most `window` time steps, reduced to fit the corpus."""
         return cls(corpus, *fit_lanes(corpus.num_tokens - 1, lanes, window, min_rows))
 
     def __str__(self) -> str:
