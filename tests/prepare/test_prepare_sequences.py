@@ -252,8 +252,16 @@ GOOD: dict[str, dict[str, Any]] = {
         ("values", '{"values": [1, -Infinity], "y": 1}', "'values' has NaN, NA or an infinity"),
         ("values", '{"values": [1e39], "y": 1}', "'values' has a number that is too large for 32-bit floats"),
         ("values", f'{{"values": [1{"0" * 400}], "y": 1}}', "'values' has a number that is too large"),
-        ("many", '{"values": [[1, 2], [1]], "y": 1}', "'values' has a list of length 1 at one time step, but 2 at others"),
-        ("many", '{"values": [[1, 2, 3]], "y": 1}', "'values' has a list of length 3 at one time step, but 2 at others"),
+        (
+            "many",
+            '{"values": [[1, 2], [1]], "y": 1}',
+            "'values' has a list of length 1 at one time step, but 2 at others",
+        ),
+        (
+            "many",
+            '{"values": [[1, 2, 3]], "y": 1}',
+            "'values' has a list of length 3 at one time step, but 2 at others",
+        ),
         ("many", '{"values": [1, 2], "y": 1}', "'values' has 1, not a list of numbers"),
     ],
 )
