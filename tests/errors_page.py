@@ -12,7 +12,7 @@ no traceback; if you see one, it is a bug, so please report it. In Python, the s
 | exit code | meaning | what to do |
 |---|---|---|
 | 0 | done | |
-| 1 | `stretto verify`: the layout does not compute the same as one rank | look at the first block that differs |
+| 1 | `stretto verify`: the results in the layout differ from those on one rank | look at the first block that differs |
 | 1 | `stretto doctor`: a check found a problem | follow the remedies below its table |
 | 2 | an error that you can fix: all errors that have no other code here | fix it; the same command would fail again |
 | 75 | a rank was lost (`LostPeerError`), or the run was preempted (`PreemptedError`) | start it again: it resumes |

@@ -398,7 +398,7 @@ ERROR_SECTIONS = (
             ErrorCase(
                 "no row can be read as a sequence (the first is <row>: <problem>); use different files or options",
                 "With `--bad-rows skip`, all rows were skipped.",
-                "Fix the problem of the first row, which the message gives; it is probably that of the others, too.",
+                "Fix the problem of the first row, which the message gives; the others probably have the same problem.",
                 "stretto prepare sequences torn.jsonl --out new --bad-rows skip",
                 DataError,
             ),
@@ -565,7 +565,7 @@ ERROR_SECTIONS = (
             ErrorCase(
                 "data.train=<folder>: <sequence> has <n> steps, more than data.budget=<n>; raise the budget, or split "
                 "long sequences before you prepare them",
-                "A batch holds at most `data.budget` steps, and one sequence alone is longer.",
+                "A batch holds at most `data.budget` time steps, and one sequence alone is longer.",
                 "Raise `data.budget` to the length of the longest, if memory allows; see "
                 "[Batch sequences of different lengths](../how-to/batch-sequences-of-different-lengths.md).",
                 "stretto train songs.toml --data.budget 5",
@@ -574,7 +574,7 @@ ERROR_SECTIONS = (
             ErrorCase(
                 "data.train=<folder>: no series has the <n> + <n> steps of context and horizon (the longest has <n>); "
                 "use a shorter context or horizon",
-                "A forecast needs `data.context` steps as input and `data.horizon` steps as targets.",
+                "A forecast needs `data.context` time steps as input and `data.horizon` as targets.",
                 "Lower `data.context` or `data.horizon`, or give longer series.",
                 "stretto train meters.toml --data.context 400",
                 DataError,
