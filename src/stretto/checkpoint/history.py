@@ -146,8 +146,8 @@ class History:
                 # Check that the storage refuses a second create-only write.
                 if self._storage.create(path, b"another"):
                     raise ConfigError(
-                        f"{self._storage.location} does not support create-only writes, so two runs could overwrite "
-                        "each other; set save.to to a different place"
+                        f"{self._storage.location} does not support create-only writes, so two launches could "
+                        "overwrite each other's files; set save.to to a different place"
                     )
                 return claim
             # Another launch took this number. The next number makes this launch the newer one.

@@ -1,4 +1,4 @@
-"""Lineage: the checkpoints that led to a run's current state, without those that newer launches did not build on.
+"""Lineage: the checkpoints that the newest launch of a run builds on, directly or through earlier launches.
 
     generation 1   step 100   step 200   step 300         300 was written after generation 2 began: not in the lineage
                                   \\

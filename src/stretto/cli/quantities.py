@@ -1,4 +1,4 @@
-"""Parse quantities on a command line: bytes such as 24GB, and links such as 5us,25GB."""
+"""Parse quantities on a command line: bytes such as 24GB, and links such as 5us,25GB/s."""
 
 import re
 
@@ -21,10 +21,10 @@ def parse_bytes(option: str, text: str) -> float:
 
 
 def parse_link(option: str, text: str) -> Link:
-    """Return the link that `5us,25GB` describes: its latency, and its bandwidth in bytes per second."""
+    """Return the link that `5us,25GB/s` describes: its latency, and its bandwidth in bytes per second."""
     latency, _, bandwidth = text.partition(",")
     match = re.fullmatch(rf"{_NUMBER} *(s|ms|us)", latency.strip(), re.IGNORECASE)
     if match is None or float(match[1]) > 1e6 or not bandwidth:
-        raise ConfigError(f"{option}={text} is not a latency and a bandwidth; write it like 5us,25GB")
+        raise ConfigError(f"{option}={text} is not a latency and a bandwidth; write it like 5us,25GB/s")
     seconds = float(match[1]) * _SECONDS_PER_UNIT[match[2].upper()]
     return Link(latency=seconds, bandwidth=parse_bytes(f"{option}={text}: bandwidth", bandwidth.removesuffix("/s")))

@@ -26,9 +26,9 @@ def from_torch(source: Modules | Weights | Path | str) -> Stack:
     """Return a stack with the weights of torch layers, one block per recurrent layer.
 
     `source` is a module (`nn.LSTM`, `nn.GRU`, an `nn.Sequential`), a list or dict of modules in the order they run, a
-    state dict, or a file with a state dict: safetensors, or a `torch.save` file, of which only tensors are loaded.
-    Supported layers are Embedding, LSTM, GRU, Linear, LayerNorm and Dropout. A stack is time-major, whatever
-    `batch_first` is.
+    state dict, or a file with a state dict (safetensors or `torch.save`, loaded without unpickling code; all entries
+    must be tensors). Supported layers are Embedding, LSTM, GRU, Linear, LayerNorm and Dropout. A stack is time-major,
+    whatever `batch_first` is.
     """
     if isinstance(source, Path | str):
         layers = _from_file(Path(source))

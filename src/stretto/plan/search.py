@@ -74,12 +74,12 @@ def find_plan(
     if cluster.nodes > 1 and profile.network is None:
         raise PlanError(
             f"network=None in the profile of {profile.device}, but nodes={cluster.nodes}; set the link between nodes "
-            "(for example 5us,25GB), or measure it on two nodes with torchrun"
+            "(for example 5us,25GB/s), or measure it on two nodes with torchrun"
         )
     if cluster.devices_per_node > 1 and profile.node is None:
         raise PlanError(
             f"node=None in the profile of {profile.device}, but devices={cluster.devices} and nodes={cluster.nodes}; "
-            "set the link inside a node (for example 3us,300GB), or measure it on several devices"
+            "set the link inside a node (for example 3us,300GB/s), or measure it on several devices"
         )
     return _LayoutSearch(CostModel(profile), workload, cluster, uses_all).run(num_best)
 

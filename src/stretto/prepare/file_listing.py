@@ -27,11 +27,11 @@ _CONTROLS = bytes(set(range(32)) - set(b"\t\n\v\f\r\x1b"))
 
 
 class AmbiguousInputError(DataError):
-    """Files can be read in several ways; `question` asks which of `choices` the field `hint` of DataHints should be."""
+    """Files can be read in several ways; `question` asks for one of `choices`, the values for the hint named `hint`."""
 
     def __init__(self, message: str, hint: str, question: str, choices: Sequence[str]) -> None:
         super().__init__(message)
-        self.hint, self.question, self.choices = hint, question, tuple(choices)  # for a label, also "none"
+        self.hint, self.question, self.choices = hint, question, tuple(choices)
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ def _write(job: Job, texts: TextFiles, split: str, parts: Sequence[TextRange], v
     folder.mkdir(exist_ok=True)
     task = _WriteTokens(texts, vocabulary, split)
     results = job.run(f"write{split}", task, parts, _sizes(parts), f"writing {job.target / split}")
-    # A part that is only white space has no words.
+    # A part of white space without a line end has no words; a line end is the word `<eos>`.
     results = [result for result in results if result["num_tokens"]]
     if not results:
         raise DataError(f"the text for {job.target / split} is only white space, with no words; use different files")

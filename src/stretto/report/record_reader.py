@@ -62,7 +62,7 @@ def _lines(path: Path, on_progress: ProgressCallback) -> Iterator[JsonObject | N
 
 
 def _read_object(path: Path, parse: Callable[[str], Any]) -> JsonObject:
-    """Parse a small TOML or JSON file; return {} if it is missing or damaged, since a page can do without it."""
+    """Parse a small TOML or JSON file; return {} if it is missing or damaged, since a report can do without it."""
     try:
         tree = parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

@@ -121,7 +121,7 @@ def _describe_model(config: RunConfig, inventory: CheckpointInventory) -> str:
         f"projected to {model.projection}" if model.projection else "",
         f"dropout {model.dropout:g}" if model.dropout else "",
         "residual" if model.residual else "",
-        "normalized" if model.norm else "",
+        "layer norm" if model.norm else "",
     ]
     layers = f"{pluralize(model.layers, f'{model.cell.upper()} layer')} of {model.hidden:,}"
     return ", ".join([layers, *filter(None, options)]) + parameters

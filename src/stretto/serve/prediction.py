@@ -37,7 +37,7 @@ _MAX_PARTS = 4096
 # Seconds between two reports of rank 0 to the ranks that wait for it.
 _POLL_SECONDS = 2.0
 _FINGERPRINT_NAME, _DATA_NAME = "fingerprint", "data"
-# The version of the parts folder; raise it when names or fields in the folder change.
+# The version of the parts folder's format; increase it when its file names or the fields of the results change.
 _VERSION = 3
 
 ProgressCallback = Callable[[int, int], None]
@@ -166,7 +166,7 @@ def _predict_part(trained: TrainedModel, dataset: PredictionDataset, part: Seque
     results: dict[int, list[PredictionRow]] = {}
     for batch in batches:
         row_lengths = torch.tensor([lengths[index] for index in batch])
-        # A sequence of one token has length 0, but a batch needs at least one step.
+        # A sequence of one token has nothing to predict and so length 0, but a batch needs at least one time step.
         outputs = run_batch(trained, dataset.inputs(batch, max(1, int(row_lengths.max()))), row_lengths)
         results |= zip(batch, dataset.decode(batch, row_lengths, outputs), strict=True)
     return [result for index in part for result in results[index]]

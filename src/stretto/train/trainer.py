@@ -33,8 +33,8 @@ from stretto.train.optimizer import (
     set_learning_rate,
 )
 from stretto.train.trainer_state import (
-    empty_lane_state,
-    empty_optimizer_state,
+    allocate_lane_state,
+    allocate_optimizer_state,
     lane_shards,
     optimizer_shards,
     set_optimizer_state,
@@ -235,11 +235,11 @@ class Trainer:
                 )
         state = None
         shards = weight_shards(stack)
-        optimizer_state = empty_optimizer_state(stack, checkpoint)
+        optimizer_state = allocate_optimizer_state(stack, checkpoint)
         for name, values in optimizer_state.items():
             shards += [TensorShard(f"optimizer.{name}.{key}", value) for key, value in values.items()]
         if windows.is_stateful and any(name.startswith("lanes.") for name in checkpoint.manifest.tensors()):
-            state = empty_lane_state(stack, len(windows.lane_indices), self.engine.mesh.world.device)
+            state = allocate_lane_state(stack, len(windows.lane_indices), self.engine.mesh.world.device)
             shards += lane_shards(stack, state, windows.lane_indices, windows.lanes)
         checkpoint.read(shards)
         set_optimizer_state(stack, self.optimizer, optimizer_state)

@@ -63,7 +63,7 @@ def shards_to_write(shards: Sequence[TensorShard], replica: int, num_replicas: i
     return assigned
 
 
-def empty_optimizer_state(stack: Stack, checkpoint: Checkpoint) -> dict[str, dict[str, Tensor]]:
+def allocate_optimizer_state(stack: Stack, checkpoint: Checkpoint) -> dict[str, dict[str, Tensor]]:
     """Return zero tensors to load the saved optimizer state into, by parameter name and key."""
     weights = dict(stack.named_parameters())
     states: dict[str, dict[str, Tensor]] = {}
@@ -91,7 +91,7 @@ def set_optimizer_state(stack: Stack, optimizer: Optimizer, states: Mapping[str,
             optimizer.state[weight] = states[name]
 
 
-def empty_lane_state(stack: Stack, num_rows: int, device: torch.device) -> State:
+def allocate_lane_state(stack: Stack, num_rows: int, device: torch.device) -> State:
     """Return the initial hidden state of `num_rows` lanes, as tensors to load saved values into."""
     rows = Rows.of(num_rows, device=device, dtype=stack.dtype)
     with torch.no_grad():

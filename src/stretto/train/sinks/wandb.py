@@ -13,7 +13,7 @@ _FLUSH_INTERVAL_SECONDS = 1.0
 
 
 class WandbSink(Sink):
-    """Logs a row of values per line. All launches of a run log to one W&B run, whose id is in the run's folder.
+    """Logs a row of values for each line of the run's log. All launches log to one W&B run, whose id is in the folder.
 
     Offline, W&B can't resume a run: each launch has its own files, and those uploaded last replace all others. So
     each launch writes the whole history, and only the newest files need to be uploaded.
