@@ -61,7 +61,7 @@ def test_a_stack_is_a_block_of_a_stack() -> None:
 def test_invalid_stacks_are_refused() -> None:
     with pytest.raises(ConfigError, match="at least one block"):
         Stack([])
-    with pytest.raises(ConfigError, match=r"block 1 is a GELU.*stretto\.nn\.Pointwise"):
+    with pytest.raises(ConfigError, match=r"block 1 is of type GELU.*stretto\.nn\.Pointwise"):
         Stack([Linear(2, 2), nn.GELU()])  # type: ignore[list-item]
     with pytest.raises(ConfigError, match="contiguous"):
         model()[::2]

@@ -92,7 +92,7 @@ def test_given_validation_files_take_precedence_over_names(capsys: pytest.Captur
         (["gone.txt"], "gone.txt does not exist"),
         (
             ["both.jsonl"],
-            "several fields could be the label (p, q); choose one with --label=FIELD, or --no-label for none",
+            "several fields could be the label (p, q); choose one with --label=FIELD, or --no-label for no label",
         ),
         ([".", "--yes"], "files of several formats (1 text, 4 jsonl, 1 csv); choose one with --format=NAME"),
         (["book.txt", "--label", "x", "--no-label"], "contradict each other"),

@@ -91,8 +91,6 @@ def _recurrent(name: str, kind: str, weights: Weights, dropout: float) -> Import
         layers.setdefault(int(match[2]), {})[f"{match[1]}0{match[3] or ''}"] = tensor
     blocks: list[Block] = []
     for index in range(len(layers)):
-        if not {"weight_ih_l0", "weight_hh_l0"} <= layers.get(index, {}).keys():
-            raise ValueError(f"no weight_ih_l{index} or no weight_hh_l{index}")
         if blocks and dropout:
             blocks.append(Dropout(dropout))
         blocks.append(_recurrent_block(name, kind, layers[index]))
