@@ -297,7 +297,7 @@ def _print_next_steps(console: Console, inspection: Inspection, suggestion: "Sug
     folder = str(config.run.folder)
     length = pluralize(train.steps, "step") if train.steps else pluralize(train.epochs, "epoch")
     model = f"{pluralize(config.model.layers, f'{config.model.cell} layer')} of {config.model.hidden} units"
-    console.print(f"run     {out}: {model}, {length}; a comment on each line says why")
+    console.print(f"run     {out}: {model}, {length}; a comment explains each field")
     if suggestion.naive_loss is not None:
         season = pluralize(config.data.season, "time step")
         console.print(f"        baseline: repeating the last {season} has loss {suggestion.naive_loss:.4f}")
