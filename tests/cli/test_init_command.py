@@ -114,7 +114,7 @@ def test_given_validation_files_take_precedence_over_names(capsys: pytest.Captur
         (["load.csv", "--horizon", "0"], "--horizon=0 must be at least 1"),
         (["book.txt", "--kind", "series"], "--kind=series needs records, but book.txt is text"),
         (["book.txt", "--out", "no/run.toml"], "the folder no does not exist"),
-        (["book.txt", "--name", "../x"], "../x is not valid; use letters, digits and -_.+, starting with a letter"),
+        (["book.txt", "--name", "../x"], "../x is not valid; use letters, digits and -_.+, but not -.+ at the start"),
         (
             ["book.txt", "--valid", "reviews.jsonl", "--validation-fraction", "0.1"],
             "--validation-fraction=0.1 has no effect with validation files (reviews.jsonl)",

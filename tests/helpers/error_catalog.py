@@ -214,7 +214,7 @@ ERROR_SECTIONS = (
                 "stretto init book.txt --out nowhere/run.toml",
             ),
             ErrorCase(
-                "--name=<name> is not valid; use letters, digits and -_.+, starting with a letter",
+                "--name=<name> is not valid; use letters, digits and -_.+, but not -.+ at the start",
                 "The name becomes part of `data/NAME` and `runs/NAME`.",
                 "Leave `--name` out, or use a plain name.",
                 "stretto init book.txt --out new.toml --name a/b",

@@ -35,7 +35,7 @@ class Dropout(_RandomMask):
     """Zeroes each feature of each time step with `probability`, and scales the others to keep the mean.
 
     The mask is a function of (seed, training step, block, lane, time steps since the row was fresh, feature). The state
-    is `(keys, time)`, each row's key and next time step, so cutting in time or splitting rows doesn't change the mask.
+    is `(keys, time)`: each row's key and the index of its next time step. So splitting time or rows keeps the masks.
     """
 
     def initial_state(self, rows: Rows) -> State:

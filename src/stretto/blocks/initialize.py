@@ -10,8 +10,8 @@ from stretto.blocks.stack import Stack
 def initialize(stack: Stack, seed: int, device: torch.device | str = "cpu") -> Stack:
     """Draw the weights of a stack, or of one stage of it, and move them to `device`; return the stack.
 
-    Each module draws its weights with a generator seeded by `seed` and its absolute name, in float32 on the CPU,
-    whatever its dtype and device. Modules on the meta device are materialized one at a time.
+    Each module draws its weights in float32 on the CPU, with a generator seeded by `seed` and the module's name in the
+    complete model, such as `blocks.1.cell`. Modules on the meta device are materialized one at a time.
     """
     _check_untied(stack)
     # Children before parents: `parent.to(...)` also converts the children, which must not be on the meta device then.

@@ -10,7 +10,7 @@ _NUM_BATCHES = 4
 
 
 def find_workload(windows: WindowSource, *, is_causal: bool = True) -> Workload:
-    """Return the workload of the first few global batches; of the first alone if the data is stateful."""
+    """Return the row lengths of a few global batches, which stand for all the data; of one if the data is stateful."""
     if windows.is_stateful:
         window = windows.read(Position(), inputs=False, targets=False)
         return Workload([[window.num_steps] * window.num_rows], is_causal=is_causal)

@@ -54,10 +54,10 @@ def choose_layout(
     """Measure `model` on the ranks of `world`; return the layout on all these ranks that is predicted to be fastest.
 
     Every rank must call this; all get the same layout, for `make_engine`. The model can be on the meta device.
-    `windows` yields global batches: do not split it among ranks first. `optimizer` is called with the parameters, as
-    `torch.optim.AdamW` is. The profile is cached in the folder `cache` (default: `~/.cache/stretto`), so the next
-    call with the same arguments on the same kind of devices measures nothing. Raises `PlanError` if no layout on these
-    ranks is possible, such as if none fits in memory.
+    `windows` is the data of all replicas, the same on every rank; don't call `share` first. `optimizer` is called with
+    the parameters, as `torch.optim.AdamW` is. The profile is cached in `cache`, a folder (default: `~/.cache/stretto`),
+    so the next call with the same arguments on the same kind of devices measures nothing. Raises `PlanError` if no
+    layout on these ranks is possible, such as if none fits in memory.
 
     Example:
         layout = stretto.choose_layout(model, loss, windows, world=world, optimizer=torch.optim.AdamW)

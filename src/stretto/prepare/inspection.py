@@ -42,7 +42,7 @@ class TextData:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What files hold, judged by samples of them, and how they can be read."""
+    """What files hold, judging by samples of them, and how they can be read."""
 
     format: Format
     paths: tuple[Path, ...]  # files for training
@@ -64,7 +64,7 @@ class Inspection:
 def inspect_data(
     paths: Sequence[Path | str] | Path | str, hints: DataHints = DataHints(), *, valid: Sequence[Path | str] = ()
 ) -> Inspection:
-    """Return what files or folders hold, judged by the beginning of text, or by some records of the first file.
+    """Return what files or folders hold, judging by the start of the text, or by some records of the first file.
 
     `hints` says what you know already. `valid` lists the validation files; without it, they are recognized by
     names such as `valid.csv`. Where the files can be read in several ways, an AmbiguousInputError says what to decide.

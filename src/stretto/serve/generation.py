@@ -93,10 +93,10 @@ def generate_tokens(
 def generate(
     trained: TrainedModel, prompt: str = "", length: int = 200, sampling: Sampling | None = None, *, count: int = 1
 ) -> Iterator[list[str]]:
-    """Continue a prompt (by default a line break): yield the next piece of each of `count` texts, `length` times.
+    """Continue a prompt: yield the next piece of each of `count` texts, `length` times.
 
-    A piece is the text of one token. It is empty if the token is a byte that does not complete a character. Joined, the
-    pieces are the text after the prompt.
+    An empty prompt counts as a line break. A piece is the text of one token. It is empty if the token is a byte that
+    does not complete a character. Joined, the pieces are the text after the prompt.
     """
     vocabulary = _vocabulary(trained)
     if length < 1:

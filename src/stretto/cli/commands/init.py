@@ -127,7 +127,7 @@ def _check_values(options: argparse.Namespace) -> None:
     if not options.out.absolute().parent.is_dir():
         raise ConfigError(f"--out={options.out}: the folder {options.out.parent} does not exist; create it first")
     if options.name is not None and not re.fullmatch(r"[\w][\w.+-]*", options.name):
-        raise ConfigError(f"--name={options.name} is not valid; use letters, digits and -_.+, starting with a letter")
+        raise ConfigError(f"--name={options.name} is not valid; use letters, digits and -_.+, but not -.+ at the start")
     if options.label is not None and not options.has_label:
         raise ConfigError(f"--label={options.label} and --no-label contradict each other; leave one of them out")
     for name in _FORECAST_OPTIONS:
