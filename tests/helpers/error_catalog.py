@@ -563,7 +563,7 @@ ERROR_SECTIONS = (
                 "stretto train run.toml --data.horizon 3",
             ),
             ErrorCase(
-                "data.train=<folder>: <sequence> has <n> steps, more than data.budget=<n>; raise the budget, or split "
+                "data.train=<folder>: <sequence> has <n> time steps, more than data.budget=<n>; raise the budget, or split "
                 "long sequences before you prepare them",
                 "A batch holds at most `data.budget` time steps, and one sequence alone is longer.",
                 "Raise `data.budget` to the length of the longest, if memory allows; see "
@@ -572,7 +572,7 @@ ERROR_SECTIONS = (
                 DataError,
             ),
             ErrorCase(
-                "data.train=<folder>: no series has the <n> + <n> steps of context and horizon (the longest has <n>); "
+                "data.train=<folder>: no series has the <n> + <n> time steps of context and horizon (the longest has <n>); "
                 "use a shorter context or horizon",
                 "A forecast needs `data.context` time steps as input and `data.horizon` as targets.",
                 "Lower `data.context` or `data.horizon`, or give longer series.",

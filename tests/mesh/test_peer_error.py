@@ -88,7 +88,7 @@ def _nothing(folder: Path) -> None:
     [
         (_cut_short, 100, 1, "values-00000.bin has 441 bytes, not 444; copy it again or prepare the data again"),
         pytest.param(
-            _nothing, 10, 1, "has 11 steps, more than data.budget=10; raise the budget", marks=pytest.mark.slow
+            _nothing, 10, 1, "has 11 time steps, more than data.budget=10; raise the budget", marks=pytest.mark.slow
         ),
         pytest.param(
             _nothing, 100, 40, "layout.replicas=2 x layout.micro_batches=40 exceeds the 64 rows of the data",

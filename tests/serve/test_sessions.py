@@ -111,7 +111,7 @@ def test_an_invalid_chunk_changes_no_session() -> None:
     sessions = Sessions(network)
     tokens = torch.arange(6)
     sessions.feed({"a": tokens[:3]})
-    with pytest.raises(ConfigError, match="session 'b' has no steps"):
+    with pytest.raises(ConfigError, match="session 'b' has no time steps"):
         sessions.feed({"a": tokens[3:], "b": tokens[:0]})
     with pytest.raises(ConfigError, match="session 'b' has steps of"):
         sessions.feed({"a": tokens[3:], "b": tokens.double()})

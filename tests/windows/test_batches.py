@@ -150,7 +150,7 @@ def test_a_replica_without_rows_gets_blank_ones() -> None:
 
 def test_a_row_longer_than_the_budget_is_refused_with_its_shard_and_index() -> None:
     with (
-        pytest.raises(DataError, match=r"sequence 1 of shard 1 has 30 steps, more than data.budget=20; raise the"),
+        pytest.raises(DataError, match=r"sequence 1 of shard 1 has 30 time steps, more than data.budget=20; raise the"),
         batches([[[1] * 5, [2] * 4], [[3], [1] * 30]], 20, 1),
     ):
         pass

@@ -98,7 +98,7 @@ def test_impossible_forecasts_are_refused(tmp_path: Path) -> None:
         Forecast.from_sequences(sequences, 0)
     with pytest.raises(DataError, match="season=4 exceeds context=2"):
         SlidingWindows(sequences, Forecast.from_sequences(sequences, 1, season=4), 2)
-    with pytest.raises(DataError, match=r"no series has the 8 \+ 2 steps of context and horizon"):
+    with pytest.raises(DataError, match=r"no series has the 8 \+ 2 time steps of context and horizon"):
         SlidingWindows(sequences, Forecast.from_sequences(sequences, 2), 8)
     windows = SlidingWindows(sequences, Forecast.from_sequences(sequences), 8)
     with pytest.raises(DataError, match=r"context=8 exceeds data\.budget=7; raise the budget"):

@@ -140,11 +140,11 @@ def _check_chunks(chunks: Mapping[SessionName, Tensor]) -> None:
     kind: tuple[torch.Size, bool] | None = None
     for name, chunk in chunks.items():
         if chunk.dim() == 0 or len(chunk) == 0:
-            raise ConfigError(f"the chunk of session {name!r} has no steps; give it shape [steps, ...], or omit it")
+            raise ConfigError(f"the chunk of session {name!r} has no time steps; give it shape [time, ...], or omit it")
         chunk_kind = (chunk.shape[1:], chunk.is_floating_point())
         kind = kind or chunk_kind
         if chunk_kind != kind:
             raise ConfigError(
-                f"the chunk of session {name!r} has steps of shape {list(chunk_kind[0])} and dtype {chunk.dtype}, "
+                f"the chunk of session {name!r} has time steps of shape {list(chunk_kind[0])} and dtype {chunk.dtype}, "
                 "unlike the first chunk; use the same for all chunks"
             )

@@ -52,7 +52,7 @@ class Batches:
             if isinstance(self.items, SlidingWindows):
                 problem = f"context={self.items.context:,} exceeds data.budget={self.budget:,}"
                 raise DataError(f"{problem}; raise the budget, or use a shorter context")
-            problem = f"has {self.items.longest:,} steps, more than data.budget={self.budget:,}"
+            problem = f"has {self.items.longest:,} time steps, more than data.budget={self.budget:,}"
             remedy = "raise the budget, or split long sequences before you prepare them"
             raise DataError(f"{self._describe_longest()} {problem}; {remedy}")
 

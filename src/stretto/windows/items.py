@@ -163,7 +163,7 @@ class SlidingWindows:
             raise DataError(f"season={self.forecast.season} exceeds context={self.context}; use a longer context")
         if not sum(self.shard_sizes):
             raise DataError(
-                f"{self.sequences.location}: no series has the {self.context} + {self.forecast.horizon} steps of "
+                f"{self.sequences.location}: no series has the {self.context} + {self.forecast.horizon} time steps of "
                 f"context and horizon (the longest has {self.sequences.longest}); use a shorter context or horizon"
             )
 

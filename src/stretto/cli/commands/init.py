@@ -82,7 +82,7 @@ def _add_data_options(parser: Parser) -> None:
     add("--max-symbols", type=int, metavar="N", help="text: maximum size of the vocabulary")
     add("--sequence", metavar="FIELD", help="sequences: field with the sequence")
     add("--label", metavar="FIELD", help="sequences: field with the label")
-    add("--no-label", dest="has_label", action="store_false", help="sequences: no label, predict the next step")
+    add("--no-label", dest="has_label", action="store_false", help="sequences: no label, predict the next time step")
     add("--time", metavar="COLUMN", help="series: column of times")
     add("--by", metavar="COLUMN", help="series: column that names the series of a row")
     add("--bad-rows", choices=["error", "skip"], help="an unreadable row is an error, or is skipped (default: error)")
