@@ -170,7 +170,7 @@ def test_a_question_in_a_terminal_can_be_answered_by_name_or_number() -> None:
 
 def test_a_question_in_a_terminal_can_be_answered_with_no_label() -> None:
     seen = terminal([b"none\n", b"\n"])
-    assert b"3. none" in seen and b"predict the next step of a sequence" in seen
+    assert b"3. none" in seen and b"predict the next time step of a sequence" in seen
 
 
 def test_help_does_not_import_torch() -> None:

@@ -262,9 +262,9 @@ def test_outputs_of_a_custom_loss_are_refused(tmp_path: Path) -> None:
     series(tmp_path / "data", [30, 20])
     trained = untrained(tmp_path / "data", horizon=2, lanes=2, window=5)
     wide = replace(trained, stack=initialize(Stack([*list(trained.stack)[:-1], Linear(8, 12)]), seed=1))
-    with pytest.raises(ConfigError, match=r"outputs have shape \[12\] per step, not \[4\]"):
+    with pytest.raises(ConfigError, match=r"outputs have shape \[12\] per time step, not \[4\]"):
         list(predict(wide, tmp_path / "data"))
-    with pytest.raises(ConfigError, match=r"outputs have shape \[12\] per step, not \[4\]"):
+    with pytest.raises(ConfigError, match=r"outputs have shape \[12\] per time step, not \[4\]"):
         list(forecast(wide, tmp_path / "data"))
 
 

@@ -53,10 +53,10 @@ def write(folder: Path, kind: str, rows: list[list[int]]) -> None:
 @pytest.mark.parametrize(
     ("kind", "data", "asks", "says"),
     [
-        ("classes", {"budget": 60}, "labels", "60 rows in batches of at most 60 steps"),
-        ("tokens", {"budget": 60}, "tokens", "60 rows in batches of at most 60 steps"),
+        ("classes", {"budget": 60}, "labels", "60 rows in batches of at most 60 time steps"),
+        ("tokens", {"budget": 60}, "tokens", "60 rows in batches of at most 60 time steps"),
         ("tokens", {"feed": "lanes", "lanes": 3, "window": 5}, "tokens", "60 sequences in 3 lanes x window 5"),
-        ("values", {"context": 8, "horizon": 2, "budget": 64}, "values", "batches of at most 64 steps"),
+        ("values", {"context": 8, "horizon": 2, "budget": 64}, "values", "batches of at most 64 time steps"),
         ("values", {"lanes": 2, "window": 10, "targets": ["c1"], "masks": True}, "values", "2 lanes x window 10"),
     ],
 )

@@ -96,7 +96,7 @@ def test_the_targets_of_a_series_in_lanes_are_its_next_values(tmp_path: Path) ->
 
 def test_impossible_lanes_are_refused(tmp_path: Path) -> None:
     sequences = write_tokens(tmp_path / "store", [[[1, 2, 3], [4]]], 9)
-    with pytest.raises(DataError, match="lanes=2 x window=3 needs 6 steps"):
+    with pytest.raises(DataError, match="lanes=2 x window=3 needs 6 time steps"):
         DocumentLanes(sequences, 2, 3)
     with pytest.raises(DataError, match="lanes=0"):
         DocumentLanes(sequences, 0, 3)

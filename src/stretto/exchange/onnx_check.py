@@ -96,6 +96,6 @@ def _run_session(session: Session, inputs: dict[str, Any]) -> list[NDArray[Any]]
         reason = str(error).splitlines()[0]
         raise ConfigError(
             f"onnxruntime can't run the exported model ({reason}); a custom block may work only for "
-            "the number of steps and rows that it was exported with"
+            "the number of time steps and rows that it was exported with"
         ) from None
     return outputs

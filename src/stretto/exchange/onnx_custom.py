@@ -54,7 +54,7 @@ def add_custom_block(
         reason = f"{type(cause).__name__}: {cause}".splitlines()[0]
         raise ConfigError(
             f"block {label} ({type(block).__name__}) can't be exported to ONNX ({reason}); its forward must consist of "
-            "torch operators that work for any number of steps and rows"
+            "torch operators that work for any number of time steps and rows"
         ) from None
     subgraph = onnx.compose.add_prefix(model, f"blocks.{label}.").graph
     for value, name in zip(subgraph.input, inputs, strict=True):

@@ -179,7 +179,7 @@ def _measure_grid(
                 break
             points = measured
     if not points:
-        raise PlanError("a chunk of 1/16 of the rows and steps doesn't fit in memory; use a smaller model or batch")
+        raise PlanError("a chunk of 1/16 of rows and time steps doesn't fit in memory; use a smaller model or batch")
     return tuple(points.values())
 
 

@@ -104,7 +104,7 @@ def _choose_label(sample: RecordSample, sequence: str, label_fields: Sequence[st
     raise AmbiguousInputError(
         f"{sample.path}: {problem}, or has_label=False for no label",
         "label",
-        "Which field is the label to predict? (none: predict the next step of the sequence)",
+        "Which field is the label to predict? (none: predict the next time step of the sequence)",
         (*choices, "none"),
     )
 

@@ -244,8 +244,8 @@ def check_outputs(y: Tensor, task: Task) -> Tensor:
     """Return the outputs; raise ConfigError for a shape that only a custom loss can interpret."""
     if y.dim() != 3 or y.shape[-1] != task.num_outputs:
         raise ConfigError(
-            f"the model's outputs have shape {list(y.shape[2:])} per step, not [{task.num_outputs}]; only its own loss "
-            "can interpret them, so call the stack from stretto.load_model yourself"
+            f"the model's outputs have shape {list(y.shape[2:])} per time step, not [{task.num_outputs}]; only its own "
+            "loss can interpret them, so call the stack from stretto.load_model yourself"
         )
     return y
 

@@ -71,7 +71,7 @@ class Batches:
         return BatchOrder(ShufflePools(self.items, self.seed, pool_rows), self.limits)
 
     def __str__(self) -> str:
-        return f"{self.num_rows:,} rows in batches of at most {self.budget:,} steps"
+        return f"{self.num_rows:,} rows in batches of at most {self.budget:,} time steps"
 
     @property
     def num_rows(self) -> int:

@@ -59,12 +59,12 @@ class DocumentLanes(DividedLanes):
         if (self.sequences.fields.values.type == "channels") != (self.forecast is not None):
             raise DataError(f"{self.sequences.location}: forecast is required for channels and not allowed for tokens")
         if self.sequences.longest < 2:
-            problem = "has no sequence of two or more steps, so there is nothing to predict"
+            problem = "has no sequence of two or more time steps, so there is nothing to predict"
             raise DataError(f"{self.sequences.location} {problem}; use longer sequences")
         needed, available = self.lanes * self.window, self.sequences.num_steps
         if needed > available:
             raise DataError(
-                f"lanes={self.lanes:,} x window={self.window:,} needs {needed:,} steps, but "
+                f"lanes={self.lanes:,} x window={self.window:,} needs {needed:,} time steps, but "
                 f"{self.sequences.location} has {available:,}; use fewer lanes, a shorter window or more data"
             )
 

@@ -174,7 +174,7 @@ class _Prompter:
             return inspection
         if isinstance(data, SequenceData) and data.label is not None and hints.label is None:
             choice = self._ask_choice(
-                "Which field is the label? (none: predict the next step of the sequence)",
+                "Which field is the label? (none: predict the next time step of the sequence)",
                 (data.label, *data.other_labels, "none"),
                 data.label,
             )
@@ -285,7 +285,7 @@ def _describe_task(inspection: Inspection) -> str:
         return f"predict the next {data.level}; state is carried along the text, in lanes"
     if isinstance(data, SequenceData):
         tokens = "" if data.level is None else f", read {data.level} by {data.level}"
-        target = "the next step" if data.label is None else repr(data.label)
+        target = "the next time step" if data.label is None else repr(data.label)
         return f"predict {target} of a sequence{tokens}"
     facts = [] if data.seconds is None else [f"one row every {format_duration(data.seconds)}"]
     facts += [f"seasonal period of {data.period} rows"] if data.period else []
