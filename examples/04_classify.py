@@ -47,11 +47,11 @@ with stretto.world() as world:
         )
     world.barrier()  # wait until rank 0 has written the data
 
-    # The target of a row is its label, at its last step. The budget is the maximum number of steps in a global batch.
+    # The target of a row is its label, at its last time step. A global batch has at most `budget` time steps, padded.
     train, valid = (
         Batches(LabeledItems(Sequences.open(f"data/brackets/{part}")), budget=4096) for part in ("train", "valid")
     )
-    trainer = stretto.Trainer(engine, train, stretto.TrainConfig(epochs=3, lr=1e-2, warmup=10))
+    trainer = stretto.Trainer(engine, train, stretto.TrainConfig(epochs=1, lr=1e-2, warmup=10))
 
     for report in trainer:
         if world.is_rank_zero and report.step % 50 == 0:

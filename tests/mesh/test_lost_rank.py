@@ -21,8 +21,8 @@ from stretto.data import Corpus
 @pytest.mark.parametrize(
     ("layout", "victim"),
     [
-        (Layout(stages=3, chunks=4), 1),
-        (Layout(stages=2, chunks=4), 0),
+        pytest.param(Layout(stages=3, chunks=4), 1, marks=pytest.mark.slow),
+        pytest.param(Layout(stages=2, chunks=4), 0, marks=pytest.mark.slow),
         (Layout(replicas=2, stages=2, chunks=4), 3),
         (Layout(replicas=3), 2),
     ],

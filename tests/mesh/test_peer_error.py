@@ -46,8 +46,7 @@ def test_a_rank_that_fails_before_the_mesh_is_created_ends_all_ranks(layout: Lay
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("guilty", [0, 2])
-@pytest.mark.parametrize("layout", [Layout(replicas=3), Layout(stages=2, replicas=2)], ids=str)
+@pytest.mark.parametrize(("layout", "guilty"), [(Layout(replicas=3), 0), (Layout(stages=2, replicas=2), 2)], ids=str)
 def test_all_ranks_end_with_the_error_of_the_one_that_failed(layout: Layout, guilty: int) -> None:
     ranks = RankPool(layout.num_ranks)
     with pytest.raises(RanksFailedError) as caught:

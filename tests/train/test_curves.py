@@ -29,7 +29,6 @@ def test_fifty_steps_on_wikitext_give_one_curve_in_every_layout(wikitext: Path, 
         Layout(stages=2, chunks=4),
         Layout(replicas=2),
         Layout(replicas=2, stages=2, micro_batches=2, chunks=4),
-        Layout(stages=4, chunks=8),
     ):
         ranks = RankPool(layout.num_ranks)
         curves[str(layout)] = ranks.run(curve, corpus.location, layout)[0]
