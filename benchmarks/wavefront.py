@@ -205,7 +205,7 @@ class Contender:
 
 def contenders(shape: Shape, chunks: list[int], micro_batches: list[int]) -> list[Contender]:
     half = Shape(shape.layers, shape.hidden, shape.rows // 2, shape.window)
-    best = chunks[1]
+    best = 8
     return [
         Contender("one device", 1, local_step, (shape,)),
         *(Contender(f"2 stages, {n} chunks", 2, stretto_step, (shape, Layout(stages=2, chunks=n))) for n in chunks),
