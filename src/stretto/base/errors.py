@@ -43,5 +43,5 @@ class DivergedError(StrettoError):
     """Training diverged: a loss, gradient or saved tensor is not finite."""
 
 
-# Errors that end the whole run, not only one rank: the first rank that has one publishes it, and the others end too.
+# Errors that end the whole run, not only one rank: a rank that raises one publishes it, and the other ranks end too.
 SHARED_ERRORS: tuple[type[StrettoError], ...] = (ConfigError, DataError, DivergedError, FencedError, PlanError)

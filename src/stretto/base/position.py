@@ -8,7 +8,7 @@ class Position:
     """Which window comes next. It depends neither on the number of ranks and workers nor on how far they read ahead."""
 
     epoch: int = 0
-    pool: int = 0  # index in the epoch; a pool is a group of sequences that are packed together; always 0 for `Lanes`
+    pool: int = 0  # index in the epoch; a pool is a group of sequences that are arranged together; 0 for `Lanes`
     index: int = 0  # of the window in its pool
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""StrictModel: the base class of stretto's pydantic models, and the text of its first validation error."""
+"""StrictModel: the base class of stretto's pydantic models, and the text of a validation error."""
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
@@ -17,5 +17,5 @@ def first_error(error: ValidationError) -> str:
 
 
 def describe_error(details: ErrorDetails) -> tuple[str, str]:
-    """Return the dotted name of an error's field, empty for the whole model, and the message."""
+    """Return the dotted name of an error's field (empty if the error is about the whole model), and the message."""
     return ".".join(map(str, details["loc"])), details["msg"].removeprefix("Value error, ")

@@ -69,7 +69,7 @@ class Window:
     """Some time steps of some rows; time-major, so that a chunk is a contiguous view.
 
     `lanes`, `lengths` and `fresh` are set on every rank; `inputs` and `targets` are None if the rank doesn't need them.
-    A time step without a target (padding, or unlabeled) has the target IGNORE_INDEX, or NaN if they are floating-point.
+    A time step without a target (padding, or unlabeled) has the target IGNORE_INDEX; in floating-point targets, NaN.
     """
 
     num_steps: int

@@ -34,8 +34,8 @@ class _RandomMask(Block):
 class Dropout(_RandomMask):
     """Zeroes each feature of each time step with `probability`, and scales the others to keep the mean.
 
-    The mask is a function of (seed, training step, block, lane, time steps since the row was fresh, feature). The state
-    is `(keys, time)`: each row's key and the index of its next time step. So splitting time or rows keeps the masks.
+    The mask is a function of (seed, training step, block, lane, time steps since the row was fresh, feature), however
+    time and rows are split. The state is `(keys, time)`: each row's key and the index of its next time step.
     """
 
     def initial_state(self, rows: Rows) -> State:

@@ -30,7 +30,7 @@ from stretto.checkpoint.snapshot import Snapshot, StagingBuffers, check_finite
 from stretto.checkpoint.storage import open_storage
 from stretto.mesh.world import World
 
-# The errors of a rank that end the run, by the class name in its message. After any other error the run can continue.
+# Errors in a rank's message that end the run, by class name. After any other, the run can continue.
 _FATAL_ERRORS: dict[str, type[StrettoError]] = {"FencedError": FencedError, "DivergedError": DivergedError}
 
 
@@ -212,7 +212,7 @@ class CheckpointManager:
                 self._commit(save, self._history)
         except RuntimeError:
             # The key-value store's host (the launcher or rank 0) is gone. Ranks can't learn what others wrote: all end.
-            save.fatal = LostPeerError(f"step {save.name.step} was not saved: the ranks' key-value store is gone")
+            save.fatal = LostPeerError(f"saving step {save.name.step} failed: the ranks' key-value store is gone")
 
     def _write(self, save: "_PendingSave") -> list[CheckpointFile]:
         check_finite(save.snapshot)

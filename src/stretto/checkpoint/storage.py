@@ -77,7 +77,7 @@ class LocalStorage:
         return path
 
     def store(self, folder: str, paths: Iterable[Path]) -> None:
-        """Add to the storage files that the caller has written to the folder of `open_folder` and synced to disk."""
+        """Add files to the storage: the caller has written them to `open_folder(folder)` and synced them to disk."""
         for path in paths:
             # safetensors creates files that only their owner can read; use the permissions of their folder instead.
             path.chmod(path.parent.stat().st_mode & 0o666)

@@ -1,1 +1,1 @@
-"""One module per subcommand: its docstring holds the help text, `add_arguments` and `run` are its code."""
+"""One module per subcommand: its docstring holds the help text, and its functions are `add_arguments` and `run`."""

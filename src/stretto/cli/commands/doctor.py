@@ -1,8 +1,8 @@
 """`stretto doctor`: check that this machine, or each machine of a job, is ready for a run.
 
 Check what a run depends on: Python, torch, devices, cores, memory, shared memory, open files, disks, locks, loopback,
-host name, environment variables, and links between ranks, which are launched for this. Under torchrun, srun, mpirun or
-TF_CONFIG, use the job's ranks, and also check that versions and clocks agree. Exit code 0: no problems. 1: problems.
+host name, environment variables, and the link between ranks that this command launches. Under torchrun, srun, mpirun
+or TF_CONFIG, use the job's ranks, and also check that versions and clocks agree. Exit code 0: no problems. 1: problems.
 
 example:
   stretto doctor --run run.toml
@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> None:
 def _check_on_ranks(
     console: "Console", options: argparse.Namespace, config: "RunConfig | None", launch_info: LaunchInfo
 ) -> None:
-    """Check each machine on its first rank, and the links on all ranks; rank 0 prints the findings."""
+    """Check each machine on its first rank, and the links from rank 0; rank 0 prints the findings."""
     from stretto.launch.doctor import check_machine, rendezvous_timeout
     from stretto.launch.finding import problem
     from stretto.launch.link_checks import gather_findings, link_findings, measure_links
@@ -121,14 +121,14 @@ def _print_findings(console: "Console", findings: "list[Finding]", path: Path | 
 
     has_hosts = any(finding.host for finding in findings)
     table = Table("", "check", "finding", *(["host"] if has_hosts else []))
-    styles = {"ok": "green", "warning": "yellow", "problem": "bold red"}
+    styles = {"ok": None, "warning": "yellow", "problem": "bold red"}
     # With several machines, list passed checks for the first machine only, but warnings and problems for all.
     first_host = next((finding.host for finding in findings), "")
     for finding in findings:
         if finding.level == "ok" and finding.host not in ("", first_host):
             continue
         row = [finding.level, finding.name, finding.detail, *([finding.host] if has_hosts else [])]
-        table.add_row(*row, style=None if finding.level == "ok" else styles[finding.level])
+        table.add_row(*row, style=styles[finding.level])
     console.print(table)
     for finding in findings:
         if finding.level != "ok":

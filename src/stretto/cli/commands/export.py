@@ -27,7 +27,7 @@ def add_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("run", metavar="RUN", help="folder of the run, or a checkpoint")
     add("--onnx", type=Path, metavar="FILE", help="write an ONNX model (needs `pip install 'stretto[onnx]'`)")
-    add("--torch", type=Path, metavar="FILE", help="write safetensors with parameter names of nn.LSTM, nn.Linear, ...")
+    add("--torch", type=Path, metavar="FILE", help="write safetensors with the parameter names of nn.LSTM etc.")
     add_trust_argument(parser)
 
 

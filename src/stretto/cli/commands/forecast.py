@@ -23,7 +23,7 @@ def add_arguments(parser: Parser) -> None:
         help="folder or URL of prepared data, or a table like the one the run's data was prepared from (default: the "
         "run's data.valid, else data.train)",
     )
-    add("--by", metavar="COLUMN", help="column that names the series, if its name differs from that in the run's data")
+    add("--by", metavar="COLUMN", help="column that identifies the series, if it has another name in the run's data")
     add("--steps", type=int, metavar="N", help="number of time steps to forecast (default: the run's data.horizon)")
     add("--out", type=Path, metavar="FILE.csv", help="write the forecasts for all series to this file")
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: Parser) -> None:
     parser.usage = "stretto import FILE --out WEIGHTS.safetensors"
     parser.add_argument("file", type=Path, metavar="FILE", help="a .keras, .weights.h5, .safetensors or .pt file")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="safetensors file to write")
+    parser.add_argument("--out", type=Path, required=True, metavar="WEIGHTS.safetensors", help="file to write")
 
 
 def run(options: argparse.Namespace) -> None:

@@ -59,7 +59,7 @@ _OPTION_KINDS: dict[str, tuple[str, ...]] = {
 
 def add_arguments(parser: Parser) -> None:
     parser.usage = "stretto init PATH... [--out run.toml] [--name NAME] [--yes] [options]"
-    # For `run`, which prints notes about the data that name parameters of the library.
+    # For the notes that `run` prints about the data: they name parameters of the library.
     parser.set_defaults(add_dashes=parser.add_dashes)
     add = parser.add_argument
     add("paths", nargs="+", type=Path, metavar="PATH", help="files, or a folder of files")

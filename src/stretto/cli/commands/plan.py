@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> None:
     timeline = predict_timeline(CostModel(profile), workload, plan.chosen.layout, cluster)
     console = make_console(is_wrapped=True)
     if profile.key not in ("", profile_input.key):
-        console.print("note: the profile was measured with different hardware, torch, model, batch or settings")
+        console.print("note: the profile was measured with different hardware, torch version, model, batch or settings")
     show_plan(console, plan, profile, timeline)
     if options.json:
         _write("--json", options.json, json.dumps(plan_to_dict(plan, profile, timeline), indent=1) + "\n")

@@ -17,7 +17,7 @@ from stretto.base.errors import ConfigError
 from stretto.base.remote import is_remote
 from stretto.cli.parser import Parser, add_model_arguments
 
-_IF_DIFFERENT = "if its name differs from that in the run's data"
+_IF_DIFFERENT = "if it has another name in the run's data"
 
 
 def add_arguments(parser: Parser) -> None:
@@ -32,7 +32,7 @@ def add_arguments(parser: Parser) -> None:
     add("--out", type=Path, metavar="FILE", help="file to write (default: RUN/predictions.jsonl)")
     add("--sequence", metavar="FIELD", help="field with the sequence, " + _IF_DIFFERENT)
     add("--label", metavar="FIELD", help="field with the true label, " + _IF_DIFFERENT)
-    add("--by", metavar="COLUMN", help="column that names the series, " + _IF_DIFFERENT)
+    add("--by", metavar="COLUMN", help="column that identifies the series, " + _IF_DIFFERENT)
     add("--ranks", type=int, default=1, metavar="N", help="number of ranks (default: 1)")
 
 
