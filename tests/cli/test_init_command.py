@@ -165,7 +165,7 @@ def terminal(answers: list[bytes]) -> bytes:
 def test_a_question_in_a_terminal_can_be_answered_by_name_or_number() -> None:
     seen = terminal([b"4\n", b"q\n", b"\n"])
     assert b"Which field is the label" in seen and b"Please enter one of these, or its number: p, q, none" in seen
-    assert b"What is a token of the text?" in seen and b"label 'q'" in seen
+    assert b"What should a token be?" in seen and b"label 'q'" in seen
 
 
 def test_a_question_in_a_terminal_can_be_answered_with_no_label() -> None:

@@ -99,7 +99,7 @@ class TrainingState(StrictModel):
 class RunInfo(StrictModel):
     """The run that wrote a checkpoint. `Run` checks it on resume; a Trainer without a Run leaves it empty."""
 
-    config: dict[str, Any] | None = None  # resolved, section by section
+    config: dict[str, Any] | None = None  # with all defaults, by section
     layout: str | None = None  # of the ranks that wrote the checkpoint
     data: str | None = None  # a digest of the training data's index
 

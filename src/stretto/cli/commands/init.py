@@ -182,7 +182,7 @@ class _Prompter:
         is_text = data.is_utf8 if isinstance(data, TextData) else isinstance(data, SequenceData)
         level = data.level if isinstance(data, TextData | SequenceData) else None
         if is_text and level is not None and hints.level is None:
-            choice = self._ask_choice("What is a token of the text?", LEVELS, level)
+            choice = self._ask_choice("What should a token be?", LEVELS, level)
             # For the type checker, `choice` is any string; an element of LEVELS has the right type.
             confirmed = replace(confirmed, level=next(level for level in LEVELS if level == choice))
         return inspection if confirmed == hints else inspect_data(self._paths, confirmed, valid=self._valid)
