@@ -70,15 +70,15 @@ def test_other_devices_are_planned_from_a_data_sheet(run_toml: Path, capsys: pyt
     [
         (["--devices", "0"], "--devices=0 and --nodes=1 must be positive; use at least 1 of each"),
         (["--devices", "5", "--nodes", "2"], "--devices=5 is not a multiple of --nodes=2"),
-        (["--memory", "much"], "--memory=much is not a valid size with a unit; write it like 24GB"),
+        (["--memory", "much"], "--memory=much is not a valid number with a unit; write it like 24GB"),
         (["--memory", "1kB"], "needs more than 1 kB"),
-        (["--memory", "24"], "--memory=24 is not a valid size with a unit; write it like 24GB"),
+        (["--memory", "24"], "--memory=24 is not a valid number with a unit; write it like 24GB"),
         (["--node-link", "3,300"], "--node-link=3,300 is not a latency and a bandwidth"),
         (
             ["--node-link", "3us,300"],
-            "--node-link=3us,300: bandwidth=300 is not a valid size with a unit; write it like 24GB",
+            "--node-link=3us,300: bandwidth=300 is not a valid number with a unit; write it like 24GB",
         ),
-        (["--node-link", "3us,1e9TB"], "--node-link=3us,1e9TB: bandwidth=1e9TB is not a valid size with a unit"),
+        (["--node-link", "3us,1e9TB"], "--node-link=3us,1e9TB: bandwidth=1e9TB is not a valid number with a unit"),
         (["--network-link", "fast"], "--network-link=fast is not a latency and a bandwidth; write it like 5us,25GB/s"),
         (["--hardware", "Z80"], "--hardware=Z80 and --profile=here.json both choose the profile; leave one out"),
         (["--json", "no/such/folder/plan.json"], "no/such/folder/plan.json can't be written"),
@@ -120,7 +120,7 @@ def test_the_section_to_paste_is_the_layout_that_was_chosen(tmp_path: Path) -> N
 
 def test_auto_excludes_other_layout_options(run_toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "run.toml", "--layout.auto", "true", "--layout.stages", "2"]) == 2
-    assert "auto can't be combined with stages; leave out auto or the others" in capsys.readouterr().err
+    assert "auto can't be combined with stages; leave out one or the other" in capsys.readouterr().err
     with pytest.raises(ConfigError, match=r"layout\.auto has not been resolved"):
         Run(load_config("run.toml", {"layout.auto": "true"}))
 

@@ -37,7 +37,7 @@ def test_the_summary_of_sequences_counts_skipped_rows(
     options = ["--out", "out", "--level", "word", "--label", "stars", "--bad-rows", "skip"]
     assert main(["prepare", "sequences", "a.jsonl", *options]) == 0
     assert capsys.readouterr().out == (
-        "out: 2 sequences of 2 to 3 (median 2) steps, 5 steps in total, word vocabulary of 4, 2 classes\n"
+        "out: 2 sequences of 2 to 3 steps (median 2), 5 steps in total, word vocabulary of 4, 2 classes\n"
         "skipped 1 bad row; the first: a.jsonl, row 2: 'text' is empty\n"
     )
 

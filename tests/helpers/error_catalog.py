@@ -127,7 +127,7 @@ ERROR_SECTIONS = (
                 triggers.section_as_value,
             ),
             ErrorCase(
-                "<file>: layout: auto can't be combined with <fields>; leave out auto or the others",
+                "<file>: layout: auto can't be combined with <fields>; leave out one or the other",
                 'With `layout = "auto"` the planner chooses replicas, stages, micro-batches and chunks.',
                 "Leave these fields out; [The planner](../concepts/planner.md) explains how it chooses.",
                 triggers.two_configs,
@@ -139,19 +139,19 @@ ERROR_SECTIONS = (
                 "stretto train run.toml --layout.stages 2 --layout.blocks 3",
             ),
             ErrorCase(
-                "<file>: model: projection=<n> needs cell='lstm'; leave it out",
+                "<file>: model: projection=<n> needs cell='lstm'; remove projection",
                 "Torch's GRU has no projection.",
                 'Leave `model.projection` out, or use `cell = "lstm"`.',
                 "stretto train run.toml --model.cell gru --model.projection 4",
             ),
             ErrorCase(
-                "<file>: train: momentum=<x> needs optimizer='sgd', not '<optimizer>'; leave it out",
+                "<file>: train: momentum=<x> needs optimizer='sgd', not '<optimizer>'; remove momentum",
                 "Only SGD has a momentum; AdamW has its betas instead.",
                 "Leave it out, or train with `--train.optimizer sgd`.",
                 "stretto train run.toml --train.momentum 0.9",
             ),
             ErrorCase(
-                "<file>: train: warmup=<n> exceeds steps=<n>; shorten it",
+                "<file>: train: warmup=<n> exceeds steps=<n>; shorten the warmup",
                 "The run would end before the warm-up does.",
                 "Lower `train.warmup`, or raise `train.steps`.",
                 "stretto train run.toml --train.warmup 9",
@@ -175,7 +175,7 @@ ERROR_SECTIONS = (
                 "stretto train run.toml --model.projection 9",
             ),
             ErrorCase(
-                "<file>: train: average_from=<n> needs optimizer='asgd', not '<optimizer>'; leave it out",
+                "<file>: train: average_from=<n> needs optimizer='asgd', not '<optimizer>'; remove average_from",
                 "Only averaged SGD averages the weights.",
                 "Leave it out, or train with `--train.optimizer asgd`.",
                 "stretto train run.toml --train.average_from 3",
@@ -830,7 +830,7 @@ ERROR_SECTIONS = (
                 "stretto plan run.toml --profile nowhere.json",
             ),
             ErrorCase(
-                "--memory=<text> is not a valid size with a unit; write it like 24GB",
+                "--memory=<text> is not a valid number with a unit; write it like 24GB",
                 "It is the memory of one device.",
                 "Write a number and KB, MB, GB or TB.",
                 "stretto plan run.toml --hardware a100 --memory much",

@@ -16,7 +16,7 @@ def parse_bytes(option: str, text: str) -> float:
     match = re.fullmatch(rf"{_NUMBER} *([kmgt]i?)b", text.strip(), re.IGNORECASE)
     num_bytes = 0.0 if match is None else float(match[1]) * _BYTES_PER_UNIT[match[2].upper()]
     if not 1 <= num_bytes <= 1e18:
-        raise ConfigError(f"{option}={text} is not a valid size with a unit; write it like 24GB")
+        raise ConfigError(f"{option}={text} is not a valid number with a unit; write it like 24GB")
     return num_bytes
 
 

@@ -35,7 +35,7 @@ class Layout(StrictModel):
     """Recompute a chunk's activations in its backward (activation checkpointing): less memory, more time."""
 
     blocks: Counts = ()
-    """Number of blocks of each stage, in order; by default the estimated cost of the stages is balanced."""
+    """Number of blocks in each stage, in order; by default the estimated cost of the stages is balanced."""
     adjacent: Literal["stages", "replicas"] = "stages"
     """What is placed on adjacent ranks, usually on one node: the stages of a replica, or the replicas of a stage."""
     auto: bool = False
@@ -47,7 +47,7 @@ class Layout(StrictModel):
     def _check(self) -> Self:
         given = self.model_dump(exclude_defaults=True, exclude={"auto", "elastic"})
         if self.auto and given:
-            raise ValueError(f"auto can't be combined with {', '.join(given)}; leave out auto or the others")
+            raise ValueError(f"auto can't be combined with {', '.join(given)}; leave out one or the other")
         if self.blocks and (len(self.blocks) != self.stages or min(self.blocks) < 1):
             raise ValueError(f"blocks={list(self.blocks)} must have one number >= 1 per stage (stages={self.stages})")
         return self

@@ -42,7 +42,7 @@ class ModelConfig(StrictModel):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.projection is not None and self.cell == "gru":
-            raise ValueError(f"projection={self.projection} needs cell='lstm'; leave it out")
+            raise ValueError(f"projection={self.projection} needs cell='lstm'; remove projection")
         if self.projection is not None and self.projection >= self.hidden:
             raise ValueError(f"projection={self.projection} must be less than hidden={self.hidden}; make it smaller")
         return self

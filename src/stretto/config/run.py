@@ -78,7 +78,7 @@ class RunSettings(StrictModel):
     device: str = "auto"
     """Device: `auto` (an accelerator if there is one), `cpu`, `cuda`, ..."""
     precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16 runs the blocks under autocast; weights and losses stay fp32, states are rounded to bf16 after a chunk."""
+    """bf16 runs blocks under autocast; weights and losses stay fp32, states are rounded to bf16 after each chunk."""
     log_every: int = Field(10, ge=1)
     """Steps between progress lines, if the output is not a terminal, and between the log's lines with per-rank figures.
     The log also has a line for every step."""

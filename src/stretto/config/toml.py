@@ -39,9 +39,9 @@ def parse_config(tree: JsonObject, source: str = "config", overrides: Mapping[st
         # Unknown names first: a misspelled name is often why another one is missing.
         first, *rest = sorted(error.errors(include_url=False), key=lambda details: details["type"] != "extra_forbidden")
         is_override = ".".join(map(str, first["loc"])) in (overrides or {})
-        more = f" (and {len(rest)} more)" if rest else ""
+        note = f" (the first of {1 + len(rest)} errors)" if rest else ""
         # Overrides are command-line options: name the option, as in `--train.lr=x`, not the file.
-        raise ConfigError(("--" if is_override else f"{source}: ") + _format_error(first) + more) from None
+        raise ConfigError(("--" if is_override else f"{source}: ") + _format_error(first) + note) from None
 
 
 def dump_config(config: RunConfig) -> str:

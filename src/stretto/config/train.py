@@ -42,11 +42,11 @@ class TrainConfig(StrictModel):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.momentum and self.optimizer != "sgd":
-            raise ValueError(f"momentum={self.momentum} needs optimizer='sgd', not '{self.optimizer}'; leave it out")
+            raise ValueError(f"momentum={self.momentum} needs optimizer='sgd', not '{self.optimizer}'; remove momentum")
         if self.average_from > 1 and self.optimizer != "asgd":
             raise ValueError(
-                f"average_from={self.average_from} needs optimizer='asgd', not '{self.optimizer}'; leave it out"
+                f"average_from={self.average_from} needs optimizer='asgd', not '{self.optimizer}'; remove average_from"
             )
         if self.steps is not None and self.warmup > self.steps:
-            raise ValueError(f"warmup={self.warmup} exceeds steps={self.steps}; shorten it")
+            raise ValueError(f"warmup={self.warmup} exceeds steps={self.steps}; shorten the warmup")
         return self

@@ -1,1 +1,1 @@
-"""Engines: one step, forward and backward, in any layout."""
+"""Engines: they run the forward and backward of a training step, in any layout."""

@@ -251,7 +251,7 @@ class _PipelineStep:
             # layout.recompute: the forward ran without a graph, so it runs again with one.
             y, live.after = self.engine.run_blocks(live.x, live.state, self._targets(action))
             live.y = y.total if isinstance(y, LossSum) else y
-        # The roots of this backward: the output, the state that the next chunk started from, and on the last backward
+        # The roots of this backward: the output, the state that the next chunk started from, and in the last backward
         # what the reducer needs.
         roots: list[Tensor] = []
         gradients: list[Tensor | None] = []
@@ -306,7 +306,7 @@ class _PipelineStep:
         return progress.state
 
     def _leaf(self, tensor: Tensor, *, needs_grad: bool) -> Tensor:
-        """Return the tensor as a new autograd leaf, or unchanged if it needs no gradient here."""
+        """Return the tensor as a new autograd leaf if `needs_grad`, else unchanged, with its graph if it has one."""
         if not needs_grad:
             return tensor
         leaf = tensor.detach()

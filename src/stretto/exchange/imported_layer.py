@@ -1,4 +1,4 @@
-"""ImportedLayer: the blocks of a torch or Keras layer; a deep LSTM or GRU has one per layer, so stages can split it."""
+"""ImportedLayer: a torch or Keras layer as blocks; a deep LSTM or GRU has a block per layer, so stages can split it."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -164,7 +164,7 @@ def _add_rnn_weights(graph: Graph, rnn: nn.LSTM | nn.GRU, suffixes: list[str], n
 
 
 def _add_bidirectional(graph: Graph, rnn: nn.LSTM, label: str, x: str, lengths: str) -> str:
-    """Add a bidirectional LSTM (backward from each row's last valid step); return the name of its output."""
+    """Add a bidirectional LSTM whose reverse direction starts at a row's last valid step; return its output's name."""
     num_steps = graph.add_node("Shape", x, start=0, end=1)
     clamped = graph.add_node("Min", graph.add_node("Max", lengths, graph.add_int64_constant(1)), num_steps)
     sequence_lens = graph.add_node("Cast", clamped, to=graph.int32)

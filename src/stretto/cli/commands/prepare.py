@@ -39,15 +39,15 @@ def add_arguments(parser: Parser) -> None:
     parser.add_remainder()
 
 
-def run(kind_options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> None:
     """Prepare, and describe the result."""
     console = make_console()
     skipped: list[SkippedRows] = []
     with (
-        make_kind_parser(kind_options.kind).parsed(kind_options.arguments) as options,
-        show_preparation(console, f"{options.out}.partial") as show,
+        make_kind_parser(options.kind).parsed(options.arguments) as kind_options,
+        show_preparation(console, f"{kind_options.out}.partial") as show,
     ):
-        stores = _prepare(kind_options.kind, options, show, skipped.append)
+        stores = _prepare(options.kind, kind_options, show, skipped.append)
     for store in stores:
         console.print(describe_store(store))
     for rows in skipped:

@@ -28,7 +28,7 @@ class LayoutMismatchError(StrettoError):
 def add_arguments(parser: Parser) -> None:
     parser.usage = "stretto verify RUN.toml [--steps N] [--double] [--section.field VALUE ...]"
     add = parser.add_argument
-    # Not `steps`: an error about train.steps says `steps=`, which add_dashes would replace.
+    # `dest` is not `steps`: add_dashes would change the `steps=` in an error about train.steps to this option.
     add("--steps", dest="num_steps", type=int, default=3, metavar="N", help="number of steps to compare (default: 3)")
     add("--double", action="store_true", help="compare in float64, with a smaller tolerance")
     add_config_options(parser)

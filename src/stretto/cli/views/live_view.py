@@ -134,14 +134,14 @@ class LiveView:
         return [(priority, row) for priority, row in rows if row is not None]
 
     def _progress_row(self, width: int, glyphs: _Glyphs) -> Text:
-        head, tail = f"{self._step:,}{self._total}  ", f"  {self._progress:4.0%}  {self._time_left()}"
+        head, tail = f"{self._step:,}{self._total}  ", f"  {self._progress:4.0%}  {self._time_left_or_taken()}"
         length = width - _LABEL_WIDTH - len(head) - len(tail)
         if length < _MIN_BAR_LENGTH:
             return _row(width, "step", [f"{head}{tail.strip()}"])
         bar = _bar(self._progress, length, (glyphs.done, _DONE), (glyphs.remaining, _REMAINING))
         return _label("step").append(head).append_text(bar).append(tail)
 
-    def _time_left(self) -> str:
+    def _time_left_or_taken(self) -> str:
         now = time.monotonic() if self._ended is None else self._ended
         if self._progress >= 1 or self._ended is not None:
             return f"in {_format_clock(now - self._started)}"

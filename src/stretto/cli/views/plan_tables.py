@@ -1,4 +1,4 @@
-"""show_plan: prints a plan as tables, bars and a timeline, with the advice and the layout as TOML."""
+"""show_plan: prints a plan as a table, bars and a timeline, with the advice and the layout as TOML."""
 
 from rich import box
 from rich.console import Console
@@ -17,7 +17,7 @@ from stretto.report.plan_page import LAYOUT_HEADERS, describe_devices, layout_ce
 
 _MAX_ROWS, _MAX_REJECTED = 10, 5
 _BAR_WIDTH = 24
-# A timeline of more stages would be hard to read.
+# A timeline with more stages would be hard to read.
 _MAX_STAGES_DRAWN = 16
 
 

@@ -67,7 +67,7 @@ def forecast_and_show(
 
 
 def _show_first(console: Console, first: SeriesForecast) -> None:
-    table = Table(title=f"series {first.series}, after its {first.start:,} steps", box=box.SIMPLE_HEAD)
+    table = Table(title=f"series {first.series}, after its {pluralize(first.start, 'step')}", box=box.SIMPLE_HEAD)
     table.add_column("step", justify="right")
     for name in first.channels[:_MAX_CHANNELS]:
         table.add_column(name, justify="right")

@@ -58,7 +58,7 @@ def evaluate_and_show(trained: "TrainedModel", data: Path | str) -> None:
 
 
 def verification_table(verification: "Verification") -> Table:
-    """Return a table of the largest differences: of the loss, and of each block's gradients and state."""
+    """Return a table of the largest differences: in the loss, and in each block's gradients and state."""
     tolerance = f"tolerance {verification.tolerance:.0e}"
     title = f"{pluralize(verification.num_steps, 'step')}, largest relative difference from one rank ({tolerance})"
     table = Table("block", "kind", "loss", "gradients", "state", "", title=title)

@@ -45,15 +45,15 @@ def _describe_sequences(store: Sequences) -> str:
         contents = f"token ids below {values.num_tokens:,}"
     classes = "" if labels is None else f", {len(labels.names):,} classes"
     return (
-        f"{store.location}: {pluralize(store.num_sequences, 'sequence')} of {_describe_lengths(store)} steps, "
-        f"{store.num_steps:,} steps in total, {contents}{classes}"
+        f"{store.location}: {pluralize(store.num_sequences, 'sequence')} of {_describe_lengths(store)}, "
+        f"{pluralize(store.num_steps, 'step')} in total, {contents}{classes}"
     )
 
 
 def _describe_lengths(store: Sequences) -> str:
     if store.num_sequences > _MAX_LENGTHS:
-        return f"up to {store.longest:,}"
+        return f"up to {pluralize(store.longest, 'step')}"
     lengths = np.concatenate([np.diff(store.ends(shard, 0, size)) for shard, size in enumerate(store.shard_sizes)])
     if lengths.min() == lengths.max():
-        return f"{lengths.max():,}"
-    return f"{lengths.min():,} to {lengths.max():,} (median {int(np.median(lengths)):,})"
+        return pluralize(int(lengths.max()), "step")
+    return f"{lengths.min():,} to {lengths.max():,} steps (median {int(np.median(lengths)):,})"

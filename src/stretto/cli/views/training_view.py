@@ -92,7 +92,7 @@ def _show_live(console: Console, run: Run) -> None:
 
 
 def _print_event(console: Console, run: Run, event: Event) -> None:
-    """Print the events that get a line of their own, in a terminal and elsewhere."""
+    """Print an event if it is one that gets a line of its own, in a terminal and elsewhere."""
     match event:
         case SaveReport():
             line = _describe_save(event)
