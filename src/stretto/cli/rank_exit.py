@@ -15,7 +15,7 @@ from stretto.train.signals import on_preemption_signal
 
 
 def exit_on_preemption() -> AbstractContextManager[object]:
-    """Return a context in which a preemption signal ends the process at once; a training run replaces it, to save first."""
+    """Return a context in which a preemption signal ends the process at once; inside it, `Run.events` saves first."""
     return on_preemption_signal(lambda: exit_immediately(preempted_exit_code()))
 
 

@@ -27,7 +27,7 @@ def describe_skipped(rows: "SkippedRows") -> str:
 
 def _describe_corpus(corpus: Corpus) -> str:
     is_byte = corpus.vocabulary.level == "byte"
-    unknown = "" if is_byte else f" ({corpus.num_unknown / corpus.num_tokens:.1%} unknown)"
+    unknown = "" if is_byte else f" ({corpus.num_unknown / corpus.num_tokens:.1%} of tokens unknown)"
     return (
         f"{corpus.location}: {corpus.num_tokens:,} tokens, {corpus.vocabulary.level} vocabulary of "
         f"{len(corpus.vocabulary):,}{unknown}, from {corpus.num_bytes:,} bytes of text"
