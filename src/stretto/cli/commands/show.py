@@ -14,7 +14,7 @@ from stretto.cli.parser import Parser
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument("path", metavar="PATH", help="folder of a run, or a checkpoint; a path or a URL")
+    parser.add_argument("path", metavar="PATH", help="path or URL of a run's folder or of a checkpoint")
     parser.add_argument("--quick", action="store_true", help="skip verifying the checksums of the files")
 
 

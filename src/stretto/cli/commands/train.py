@@ -27,7 +27,7 @@ def add_arguments(parser: Parser) -> None:
         default="auto",
         metavar="auto|never|PATH",
         help="auto: resume from the run's newest checkpoint, if there is one; never: refuse a folder "
-        "that holds a run; PATH: resume from the checkpoint at this path or URL (default: auto)",
+        "that holds a run; PATH: resume from the checkpoint or run at this path or URL (default: auto)",
     )
     add_config_options(parser)
 
