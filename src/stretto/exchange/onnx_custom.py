@@ -17,7 +17,7 @@ from stretto.exchange.onnx_graph import OPSET, Graph
 
 
 class _FlatOutputs(nn.Module):
-    """A wrapper of a block for torch's exporter: its forward returns a flat tuple `(y, *state)`."""
+    """A wrapper around a block, for torch's exporter: its forward returns a flat tuple `(y, *state)`."""
 
     def __init__(self, block: Block) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ def add_custom_block(
     import_optional_dependency("onnxscript", "onnx", f"an export of block {label} ({type(block).__name__}) to ONNX")
     import_optional_dependency("onnx.compose", "onnx", "an export to ONNX")
     import_optional_dependency("onnx.inliner", "onnx", "an export to ONNX")
-    dynamic = torch.export.Dim.DYNAMIC  # dimensions 0 and 1 of x are steps and rows; 0 of a state is rows
+    dynamic = torch.export.Dim.DYNAMIC  # dimensions 0 and 1 of x are time steps and rows; 0 of a state is rows
     try:
         with _quiet():
             program = torch.onnx.export(

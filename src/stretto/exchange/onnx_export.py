@@ -57,10 +57,10 @@ def export_onnx(model: Stack | ExportableModel, path: Path | str, *, example: Te
     """Write a stack as an ONNX model; check it with onnxruntime if it is installed.
 
     The inputs are `x` and the state of each block (`state.2.h` of block 2). The outputs are `y` and the states after
-    the last step (`state.2.h.next`). `x` and `y` are `[time, rows, ...]`, states `[rows, ...]`; token ids and the
+    the last time step (`state.2.h.next`). `x` and `y` are `[time, rows, ...]`, states `[rows, ...]`; token ids and the
     `lengths` in the state of a bidirectional block are int64, the rest is float32 (custom blocks choose their dtypes).
-    The numbers of steps and rows are dynamic. If a stack's first block is a custom block or an activation, pass an
-    `example` input `[time, rows, ...]`.
+    The numbers of time steps and rows are dynamic. If `model` is a stack that begins with a custom block or an
+    activation, pass an `example` input `[time, rows, ...]`.
     """
     exportable = None if isinstance(model, Stack) else model
     original = model if isinstance(model, Stack) else model.stack

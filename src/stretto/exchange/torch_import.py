@@ -26,9 +26,9 @@ def from_torch(source: Modules | Weights | Path | str) -> Stack:
     """Return a stack with the weights of torch layers, one block per recurrent layer.
 
     `source` is a module (`nn.LSTM`, `nn.GRU`, an `nn.Sequential`), a list or dict of modules in the order they run, a
-    state dict, or a file with a state dict (safetensors or `torch.save`, loaded without unpickling code; all entries
-    must be tensors). Supported layers are Embedding, LSTM, GRU, Linear, LayerNorm and Dropout. A stack is time-major,
-    whatever `batch_first` is.
+    state dict, or a file with a state dict (safetensors or `torch.save`, loaded without running code from it; all
+    entries must be tensors). Supported layers are Embedding, LSTM, GRU, Linear, LayerNorm and Dropout. A stack is
+    time-major, whatever `batch_first` is.
     """
     if isinstance(source, Path | str):
         layers = _from_file(Path(source))
@@ -74,7 +74,7 @@ def _from_module(name: str, module: nn.Module) -> ImportedLayer:
             f"{', '.join(layer_type.__name__ for layer_type in _LAYER_KINDS)} and Dropout"
         )
     if isinstance(module, nn.Embedding) and module.max_norm is not None:
-        raise ConfigError(f"{name} has max_norm={module.max_norm}, which stretto does not support; remove it")
+        raise ConfigError(f"{name} has max_norm={module.max_norm}, which stretto does not support; use max_norm=None")
     if isinstance(module, nn.LayerNorm):
         if len(module.normalized_shape) != 1 or not module.elementwise_affine or module.bias is None:
             raise ConfigError(f"{name} must normalize over one dimension, with weight and bias; use nn.LayerNorm(n)")
@@ -183,8 +183,8 @@ def _from_safetensors(path: Path) -> list[ImportedLayer]:
         raise DataError(f"{path} is not a safetensors file, or is damaged ({error}); write it again") from None
     if weights and all(name.startswith("blocks.") for name in weights):
         raise ConfigError(
-            f"{path} holds the weights of a stretto stack; use it as model.weights, or load it into a stack with "
-            "the same blocks, with stretto.exchange.load_weights"
+            f"{path} holds the weights of a stretto stack; use it as model.weights, or load it with "
+            "stretto.exchange.load_weights into a stack with the same blocks"
         )
     if LAYERS_METADATA_KEY not in metadata:
         # A safetensors file sorts its names, so the order of the layers is lost.
@@ -216,7 +216,7 @@ def _check_tensors(content: object, where: str) -> dict[str, Tensor]:
         )
     for name, value in content.items():
         if not isinstance(value, Tensor):
-            raise DataError(f"{name!r} in {where} is not a tensor ({type(value).__name__}); give only a state_dict()")
+            raise DataError(f"{name!r} in {where} is not a tensor ({type(value).__name__}); give tensors only")
     return {str(name): value for name, value in content.items()}
 
 
