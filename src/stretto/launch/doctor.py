@@ -8,7 +8,7 @@ from stretto.launch import machine
 from stretto.launch.finding import Finding, run_check
 from stretto.launch.folders import check_folder, run_folders
 
-# Time limits: for most checks, for importing torch, for starting ranks and measuring their links.
+# Time limits: for most checks, for testing torch and its devices, for starting ranks and measuring a link.
 _CHECK_SECONDS = 20.0
 _TORCH_SECONDS = 90.0
 _LINK_SECONDS = 120.0

@@ -1,6 +1,6 @@
 """torch's elastic agent with a restart policy, access to exit codes, and time for ranks to save after a signal.
 
-torch has no public API for them: `_monitor_workers`, `_remaining_restarts`, `_pcontext` and `_shutdown` are private.
+torch has no public API for these, so private names are used: `_monitor_workers`, `_pcontext`, `_shutdown` and others.
 """
 
 import signal
@@ -36,7 +36,7 @@ class ElasticAgent(LocalElasticAgent):
         return result
 
     def _shutdown(self, death_sig: signal.Signals | None = None, timeout: int | None = None) -> None:
-        # torch passes `death_sig` only after a signal to the agent. Not passed on: `timeout`, which torch 2.10 lacks.
+        # torch passes `death_sig` only after a signal to the agent. `timeout` is not passed on: torch 2.10 lacks it.
         if death_sig is not None and self._pcontext is not None:
             self._pcontext.close(death_sig, self._grace_seconds)
         super()._shutdown()

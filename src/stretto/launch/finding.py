@@ -11,7 +11,7 @@ Level = Literal["ok", "warning", "problem"]
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check: ok, a warning (it may cause trouble), or a problem (it will)."""
+    """The result of one check: ok, a warning (may cause trouble) or a problem (will not work)."""
 
     name: str
     level: Level

@@ -75,7 +75,7 @@ def _check_speed(name: str, folder: Path) -> Finding:
     median = sorted(times)[_NUM_WRITES // 2]
     detail = f"{format_bytes(_WRITE_BYTES)} on disk after {format_seconds(median)}"
     if median > 1:
-        return warning(name, detail, "use a faster disk, or save less often (save.minutes): each save waits for it")
+        return warning(name, detail, "use a faster disk (each save waits for it), or save less often (save.minutes)")
     return ok(name, detail)
 
 
@@ -83,9 +83,9 @@ def _check_guarantees(name: str, folder: Path) -> Finding:
     """Check exclusive creation, locks and hard links, which protect a folder that several processes write to."""
     storage = open_storage(folder / "storage")
     if not storage.create("kept/first", b"one") or storage.create("kept/first", b"two"):
-        return problem(name, "a file can be created twice", "choose a folder on a different filesystem")
+        return problem(name, "exclusive creation does not work", "choose a folder on a different filesystem")
     if storage.read("kept/first") != b"one":
-        return problem(name, "a refused create has overwritten a file", "choose a folder on a different filesystem")
+        return problem(name, "a failed exclusive create overwrote a file", "choose a folder on a different filesystem")
     try:
         FolderLock(folder, seconds=0).release()
     except (StrettoError, OSError) as error:

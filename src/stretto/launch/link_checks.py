@@ -48,7 +48,7 @@ def check_links(num_ranks: int, device: str, seconds: float) -> list[Finding]:
 def measure_links(world: World, local_size: int) -> list[dict[str, Any]]:
     """Return latency and bandwidth from rank 0 to rank 1 on its node, and to the first ranks of up to 8 other nodes.
 
-    Every node is assumed to have as many ranks as rank 0's node.
+    All ranks must call this; only rank 0's result is valid. Every node is assumed to have as many ranks as rank 0's.
     """
     # The sum of ranks shows that collectives work. All but rank 0 add zero to the other sum, so it is a broadcast.
     rank_sum, first_local_size = world.all_reduce([world.rank, local_size if world.is_rank_zero else 0])

@@ -25,7 +25,7 @@ _PERMANENT_EXIT_CODES = (StrettoError.exit_code, FencedError.exit_code, 130)
 
 
 class RanksEndedError(StrettoError):
-    """The ranks have ended, usually after printing a message; with no message here, only the exit code is set."""
+    """The ranks have ended. If they have printed all that the user needs to know, `message` is empty."""
 
     def __init__(self, exit_code: int, message: str = "") -> None:
         super().__init__(message)
@@ -140,7 +140,7 @@ def _root_cause(result: RunResult) -> tuple[int, ProcessFailure]:
 
 
 def _failure_error(result: RunResult) -> StrettoError:
-    """Return the error for failed ranks. It has no message if the rank ended by itself, after printing its own."""
+    """Return the error for failed ranks. It has no message if the rank at fault has exited, after printing its own."""
     rank, failure = _root_cause(result)
     if failure.exitcode == PREEMPTED_EXIT_CODE:
         # All ranks were preempted, and have saved.

@@ -28,7 +28,7 @@ _GIB = 1 << 30
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that must be equal on all machines, by package. The packages are not imported."""
+    """Return the versions of Python and of packages, which must be equal on all machines, without importing any."""
     by_name = {"python": platform.python_version()}
     for name in ("torch", "numpy", "stretto"):
         try:
@@ -101,7 +101,7 @@ def _check_devices(probe: Mapping[str, Any]) -> list[Finding]:
 
 
 def check_cores() -> list[Finding]:
-    """Check how many cores this process may use, and how many threads it would start."""
+    """Check how many cores this process can use, how busy they are, and whether OMP_NUM_THREADS fits them."""
     num_cores, num_allowed = os.cpu_count() or 1, len(os.sched_getaffinity(0))
     limit = _cpu_limit()
     threads = os.environ.get("OMP_NUM_THREADS", "")
