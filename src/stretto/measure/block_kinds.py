@@ -48,7 +48,7 @@ def measure_kinds(profile_input: ProfileInput, memory_limit: float) -> Iterator[
     """Measure and yield each kind of block, and then `loss`; skip chunks that need more than `memory_limit` bytes."""
     model = profile_input.model
     inputs = window_tensor(profile_input.window, "inputs", model.dtype)
-    # The output of each kind for one step of one row; it has the shape of the next block's input.
+    # The output of each kind for one time step of one row: the example input of the block after it.
     outputs: dict[str, Tensor] = {}
     names = name_kinds(model)
     for index, name in enumerate(names):
@@ -66,7 +66,7 @@ def measure_kinds(profile_input: ProfileInput, memory_limit: float) -> Iterator[
 
 @dataclass(frozen=True)
 class _MeasuredBlock:
-    """A block and an example input: the whole batch, or one row and step of the previous block's output."""
+    """A block and an example input: the whole batch, or the previous block's output for one time step of one row."""
 
     profile_input: ProfileInput
     stack: Stack
@@ -104,7 +104,7 @@ class _MeasuredBlock:
         return run
 
     def output(self) -> Tensor:
-        """Return the output for one step of one row."""
+        """Return the output for one time step of one row."""
         with torch.no_grad(), self.profile_input.autocast():
             return self.stack(self.example[:1, :1].to(self.profile_input.device), self._initial_state(1, 1))[0]
 
@@ -179,7 +179,7 @@ def _measure_grid(
                 break
             points = measured
     if not points:
-        raise PlanError("a chunk of 1/16 of rows and time steps doesn't fit in memory; use a smaller model or batch")
+        raise PlanError("1/16 of the rows and of the time steps don't fit in memory; use a smaller model or batch")
     return tuple(points.values())
 
 
@@ -241,7 +241,7 @@ def _saved_bytes(run: Callable[[], object], weights: Collection[Tensor]) -> floa
 
 
 def _time_accumulate(weights: list[nn.Parameter], device: torch.device) -> float:
-    """Return how long it takes, in seconds, to add one gradient of each weight to another, as accumulation does."""
+    """Return how long gradient accumulation takes, in seconds: adding one gradient of each weight to another."""
     gradients = [torch.ones_like(weight) for weight in weights]
     others = [torch.ones_like(weight) for weight in weights]
 

@@ -110,7 +110,7 @@ def _run(block: Block, x: Tensor, variant: _Variant, key: int) -> _Result:
     """Run the chunks, alternating between the micro-batches, then one backward through all of them."""
     block.zero_grad(set_to_none=True)
     x = _as_leaf(x)
-    # As in an engine, each micro-batch makes its own initial state. A row's lane may affect it, but not its index.
+    # As in an engine, each micro-batch makes its initial state, which can depend on a row's lane but not on its index.
     micro_batches = [_rows(block, x, key)[rows] for rows in variant.micro_batches]
     initial_states = [tuple(map(_as_leaf, block.begin(rows))) for rows in micro_batches]
     states = list(initial_states)
@@ -176,7 +176,7 @@ def _check_state_shapes(block: Block, whole: _Result, x: Tensor, key: int) -> No
 def _compare(whole: dict[str, Tensor], other: dict[str, Tensor]) -> tuple[str, float]:
     """Return the name of the tensor that differs most, relative to its largest value, and by how much."""
     largest = {name: _max_abs(tensor) for name, tensor in whole.items()}
-    # A tensor of tiny values, such as rounding errors, is compared relative to 1/1000 of the largest value of any.
+    # A tensor of tiny values, such as rounding errors, is compared relative to 1/1000 of the largest value anywhere.
     min_scale = 1e-3 * max(largest.values(), default=0.0) or 1.0
     differences = [
         (name, _difference(tensor, other.get(name), max(largest[name], min_scale))) for name, tensor in whole.items()

@@ -84,7 +84,7 @@ class _StepTimes:
 
     threads: dict[int, int]  # threads per rank, by the number of ranks on the node
     solo: dict[int, float]  # seconds while one rank computes, by its number of threads
-    contended: dict[int, float]  # seconds while several ranks compute, by their number
+    contended: dict[int, float]  # seconds while n ranks compute, by n
 
     @classmethod
     def of(cls, profile_input: ProfileInput, local_size: int) -> "_StepTimes":

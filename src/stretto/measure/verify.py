@@ -97,7 +97,7 @@ def verify(
     engine = make_engine(copy.deepcopy(model), loss, layout, world, seed=seed, precision=precision)
     parallel = _ParallelRun(engine, model, windows, layout)
     # Rank 0 also runs the whole model by itself, and compares.
-    single = _SingleRun(_draw_weights(model, seed, world), loss, windows, precision) if world.is_rank_zero else None
+    single = _SingleRun(_initialized_copy(model, seed, world), loss, windows, precision) if world.is_rank_zero else None
     differences = torch.zeros(len(model) + 1, 2)  # the loss, then (gradients, state) of each block
     position = Position()
     for step in range(num_steps):
@@ -107,7 +107,7 @@ def verify(
             expected = single.step(position, key)
             differences = torch.maximum(differences, torch.tensor(actual.differences(expected)))
         position = windows.next_position(position)
-    violations = [] if single is None else _find_violations(_draw_weights(model, seed, world), loss, windows)
+    violations = [] if single is None else _find_violations(_initialized_copy(model, seed, world), loss, windows)
     # The other ranks have differences of zero, so the sums are those of rank 0.
     sums = world.all_reduce(differences.flatten().tolist())
     sentences = world.broadcast_text("\n".join(violations))
@@ -128,7 +128,7 @@ class _StepTensors:
     states: dict[int, State]  # by block index
 
     def differences(self, expected: "_StepTensors") -> list[list[float]]:
-        """Return [difference of the loss, 0], then [of gradients, of state] for each block."""
+        """Return [difference in the loss, 0], then [difference in gradients, in state] for each block."""
         loss = abs(self.mean_loss - expected.mean_loss) / max(abs(expected.mean_loss), 1e-12)
         pairs = [[loss, 0.0]]
         for index, state in expected.states.items():
@@ -198,7 +198,7 @@ class _ParallelRun:
         return states
 
 
-def _draw_weights(model: Stack, seed: int, world: World) -> Stack:
+def _initialized_copy(model: Stack, seed: int, world: World) -> Stack:
     return initialize(copy.deepcopy(model), seed, world.device)
 
 

@@ -5,7 +5,7 @@ from stretto.plan.micro_batches import RowLengths
 from stretto.plan.workload import Workload
 from stretto.windows.loader import WindowSource
 
-# This many batches stand for all, where row lengths can differ between batches.
+# If row lengths can differ between batches, the first batches, at most this many, stand for all.
 _NUM_BATCHES = 4
 
 
