@@ -1,1 +1,1 @@
-"""The only package that creates process groups: world, topology, mesh, channels, collectives."""
+"""World, topology, mesh, channels and collectives; no other package creates process groups."""

@@ -1,4 +1,4 @@
-"""torch's stores and gradient buckets, imported in one place.
+"""torch's key-value stores and its gradient bucket, imported in one place.
 
 torch.distributed has these names at run time, but type checkers find them only in the private module that defines them.
 """

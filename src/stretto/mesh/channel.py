@@ -14,7 +14,7 @@ from stretto.mesh.status import WAITING
 from stretto.mesh.world import World
 
 NUM_RECEIVES_AHEAD = 2
-"""How many receives are posted ahead of the one that the stage works on; as many sends may be pending."""
+"""How many receives are posted ahead of the one that the stage works on; at most as many sends are left pending."""
 
 Endpoint = tuple[dist.ProcessGroup, int | None]
 """The process group for one direction to or from a neighbor, and the neighbor's rank: None if there is no neighbor."""
@@ -48,7 +48,7 @@ class Channel:
         return buffer
 
     def send(self, tensor: Tensor) -> None:
-        """Start to send a tensor, which the caller must not modify afterwards; do nothing without a target."""
+        """Start sending a tensor, which the caller must not modify afterwards; do nothing without a target."""
         if self._target is None:
             return
         tensor = tensor.contiguous()

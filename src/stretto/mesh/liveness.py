@@ -1,7 +1,7 @@
 """LivenessCheck: finds out which rank is lost, and publishes the error that ends a run.
 
 A broken connection shows that some rank is lost, but not which one: the neighbors of the lost rank end as well, which
-breaks their own connections. So a rank whose connection breaks pings the others through the key-value store. Each rank
+breaks their own connections. So a rank whose connection breaks pings its peers through the key-value store. Each rank
 answers from a thread, even while its main thread waits in a collective. While nothing fails, no rank pings another.
 
     rank 0                    store                      rank 1 (thread)            rank 2 (killed)
