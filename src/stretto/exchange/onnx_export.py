@@ -56,7 +56,7 @@ class OnnxExport:
 def export_onnx(model: Stack | ExportableModel, path: Path | str, *, example: Tensor | None = None) -> OnnxExport:
     """Write a stack as an ONNX model; check it with onnxruntime if it is installed.
 
-    The inputs are `x` and the state of each block (`state.2.h` of block 2). The outputs are `y` and the states after
+    The inputs are `x` and the state of each block (`state.2.h` for block 2). The outputs are `y` and the states after
     the last time step (`state.2.h.next`). `x` and `y` are `[time, rows, ...]`, states `[rows, ...]`; token ids and the
     `lengths` in the state of a bidirectional block are int64, the rest is float32 (custom blocks choose their dtypes).
     The numbers of time steps and rows are dynamic. If `model` is a stack that begins with a custom block or an

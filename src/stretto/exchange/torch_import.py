@@ -187,7 +187,7 @@ def _from_safetensors(path: Path) -> list[ImportedLayer]:
             "stretto.exchange.load_weights into a stack with the same blocks"
         )
     if LAYERS_METADATA_KEY not in metadata:
-        # A safetensors file sorts its names, so the order of the layers is lost.
+        # A safetensors file is sorted by name, so the order of the layers is lost.
         return _from_weights(weights, is_ordered=False)
     try:
         return [_from_metadata(layer, weights) for layer in json.loads(metadata[LAYERS_METADATA_KEY])]

@@ -12,7 +12,7 @@ from stretto.launch.folders import check_folder, run_folders
 _CHECK_SECONDS = 20.0
 _TORCH_SECONDS = 90.0
 _LINK_SECONDS = 120.0
-# The checks of torch and links stop their processes at these limits, then have this much longer to report that.
+# The checks of torch and of ranks stop their processes at their limits, then have this much longer to report that.
 _REPORT_SECONDS = 10.0
 # How long ranks wait for each other, if none of them runs the checks first.
 RENDEZVOUS_TIMEOUT = timedelta(seconds=90)

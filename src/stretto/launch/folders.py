@@ -94,6 +94,6 @@ def _check_guarantees(name: str, folder: Path) -> Finding:
         # `_check_speed` has written this file.
         os.link(folder / "written-0", folder / "linked")
     except OSError as error:
-        remedy = "use another disk if several processes write there: without links, they may read an empty file"
+        remedy = "use another disk if several processes write there: without hard links, one may read an empty file"
         return warning(name, f"no hard links ({error.strerror})", remedy)
     return ok(name, "locks, hard links and exclusive creation work")

@@ -122,7 +122,7 @@ class _RestartPolicy:
             self._last_progress, remaining = progress, self._max_restarts
         if remaining > 0:
             rank, failure = _root_cause(result)
-            cause = f"was killed by {failure.signal_name()}" if failure.exitcode < 0 else "was lost"
+            cause = f"was killed by {failure.signal_name()}" if failure.exitcode < 0 else "failed"
             self._on_message(f"rank {rank} {cause}; restarting all ranks (restarts left: {remaining - 1})")
         return remaining
 

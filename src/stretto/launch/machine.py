@@ -65,7 +65,7 @@ def check_torch(seconds: float) -> list[Finding]:
         remedy = f"install torch {'.'.join(map(str, _MIN_TORCH))} or newer: older versions load weights unsafely"
         finding = problem("torch", detail, remedy)
     elif "gloo" not in probe["backends"]:
-        finding = problem("torch", detail, "install a torch with gloo: it is needed for more than one rank")
+        finding = problem("torch", detail, "install a build of torch with gloo: it is needed for more than one rank")
     else:
         finding = ok("torch", detail)
     return [finding, *_check_devices(probe)]

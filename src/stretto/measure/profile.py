@@ -177,7 +177,7 @@ def _calibrate(profile: Profile, profile_input: ProfileInput) -> Profile:
         predict(costs, workload, Layout(blocks=blocks, chunks=count), Cluster(1)).pipeline for count in (1, chunks)
     )
     whole, chunked = _time_steps(profile_input, 1, chunks)
-    # Caches explain a factor from 0.5 to 2. Beyond that, the measurement was disturbed.
+    # Caches can explain a factor between 0.5 and 2. Outside that range, the measurement was disturbed.
     factor = min(max(whole / predicted_whole, 0.5), 2.0)
     # Each chunk has two actions, a forward and a backward.
     overhead = max(0.0, (chunked - factor * predicted_chunked) / (2 * chunks)) if chunks > 1 else 0.0

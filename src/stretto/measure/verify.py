@@ -33,7 +33,7 @@ BF16_TOLERANCE = 8 * 2**-8
 
 @dataclass(frozen=True)
 class BlockDifference:
-    """The largest differences of one block from the same block on one rank, relative to its largest values."""
+    """The largest relative differences between a block's gradients and state in the layout and those on one rank."""
 
     index: int
     name: str

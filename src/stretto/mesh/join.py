@@ -44,7 +44,7 @@ def world(size: int | None = None, *, device: str = "auto", timeout: timedelta =
     assert joined.liveness is not None and joined.publisher is not None
     try:
         yield joined
-        # Not after an error: then don't wait for the other ranks, which notice it when our connections close at exit.
+        # Not after an error: then don't wait for the other ranks, which notice when our connections close at exit.
         dist.destroy_process_group()
     except SHARED_ERRORS as error:
         joined.publish_error(error)

@@ -29,7 +29,7 @@ class LaunchInfo:
     local_size: int
     address: str  # of rank 0's node: a host name or an IP address
     port: int
-    has_agent_store: bool = False  # torchrun's agent hosts the store, not rank 0
+    has_agent_store: bool = False  # an elastic agent (torchrun's or ours) hosts the store, not rank 0
     run_id: str = "run"  # separates this run's keys in the store from those of other runs at the same port
     has_own_devices: bool = False  # the launcher has chosen which devices each rank sees
     launch_command: str = "torchrun --nproc-per-node {}"  # how to start ranks; their number replaces {}

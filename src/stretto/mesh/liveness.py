@@ -42,7 +42,7 @@ class LivenessCheck:
         # The thread copies these two from the store at every ping: the store may be gone when this rank needs them.
         self._cached_error: str | None = None
         self._cached_lost_rank: int | None = None
-        self._store_rank = store_rank  # the rank that hosts the store; None if torchrun's agent does
+        self._store_rank = store_rank  # the rank that hosts the store; None if an elastic agent does
         self._stopped = threading.Event()
         # The thread has its own connection, since its wait blocks all other calls on the same connection.
         waiting_store: Store = store.clone()  # type: ignore[attr-defined]
