@@ -59,7 +59,7 @@ class LivenessCheck:
                 if silent:
                     self._store.set_once(_LOST_RANK_KEY, str(silent[0]))
             if self._store_rank == self._rank:
-                # The lost rank may not be among `ranks`. Its neighbors need our store, and their own 3 s, to report it.
+                # If the lost rank is not among `ranks`, its neighbors need our store, and their own 3 s, to report it.
                 self._store.wait_for_keys([_LOST_RANK_KEY], 1.5 * _ANSWER_TIMEOUT_SECONDS)
                 self._ping_all()
             lost = self._store.get(_LOST_RANK_KEY)
