@@ -353,8 +353,8 @@ ERROR_SECTIONS = (
                 DataError,
             ),
             ErrorCase(
-                "--validation-fraction=<x> leaves no text for <folder>; use a different fraction, 0, or a separate "
-                "validation file",
+                "--validation-fraction=<x> leaves no text for <folder>; use a different fraction, or 0 and a "
+                "separate validation file",
                 "Text is split at the start of a line, or of a word if lines are long, and there is too little text.",
                 "Use more text, or a separate file: with `stretto init --valid`, or `stretto prepare text --vocabulary`.",
                 "stretto prepare text line.txt --out new --validation-fraction 0.001",
@@ -382,7 +382,7 @@ ERROR_SECTIONS = (
                 DataError,
             ),
             ErrorCase(
-                "<folder> is a folder, but not a saved Hugging Face dataset; list the files in it",
+                "<folder> is a folder, but not a saved Hugging Face dataset; use the paths of the files in it",
                 "Folders are not searched for files; only what `save_to_disk` of Hugging Face datasets wrote is read as a whole.",
                 "List the files, as in `FOLDER/*.jsonl`.",
                 "stretto prepare sequences stuff --out new",
@@ -403,8 +403,8 @@ ERROR_SECTIONS = (
                 DataError,
             ),
             ErrorCase(
-                "<path>, row <n>: <field> has a list of length <n> at one time step, but <n> at others; fix it, or skip such "
-                "rows with --bad-rows=skip",
+                "<path>, row <n>: <field> has a list of length <n> at a time step, but the data's first list has length <n>; fix "
+                "it, or skip such rows with --bad-rows=skip",
                 "Each time step of a sequence has one number for each channel.",
                 "Write null where a number is missing.",
                 "stretto prepare sequences ragged.jsonl --out new",

@@ -93,7 +93,7 @@ def test_text_that_is_not_utf8_is_read_as_bytes_only(tmp_path: Path) -> None:
         ("a.csv", b"01/02/2025 10:00,2\n01/02/2025 11:00,4\n", "its first line is blank or has only numbers and times"),
         ("a.csv", b"a,b\n", "has no rows"),
         ("a.jsonl", b'{"a": true}\n{"a": false}\n', "neither text nor numbers"),
-        ("a.jsonl", b"[1]\n", "no row can be read (the first: the line is not a JSON object"),
+        ("a.jsonl", b"[1]\n", "none of its first rows can be read (the first: the line is not a JSON object"),
         ("a.parquet", b"PAR1", "can't be read"),
     ],
 )
@@ -303,7 +303,7 @@ def test_columns_without_numbers_are_ignored_with_a_note(tmp_path: Path) -> None
     rows = ([when, row, ["sun", "rain"][row % 2], ""] for row, when in enumerate(hours(50)))
     inspection = inspect_data(table(tmp_path / "a.csv", "date,load,sky,empty", rows))
     assert series_data(inspection).columns == ("load",) and series_data(inspection).by is None
-    assert inspection.notes == ("ignored because they are not numbers: sky, empty",)
+    assert inspection.notes == ("ignored because not numeric: sky, empty",)
 
 
 @pytest.mark.parametrize("written", ["nan", "NA", "N/A", " null", "None"])

@@ -255,12 +255,12 @@ GOOD: dict[str, dict[str, Any]] = {
         (
             "many",
             '{"values": [[1, 2], [1]], "y": 1}',
-            "'values' has a list of length 1 at one time step, but 2 at others",
+            "'values' has a list of length 1 at a time step, but the data's first list has length 2",
         ),
         (
             "many",
             '{"values": [[1, 2, 3]], "y": 1}',
-            "'values' has a list of length 3 at one time step, but 2 at others",
+            "'values' has a list of length 3 at a time step, but the data's first list has length 2",
         ),
         ("many", '{"values": [1, 2], "y": 1}', "'values' has 1, not a list of numbers"),
     ],

@@ -1,10 +1,10 @@
-"""Job: a preparation in parts that run in parallel; an interrupted one can be resumed.
+"""Job: prepares data in parts, which run in parallel; an interrupted preparation can be resumed.
 
 data/book.partial/      holds the files until all are complete, then it is renamed to data/book
   parts/fingerprint     fingerprint of the preparation: its input files and all options
-  parts/count-00000     the symbols counted in a part of text; for records, `scan-00000`
-  parts/write-00000     the list of a part's files, added when they are complete (`writetrain-00000` for split text)
-  train/ valid/         the stores; without a validation split, this folder itself is the store
+  parts/count-00000     how many times each symbol occurs in a part of text; `scan-00000` for records
+  parts/write-00000     a part's files, listed when they are complete; `writetrain-00000` for the train split of text
+  train/ valid/         the stores; without a validation split, data/book.partial itself is the store
 """
 
 import fcntl
@@ -33,7 +33,7 @@ from stretto.store.file_writer import write_file
 from stretto.store.index import INDEX, VERSION
 from stretto.store.pages import PagedFile
 
-# One worker process pays off per this many bytes (or rows).
+# A worker process pays off only if it has about this many bytes of input to process (or rows of a dataset).
 _WORK_PER_WORKER = 16 << 20
 _PARTS = "parts"
 _FINGERPRINT = "fingerprint"
@@ -45,7 +45,7 @@ PartIn = TypeVar("PartIn", contravariant=True)
 
 @dataclass(frozen=True)
 class Progress:
-    """How far along a phase of a preparation is, in bytes of input, or in rows where bytes are not known."""
+    """How far along a phase of a preparation is, in bytes of input, or in rows of a Hugging Face dataset."""
 
     phase: str
     done: int
@@ -204,7 +204,7 @@ class _PartRunner(Generic[Part]):
         result = self.read_result(number)
         for file in result.get("files", ()):
             path = self.folder / file["path"]
-            # The interrupted run may already have moved the file into the store.
+            # The interrupted preparation may already have moved the file into the store.
             if not path.is_file() or path.stat().st_size != file["num_bytes"]:
                 return None
         return result
@@ -284,7 +284,7 @@ def _work(runner: _PartRunner[Any], connection: Connection) -> None:
 
 
 def _exit_with_parent() -> None:
-    """Exit when the parent is killed: this worker must not write a part that the next run writes too."""
+    """Exit when the parent is killed: this worker must not write a part that a resumed preparation writes too."""
     parent = parent_process()
     assert parent is not None
     parent.join()

@@ -45,7 +45,7 @@ def prepare_sequences(
     parser, vocabulary = _complete_parser(parser, schema, options)
     channels = schema.values if schema is not None and isinstance(schema.values, Channels) else None
     settings = _SequenceSettings(options, parser, vocabulary, channels)
-    # `paths` keeps a path that is given twice: its records are written twice, and the fingerprint says so.
+    # `paths` keeps a path that is given twice: its records are written twice, and the fingerprint includes it twice.
     with open_job(folder, paths, options.to_dict(), workers, on_progress) as job:
         skipped = _write(job, parts, _scan(job, parts, settings))
         job.finish()
@@ -126,7 +126,7 @@ def _check_token_options(parser: RecordParser, schema: Schema | None, options: S
 
 
 def _apply_schema(parser: RecordParser, schema: Schema) -> RecordParser:
-    """Take the number of tokens and the classes from other data; reject records that don't match it."""
+    """Take the vocabulary size and the classes from other data; reject records that don't match it."""
     values, labels = schema.values, schema.labels
     value_type = "text" if schema.vocabulary is not None else values.type
     if value_type != parser.value_type:
@@ -151,7 +151,7 @@ def _numbered(names: Sequence[str]) -> dict[str, int]:
 
 
 def _scan(job: Job, parts: Sequence[RecordPart], settings: _SequenceSettings) -> _SequenceSettings:
-    """Return settings with the vocabulary or number of tokens, and the classes; read all records if one is unknown."""
+    """Return settings with the vocabulary, or its size, and the classes; read all records if any of them is unknown."""
     parser, vocabulary = settings.parser, settings.vocabulary
     is_text = parser.value_type == "text"
     needs_vocabulary = vocabulary is None if is_text else parser.value_type == "tokens" and parser.num_tokens is None

@@ -40,8 +40,8 @@ def prepare_series(
     """Write the rows of CSV, Parquet or JSONL files as series to `folder`; each row is one time step.
 
     A file is one series; with `by`, consecutive rows with the same value in that column are one. The channels are
-    `columns`, by default all whose first value is a number, except `by` and `time`. The column `time` must not decrease
-    within a series. With `validation_fraction`, the end of each series goes to `folder/valid` and the rest to
+    `columns`, by default all whose first value in the first file is a number, except `by` and `time`. `time` must not
+    decrease within a series. With `validation_fraction`, the end of each series goes to `folder/valid` and the rest to
     `folder/train`, from which the statistics are computed. With `like`, columns and statistics come from that data.
     """
     paths = list_paths(files)
@@ -72,7 +72,7 @@ def _channels_from_schema(schema: Schema, columns: Sequence[str] | None) -> Chan
         raise DataError(f"like={schema.location} has {values.type}, not channels; use different data")
     if columns is not None and tuple(columns) != values.names:
         problem = f"like={schema.location} has the columns {','.join(values.names)}, not columns={','.join(columns)}"
-        raise DataError(f"{problem}; leave one of them out")
+        raise DataError(f"{problem}; leave one of the two options out")
     return values
 
 
@@ -91,7 +91,7 @@ def _check_columns(columns: Sequence[str], options: SeriesOptions) -> tuple[str,
 
 def _numeric_columns(part: RecordPart, excluded: set[str | None]) -> list[str]:
     """Return the columns whose first value is a number, except `excluded` ones; rows that can't be read are skipped."""
-    is_numeric: dict[str, bool | None] = {}  # None until a value has been seen
+    is_numeric: dict[str, bool | None] = {}  # None until a value decides it
     num_rows = 0
     for row in islice(read_rows(part), _MAX_ROWS_SAMPLED):
         num_rows += 1
@@ -208,12 +208,12 @@ class _WriteSeries:
         ended: set[Hashable] = set()
         rows = reader.read(lambda record: parser.parse(record, part.format == "csv"), parser.fields)
         for row_index, (step, series, timestamp) in rows:
-            is_next = len(values) > 0 and series != current
-            order_error = None if is_next else _check_order(previous_time, timestamp, parser.time)
+            has_ended = len(values) > 0 and series != current
+            order_error = None if has_ended else _check_order(previous_time, timestamp, parser.time)
             if order_error is not None:
                 reader.reject(row_index, order_error)
                 continue
-            if is_next:
+            if has_ended:
                 yield self._steps(values)
                 values = array("d")
                 ended.add(current)

@@ -64,7 +64,7 @@ def _split(texts: TextFiles, folder: Path, validation_fraction: float) -> dict[s
     splits = {"train": (0, boundary), "valid": (boundary, texts.num_bytes)}
     for split, (start, stop) in splits.items():
         if start == stop:
-            remedy = "use a different fraction, 0, or a separate validation file"
+            remedy = "use a different fraction, or 0 and a separate validation file"
             raise DataError(f"validation_fraction={validation_fraction} leaves no text for {folder / split}; {remedy}")
     return splits
 

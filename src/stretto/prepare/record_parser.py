@@ -31,7 +31,7 @@ class RecordParser:
     value_type: ValueType
     label: str | None = None
     level: Level = "byte"  # of text
-    num_tokens: int | None = None  # None: not known yet
+    num_tokens: int | None = None  # the vocabulary size; None: not known yet, or not tokens
     num_channels: int | None = None  # None: a step is a plain number
     classes: Mapping[str, int] | None = None  # None: not known yet, or no label
     nan: NanPolicy = "error"
@@ -67,7 +67,7 @@ class RecordParser:
         if self.label is None:
             return None
         value = _require(record, self.label)
-        # A table with missing labels stores the others as floats.
+        # If some integer labels are missing, pandas stores the other labels as floats.
         if isinstance(value, float | Decimal) and math.isfinite(value) and value == int(value):
             value = int(value)
         if not isinstance(value, str | int):
@@ -91,17 +91,16 @@ class RecordParser:
         if self.num_channels is None:
             return _to_numbers(value, self.sequence, self.nan)[:, None]
         _check_types(value, {list}, self.sequence, "a list of numbers")
-        lengths = set(map(len, value))
-        if lengths != {self.num_channels}:
+        if set(map(len, value)) != {self.num_channels}:
             length = next(len(step) for step in value if len(step) != self.num_channels)
-            problem = f"has a list of length {length} at one time step, but {self.num_channels} at others"
-            raise BadRowError(f"{self.sequence!r} {problem}")
+            problem = f"has a list of length {length} at a time step, but the data's first list has"
+            raise BadRowError(f"{self.sequence!r} {problem} length {self.num_channels}")
         numbers = list(chain.from_iterable(value))
         return _to_numbers(numbers, self.sequence, self.nan).reshape(-1, self.num_channels)
 
 
 def to_number(value: object, name: str, nan: NanPolicy, is_csv: bool = False) -> float:
-    """Return a value as a number, NaN if missing. Reject what is too large for float32; if nan=error, also NaN."""
+    """Return a value as a number, NaN if missing. Reject numbers beyond float32 and, if nan=error, NaN and infinity."""
     number = parse_number(value, is_csv)
     if number is None:
         raise BadRowError(f"{name!r} has {shorten(value)}, not a number")
@@ -136,7 +135,7 @@ def _to_numbers(value: list[Any], name: str, nan: NanPolicy) -> NDArray[np.float
     _check_types(value, _NUMBER_TYPES, name, "a number")
     try:
         numbers = np.array(value, np.float64)
-        # The usual case, all finite or missing, needs only one check of the whole array: NaN <= x is false too.
+        # One check of the whole array covers the usual case: `<=` is false only for missing values, which are NaN now.
         if np.count_nonzero(~(np.abs(numbers) <= FLOAT32_MAX)) == value.count(None):
             return numbers
     except OverflowError:

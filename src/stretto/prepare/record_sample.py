@@ -74,7 +74,7 @@ def sample_records(path: Path) -> RecordSample:
         raise DataError(f"{path} has no rows; choose a different file")
     records, last_records = (tuple(row.record for row in rows if not row.problem) for rows in (first, last))
     if not records:
-        raise DataError(f"{path}: no row can be read (the first: {first[0].problem}); fix the file")
+        raise DataError(f"{path}: none of its first rows can be read (the first: {first[0].problem}); fix the file")
     return RecordSample(path, format == "csv", records, last_records, num_rows)
 
 

@@ -37,7 +37,7 @@ class RecordPart:
 
     path: Path
     format: RecordFormat
-    start: int  # in bytes, row groups or rows, depending on the format
+    start: int  # like stop, in bytes (JSONL), row groups (Parquet) or rows (dataset); both are 0 for CSV
     stop: int
     size: int  # in bytes, or in rows for a dataset; for progress
 
@@ -87,7 +87,7 @@ def find_format(path: Path) -> RecordFormat:
             raise DataError(f"{path} holds several datasets; use the folder of one of them")
         if (path / "state.json").is_file():
             return "datasets"
-        raise DataError(f"{path} is a folder, but not a saved Hugging Face dataset; list the files in it")
+        raise DataError(f"{path} is a folder, but not a saved Hugging Face dataset; use the paths of the files in it")
     if not path.is_file():
         raise DataError(f"{path} is not a file; use the paths of files")
     if path.suffix.lower() not in FORMATS:

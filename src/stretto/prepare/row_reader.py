@@ -49,7 +49,7 @@ def log_skipped_rows(skipped: SkippedRows) -> None:
 
 @dataclass
 class RowReader:
-    """Reads the rows of a part; depending on `policy`, raises at the first bad row, or skips and counts them."""
+    """Reads the rows of a part; depending on `policy`, raises at the first bad row, or skips and counts bad rows."""
 
     part: RecordPart
     policy: BadRowPolicy

@@ -11,7 +11,7 @@ from stretto.prepare.record_sample import RecordSample
 from stretto.store.vocabulary import Level, split_symbols
 
 _LABEL_NAMES = ("label", "labels", "class", "target", "category", "sentiment", "y")
-# Text is split into words only if less than this fraction of them is distinct: else the vocabulary would be too large.
+# Text is split into words only if less than this fraction of them are distinct: else the vocabulary would be too large.
 _MAX_UNIQUE_FRACTION = 0.5
 _MAX_WORD_CHARS = 15  # and only if their mean length is below this
 
@@ -49,17 +49,18 @@ def infer_sequence_data(
 
 
 def list_sequence_fields(sample: RecordSample) -> list[FieldSummary]:
-    """Return the fields that look like sequences; one of repeated short texts or of times needs a name like `text`."""
+    """Return the fields that look like sequences."""
     return [
         field
         for field in sample.fields
+        # Repeated short texts, or times, count only in a field that is named `text`, `tokens` or `values`.
         if (field.is_named_sequence and field.type in ("category", "unparsed time"))
         or (field.type in ("text", "tokens", "channels") and not field.is_unparsed_time)
     ]
 
 
 def short_text_names(sample: RecordSample) -> list[str]:
-    """Return the names of fields with few distinct texts; such a field is a sequence if no other looks like one."""
+    """Return the names of fields with few distinct texts: one can be the sequence if no other field looks like one."""
     return [field.name for field in sample.fields if field.type == "category" and field.mean_length]
 
 
@@ -98,7 +99,7 @@ def _choose_label(sample: RecordSample, sequence: str, label_fields: Sequence[st
     if not constant and len(choices) < 2:
         return next(iter(choices), None)
     if constant:
-        problem = f"{constant[0]!r} has the same value in all rows read; use label={constant[0]} to use it anyway"
+        problem = f"{constant[0]!r} has the same value in all rows read; set label={constant[0]} to use it anyway"
     else:
         problem = f"several fields could be the label ({', '.join(label_fields)}); choose one with label=FIELD"
     raise AmbiguousInputError(
@@ -110,7 +111,7 @@ def _choose_label(sample: RecordSample, sequence: str, label_fields: Sequence[st
 
 
 def _choose_level(texts: Sequence[str], label: str | None) -> Level:
-    """Return `byte`; for classification `word`, which makes shorter sequences, unless words are too diverse or long."""
+    """Return `word` for classification (shorter sequences), unless the words are too diverse or long; else `byte`."""
     words = [word for text in texts for word in split_symbols(text, "word")]
     if label is None or not words:
         return "byte"

@@ -52,7 +52,7 @@ def infer_series_data(sample: RecordSample, time: str | None, by: str | None) ->
     notes = [] if time else [_file_order_note(dates, sample.records)]
     unused = [field.name for field in sample.fields if field not in channels and field.name not in (time, by, *dates)]
     if unused:
-        notes.append(f"ignored because they are not numbers: {', '.join(unused)}")
+        notes.append(f"ignored because not numeric: {', '.join(unused)}")
     with_nan = [field.name for field in channels if field.has_nan]
     if with_nan:
         notes.append(f"NA, NaN or infinity in {', '.join(with_nan)}: read as missing values (nan=error rejects them)")

@@ -136,7 +136,7 @@ def write_store(
     vocabulary: Vocabulary | None = None,
     origin: Origin | None = None,
 ) -> None:
-    """Make a store of one split from its shards in all parts; an empty shard is left out."""
+    """Make the store of one split from the shards that the parts wrote for it; empty shards are left out."""
     folder = job.folder / split
     files: list[PagedFile] = []
     shards: list[Shard] = []

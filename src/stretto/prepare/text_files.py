@@ -108,7 +108,7 @@ def _read_spans(path: Path, start: int, stop: int) -> Iterator[TextSpan]:
 
 
 def _last_edge(block: bytes) -> int:
-    """Return where the last word of a block starts or, if the block has no space, its last character."""
+    """Return where the last word of a block starts or, if the block has no space, where its last character starts."""
     edge = 1 + max(block.rfind(space) for space in _SPACES)
     if not edge:
         edge = len(block) - 1

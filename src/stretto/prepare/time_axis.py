@@ -76,8 +76,8 @@ def median_interval(times: Sequence[Timestamp]) -> float | None:
 def infer_period(seconds: float | None, values: NDArray[np.float64]) -> int:
     """Return the seasonal period of values `[rows, channels]` in rows, 0 if there is none.
 
-    `seconds`, the interval between rows, suggests a period. It is used only if repeating the value from one period ago
-    is a better forecast than repeating the last value.
+    `seconds`, the interval between rows, suggests a period. That period is returned only if repeating the value from
+    one period ago is a better forecast than repeating the last value.
     """
     if seconds is None:
         return 0

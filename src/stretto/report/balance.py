@@ -21,7 +21,7 @@ def balance_section(record: Record) -> Html:
     """Return the section with the busy time, waiting time and peak memory of each rank."""
     ranks = record.ranks
     if ranks.num_ranks < 2:
-        missing = "The log has no figures per rank: the run was too short, or the log is from an older version."
+        missing = "The log has no figures per rank; they are logged every run.log_every steps and after the last step."
         return section("balance", "Load balance", note(_describe_one(ranks) if ranks.num_ranks else missing))
     charts = [figure(_memory_chart(ranks))]
     if ranks.bubbles.num_rows > 1:

@@ -11,7 +11,7 @@ _MAX_FINITE = 1e200
 
 
 class DownsampledSeries:
-    """Keeps mean, minimum and maximum of rows that are added one by one, in up to `max_buckets` buckets of one size.
+    """Keeps the mean, minimum and maximum of rows added one by one, in up to `max_buckets` buckets of equal size.
 
     rows     . . . . . . . . . . .      while there are few, each row is a bucket
     buckets  [. .] [. .] [. .] [.       then a bucket holds two rows, four, eight ...
@@ -76,7 +76,7 @@ class DownsampledSeries:
         if not self._pending:
             return
         rows = np.array(self._pending, np.float64)
-        # A value from _MAX_FINITE on counts as not finite: sums and ratios of such values would overflow.
+        # Values of at least _MAX_FINITE count as not finite: their sums and ratios would overflow.
         is_finite = np.abs(rows) < _MAX_FINITE
         new = np.stack([is_finite, *(np.where(is_finite, rows, neutral) for neutral in (0.0, np.inf, -np.inf))])
         row_numbers = np.arange(self._num_flushed, self._num_flushed + len(rows))
@@ -94,7 +94,7 @@ class DownsampledSeries:
 
 
 def exponential_mean(values: Floats, counts: Floats, spans: Floats) -> Floats:
-    """Return, for each value, the exponentially weighted mean of the values up to it, over about its span in steps.
+    """Return, for each value, the exponentially weighted mean of the values up to it; `spans` are in steps.
 
     `counts` is the number of steps that each value is a mean of; a value of no steps is skipped, and its mean is NaN.
     """

@@ -32,7 +32,7 @@ def section(name: str, title: str, *children: Html | None) -> Html:
 
 
 def note(text: str) -> Html:
-    """Return a paragraph in a muted color, such as how to read a figure, or why there is none."""
+    """Return a paragraph in a muted color, for example on how to read a figure or why there is none."""
     return tag("p", text, class_="note")
 
 
@@ -61,7 +61,7 @@ def figure(picture: Html, class_: str | None = None) -> Html:
 
 
 def read_style() -> Html:
-    """Return the style sheet of every page."""
+    """Return the style sheet that all pages share."""
     return Html(_read_asset("page.css"))
 
 
