@@ -256,7 +256,7 @@ def _start_worker(runner: _PartRunner[Any]) -> tuple[Connection, BaseProcess]:
     context = get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_work, args=(runner, theirs), daemon=True)
-    # Ctrl-C reaches the whole process group: workers inherit the blocked signal and leave it to their parent.
+    # Ctrl-C reaches the whole process group. Workers inherit the blocked signal, so that only their parent handles it.
     # Starting the resource tracker unblocks the signal, so start it before the signal is blocked.
     resource_tracker.ensure_running()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])

@@ -90,7 +90,7 @@ def _check_columns(columns: Sequence[str], options: SeriesOptions) -> tuple[str,
 
 
 def _numeric_columns(part: RecordPart, excluded: set[str | None]) -> list[str]:
-    """Return the columns whose first value is a number, except `excluded` ones; rows that can't be read are skipped."""
+    """Return the columns, except `excluded`, whose first value is a number; rows that can't be read are skipped."""
     is_numeric: dict[str, bool | None] = {}  # None until a value decides it
     num_rows = 0
     for row in islice(read_rows(part), _MAX_ROWS_SAMPLED):
@@ -183,7 +183,7 @@ def parse_timestamp(value: object, is_csv: bool) -> Timestamp | None:
 
 @dataclass(frozen=True)
 class _WriteSeries:
-    """Writes the series of a file; the end of each goes to the validation split."""
+    """Writes the series of a file; the end of each goes to the validation split, if there is one."""
 
     parser: _StepParser
     splits: tuple[str, ...]

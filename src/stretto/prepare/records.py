@@ -39,7 +39,7 @@ class RecordPart:
     format: RecordFormat
     start: int  # like stop, in bytes (JSONL), row groups (Parquet) or rows (dataset); both are 0 for CSV
     stop: int
-    size: int  # in bytes, or in rows for a dataset; for progress
+    size: int  # in bytes, or in rows for a dataset
 
     def row_number(self, row_index: int) -> int:
         """Return a row's number in its file, from 1: the line number in JSONL; in CSV, the header does not count."""

@@ -1,4 +1,4 @@
-"""Several runs as one HTML page: their curves in one chart, their results, and how their configs differ."""
+"""Several runs as one HTML page: their curves in shared charts, their results, and how their configs differ."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

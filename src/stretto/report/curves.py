@@ -69,7 +69,7 @@ def _positions(series: DownsampledSeries, axes: Sequence[XAxis]) -> list[list[fl
 
 
 def _loss_chart(record: Record, axes: Sequence[XAxis]) -> Html:
-    """Return the chart of a single run: training loss of each step, smoothed training loss, and validation loss."""
+    """Return the chart of a single run: its training loss, unsmoothed and smoothed, and its validation loss."""
     series, span = record.steps.series, record.steps.smoothing_span
     x, loss = _positions(series, axes), series.mean("loss")
     name = f"training, mean of {series.bucket_size:,} steps" if series.bucket_size > 1 else "training, each step"
