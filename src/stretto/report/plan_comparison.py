@@ -45,7 +45,8 @@ def plan_comparison_section(record: Record) -> Html | None:
     if rows:
         parts.append(table(("quantity", "planned", "measured", "measured / planned"), rows))
         if any(row[0] == _MEMORY for row in rows):
-            parts.append(note("The planned memory excludes Python, torch and the device driver."))
+            scope = "The planned bubble and busy times cover forwards and backwards, the measured ones the whole step."
+            parts.append(note(f"{scope} The planned memory excludes Python, torch and the device driver."))
     else:
         parts.append(note("The plan has no prediction for the layout of this run, or no step was measured yet."))
     if len(record.plan_events) > 1:

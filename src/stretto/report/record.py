@@ -133,7 +133,7 @@ class RankMeans:
         except (KeyError, TypeError, ValueError, OverflowError):
             return
         seconds = read_number(line, "seconds")
-        # A comparison with NaN is false, so `is_valid` is false if a time is NaN.
+        # A comparison with NaN is false, so `is_valid` is false if `seconds` or a busy time is NaN.
         is_valid = 0 < seconds < _MAX_SECONDS and bool((np.abs(busy) < _MAX_SECONDS).all())
         if not is_valid or not len(busy) == len(waiting) == len(memory) > 0:
             return
@@ -222,9 +222,9 @@ class Record:
 
 
 def read_number(line: JsonObject, name: str) -> float:
-    """Return a number from a log line; NaN if it is null, missing or not a number."""
+    """Return a number from a log line; NaN if it is null, missing, not a number or too large an integer."""
     value = line.get(name)
-    # Called several times for each line of a log that may have a million: test the common type first.
+    # Called several times per log line, and a log can have a million lines: test the common type first.
     if type(value) is float:
         return value
     return float(value) if type(value) is int and abs(value) < _MAX_VALUE else math.nan
@@ -237,7 +237,7 @@ def read_amount(line: JsonObject, name: str) -> float:
 
 
 def read_int(line: JsonObject, name: str) -> int:
-    """Return an integer from a log line; 0 if it is missing or not an integer."""
+    """Return an integer from a log line; 0 if it is missing, not an integer or too large."""
     value = line.get(name)
     return value if type(value) is int and abs(value) < _MAX_VALUE else 0
 

@@ -26,7 +26,7 @@ def render_run(folder: Path | str, on_progress: ProgressCallback = lambda fracti
     data_digest = None if inventory.newest is None else inventory.newest.run_info.data
     has_steps = record.steps.series.num_rows > 0
     charts = curves({record.name: record}) if has_steps else note("The log has no steps yet.")
-    # By anchor and link text.
+    # The keys are the anchor of each section and the text of the link to it.
     sections: dict[tuple[str, str], Html | None] = {
         ("curves", "Curves"): section("curves", "Training curves", charts),
         ("configuration", "Configuration"): configuration_section(record, inventory),

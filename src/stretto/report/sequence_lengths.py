@@ -94,10 +94,10 @@ def _locate_data(folder: Path, location: str) -> Path | None:
 def _describe(lengths: LengthSample) -> str:
     values = lengths.values
     sampled = f" in a sample of {len(values):,}" if len(values) < lengths.num_sequences else ""
-    median, percentile = (int(value) for value in np.percentile(values, (50, 95)))
+    median, p95 = (int(value) for value in np.percentile(values, (50, 95)))
     return (
         f"{pluralize(lengths.num_sequences, 'sequence')} with {format_count(lengths.num_steps)} time steps in total; "
-        f"the longest has {lengths.longest:,}. The median{sampled} is {median:,}, the 95th percentile {percentile:,}."
+        f"the longest has {lengths.longest:,}. The median length{sampled} is {median:,}, the 95th percentile {p95:,}."
     )
 
 

@@ -21,12 +21,12 @@ from stretto.windows.forecast import Forecast
 
 @dataclass(frozen=True)
 class SeriesForecast:
-    """The forecast of one series: one value per step and channel."""
+    """The forecast of one series: one value per time step and channel."""
 
     series: int  # its index in the data
-    start: int  # the first predicted step, which is the number of known steps
+    start: int  # the index of the first predicted time step, which equals the number of known ones
     channels: tuple[str, ...]
-    # [steps, channels], in the units of the series; NaN where the value one season before is missing
+    # [time, channels], in the units of the series; NaN where the value one season earlier is missing
     values: NDArray[np.float32]
 
 
@@ -36,8 +36,8 @@ def forecast(
     """Yield a forecast for each series in some data; `steps` defaults to the run's horizon.
 
     The data is a prepared folder or its URL, or a file in the format of the files that the run's data was prepared
-    from; `by` is the column that identifies a series, if it differs from that of the run. Beyond its horizon, a model
-    continues from its own forecast, so it must predict all channels.
+    from; `by` is the column that identifies a series, if its name differs from that in the run's data. Beyond its
+    horizon, a model continues from its own forecast, so it must predict all channels.
     """
     data, data_spec = trained.config.data, trained.data_spec
     if data_spec.task.targets != "values" or data_spec.channels is None:

@@ -47,7 +47,7 @@ ProgressCallback = Callable[[int, int], None]
 def predict(trained: TrainedModel, location: Path | str) -> Iterator[PredictionRow]:
     """Yield a model's results for some data, in the order of its rows: labels, losses with perplexities, or forecasts.
 
-    The data is a prepared folder or its URL, or a file in the format of those that the run's data was prepared from.
+    The data is a prepared folder or its URL, or a file in the same format as those the run's data was prepared from.
     """
     with ensure_prepared(location, trained.data_spec) as folder:
         dataset = _open_dataset(trained, folder)
@@ -234,11 +234,10 @@ def _part_path(folder: Path, number: int) -> Path:
 
 def _join_parts(path: Path, folder: Path) -> None:
     """Concatenate the parts into one file."""
-    remedy = "free some space, and try again"
-    with write_errors(path, remedy), atomic_path(path) as partial, partial.open("wb") as joined:
+    with write_errors(path, "free some space, and try again"), atomic_path(path) as partial, partial.open("wb") as out:
         for file in sorted(folder.glob("*.jsonl")):
             with file.open("rb") as part:
-                shutil.copyfileobj(part, joined)
+                shutil.copyfileobj(part, out)
 
 
 def _remove_parts(folder: Path) -> None:

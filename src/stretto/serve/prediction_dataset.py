@@ -280,7 +280,7 @@ def _score_rows(
 def _forecast_row(
     series: int, step: int, names: Sequence[str], predicted: NDArray[Any], actual: NDArray[Any]
 ) -> PredictionRow:
-    """Return the forecast after a step in the units of the series, and the actual values if any are known."""
+    """Return the forecast after a time step, in the units of the series, and the actual values if any are known."""
 
     def by_name(values: NDArray[Any]) -> dict[str, list[float | None]]:
         return {

@@ -53,7 +53,7 @@ class Sessions:
 
     @torch.no_grad()
     def feed(self, chunks: Mapping[SessionName, Tensor]) -> dict[SessionName, Tensor]:
-        """Run each session's chunk, tokens `[steps]` or values `[steps, features]`; return the outputs by session.
+        """Run each session's chunk, tokens `[time]` or values `[time, features]`; return the outputs by session.
 
         Chunks may differ in length. If one of them is invalid, no session changes.
         """

@@ -91,7 +91,7 @@ def _field_names(file: Path | str) -> set[str]:
 
 
 def _data_spec(source: Corpus | Sequences, data_spec: DataSpec) -> DataSpec:
-    """Return the spec of `source`; its labels are those of the run if it has none, or if the task needs none."""
+    """Return the spec of `source`; if `source` has no labels or the task needs none, the spec has the run's labels."""
     if isinstance(source, Corpus):
         return DataSpec(replace(data_spec.task, inputs="tokens", num_inputs=len(source.vocabulary)), source.vocabulary)
     values, labels = source.fields.values, source.fields.labels

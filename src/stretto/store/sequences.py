@@ -1,7 +1,7 @@
 """Sequences: variable-length sequences of tokens or channels in the shards of a store, with or without labels.
 
-values-00000.bin   |--seq 0--|-seq 1-|-----seq 2-----|      the steps of all sequences, concatenated
-ends-00000.bin     where each sequence ends, in steps
+values-00000.bin   |--seq 0--|-seq 1-|-----seq 2-----|      the time steps of all sequences, concatenated
+ends-00000.bin     where each sequence ends, in time steps
 labels-00000.bin   one label per sequence, if there are labels
 """
 
@@ -31,7 +31,7 @@ LABEL_DTYPE = np.dtype("<i8")
 
 
 class Tokens(StrictModel):
-    """Each step is a token."""
+    """Each time step is a token."""
 
     type: Literal["tokens"] = "tokens"
     num_tokens: int = Field(ge=1, le=2**32)  # the vocabulary's size
@@ -43,7 +43,7 @@ class Tokens(StrictModel):
 
 
 class Channels(StrictModel):
-    """Each step has one value per channel, NaN where missing; mean and std are those of the training data."""
+    """Each time step has one value per channel, NaN where missing; mean and std are those of the training data."""
 
     type: Literal["channels"] = "channels"
     dtype: ClassVar[np.dtype[Any]] = CHANNEL_DTYPE
@@ -84,7 +84,7 @@ class Shard(StrictModel):
 
     num_sequences: int = Field(ge=1)
     num_steps: int = Field(ge=1)
-    longest: int = Field(ge=1)  # steps of the longest sequence
+    longest: int = Field(ge=1)  # time steps of the longest sequence
 
 
 class Origin(StrictModel):
@@ -108,7 +108,7 @@ class SequencesFields(StrictModel):
 
 
 class StepRange(NamedTuple):
-    """Steps `start` to `stop` of a shard."""
+    """Time steps `start` to `stop` of a shard."""
 
     shard: int
     start: int

@@ -51,7 +51,7 @@ def fit_to_ranks(config: RunConfig, num_ranks: int) -> RunConfig:
     layout = config.layout
     if layout.auto or not layout.elastic or layout.num_ranks == num_ranks:
         return config
-    # Each micro-batch needs a lane, so the number of lanes limits the layout. Batches get blank rows instead.
+    # Lanes limit the layout, since each micro-batch needs one. `Batches` don't: too small a share gets blank rows.
     single_rank = layout.model_copy(update={"replicas": 1, "stages": 1})
     train, _ = open_feeds(config.data, single_rank, config.run.seed)
     model = build_model(config.model, train.data_spec.task)
@@ -115,7 +115,7 @@ def build_engine(
         num_weights = sum(parameter.numel() for parameter in inputs.model.parameters())
         reason = (str(error) or "out of memory").splitlines()[0]
         raise ConfigError(
-            f"the model's {num_weights:,} weights can't be allocated ({reason}); make it smaller, or use more stages"
+            f"the model's {num_weights:,} weights can't be allocated ({reason}); use a smaller model or more stages"
         ) from None
 
 
