@@ -166,7 +166,7 @@ def test_a_folder_that_can_not_be_created_is_one_sentence(tmp_path: Path) -> Non
 
 
 def test_a_size_limit_that_is_too_small_is_refused_with_the_minimum(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"data\.cache_bytes=8,388,607 is too small; use at least 8,388,608"):
+    with pytest.raises(DataError, match=r"max_bytes=8,388,607 is too small; use at least 8,388,608"):
         Cache(tmp_path, MIN_BYTES - 1)
-    with pytest.raises(DataError, match=r"data\.retry_seconds=-1 must be at least 0"):
+    with pytest.raises(DataError, match=r"retry_seconds=-1 must be at least 0"):
         Cache(tmp_path, retry_seconds=-1)

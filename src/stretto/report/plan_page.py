@@ -55,7 +55,7 @@ def _describe(plan: Plan, profile: Profile, workload: Workload) -> str:
     skipped = "; the others can't be among the best" if plan.num_simulated < plan.num_layouts else ""
     notes = "; ".join(f"{key}: {value}" for key, value in profile.notes.items())
     return (
-        f"{describe_devices(plan.cluster, profile)}. A step reads {workload.max_rows:,} rows of up to "
+        f"{describe_devices(plan.cluster, profile)}. A step reads up to {workload.max_rows:,} rows of up to "
         f"{workload.num_steps:,} time steps.{estimated} Layouts considered: {plan.num_layouts:,}; simulated: "
         f"{plan.num_simulated:,}{skipped}. {notes}"
     )

@@ -213,7 +213,7 @@ def _job_fingerprint(trained: TrainedModel, location: Path | str, fields: FieldN
     )
 
 
-def _claim_parts_folder(path: Path, folder: Path, job: str) -> None:
+def _claim_parts_folder(path: Path, folder: Path, job_fingerprint: str) -> None:
     """Create the parts folder, or reuse the one of an interrupted call; reject one of a different job."""
     with write_errors(path):
         is_resumed = (folder / _FINGERPRINT_NAME).exists()
@@ -221,8 +221,8 @@ def _claim_parts_folder(path: Path, folder: Path, job: str) -> None:
             raise ConfigError(f"{path} exists already; choose a different file, or delete it")
         folder.mkdir(parents=True, exist_ok=True)
         if not is_resumed:
-            write_atomic(folder / _FINGERPRINT_NAME, job.encode())
-        elif (folder / _FINGERPRINT_NAME).read_text() != job:
+            write_atomic(folder / _FINGERPRINT_NAME, job_fingerprint.encode())
+        elif (folder / _FINGERPRINT_NAME).read_text() != job_fingerprint:
             raise ConfigError(
                 f"{folder} has results from a different model, data or settings; delete it, or choose a different file"
             )

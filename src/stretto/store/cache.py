@@ -25,15 +25,15 @@ class Cache:
 
     def __post_init__(self) -> None:
         if self.max_bytes < MIN_BYTES:
-            raise DataError(f"data.cache_bytes={self.max_bytes:,} is too small; use at least {MIN_BYTES:,}")
+            raise DataError(f"max_bytes={self.max_bytes:,} is too small; use at least {MIN_BYTES:,}")
         # Not `< 0`, which would accept NaN.
         if not self.retry_seconds >= 0:
-            raise DataError(f"data.retry_seconds={self.retry_seconds} must be at least 0")
+            raise DataError(f"retry_seconds={self.retry_seconds} must be at least 0")
 
     def create(self) -> None:
         """Create the folder if it does not exist."""
         try:
-            self._pages.mkdir(parents=True, exist_ok=True)
+            self._page_folder.mkdir(parents=True, exist_ok=True)
         except (OSError, RuntimeError) as error:  # RuntimeError: `~` can't be expanded
             raise DataError(f"data.cache={self.folder} can't be created ({error}); choose a different folder") from None
 
@@ -51,7 +51,7 @@ class Cache:
 
     def put(self, key: str, content: bytes) -> None:
         """Cache a page; raise OSError if it can't be written (full disk, read-only folder)."""
-        descriptor = os.open(self._pages / "size", os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = os.open(self._page_folder / "size", os.O_RDWR | os.O_CREAT, 0o666)
         try:
             # Readers take no lock, so a page must appear whole or not at all. Writers hold the lock.
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -61,11 +61,11 @@ class Cache:
             os.close(descriptor)
 
     @property
-    def _pages(self) -> Path:
+    def _page_folder(self) -> Path:
         return self.folder.expanduser() / "pages"
 
     def _path(self, key: str) -> Path:
-        return self._pages / f"{key}.page"
+        return self._page_folder / f"{key}.page"
 
     def _reserve(self, descriptor: int, num_bytes: int) -> None:
         """Add `num_bytes` (about to be written) to the total in the open file; evict pages if it exceeds `max_bytes`.
@@ -82,7 +82,7 @@ class Cache:
     def _evict(self, max_bytes: int) -> int:
         """Delete the least recently used pages until at most `max_bytes` are left; return the number of bytes left."""
         pages = []
-        with os.scandir(self._pages) as entries:
+        with os.scandir(self._page_folder) as entries:
             for entry in entries:
                 # A killed process leaves a partial page behind.
                 if entry.name.endswith((".page", ".page.partial")):
