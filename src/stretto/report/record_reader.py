@@ -1,4 +1,4 @@
-"""Read a run's folder into a `Record`. The log is read line by line, in memory that does not grow with it."""
+"""Read a run's folder into a `Record`. The log is read line by line, so it can be larger than memory."""
 
 import json
 import tomllib

@@ -87,7 +87,7 @@ def _roll_forward(trained: TrainedModel, spec: Forecast, values: NDArray[Any], s
 
 
 def _run_stack(trained: TrainedModel, inputs: NDArray[np.float32], state: State | None) -> tuple[NDArray[Any], State]:
-    """Return the outputs at the last step, and the state after it."""
+    """Return the outputs at the last time step, and the state after it."""
     stack = trained.stack.eval()
     device = stack.device
     x = torch.from_numpy(inputs).to(device, stack.dtype).unsqueeze(1)

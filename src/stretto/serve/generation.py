@@ -115,7 +115,7 @@ class _Detokenizer:
     def __init__(self, vocabulary: Vocabulary, prompt: str) -> None:
         self._vocabulary = vocabulary
         self._byte_decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        # Words are separated by spaces: the first needs none at the start of a line or after a space.
+        # Words are separated by spaces; the first word needs none at the start of a line or after white space.
         self._needs_space = bool(prompt) and not prompt[-1].isspace()
 
     def add(self, token: int, *, is_last: bool) -> str:

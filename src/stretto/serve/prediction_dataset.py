@@ -96,7 +96,7 @@ class _SequenceRows(_ShardedRows):
     source: Sequences
 
     def step_ranges(self, indices: Sequence[int]) -> list[StepRange]:
-        """Return the shard and the range of steps of each sequence."""
+        """Return the shard and the range of time steps of each sequence."""
         return self.source.step_ranges(self.rows(indices))
 
     def lengths(self, indices: Sequence[int]) -> list[int]:
@@ -251,7 +251,7 @@ def check_outputs(y: Tensor, task: Task) -> Tensor:
 
 
 def _last_outputs(outputs: Outputs, lengths: Tensor) -> Tensor:
-    """Return the outputs of each row at its last step, `[batch, ...]`."""
+    """Return the outputs of each row at its last time step, `[batch, ...]`."""
     last_outputs: Tensor | None = None
     for start, y in outputs:
         last_outputs = y.new_empty(y.shape[1:]) if last_outputs is None else last_outputs

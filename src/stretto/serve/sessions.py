@@ -1,7 +1,7 @@
 """Sessions: streaming inference for many named streams, batched into few calls to the model.
 
-      sessions   a  b  c  d        chunks of 5, 3, 3 and 1 steps: each call runs until the next chunk ends
-steps 0          ■  ■  ■  ■        one call
+      sessions   a  b  c  d        chunks of 5, 3, 3 and 1 time steps: each call runs until the next chunk ends
+step 0           ■  ■  ■  ■        one call
 steps 1, 2       ■  ■  ■           one call
 steps 3, 4       ■                 one call
 """

@@ -18,7 +18,7 @@ class LruCache(Generic[T]):
         return type(self), (self._size,)
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return the value of `key`; if it is not cached, call `make` and cache the result."""
+        """Return the value for `key`; if it is not cached, call `make` and cache the result."""
         value = self._values.pop(key) if key in self._values else make()
         self._values[key] = value
         if len(self._values) > self._size:
