@@ -58,11 +58,11 @@ class RemotePages:
         # The next window mostly needs the same pages.
         self._max_in_memory = min(max(_MIN_PAGES_IN_MEMORY, len(users)), _MAX_PAGES_IN_MEMORY)
         for page, content in self._get(users):
-            first = page.number * PAGE_BYTES
+            page_start = page.number * PAGE_BYTES
             for index in users[page]:
                 byte_range = byte_ranges[index]
-                start, stop = max(byte_range.start, first), min(byte_range.stop, first + len(content))
-                part = np.frombuffer(content, np.uint8, stop - start, start - first)
+                start, stop = max(byte_range.start, page_start), min(byte_range.stop, page_start + len(content))
+                part = np.frombuffer(content, np.uint8, stop - start, start - page_start)
                 outputs[index][start - byte_range.start : stop - byte_range.start] = part
         return outputs
 
