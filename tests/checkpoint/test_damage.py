@@ -310,7 +310,7 @@ def test_code_that_a_checkpoint_names_does_not_run(byte_corpus: Corpus, tmp_path
         run_info["config"]["model"] |= {"factory": None, "hidden": 2_000_000}
 
     _forge(folder, widen)
-    with pytest.raises(ConfigError, match=r"of \[256, 2000000\], but .* has it as \[256, 8\]"):
+    with pytest.raises(ConfigError, match=r"of shape \[256, 2000000\], but .* has it as \[256, 8\]"):
         load_model(tmp_path / "run")
 
 

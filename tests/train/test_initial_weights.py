@@ -104,8 +104,8 @@ def test_each_stage_loads_its_own_weights(byte_corpus: Corpus, plain: Path, tmp_
     [
         ({"weights": "none.safetensors"}, r"model.weights=none.safetensors does not exist"),
         ({"layers": 3}, "the number of blocks with weights is 4 in .*, but 5 in the model"),
-        ({"hidden": 16}, r"a weight blocks.0.module.weight of \[256, 16\], but model.weights=.* has it as \[256, 12\]"),
-        ({"cell": "gru"}, r"a weight blocks.1.cell.weight_ih_l0 of \[36, 12\], but .* has it as \[48, 12\]"),
+        ({"hidden": 16}, r"blocks.0.module.weight of shape \[256, 16\], but model.weights=.* has it as \[256, 12\]"),
+        ({"cell": "gru"}, r"a weight blocks.1.cell.weight_ih_l0 of shape \[36, 12\], but .* has it as \[48, 12\]"),
         ({"residual": True}, "has no blocks.1.block.cell.weight_ih_l0"),
     ],
 )
@@ -124,7 +124,7 @@ def test_a_file_without_the_weights_of_a_stack_is_refused(byte_corpus: Corpus, p
     with pytest.raises(DataError, match="is not a valid safetensors file"):
         Run(config)
     save_file(torch.nn.LSTM(3, 4).state_dict(), other)
-    with pytest.raises(DataError, match=r"a weight bias_hh_l0, but a Stack's are named blocks\.<index>\.<name>"):
+    with pytest.raises(DataError, match=r"a weight bias_hh_l0, but those of a Stack are named blocks\.<index>\.<name>"):
         Run(config)
     save_file({**load_file(plain), "blocks.3.module.more": torch.zeros(1)}, other)
     with pytest.raises(DataError, match=r"has a weight blocks\.3\.module\.more, which the model lacks"):

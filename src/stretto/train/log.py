@@ -81,7 +81,7 @@ def read_lines(path: Path, num_bytes: int) -> Iterator[LogLine]:
 
 
 def has_evaluation(path: Path, step: int) -> bool:
-    """Return whether a log has an evaluation after `step`, as a line that begins with the keys `kind` and `step`."""
+    """Return whether a log has the evaluation at `step`, a line that begins with the keys `kind` and `step`."""
     prefix = f'{{"kind": "evaluation", "step": {step},'.encode()
     return any(line.startswith(prefix) for line in _lines(path))
 

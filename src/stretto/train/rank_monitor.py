@@ -16,7 +16,7 @@ class RankReport:
     seconds: float  # per step, mean over steps and ranks
     busy: tuple[float, ...]  # per rank: mean seconds per step spent on data, compute and the optimizer
     waiting: tuple[float, ...]  # per rank: mean seconds per step spent waiting for other ranks
-    memory: tuple[int, ...]  # per rank: peak bytes so far, of the device, or of the process on a CPU
+    memory: tuple[int, ...]  # per rank: peak bytes so far, allocated on an accelerator or resident on the CPU
 
     @property
     def bubble(self) -> float:

@@ -41,7 +41,7 @@ _TRACED_STEP = 10
 
 
 class _Unfinished(NamedTuple):
-    """Whether the run's folder lacks the final weights, and the evaluation that is due after the last saved step."""
+    """What the run's folder lacks: the final weights, or the evaluation that is due after the last saved step."""
 
     weights: bool
     evaluation: bool

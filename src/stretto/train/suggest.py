@@ -287,7 +287,7 @@ def _model_size(num_steps: int, max_weights: int, num_inputs: int, num_outputs: 
     affordable_flops = _flops_per_second() * _TARGET_SECONDS
     best = _MODEL_SIZES[0]
     for layers, hidden in _MODEL_SIZES:
-        is_justified = 8 * layers * hidden**2 <= max(max_weights, 20_000)  # about the weights of all LSTM layers
+        is_justified = 8 * layers * hidden**2 <= max(max_weights, 20_000)  # roughly the number of LSTM weights
         flops = _flops(layers, hidden, min(num_inputs, hidden), num_outputs)
         if is_justified and 2 * num_steps * flops <= affordable_flops:
             best = (layers, hidden)

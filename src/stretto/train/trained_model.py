@@ -57,7 +57,7 @@ class TrainedModel:
 
 
 def load_model(path: Path | str, device: str | None = None, *, trust: bool = False) -> TrainedModel:
-    """Load the model from a run's folder or from a checkpoint onto one device, whichever layout trained it.
+    """Load the model from a run's folder or from a checkpoint onto one device, whatever layout it was trained in.
 
     The weights of a finished run are its final ones; those of any other run are from its newest checkpoint. A run with
     `model.factory` or `model.loss` names Python code, imported only with `trust=True`: set it if you trust the author.
@@ -119,8 +119,8 @@ def check_weights(model: Stack, checkpoint: Checkpoint) -> None:
         if saved is None or saved.full_shape != parameter.shape:
             problem = "does not have it" if saved is None else f"has it as {list(saved.full_shape)}"
             raise ConfigError(
-                f"the model has a weight {name} of {list(parameter.shape)}, but {checkpoint.location} {problem}; use "
-                "the same model, or choose a different run.folder"
+                f"the model has a weight {name} of shape {list(parameter.shape)}, but {checkpoint.location} {problem}; "
+                "use the same model, or choose a different run.folder"
             )
 
 

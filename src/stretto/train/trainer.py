@@ -81,14 +81,14 @@ class StepReport:
 
 
 class _StepTotals(NamedTuple):
-    """A step's sums over all ranks. One small all_reduce makes them equal on all ranks, which then decide alike."""
+    """A step's sums over all ranks. One small all_reduce gives them to every rank, so all make the same decisions."""
 
     loss_sum: float  # over targets
     num_targets: float
     squared_grad_norm: float  # of the summed loss
     num_valid: float  # elements that are not padding
     num_elements: float  # time steps times rows
-    num_save_requests: float  # from how many ranks
+    num_save_requests: float  # the number of ranks that request a save
     num_stop_requests: float
 
     @property
@@ -183,7 +183,7 @@ class Trainer:
 
     @property
     def progress(self) -> float:
-        """How much of the run is done, from 0 to 1."""
+        """How much of the run is done, from 0 at its start to 1 at its end."""
         if self.config.steps is not None:
             return self.step / self.config.steps
         return (self.position.epoch + self.windows.fraction(self.position)) / self.config.epochs

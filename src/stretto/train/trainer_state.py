@@ -75,7 +75,7 @@ def allocate_optimizer_state(stack: Stack, checkpoint: Checkpoint) -> dict[str, 
         # torch's optimizers keep at most one value per element under a key, so this tensor is from a different model.
         if math.prod(saved.full_shape) > max(weight.numel(), 1):
             raise DataError(
-                f"{checkpoint.location}: {full_name} is {list(saved.full_shape)}, but the parameter is "
+                f"{checkpoint.location}: {full_name} has shape {list(saved.full_shape)}, but the parameter has "
                 f"{list(weight.shape)}; the checkpoint is from a different model"
             )
         tensor = torch.zeros(saved.full_shape, dtype=getattr(torch, saved.dtype), device=weight.device)

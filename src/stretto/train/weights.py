@@ -60,8 +60,8 @@ def check_initial_weights(model: Stack, path: str) -> dict[str, str]:
         if file_shapes.get(file_name) != model_shapes[name]:
             problem = f"has it as {file_shapes[file_name]}" if file_name in file_shapes else f"has no {file_name}"
             raise DataError(
-                f"the model has a weight {name} of {model_shapes[name]}, but model.weights={path} {problem}; change "
-                "the [model] section to match"
+                f"the model has a weight {name} of shape {model_shapes[name]}, but model.weights={path} {problem}; "
+                "change the [model] section to match"
             )
     unused = sorted(set(file_shapes) - set(names.values()))
     if unused:
@@ -98,8 +98,8 @@ def _block_indices(names: Iterable[str], path: str) -> list[int]:
         index = rest.partition(".")[0]
         if prefix != "blocks" or not index.isdecimal():
             raise DataError(
-                f"model.weights={path} has a weight {name}, but a Stack's are named blocks.<index>.<name>; convert the "
-                "file with stretto.exchange.from_torch, and write the result with stretto.exchange.save_weights"
+                f"model.weights={path} has a weight {name}, but those of a Stack are named blocks.<index>.<name>; "
+                "convert the file with stretto.exchange.from_torch, and write it with stretto.exchange.save_weights"
             )
         indices.add(int(index))
     return sorted(indices)

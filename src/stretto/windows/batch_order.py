@@ -89,7 +89,7 @@ def pack(lengths: IntArray, limits: BatchLimits) -> IntArray:
     edges = _pack(lengths, limits, _NUM_LIMIT_STEPS)
     num_edges = len(edges)
     low, high = 1, _NUM_LIMIT_STEPS
-    # Binary search for the lowest limits that give no more batches: the last is then about as large as the others.
+    # Binary search for the lowest limits that still give `num_edges` edges, so that batches are about equally large.
     while low < high:
         middle = (low + high) // 2
         candidate = _pack(lengths, limits, middle, num_edges)
@@ -122,7 +122,7 @@ def assign_rows(num_rows: int, index: int, count: int) -> IntArray:
         rows       0  1  2  3 | 4  5  6  7 | 8  9
         replica    0  1  2  3 | 3  2  1  0 | 0  1
 
-    The direction alternates, so that replicas differ by at most one row and have nearly the same number of steps.
+    The direction alternates, so that replicas differ by at most one row and have nearly the same number of time steps.
     """
     rounds = np.arange(-(-num_rows // count))
     rows = rounds * count + np.where(rounds % 2, count - 1 - index, index)

@@ -20,10 +20,10 @@ from stretto.windows.shuffle_pools import RowTable, ShufflePools
 
 # With this many batches per pool, lengths within a batch typically differ by a few percent.
 _BATCHES_PER_POOL = 64
-# A whole pool is packed at once, so it has at most about this many rows, or _MIN_BATCHES_PER_POOL batches if larger.
+# A pool is packed as a whole, so it has at most about this many rows, or _MIN_BATCHES_PER_POOL batches if that is more.
 _MAX_ROWS_PER_POOL = 1 << 18
 _MIN_BATCHES_PER_POOL = 4
-_ROWS_PER_READ = 1 << 16  # whose lengths are read at once, to find the longest
+_ROWS_PER_READ = 1 << 16  # how many rows' lengths are read at once to find the longest
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Batches:
         # Blank rows fill up a share that would have fewer rows than micro-batches.
         num_blank = max(share.min_rows - len(indices), 0)
         lengths = np.concatenate([rows.lengths, np.zeros(num_blank, np.int64)])
-        # The longest row of the global batch, not of this share: all shares' windows have the same number of steps.
+        # The longest row of the global batch, not of this share: all shares' windows have the same `num_steps`.
         num_steps = max(1, int(batch.lengths[0]))
         # Blank rows get lane numbers after all others, unique to this share.
         blank_lanes = len(batch.lengths) + share.index * share.min_rows + np.arange(num_blank)

@@ -145,9 +145,9 @@ class NextTokenItems(_SequenceItems):
 
 @dataclass(frozen=True)
 class SlidingWindows:
-    """Each row is a window of `context` time steps of a series; targets are the values after it.
+    """Each row is a window of `context` time steps of a series; the values that follow are targets.
 
-    A window starts every `stride` time steps. Only its last time step has targets, or each with `every_step`.
+    A window starts every `stride` time steps. Only its last time step has targets; with `every_step`, all have.
     """
 
     sequences: Sequences
@@ -198,7 +198,7 @@ class SlidingWindows:
         return np.full(stop - start, self.context)
 
     def read(self, rows: Sequence[RowId], num_steps: int, *, inputs: bool, targets: bool) -> Payload:
-        """Return the windows, and the values that follow them."""
+        """Return the windows, and the targets of their time steps."""
         # Nothing before the window is read: a seasonal target must not refer to a value that the network hasn't seen.
         windows = self.sequences.read([self._step_range(*row) for row in rows])
         x = pad([self.forecast.inputs(values[: self.context]) for values in windows], num_steps, 0) if inputs else None
@@ -211,7 +211,7 @@ class SlidingWindows:
         return x, pad(target, num_steps, np.nan)
 
     def read_windows(self, rows: Sequence[RowId]) -> list[tuple[int, int, NDArray[Any]]]:
-        """Return each window's series (its index), last time step of the context, and values (context and horizon)."""
+        """Return for each window: the index of its series, the last time step of its context, and its values."""
         before = [0, *accumulate(self.sequences.shard_sizes)]
         windows = []
         all_values = self.sequences.read([self._step_range(*row) for row in rows])

@@ -94,7 +94,7 @@ class Lanes(DividedLanes):
         index = position.index
         if position.pool or not 0 <= index < self.num_windows:
             raise DataError(f"{position} does not exist: an epoch has one pool, with {self.num_windows} windows")
-        # The steps of the longest lane, even if it is in another share: all shares' windows have equally many steps.
+        # The longest lane counts, even if it is in another share: all shares' windows have the same `num_steps`.
         num_steps = min(self.window, self._longest - index * self.window)
         lanes = np.array(self.lane_indices)
         starts = self.num_targets * lanes // self.lanes + index * self.window
@@ -130,6 +130,6 @@ def _mask_ended(targets: torch.Tensor, lengths: NDArray[np.int64]) -> torch.Tens
 
 
 def fit_lanes(num_steps: int, lanes: int, window: int, min_rows: int) -> tuple[int, int]:
-    """Return how many lanes and which window `num_steps` steps can fill; the window shrinks to get `min_rows` lanes."""
+    """Return `lanes` and `window`, reduced to fit `num_steps` time steps; `window` also for `min_rows` lanes to fit."""
     window = max(1, min(window, num_steps // min_rows))
     return max(1, min(lanes, num_steps // window)), window

@@ -26,7 +26,7 @@ class MlflowSink(Sink):
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         server = os.environ.get("MLFLOW_TRACKING_URI")
         if server is None:
-            # Use files: without this, MLflow accepts only a database or a server.
+            # Allow files: without this, MLflow accepts only a database or a server.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         from mlflow import MlflowClient
 

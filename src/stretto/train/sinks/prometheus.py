@@ -63,6 +63,6 @@ def _listen(port: int, registry: CollectorRegistry, deadline: float) -> tuple[WS
             if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
                 reason = error.strerror or str(error)
                 raise ConfigError(
-                    f"logging.prometheus_port={port} can't be listened on ({reason}); choose a different port"
+                    f"can't listen on logging.prometheus_port={port} ({reason}); choose a different port"
                 ) from None
         time.sleep(0.2)

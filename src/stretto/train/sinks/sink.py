@@ -22,7 +22,7 @@ class Sink:
         raise NotImplementedError
 
     def end_history(self) -> None:
-        """Called once the history is written without an error, at once if none is needed; does nothing by default."""
+        """Called after the history is written without an error, or at once if none is needed; does nothing by default."""
 
     def close(self, status: RunStatus) -> None:
         """Called after the last line, with how the run ended; does nothing by default."""
@@ -52,7 +52,7 @@ def step_of(values: Mapping[str, object]) -> int:
 
 
 def iter_scalars(kind: str, values: Mapping[str, object]) -> Iterator[Scalar]:
-    """Yield a line's finite numbers, and a step's speed; a list counts as one number per rank if all are finite."""
+    """Yield a line's finite numbers, and a step's speed; a list of finite numbers holds one per rank."""
     for name, value in {**values, **_speed(kind, values)}.items():
         if _is_number(value):
             yield Scalar(kind, name, None, float(value))
