@@ -22,10 +22,10 @@ class Sink:
         raise NotImplementedError
 
     def end_history(self) -> None:
-        """Called after the history is written without an error, or at once if none is needed; does nothing by default."""
+        """Called after the history is written without an error, or at once if it isn't needed; a no-op by default."""
 
     def close(self, status: RunStatus) -> None:
-        """Called after the last line, with how the run ended; does nothing by default."""
+        """Called after the last line, with how the run ended; a no-op by default."""
 
 
 LogLine = tuple[str, Mapping[str, object]]  # its kind and its other fields
