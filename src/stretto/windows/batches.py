@@ -28,7 +28,7 @@ _ROWS_PER_READ = 1 << 16  # how many rows' lengths are read at once to find the 
 
 @dataclass(frozen=True)
 class Batches:
-    """Items in global batches of at most `budget` padded time steps, split among replicas.
+    """Items in global batches of at most `budget` time steps, padding included, split among replicas.
 
     The global batch, and so the gradient, is a function of seed and position, never of the number of replicas.
     """

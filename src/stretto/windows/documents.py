@@ -5,7 +5,7 @@
     lane 1    1--|------------doc 2---
     lane 2    ---------|---doc 3---|
 
-A row of a window holds steps of one document. If the document ends within it, the rest of the row is padding, and the
+A row of a window is part of one document. If the document ends within it, the rest of the row is padding, and the
 next document starts fresh in the next window. A document that is cut by the edge of a lane restarts fresh in the next
 lane; that happens at most once per lane and pool.
 """

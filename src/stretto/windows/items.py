@@ -226,7 +226,7 @@ class SlidingWindows:
         return StepRange(shard, start, start + self.context + self.forecast.horizon)
 
     def _locate(self, shard: int, index: int) -> tuple[int, int]:
-        """Return the index in the shard of a window's series, and of the window's first step."""
+        """Return the index in the shard of a window's series, and of the window's first time step."""
         starts, before = self._starts[shard]
         series = int(np.searchsorted(before, index, side="right")) - 1
         return series, int(starts[series]) + (index - int(before[series])) * self.stride

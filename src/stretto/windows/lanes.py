@@ -66,7 +66,7 @@ class Lanes(DividedLanes):
 
     @property
     def _longest(self) -> int:
-        """The number of steps of the longest lane; the others are at most one step shorter."""
+        """The number of time steps of the longest lane; the others are at most one shorter."""
         return -(-self.num_targets // self.lanes)
 
     @property
@@ -121,7 +121,7 @@ class Lanes(DividedLanes):
 
 
 def _mask_ended(targets: torch.Tensor, lengths: NDArray[np.int64]) -> torch.Tensor:
-    """Set the targets of steps after the end of a lane to IGNORE_INDEX."""
+    """Set the targets of time steps after the end of a lane to IGNORE_INDEX."""
     num_steps = len(targets)
     if lengths.min() == num_steps:
         return targets

@@ -1,4 +1,4 @@
-"""Sink: the base class of an experiment tracker, and the scalars in a line of the log."""
+"""Sink: the base class for experiment trackers, and the scalars in a line of the log."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
