@@ -838,7 +838,8 @@ ERROR_SECTIONS = (
             ErrorCase(
                 "no layout is possible with --devices=<n> (<reasons>); <what to do>",
                 "In every layout some rank would need more memory than a device has.",
-                "Follow the end of the message: more devices, a smaller batch or window, or a smaller model.",
+                "Follow the end of the message: more devices, more memory, or a smaller model; a smaller batch or window "
+                "helps too.",
                 "stretto plan run.toml --hardware a100 --devices 1 --memory 1KB",
                 PlanError,
             ),

@@ -72,7 +72,7 @@ class Window:
     A time step without a target (padding, or unlabeled) has the target IGNORE_INDEX; in floating-point targets, NaN.
     """
 
-    num_steps: int
+    num_steps: int  # the number of time steps, padding included
     lanes: Tensor  # int64 [batch]
     lengths: Tensor  # int64 [batch]
     fresh: Tensor  # bool [batch]

@@ -41,7 +41,7 @@ class SaveReport:
     step: int
     location: str
     num_bytes: int  # of the files of all ranks
-    blocked_seconds: float  # how long training on this rank waited for the copy
+    blocked_seconds: float  # how long this rank waited for the copy; a wait for the previous save is not included
     seconds: float  # from the start of the copy until the save was committed or failed
     error: str | None = None  # why it failed; None if it was saved
 

@@ -49,12 +49,12 @@ def check_chunk_law(
 ) -> ChunkReport:
     """Check that a block satisfies the chunk law on `x` (`[time, batch, ...]`); raise a `LawError` if it doesn't.
 
-    The block runs on the whole input, and then in other ways: on the whole input again; cut in time at the steps in
-    each of `cuts` (default: at each step alone, then at all steps); in windows that carry state, cut at the last of
-    `cuts`; and on two halves of the rows, whose chunks alternate as those of micro-batches do in a pipeline. Outputs,
-    final state and gradients (of parameters, input and initial state) must agree within the relative `tolerance`
-    (default: 1e-12 in float64, else 1e-4, because of rounding). The block keeps its dtype and mode: `block.double()`
-    with a float64 `x` is the most sensitive check. `key` seeds dropout.
+    The block runs on the whole input, and then in other ways: on the whole input again; cut before the time
+    steps listed in each of `cuts` (default: before each time step alone, then before every one); in windows that carry
+    state, cut as in the last of `cuts`; and on two halves of the rows, whose chunks alternate as those of
+    micro-batches do in a pipeline. Outputs, final state and gradients (of parameters, input and initial state) must
+    agree within the relative `tolerance` (default: 1e-12 in float64, else 1e-4, because of rounding). The block keeps
+    its dtype and mode: `block.double()` with a float64 `x` is the most sensitive check. `key` seeds dropout.
     """
     name = type(block).__name__
     if not isinstance(block, Block):

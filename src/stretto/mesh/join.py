@@ -24,10 +24,11 @@ _SINGLE_RANK = LaunchInfo(rank=0, size=1, local_rank=0, local_size=1, address="1
 
 @contextmanager
 def world(size: int | None = None, *, device: str = "auto", timeout: timedelta = TIMEOUT) -> Iterator[World]:
-    """Join the ranks started by torchrun, srun, mpirun or with TF_CONFIG, or be a single rank; leave at the end.
+    """Join the ranks started by torchrun, srun, mpirun or with TF_CONFIG; yield this rank's world.
 
-    `size` is the number of ranks the layout needs: a different number is an error on every rank, before any of them
-    waits for another. A rank that fails does not wait for others to finish; when it exits, those that wait for it fail.
+    Without a launcher, it is a world of one rank. This rank leaves when the context ends. `size` is the number of ranks
+    the layout needs: a different number is an error on every rank, before any of them waits for another. A rank that
+    fails does not wait for others to finish; when it exits, those that wait for it fail.
     """
     launch_info = find_launch_info(os.environ) or _SINGLE_RANK
     if size is not None and size != launch_info.size:

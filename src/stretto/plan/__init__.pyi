@@ -10,6 +10,5 @@ from stretto.plan.search import Plan as Plan
 from stretto.plan.search import balance as balance
 from stretto.plan.search import find_plan as find_plan
 from stretto.plan.trace import Trace as Trace
-from stretto.planning.choose import LayoutChoice as LayoutChoice
 
 __all__: list[str]

@@ -67,9 +67,9 @@ class Plan:
 def find_plan(
     profile: Profile, workload: Workload, cluster: Cluster, *, uses_all: bool = False, num_best: int = 10
 ) -> Plan:
-    """Return up to `num_best` layouts for a cluster, the best of each grid of replicas x stages, the chosen one first.
+    """Return up to `num_best` layouts for a cluster, the best for each combination of replicas and stages.
 
-    With `uses_all`, return only layouts that use every device.
+    The chosen one is first. With `uses_all`, return only layouts that use every device.
     """
     if cluster.nodes > 1 and profile.network is None:
         raise PlanError(

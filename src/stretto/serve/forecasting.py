@@ -33,7 +33,7 @@ class SeriesForecast:
 def forecast(
     trained: TrainedModel, location: Path | str, steps: int | None = None, *, by: str | None = None
 ) -> Iterator[SeriesForecast]:
-    """Yield a forecast for each series in some data; `steps` defaults to the run's horizon.
+    """Yield a forecast of `steps` time steps (default: the run's horizon) for each series in some data.
 
     The data is a prepared folder or its URL, or a file in the format of the files that the run's data was prepared
     from; `by` is the column that identifies a series, if its name differs from that in the run's data. Beyond its
@@ -67,7 +67,7 @@ def forecast(
 
 @torch.no_grad()
 def _roll_forward(trained: TrainedModel, spec: Forecast, values: NDArray[Any], steps: int) -> NDArray[np.float32]:
-    """Forecast one horizon after another from known `values` `[time, channels]`; return the first `steps` steps."""
+    """Forecast one horizon after another from known `values` `[time, channels]`; return the first `steps` values."""
     context = trained.config.data.context
     predictions: list[NDArray[np.float32]] = []
     state: State | None = None

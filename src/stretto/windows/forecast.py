@@ -112,7 +112,7 @@ class Forecast:
 
 
 def _ahead(values: Values, start: int, num_steps: int, horizon: int) -> Values:
-    """Return `values[s:s+horizon]` for `num_steps` steps s from `start`: `[steps, channels, horizon]`, NaN outside."""
+    """Return `values[t:t+horizon]` for `num_steps` times t from `start`: `[time, channels, horizon]`, NaN outside."""
     size = num_steps + horizon
     padded = np.full((size, values.shape[1]), np.nan, np.float32)
     first, stop = max(start, 0), min(start + size, len(values))
