@@ -1,4 +1,4 @@
-"""Use a trained model: generate text, stream many texts through it at once, score validation text.
+"""Use a trained model: generate text, stream three texts through it at once, score validation text.
 
 stretto train examples/01_first_model.toml && python examples/08_use.py
 """
@@ -14,7 +14,7 @@ assert vocabulary is not None
 
 print("".join(piece for (piece,) in generate(trained, "The import statement", 200, Sampling(0.7))))
 
-# Each session takes its text in chunks of any length; all sessions share one call of the network.
+# Each session takes its text in chunks of any length; all sessions run as rows of one batch.
 texts = {
     "python": "A class definition is an executable statement.",
     "german": "Zwölf Boxkämpfer jagen Viktor quer über den Deich.",
