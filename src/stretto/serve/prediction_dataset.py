@@ -41,7 +41,7 @@ class PredictionDataset(Protocol):
     def mean_length(self) -> float: ...
     def lengths(self, indices: Sequence[int]) -> list[int]: ...
     def inputs(self, indices: Sequence[int], num_steps: int) -> Tensor:
-        """Return the inputs of some rows `[time, batch, ...]`, padded to `num_steps`."""
+        """Return the inputs of some rows `[time, batch, ...]`, padded to `num_steps` time steps."""
 
     def decode(self, indices: Sequence[int], lengths: Tensor, outputs: Outputs) -> list[list[PredictionRow]]:
         """Return a list of results for each row."""

@@ -36,7 +36,7 @@ class Items(Protocol):
     def mean_length(self) -> float: ...
     def lengths(self, shard: int, start: int, stop: int) -> IntArray: ...
     def read(self, rows: Sequence[RowId], num_steps: int, *, inputs: bool, targets: bool) -> "Payload":
-        """Return inputs and targets `[time, batch, ...]`, padded to `num_steps`; None for those not requested."""
+        """Return inputs and targets `[time, batch, ...]`, padded to `num_steps` time steps; None if not requested."""
 
 
 Payload = tuple[Tensor | None, Tensor | None]  # inputs and targets
@@ -77,7 +77,7 @@ class InputItems(_SequenceItems):
         return Forecast.from_sequences(self.sequences, masks=self.masks) if is_scaled else None
 
     def inputs(self, step_ranges: Sequence[StepRange], num_steps: int) -> Tensor:
-        """Return the sequences `[time, batch, ...]`, padded to `num_steps`."""
+        """Return the sequences `[time, batch, ...]`, padded to `num_steps` time steps."""
         rows, scaler = self.sequences.read(step_ranges), self.scaler
         return pad(rows if scaler is None else [scaler.inputs(values) for values in rows], num_steps, 0)
 
