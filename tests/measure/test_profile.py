@@ -157,8 +157,9 @@ def test_the_key_changes_with_what_a_profile_depends_on(byte_corpus: Corpus) -> 
         replace(profile_input, make_optimizer=torch.optim.SGD),
         replace(profile_input, make_optimizer=lambda weights: torch.optim.SGD(weights, momentum=0.9)),
         replace(profile_input, threads=1),
+        replace(profile_input, loss=TokenLoss(0)),
     ]
-    assert len({profile_input.key, *(other.key for other in others)}) == 7
+    assert len({profile_input.key, *(other.key for other in others)}) == 8
 
 
 def test_a_profile_is_derived_from_a_data_sheet(byte_corpus: Corpus) -> None:

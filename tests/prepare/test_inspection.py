@@ -358,6 +358,16 @@ def test_parquet_and_csv_give_the_same_inspection(tmp_path: Path) -> None:
     assert one.kind == "series" and one.data == other.data and one.num_rows == other.num_rows
 
 
+def test_a_parquet_file_that_ends_with_an_empty_row_group_is_inspected(tmp_path: Path) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    rows = pyarrow.table({"text": [prose(row) for row in range(200)]})
+    with parquet.ParquetWriter(tmp_path / "a.parquet", rows.schema) as writer:
+        writer.write_table(rows)
+        writer.write_table(rows.slice(0, 0))
+    assert parquet.ParquetFile(tmp_path / "a.parquet").metadata.num_row_groups == 2
+    assert inspect_data(tmp_path / "a.parquet").num_rows == 200
+
+
 def test_only_the_ends_of_a_huge_file_are_read(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "a.jsonl", ({"text": prose(row)} for row in range(30_000)))
     small = path.stat().st_size

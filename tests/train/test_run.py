@@ -15,7 +15,8 @@ from stretto.engine.pipeline import PipelineEngine
 from stretto.errors import ConfigError, DataError
 from stretto.mesh.device import find_device
 from stretto.train import RankReport
-from stretto.train.events import EvaluationReport
+from stretto.train.events import EvaluationReport, PreemptedError
+from stretto.train.trainer import Request
 
 
 def config_for(corpus: Corpus, folder: Path, **sections: dict[str, object]) -> RunConfig:
@@ -103,6 +104,15 @@ def test_a_longer_run_resumes_and_a_run_killed_at_its_end_is_completed(byte_corp
     log.write_text("".join(line for line in log.read_text().splitlines(keepends=True) if "evaluation" not in line))
     assert losses("parts", 6) == whole[-1:]
     assert losses("parts", 6) == []
+
+
+def test_a_run_stopped_in_its_last_evaluation_is_not_finished(byte_corpus: Corpus, tmp_path: Path) -> None:
+    config = config_for(byte_corpus, tmp_path / "run")
+    run = Run(config)
+    with pytest.raises(PreemptedError, match="last evaluation"):
+        list(run.events(on_window=lambda fraction: run.trainer.request(Request.STOP)))
+    # The next launch has only the evaluation left to do.
+    assert [type(event) for event in Run(config).events()] == [EvaluationReport]
 
 
 def test_a_folder_that_can_not_be_written_is_named(byte_corpus: Corpus) -> None:

@@ -3,6 +3,7 @@
 import copy
 import os
 import platform
+import re
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -53,7 +54,7 @@ class ProfileInput:
 
     @cached_property
     def key(self) -> str:
-        """A fingerprint of hardware, torch, model, batch and settings; a profile with the same key can be reused."""
+        """A fingerprint of hardware, torch, model, loss, batch and settings; profiles with the same key are alike."""
         window = self.windows.read(Position(), inputs=False, targets=False)
         facts = {
             "version": VERSION,
@@ -61,6 +62,7 @@ class ProfileInput:
             "devices": os.cpu_count() if self.is_cpu else torch.accelerator.device_count(),
             "torch": torch.__version__,
             "blocks": [f"{block}{[tuple(weight.shape) for weight in block.parameters()]}" for block in self.model],
+            "loss": re.sub(r" at 0x\w+", "", repr(self.loss)),
             "batch": [window.num_rows, window.num_steps],
             "precision": self.precision,
             "optimizer": self._describe_optimizer(),

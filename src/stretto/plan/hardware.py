@@ -81,7 +81,7 @@ def find_hardware(name: str) -> Hardware:
 def derive_profile(
     hardware: Hardware, blocks: Sequence[BlockShape], num_rows: int, num_steps: int, *, is_bf16: bool = True
 ) -> Profile:
-    """Estimate the profile of a model with fp32 weights and AdamW, for up to `num_rows` rows and `num_steps` steps."""
+    """Estimate the profile of a model with fp32 weights and AdamW, up to `num_rows` rows and `num_steps` time steps."""
     if not is_bf16:
         hardware = replace(hardware, flops=hardware.fp32_flops, element_size=4)
     shapes = list(dict.fromkeys(blocks))

@@ -143,8 +143,8 @@ def _sample_parquet(path: Path) -> _SampledRows:
     try:
         first = next(file.iter_batches(_MAX_ROWS)).to_pylist()
         # A row group can't be read from its end, so read all of its batches and keep the last one.
-        (last_batch,) = deque(file.iter_batches(_MAX_ROWS, row_groups=[num_groups - 1]), maxlen=1)
-        last = last_batch.slice(max(0, last_batch.num_rows - _TAIL_ROWS)).to_pylist() if num_rows > _MAX_ROWS else []
+        batches = deque(file.iter_batches(_MAX_ROWS, row_groups=[num_groups - 1]), maxlen=1)
+        last = [row for batch in batches for row in batch.to_pylist()[-_TAIL_ROWS:]] if num_rows > _MAX_ROWS else []
     except (ValueError, OSError) as error:
         raise unreadable(path, error) from None
     return [ParsedRow(0, record) for record in first], [ParsedRow(0, record) for record in last], num_rows

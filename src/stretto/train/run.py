@@ -196,6 +196,8 @@ class Run:
                     is_interrupted=lambda: self.trainer.is_pending(Request.STOP),
                 )
         except EvaluationInterruptedError:
+            if self.trainer.is_done:
+                raise PreemptedError("stopped in the last evaluation, as requested; start again to repeat it") from None
             return
         self.checkpoints.record_loss(self.trainer.step, evaluation.loss)
         yield EvaluationReport(self.trainer.step, evaluation)
