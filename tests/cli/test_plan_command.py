@@ -101,7 +101,7 @@ def test_a_profile_of_another_model_is_an_error(run_toml: Path, capsys: pytest.C
     assert "--hardware=Z80 is unknown; choose from A100, H100" in capsys.readouterr().err
     save_profile(profile([kind()] * 2), Path("two.json"))
     assert main(["plan", "run.toml", "--profile", "two.json"]) == 2
-    assert "two.json is the profile of a model with 2 blocks, but this model has 4" in capsys.readouterr().err
+    assert "the number of blocks in two.json is 2, but that of this model is 4" in capsys.readouterr().err
 
 
 def test_the_section_to_paste_is_the_layout_that_was_chosen(tmp_path: Path) -> None:

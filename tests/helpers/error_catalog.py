@@ -361,7 +361,7 @@ ERROR_SECTIONS = (
                 DataError,
             ),
             ErrorCase(
-                "--max-symbols=<n> leaves only <unk>, which counts as a symbol; use at least 2",
+                "--max-symbols=<n> is too small, because <unk> counts as a symbol; use at least 2",
                 "The symbol `<unk>`, for everything unknown, is always in the vocabulary.",
                 "Use a larger number.",
                 "stretto prepare text book.txt --out new --level word --max-symbols 1",
@@ -635,7 +635,7 @@ ERROR_SECTIONS = (
         "[The wavefront](../concepts/wavefront.md).",
         (
             ErrorCase(
-                "layout.stages=<n> exceeds the model's <n> blocks; use at most <n>",
+                "layout.stages=<n> exceeds the model's number of blocks; use at most <n>",
                 "A stage holds at least one block.",
                 "Use fewer stages; or `model.layers_per_block = 1`, so that each layer is a block.",
                 "stretto train run.toml --layout.stages 9",

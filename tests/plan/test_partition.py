@@ -25,7 +25,7 @@ def test_a_partition_is_as_good_as_brute_force(costs: list[float], data: st.Data
 
 
 def test_more_stages_than_blocks_are_rejected() -> None:
-    with pytest.raises(PlanError, match=r"layout\.stages=5 exceeds the model's 4 blocks; use at most 4"):
+    with pytest.raises(PlanError, match=r"layout\.stages=5 exceeds the model's number of blocks; use at most 4"):
         partition([1.0] * 4, 5)
 
 

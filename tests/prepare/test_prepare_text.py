@@ -140,7 +140,7 @@ def test_an_error_in_text_names_file_and_position(text_file: Path, tmp_path: Pat
         ([text_file], {"shard_bytes": 0}, "shard_bytes=0 must be at least 1"),
         ([text_file], {"workers": 0}, "workers=0 must be at least 1"),
         ([text_file], {"max_symbols": 9}, "max_symbols=9 has no effect on bytes"),
-        ([text_file], {"max_symbols": 1, "level": "word"}, "max_symbols=1 leaves only <unk>"),
+        ([text_file], {"max_symbols": 1, "level": "word"}, "max_symbols=1 is too small"),
     ]
     for files, options, reason in cases:
         workers = options.pop("workers", None)

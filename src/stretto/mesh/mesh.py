@@ -13,7 +13,7 @@ from stretto.mesh.world import World
 class Mesh:
     """This rank's replica and stage, the channels to its neighbors and the group that reduces its gradients.
 
-    Each pair of neighbors has one process group per direction. With NCCL each group is its own communicator, which
+    Each pair of neighbors has one process group per direction. With NCCL each group has its own communicator, which
     runs its operations in order. So a receive that is posted ahead delays only later messages of the same group.
 
         stage 0 ──forward──► stage 1 ──forward──► stage 2     replica 0
@@ -69,13 +69,13 @@ class Mesh:
         """Create the forward and the backward group of two neighbors.
 
         The first and last stage create groups of only themselves where they have no neighbor: torch names a group after
-        its ranks and the number of groups created before, so every rank must create the same number.
+        its ranks and the number of groups that exist on the rank, so every rank must create the same number of groups.
         """
         ranks = [self.world.rank] if neighbor is None else sorted([self.world.rank, neighbor])
         return self._create_group(ranks), self._create_group(ranks)
 
     def _create_group(self, ranks: list[int]) -> dist.ProcessGroup:
-        # With local synchronization only the members take part: of 4,096 ranks, none waits for other ranks' groups.
+        # With local synchronization only the members take part, so no rank waits for groups that it is not in.
         group = dist.new_group(ranks, timeout=self.world.timeout, use_local_synchronization=True)
         assert isinstance(group, dist.ProcessGroup)
         return group

@@ -65,8 +65,8 @@ class RankStore:
                 return self.get(key) or ""
         except RuntimeError as error:
             raise LostPeerError(
-                "the ranks' key-value store is gone: its host (the launcher or rank 0) has ended or can't be reached; "
-                "restart the run"
+                "the ranks' key-value store does not answer: its host (the launcher or rank 0) has ended or can't be "
+                "reached; restart the run"
             ) from error
         raise LostPeerError(
             f"rank {source} sent no message for {timeout.total_seconds():.0f} s; check that rank's output, or raise "
@@ -74,7 +74,7 @@ class RankStore:
         )
 
     def next_number(self) -> int:
-        """Return 0, 1, 2, ... in turn. Ranks that ask in the same order get the same number for the keys they share."""
+        """Return the next of 0, 1, 2, ... Ranks that call it in the same order get the same number for a shared key."""
         return next(self._numbers)
 
     def _call(self, call: Callable[[], Value]) -> Value:

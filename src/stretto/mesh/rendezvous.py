@@ -1,7 +1,7 @@
 """Rendezvous: the ranks of one launch agree on a new launch id, and leave at the end, rank 0 last.
 
 torchrun's store outlives the ranks: it may still hold keys of an earlier launch, and the agents of two nodes may count
-restarts differently. So rank 0 draws a random id and repeats each rank's random hello. A rank joins if it sees its own.
+restarts differently. So rank 0 draws a random id and repeats each rank's random hello. A rank joins on seeing its own.
 
     rank 0                                  rank 1
     launch_id = 5f3a...                     hello/1 = 09bc...
@@ -28,7 +28,7 @@ def rendezvous(store: Store, rank: int, size: int, timeout: timedelta) -> str:
 
 
 def leave(store: Store, rank: int, size: int) -> None:
-    """Leave after a successful run. Rank 0 hosts the store, so it waits until the other ranks no longer need it."""
+    """Leave a store that rank 0 hosts, after a successful run: rank 0 waits until the others no longer need it."""
     if rank == 0:
         poll(lambda: store.add("left", 0) >= size - 1, _LEAVE_SECONDS)
         return
@@ -47,7 +47,7 @@ def _lead(store: Store, size: int, seconds: float) -> str:
             if store.check([f"{launch_id}/joined/{rank}"]):
                 missing.discard(rank)
             elif store.check([f"hello/{rank}"]):
-                # A hello may be left from an earlier launch. Then nobody joins, until this launch's rank overwrites it.
+                # A hello left over from an earlier launch does no harm: no rank joins until its new hello replaces it.
                 store.set(f"{launch_id}/welcome/{rank}", store.get(f"hello/{rank}").decode())
         return not missing
 

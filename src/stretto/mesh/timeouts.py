@@ -1,4 +1,4 @@
-"""Calls and polls with a time limit, because an interrupted network returns nothing, not even an error."""
+"""Calls and polls with a time limit: over an interrupted network a call may never return, not even with an error."""
 
 import threading
 import time

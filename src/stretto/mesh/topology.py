@@ -36,7 +36,7 @@ class Topology:
 
     num_replicas: int
     num_stages: int
-    adjacent: Literal["stages", "replicas"] = "stages"  # which of them get consecutive ranks
+    adjacent: Literal["stages", "replicas"] = "stages"  # which neighbors have consecutive ranks
 
     @property
     def size(self) -> int:

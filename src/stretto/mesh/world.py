@@ -66,7 +66,7 @@ class World:
         return [float(value) for value in self._sum_over_ranks(tensor, "all_reduce").tolist()]
 
     def gather(self, values: Sequence[float]) -> list[list[float]] | None:
-        """On rank 0, return each rank's values in rank order; elsewhere, None. Their number may differ between ranks.
+        """On rank 0, return each rank's values, by rank; elsewhere, None. Ranks may pass different numbers of values.
 
         This is an all-reduce in which each rank fills its own part and leaves zeros elsewhere, so rank 0 doesn't
         receive from every rank in turn. Each rank needs memory for all values.
@@ -84,7 +84,7 @@ class World:
         return [part.tolist() for part in torch.split(parts.cpu(), sizes_by_rank)] if self.is_rank_zero else None
 
     def broadcast(self, tensor: Tensor, source: int) -> Tensor:
-        """Return rank `source`'s tensor on every rank. Others pass a tensor of its shape and dtype to overwrite."""
+        """Return rank `source`'s tensor on every rank. Others pass a tensor of that shape and dtype to overwrite."""
         if not self.is_single_rank:
             tensor = tensor.contiguous()
             with self.collective("broadcast"):

@@ -26,12 +26,12 @@ class LowerBounds:
                 chunk = costs.chunk_cost(0, num_blocks, rows, steps)
                 total += count * (chunk.forward + chunk.backward)
         mean = total / len(self.workload.batches)
-        # A short batch has fewer chunks than `layout.chunks`, but at least one forward and backward per micro-batch.
+        # A short batch can have fewer chunks than `layout.chunks`, but has at least one per micro-batch.
         overhead = 2 * costs.profile.action_overhead * layout.micro_batches
         return ((mean + costs.optimizer_seconds(0, num_blocks)) / layout.stages + overhead) / self._solo_speed(layout)
 
     def tight_bound(self, layout: Layout) -> float:
-        """Return a bound for a layout with a partition: a stage waits only while the pipeline fills and drains."""
+        """Return a bound for a layout with a partition, as if stages waited only while the pipeline fills or drains."""
         speed = self._solo_speed(layout)
         # Multiplied by the speed, which the sum is later divided by: a message takes equally long at any speed.
         latency = min(self.costs.node_link.latency, self.costs.network_link.latency) * speed
@@ -47,9 +47,9 @@ class LowerBounds:
         return self.costs.contention.relative_speed(self.cluster.ranks_on_node(layout), num_busy=1)
 
     def _pipeline_bound(self, layout: Layout, shapes: Counter[tuple[int, int]], latency: float) -> float:
-        """Return a bound for one batch: a stage's work plus one chunk's time in the other stages.
+        """Return a bound for one batch: the largest sum of a stage's work and one chunk's time in the other stages.
 
-        With several micro-batches, only stages before it count. `shapes` counts the batch's chunks by (rows, steps).
+        With several micro-batches, only earlier stages count. `shapes` counts the batch's chunks by (rows, time steps).
         """
         work, transit = [], []
         num_forwards = 2 if layout.recompute else 1
@@ -65,5 +65,5 @@ class LowerBounds:
             transit.append(cheapest + 2 * overhead + 2 * latency)
         if layout.micro_batches == 1:
             return max(seconds + sum(transit) - transit[stage] for stage, seconds in enumerate(work))
-        # With several micro-batches, a stage can work on others while the stages after it work on one.
+        # With several micro-batches, a stage can work on one while the stages after it work on another.
         return max(seconds + sum(transit[:stage]) for stage, seconds in enumerate(work))

@@ -23,7 +23,7 @@ class Hardware:
     bandwidth: float  # of memory, bytes per second
     node: Link  # between devices of one node
     network: Link  # between nodes, per device
-    source: str  # of these figures
+    source: str  # where these figures come from
     utilization: float = 0.5  # fraction of peak arithmetic that a large matrix product reaches
     element_size: int = 2  # bytes per element of a matrix product
     launch_seconds: float = 5e-6  # per kernel, and so per time step of a recurrent layer
@@ -81,7 +81,7 @@ def find_hardware(name: str) -> Hardware:
 def derive_profile(
     hardware: Hardware, blocks: Sequence[BlockShape], num_rows: int, num_steps: int, *, is_bf16: bool = True
 ) -> Profile:
-    """Estimate the profile of a model with fp32 weights and AdamW, up to `num_rows` rows and `num_steps` time steps."""
+    """Estimate a model's profile with fp32 weights and AdamW, for up to `num_rows` rows and `num_steps` time steps."""
     if not is_bf16:
         hardware = replace(hardware, flops=hardware.fp32_flops, element_size=4)
     shapes = list(dict.fromkeys(blocks))
@@ -109,7 +109,7 @@ def derive_profile(
 def _assumptions(hardware: Hardware) -> str:
     return (
         f"{'bf16' if hardware.element_size == 2 else 'fp32'} matrix products at {hardware.utilization:.0%} of peak; "
-        f"{hardware.launch_seconds * 1e6:.0f} us of overhead per time step, and recurrent weights read from memory; "
+        f"at each time step, {hardware.launch_seconds * 1e6:.0f} us of overhead and one read of all recurrent weights; "
         f"gradients in fp32, all-reduced during {GPU_OVERLAP:.0%} of the last backward"
     )
 
@@ -117,10 +117,11 @@ def _assumptions(hardware: Hardware) -> str:
 def _derive_kind(hardware: Hardware, shape: BlockShape, rows: Sequence[int], steps: Sequence[int]) -> BlockKind:
     weight_bytes = 4 * (shape.weights + shape.embedding_weights)
     points = []
-    for row, step in product(rows, steps):
-        forward, saved = _forward_seconds(hardware, shape, row, step), hardware.element_size * shape.saved * row * step
+    for num_rows, num_steps in product(rows, steps):
+        forward = _forward_seconds(hardware, shape, num_rows, num_steps)
+        saved = hardware.element_size * shape.saved * num_rows * num_steps
         # Two matrix products for each one in the forward: the gradients of the input and of the weights.
-        points.append(CostPoint(rows=row, steps=step, forward=forward, backward=2 * forward, saved=saved))
+        points.append(CostPoint(rows=num_rows, steps=num_steps, forward=forward, backward=2 * forward, saved=saved))
     return BlockKind(
         weight_bytes=weight_bytes,
         output_bytes=hardware.element_size * shape.outputs,
@@ -134,11 +135,11 @@ def _derive_kind(hardware: Hardware, shape: BlockShape, rows: Sequence[int], ste
 
 def _derive_loss(hardware: Hardware, num_outputs: int, rows: Sequence[int], steps: Sequence[int]) -> BlockKind:
     points = []
-    for row, step in product(rows, steps):
-        num_bytes = 4 * num_outputs * row * step
+    for num_rows, num_steps in product(rows, steps):
+        num_bytes = 4 * num_outputs * num_rows * num_steps
         # Forward and backward each pass over the fp32 outputs or their gradients about three times.
         seconds = hardware.launch_seconds + 3 * num_bytes / hardware.bandwidth
-        points.append(CostPoint(rows=row, steps=step, forward=seconds, backward=seconds, saved=num_bytes))
+        points.append(CostPoint(rows=num_rows, steps=num_steps, forward=seconds, backward=seconds, saved=num_bytes))
     return BlockKind(points=tuple(points))
 
 

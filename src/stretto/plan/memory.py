@@ -21,7 +21,7 @@ class RankMemory:
     weights: float
     gradients: float
     optimizer: float
-    activations: float  # of live chunks
+    activations: float  # activations and states of all live chunks
     messages: float
 
     @property
@@ -30,7 +30,7 @@ class RankMemory:
 
 
 def rank_memory(costs: CostModel, layout: Layout, stage: int, part: slice, rows: int, steps: int) -> RankMemory:
-    """Return the memory of a stage that holds the blocks `part`, for chunks of `rows` rows and `steps` steps.
+    """Return the memory of a stage that holds the blocks `part`, for chunks of `rows` rows and `steps` time steps.
 
     A chunk is live from its forward to its backward. A stage keeps the states of live chunks and what their forwards
     save. With recomputation it keeps only their inputs and states, and what one forward saves while it runs again.

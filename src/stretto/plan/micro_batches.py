@@ -17,7 +17,7 @@ class MicroBatchShape:
     start: int
     stop: int
     chunk_bounds: tuple[tuple[int, int], ...]  # (first step, step after the last) of each chunk
-    rows_per_chunk: tuple[int, ...]  # rows that reach the chunk
+    rows_per_chunk: tuple[int, ...]  # number of rows in each chunk
 
     def chunk_shape(self, index: int) -> tuple[int, int]:
         """Return the (rows, steps) of a chunk; (0, 0) if the micro-batch ends before it."""
@@ -49,7 +49,7 @@ def split_rows(lengths: RowLengths, num_micro_batches: int, num_chunks: int) -> 
 
 
 def _micro_batch_bounds(lengths: RowLengths, num_micro_batches: int) -> list[int]:
-    """Return the first row of each micro-batch, and the number of rows; micro-batches have about equal total length."""
+    """Return the first row of each micro-batch and, at the end, the number of rows; total lengths are about equal."""
     if num_micro_batches == 1:
         return [0, len(lengths)]
     # An empty row counts as one step, since the first chunk computes it.

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from stretto.base.errors import PlanError
 
 RangeCosts = NDArray[np.float64]
-"""The cost of blocks `start` to `stop` as one stage, at `[start, stop]`; infinite if they can't be one stage."""
+"""The cost of blocks `start:stop` as one stage, at `[start, stop]`; infinite if they can't be one stage."""
 
 
 def partition(costs: Sequence[float], num_stages: int) -> list[slice]:
@@ -36,7 +36,7 @@ def partition_by_cost(num_blocks: int, num_stages: int, costs: Callable[[int], R
     `costs(stage)` gives the cost of every range of blocks on a stage. Dynamic programming over stages finds the best.
     """
     if num_stages > num_blocks:
-        raise PlanError(f"layout.stages={num_stages} exceeds the model's {num_blocks} blocks; use at most {num_blocks}")
+        raise PlanError(f"layout.stages={num_stages} exceeds the model's number of blocks; use at most {num_blocks}")
     # most_expensive[n]: the cost of the most expensive stage in the best partition of the first n blocks.
     most_expensive = costs(0)[0]
     cuts: list[NDArray[np.int64]] = []

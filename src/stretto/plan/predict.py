@@ -73,7 +73,7 @@ class _StepSimulation:
 
     @cached_property
     def shapes(self) -> list[list[tuple[int, int]]]:
-        """The (rows, steps) of each chunk of each micro-batch; (0, 0) after the end of a short micro-batch."""
+        """The (rows, time steps) of each chunk of each micro-batch; (0, 0) after the end of a short micro-batch."""
         return [[shape.chunk_shape(index) for index in range(self.num_chunks)] for shape in self.micro_batches]
 
     def schedules(self) -> list[list[Action]]:
@@ -107,7 +107,6 @@ class _StepSimulation:
 
     def message_cost(self) -> ActionCost:
         """Return a function that gives how many seconds a stage's message after an action takes."""
-        shapes = self.shapes
         boundaries = range(self.layout.stages - 1)
         links = [
             self.costs.network_link if self.cluster.crosses_nodes(self.layout, stage) else self.costs.node_link
@@ -117,8 +116,8 @@ class _StepSimulation:
 
         def seconds(stage: int, action: Action) -> float:
             boundary = stage if action.kind is ActionKind.FORWARD else stage - 1
-            rows, steps = shapes[action.micro_batch][action.chunk]
-            return links[boundary].seconds(sizes[boundary] * rows * steps)
+            num_rows, num_time_steps = self.shapes[action.micro_batch][action.chunk]
+            return links[boundary].seconds(sizes[boundary] * num_rows * num_time_steps)
 
         return seconds
 
@@ -137,19 +136,19 @@ class _StepSimulation:
         part, replicas = self.parts[stage], self.layout.replicas
         forward = self.costs.sent_bytes(part.stop) if stage < self.layout.stages - 1 else 0.0
         backward = self.costs.sent_bytes(part.start) if stage else 0.0
-        num_row_steps = sum(rows * steps for chunk_shapes in self.shapes for rows, steps in chunk_shapes)
+        num_tokens = sum(rows * time_steps for chunk_shapes in self.shapes for rows, time_steps in chunk_shapes)
         all_reduce = 2 * (replicas - 1) / replicas * self.costs.weight_bytes(part.start, part.stop)
-        return (forward + backward) * num_row_steps + all_reduce
+        return (forward + backward) * num_tokens + all_reduce
 
 
 def predict(costs: CostModel, workload: Workload, layout: Layout, cluster: Cluster) -> Prediction:
-    """Return the prediction for an average step; a layout with several stages needs its `blocks`."""
-    steps = _steps(costs, workload, layout, cluster)
+    """Return the prediction for an average step; if the layout has several stages, its `blocks` must be set."""
+    simulations = _simulations(costs, workload, layout, cluster)
     largest_chunk = workload.largest_chunk(layout.replicas, layout.micro_batches, layout.chunks)
-    timelines = [step.simulate() for step in steps]
-    parts, busy = steps[0].parts, _mean_busy(timelines)
+    timelines = [step.simulate() for step in simulations]
+    parts, busy = simulations[0].parts, _mean_busy(timelines)
     memory = [rank_memory(costs, layout, stage, part, *largest_chunk) for stage, part in enumerate(parts)]
-    ends = [_all_reduce_end(step, timeline) for step, timeline in zip(steps, timelines, strict=True)]
+    ends = [_all_reduce_end(step, timeline) for step, timeline in zip(simulations, timelines, strict=True)]
     pipeline = _mean([timeline.seconds for timeline in timelines])
     all_reduce = _mean(ends) - pipeline
     num_on_node = cluster.ranks_on_node(layout)
@@ -167,24 +166,24 @@ def predict(costs: CostModel, workload: Workload, layout: Layout, cluster: Clust
         other=other,
         bubble=_mean([timeline.bubble for timeline in timelines]),
         tokens=workload.tokens,
-        traffic=max(_mean([step.traffic(stage) for step in steps]) for stage in range(layout.stages)),
+        traffic=max(_mean([step.traffic(stage) for step in simulations]) for stage in range(layout.stages)),
         stages=tuple(StagePrediction((part.start, part.stop), busy[i], memory[i]) for i, part in enumerate(parts)),
     )
 
 
 def predict_timeline(costs: CostModel, workload: Workload, layout: Layout, cluster: Cluster) -> Timeline:
     """Return when each action runs in the step on the workload's first batch."""
-    return _steps(costs, workload, layout, cluster)[0].simulate()
+    return _simulations(costs, workload, layout, cluster)[0].simulate()
 
 
-def _steps(costs: CostModel, workload: Workload, layout: Layout, cluster: Cluster) -> list[_StepSimulation]:
+def _simulations(costs: CostModel, workload: Workload, layout: Layout, cluster: Cluster) -> list[_StepSimulation]:
     parts = partition_from_counts(layout.blocks or (costs.num_blocks,))
     batches = workload.split(layout.replicas, layout.micro_batches, layout.chunks)
     return [_StepSimulation(costs, layout, cluster, parts, micro_batches) for micro_batches in batches]
 
 
 def _all_reduce_end(step: _StepSimulation, timeline: Timeline) -> float:
-    """Return the time at which every stage has ended its all-reduce of gradients."""
+    """Return the time at which every stage has finished its all-reduce of gradients."""
     layout, costs = step.layout, step.costs
     if layout.replicas == 1:
         return timeline.seconds

@@ -16,7 +16,7 @@ from stretto.base.strict_model import StrictModel, first_error
 
 VERSION = 4
 
-# Bounds that every real figure is within. Without them a plan could divide by zero or overflow.
+# Every real figure is within these bounds. Without them a plan could divide by zero or overflow.
 Seconds = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 Bytes = Annotated[float, Field(ge=0, le=1e18, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=10**9)]
@@ -25,7 +25,7 @@ Bandwidth = Annotated[float, Field(ge=1, le=1e18, allow_inf_nan=False)]
 
 
 class CostPoint(StrictModel):
-    """The cost of one chunk of `rows` x `steps` on one block."""
+    """The cost of one chunk of `rows` rows and `steps` time steps on one block."""
 
     rows: Count
     steps: Count
@@ -54,7 +54,7 @@ class BlockKind(StrictModel):
         pairs = [(point.rows, point.steps) for point in self.points]
         if sorted(pairs) != [(rows, steps) for rows in self.rows for steps in self.steps]:
             expected = f"{len(self.rows)} x {len(self.steps)} pairs of rows and steps"
-            raise ValueError(f"points has {len(self.points)} entries; it needs exactly one for each of {expected}")
+            raise ValueError(f"points has {len(self.points)} entries; it needs exactly one for each of the {expected}")
         return self
 
     @cached_property
@@ -87,7 +87,7 @@ class AllReduceCost(StrictModel):
 
 
 class RankSpeed(StrictModel):
-    """How fast the ranks of a node compute, relative to one rank alone with the threads that it has on a full node."""
+    """How fast a node's ranks compute, relative to one that computes alone with the threads it has on a full node."""
 
     ranks: Count
     contended: Rate

@@ -39,5 +39,5 @@ def forward_schedule(num_micro_batches: int, num_chunks: int) -> list[Action]:
 
 
 def max_live_chunks(stage: int, num_stages: int, num_micro_batches: int, num_chunks: int) -> int:
-    """Return the most chunks that can await backward on a stage: those of one micro-batch, plus one per later stage."""
+    """Return how many chunks can await backward on a stage: a micro-batch's plus one per later stage, at most all."""
     return min(num_chunks + num_stages - 1 - stage, num_micro_batches * num_chunks)

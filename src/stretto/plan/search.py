@@ -1,6 +1,6 @@
 """find_plan: searches for the fastest layout on a cluster.
 
-It is a branch and bound: layouts are simulated in order of their lower bounds until no other can be among the best.
+It uses branch and bound: it simulates layouts in order of their lower bounds until no other can be among the best.
 """
 
 import heapq
@@ -56,7 +56,7 @@ class Plan:
 
     @property
     def chosen(self) -> Prediction:
-        """The layout to use: the fastest, or one that is about as fast on fewer devices."""
+        """The prediction for the layout to use: the fastest, or one that is about as fast on fewer devices."""
         return self.best[0]
 
     def speed_up(self, prediction: Prediction) -> float:
@@ -85,7 +85,7 @@ def find_plan(
 
 
 def balance(profile: Profile, workload: Workload, cluster: Cluster, layout: Layout) -> Layout:
-    """Return the layout with the best `blocks`, and `recompute` if memory requires it; raise PlanError if none fits."""
+    """Return `layout` with the best `blocks` and, if needed, `recompute`; raise PlanError if it can't fit in memory."""
     search = _LayoutSearch(CostModel(profile), workload, cluster, uses_all=True)
     fitted = search.fit(layout.model_copy(update={"blocks": ()}))
     if fitted is None:
@@ -103,7 +103,7 @@ class _LayoutSearch:
         self.uses_all = uses_all
         self.bounds = LowerBounds(costs, workload, cluster)
         self.rejected: dict[tuple[str, str], None] = {}  # (layouts, reason), an ordered set
-        self.oversized: dict[int, float] = {}  # by number of stages that did not fit: the memory limit in bytes
+        self.oversized: dict[int, float] = {}  # memory limit in bytes, by number of stages of a layout that exceeds it
         self.fitting: set[int] = set()  # numbers of stages for which a layout fits
         self._balance = cache(self._partition)
 
@@ -200,7 +200,7 @@ class _LayoutSearch:
                         micro_batches=micro_batches,
                         chunks=chunks,
                         adjacent=adjacent,
-                        # With one stage, chunks only help to save memory by recomputation.
+                        # With one stage, chunks help only together with recomputation.
                         recompute=stages == 1 and chunks > 1,
                     )
 

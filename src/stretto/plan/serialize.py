@@ -12,7 +12,7 @@ from stretto.plan.profile import Profile
 from stretto.plan.search import Plan
 from stretto.plan.timeline import TimedAction, Timeline
 
-# A timeline with more actions than this is left out, to keep the file small.
+# If a timeline has more actions than this, they are left out, to keep the file small.
 _MAX_ACTIONS = 10_000
 
 
@@ -65,7 +65,7 @@ def timeline_to_dict(layout: Layout, timeline: Timeline) -> dict[str, Any]:
 
 
 def timeline_from_dict(plan: Mapping[str, Any], layout: Layout) -> Timeline | None:
-    """Return the timeline of a plan as read from JSON; None if it has no valid one for this layout."""
+    """Return the timeline in a plan's JSON values; None if they have no valid one for this layout."""
     try:
         values = plan["timeline"]
         if values["layout"] != _layout_to_dict(layout):

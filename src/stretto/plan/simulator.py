@@ -38,11 +38,11 @@ def simulate(
 class _SimulatedStage:
     index: int
     actions: Sequence[Action]
-    position: int = 0  # of the running action, or else of the next one
+    position: int = 0  # index of the running action or, if none is running, of the next one
     is_busy: bool = False  # computes, or is in a blocking send
     started: float = 0.0  # when the running action started
     sending: Action | None = None  # a blocking send that waits for its receive
-    arrivals: dict[Action, float] = field(default_factory=dict)  # of messages that no action has used yet
+    arrivals: dict[Action, float] = field(default_factory=dict)  # when messages arrive that no action has used yet
     open_receives: dict[ActionKind, int] = field(default_factory=lambda: dict.fromkeys(ActionKind, 1))
 
     @property
@@ -142,7 +142,7 @@ class _Simulator:
             self._deliver(action, self.stages[target], self.now + self.link(stage.index, action))
 
     def _try_to_send(self, stage: _SimulatedStage) -> None:
-        """Send a blocked message if the receiver has posted a receive for it."""
+        """Send the message that the stage is blocked on, if there is one and the receiver has posted its receive."""
         action = stage.sending
         target = None if action is None else sends_to(action, stage.index, len(self.stages))
         if action is None or target is None or not self.stages[target].open_receives[action.kind]:

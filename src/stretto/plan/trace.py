@@ -22,7 +22,7 @@ class TraceEvent(NamedTuple):
     category: Category
     start: float
     stop: float
-    action: Action | None = None  # of a forward or backward
+    action: Action | None = None  # the forward or backward; None in other categories
 
     @classmethod
     def of(cls, timed: TimedAction) -> "TraceEvent":
@@ -71,7 +71,7 @@ class Trace:
 
     @classmethod
     def of(cls, step: int, ranks: Sequence[RankTrace]) -> "Trace":
-        """Return a trace from ranks whose common clock starts at any time."""
+        """Return a trace of ranks that share a clock, shifted so that the first event starts at 0."""
         first = min((event.start for rank in ranks for event in rank.events), default=0.0)
         shifted = (replace(rank, events=tuple(event.shifted(-first) for event in rank.events)) for rank in ranks)
         return cls(step, tuple(sorted(shifted, key=lambda rank: rank.rank)))

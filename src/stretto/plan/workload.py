@@ -15,13 +15,13 @@ class Workload:
 
     def __init__(self, batches: Iterable[Sequence[int] | RowLengths], *, is_causal: bool = True) -> None:
         self.batches = [np.sort(np.asarray(lengths, np.int64))[::-1] for lengths in batches]
-        self.is_causal = is_causal  # a model that looks ahead can't be split in time
+        self.is_causal = is_causal  # False for a model that looks ahead, which can't be split in time
         if not self.batches or min(map(len, self.batches)) == 0:
             raise PlanError("a workload needs at least one batch, and each batch at least one row; use more data")
         sizes = [len(lengths) for lengths in self.batches]
         # Rows of the smallest batch, which limits replicas and micro-batches, and of the largest.
         self.min_rows, self.max_rows = min(sizes), max(sizes)
-        self.num_steps = max(1, *(int(lengths[0]) for lengths in self.batches))  # of the longest row, at least 1
+        self.num_steps = max(1, *(int(lengths[0]) for lengths in self.batches))  # time steps of the longest row
         # The time steps of all rows of an average batch.
         self.tokens = sum(float(lengths.sum()) for lengths in self.batches) / len(self.batches)
         self.split = cache(self._split)

@@ -56,7 +56,7 @@ def load_checked_profile(path: Path, profile_input: ProfileInput) -> Profile:
     profile, num_blocks = load_profile(path), len(profile_input.model)
     if len(profile.blocks) != num_blocks:
         raise PlanError(
-            f"{path} is the profile of a model with {len(profile.blocks)} blocks, but this model has {num_blocks}; "
+            f"the number of blocks in {path} is {len(profile.blocks)}, but that of this model is {num_blocks}; "
             "measure this model with `stretto profile`"
         )
     return profile
@@ -93,6 +93,6 @@ def num_local_devices(device: torch.device) -> int:
 
 
 def num_ranks_to_measure(device: torch.device) -> int:
-    """Return how many ranks measure: one per accelerator; on a CPU 2 per core, at most 4, to see how they share it."""
+    """Return how many ranks measure: one per accelerator; on a CPU 2 per core, at most 4, so that they share cores."""
     count = num_local_devices(device)
     return min(2 * count, _MAX_CPU_RANKS) if device.type == "cpu" else count

@@ -24,7 +24,7 @@ _MAX_NUMERIC_CLASSES = 100
 # The usual names of a column of times.
 TIME_NAMES = ("time", "date", "datetime", "timestamp", "ds", "t", "step", "index")
 _MAX_TIME_CHARS = 40  # a text column with such a name holds times if its texts are shorter than this on average
-# A text field is an `unparsed time` if more than this fraction of its values looks like a time.
+# A text field is an `unparsed time` if more than this fraction of its values look like times.
 _MIN_TIME_FRACTION = 0.9
 _MAX_CATEGORY_CHARS = 80  # the texts of a `category` are shorter than this on average
 
@@ -38,9 +38,9 @@ class FieldSummary:
     num_values: int = 0  # that are not missing
     num_missing: int = 0
     num_unique: int = 0  # distinct values; 0 for lists
-    mean_length: float = 0.0  # characters of text, or steps of a list
+    mean_length: float = 0.0  # characters of a text, or elements of a list
     is_integer: bool = False  # whether all numbers are integers
-    has_nan: bool = False  # has NaN, infinities, or NA in a CSV file
+    has_nan: bool = False  # whether it has a NaN or an infinity, or NA in a CSV file
 
     @property
     def is_named_sequence(self) -> bool:

@@ -27,7 +27,7 @@ _CONTROLS = bytes(set(range(32)) - set(b"\t\n\v\f\r\x1b"))
 
 
 class AmbiguousInputError(DataError):
-    """Files can be read in several ways; `question` asks for one of `choices`, the values for the hint named `hint`."""
+    """Files can be read in several ways; `question` asks for one of `choices`, which are values of the hint `hint`."""
 
     def __init__(self, message: str, hint: str, question: str, choices: Sequence[str]) -> None:
         super().__init__(message)
@@ -113,7 +113,7 @@ def _list_folder(path: Path) -> list[Path]:
 
 
 def _infer_format(path: Path) -> Format:
-    """Return the format of a file: the one that its name says, or text if it contains text."""
+    """Return the format of a file: that of its suffix, else text if it contains text. A folder is a saved dataset."""
     suffix = path.suffix.lower()
     if path.is_dir():
         return "datasets"
@@ -151,7 +151,7 @@ def _choose_format(groups: dict[Format, list[Path]], format: str | None) -> Form
 
 
 def _split_paths(paths: list[Path], root: Path) -> tuple[list[Path], list[Path], list[Path]]:
-    """Sort files by name into training, validation and unused; all are for training unless names tell them apart."""
+    """Divide files by name into training, validation and unused; all are for training unless names tell them apart."""
     splits = {path: _split_of(path.absolute().relative_to(root)) for path in paths}
     train, valid, test = ([path for path in paths if splits[path] == split] for split in ("train", "valid", "test"))
     if not train or not (valid or test):

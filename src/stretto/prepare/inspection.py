@@ -23,7 +23,7 @@ class DataHints:
     """What you know about files before they are inspected; fields that are None are inferred."""
 
     kind: DataKind | None = None
-    format: str | None = None  # of the files to use, if a folder holds several formats
+    format: str | None = None  # format of the files to use, if a folder holds several formats
     level: Level | None = None  # what a token of text is
     sequence: str | None = None  # field with the sequence
     label: str | None = None  # field with the label of a sequence
@@ -48,7 +48,7 @@ class Inspection:
     paths: tuple[Path, ...]  # files for training
     data: TextData | SequenceData | SeriesData
     valid: tuple[Path, ...] = ()  # files for validation, given or recognized by their names
-    num_bytes: int = 0  # of the training files; saved datasets don't count
+    num_bytes: int = 0  # size of the training files; saved datasets don't count
     num_rows: int | None = None  # approximately; None for text
     fields: tuple[FieldSummary, ...] = ()
     notes: tuple[str, ...] = ()  # decisions that you may want to change

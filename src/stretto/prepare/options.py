@@ -55,7 +55,7 @@ class PrepareOptions:
         values: dict[str, Any] = {"options": type(self).__name__}
         for item in fields(self):
             value = getattr(self, item.name)
-            # Of prepared data that an option names, the content counts, not the location.
+            # If an option names prepared data, the data's content counts, not its location.
             open_value = {"vocabulary": open_vocabulary, "like": open_schema}.get(item.name)
             values[item.name] = _plain(value if open_value is None else open_value(value))
         return values
@@ -142,7 +142,7 @@ def check_level(level: Level | None, vocabulary: Vocabulary | None, max_symbols:
         reason = "a given vocabulary" if vocabulary is not None else "bytes"
         raise DataError(f"max_symbols={max_symbols} has no effect on {reason}; leave it out")
     if max_symbols is not None and max_symbols < 2:
-        raise DataError(f"max_symbols={max_symbols} leaves only <unk>, which counts as a symbol; use at least 2")
+        raise DataError(f"max_symbols={max_symbols} is too small, because <unk> counts as a symbol; use at least 2")
     return chosen
 
 
