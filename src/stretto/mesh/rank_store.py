@@ -48,7 +48,7 @@ class RankStore:
         return self._call(lambda: self._store.add(key, amount))
 
     def wait_for_keys(self, keys: list[str], seconds: float) -> bool:
-        """Wait up to `seconds` until all keys have a value; return whether they have."""
+        """Wait up to `seconds` for all keys to have a value; return whether they do."""
         return not keys or poll(lambda: self._call(lambda: self._store.check(keys)), seconds)
 
     def wait_for_message(self, key: str, source: int, timeout: timedelta, raise_if_failed: Callable[[], None]) -> str:

@@ -126,7 +126,7 @@ class ContentionModel:
 def interpolate(kind: BlockKind, rows: int, steps: int) -> ChunkCost:
     """Return the cost of a chunk, interpolated or extrapolated linearly in rows and steps from the profile's points."""
     points = {(point.rows, point.steps): point for point in kind.points}
-    # Stands for a chunk of 0 rows or steps, which costs nothing. A CostPoint itself has at least one of each.
+    # Stands for a chunk of 0 rows or time steps, which costs nothing. A CostPoint itself has at least one of each.
     zero = CostPoint(rows=1, steps=1, forward=0, backward=0, saved=0)
     row_pair, row_weight = _neighbors(kind.rows, rows)
     step_pair, step_weight = _neighbors(kind.steps, steps)

@@ -16,11 +16,11 @@ class MicroBatchShape:
 
     start: int
     stop: int
-    chunk_bounds: tuple[tuple[int, int], ...]  # (first step, step after the last) of each chunk
+    chunk_bounds: tuple[tuple[int, int], ...]  # (first time step, the one after the last) of each chunk
     rows_per_chunk: tuple[int, ...]  # number of rows in each chunk
 
     def chunk_shape(self, index: int) -> tuple[int, int]:
-        """Return the (rows, steps) of a chunk; (0, 0) if the micro-batch ends before it."""
+        """Return the (rows, time steps) of a chunk; (0, 0) if the micro-batch ends before it."""
         if index >= len(self.chunk_bounds):
             return 0, 0
         first, stop = self.chunk_bounds[index]
@@ -39,7 +39,7 @@ def split_rows(lengths: RowLengths, num_micro_batches: int, num_chunks: int) -> 
         num_steps = max(int(lengths[start]), 1)
         count = min(num_chunks, num_steps)
         chunk_bounds = tuple(pairwise(num_steps * index // count for index in range(count + 1)))
-        # Shortest first, so that searchsorted counts the rows that end at or before a chunk's first step.
+        # Shortest first, so that searchsorted counts the rows that end at or before a chunk's first time step.
         ascending = lengths[start:stop][::-1]
         num_ended = np.searchsorted(ascending, [first for first, _ in chunk_bounds[1:]], side="right").tolist()
         micro_batches.append(
@@ -52,7 +52,7 @@ def _micro_batch_bounds(lengths: RowLengths, num_micro_batches: int) -> list[int
     """Return the first row of each micro-batch and, at the end, the number of rows; total lengths are about equal."""
     if num_micro_batches == 1:
         return [0, len(lengths)]
-    # An empty row counts as one step, since the first chunk computes it.
+    # An empty row counts as one time step, since the first chunk computes it.
     sums = np.concatenate([[0], np.maximum(lengths, 1).cumsum()])
     targets = [int(sums[-1]) * index // num_micro_batches for index in range(1, num_micro_batches)]
     edges = [0]

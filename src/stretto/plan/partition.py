@@ -54,5 +54,5 @@ def partition_by_cost(num_blocks: int, num_stages: int, costs: Callable[[int], R
 
 
 def partition_from_counts(counts: Sequence[int]) -> list[slice]:
-    """Return the range of blocks of each stage from the number of blocks of each stage."""
+    """Return the range of blocks of each stage, given how many blocks each stage has."""
     return [slice(start, stop) for start, stop in pairwise(accumulate(counts, initial=0))]

@@ -38,13 +38,13 @@ class Workload:
         return [split_rows(lengths[::replicas], micro_batches, chunks) for lengths in self.batches]
 
     def _count_chunks(self, replicas: int, micro_batches: int, chunks: int) -> list[Counter[tuple[int, int]]]:
-        """Return, for each batch, the number of chunks with each (rows, steps)."""
+        """Return, for each batch, the number of chunks with each (rows, time steps)."""
         return [
             Counter(shape.chunk_shape(index) for shape in shapes for index in range(len(shape.chunk_bounds)))
             for shapes in self.split(replicas, micro_batches, chunks)
         ]
 
     def _largest_chunk(self, replicas: int, micro_batches: int, chunks: int) -> tuple[int, int]:
-        """Return the (rows, steps) of the largest chunk."""
+        """Return the (rows, time steps) of the largest chunk."""
         shapes = [shape for counts in self.count_chunks(replicas, micro_batches, chunks) for shape in counts]
         return max(shapes, key=lambda shape: shape[0] * shape[1])
