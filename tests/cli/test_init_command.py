@@ -123,7 +123,7 @@ def test_given_validation_files_take_precedence_over_names(capsys: pytest.Captur
             ["book.txt", "--valid", "gone.txt"],
             "--valid=gone.txt: gone.txt does not exist; use the path of a file or a folder",
         ),
-        (["reviews.jsonl", "--valid", "book.txt"], "--valid=book.txt is text, but the training data is jsonl"),
+        (["reviews.jsonl", "--valid", "book.txt"], "--valid=book.txt: text is not the training data's format, jsonl"),
         (
             ["reviews.jsonl", "--label", "mod"],
             "--label=mod is not a field of reviews.jsonl; choose from id, text, mood",

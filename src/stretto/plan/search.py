@@ -23,7 +23,7 @@ from stretto.plan.profile import Profile
 from stretto.plan.units import format_bytes
 from stretto.plan.workload import Workload
 
-# The maximum of micro-batches times chunks; the bubble is already negligible there.
+# The maximum of micro-batches times chunks; with that many, the bubble is already negligible.
 _MAX_CHUNKS = 256
 # Layouts slower than the fastest by more than this factor are not listed, except the fastest on several devices.
 _MAX_SLOWDOWN = 2.0

@@ -90,7 +90,7 @@ def list_validation_files(paths: Iterable[Path], format: Format, is_text: bool) 
     except DataError as error:
         raise DataError(f"valid={given[0]}: {error}") from None
     if listing.format != format and not is_text:
-        raise DataError(f"valid={given[0]} is {listing.format}, but the training data is {format}; convert one of them")
+        raise DataError(f"valid={given[0]}: {listing.format} is not the training data's format, {format}; convert it")
     return (*listing.paths, *listing.valid)
 
 
