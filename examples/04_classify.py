@@ -51,7 +51,7 @@ with stretto.world() as world:
     train, valid = (
         Batches(LabeledItems(Sequences.open(f"data/brackets/{part}")), budget=4096) for part in ("train", "valid")
     )
-    trainer = stretto.Trainer(engine, train, stretto.TrainConfig(epochs=1, lr=1e-2, warmup=10))
+    trainer = stretto.Trainer(engine, train, stretto.TrainConfig(epochs=2, lr=1e-2, warmup=10))
 
     for report in trainer:
         if world.is_rank_zero and report.step % 50 == 0:

@@ -113,7 +113,7 @@ def test_an_invalid_chunk_changes_no_session() -> None:
     sessions.feed({"a": tokens[:3]})
     with pytest.raises(ConfigError, match="session 'b' has no time steps"):
         sessions.feed({"a": tokens[3:], "b": tokens[:0]})
-    with pytest.raises(ConfigError, match="session 'b' has steps of"):
+    with pytest.raises(ConfigError, match="session 'b' has time steps of"):
         sessions.feed({"a": tokens[3:], "b": tokens.double()})
     with pytest.raises(IndexError):
         sessions.feed({"a": tokens[3:], "c": torch.tensor([NUM_TOKENS])})

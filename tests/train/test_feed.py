@@ -90,7 +90,7 @@ def test_an_epoch_ends_when_every_row_was_seen(rows: list[list[int]], tmp_path: 
 @pytest.mark.parametrize(
     ("kind", "data", "sentence"),
     [
-        ("classes", {"budget": 10}, r"data\.train=.*: .* has \d+ steps, more than data\.budget=10; raise the budget"),
+        ("classes", {"budget": 10}, r"data\.train=.*: .* has \d+ time steps, more than data\.budget=10; raise the budget"),
         ("values", {"feed": "forecast"}, r"data\.feed='forecast' needs data\.context"),
         ("tokens", {"feed": "forecast"}, r"holds tokens, not channels"),
         ("tokens", {"feed": "forecast", "context": 3}, r"holds tokens, not channels"),
@@ -98,7 +98,7 @@ def test_an_epoch_ends_when_every_row_was_seen(rows: list[list[int]], tmp_path: 
         ("classes", {"stride": 3}, r"data\.stride=3 has no effect with data\.feed='batches'; leave it out"),
         ("tokens", {"feed": "lanes", "masks": True}, r"data\.masks=True has no effect on data without channels"),
         ("values", {"context": 8, "targets": ["zz"]}, r"target 'zz' is not a channel of .*; choose from c0, c1"),
-        ("values", {"context": 300}, r"no series has the 300 \+ 1 steps"),
+        ("values", {"context": 300}, r"no series has the 300 \+ 1 time steps"),
         ("tokens", {"feed": "lanes", "lanes": 900}, r"lanes=900 x window=64 needs"),
     ],
 )
