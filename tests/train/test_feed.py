@@ -90,7 +90,7 @@ def test_an_epoch_ends_when_every_row_was_seen(rows: list[list[int]], tmp_path: 
 @pytest.mark.parametrize(
     ("kind", "data", "sentence"),
     [
-        ("classes", {"budget": 10}, r"data\.train=.*: .* has \d+ time steps, more than data\.budget=10; raise the budget"),
+        ("classes", {"budget": 10}, r"data\.train=.*: .* has \d+ time steps, more than data\.budget=10; raise"),
         ("values", {"feed": "forecast"}, r"data\.feed='forecast' needs data\.context"),
         ("tokens", {"feed": "forecast"}, r"holds tokens, not channels"),
         ("tokens", {"feed": "forecast", "context": 3}, r"holds tokens, not channels"),

@@ -49,7 +49,7 @@ def _try_lock(descriptor: int) -> bool:
     except (BlockingIOError, PermissionError):
         return False
     except OSError as error:
-        # Without locks on this filesystem, generations still stop the older of two processes at its next save.
+        # Without locks, the older of two processes still stops at its next save: it finds a newer generation number.
         if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
             raise
     return True

@@ -20,7 +20,7 @@ from stretto.launch.parent_exit import LAUNCHER_PID_VARIABLE, PREEMPTED_EXIT_COD
 
 # Preempted ranks have this many seconds to save.
 GRACE_SECONDS = 60
-# Exit codes after which a restart is useless or unwanted: user errors, fenced runs, Ctrl-C.
+# Exit codes after which a restart is useless or unwanted: user errors, a newer launch of the run, Ctrl-C.
 _PERMANENT_EXIT_CODES = (StrettoError.exit_code, FencedError.exit_code, 130)
 
 
@@ -140,7 +140,7 @@ def _root_cause(result: RunResult) -> tuple[int, ProcessFailure]:
 
 
 def _failure_error(result: RunResult) -> StrettoError:
-    """Return the error for failed ranks. It has no message if the rank at fault has exited, after printing its own."""
+    """Return the error for failed ranks, without a message if the rank at fault printed one before it exited."""
     rank, failure = _root_cause(result)
     if failure.exitcode == PREEMPTED_EXIT_CODE:
         # All ranks were preempted, and have saved.

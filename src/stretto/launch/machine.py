@@ -143,7 +143,7 @@ def check_memory() -> list[Finding]:
     swap = f"{format_bytes(swap_used)} of {format_bytes(meminfo['SwapTotal'])} swap used"
     detail = f"{format_bytes(free)} of {format_bytes(total)} free, {swap}"
     if free < _GIB // 2:
-        return [problem("memory", detail, "end other processes, or raise the container's limit: ranks would be killed")]
+        return [problem("memory", detail, "end other processes or raise the container's limit, or ranks may be killed")]
     if free < 2 * _GIB:
         return [warning("memory", detail, "free some memory: each rank needs about 0.3 GB before it has a model")]
     if swap_used > 0.1 * total:
@@ -235,9 +235,9 @@ def check_environment() -> list[Finding]:
         if os.environ.get(name)
     ]
     findings += [
-        warning(f"${name}", _shorten(value), "unset it unless you need it: it changes how NCCL connects")
+        warning(f"${name}", _shorten(value), "unset it unless you need it: it changes what NCCL does")
         for name, value in sorted(os.environ.items())
-        if name.startswith("NCCL_") and name != "NCCL_DEBUG"
+        if name.startswith("NCCL_") and not name.startswith("NCCL_DEBUG")
     ]
     if os.environ.get("MASTER_ADDR") and find_launch_info(os.environ) is None:
         remedy = "unset it: no launcher has started ranks here"
@@ -245,7 +245,7 @@ def check_environment() -> list[Finding]:
     proxies = [name for name in _PROXIES if os.environ.get(name)]
     no_proxy = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
     if proxies and not ("127.0.0.1" in no_proxy or "localhost" in no_proxy or no_proxy == "*"):
-        remedy = "set no_proxy=localhost,127.0.0.1: requests to object storage on this machine would go to the proxy"
+        remedy = "set no_proxy=localhost,127.0.0.1, or requests to object storage on this machine go to the proxy"
         findings.append(warning(f"${proxies[0]}", "set, and applies to localhost too", remedy))
     return findings or [ok("environment", "no risky variable is set")]
 

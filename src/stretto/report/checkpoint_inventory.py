@@ -18,7 +18,7 @@ from stretto.report.record import Record
 
 @dataclass(frozen=True)
 class CheckpointInventory:
-    """The checkpoints of a run's lineage that still exist, and the claims of its launches, one per generation."""
+    """The checkpoints of a run's lineage that still exist, and the claims that its launches wrote at their start."""
 
     location: str
     problem: str | None = None  # why the folder could not be read

@@ -84,13 +84,13 @@ def _describe(record: Record, inventory: CheckpointInventory) -> str:
 
 
 def _launch_rows(record: Record, inventory: CheckpointInventory) -> list[tuple[str, ...]]:
-    """Return a row per launch. A launch whose log lines were dropped is known only from its claim."""
+    """Return a row per launch. A launch whose log lines were dropped is known from the claim it wrote at its start."""
     lines = {read_int(line, "generation"): line for line in record.launches}
     rows: list[tuple[str, ...]] = []
     for generation in sorted({*lines, *inventory.claims}):
         line, claim = lines.get(generation, {}), inventory.claims.get(generation)
         checkpoint = read_str(line, "resumed_from").rstrip("/").rpartition("/")[2]
-        changes = line.get("changes") if line else ["not in the log: it made no steps, or a later launch repeated them"]
+        changes = line.get("changes") if line else ["not in the log: it ran no steps, or a later launch repeated them"]
         time, host = (format_time(claim.time), claim.host) if claim else ("", "")
         ranks = read_str(line, "ranks") or (str(claim.num_ranks) if claim else "")
         origin = checkpoint or str((claim and claim.resumed_from) or "the beginning")

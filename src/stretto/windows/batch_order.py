@@ -22,7 +22,7 @@ class BatchLimits:
 
     budget: int  # maximum of rows x time steps of the longest row, so padding counts
     max_rows: int
-    # A batch with more rows than this has a multiple of it, to divide evenly, unless it has a pool's shortest rows.
+    # More rows than this are cut to a multiple of it, so replicas get equal shares; a pool's last rows may be uncut.
     row_multiple: int = 8
 
     def __post_init__(self) -> None:
