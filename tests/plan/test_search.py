@@ -96,7 +96,7 @@ def test_a_balanced_model_uses_all_devices_and_a_cheap_one_stays_on_one() -> Non
 def test_the_advice_names_what_limits_the_speed_up() -> None:
     slow_reader = profile([kind(0.1, 0.2)] * 4).model_copy(update={"step_overhead": 1.0})
     assert "; reading data and other overhead take 77% of a step" in advise(find_plan(slow_reader, LOAD, Cluster(4)))
-    computes_as_long = "each device computes for 100% as long as a single device would"
+    computes_as_long = "splitting lowers the compute time per device only to 100% of that on one device"
     # A chunk with half the rows takes as long as one with all.
     assert computes_as_long in advise(find_plan(profile([kind(0, 0, start=0.1)]), LOAD, Cluster(2), uses_all=True))
     # Two ranks share one core; nothing is wrong with their chunks.

@@ -157,9 +157,9 @@ def test_with_many_ranks_only_complete_replicas_are_traced(pools: RankPools, mos
 @pytest.mark.parametrize("layout", [Layout(stages=3, blocks=(2, 1, 1)), Layout(replicas=3)], ids=str)
 def test_a_slow_rank_is_busy_and_the_others_wait_for_it(pools: RankPools, layout: Layout) -> None:
     _, (_, last), _ = pools[3].run(monitor_slow_rank, layout)[0]
-    assert last.busy[1] > PAUSE > 2 * last.waiting[1]
+    assert last.busy[1] > PAUSE
     for rank in (0, 2):
-        assert last.busy[rank] < last.busy[1] and last.waiting[rank] > PAUSE / 2
+        assert last.busy[rank] < last.busy[1] and last.waiting[rank] > max(PAUSE / 2, last.waiting[1])
 
 
 def monitor_slow_rank(world: World, layout: Layout) -> MonitorResult:

@@ -50,7 +50,7 @@ def check_chunk_law(
     """Check that a block satisfies the chunk law on `x` (`[time, batch, ...]`); raise a `LawError` if it doesn't.
 
     The block runs on the whole input, and then in other ways: on the whole input again; cut before the time
-    steps listed in each of `cuts` (default: before each time step alone, then before every one); in windows that carry
+    steps listed in each of `cuts` (default: one cut, at each time step in turn, then all); in windows that carry
     state, cut as in the last of `cuts`; and on two halves of the rows, whose chunks alternate as those of
     micro-batches do in a pipeline. Outputs, final state and gradients (of parameters, input and initial state) must
     agree within the relative `tolerance` (default: 1e-12 in float64, else 1e-4, because of rounding). The block keeps

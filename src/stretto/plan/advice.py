@@ -79,6 +79,6 @@ def _bottleneck(plan: Plan, prediction: Prediction) -> str:
     computing, single = prediction.pipeline * (1 - prediction.bubble), plan.single_device.pipeline
     num_ranks = prediction.layout.num_ranks
     if plan.speed_up(prediction) < 0.7 * num_ranks and computing - single / num_ranks > overhead:
-        return f"each device computes for {computing / single:.0%} as long as a single device would"
+        return f"splitting lowers the compute time per device only to {computing / single:.0%} of that on one device"
     fraction = overhead / prediction.seconds
     return template.format(fraction) if fraction >= 0.05 else "each kind of overhead takes less than 5% of a step"

@@ -195,11 +195,11 @@ class Trainer:
         return self.position.epoch >= self.config.epochs
 
     def request(self, request: Request) -> None:
-        """Request something of all ranks; after the next step it is in `requested` on all of them."""
+        """Request something of all ranks; after the next step, the set `trainer.requested` holds it on all."""
         self._requests.add(request)
 
     def is_pending(self, request: Request) -> bool:
-        """Return whether this rank has made a request that is not in `requested` yet."""
+        """Return whether this rank has made a request that is not in `trainer.requested` yet."""
         return request in self._requests
 
     def snapshot(self) -> Snapshot:

@@ -147,7 +147,7 @@ class NextTokenItems(_SequenceItems):
 class SlidingWindows:
     """Each row is a window of `context` time steps of a series; the values that follow are targets.
 
-    A window starts every `stride` time steps. Only its last time step has targets; with `every_step`, all have.
+    A window starts every `stride` time steps. Only its last time step has targets; with `every_step`, all do.
     """
 
     sequences: Sequences
