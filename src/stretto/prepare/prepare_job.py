@@ -97,7 +97,7 @@ class Job:
                 yield number, result
         if done:
             self.on_progress(Progress(phase, done, total))
-        # Starting a worker takes a second, and fails in a script without a main guard: do little work in this process.
+        # Starting a worker takes a second, and fails in a script without a main guard: small jobs run in this process.
         max_useful = -(-sum(sizes[number] for number, _ in missing) // _WORK_PER_WORKER)
         allowed = min(len(os.sched_getaffinity(0)), max_useful) if self.workers is None else self.workers
         workers = min(len(missing), allowed)

@@ -22,7 +22,7 @@ class BatchLimits:
 
     budget: int  # maximum of rows x time steps of the longest row, so padding counts
     max_rows: int
-    # More rows than this are cut to a multiple of it, so replicas get equal shares; a pool's last rows may be uncut.
+    # If a batch has more rows than this, their number is a multiple of it, except for the rows left over in a pool.
     row_multiple: int = 8
 
     def __post_init__(self) -> None:
