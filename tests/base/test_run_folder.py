@@ -17,7 +17,7 @@ def test_a_file_is_replaced_and_read_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../other.json", "/etc/hostname", "a/../../other.json"])
 def test_a_name_that_leaves_the_folder_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="leads out of the run's folder"):
+    with pytest.raises(ConfigError, match="points outside the run's folder"):
         RunFolder(tmp_path / "run").file(name)
 
 
@@ -26,7 +26,7 @@ def test_a_link_that_leaves_the_folder_is_refused(tmp_path: Path) -> None:
     run.mkdir()
     (tmp_path / "secret").write_text("secret")
     (run / "config.toml").symlink_to(tmp_path / "secret")
-    with pytest.raises(ConfigError, match=r"config\.toml leads out of the run's folder"):
+    with pytest.raises(ConfigError, match=r"config\.toml points outside the run's folder"):
         RunFolder(run).read("config.toml")
     # A link within the folder is fine, and so is the folder itself being one.
     (run / "data_spec.json").write_text("{}")

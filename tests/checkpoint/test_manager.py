@@ -16,7 +16,7 @@ from helpers.rank_pool import RankPools, RanksFailedError
 from stretto import Checkpoint, CheckpointManager, World
 from stretto.checkpoint import SaveReport, Snapshot, find_checkpoint
 from stretto.checkpoint.checkpoint import complete_checkpoint_names, read_claims
-from stretto.checkpoint.lineage import CheckpointName, Claim, lineage, to_remove
+from stretto.checkpoint.lineage import CheckpointName, Claim, checkpoints_to_remove, lineage
 from stretto.checkpoint.manifest import TrainingState
 from stretto.checkpoint.shards import TensorShard
 from stretto.checkpoint.storage import LocalStorage
@@ -324,7 +324,7 @@ def test_removed_checkpoints_are_neither_last_nor_nth_nor_best(
     saved_steps: set[int], last: int, every: int | None, best: int
 ) -> None:
     names = [CheckpointName(1, step) for step in sorted(saved_steps, reverse=True)]
-    removed = to_remove(names, last, every, CheckpointName(1, best))
+    removed = checkpoints_to_remove(names, last, every, CheckpointName(1, best))
     kept = [name for name in names if name not in removed]
     assert kept[:last] == names[:last]
     for name in kept[last:]:

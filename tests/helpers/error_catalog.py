@@ -967,7 +967,7 @@ ERROR_SECTIONS = (
                 "stretto train run.toml --run.folder runs/done --data.train data/valid --data.lanes 4",
             ),
             ErrorCase(
-                "run.folder=<folder> can't be written (<reason>); choose a different one",
+                "run.folder=<folder> can't be written (<reason>); choose a different folder",
                 "The folder can't be created, or is read-only, or the disk is full.",
                 "Choose a folder that you may write to.",
                 "stretto train run.toml --run.folder run.toml/run",

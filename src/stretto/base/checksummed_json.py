@@ -25,7 +25,7 @@ def verify_checksum(tree: object) -> JsonObject:
 
 
 def dump_with_checksum(tree: JsonObject) -> bytes:
-    """Return the object with its checksum as encoded JSON."""
+    """Return the object, with its checksum added, as UTF-8 JSON."""
     return json.dumps(add_checksum(tree), indent=1, allow_nan=False).encode()
 
 

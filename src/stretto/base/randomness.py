@@ -6,7 +6,7 @@ Masks are computed with integer arithmetic only, which wraps at 64 and 32 bits, 
 import torch
 from torch import Tensor
 
-# The constants of SplitMix64 and of a 32-bit hash finalizer, as signed integers; products wrap around on purpose.
+# The constants of SplitMix64 and of the 32-bit hash lowbias32, as signed integers; products wrap around on purpose.
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX_A = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MIX_B = 0x94D049BB133111EB - (1 << 64)
@@ -16,9 +16,9 @@ _WORD_SPAN = 1 << 32
 
 
 def mix(keys: Tensor) -> Tensor:
-    """Hash int64 keys one to one, so that neighboring keys give unrelated values."""
+    """Hash int64 keys one-to-one, so that neighboring keys give unrelated values."""
     mixed = keys * _GOLDEN
-    # `>>` copies the sign bit; the masks make it a logical shift, which keeps the hash one to one.
+    # `>>` copies the sign bit; the masks make it a logical shift, which keeps the hash one-to-one.
     mixed = (mixed ^ ((mixed >> 30) & 0x3FFFFFFFF)) * _MIX_A
     mixed = (mixed ^ ((mixed >> 27) & 0x1FFFFFFFFF)) * _MIX_B
     return mixed ^ ((mixed >> 31) & 0x1FFFFFFFF)
@@ -36,10 +36,10 @@ def keep_mask(keys: Tensor, num_features: int, keep: float) -> Tensor:
     """
     features = torch.arange(num_features, dtype=torch.int64, device=keys.device)
     words = _words(keys).unsqueeze(-1) ^ _words(features)
-    # Keys and features are hashed already, but masks from their xor alone would be correlated; these rounds prevent it.
+    # Keys and features are hashed already, but masks from their xor alone would be correlated; more rounds prevent it.
     words ^= (words >> 16) & 0xFFFF
     words *= _WORD_A
     words ^= (words >> 15) & 0x1FFFF
     words *= _WORD_B
-    threshold = min(round(keep * _WORD_SPAN), _WORD_SPAN - 1) - (_WORD_SPAN >> 1)
+    threshold = min(round(keep * _WORD_SPAN), _WORD_SPAN - 1) - (_WORD_SPAN >> 1)  # at most the largest int32
     return words < threshold

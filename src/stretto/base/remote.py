@@ -34,7 +34,7 @@ class RemoteFolder(NamedTuple):
     @classmethod
     def open(cls, location: str) -> "RemoteFolder":
         """Return the folder at a URL. No request is sent to the server yet."""
-        # Imported here because it is slow to import and rarely needed.
+        # fsspec is imported here because importing it is slow and rarely needed.
         from fsspec.config import conf
         from fsspec.core import url_to_fs
 

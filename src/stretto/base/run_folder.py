@@ -2,7 +2,7 @@
 
 runs/book/
     config.toml            the config, every default written out
-    data_spec.json         what the data's numbers mean: task, labels, channels; and vocabulary.json for text
+    data_spec.json         what the data's numbers mean: task, labels, channels; for text, also vocabulary.json
     plan.json              the plan with its predicted step time, if layout.auto chose the layout
     log.jsonl              one line of JSON per event
     trace.json             one training step, recorded on every rank
@@ -64,7 +64,7 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        # Not through `file`, which rejects links out of the folder: users may link this one to a larger disk.
+        # Not through `file`, which rejects links that point outside: users may link this folder to a larger disk.
         return self.path / CHECKPOINTS
 
     @property
@@ -81,10 +81,10 @@ class RunFolder:
         return sorted(path.name for path in self.file(NONFINITE).glob("step-*"))
 
     def file(self, name: str) -> Path:
-        """Return the path of a file; raise if the name, or a symbolic link of that name, leads out of the folder."""
+        """Return the path of a file; raise if the name, or a symbolic link of that name, points outside the folder."""
         path = self.path / name
         if not path.resolve().is_relative_to(self.path.resolve()):
-            raise ConfigError(f"{path} leads out of the run's folder; if you trust the link, replace it with a copy")
+            raise ConfigError(f"{path} points outside the run's folder; if you trust the link, replace it with a copy")
         return path
 
     def read(self, name: str) -> bytes | None:
@@ -100,4 +100,4 @@ class RunFolder:
 
     def writing(self) -> AbstractContextManager[None]:
         """Return a context manager that turns a file-system error into a ConfigError that names the folder."""
-        return write_errors(f"run.folder={self}", "choose a different one")
+        return write_errors(f"run.folder={self}", "choose a different folder")

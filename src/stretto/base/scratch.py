@@ -9,7 +9,7 @@ import tempfile
 import weakref
 from pathlib import Path
 
-_NAME = re.compile(r"stretto-([0-9a-f]{8})-(\d+)-")
+_NAME = re.compile(r"stretto-([0-9a-f]{8})-(\d+)-")  # host id, process id
 
 
 def make_scratch_folder() -> "tempfile.TemporaryDirectory[str]":

@@ -1,4 +1,4 @@
-"""State: a tuple of tensors, each with the batch in dim 0; `()` for a block without memory."""
+"""State: a tuple of tensors, each with the batch in dim 0; `()` for a stateless block."""
 
 from collections.abc import Sequence
 
@@ -32,6 +32,6 @@ def where_rows(mask: Tensor, state: State, other: State) -> State:
     if not bool(mask.any()):
         return other
     return tuple(
-        torch.where(mask.to(this.device).view(-1, *[1] * (this.dim() - 1)), this, that)
-        for this, that in zip(state, other, strict=True)
+        torch.where(mask.to(tensor.device).view(-1, *[1] * (tensor.dim() - 1)), tensor, other_tensor)
+        for tensor, other_tensor in zip(state, other, strict=True)
     )

@@ -22,12 +22,12 @@ class Rows:
     The three tensors stay on the CPU; states are created on `device`.
     """
 
-    lanes: Tensor  # int64 [batch]: the row's lane, by index; without lanes, the row's index in the global batch
+    lanes: Tensor  # int64 [batch]: index of the row's lane; without lanes, index of the row in the global batch
     lengths: Tensor  # int64 [batch]: number of valid time steps in the window
     fresh: Tensor  # bool [batch]: starts from the initial state, not from the previous window's
     key: int
     device: torch.device
-    dtype: torch.dtype  # of the model's weights, and so of real-valued states
+    dtype: torch.dtype  # of the model's weights, and so of floating-point states
 
     @classmethod
     def of(
@@ -68,8 +68,8 @@ class Rows:
 class Window:
     """Some time steps of some rows; time-major, so that a chunk is a contiguous view.
 
-    `lanes`, `lengths` and `fresh` are set on every rank; `inputs` and `targets` are None if the rank doesn't need them.
-    A time step without a target (padding, or unlabeled) has the target IGNORE_INDEX; in floating-point targets, NaN.
+    `lanes`, `lengths` and `fresh` are as in `Rows`. `inputs` and `targets` are None on ranks that don't need them. A
+    time step without a target (padding, or unlabeled) has the target IGNORE_INDEX; in floating-point targets, NaN.
     """
 
     num_steps: int  # the number of time steps, padding included
@@ -94,7 +94,7 @@ class Window:
         return Rows(self.lanes, self.lengths, self.fresh, key, device, dtype)
 
     def micro_batches(self, num_micro_batches: int) -> list[slice]:
-        """Return ranges of rows whose sizes differ by at most one; a pipeline splits rows by work instead."""
+        """Split the rows into ranges whose sizes differ by at most one; a pipeline splits rows by work instead."""
         edges = [self.num_rows * index // num_micro_batches for index in range(num_micro_batches + 1)]
         return [slice(start, stop) for start, stop in pairwise(edges)]
 

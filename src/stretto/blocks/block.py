@@ -10,7 +10,7 @@ from stretto.base.window import Rows
 
 
 class Block(nn.Module, ABC):
-    """A part of a network that satisfies the chunk law, if it is causal.
+    """A part of a network. A causal block must satisfy the chunk law.
 
     The law: running a block on `x[:t]` and then, with the returned state, on `x[t:]` equals running it on `x`. Tensors
     are time-major, `[time, batch, ...]`. The state is a tuple of tensors with the batch in dim 0.
@@ -21,7 +21,7 @@ class Block(nn.Module, ABC):
     """False for a block that looks ahead in time; then windows are never cut into chunks."""
 
     def initial_state(self, rows: Rows) -> State:
-        """Return the initial state of these rows; `()` for a block without memory."""
+        """Return the initial state of these rows; `()` for a stateless block."""
         return ()
 
     def begin(self, rows: Rows, carried: State | None = None) -> State:
@@ -38,11 +38,11 @@ class Block(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        """Run the time steps of `x` from `state`; return the outputs and the state after the last of them."""
+        """Run the time steps of `x`, starting from `state`; return the outputs and the state after the last step."""
 
     def __call__(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         result = super().__call__(x, state)
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], tuple)):
-            raise LawError(f"{type(self).__name__}.forward did not return (y, state); return an output and a tuple")
+            raise LawError(f"{type(self).__name__}.forward did not return (y, state); return y and a tuple of tensors")
         y, new_state = result
         return y, new_state

@@ -17,7 +17,7 @@ def _lane_keys(rows: Rows) -> Tensor:
     return mix(mix(rows.lanes) ^ rows.key).to(rows.device)
 
 
-class _RandomMask(Block):
+class _DropoutBase(Block):
     """The base of both dropout blocks: holds and checks the probability."""
 
     def __init__(self, probability: float) -> None:
@@ -31,7 +31,7 @@ class _RandomMask(Block):
         return f"{self.probability}"
 
 
-class Dropout(_RandomMask):
+class Dropout(_DropoutBase):
     """Zeroes each feature of each time step with `probability`, and scales the others to keep the mean.
 
     The mask is a function of (seed, training step, block, lane, time steps since the row was fresh, feature), however
@@ -60,7 +60,7 @@ class Dropout(_RandomMask):
         return x * mask.view_as(x) * (1 / keep), new_state
 
 
-class LockedDropout(_RandomMask):
+class LockedDropout(_DropoutBase):
     """Variational dropout: zeroes the same features at all time steps of a window, with one mask per window and lane.
 
     The mask is a function of (seed, training step, block, lane, feature). The state is each row's key.

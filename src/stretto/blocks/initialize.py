@@ -1,4 +1,4 @@
-"""initialize: draws weights from a seed and each module's name, so that a rank can create only its own blocks."""
+"""initialize: draws weights from a seed and each module's name, so that a rank needs to create only its own blocks."""
 
 import torch
 
@@ -14,7 +14,7 @@ def initialize(stack: Stack, seed: int, device: torch.device | str = "cpu") -> S
     complete model, such as `blocks.1.cell`. Modules on the meta device are materialized one at a time.
     """
     _check_untied(stack)
-    # Children before parents: `parent.to(...)` also converts the children, which must not be on the meta device then.
+    # Children before parents: `parent.to(...)` also converts the children, which must be off the meta device by then.
     for name, module in reversed([*stack.named_modules()]):
         if any(buffer.is_meta for buffer in module.buffers(recurse=False)):
             raise ConfigError(f"{name} ({type(module).__name__}) has a buffer on the meta device; create it on the CPU")
@@ -33,7 +33,7 @@ def initialize(stack: Stack, seed: int, device: torch.device | str = "cpu") -> S
             try:
                 module.to_empty(device="cpu", recurse=False)
             except RuntimeError as error:
-                # The CPU's allocator has no error type of its own, and nothing but the allocation can fail here.
+                # The CPU's allocator raises a plain RuntimeError, and nothing but the allocation can fail here.
                 raise MemoryError(str(error)) from None
         module.to("cpu", torch.float32)
         with torch.random.fork_rng(devices=[]):
@@ -47,8 +47,8 @@ def initialize(stack: Stack, seed: int, device: torch.device | str = "cpu") -> S
 def _check_untied(stack: Stack) -> None:
     names: dict[int, str] = {}
     for name, parameter in stack.named_parameters(remove_duplicate=False):
-        first = names.setdefault(id(parameter), name)
-        if first != name:
+        first_name = names.setdefault(id(parameter), name)
+        if first_name != name:
             raise ConfigError(
-                f"{first} and {name} are the same parameter; tied weights are not supported, so untie them"
+                f"{first_name} and {name} are the same parameter; tied weights are not supported, so untie them"
             )

@@ -1,4 +1,4 @@
-"""build_network: creates the stack that a config describes: embedding, recurrent layers, linear output."""
+"""build_network: creates the stack (embedding, recurrent layers, linear output) that a config describes."""
 
 from stretto.base.task import Task
 from stretto.blocks.block import Block

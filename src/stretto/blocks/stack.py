@@ -14,10 +14,10 @@ from stretto.blocks.block import Block
 
 
 class Stack(Block):
-    """Blocks that run in order, like `nn.Sequential`. Names hold a block's index in the complete model, not in a stage.
+    """Blocks that run in order, like `nn.Sequential`. Names use a block's index in the complete model, not in a stage.
 
-    `stack[2:4]` shares blocks 2 and 3 and keeps their names: `first`, the index of its first block, is 2. So names in
-    checkpoints, and the random numbers derived from them, do not depend on which stage holds a block.
+    `stack[2:4]` shares blocks 2 and 3 with `stack` and keeps their names: `first`, the index of its first block, is 2.
+    So names in checkpoints, and the random numbers derived from them, do not depend on which stage holds a block.
     """
 
     def __init__(self, blocks: Iterable[Block], first: int = 0) -> None:

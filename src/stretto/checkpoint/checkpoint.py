@@ -57,7 +57,7 @@ class Checkpoint:
             load_shards(paths, shards, self.location)
 
     def read_file(self, name: str) -> bytes | None:
-        """Return the content of a small file of the checkpoint; None if it has no such file."""
+        """Return the content of a small file of the checkpoint; None if there is no such file."""
         file = next((file for file in self.manifest.files if file.name == name), None)
         if file is None:
             return None
@@ -89,9 +89,9 @@ def find_checkpoint(location: Path | str, retry_seconds: float = 300.0) -> Check
 def find_resume_checkpoint(storage: Storage, resume: Path | str, retry_seconds: float = 300.0) -> Checkpoint | None:
     """Return the checkpoint that the next launch of a run resumes from; None if it starts from the beginning.
 
-    A scheduler may repeat a command with the same `resume` path. The run then resumes from its own newest checkpoint
-    if it has saved one since. If the last launch was killed before its first save, the next launch resumes from the
-    same checkpoint as that one.
+    `resume` is as in `CheckpointManager.start`. A scheduler may repeat a command with the same path. The run then
+    resumes from its own newest checkpoint if it has saved one since. If the last launch was killed before its first
+    save, the next launch resumes from the same checkpoint as that one.
     """
     if resume == "never":
         return None
@@ -150,15 +150,15 @@ def all_checkpoint_names(storage: Storage) -> list[CheckpointName]:
 def read_claims(storage: Storage) -> dict[int, Claim]:
     """Return the claims of all launches of the run, by generation."""
     claims: dict[int, Claim] = {}
-    for file in storage.names(GENERATIONS):
-        number = file.removesuffix(".json")
-        if not number.isdecimal() or not file.endswith(".json"):
+    for file_name in storage.names(GENERATIONS):
+        number = file_name.removesuffix(".json")
+        if not number.isdecimal() or not file_name.endswith(".json"):
             continue
-        where = f"{GENERATIONS}/{file}"
+        path = f"{GENERATIONS}/{file_name}"
         try:
-            claims[int(number)] = Claim.model_validate(load_with_checksum(storage.read(where)))
+            claims[int(number)] = Claim.model_validate(load_with_checksum(storage.read(path)))
         except ValueError as error:
-            raise damaged_error(f"{storage.location}/{where}", error) from None
+            raise damaged_error(f"{storage.location}/{path}", error) from None
     return claims
 
 

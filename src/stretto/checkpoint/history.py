@@ -23,7 +23,7 @@ from stretto.checkpoint.checkpoint import (
     find_resume_checkpoint,
     read_claims,
 )
-from stretto.checkpoint.lineage import CheckpointName, Claim, lineage, to_remove
+from stretto.checkpoint.lineage import CheckpointName, Claim, checkpoints_to_remove, lineage
 from stretto.checkpoint.lock import FolderLock
 from stretto.checkpoint.manifest import MANIFEST, CheckpointFile, Manifest
 from stretto.checkpoint.storage import Storage
@@ -50,7 +50,7 @@ class History:
         self.lineage: list[CheckpointName] = []  # newest first
         self._storage = storage
         self._retention = retention
-        self._losses: dict[CheckpointName, float] = {}  # for `retention.best`; empty without it
+        self._losses: dict[CheckpointName, float] = {}  # validation losses; empty unless `retention.best`
         # Object storage has no locks; there, only generations keep two processes from saving to the same run.
         self._lock = None if is_remote(storage.location) else FolderLock(Path(storage.location))
 
@@ -110,14 +110,14 @@ class History:
         # Check again: a newer launch may have resumed from a checkpoint that would be removed now.
         self.check_fence()
         best = min(self._losses, key=lambda saved: (self._losses[saved], saved), default=None)
-        for old in to_remove(self.lineage, self._retention.last, self._retention.every, best):
+        for old in checkpoints_to_remove(self.lineage, self._retention.last, self._retention.every, best):
             self.lineage.remove(old)
             self._losses.pop(old, None)
             self.discard(old)
 
     def check_fence(self) -> None:
         """Raise FencedError if a newer launch of this run exists: nothing that this one writes will be used."""
-        numbers = [file.removesuffix(".json") for file in self._storage.names(GENERATIONS)]
+        numbers = [name.removesuffix(".json") for name in self._storage.names(GENERATIONS)]
         newest = max((int(number) for number in numbers if number.isdecimal()), default=0)
         if newest > self.generation:
             raise FencedError(
@@ -126,10 +126,10 @@ class History:
             )
 
     def record_loss(self, name: CheckpointName, loss: float) -> None:
-        """If the best is to be kept, record a checkpoint's validation loss, also in its folder for later launches."""
+        """With `retention.best`, record a checkpoint's validation loss, also in its folder for later launches."""
         if self._retention.best and name in self.lineage and math.isfinite(loss):
             self._losses[name] = loss
-            # This launch knows the loss. If the file can't be written, later ones won't, but the run can continue.
+            # This launch knows the loss. If the file can't be written, later launches won't, but the run can continue.
             with suppress(OSError, StrettoError):
                 self._storage.create(f"{name}/{EVALUATION}", dump_with_checksum({"loss": loss}))
 

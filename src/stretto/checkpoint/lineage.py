@@ -33,7 +33,7 @@ class CheckpointName:
 
     @classmethod
     def parse(cls, text: str) -> "CheckpointName | None":
-        """Parse the name of a checkpoint's folder; return None if it is some other folder."""
+        """Parse the name of a checkpoint's folder; return None if `text` is not one."""
         match = _NAME.fullmatch(text)
         return None if match is None else cls(int(match[2]), int(match[1]))
 
@@ -43,18 +43,18 @@ class Claim(StrictModel):
 
     version: Literal[2] = 2
     generation: int = Field(ge=1, lt=2**63)
-    # The name of a checkpoint in this storage, or the location of one elsewhere; None if it starts from the beginning.
+    # The name of a checkpoint in this storage, or the location of one elsewhere; None to start from the beginning.
     resumed_from: str | None = None
     requested: str | None = None  # the checkpoint that `resume` named, in the same form; None for auto and never
     num_ranks: int = Field(1, ge=1, lt=2**63)
     host: str = ""
-    process: int = 0  # its id on that host
+    process: int = 0  # the first rank's process id on that host
     time: str = ""  # of the launch, in UTC
     token: str = ""  # unique to this launch
 
 
 def lineage(claims: Mapping[int, Claim], names: Iterable[CheckpointName]) -> list[CheckpointName]:
-    """Return the newest generation's checkpoints, and its ancestors' up to where they were resumed, newest first."""
+    """Return the newest generation's checkpoints, then each ancestor's up to the one resumed from; newest first."""
     newest_first = sorted(names, reverse=True)
     selected: list[CheckpointName] = []
     generation = max(claims, default=0)
@@ -69,7 +69,7 @@ def lineage(claims: Mapping[int, Claim], names: Iterable[CheckpointName]) -> lis
     return selected
 
 
-def to_remove(
+def checkpoints_to_remove(
     newest_first: Sequence[CheckpointName], last: int, every: int | None, best: CheckpointName | None
 ) -> list[CheckpointName]:
     """Return all checkpoints except the `last` newest, those whose step is a multiple of `every`, and the best."""

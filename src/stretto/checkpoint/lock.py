@@ -35,10 +35,10 @@ class FolderLock:
                 raise _in_use_error(folder, owner or "another process")
             time.sleep(0.1)
         _held.add(path)
-        # Python calls it when this object is deleted, unless it was called before.
+        # Python calls `release` when this object is deleted or the process exits, unless it was called before.
         self.release = weakref.finalize(self, _release, path, descriptor)
         with contextlib.suppress(OSError):
-            # A process that can't get the lock shows this text. A full disk is no reason to fail here.
+            # A process that can't get the lock shows this text in its error. A full disk is no reason to fail here.
             os.truncate(descriptor, 0)
             os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
 

@@ -43,11 +43,11 @@ class SaveReport:
     num_bytes: int  # of the files of all ranks
     blocked_seconds: float  # how long this rank waited for the copy; a wait for the previous save is not included
     seconds: float  # from the start of the copy until the save was committed or failed
-    error: str | None = None  # why it failed; None if it was saved
+    error: str | None = None  # why the save failed; None if it succeeded
 
 
 class CheckpointManager:
-    """Saves and finds the checkpoints of one run. Every rank has a manager, and all call its methods in the same order.
+    """Saves and finds a run's checkpoints. Every rank has a manager, and all ranks call its methods in the same order.
 
     `start` returns the checkpoint to resume from. `save` returns as soon as this rank's tensors are copied. The last
     `keep` checkpoints are kept, with `keep_every` also those whose step is a multiple of it, and with `keep_best`
@@ -76,7 +76,7 @@ class CheckpointManager:
         self._save_numbers = count(1)
         self._requested_steps: set[int] = set()  # those that `save` was called for
         self._resumed_step: int | None = None
-        self._pending: _PendingSave | None = None  # its thread is running, or has ended and `_wait_for_save` is due
+        self._pending: _PendingSave | None = None  # not yet waited for; its thread may have ended
         self._last_save: _PendingSave | None = None
         self._reports: deque[SaveReport] = deque()
         self._is_closed = threading.Event()
@@ -181,7 +181,7 @@ class CheckpointManager:
         return checkpoint
 
     def _wait_for_result(self, save: "_PendingSave") -> str | None:
-        """Return why a save failed, None if it was committed; ranks other than the first wait for its message."""
+        """Return why a save failed; None if it was committed. Other ranks learn it from the first rank's message."""
         if self.world.is_rank_zero:
             assert save.report is not None
             return save.report.error
@@ -211,8 +211,8 @@ class CheckpointManager:
             if self._history is not None:
                 self._commit(save, self._history)
         except RuntimeError:
-            # The key-value store's host (the launcher or rank 0) is gone. Ranks can't learn what others wrote: all end.
-            save.fatal = LostPeerError(f"saving step {save.name.step} failed: the ranks' key-value store is gone")
+            # The store's host (the launcher or rank 0) is gone: ranks can't learn what the others wrote, so all end.
+            save.fatal = LostPeerError(f"can't save step {save.name.step}: the ranks' store is gone; restart the run")
 
     def _write(self, save: "_PendingSave") -> list[CheckpointFile]:
         check_finite(save.snapshot)

@@ -19,15 +19,15 @@ _DTYPE_BYTES = {
     **dict.fromkeys(("float32", "int32"), 4),
     **dict.fromkeys(("float64", "int64"), 8),
 }
-_INT_LIMIT = 2**63
+_INT_LIMIT = 2**63  # integers must fit int64
 
 
 class ShardMetadata(StrictModel):
-    """The rows of a tensor that one file holds."""
+    """Describes the rows of a tensor that one file holds."""
 
     name: str
     dtype: str
-    shape: tuple[int, ...] = Field(strict=False)
+    shape: tuple[int, ...] = Field(strict=False)  # not strict: JSON has lists, not tuples
     first: int = Field(0, ge=0, lt=_INT_LIMIT)  # its first row in the full tensor
     num_rows: int | None = Field(None, ge=0, lt=_INT_LIMIT)  # of the full tensor; None if this is all of it
 

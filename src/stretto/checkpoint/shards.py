@@ -59,16 +59,16 @@ class TensorShard:
 
 
 def save_shards(folder: Path, rank: int, shards: Iterable[TensorShard]) -> list[CheckpointFile]:
-    """Write one rank's shards to files of its own, synced to disk; return the files' entries for the manifest."""
+    """Write one rank's shards to its own files, synced to disk; return the files' entries for the manifest."""
     planner = _ShardPlanner(shard for shard in shards if shard.tensor.numel())
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
     writer.set_up_storage_writer(is_coordinator=True)
     # torch would number the ranks' files with a collective, but each rank's number is unique already.
     plan = SavePlan(planner.items, storage_data={"shard_index": rank + 1})
-    parts: dict[str, list[ShardMetadata]] = {}
+    shards_by_file: dict[str, list[ShardMetadata]] = {}
     for result in writer.write_data(plan, planner).wait():
-        parts.setdefault(result.storage_data.relative_path, []).append(planner.shards[result.index].metadata)
-    return [describe_file(folder / name, shards_of_file) for name, shards_of_file in sorted(parts.items())]
+        shards_by_file.setdefault(result.storage_data.relative_path, []).append(planner.shards[result.index].metadata)
+    return [describe_file(folder / name, shards_of_file) for name, shards_of_file in sorted(shards_by_file.items())]
 
 
 class _ShardPlanner(DefaultSavePlanner):
@@ -108,19 +108,19 @@ def files_containing(files: Iterable[CheckpointFile], shards: Iterable[TensorSha
 def load_shards(paths: Mapping[Path, CheckpointFile], shards: Iterable[TensorShard], where: str) -> None:
     """Fill the shards' tensors from verified files, however those split the rows; raise if shapes or dtypes differ."""
     shards_by_name = _by_name(shards)
-    saved: dict[str, list[ShardMetadata]] = {}
+    saved_by_name: dict[str, list[ShardMetadata]] = {}
     for file in paths.values():
-        for part in file.shards:
-            saved.setdefault(part.name, []).append(part)
+        for saved in file.shards:
+            saved_by_name.setdefault(saved.name, []).append(saved)
     for name, shards_of_tensor in shards_by_name.items():
         for shard in shards_of_tensor:
-            _check_saved(saved.get(name, []), shard, where)
+            _check_saved(saved_by_name.get(name, []), shard, where)
     try:
         for path, file in paths.items():
-            with safe_open(path, "pt") as tensors:
-                for part in file.shards:
-                    for shard in shards_by_name.get(part.name, ()):
-                        _copy_rows(tensors, part, shard)
+            with safe_open(path, "pt") as reader:
+                for saved in file.shards:
+                    for shard in shards_by_name.get(saved.name, ()):
+                        _copy_rows(reader, saved, shard)
     except (SafetensorError, TypeError, ValueError, IndexError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
         raise DataError(f"the files of {where} don't match its manifest ({reason}); don't trust it") from None
@@ -139,30 +139,30 @@ def _overlap(one: range, other: range) -> range:
     return range(max(one.start, other.start), min(one.stop, other.stop))
 
 
-def _check_saved(saved: Sequence[ShardMetadata], shard: TensorShard, where: str) -> None:
+def _check_saved(saved_shards: Sequence[ShardMetadata], shard: TensorShard, where: str) -> None:
     """Raise unless each row of a shard was saved exactly once, with the same shape and dtype."""
-    if not saved:
+    if not saved_shards:
         raise DataError(f"{where} has no tensor {shard.name!r}; the checkpoint is from a different model, or damaged")
-    for part in saved:
-        dtype = getattr(torch, part.dtype)
-        if part.full_shape != shard.full_shape or dtype != shard.tensor.dtype:
+    for saved in saved_shards:
+        dtype = getattr(torch, saved.dtype)
+        if saved.full_shape != shard.full_shape or dtype != shard.tensor.dtype:
             raise DataError(
-                f"{where}: {shard.name} is {list(part.full_shape)} {dtype}, not {list(shard.full_shape)} "
+                f"{where}: {shard.name} is {list(saved.full_shape)} {dtype}, not {list(shard.full_shape)} "
                 f"{shard.tensor.dtype}; the checkpoint is from a different model"
             )
-    ranges = sorted((rows.start, rows.stop) for part in saved if (rows := _overlap(part.rows, shard.rows)))
+    ranges = sorted((rows.start, rows.stop) for saved in saved_shards if (rows := _overlap(saved.rows, shard.rows)))
     starts, stops = [start for start, _ in ranges], [stop for _, stop in ranges]
     # From the first row to the last, each range must start where the previous one stops.
     if [*starts, shard.rows.stop] != [shard.rows.start, *stops]:
         raise DataError(f"{where}: rows of {shard.name} are missing or saved twice; the checkpoint is damaged")
 
 
-def _copy_rows(tensors: Any, saved: ShardMetadata, shard: TensorShard) -> None:  # noqa: ANN401 - safetensors has no types
-    """Copy the rows that a saved shard and `shard` have in common; `tensors` is the saved shard's open file."""
+def _copy_rows(reader: Any, saved: ShardMetadata, shard: TensorShard) -> None:  # noqa: ANN401 - safetensors has no types
+    """Copy the rows that a saved shard and `shard` have in common; `reader` reads the saved shard's file."""
     rows = _overlap(saved.rows, shard.rows)
     if not rows:
         return
-    target, values = shard.tensor.detach(), tensors.get_slice(saved.name)
+    target, values = shard.tensor.detach(), reader.get_slice(saved.name)
     if saved.shape:
         target = target[rows.start - shard.first : rows.stop - shard.first]
         values = values[rows.start - saved.first : rows.stop - saved.first]

@@ -41,11 +41,11 @@ def _parser_of_all_commands(complete_path: object) -> argparse.ArgumentParser:
             # `prepare` has subcommands of its own: `stretto prepare text`.
             kinds = commands.add_parser(name, help=summary).add_subparsers()
             for kind, description in KINDS.items():
-                command = _mark_paths(make_kind_parser(kind), complete_path)
-                kinds.add_parser(kind, help=description, parents=[command], add_help=False)
+                command_parser = _mark_paths(make_kind_parser(kind), complete_path)
+                kinds.add_parser(kind, help=description, parents=[command_parser], add_help=False)
         else:
-            command = _mark_paths(make_command_parser(name), complete_path)
-            commands.add_parser(name, help=summary, parents=[command], add_help=False)
+            command_parser = _mark_paths(make_command_parser(name), complete_path)
+            commands.add_parser(name, help=summary, parents=[command_parser], add_help=False)
     return parser
 
 

@@ -95,7 +95,7 @@ def _check_on_ranks(
 
 
 def _measure_links(options: argparse.Namespace) -> None:
-    """Launch ranks that measure the link from rank 0 to rank 1; rank 0 writes the file `--links` for `check_links`."""
+    """Launch ranks with this same command; as a rank, measure the links, which rank 0 writes to the `--links` file."""
     from stretto.launch.doctor import RENDEZVOUS_TIMEOUT
     from stretto.launch.link_checks import measure_links
     from stretto.launch.local import launch_local
@@ -134,7 +134,7 @@ def _print_findings(console: "Console", findings: "list[Finding]", path: Path | 
         if finding.level != "ok":
             where = f" ({finding.host})" if finding.host else ""
             console.print(f"{finding.level}: {finding.name}{where}: {finding.remedy}")
-    ok, warnings, problems = (sum(finding.level == level for finding in findings) for level in styles)
-    console.print(f"{ok} ok, {pluralize(warnings, 'warning')}, {pluralize(problems, 'problem')}")
-    if problems:
+    num_ok, num_warnings, num_problems = (sum(finding.level == level for finding in findings) for level in styles)
+    console.print(f"{num_ok} ok, {pluralize(num_warnings, 'warning')}, {pluralize(num_problems, 'problem')}")
+    if num_problems:
         raise ProblemsFoundError

@@ -60,9 +60,9 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _print_onnx(console: "Console", exported: "OnnxExport") -> None:
-    states = [name for name in exported.inputs if name != "x"]
-    console.print(f"in    x{''.join(f', {name}' for name in states)}")
-    console.print(f"out   y{''.join(f', {name}.next' for name in states)}")
+    state_names = [name for name in exported.inputs if name != "x"]
+    console.print(f"in    x{''.join(f', {name}' for name in state_names)}")
+    console.print(f"out   y{''.join(f', {name}.next' for name in state_names)}")
     if exported.max_difference is None:
         verdict = "not checked, because onnxruntime is not installed: pip install 'stretto[onnx]'"
     else:

@@ -1,4 +1,4 @@
-"""`stretto init`: from your data to a run that is ready to train, with few questions.
+"""`stretto init`: from your data to a run that is ready to train, with a few questions.
 
 Inspect files or a folder (text, CSV, Parquet, JSONL), prepare the data, and write the TOML file of a run that is ready
 to train. In a terminal, a few questions are asked, unless --yes is given.
@@ -86,7 +86,7 @@ def _add_data_options(parser: Parser) -> None:
     add("--time", metavar="COLUMN", help="series: column of times")
     add("--by", metavar="COLUMN", help="series: column that names the series of a row")
     add("--bad-rows", choices=["error", "skip"], help="an unreadable row is an error, or is skipped (default: error)")
-    add("--nan", choices=["error", "missing"], help="a NaN is an error or missing (default: error; series: inferred)")
+    add("--nan", choices=["error", "missing"], help="treat NaN as error or missing (default: error; series: inferred)")
     add("--targets", metavar="A,B", help="forecast: columns to predict (default: all)")
     add("--horizon", type=int, metavar="N", help="forecast: number of time steps to predict")
     add("--season", type=int, metavar="N", help="forecast: predict the change over N time steps; 0: predict the value")
@@ -121,7 +121,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _check_values(options: argparse.Namespace) -> None:
-    """Reject wrong options before any work is done."""
+    """Reject invalid options before any work is done."""
     if options.out.exists() and not options.force:
         raise ConfigError(f"--out={options.out} already exists; choose a different file, or overwrite it with --force")
     if not options.out.absolute().parent.is_dir():
@@ -164,12 +164,12 @@ class _Prompter:
                 if not self._is_interactive:
                     raise
                 choice = self._ask_choice(ambiguity.question, ambiguity.choices, None)
-                is_none = ambiguity.hint == "label" and choice == "none"
-                hints = replace(hints, **({"has_label": False} if is_none else {ambiguity.hint: choice}))
+                is_unlabeled = ambiguity.hint == "label" and choice == "none"
+                hints = replace(hints, **({"has_label": False} if is_unlabeled else {ambiguity.hint: choice}))
 
     def confirm(self, inspection: Inspection, hints: DataHints) -> Inspection:
         """Ask for the label and the token level, unless `hints` has them; inspect again with the answers."""
-        data, confirmed = inspection.data, hints
+        data, new_hints = inspection.data, hints
         if not self._is_interactive:
             return inspection
         if isinstance(data, SequenceData) and data.label is not None and hints.label is None:
@@ -178,14 +178,14 @@ class _Prompter:
                 (data.label, *data.other_labels, "none"),
                 data.label,
             )
-            confirmed = replace(hints, has_label=False) if choice == "none" else replace(hints, label=choice)
+            new_hints = replace(hints, has_label=False) if choice == "none" else replace(hints, label=choice)
         is_text = data.is_utf8 if isinstance(data, TextData) else isinstance(data, SequenceData)
         level = data.level if isinstance(data, TextData | SequenceData) else None
         if is_text and level is not None and hints.level is None:
             choice = self._ask_choice("What should a token be?", LEVELS, level)
             # For the type checker, `choice` is any string; an element of LEVELS has the right type.
-            confirmed = replace(confirmed, level=next(level for level in LEVELS if level == choice))
-        return inspection if confirmed == hints else inspect_data(self._paths, confirmed, valid=self._valid)
+            new_hints = replace(new_hints, level=next(level for level in LEVELS if level == choice))
+        return inspection if new_hints == hints else inspect_data(self._paths, new_hints, valid=self._valid)
 
     def choose_forecast(
         self, inspection: Inspection, options: argparse.Namespace
@@ -195,9 +195,10 @@ class _Prompter:
         forecast = {name: getattr(options, name) for name in _FORECAST_OPTIONS}
         targets = [] if options.targets is None else [name.strip() for name in options.targets.split(",")]
         if not isinstance(data, SeriesData):
-            given = next((name for name in (*_FORECAST_OPTIONS, "targets") if getattr(options, name) is not None), None)
-            if given is not None and isinstance(data, SequenceData) and data.label is not None:
-                raise ConfigError(f"--{given} is for a forecast, but the run predicts {data.label!r}; add --no-label")
+            given_names = [name for name in (*_FORECAST_OPTIONS, "targets") if getattr(options, name) is not None]
+            if given_names and isinstance(data, SequenceData) and data.label is not None:
+                option = given_names[0]
+                raise ConfigError(f"--{option} is for a forecast, but the run predicts {data.label!r}; add --no-label")
             return forecast, targets
         for name in targets:
             if name not in data.columns:
@@ -244,7 +245,7 @@ class _Prompter:
 
 def _prepare(console: Console, inspection: Inspection, folder: Path, options: argparse.Namespace) -> PreparedData:
     skipped: list[SkippedRows] = []
-    with show_preparation(console) as show:
+    with show_preparation(console) as progress:
         prepared = prepare_data(
             inspection,
             folder,
@@ -252,7 +253,7 @@ def _prepare(console: Console, inspection: Inspection, folder: Path, options: ar
             max_symbols=options.max_symbols,
             bad_rows=options.bad_rows or "error",
             nan=options.nan,
-            on_progress=show,
+            on_progress=progress,
             on_skipped=skipped.append,
         )
     for rows in skipped:

@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> None:
     profile_input = profile_input_from_config(config)
     devices = num_local_devices(profile_input.device) if options.devices is None else options.devices
     cluster = Cluster(devices, options.nodes, memory)
-    profile, workload = _read_or_measure(options, config, profile_input), profile_input.workload
+    profile, workload = _choose_profile(options, config, profile_input), profile_input.workload
     plan = find_plan(profile, workload, cluster)
     timeline = predict_timeline(CostModel(profile), workload, plan.chosen.layout, cluster)
     console = make_console(is_wrapped=True)
@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> None:
         _write("--html", options.html, plan_page(plan, profile, workload, timeline, str(options.config)))
 
 
-def _read_or_measure(options: argparse.Namespace, config: "RunConfig", profile_input: "ProfileInput") -> "Profile":
+def _choose_profile(options: argparse.Namespace, config: "RunConfig", profile_input: "ProfileInput") -> "Profile":
     from stretto.cli.quantities import parse_link
     from stretto.planning.profiles import derive_from_data_sheet, find_profile
 

@@ -63,10 +63,10 @@ def run(options: argparse.Namespace) -> None:
         predict_and_show(trained, data, out, world, FieldNames(options.sequence, options.label, options.by))
 
     def check(_: object) -> None:
-        if not parts_folder(out).exists():
+        if not parts_folder(out).exists():  # it exists after an interruption; then this command resumes
             refuse_existing("--out", out)
 
-    check(config)
+    check(config)  # called here too, because `run_on_ranks` calls it only before it launches ranks
     run_config = config.run.model_copy(update={"device": options.device or config.run.device})
     config = config.model_copy(update={"layout": Layout(replicas=num_ranks), "run": run_config})
     command = RankCommand(

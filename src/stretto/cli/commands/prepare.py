@@ -45,9 +45,9 @@ def run(options: argparse.Namespace) -> None:
     skipped: list[SkippedRows] = []
     with (
         make_kind_parser(options.kind).parsed(options.arguments) as kind_options,
-        show_preparation(console, f"{kind_options.out}.partial") as show,
+        show_preparation(console, f"{kind_options.out}.partial") as progress,
     ):
-        stores = _prepare(options.kind, kind_options, show, skipped.append)
+        stores = _prepare(options.kind, kind_options, progress, skipped.append)
     for store in stores:
         console.print(describe_store(store))
     for rows in skipped:
@@ -55,24 +55,24 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _prepare(
-    kind: str, options: argparse.Namespace, show: OnProgress, on_skipped: OnSkipped
+    kind: str, options: argparse.Namespace, progress: OnProgress, on_skipped: OnSkipped
 ) -> list[Corpus] | list[Sequences]:
     files, folder, workers = options.files, options.out, options.workers
     if kind == "text":
         text_options = read_prepare_options(TextOptions, options)
-        return prepare_text(files, folder, text_options, workers=workers, on_progress=show)
+        return prepare_text(files, folder, text_options, workers=workers, on_progress=progress)
     if kind == "sequences":
         sequence_options = read_prepare_options(SequenceOptions, options)
         return prepare_sequences(
-            files, folder, sequence_options, workers=workers, on_progress=show, on_skipped=on_skipped
+            files, folder, sequence_options, workers=workers, on_progress=progress, on_skipped=on_skipped
         )
     series_options = read_prepare_options(SeriesOptions, options)
-    return prepare_series(files, folder, series_options, workers=workers, on_progress=show, on_skipped=on_skipped)
+    return prepare_series(files, folder, series_options, workers=workers, on_progress=progress, on_skipped=on_skipped)
 
 
 def make_kind_parser(kind: str) -> Parser:
     """Return the parser of `stretto prepare KIND`."""
-    options, description, files, example = {
+    options_type, description, files_help, example = {
         "text": (
             TextOptions,
             "Convert text files to a corpus: one long stream of tokens.",
@@ -93,9 +93,9 @@ def make_kind_parser(kind: str) -> Parser:
         ),
     }[kind]
     parser = Parser(f"stretto prepare {kind}", description, f"example:\n  stretto prepare {example}")
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help=files)
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help=files_help)
     # Not a Path: that would turn a URL, which must be rejected, into a local folder.
     parser.add_argument("--out", required=True, metavar="FOLDER", help="where to write the data; a new folder")
-    add_prepare_options(parser, options)
+    add_prepare_options(parser, options_type)
     parser.add_argument("--workers", type=int, metavar="N", help="worker processes (default: as many as pay off)")
     return parser

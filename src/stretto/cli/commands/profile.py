@@ -54,7 +54,6 @@ def run(options: argparse.Namespace) -> None:
         profile_path,
     )
 
-    config_without_layout = config.model_copy(update={"layout": Layout()})
     profile_input = profile_input_from_config(config, options.threads)
     path = options.out or profile_path(config.data.cache, profile_input)
     if options.hardware is not None:
@@ -63,7 +62,7 @@ def run(options: argparse.Namespace) -> None:
     elif (launch_info := find_launch_info(os.environ)) is None:
         # Several ranks measure together, so that the profile covers the links between them and how they share cores.
         num_ranks = options.ranks or num_ranks_to_measure(profile_input.device)
-        launch_profile(config_without_layout, path, num_ranks, profile_input.threads)
+        launch_profile(config.model_copy(update={"layout": Layout()}), path, num_ranks, profile_input.threads)
     else:
         config = config.model_copy(update={"layout": Layout(replicas=launch_info.size)})
         command = RankCommand(options.command_line, lambda world, _: _measure(profile_input, world, path))

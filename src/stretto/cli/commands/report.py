@@ -1,7 +1,7 @@
 """`stretto report`: one HTML page for a run, or for a comparison of runs.
 
 Make one HTML page about a run: curves, step timeline, load balance, sequence lengths, failures, checkpoints, and the
-plan beside the measurements. It opens from disk and needs no network.
+plan beside the measurements. The page opens from disk and needs no network.
 
 example:
   stretto report runs/first
@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> None:
             page = render_comparison([options.run, *options.compare], on_progress)
         else:
             page = render_run(options.run, on_progress)
-    content = page.encode("utf-8", "backslashreplace")
+    content = page.encode("utf-8", "backslashreplace")  # a path that is not UTF-8 has lone surrogates
     with write_errors(f"--out={out}"):
         write_atomic(out, content)
     console.print(f"the page is {out} ({format_bytes(len(content))}); open it in a browser")

@@ -1,7 +1,7 @@
 """`stretto show`: the checkpoints of a run, or the contents of one checkpoint, and whether it is intact.
 
-Show the checkpoints and launches of a run and the details of its newest checkpoint, or those of the given checkpoint:
-its training state, the launch and layout it was saved from, its size, and whether the checksum of each file matches.
+Show the checkpoints and launches of a run, and its newest checkpoint in detail; or only one checkpoint in detail: its
+training state, the launch and layout it was saved from, its size, and whether the checksum of each file matches.
 
 example:
   stretto show runs/first

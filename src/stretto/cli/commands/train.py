@@ -1,6 +1,6 @@
 """`stretto train`: train the run in a TOML file; options override its fields.
 
-Train the run in a TOML file. An option overrides a field. If the run's folder already holds the run, it resumes.
+Train the run in a TOML file. An option overrides a field. If the run's folder already holds the run, training resumes.
 
 example:
   stretto train run.toml --train.lr 3e-4 --run.folder runs/second

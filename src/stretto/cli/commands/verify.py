@@ -67,5 +67,5 @@ def _verify(world: "World", config: RunConfig, options: argparse.Namespace) -> N
     if verification.is_equal:
         console.print(f"{config.layout}: {verification.verdict}", soft_wrap=True)
     else:
-        # One rank prints it; the others exit with the same code.
+        # Only rank 0 prints the verdict; the others exit with the same code.
         raise LayoutMismatchError(verification.verdict if world.is_rank_zero else "")
