@@ -25,7 +25,7 @@ _PERMANENT_EXIT_CODES = (StrettoError.exit_code, FencedError.exit_code, 130)
 
 
 class RanksEndedError(StrettoError):
-    """The ranks have ended. If they have printed all that the user needs to know, `message` is empty."""
+    """The ranks have ended; exit with `exit_code`. `message` is empty if they have printed all that the user needs."""
 
     def __init__(self, exit_code: int, message: str = "") -> None:
         super().__init__(message)
@@ -66,7 +66,7 @@ def launch_local(
         grace_seconds=GRACE_SECONDS,
     )
     # Temporary files of killed ranks are removed with this folder.
-    with make_scratch_folder() as folder, _environment(_rank_environment(num_ranks, folder)):
+    with make_scratch_folder() as folder, _set_environment(_rank_environment(num_ranks, folder)):
         try:
             result = agent.run()
         except SignalException as error:
@@ -75,7 +75,7 @@ def launch_local(
         raise _failure_error(result)
 
 
-def _rank_environment(num_ranks: int, scratch: str) -> dict[str, str]:
+def _rank_environment(num_ranks: int, scratch_folder: str) -> dict[str, str]:
     """Return the environment variables of the ranks and the agent. The first three keep the values a user has set."""
     num_threads = str(max(1, (os.cpu_count() or 1) // num_ranks))
     return {
@@ -83,7 +83,7 @@ def _rank_environment(num_ranks: int, scratch: str) -> dict[str, str]:
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
         # Otherwise torch prints a stack trace for each connection to a lost rank.
         "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "FATAL"),
-        "TMPDIR": scratch,
+        "TMPDIR": scratch_folder,
         LAUNCHER_PID_VARIABLE: str(os.getpid()),
         # The agent forwards these signals to the ranks, which save and exit on SIGTERM and SIGUSR1.
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
@@ -91,7 +91,7 @@ def _rank_environment(num_ranks: int, scratch: str) -> dict[str, str]:
 
 
 @contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+def _set_environment(variables: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables within the context, then restore them."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ |= variables

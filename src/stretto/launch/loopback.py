@@ -11,7 +11,7 @@ BACKEND = "stretto-loopback"
 
 
 class LoopbackRendezvous(RendezvousHandler):
-    """A rendezvous with a single agent, which waits for no other agents; the ranks use its key-value store."""
+    """The rendezvous of a single agent: it waits for no others, and its key-value store also serves the ranks."""
 
     def __init__(self) -> None:
         self._is_closed = False
@@ -35,7 +35,7 @@ class LoopbackRendezvous(RendezvousHandler):
             "127.0.0.1", port, is_master=True, timeout=timedelta(minutes=5), wait_for_workers=False,
             master_listen_fd=listener.detach(),
         )  # fmt: skip
-        return RendezvousInfo(self._store, 0, 1, RendezvousStoreInfo("127.0.0.1", port))
+        return RendezvousInfo(self._store, 0, world_size=1, bootstrap_store_info=RendezvousStoreInfo("127.0.0.1", port))
 
     def is_closed(self) -> bool:
         return self._is_closed

@@ -1,4 +1,4 @@
-"""Checks of this machine. They don't import torch into this process, which a broken torch or driver could crash."""
+"""Checks of this machine. They don't import torch into this process: a broken torch or driver could crash it."""
 
 import importlib.util
 import os
@@ -28,7 +28,7 @@ _GIB = 1 << 30
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of packages, which must be equal on all machines, without importing any."""
+    """Return the versions of Python and of the packages that all machines must have in common; import no package."""
     by_name = {"python": platform.python_version()}
     for name in ("torch", "numpy", "stretto"):
         try:
@@ -166,7 +166,7 @@ def container_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> tuple[int, int] |
 
 
 def check_shared_memory(config: RunConfig | None) -> list[Finding]:
-    """Check /dev/shm, which data workers use to pass on what they have read."""
+    """Check /dev/shm, through which data workers pass the windows they read to their rank."""
     name = "shared memory"
     if not Path("/dev/shm").is_dir():
         return [warning(name, "/dev/shm does not exist", "use data.workers = 0")]
@@ -242,7 +242,7 @@ def check_environment() -> list[Finding]:
     if os.environ.get("MASTER_ADDR") and find_launch_info(os.environ) is None:
         remedy = "unset it: no launcher has started ranks here"
         findings.append(warning("$MASTER_ADDR", _shorten(os.environ["MASTER_ADDR"]), remedy))
-    proxies = [name for name in _PROXIES if os.environ.get(name)]
+    proxies = [name for name in _PROXY_VARIABLES if os.environ.get(name)]
     no_proxy = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
     if proxies and not ("127.0.0.1" in no_proxy or "localhost" in no_proxy or no_proxy == "*"):
         remedy = "set no_proxy=localhost,127.0.0.1, or requests to object storage on this machine go to the proxy"
@@ -250,7 +250,7 @@ def check_environment() -> list[Finding]:
     return findings or [ok("environment", "no risky variable is set")]
 
 
-_PROXIES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+_PROXY_VARIABLES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 _RISKY_VARIABLES = (
     ("PYTHONOPTIMIZE", "unset it: it removes the assertions from Python code, torch's included"),
     ("TORCH_DISTRIBUTED_DEBUG", "unset it for real runs: DETAIL checks every collective, which is slow"),

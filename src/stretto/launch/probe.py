@@ -7,18 +7,18 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-_CODE = "from stretto.launch.probe import print_probe; print_probe()"
+_PROBE_CODE = "from stretto.launch.probe import print_probe; print_probe()"
 
 
 class ProbeFailedError(Exception):
-    """The probe crashed, failed or did not end in time."""
+    """The process that probes torch crashed, failed or did not end in time."""
 
 
 def probe_torch(seconds: float) -> dict[str, Any]:
     """Return the properties that `print_probe` prints, from a new process that has `seconds` to finish."""
     try:
         process = subprocess.run(
-            [sys.executable, "-c", _CODE], capture_output=True, text=True, timeout=seconds, check=False
+            [sys.executable, "-c", _PROBE_CODE], capture_output=True, text=True, timeout=seconds, check=False
         )
     except subprocess.TimeoutExpired:
         raise ProbeFailedError(f"importing torch and testing its devices took more than {seconds:.0f} s") from None
@@ -57,17 +57,17 @@ def _probe_device(name: str) -> dict[str, Any]:
     try:
         # Compute something: this build of torch may have no kernels for a device that the driver lists.
         tensor = torch.ones(64, 64, device=name)
-        works = float((tensor @ tensor).sum()) == 64.0**3
+        is_correct = float((tensor @ tensor).sum()) == 64.0**3
         free, total = torch.cuda.mem_get_info(name) if name.startswith("cuda") else (0, 0)
         label = torch.cuda.get_device_name(name) if name.startswith("cuda") else name
     except Exception as error:  # noqa: BLE001 - a driver may raise anything
         return {"name": name, "error": str(error).splitlines()[0]}
-    return {"name": label, "error": None if works else "it computes wrong results", "free": free, "total": total}
+    return {"name": label, "error": None if is_correct else "it computes wrong results", "free": free, "total": total}
 
 
 def driver_cuda_version() -> str:
     """Return the newest CUDA version that the driver supports, such as 12.8; raise OSError without a driver."""
-    # From the driver itself: torch has no public API for it.
+    # From the driver itself: torch has no public API for it. The number is 1000 * major + 10 * minor.
     version = ctypes.c_int()
     if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)) != 0:
         raise OSError("the CUDA driver does not return its version")
@@ -79,7 +79,7 @@ def _cuda_error() -> str | None:
 
     try:
         torch.zeros(1, device="cuda")
-    except Exception as error:  # noqa: BLE001 - likewise
+    except Exception as error:  # noqa: BLE001 - a driver may raise anything
         return str(error).splitlines()[0]
     return None
 
@@ -87,5 +87,5 @@ def _cuda_error() -> str | None:
 def _try(call: Callable[[], Any], default: Any) -> Any:  # noqa: ANN401 - plain values of any kind
     try:
         return call()
-    except Exception:  # noqa: BLE001 - likewise
+    except Exception:  # noqa: BLE001 - a driver may raise anything
         return default

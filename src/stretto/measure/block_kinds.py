@@ -69,7 +69,7 @@ class _MeasuredBlock:
     """A block and an example input: the whole batch, or the previous block's output for one time step of one row."""
 
     profile_input: ProfileInput
-    stack: Stack
+    stack: Stack  # of this one block
     example: Tensor
     needs_input_gradient: bool
 
@@ -83,8 +83,8 @@ class _MeasuredBlock:
         if self.needs_input_gradient and x.is_floating_point():
             x.requires_grad_()
         with torch.no_grad():
-            initial = self._initial_state(rows, steps)
-        state = tuple(tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in initial)
+            initial_state = self._initial_state(rows, steps)
+        state = tuple(tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in initial_state)
         device = self.profile_input.device
 
         def run() -> tuple[float, float]:
@@ -174,7 +174,7 @@ def _measure_grid(
                 # The smallest number of rows decides which numbers of steps are measured.
                 steps_grid = [steps for steps in steps_grid if (rows, steps) in measured]
             elif any((rows, steps) not in measured for steps in steps_grid):
-                # The grid must stay rectangular, so drop this number of rows and larger ones; a plan extrapolates.
+                # The grid must stay rectangular, so drop this number of rows and larger ones; costs are extrapolated.
                 rows_grid = [fewer for fewer in rows_grid if fewer < rows]
                 break
             points = measured

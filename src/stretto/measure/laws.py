@@ -32,7 +32,7 @@ class _Variant:
     cuts: Sequence[int]  # the first time step of each chunk after the first
     micro_batches: Sequence[slice]  # ranges of rows
     advice: str  # the remedy if the result differs
-    is_stateful: bool = False  # each chunk is a window of its own, and the state is carried to the next
+    is_stateful: bool = False  # each chunk is a separate window, and the state is carried to the next
 
 
 _Result = dict[str, dict[str, Tensor]]
@@ -50,7 +50,7 @@ def check_chunk_law(
     """Check that a block satisfies the chunk law on `x` (`[time, batch, ...]`); raise a `LawError` if it doesn't.
 
     The block runs on the whole input, and then in other ways: on the whole input again; cut before the time
-    steps listed in each of `cuts` (default: one cut, at each time step in turn, then all); in windows that carry
+    steps listed in each of `cuts` (default: before each time step in turn, then before all); in windows that carry
     state, cut as in the last of `cuts`; and on two halves of the rows, whose chunks alternate as those of
     micro-batches do in a pipeline. Outputs, final state and gradients (of parameters, input and initial state) must
     agree within the relative `tolerance` (default: 1e-12 in float64, else 1e-4, because of rounding). The block keeps
@@ -73,16 +73,16 @@ def check_chunk_law(
     worst = dict.fromkeys(whole, 0.0)
     variants = _variants(num_steps, num_rows, cuts)
     for variant in variants:
-        broken = f"{name} breaks the chunk law: when {variant.description},"
+        prefix = f"{name} breaks the chunk law: when {variant.description},"
         try:
             result = _run(block, x, variant, key)
         except (RuntimeError, TypeError) as error:
-            raise LawError(f"{broken} it fails ({error}); {variant.advice}") from error
+            raise LawError(f"{prefix} it fails ({error}); {variant.advice}") from error
         for part in worst:
-            tensor, difference = _compare(whole[part], result[part])
+            tensor_name, difference = _compare(whole[part], result[part])
             worst[part] = max(worst[part], difference)
             if difference > tolerance:
-                raise LawError(f"{broken} {tensor} differs by {difference:.1e}; {variant.advice}")
+                raise LawError(f"{prefix} {tensor_name} differs by {difference:.1e}; {variant.advice}")
     return ChunkReport(len(variants), **worst)
 
 
@@ -91,7 +91,7 @@ def _variants(num_steps: int, num_rows: int, cuts: Iterable[Sequence[int]] | Non
     halves = [slice(0, half), slice(half, num_rows)]
     if cuts is None:
         cuts = [*([cut] for cut in range(1, num_steps)), range(1, num_steps)]
-    cut_lists = [list(cut) for cut in cuts] or [[num_steps // 2]]
+    cut_lists = [list(cut_list) for cut_list in cuts] or [[num_steps // 2]]
     last = cut_lists[-1]
     keep_nothing = "keep nothing between calls except in the state, and derive random numbers from the state"
     separate_rows = f"don't mix rows, {keep_nothing}"
@@ -99,7 +99,7 @@ def _variants(num_steps: int, num_rows: int, cuts: Iterable[Sequence[int]] | Non
     carry_state = "let `begin` return the carried state of rows that aren't fresh"
     return [
         _Variant("run again from the same state", [], whole, keep_nothing),
-        *(_Variant(f"cut in time at {cut}", cut, whole, use_state) for cut in cut_lists),
+        *(_Variant(f"cut in time at {cut_list}", cut_list, whole, use_state) for cut_list in cut_lists),
         _Variant(f"run in windows that carry state, cut at {last}", last, whole, carry_state, is_stateful=True),
         _Variant("run on two halves of its rows", [], halves, separate_rows),
         _Variant(f"run on two halves of its rows, cut at {last}", last, halves, separate_rows),
@@ -114,15 +114,15 @@ def _run(block: Block, x: Tensor, variant: _Variant, key: int) -> _Result:
     micro_batches = [_rows(block, x, key)[rows] for rows in variant.micro_batches]
     initial_states = [tuple(map(_as_leaf, block.begin(rows))) for rows in micro_batches]
     states = list(initial_states)
-    chunks: list[list[Tensor]] = [[] for _ in variant.micro_batches]
+    outputs: list[list[Tensor]] = [[] for _ in variant.micro_batches]
     for start, stop in pairwise([0, *variant.cuts, x.shape[0]]):
         for index, rows in enumerate(variant.micro_batches):
             if variant.is_stateful and start:
-                continued = replace(micro_batches[index], fresh=~micro_batches[index].fresh)
+                continued = replace(micro_batches[index], fresh=~micro_batches[index].fresh)  # all were fresh
                 states[index] = block.begin(continued, states[index])
             y, states[index] = block(x[start:stop, rows], states[index])
-            chunks[index].append(y)
-    y = torch.cat([torch.cat(row_chunks) for row_chunks in chunks], dim=1)
+            outputs[index].append(y)
+    y = torch.cat([torch.cat(chunk_outputs) for chunk_outputs in outputs], dim=1)
     final_state = cat_rows(states)
     _backward((y, *final_state))
     gradients = {name: leaf.grad for name, leaf in (*block.named_parameters(), ("input", x)) if leaf.grad is not None}
@@ -162,13 +162,13 @@ def _backward(tensors: State) -> None:
 def _check_state_shapes(block: Block, whole: _Result, x: Tensor, key: int) -> None:
     """Raise LawError unless the state keeps its shapes and dtypes and has the batch in dim 0."""
     name, num_rows = type(block).__name__, x.shape[1]
-    initial = block.begin(_rows(block, x, key))
-    taken, returned = (
-        [(list(tensor.shape), tensor.dtype) for tensor in state] for state in (initial, whole["state"].values())
+    initial_state = block.begin(_rows(block, x, key))
+    initial, final = (
+        [(list(tensor.shape), tensor.dtype) for tensor in state] for state in (initial_state, whole["state"].values())
     )
-    if taken != returned:
-        raise LawError(f"{name} starts with state {taken} but returns {returned}; return the same shapes and dtypes")
-    for index, (shape, _) in enumerate(taken):
+    if initial != final:
+        raise LawError(f"{name} starts with state {initial} but returns {final}; return the same shapes and dtypes")
+    for index, (shape, _) in enumerate(initial):
         if not shape or shape[0] != num_rows:
             raise LawError(f"state tensor {index} of {name} has shape {shape}; dim 0 must be the batch ({num_rows})")
 
@@ -176,7 +176,7 @@ def _check_state_shapes(block: Block, whole: _Result, x: Tensor, key: int) -> No
 def _compare(whole: dict[str, Tensor], other: dict[str, Tensor]) -> tuple[str, float]:
     """Return the name of the tensor that differs most, relative to its largest value, and by how much."""
     largest = {name: _max_abs(tensor) for name, tensor in whole.items()}
-    # A tensor of tiny values, such as rounding errors, is compared relative to 1/1000 of the largest value anywhere.
+    # The scale of tensors with only tiny values, such as rounding errors, is 1/1000 of the overall largest value.
     min_scale = 1e-3 * max(largest.values(), default=0.0) or 1.0
     differences = [
         (name, _difference(tensor, other.get(name), max(largest[name], min_scale))) for name, tensor in whole.items()
@@ -189,13 +189,13 @@ def _max_abs(tensor: Tensor) -> float:
     return float(tensor.abs().max()) if tensor.is_floating_point() and tensor.numel() else 0.0
 
 
-def _difference(this: Tensor, that: Tensor | None, scale: float) -> float:
+def _difference(expected: Tensor, actual: Tensor | None, scale: float) -> float:
     """Return the largest difference over `scale`; infinite for NaN, a missing tensor, or unequal shapes or integers."""
-    if that is None or this.shape != that.shape:
+    if actual is None or actual.shape != expected.shape:
         return torch.inf
-    if not this.is_floating_point():
-        return 0.0 if torch.equal(this, that) else torch.inf
-    difference = float((this - that).abs().max()) / scale if this.numel() else 0.0
+    if not expected.is_floating_point():
+        return 0.0 if torch.equal(actual, expected) else torch.inf
+    difference = float((actual - expected).abs().max()) / scale if expected.numel() else 0.0
     return difference if difference < torch.inf else torch.inf
 
 
@@ -203,11 +203,11 @@ def check_loss(loss: Loss, y: Tensor, targets: Tensor, *, tolerance: float = 1e-
     """Raise a `LawError` unless the losses of two parts of a batch, split in time or rows, sum to that of the whole."""
     whole = loss(y, targets)
     for axis, dim in (("time", 0), ("rows", 1)):
-        edge = max(1, y.shape[dim] // 3)
-        if edge == y.shape[dim]:
+        cut = max(1, y.shape[dim] // 3)
+        if cut == y.shape[dim]:
             continue
         # Parts of different sizes, because errors of two equal parts could cancel out.
-        split = zip(y.tensor_split([edge], dim), targets.tensor_split([edge], dim), strict=True)
+        split = zip(y.tensor_split([cut], dim), targets.tensor_split([cut], dim), strict=True)
         parts = [loss(*pair) for pair in split]
         total, count = sum(float(part.total) for part in parts), sum(int(part.count) for part in parts)
         if count != int(whole.count) or abs(total - float(whole.total)) > tolerance * abs(float(whole.total)):

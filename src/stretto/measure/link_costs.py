@@ -40,18 +40,18 @@ def measure_all_reduce(profile_input: ProfileInput, world: World, num_ranks: int
     """
     mesh = Mesh(world, Topology(num_ranks, world.size // num_ranks, "replicas"))
     (latency,) = time_all_reduces(world, num_ranks, _ALL_REDUCE_SIZES[:1])
-    takes_part = world.rank < num_ranks  # these ranks are the mesh's first stage
+    is_measured = world.rank < num_ranks  # these ranks are the mesh's first stage
     window = profile_input.crop(1, 1)
     local = profile_input.make_engine(chunks=1)
-    replica = ReplicaEngine(profile_input.make_engine(chunks=1), mesh, is_synced=True) if takes_part else None
+    replica = ReplicaEngine(profile_input.make_engine(chunks=1), mesh, is_synced=True) if is_measured else None
     fastest = [math.inf, math.inf]
     for _ in range(_NUM_REPEATS):
         for index, engine in enumerate((local, replica)):
             world.barrier()
             started = synchronized_time(profile_input.device)
-            if takes_part and engine is not None:
+            if is_measured and engine is not None:
                 engine.step(window, None, 1)
-            seconds = synchronized_time(profile_input.device) - started if takes_part else 0.0
+            seconds = synchronized_time(profile_input.device) - started if is_measured else 0.0
             fastest[index] = min(fastest[index], world.all_reduce([seconds])[0] / num_ranks)
     num_bytes = sum(weight.nbytes for weight in local.stack.parameters() if weight.requires_grad)
     seconds = max(fastest[1] - fastest[0] - latency, 1e-9)
@@ -63,6 +63,6 @@ def _measure_link(world: World, target: int) -> Link:
 
 
 def _link_from_times(sizes: tuple[int, int], seconds: Sequence[float]) -> Link:
-    # Ranks that don't take part pass zeros and get a meaningless link. Only rank 0's link is used.
+    # Ranks that were not measured pass zeros and get a meaningless link. Only rank 0's link is used.
     extra_seconds = max(seconds[1] - seconds[0], 1e-9)
     return Link(latency=seconds[0], bandwidth=(sizes[1] - sizes[0]) / extra_seconds)

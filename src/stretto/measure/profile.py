@@ -133,14 +133,14 @@ def _measure_all_ranks(
         for num_ranks in divisors(world.local_size)[1:]
     )
     if profile is not None:
-        disturbed = {"disturbed": "other work probably ran on the machine during the measurement"}
+        disturbed_note = {"disturbed": "other work probably ran on the machine during the measurement"}
         profile = profile.model_copy(
             update={
                 "speeds": measurement.speeds,
                 "node": node,
                 "network": network,
                 "all_reduces": all_reduces,
-                "notes": {**profile.notes, **(disturbed if measurement.is_disturbed else {})},
+                "notes": {**profile.notes, **(disturbed_note if measurement.is_disturbed else {})},
             }
         )
     progress("measured", 1.0)
@@ -213,7 +213,7 @@ def _scale(kind: BlockKind, factor: float) -> BlockKind:
 
 
 def _optimizer_state_ratio(profile_input: ProfileInput) -> float:
-    """Return the bytes that the optimizer keeps per byte of weights."""
+    """Return the bytes that the optimizer keeps per byte of weights, without scalars such as a step counter."""
     weight = nn.Parameter(torch.zeros(64, device=profile_input.device))
     optimizer = profile_input.make_optimizer([weight])
     weight.grad = torch.zeros_like(weight)

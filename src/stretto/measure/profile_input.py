@@ -49,12 +49,12 @@ class ProfileInput:
 
     @cached_property
     def workload(self) -> Workload:
-        """The row lengths of the first global batches, which stand for all: see `find_workload`."""
+        """The row lengths of the first global batches, a sample of all the data: see `find_workload`."""
         return find_workload(self.windows, is_causal=self.model.causal)
 
     @cached_property
     def key(self) -> str:
-        """A fingerprint of hardware, torch, model, loss, batch and settings; profiles with the same key are alike."""
+        """A fingerprint of hardware, torch, model, loss, batch and settings; runs with the same key share a profile."""
         window = self.windows.read(Position(), inputs=False, targets=False)
         facts = {
             "version": VERSION,
@@ -62,7 +62,7 @@ class ProfileInput:
             "devices": os.cpu_count() if self.is_cpu else torch.accelerator.device_count(),
             "torch": torch.__version__,
             "blocks": [f"{block}{[tuple(weight.shape) for weight in block.parameters()]}" for block in self.model],
-            "loss": re.sub(r" at 0x\w+", "", repr(self.loss)),
+            "loss": re.sub(r" at 0x\w+", "", repr(self.loss)),  # without memory addresses
             "batch": [window.num_rows, window.num_steps],
             "precision": self.precision,
             "optimizer": self._describe_optimizer(),
@@ -118,7 +118,7 @@ class ProfileInput:
         )
 
     def make_engine(self, chunks: int) -> PipelineEngine:
-        """Return an engine that runs the whole model on this rank."""
+        """Return an engine that runs the whole model on this rank, in `chunks` chunks."""
         stack = initialize(copy.deepcopy(self.model), self.seed, self.device)
         single_rank = Mesh(World(rank=0, size=1, device=self.device), Topology(1, 1))
         return PipelineEngine(stack, self.loss, Layout(chunks=chunks), single_rank, precision=self.precision)

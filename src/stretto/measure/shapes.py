@@ -16,7 +16,7 @@ _SAVED_PER_FEATURE = 6
 
 
 def block_shapes(model: Stack, windows: WindowSource) -> list[BlockShape]:
-    """Return the sizes of each block; the model may be on the meta device."""
+    """Return the sizes of each block; the model must be on the meta device."""
     inputs = window_tensor(windows.read(Position()), "inputs", model.dtype)
     x = inputs[:1, :1].to("meta")
     shapes = []

@@ -27,7 +27,7 @@ from stretto.windows.loader import WindowSource
 
 # Layouts add numbers in different orders; these tolerances allow for the rounding errors of many steps and rows.
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
-# bf16 has eight significant bits, and a state is rounded at the end of each chunk.
+# 8 times the rounding error of bf16 (eight significant bits), since a state is rounded at the end of each chunk.
 BF16_TOLERANCE = 8 * 2**-8
 
 
@@ -108,7 +108,7 @@ def verify(
             differences = torch.maximum(differences, torch.tensor(actual.differences(expected)))
         position = windows.next_position(position)
     violations = [] if single is None else _find_violations(_initialized_copy(model, seed, world), loss, windows)
-    # The other ranks have differences of zero, so the sums are those of rank 0.
+    # The other ranks have differences of zero, so the sums are rank 0's differences.
     sums = world.all_reduce(differences.flatten().tolist())
     sentences = world.broadcast_text("\n".join(violations))
     blocks = [
@@ -133,9 +133,9 @@ class _StepTensors:
         pairs = [[loss, 0.0]]
         for index, state in expected.states.items():
             names = [name for name in expected.gradients if name.startswith(f"blocks.{index}.")]
-            in_gradients = [_difference(self.gradients[name], expected.gradients[name]) for name in names]
-            in_state = [_difference(*tensors) for tensors in zip(self.states[index], state, strict=True)]
-            pairs.append([max(in_gradients, default=0.0), max(in_state, default=0.0)])
+            gradient_differences = [_difference(self.gradients[name], expected.gradients[name]) for name in names]
+            state_differences = [_difference(*tensors) for tensors in zip(self.states[index], state, strict=True)]
+            pairs.append([max(gradient_differences, default=0.0), max(state_differences, default=0.0)])
         return pairs
 
 
@@ -156,7 +156,7 @@ class _SingleRun:
 
 
 class _ParallelRun:
-    """The model in the layout; every rank runs its part and gathers the results of the others."""
+    """The model in the layout; every rank runs its part and gathers the results of all."""
 
     def __init__(
         self, engine: PipelineEngine | ReplicaEngine, model: Stack, windows: WindowSource, layout: Layout

@@ -45,7 +45,7 @@ def world(size: int | None = None, *, device: str = "auto", timeout: timedelta =
     assert joined.liveness is not None and joined.publisher is not None
     try:
         yield joined
-        # Not after an error: then don't wait for the other ranks, which notice when our connections close at exit.
+        # Skipped after an error: a failed rank doesn't wait; the others notice when its connections close at exit.
         dist.destroy_process_group()
     except SHARED_ERRORS as error:
         joined.publish_error(error)

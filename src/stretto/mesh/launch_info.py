@@ -38,14 +38,14 @@ class LaunchInfo:
 def find_launch_info(variables: Mapping[str, str]) -> LaunchInfo | None:
     """Return what the launcher has set; None without a launcher, or for a single rank that torchrun did not start."""
     if "RANK" in variables or "WORLD_SIZE" in variables:
-        return _check(_torchrun(variables), "torchrun")
+        return _check(_from_torchrun(variables), "torchrun")
     if "TF_CONFIG" in variables:
-        launch_info = _tf_config(variables["TF_CONFIG"])
+        launch_info = _from_tf_config(variables["TF_CONFIG"])
     elif "OMPI_COMM_WORLD_RANK" in variables:
-        launch_info = _mpirun(variables)
+        launch_info = _from_mpirun(variables)
     elif "SLURM_STEP_NUM_TASKS" in variables:
         # Not SLURM_NTASKS: a batch script has that too, but it runs once and would wait for ranks that never start.
-        launch_info = _srun(variables)
+        launch_info = _from_srun(variables)
     else:
         return None
     if launch_info is None or launch_info.size == 1:
@@ -63,7 +63,7 @@ def _check(info: LaunchInfo, launcher: str) -> LaunchInfo:
     )
 
 
-def _torchrun(variables: Mapping[str, str]) -> LaunchInfo:
+def _from_torchrun(variables: Mapping[str, str]) -> LaunchInfo:
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     missing = [name for name in names if name not in variables]
     if missing:
@@ -89,7 +89,7 @@ class _TfConfig(BaseModel):
     task: _TfTask = _TfTask()
 
 
-def _tf_config(text: str) -> LaunchInfo | None:
+def _from_tf_config(text: str) -> LaunchInfo | None:
     """Read TensorFlow's description of a cluster. Rank 0 is the chief if there is one; then come the workers.
 
     `{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 1}}`
@@ -140,7 +140,7 @@ def _host_and_port(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _srun(variables: Mapping[str, str]) -> LaunchInfo:
+def _from_srun(variables: Mapping[str, str]) -> LaunchInfo:
     """Read the variables that srun sets for each task of a job step."""
     names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_JOB_ID", "SLURM_STEP_ID")
     rank, size, local_rank, node, job, step = (_number(variables, name) for name in names)
@@ -156,7 +156,7 @@ def _srun(variables: Mapping[str, str]) -> LaunchInfo:
     )  # fmt: skip
 
 
-def _mpirun(variables: Mapping[str, str]) -> LaunchInfo:
+def _from_mpirun(variables: Mapping[str, str]) -> LaunchInfo:
     """Read the variables that Open MPI's mpirun sets. None of them has the address of rank 0's node."""
     names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
     rank, size, local_rank, local_size = (_number(variables, f"OMPI_COMM_WORLD_{name}") for name in names)
@@ -178,7 +178,7 @@ def _port(variables: Mapping[str, str], default: int) -> int:
 
 def first_host(nodes: str) -> str:
     """Return a Slurm node list's first host: `n[01-03,7],login` means n01, n02, n03, n7, login and gives n01."""
-    first = re.match(r"(?:[^,\[]|\[[^\]]*\])+", nodes)
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])+", nodes)  # up to the first comma outside brackets
     if first is None:
         raise MeshError(f"SLURM_STEP_NODELIST={nodes!r} can't be read; set MASTER_ADDR to the first host's name")
     return re.sub(r"\[(\d+)[^\]]*\]", r"\1", first[0])
@@ -189,7 +189,7 @@ def expand_counts(counts: str) -> list[int]:
     matches = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part) for part in counts.split(",")]
     if None in matches:
         raise MeshError(f"SLURM_STEP_TASKS_PER_NODE={counts!r} can't be read; start the ranks with torchrun")
-    return [int(part[1]) for part in matches if part for _ in range(int(part[2] or 1))]
+    return [int(match[1]) for match in matches if match for _ in range(int(match[2] or 1))]
 
 
 def _read(variables: Mapping[str, str], name: str) -> str:

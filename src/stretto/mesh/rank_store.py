@@ -20,7 +20,7 @@ class RankStore:
     """
 
     def __init__(self, store: Store, seconds: float = 20.0) -> None:
-        # A connection of its own: a call blocks all others on the same connection.
+        # Use a separate connection, because a call blocks all others on the same one.
         self._store: Store = store.clone()  # type: ignore[attr-defined]
         self._seconds = seconds
         self._numbers = count()

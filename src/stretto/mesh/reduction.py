@@ -21,7 +21,7 @@ class ReduceHookState:
 
 
 def all_reduce_hook(state: ReduceHookState, bucket: GradBucket) -> TensorFuture:
-    """Start to sum one bucket of gradients over the replicas; without a hook, DDP would average them."""
+    """Start summing one bucket of gradients over the replicas and return its future; without a hook, DDP averages."""
     work = dist.all_reduce(bucket.buffer(), group=state.group, async_op=True)
     if bucket.is_last():
         state.wait_timer.begin_all_reduce()

@@ -1,7 +1,7 @@
 """Rendezvous: the ranks of one launch agree on a new launch id, and leave at the end, rank 0 last.
 
 torchrun's store outlives the ranks: it may still hold keys of an earlier launch, and the agents of two nodes may count
-restarts differently. So rank 0 draws a random id and repeats each rank's random hello. A rank joins on seeing its own.
+restarts differently. So rank 0 draws a random id and echoes the random hello of each other rank, which then joins.
 
     rank 0                                  rank 1
     launch_id = 5f3a...                     hello/1 = 09bc...
@@ -52,7 +52,7 @@ def _lead(store: Store, size: int, seconds: float) -> str:
         return not missing
 
     if not poll(welcome_ranks, seconds):
-        raise _missing_rank_error(min(missing))
+        raise _missing_rank_error(min(missing), seconds)
     return launch_id
 
 
@@ -68,10 +68,10 @@ def _follow(store: Store, rank: int, seconds: float) -> str:
         return store.check([welcome_key]) and store.get(welcome_key).decode() == hello
 
     if not poll(is_welcome, seconds):
-        raise _missing_rank_error(0)
+        raise _missing_rank_error(0, seconds)
     store.set(f"{launch_id}/joined/{rank}", hello)
     return launch_id
 
 
-def _missing_rank_error(rank: int) -> LostPeerError:
-    return LostPeerError(f"rank {rank} did not join in time; check that rank's output for the cause")
+def _missing_rank_error(rank: int, seconds: float) -> LostPeerError:
+    return LostPeerError(f"rank {rank} did not join within {seconds:.0f} s; check its output, or raise run.timeout")

@@ -1,4 +1,4 @@
-"""Opens the key-value store where the ranks rendezvous; rank 0 or torchrun's agent hosts it."""
+"""Opens the key-value store where the ranks rendezvous; rank 0 or an elastic agent (torchrun's or ours) hosts it."""
 
 import errno
 import socket
@@ -10,7 +10,7 @@ from stretto.mesh.launch_info import LaunchInfo
 
 
 def open_store(launch_info: LaunchInfo, timeout: timedelta) -> TCPStore:
-    """Return this rank's connection to the store. Rank 0 starts the store first, unless torchrun's agent hosts it."""
+    """Return this rank's connection to the store. Rank 0 starts the store first, unless an elastic agent hosts it."""
     address, port = launch_info.address, launch_info.port
     is_host = launch_info.rank == 0 and not launch_info.has_agent_store
     is_single_node = launch_info.local_size == launch_info.size
@@ -37,7 +37,7 @@ def listen_at(address: str, port: int, *, is_single_node: bool) -> socket.socket
     """Return a socket that listens at `address` only. torch would listen on all interfaces, without authentication.
 
     Return None if torch has to listen on all interfaces: the name can't be resolved, this node doesn't have the address
-    (NAT), or other nodes must connect but the name is a loopback address here, as /etc/hosts often has it.
+    (NAT), or other nodes must connect but the name resolves to loopback here, as it often does by /etc/hosts.
     """
     try:
         addresses = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)

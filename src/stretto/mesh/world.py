@@ -26,7 +26,7 @@ TIMEOUT = timedelta(minutes=10)
 class World:
     """This rank among all ranks of the job, and the collectives over all of them. A single rank never waits.
 
-    Every rank must call the same collectives in the same order. If another rank is lost or fails meanwhile, they raise
+    Every rank must call the same collectives in the same order. If another rank is lost or fails meanwhile, calls raise
     `LostPeerError`, or the error that the other rank has published.
     """
 
@@ -84,7 +84,7 @@ class World:
         return [part.tolist() for part in torch.split(parts.cpu(), sizes_by_rank)] if self.is_rank_zero else None
 
     def broadcast(self, tensor: Tensor, source: int) -> Tensor:
-        """Return rank `source`'s tensor on every rank. Others pass a tensor of that shape and dtype to overwrite."""
+        """Return rank `source`'s tensor on every rank. The others pass a buffer of its shape and dtype."""
         if not self.is_single_rank:
             tensor = tensor.contiguous()
             with self.collective("broadcast"):

@@ -17,7 +17,7 @@ class ActionKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One stage's work on one chunk of one micro-batch. Schedules are per stage, so the stage is not part of it."""
+    """One stage's work on one chunk of one micro-batch. Schedules are per stage, so an action has no stage."""
 
     kind: ActionKind
     micro_batch: int
@@ -37,9 +37,9 @@ def action_labels(actions: Iterable[Action]) -> Callable[[Action], str]:
 def dependencies(action: Action, stage: int, num_stages: int, num_chunks: int) -> Iterator[tuple[int, Action]]:
     """Yield the (stage, action) pairs that must finish before `action` can run on `stage`.
 
-    F(s,m,k) needs F(s-1,m,k), which sends its activations, and F(s,m,k-1), which produces the state it starts from.
-    B(s,m,k) needs B(s+1,m,k), which sends the gradient of its outputs, B(s,m,k+1), which produces the gradient of
-    its final state, and F(s,m,k).
+    For stage s, micro-batch m and chunk k: F(s,m,k) needs the activations of F(s-1,m,k) and the state of F(s,m,k-1).
+    B(s,m,k) needs the gradient of its outputs from B(s+1,m,k), the gradient of its final state from B(s,m,k+1), and
+    what F(s,m,k) has saved.
     """
     kind, micro_batch, chunk = action.kind, action.micro_batch, action.chunk
     if kind is ActionKind.FORWARD:

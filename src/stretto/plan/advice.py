@@ -50,8 +50,8 @@ def _why_not_more(plan: Plan) -> str:
     best = min(parallel, key=lambda prediction: prediction.seconds)
     speed_up = plan.speed_up(best)
     caveat = ", a gain smaller than the prediction error" if speed_up > 1 else ""
-    speed = f"is {speed_up:.2f} times as fast as one device{caveat}"
-    return f"the best layout on several devices, {layout_name(best)}, {speed}; {_bottleneck(plan, best)}"
+    comparison = f"is {speed_up:.2f} times as fast as one device{caveat}"
+    return f"the best layout on several devices, {layout_name(best)}, {comparison}; {_bottleneck(plan, best)}"
 
 
 def _idle_devices(plan: Plan) -> str:
@@ -60,10 +60,10 @@ def _idle_devices(plan: Plan) -> str:
     num_idle = num_devices - chosen.layout.num_ranks
     if not num_idle:
         return ""
-    all_used = [prediction.seconds for prediction in plan.best if prediction.layout.num_ranks == num_devices]
-    if not all_used:
+    seconds_with_all = [prediction.seconds for prediction in plan.best if prediction.layout.num_ranks == num_devices]
+    if not seconds_with_all:
         return f"; this leaves {num_idle} of {num_devices} devices idle"
-    return f"; all {num_devices} would be {chosen.seconds / min(all_used):.2f} times as fast as this"
+    return f"; all {num_devices} would be {chosen.seconds / min(seconds_with_all):.2f} times as fast as this"
 
 
 def _bottleneck(plan: Plan, prediction: Prediction) -> str:
@@ -76,9 +76,10 @@ def _bottleneck(plan: Plan, prediction: Prediction) -> str:
     }
     template, overhead = max(overheads.items(), key=lambda item: item[1])
     # With linear scaling, n devices would each compute for 1/n of the time that a single device does.
-    computing, single = prediction.pipeline * (1 - prediction.bubble), plan.single_device.pipeline
+    compute_seconds, single_seconds = prediction.pipeline * (1 - prediction.bubble), plan.single_device.pipeline
     num_ranks = prediction.layout.num_ranks
-    if plan.speed_up(prediction) < 0.7 * num_ranks and computing - single / num_ranks > overhead:
-        return f"splitting lowers the compute time per device only to {computing / single:.0%} of that on one device"
+    if plan.speed_up(prediction) < 0.7 * num_ranks and compute_seconds - single_seconds / num_ranks > overhead:
+        ratio = compute_seconds / single_seconds
+        return f"splitting lowers the compute time per device only to {ratio:.0%} of that on one device"
     fraction = overhead / prediction.seconds
     return template.format(fraction) if fraction >= 0.05 else "each kind of overhead takes less than 5% of a step"

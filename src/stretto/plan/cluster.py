@@ -18,7 +18,7 @@ def divisors(number: int) -> list[int]:
 class Cluster:
     """The devices to plan for."""
 
-    devices: int
+    devices: int  # on all nodes together
     nodes: int = 1
     memory: float | None = None  # bytes per device; None: as in the profile
 

@@ -26,7 +26,7 @@ class CostModel:
         self.profile = profile
         self.block_kinds = [profile.kinds[name] for name in profile.blocks]
         self.num_blocks = len(self.block_kinds)
-        # A profile of a single device has no links. Nothing is sent then, so any link will do.
+        # With one device per node, a profile has no link inside a node. Nothing is sent there, so any link will do.
         self.node_link = profile.node or Link(latency=0.0, bandwidth=1e18)
         self.network_link = profile.network or self.node_link
         self.contention = ContentionModel(profile)
@@ -65,7 +65,7 @@ class CostModel:
         return self.block_kinds[stop - 1].output_bytes
 
     def _prefix_chunk_costs(self, rows: int, steps: int) -> list[ChunkCost]:
-        by_kind: dict[int, ChunkCost] = {}
+        by_kind: dict[int, ChunkCost] = {}  # by the id of the kind, which is cheaper to hash than its points
         sums = [ChunkCost(0.0, 0.0, 0.0)]
         for kind in [*self.block_kinds, self.profile.loss]:
             if id(kind) not in by_kind:
@@ -95,7 +95,7 @@ class CostModel:
         return seconds
 
     def _effective_link(self, num_ranks: int) -> Link:
-        """Return the link in a node, with the busbw that was measured for the next smaller number of ranks, if any."""
+        """Return the link in a node, with the bus bandwidth measured for the next smaller number of ranks, if any."""
         smaller = [cost for cost in self.profile.all_reduces if cost.ranks < num_ranks]
         if not smaller:
             return self.node_link
@@ -134,9 +134,9 @@ def interpolate(kind: BlockKind, rows: int, steps: int) -> ChunkCost:
 
     def blend(value_of: Callable[[CostPoint], float]) -> float:
         low, high = (
-            value_of(points.get((row, step_pair[0]), zero)) * (1 - step_weight)
-            + value_of(points.get((row, step_pair[1]), zero)) * step_weight
-            for row in row_pair
+            value_of(points.get((num_rows, step_pair[0]), zero)) * (1 - step_weight)
+            + value_of(points.get((num_rows, step_pair[1]), zero)) * step_weight
+            for num_rows in row_pair
         )
         # A line can fall to zero or below. The floor is the smallest known cost, scaled down for even smaller chunks.
         floor = min(value_of(point) for point in kind.points) * size_ratio
