@@ -42,8 +42,8 @@ def launch_local(
 ) -> None:
     """Run `stretto ARGUMENTS` on `num_ranks` ranks of this machine; return when all are done.
 
-    When a rank is lost, all ranks are restarted, and `on_message` is called. After `max_restarts` restarts in a row
-    without progress, losing a rank again ends the run. Progress means that `progress` returns a new value.
+    When a rank is lost, all ranks are restarted, and `on_message` is called with the reason. After `max_restarts`
+    restarts in a row without progress (a new value from `progress`), losing a rank again ends the run.
     """
     # The agent logs each failure at length; `on_message` and our errors say what the user needs to know.
     for name in list(logging.root.manager.loggerDict):

@@ -35,7 +35,8 @@ class LoopbackRendezvous(RendezvousHandler):
             "127.0.0.1", port, is_master=True, timeout=timedelta(minutes=5), wait_for_workers=False,
             master_listen_fd=listener.detach(),
         )  # fmt: skip
-        return RendezvousInfo(self._store, 0, world_size=1, bootstrap_store_info=RendezvousStoreInfo("127.0.0.1", port))
+        store_info = RendezvousStoreInfo("127.0.0.1", port)
+        return RendezvousInfo(self._store, rank=0, world_size=1, bootstrap_store_info=store_info)
 
     def is_closed(self) -> bool:
         return self._is_closed

@@ -28,7 +28,7 @@ _GIB = 1 << 30
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that all machines must have in common; import no package."""
+    """Return the versions that must be equal on all machines: of Python and of packages, which are not imported."""
     by_name = {"python": platform.python_version()}
     for name in ("torch", "numpy", "stretto"):
         try:
@@ -76,9 +76,8 @@ def _check_devices(probe: Mapping[str, Any]) -> list[Finding]:
     if not probe["devices"]:
         has_gpu = any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/kfd").exists()
         if probe["error"] and has_gpu:
-            return [
-                problem("devices", f"none: {probe['error']}", f"fix the driver; `{gpu_tool}` must list the devices")
-            ]
+            remedy = f"fix the driver; `{gpu_tool}` must list the devices"
+            return [problem("devices", f"none: {probe['error']}", remedy)]
         if has_gpu:
             return [problem("devices", "there is a GPU, but torch is CPU-only", "install torch with CUDA or ROCm")]
         return [ok("devices", "no accelerator: ranks use the CPU")]

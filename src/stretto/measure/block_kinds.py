@@ -33,14 +33,15 @@ _ROW_DIVISORS, _STEP_DIVISORS = (1, 2, 4, 16), (1, 4, 16)
 
 def name_kinds(model: Stack) -> list[str]:
     """Return each block's kind (`lstm`, `lstm-2`), which blocks of the same class, settings and shapes share."""
-    names: dict[str, str] = {}
+    kind_of: dict[str, str] = {}  # by signature
     kinds = []
     for block in model:
         signature = f"{block}{[(name, tuple(weight.shape)) for name, weight in block.named_parameters()]}"
-        if signature not in names:
-            count = sum(kind.split("-")[0] == type(block).__name__.lower() for kind in names.values())
-            names[signature] = f"{type(block).__name__.lower()}{f'-{count + 1}' if count else ''}"
-        kinds.append(names[signature])
+        if signature not in kind_of:
+            class_name = type(block).__name__.lower()
+            count = sum(kind.split("-")[0] == class_name for kind in kind_of.values())
+            kind_of[signature] = f"{class_name}-{count + 1}" if count else class_name
+        kinds.append(kind_of[signature])
     return kinds
 
 

@@ -44,7 +44,7 @@ class ProfileInput:
 
     @cached_property
     def window(self) -> Window:
-        """The first global batch, which is what gets measured."""
+        """The first global batch, on which blocks and steps are measured."""
         return self.windows.read(Position())
 
     @cached_property

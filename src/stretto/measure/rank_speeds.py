@@ -75,7 +75,7 @@ class _SharedStep:
         return self.world.all_reduce([seconds])[0] / num_ranks
 
     def _run(self) -> None:
-        self.engine.step(self.window, None, 1)
+        self.engine.step(self.window, None, key=1)
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class _StepTimes:
 
     @property
     def base_seconds(self) -> float:
-        """Seconds per step of one rank with the threads it has on a full node; blocks are measured with as many."""
+        """Seconds per step of one rank with as many threads as on a full node, which is how blocks are measured too."""
         return self.solo[self.threads[max(self.threads)]]
 
     @property

@@ -36,7 +36,7 @@ def _shape(block: Block, x: torch.Tensor, y: torch.Tensor, state_size: int) -> B
     total = sum(sizes.values())
     if isinstance(block, Embedding):
         return BlockShape(kind, weights=0, embedding_weights=total, outputs=outputs)
-    recurrent = sum(size for name, size in sizes.items() if "_hh" in name or "_hr" in name)
+    recurrent = sum(size for name, size in sizes.items() if "_hh" in name or "_hr" in name)  # nn.LSTM's names
     if state_size and not recurrent:
         # A custom block with a state: assume that each time step multiplies the state by all weights.
         recurrent = total

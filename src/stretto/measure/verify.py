@@ -216,9 +216,9 @@ def _difference(actual: Tensor, expected: Tensor) -> float:
     if not actual.is_floating_point():
         return 0.0 if torch.equal(actual, expected) else 1.0
     largest = float(expected.abs().max()) if expected.numel() else 0.0
+    # If all expected values are zero, there is no scale: return the sum of the actual values.
     difference = float((actual - expected).abs().max()) / max(largest, 1e-12) if largest else float(actual.abs().sum())
-    # Also turns NaN into infinity.
-    return difference if difference < torch.inf else torch.inf
+    return difference if difference < torch.inf else torch.inf  # also for NaN
 
 
 def _find_violations(model: Stack, loss: Loss, windows: WindowSource) -> list[str]:

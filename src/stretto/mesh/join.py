@@ -26,7 +26,7 @@ _SINGLE_RANK = LaunchInfo(rank=0, size=1, local_rank=0, local_size=1, address="1
 def world(size: int | None = None, *, device: str = "auto", timeout: timedelta = TIMEOUT) -> Iterator[World]:
     """Join the ranks started by torchrun, srun, mpirun or with TF_CONFIG; yield this rank's world.
 
-    Without a launcher, it is a world of one rank. This rank leaves when the context ends. `size` is the number of ranks
+    Without a launcher, the world has one rank. This rank leaves when the context ends. `size` is the number of ranks
     the layout needs: a different number is an error on every rank, before any of them waits for another. A rank that
     fails does not wait for others to finish; when it exits, those that wait for it fail.
     """

@@ -51,7 +51,7 @@ def find_launch_info(variables: Mapping[str, str]) -> LaunchInfo | None:
     if launch_info is None or launch_info.size == 1:
         return None
     launch_info = replace(launch_info, has_own_devices=any(name in variables for name in _VISIBLE_DEVICES_VARIABLES))
-    return _check(launch_info, launch_info.launch_command.split()[0])
+    return _check(launch_info, launch_info.launch_command.split()[0])  # the first word names the launcher
 
 
 def _check(info: LaunchInfo, launcher: str) -> LaunchInfo:

@@ -39,7 +39,7 @@ def time_all_reduces(world: World, num_ranks: int, sizes: Sequence[int]) -> list
     """Return the median time, in seconds, of an all-reduce of each size (in bytes) over the first `num_ranks` ranks.
 
     Every rank must call this: torch names a group after its ranks and the number of groups that the calling rank has,
-    which must be equal on all ranks. The other ranks return zeros.
+    which must be equal on all ranks. Ranks after the first `num_ranks` return zeros.
     """
     ranks = list(range(num_ranks)) if world.rank < num_ranks else [world.rank]
     seconds = []

@@ -37,7 +37,7 @@ def listen_at(address: str, port: int, *, is_single_node: bool) -> socket.socket
     """Return a socket that listens at `address` only. torch would listen on all interfaces, without authentication.
 
     Return None if torch has to listen on all interfaces: the name can't be resolved, this node doesn't have the address
-    (NAT), or other nodes must connect but the name resolves to loopback here, as it often does by /etc/hosts.
+    (NAT), or other nodes must connect but the name resolves to loopback here (often through /etc/hosts).
     """
     try:
         addresses = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)

@@ -19,7 +19,7 @@ from stretto.mesh.status import WAITING, StatusPublisher
 from stretto.mesh.topology import Topology
 from stretto.mesh.wait_timer import WaitTimer
 
-TIMEOUT = timedelta(minutes=10)
+TIMEOUT = timedelta(minutes=10)  # how long a rank waits for others by default
 
 
 @dataclass(frozen=True)

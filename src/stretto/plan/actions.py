@@ -17,7 +17,7 @@ class ActionKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One stage's work on one chunk of one micro-batch. Schedules are per stage, so an action has no stage."""
+    """One stage's work on one chunk of one micro-batch. Schedules are per stage, so an action omits its stage."""
 
     kind: ActionKind
     micro_batch: int

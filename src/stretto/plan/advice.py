@@ -76,10 +76,9 @@ def _bottleneck(plan: Plan, prediction: Prediction) -> str:
     }
     template, overhead = max(overheads.items(), key=lambda item: item[1])
     # With linear scaling, n devices would each compute for 1/n of the time that a single device does.
-    compute_seconds, single_seconds = prediction.pipeline * (1 - prediction.bubble), plan.single_device.pipeline
+    busy, single_busy = prediction.pipeline * (1 - prediction.bubble), plan.single_device.pipeline
     num_ranks = prediction.layout.num_ranks
-    if plan.speed_up(prediction) < 0.7 * num_ranks and compute_seconds - single_seconds / num_ranks > overhead:
-        ratio = compute_seconds / single_seconds
-        return f"splitting lowers the compute time per device only to {ratio:.0%} of that on one device"
+    if plan.speed_up(prediction) < 0.7 * num_ranks and busy - single_busy / num_ranks > overhead:
+        return f"splitting lowers the compute time per device only to {busy / single_busy:.0%} of that on one device"
     fraction = overhead / prediction.seconds
     return template.format(fraction) if fraction >= 0.05 else "each kind of overhead takes less than 5% of a step"

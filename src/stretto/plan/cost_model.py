@@ -65,7 +65,7 @@ class CostModel:
         return self.block_kinds[stop - 1].output_bytes
 
     def _prefix_chunk_costs(self, rows: int, steps: int) -> list[ChunkCost]:
-        by_kind: dict[int, ChunkCost] = {}  # by the id of the kind, which is cheaper to hash than its points
+        by_kind: dict[int, ChunkCost] = {}  # by id: all blocks of a kind share one BlockKind
         sums = [ChunkCost(0.0, 0.0, 0.0)]
         for kind in [*self.block_kinds, self.profile.loss]:
             if id(kind) not in by_kind:
@@ -126,7 +126,7 @@ class ContentionModel:
 def interpolate(kind: BlockKind, rows: int, steps: int) -> ChunkCost:
     """Return the cost of a chunk, interpolated or extrapolated linearly in rows and steps from the profile's points."""
     points = {(point.rows, point.steps): point for point in kind.points}
-    # Stands for a chunk of 0 rows or time steps, which costs nothing. A CostPoint itself has at least one of each.
+    # The cost of a chunk of 0 rows or time steps: nothing. Its rows and steps are unused, but must be at least 1.
     zero = CostPoint(rows=1, steps=1, forward=0, backward=0, saved=0)
     row_pair, row_weight = _neighbors(kind.rows, rows)
     step_pair, step_weight = _neighbors(kind.steps, steps)

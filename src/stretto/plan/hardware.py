@@ -64,7 +64,7 @@ class BlockShape:
     name: str
     weights: int  # multiplied once for each time step of each row
     embedding_weights: int = 0  # only looked up
-    recurrent: int = 0  # the part of `weights` that is multiplied with the previous time step's state
+    recurrent: int = 0  # the part of `weights` that is multiplied by the previous time step's state
     outputs: int = 0  # output features
     saved: int = 0  # elements that the forward saves for each time step of each row
     state: int = 0  # elements of a row's state

@@ -54,9 +54,9 @@ def _micro_batch_bounds(lengths: RowLengths, num_micro_batches: int) -> list[int
         return [0, len(lengths)]
     # An empty row counts as one time step, since the first chunk computes it.
     sums = np.concatenate([[0], np.maximum(lengths, 1).cumsum()])
-    targets = [int(sums[-1]) * index // num_micro_batches for index in range(1, num_micro_batches)]
+    target_sums = [int(sums[-1]) * index // num_micro_batches for index in range(1, num_micro_batches)]
     edges = [0]
-    for index, edge in enumerate((np.searchsorted(sums, targets, side="right") - 1).tolist(), 1):
+    for index, edge in enumerate((np.searchsorted(sums, target_sums, side="right") - 1).tolist(), 1):
         # At least one row for this micro-batch, and one for each that follows.
         edges.append(min(max(edge, edges[-1] + 1), len(lengths) - (num_micro_batches - index)))
     return [*edges, len(lengths)]

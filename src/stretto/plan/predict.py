@@ -19,7 +19,7 @@ from stretto.plan.workload import Workload
 
 # The bucket size of DDP's reducer. The last bucket's all-reduce has no backward left to overlap with.
 _BUCKET_BYTES = 25 * 2**20
-# Each step all-reduces a few float64 numbers: losses, counts, the gradient norm.
+# Each step all-reduces about eight float64 numbers: losses, counts, the gradient norm.
 _METRICS_BYTES = 8 * 8
 
 
@@ -89,8 +89,7 @@ class _StepSimulation:
         """Return a function that gives how many seconds an action takes on a stage whose rank computes alone."""
         costs, overhead = self.costs, self.costs.profile.action_overhead
         last_chunk = len(self.micro_batches[0].chunk_bounds) - 1
-        recompute = self.layout.recompute
-        shapes = self.shapes
+        shapes, recompute = self.shapes, self.layout.recompute
         chunk_costs = [cache(partial(costs.chunk_cost, part.start, part.stop)) for part in self.parts]
         accumulate = [costs.accumulate_seconds(part.start, part.stop) for part in self.parts]
 
@@ -124,10 +123,10 @@ class _StepSimulation:
     def simulate(self) -> Timeline:
         num_on_node = self.cluster.ranks_on_node(self.layout)
         # Assume that all replicas on a node run the same actions at the same time.
-        num_replicas = max(1, num_on_node // self.layout.stages)
+        replicas_on_node = max(1, num_on_node // self.layout.stages)
 
         def speed(num_busy: int) -> float:
-            return self.costs.contention.relative_speed(num_on_node, num_busy=num_busy * num_replicas)
+            return self.costs.contention.relative_speed(num_on_node, num_busy=num_busy * replicas_on_node)
 
         return simulate(self.schedules(), self.action_cost(), self.message_cost(), speed=speed)
 
