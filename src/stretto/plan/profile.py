@@ -78,7 +78,7 @@ class Link(StrictModel):
 
 
 class AllReduceCost(StrictModel):
-    """The measured cost of an all-reduce over some ranks of one node."""
+    """The measured cost of an all-reduce over `ranks` ranks of one node."""
 
     ranks: int = Field(ge=2, le=10**9)
     latency: Seconds
@@ -87,11 +87,11 @@ class AllReduceCost(StrictModel):
 
 
 class RankSpeed(StrictModel):
-    """How fast a node's ranks compute, relative to one that computes alone with the threads it has on a full node."""
+    """How fast the ranks of a node compute; 1 is the speed of a rank alone, with the threads it has on a full node."""
 
     ranks: Count
     contended: Rate
-    """Speed of each rank while all compute."""
+    """Speed of each rank while all `ranks` ranks compute."""
     solo: Rate
     """Speed of one rank while the others wait."""
 
@@ -120,7 +120,7 @@ class Profile(StrictModel):
     node: Link | None = None
     """The link between devices of one node; None if only one device per node was measured."""
     network: Link | None = None
-    """The link between devices on different nodes; each device is assumed to get this bandwidth while all send."""
+    """The link between nodes, None if unknown; each device is assumed to get this bandwidth while all send."""
     all_reduces: tuple[AllReduceCost, ...] = Field((), strict=False)
     speeds: tuple[RankSpeed, ...] = Field((), strict=False)
     """Relative speeds of ranks that can slow each other down, such as ranks that share cores; empty if they can't."""

@@ -30,7 +30,7 @@ def stage_schedule(stage: int, num_stages: int, num_micro_batches: int, num_chun
 
 
 def forward_schedule(num_micro_batches: int, num_chunks: int) -> list[Action]:
-    """Return the actions of any stage for an evaluation step, which has no backward."""
+    """Return a step's forwards in order, the same on every stage; an evaluation step has no other actions."""
     return [
         Action(ActionKind.FORWARD, micro_batch, chunk)
         for micro_batch in range(num_micro_batches)
@@ -39,5 +39,5 @@ def forward_schedule(num_micro_batches: int, num_chunks: int) -> list[Action]:
 
 
 def max_live_chunks(stage: int, num_stages: int, num_micro_batches: int, num_chunks: int) -> int:
-    """Return how many chunks can await backward on a stage: a micro-batch's plus one per later stage, at most all."""
+    """Return how many chunks can await backward on a stage: one micro-batch's and one per later stage, at most all."""
     return min(num_chunks + num_stages - 1 - stage, num_micro_batches * num_chunks)

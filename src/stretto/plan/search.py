@@ -105,7 +105,7 @@ class _LayoutSearch:
         self.rejected: dict[tuple[str, str], None] = {}  # (layouts, reason), an ordered set
         self.oversized: dict[int, float] = {}  # memory limit in bytes, by number of stages of a layout that exceeds it
         self.fitting: set[int] = set()  # numbers of stages for which a layout fits
-        self._balance = cache(self._partition)
+        self._cached_partition = cache(self._partition)
 
     def run(self, num_best: int) -> Plan:
         layouts = list(self._layouts())
@@ -129,7 +129,7 @@ class _LayoutSearch:
         )
 
     def _simulate_best(self, layouts: Iterable[Layout], num_best: int) -> tuple[_Grids, int]:
-        """Return the best layout of each grid that can be among the best, and how many layouts were simulated."""
+        """Return the prediction for each grid that can be among the best, and how many layouts were simulated."""
         # Smallest bound first. A layout is popped twice: to get its blocks and a tighter bound, then to be simulated.
         queue = [(self.bounds.loose_bound(layout), index, layout) for index, layout in enumerate(layouts)]
         heapq.heapify(queue)
@@ -138,7 +138,7 @@ class _LayoutSearch:
         while queue:
             bound, index, layout = heapq.heappop(queue)
             grid = layout.replicas, layout.stages
-            if self._is_enough(grids, num_best, bound):
+            if self._can_stop(grids, num_best, bound):
                 break
             if grid in grids and bound > grids[grid].seconds:
                 continue
@@ -162,20 +162,21 @@ class _LayoutSearch:
         remedy = "use more devices or memory, or a smaller model" if self.oversized else "use fewer devices"
         return PlanError(f"no layout is possible with devices={self.cluster.devices} ({reasons}); {remedy}")
 
-    def _is_enough(self, grids: _Grids, num_best: int, bound: float) -> bool:
+    def _can_stop(self, grids: _Grids, num_best: int, bound: float) -> bool:
         """Return whether no layout with this bound, or a larger one, can be among the best."""
         times = sorted(prediction.seconds for prediction in grids.values())
+        # A layout about as fast as the fastest can be chosen, even if `num_best` others are faster.
         slowest = max(times[num_best - 1], times[0] * (1 + _TIE_TOLERANCE)) if len(times) >= num_best else np.inf
         return bound > min(slowest, self._slowest_listed(grids))
 
     def _slowest_listed(self, grids: _Grids) -> float:
         """Return the longest step time that is still listed; the fastest layout on several devices is always listed."""
         fastest = min((prediction.seconds for prediction in grids.values()), default=np.inf)
-        several = (prediction.seconds for (replicas, stages), prediction in grids.items() if replicas * stages > 1)
-        return max(fastest * _MAX_SLOWDOWN, min(several, default=np.inf) if self.cluster.devices > 1 else 0.0)
+        distributed = (prediction.seconds for (replicas, stages), prediction in grids.items() if replicas * stages > 1)
+        return max(fastest * _MAX_SLOWDOWN, min(distributed, default=np.inf) if self.cluster.devices > 1 else 0.0)
 
     def _layouts(self) -> Iterator[Layout]:
-        """Yield the layouts to consider, of those that the model and the data allow."""
+        """Yield the layouts to consider; reject those with more stages than blocks or more replicas than rows."""
         num_rows, num_blocks = self.workload.min_rows, self.costs.num_blocks
         for num_ranks in _numbers_of_ranks(self.cluster.devices, self.uses_all):
             for stages in divisors(num_ranks):
@@ -219,7 +220,7 @@ class _LayoutSearch:
         """Return the best partition whose stages all fit in memory, or None."""
         rows, steps = self.workload.largest_chunk(layout.replicas, layout.micro_batches, layout.chunks)
         crossing = tuple(self.cluster.crosses_nodes(layout, stage) for stage in range(layout.stages - 1))
-        parts = self._balance(layout.stages, rows, steps, crossing, layout.recompute)
+        parts = self._cached_partition(layout.stages, rows, steps, crossing, layout.recompute)
         memory_limit = self._memory_limit(layout)
         peak = max(rank_memory(self.costs, layout, stage, part, rows, steps).total for stage, part in enumerate(parts))
         if peak <= memory_limit:
@@ -256,18 +257,18 @@ class _LayoutSearch:
         prefixes = [costs.chunk_cost(0, stop, rows, steps) for stop in range(num_blocks + 1)]
         num_forwards = 2 if recompute else 1
         sums = [
-            num_forwards * chunk.forward + chunk.backward + costs.accumulate_seconds(0, stop)
-            for stop, chunk in enumerate(prefixes)
+            num_forwards * cost.forward + cost.backward + costs.accumulate_seconds(0, stop)
+            for stop, cost in enumerate(prefixes)
         ]
         work = range_costs(np.array(sums))
-        sizes = np.array([0.0, *(costs.sent_bytes(stop) * rows * steps for stop in range(1, num_blocks)), 0.0])
+        num_bytes = np.array([0.0, *(costs.sent_bytes(stop) * rows * steps for stop in range(1, num_blocks)), 0.0])
 
         def message_seconds(stage: int) -> NDArray[np.float64]:
             """Return how long messages between a stage and the next take, by the block that the next starts with."""
             if not 0 <= stage < stages - 1:
-                return np.zeros_like(sizes)
+                return np.zeros_like(num_bytes)
             link = costs.network_link if crossing[stage] else costs.node_link
-            return np.asarray(link.latency + sizes / link.bandwidth)
+            return np.asarray(link.latency + num_bytes / link.bandwidth)
 
         return lambda stage: work + message_seconds(stage)[None, :] + message_seconds(stage - 1)[:, None]
 

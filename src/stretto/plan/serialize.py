@@ -17,7 +17,7 @@ _MAX_ACTIONS = 10_000
 
 
 def plan_to_dict(plan: Plan, profile: Profile, timeline: Timeline) -> dict[str, Any]:
-    """Return a plan as JSON values; `timeline` is that of a step in the chosen layout."""
+    """Return a plan as JSON values; `timeline` is that of a step with the chosen layout."""
     return {
         "advice": advise(plan),
         "device": profile.device,

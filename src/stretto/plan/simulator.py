@@ -40,10 +40,10 @@ class _SimulatedStage:
     actions: Sequence[Action]
     position: int = 0  # index of the running action or, if none is running, of the next one
     is_busy: bool = False  # computes, or is in a blocking send
-    started: float = 0.0  # when the running action started
+    start: float = 0.0  # when the running action started
     sending: Action | None = None  # a blocking send that waits for its receive
     arrivals: dict[Action, float] = field(default_factory=dict)  # when messages arrive that no action has used yet
-    open_receives: dict[ActionKind, int] = field(default_factory=lambda: dict.fromkeys(ActionKind, 1))
+    posted_receives: dict[ActionKind, int] = field(default_factory=lambda: dict.fromkeys(ActionKind, 1))
 
     @property
     def next_action(self) -> Action | None:
@@ -120,16 +120,16 @@ class _Simulator:
                     heapq.heappush(self.wake_ups, (arrival, stage.index))
                 return
             del stage.arrivals[action]
-        stage.is_busy, stage.started = True, self.now
+        stage.is_busy, stage.start = True, self.now
         heapq.heappush(self.ends, (self._work_now() + self.cost(stage.index, action), stage.index))
         if self.blocking and source is not None:
-            stage.open_receives[action.kind] += 1
+            stage.posted_receives[action.kind] += 1
             self._try_to_send(self.stages[source])
 
     def _end(self, stage: _SimulatedStage) -> None:
         """End the running action and send its message."""
         action = stage.actions[stage.position]
-        self.timed_actions.append(TimedAction(stage.index, action, stage.started, self.now))
+        self.timed_actions.append(TimedAction(stage.index, action, stage.start, self.now))
         stage.position += 1
         stage.is_busy = False
         target = sends_to(action, stage.index, len(self.stages))
@@ -145,10 +145,10 @@ class _Simulator:
         """Send the message that the stage is blocked on, if there is one and the receiver has posted its receive."""
         action = stage.sending
         target = None if action is None else sends_to(action, stage.index, len(self.stages))
-        if action is None or target is None or not self.stages[target].open_receives[action.kind]:
+        if action is None or target is None or not self.stages[target].posted_receives[action.kind]:
             return
         receiver = self.stages[target]
-        receiver.open_receives[action.kind] -= 1
+        receiver.posted_receives[action.kind] -= 1
         stage.sending = None
         arrival = self.now + self.link(stage.index, action)
         heapq.heappush(self.wake_ups, (arrival, stage.index))

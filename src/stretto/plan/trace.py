@@ -112,7 +112,7 @@ class Trace:
     def _events(self) -> Iterator[dict[str, Any]]:
         yield _metadata("process_name", 0, {"name": f"step {self.step}"})
         for rank in self.ranks:
-            thread = rank.rank + 1
+            thread = rank.rank + 1  # 0 is for the name of the process
             args = {"name": str(rank), "rank": rank.rank, "replica": rank.replica, "stage": rank.stage}
             yield _metadata("thread_name", thread, args)
             yield _metadata("thread_sort_index", thread, {"sort_index": rank.rank})

@@ -1,4 +1,4 @@
-"""Formats times, sizes and losses for people; `-` for unknown times and sizes."""
+"""Formats times, sizes and losses for people; unknown times and sizes (NaN) become `-`."""
 
 import math
 
@@ -20,8 +20,8 @@ def format_duration(value: float) -> str:
     seconds = round(value)
     units = (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1))
     unit, size, smaller_unit, smaller_size = next(entry for entry in units if seconds >= entry[1])
-    rest = seconds % size // smaller_size
-    return f"{seconds // size} {unit} {rest} {smaller_unit}" if rest else f"{seconds // size} {unit}"
+    remainder = seconds % size // smaller_size
+    return f"{seconds // size} {unit} {remainder} {smaller_unit}" if remainder else f"{seconds // size} {unit}"
 
 
 def format_bytes(value: float) -> str:

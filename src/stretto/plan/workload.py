@@ -11,7 +11,7 @@ from stretto.plan.micro_batches import MicroBatchShape, RowLengths, split_rows
 
 
 class Workload:
-    """The row lengths of some global batches, which stand for all of the data; each batch is one training step."""
+    """The row lengths of some global batches that represent all of the data; each batch is one training step."""
 
     def __init__(self, batches: Iterable[Sequence[int] | RowLengths], *, is_causal: bool = True) -> None:
         self.batches = [np.sort(np.asarray(lengths, np.int64))[::-1] for lengths in batches]
@@ -34,7 +34,7 @@ class Workload:
         return cls([np.full(rows, steps)])
 
     def _split(self, replicas: int, micro_batches: int, chunks: int) -> list[list[MicroBatchShape]]:
-        """Return, for each batch, the micro-batches of a replica that gets the longest of every `replicas` rows."""
+        """Return, for each batch, the micro-batches of the busiest replica: every `replicas`-th row, longest first."""
         return [split_rows(lengths[::replicas], micro_batches, chunks) for lengths in self.batches]
 
     def _count_chunks(self, replicas: int, micro_batches: int, chunks: int) -> list[Counter[tuple[int, int]]]:

@@ -1,4 +1,4 @@
-"""FieldSummary: what a field of records (a column of a table) holds, inferred from some of its values."""
+"""FieldSummary: the type of a field of records (a column of a table), inferred from some of its values."""
 
 import json
 import math
@@ -31,11 +31,11 @@ _MAX_CATEGORY_CHARS = 80  # the texts of a `category` are shorter than this on a
 
 @dataclass(frozen=True)
 class FieldSummary:
-    """What some rows show about a field."""
+    """The type and the statistics of a field in some rows."""
 
     name: str
     type: FieldType
-    num_values: int = 0  # that are not missing
+    num_values: int = 0  # without missing ones
     num_missing: int = 0
     num_unique: int = 0  # distinct values; 0 for lists
     mean_length: float = 0.0  # characters of a text, or elements of a list
@@ -68,7 +68,7 @@ class FieldSummary:
 
 
 def infer_fields(records: Sequence[Mapping[str, Any]], is_csv: bool) -> tuple[FieldSummary, ...]:
-    """Return what each field holds, in order of first appearance."""
+    """Return a summary of each field, in order of first appearance."""
     names = dict.fromkeys(name for record in records for name in record)
     return tuple(_infer_field(name, [record.get(name) for record in records], is_csv) for name in names)
 

@@ -22,12 +22,12 @@ _ARCHIVE_SUFFIXES = {".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".tgz", ".7z"
 _CONVERT_TO = {".json": "JSONL, one record per line", ".tsv": "CSV", ".xlsx": "CSV", ".xls": "CSV", ".arrow": "Parquet"}
 _DOC_PREFIXES = ("readme", "licen", "notice", "changelog", "citation", "copying")
 _SPLITS = {"train": ("train", "training"), "valid": ("valid", "validation", "val", "dev", "eval"), "test": ("test",)}
-# Control bytes that don't occur in text, be it UTF-8 or an older 8-bit encoding.
+# Control bytes that don't occur in text, whether in UTF-8 or in an older 8-bit encoding.
 _CONTROLS = bytes(set(range(32)) - set(b"\t\n\v\f\r\x1b"))
 
 
 class AmbiguousInputError(DataError):
-    """Files can be read in several ways; `question` asks for one of `choices`, which are values of the hint `hint`."""
+    """Files can be read in several ways; `question` asks which of `choices` to set as the field `hint` of DataHints."""
 
     def __init__(self, message: str, hint: str, question: str, choices: Sequence[str]) -> None:
         super().__init__(message)
@@ -76,8 +76,8 @@ def list_files(paths: Iterable[Path], format: str | None = None) -> Listing:
     ignored += [path for other, group in groups.items() if other != chosen for path in group]
     # Only folders below the common parent can name a split: a folder above it may be called `train` by chance.
     root = Path(os.path.commonpath([path.absolute() if path.is_dir() else path.absolute().parent for path in given]))
-    train, valid, rest = _split_paths(groups[chosen], root)
-    return Listing(chosen, tuple(train), tuple(valid), (*ignored, *rest))
+    train, valid, unused = _split_paths(groups[chosen], root)
+    return Listing(chosen, tuple(train), tuple(valid), (*ignored, *unused))
 
 
 def list_validation_files(paths: Iterable[Path], format: Format, is_text: bool) -> tuple[Path, ...]:
@@ -147,7 +147,7 @@ def _choose_format(groups: dict[Format, list[Path]], format: str | None) -> Form
             f"There are files of several formats ({counts}). Which do you want to use?",
             list(groups),
         )
-    return next(known for known in groups if format in (None, known))
+    return next(known for known in groups if format in (None, known))  # if None, there is only one
 
 
 def _split_paths(paths: list[Path], root: Path) -> tuple[list[Path], list[Path], list[Path]]:

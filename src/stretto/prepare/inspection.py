@@ -1,4 +1,4 @@
-"""inspect_data: finds out whether files hold text, sequences or series, from samples of them."""
+"""inspect_data: finds out from samples whether files contain text, sequences or series."""
 
 from codecs import getincrementaldecoder
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from stretto.prepare.field_summary import FieldSummary
 from stretto.prepare.file_listing import AmbiguousInputError, Format, Listing, list_files, list_validation_files
 from stretto.prepare.record_sample import MAX_BYTES, RecordSample, read_beginning, sample_records
 from stretto.prepare.records import list_paths
-from stretto.prepare.sequence_data import SequenceData, infer_sequence_data, list_sequence_fields, short_text_names
+from stretto.prepare.sequence_data import SequenceData, infer_sequence_data, list_sequence_fields, list_text_categories
 from stretto.prepare.series_data import SeriesData, infer_series_data
 from stretto.store.vocabulary import Level
 
@@ -42,7 +42,7 @@ class TextData:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What files hold, judging by samples of them, and how they can be read."""
+    """What files contain, judging by samples of them, and how they are read."""
 
     format: Format
     paths: tuple[Path, ...]  # files for training
@@ -64,7 +64,7 @@ class Inspection:
 def inspect_data(
     paths: Sequence[Path | str] | Path | str, hints: DataHints = DataHints(), *, valid: Sequence[Path | str] = ()
 ) -> Inspection:
-    """Return what files or folders hold, judging by the start of the text, or by some records of the first file.
+    """Return what files or folders contain, judging by the start of the text, or by some records of the first file.
 
     `hints` says what you know already. `valid` lists the validation files; without it, they are recognized by
     names such as `valid.csv`. Where the files can be read in several ways, an AmbiguousInputError says what to decide.
@@ -148,7 +148,7 @@ def _infer_kind(sample: RecordSample, hints: DataHints) -> DataKind:
     sequence_fields = list_sequence_fields(sample)
     has_numbers = any(field.type == "number" for field in sample.fields)
     if not sequence_fields and not has_numbers:
-        if short_text_names(sample):
+        if list_text_categories(sample):
             return "sequences"
         fields = ", ".join(f"{field.name} ({field.type})" for field in sample.fields)
         raise DataError(f"{sample.path} has neither text nor numbers, only {fields}; use different data")

@@ -40,7 +40,7 @@ class PrepareOptions:
     """The base class of all options: it validates them on creation."""
 
     def __post_init__(self) -> None:
-        """Raise DataError for a value that no kind of data allows."""
+        """Raise DataError for a value that is not allowed, whatever the data."""
         for item in fields(self):
             value, choices = getattr(self, item.name), item.metadata["choices"]
             if choices is not None and value is not None and value not in choices:
@@ -147,7 +147,7 @@ def check_level(level: Level | None, vocabulary: Vocabulary | None, max_symbols:
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - the value of any field
-    """Return the value in a form that JSON can hold."""
+    """Return the value in a form that can be written as JSON."""
     if isinstance(value, Schema):
         labels = None if value.labels is None else value.labels.model_dump(mode="json")
         return [value.values.model_dump(mode="json"), labels, _plain(value.vocabulary)]

@@ -34,7 +34,7 @@ class PreparedData:
 
     train: Corpus | Sequences
     valid: Corpus | Sequences | None
-    is_reused: bool = False  # the folder already held this data
+    is_reused: bool = False  # whether the folder already contained this data
 
 
 def prepare_data(
@@ -106,7 +106,7 @@ def _make_validation_options(options: Options, train: Corpus | Sequences) -> Opt
 def _make_or_reuse(
     paths: Sequence[Path], folder: Path, options: Options, on_progress: OnProgress, on_skipped: OnSkipped
 ) -> tuple[Stores, bool]:
-    """Return the stores in a folder, and whether it already held them, made from the same files in the same way."""
+    """Return the stores in a folder, and whether they were reused: made earlier from the same files and options."""
     fingerprint = source_fingerprint(paths, options.to_dict()).encode()
     fingerprint_path = folder / SOURCE_FINGERPRINT
     split_folders = sorted(path.parent for path in folder.glob(f"*/{INDEX}"))

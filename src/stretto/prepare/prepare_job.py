@@ -1,9 +1,9 @@
 """Job: prepares data in parts, which run in parallel; an interrupted preparation can be resumed.
 
-data/book.partial/      holds the files until all are complete, then it is renamed to data/book
+data/book.partial/      the files, until all are complete; then the folder is renamed to data/book
   parts/fingerprint     fingerprint of the preparation: its input files and all options
   parts/count-00000     how many times each symbol occurs in a part of text; `scan-00000` for records
-  parts/write-00000     a part's files, listed when they are complete; `writetrain-00000` for the train split of text
+  parts/write-00000     list of a part's files, written last; `writetrain-00000` for the train split of text
   train/ valid/         the stores; without a validation split, data/book.partial itself is the store
 """
 
@@ -292,7 +292,7 @@ def _exit_with_parent() -> None:
 
 
 def _check_target(target: Path | str) -> Path:
-    """Reject a target that does not name a local folder, or that already holds something."""
+    """Return the target as a path; reject it unless it is a local folder that is new or empty."""
     if is_remote(target):
         raise DataError(f"{target} is a URL; prepare into a local folder, then copy it")
     target = Path(target)

@@ -56,7 +56,7 @@ def prepare_sequences(
 
 @dataclass(frozen=True)
 class _SequenceSettings:
-    """Everything that decides how a record is written: the options, and what the files and `like` say."""
+    """Everything that decides how a record is written: the options, and what follows from the files and `like`."""
 
     options: SequenceOptions
     parser: RecordParser
@@ -99,7 +99,7 @@ def _first_parser(parts: Sequence[RecordPart], options: SequenceOptions) -> Reco
 def _complete_parser(
     parser: RecordParser, schema: Schema | None, options: SequenceOptions
 ) -> tuple[RecordParser, Vocabulary | None]:
-    """Add what options and `like` say; return the parser and the vocabulary, if it is known. Reject contradictions."""
+    """Return the parser, completed from `options` and `like`, and the vocabulary if known; reject contradictions."""
     _check_token_options(parser, schema, options)
     vocabulary = open_vocabulary(options.vocabulary)
     if schema is not None:
@@ -126,7 +126,7 @@ def _check_token_options(parser: RecordParser, schema: Schema | None, options: S
 
 
 def _apply_schema(parser: RecordParser, schema: Schema) -> RecordParser:
-    """Take the vocabulary size and the classes from other data; reject records that don't match it."""
+    """Return the parser with the vocabulary size and the classes of `schema`; reject records that don't match it."""
     values, labels = schema.values, schema.labels
     value_type = "text" if schema.vocabulary is not None else values.type
     if value_type != parser.value_type:
@@ -161,7 +161,7 @@ def _scan(job: Job, parts: Sequence[RecordPart], settings: _SequenceSettings) ->
     task = _ScanPart(settings, needs_vocabulary)
     counts: Counter[str] = Counter()
     names: set[str] = set()
-    largest, first_bad = -1, {}
+    largest, first_bad = -1, {}  # the first bad row, by part, of parts without a good row
     for number, result in job.run_unordered("scan", task, parts, [part.size for part in parts], phase):
         counts.update(result["counts"])
         names.update(result["labels"])
@@ -218,8 +218,8 @@ class _ScanPart:
             # As for a corpus, the vocabulary is built from the training split.
             elif self.settings.choose_split(number, row_index) != "valid":
                 counts.update(split_symbols(value, parser.level))
-        tokens = {"counts": dict(counts), "largest": largest}
-        return {**tokens, "labels": sorted(labels), "num_rows": num_rows, "first_bad": reader.first_bad}
+        token_stats = {"counts": dict(counts), "largest": largest}
+        return {**token_stats, "labels": sorted(labels), "num_rows": num_rows, "first_bad": reader.first_bad}
 
 
 @dataclass(frozen=True)

@@ -209,9 +209,9 @@ class _WriteSeries:
         rows = reader.read(lambda record: parser.parse(record, part.format == "csv"), parser.fields)
         for row_index, (step, series, timestamp) in rows:
             has_ended = len(values) > 0 and series != current
-            order_error = None if has_ended else _check_order(previous_time, timestamp, parser.time)
-            if order_error is not None:
-                reader.reject(row_index, order_error)
+            error = None if has_ended else _find_order_error(previous_time, timestamp, parser.time)
+            if error is not None:
+                reader.reject(row_index, error)
                 continue
             if has_ended:
                 yield self._steps(values)
@@ -230,7 +230,7 @@ class _WriteSeries:
         return np.array(values, np.float64).reshape(-1, len(self.parser.columns))
 
 
-def _check_order(previous: Timestamp | None, timestamp: Timestamp | None, name: str | None) -> BadRowError | None:
+def _find_order_error(previous: Timestamp | None, timestamp: Timestamp | None, name: str | None) -> BadRowError | None:
     """Return the error for a row whose time is before that of the row above or can't be compared with it, or None."""
     if previous is None or timestamp is None:
         return None

@@ -142,7 +142,7 @@ class _WriteTokens:
 
     def __call__(self, part: TextRange, number: int, folder: Path, /) -> PartResult:
         dtype = token_dtype(len(self.vocabulary))
-        is_decoded = self.vocabulary.level != "byte"  # into characters or words, of which some may be unknown
+        is_decoded = self.vocabulary.level != "byte"  # into characters or words; token 0 is an unknown one
         num_unknown = 0
         with FileWriter(part_path(folder, self.split, number, "tokens")) as writer:
             for span in self.texts.read_spans(*part):

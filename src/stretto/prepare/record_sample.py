@@ -1,4 +1,4 @@
-"""RecordSample: the first rows of a file of records and some of the last, enough to see what it holds."""
+"""RecordSample: the first rows of a file of records and some of the last, to infer what the file contains."""
 
 import io
 import os
@@ -38,7 +38,7 @@ _SampledRows = tuple[list[ParsedRow], list[ParsedRow], int]
 
 @dataclass(frozen=True)
 class RecordSample:
-    """Records from the beginning and the end of a file, and what their fields hold."""
+    """Records from the beginning and the end of a file, and a summary of their fields."""
 
     path: Path
     is_csv: bool
@@ -48,9 +48,9 @@ class RecordSample:
 
     @cached_property
     def fields(self) -> tuple[FieldSummary, ...]:
-        """What the fields hold; the last rows count too, since a file may be sorted by class."""
+        """A summary of each field; the last rows count too, since a file may be sorted by class."""
         with_last = {field.name: field for field in infer_fields([*self.records, *self.last_records], self.is_csv)}
-        # The last rows of a CSV file may start within a quoted cell, and then the fields look different.
+        # If a field's type differs, ignore the last rows: those of a CSV file may start within a quoted cell.
         return tuple(
             with_last[field.name] if with_last[field.name].type == field.type else field
             for field in infer_fields(self.records, self.is_csv)

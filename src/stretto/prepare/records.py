@@ -125,13 +125,13 @@ def _cut(path: Path, format: RecordFormat, part_bytes: int) -> Iterator[RecordPa
 def _jsonl_rows(part: RecordPart) -> Iterator[ParsedRow]:
     with part.path.open("rb") as file:
         file.seek(part.start)
-        left = part.stop - part.start
+        bytes_left = part.stop - part.start
         index = 0
-        while left > 0 and (line := file.readline()):
-            left -= len(line)
+        while bytes_left > 0 and (line := file.readline()):
+            bytes_left -= len(line)
             if not index and not part.start:
                 line = line.removeprefix(BYTE_ORDER_MARK)
-            # A blank line is not a row, but an editor counts it.
+            # A blank line is not a row, but it counts, so that row numbers are line numbers.
             if not line.isspace():
                 yield parse_line(index, line)
             index += 1
@@ -204,7 +204,7 @@ def _csv_rows(part: RecordPart) -> Iterator[ParsedRow]:
                 index += 1
             is_blank = not cells and not problem
             if problem == _UNCLOSED_QUOTE:
-                # More than one bad row: the quote swallows everything after it.
+                # Not just one bad row: the rest of the file was read as one cell.
                 where = f"{part.path}, row {part.row_number(index):,}"
                 raise DataError(f"{where}: a quote is opened in this row and never closed; fix the file")
             if not is_blank:
@@ -215,7 +215,7 @@ def _csv_rows(part: RecordPart) -> Iterator[ParsedRow]:
 
 
 def csv_row(index: int, header: list[str], cells: list[str], problem: str = "") -> ParsedRow:
-    """Return the row with these cells; `problem` is what the csv module says about a row that it can't read."""
+    """Return the row with these cells; `problem` is the csv module's message about a row that it can't read."""
     if problem:
         return ParsedRow(index, {}, f"the row can't be read ({problem})")
     if len(cells) != len(header):

@@ -45,12 +45,13 @@ def infer_series_data(sample: RecordSample, time: str | None, by: str | None) ->
     by = by or _choose_by(sample, time)
     channels = [field for field in sample.fields if field.type == "number" and field.name not in (time, by)]
     if not channels:
-        others = " and ".join(name for name in (time, by) if name is not None)
-        besides = f" besides {others}" if others else ""
+        excluded = " and ".join(name for name in (time, by) if name is not None)
+        besides = f" besides {excluded}" if excluded else ""
         raise DataError(f"{sample.path} has no column of numbers{besides}; use different data")
-    dates = [field.name for field in sample.fields if field.is_unparsed_time and field.name not in (time, by)]
-    notes = [] if time else [_file_order_note(dates, sample.records)]
-    unused = [field.name for field in sample.fields if field not in channels and field.name not in (time, by, *dates)]
+    others = [field for field in sample.fields if field not in channels and field.name not in (time, by)]
+    unparsed_times = [field.name for field in others if field.is_unparsed_time]
+    notes = [] if time else [_file_order_note(unparsed_times, sample.records)]
+    unused = [field.name for field in others if not field.is_unparsed_time]
     if unused:
         notes.append(f"ignored because not numeric: {', '.join(unused)}")
     with_nan = [field.name for field in channels if field.has_nan]
@@ -73,12 +74,13 @@ def infer_series_data(sample: RecordSample, time: str | None, by: str | None) ->
     return data, notes
 
 
-def _file_order_note(dates: Sequence[str], records: Sequence[Mapping[str, Any]]) -> str:
-    if not dates:
+def _file_order_note(unparsed_times: Sequence[str], records: Sequence[Mapping[str, Any]]) -> str:
+    if not unparsed_times:
         return "no column of times was found: rows are time steps in the order of the file (time=COLUMN names one)"
-    example = next((record[dates[0]] for record in records if record.get(dates[0])), "")
+    name = unparsed_times[0]
+    example = next((record[name] for record in records if record.get(name)), "")
     return (
-        f"times in {dates[0]!r} ({example}) can't be parsed, because they are not written like 2025-01-31T12:00:00: "
+        f"times in {name!r} ({example}) can't be parsed, because they are not written like 2025-01-31T12:00:00: "
         "rows are time steps in the order of the file (season=N sets the seasonal period)"
     )
 
@@ -92,6 +94,7 @@ def _choose_time(sample: RecordSample) -> str | None:
             name for name in usual if not is_decreasing_anywhere(parse_timestamps(sample.records, name, sample.is_csv))
         ]
     if not times:
+        # The first column of numbers, if it only counts the rows.
         return next((name for name in numbers[:1] if is_row_counter(sample.records, name, sample.is_csv)), None)
     usual = [name for name in times if name.lower() in TIME_NAMES]
     if not usual and len(times) > 1:

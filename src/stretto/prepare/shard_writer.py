@@ -102,9 +102,9 @@ def open_shards(
 
 def finish_part(writers: Mapping[str, ShardWriter], reader: RowReader) -> PartResult:
     """Finish the shards of a part whose rows have all been read; return the part's result."""
-    splits = {split: writer.finish() for split, writer in writers.items()}
-    files = [file for shard in splits.values() for file in shard["files"]]
-    return {"files": files, "splits": splits, "num_bad": reader.num_bad, "first_bad": reader.first_bad}
+    shards = {split: writer.finish() for split, writer in writers.items()}
+    files = [file for shard in shards.values() for file in shard["files"]]
+    return {"files": files, "splits": shards, "num_bad": reader.num_bad, "first_bad": reader.first_bad}
 
 
 def write_parts(

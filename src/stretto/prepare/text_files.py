@@ -94,17 +94,17 @@ class TextFiles:
 
 
 def _read_spans(path: Path, start: int, stop: int) -> Iterator[TextSpan]:
-    rest = b""
+    kept = b""
     with path.open("rb") as file:
         file.seek(start)
         while start < stop:
-            block = rest + file.read(min(_BLOCK_BYTES, stop - start - len(rest)))
+            block = kept + file.read(min(_BLOCK_BYTES, stop - start - len(kept)))
             is_last = len(block) == stop - start
-            # If the end of this block splits a word, its beginning is kept for the next block.
+            # If the end of this block splits a word, the beginning of the word is kept for the next block.
             edge = len(block) if is_last else _last_edge(block)
             yield TextSpan(path, start, block[:edge])
             start += edge
-            rest = block[edge:]
+            kept = block[edge:]
 
 
 def _last_edge(block: bytes) -> int:

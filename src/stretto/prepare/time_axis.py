@@ -62,7 +62,7 @@ def is_grouped(records: Records, by: str) -> bool:
 
 
 def median_interval(times: Sequence[Timestamp]) -> float | None:
-    """Return the median interval in seconds from a date to a later one in the next row; None if there is none."""
+    """Return the median seconds from one row's date to the next row's, if that is later; None if there are no dates."""
     gaps = [
         (after - before).total_seconds()
         for before, after in pairwise(times)
@@ -81,10 +81,11 @@ def infer_period(seconds: float | None, values: NDArray[np.float64]) -> int:
     """
     if seconds is None:
         return 0
-    expected = [period for interval, period in _PERIODS if abs(seconds / interval - 1) < 0.1]
-    if not expected or len(values) < 3 * expected[0]:
+    # Within 10%, since months differ in length.
+    period = next((period for interval, period in _PERIODS if abs(seconds / interval - 1) < 0.1), 0)
+    if not period or len(values) < 3 * period:
         return 0
-    period = expected[0]
+    # About 8 forecast horizons, up to one period.
     horizons = range(1, period + 1, max(1, period // 8))
     last_value_error = np.mean([_squared_error(values, steps) for steps in horizons])
     seasonal_error = _squared_error(values, period)
