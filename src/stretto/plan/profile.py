@@ -20,7 +20,7 @@ VERSION = 4
 Seconds = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 Bytes = Annotated[float, Field(ge=0, le=1e18, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=10**9)]
-Rate = Annotated[float, Field(ge=1e-6, le=1e6, allow_inf_nan=False)]
+RelativeSpeed = Annotated[float, Field(ge=1e-6, le=1e6, allow_inf_nan=False)]
 Bandwidth = Annotated[float, Field(ge=1, le=1e18, allow_inf_nan=False)]
 
 
@@ -90,9 +90,9 @@ class RankSpeed(StrictModel):
     """How fast the ranks of a node compute; 1 is the speed of a rank alone, with the threads it has on a full node."""
 
     ranks: Count
-    contended: Rate
+    contended: RelativeSpeed
     """Speed of each rank while all `ranks` ranks compute."""
-    solo: Rate
+    solo: RelativeSpeed
     """Speed of one rank while the others wait."""
 
 

@@ -94,7 +94,7 @@ def balance(profile: Profile, workload: Workload, cluster: Cluster, layout: Layo
 
 
 class _LayoutSearch:
-    """A search that collects the layouts it rejects on the way."""
+    """A search for layouts, which also records the layouts that it rejects."""
 
     def __init__(self, costs: CostModel, workload: Workload, cluster: Cluster, uses_all: bool) -> None:
         self.costs = costs
@@ -190,11 +190,11 @@ class _LayoutSearch:
 
     def _layouts_of_grid(self, replicas: int, stages: int) -> Iterator[Layout]:
         max_micro_batches = self.workload.min_rows // replicas
-        can_cross = stages > 1 and replicas > 1 and replicas * stages > self.cluster.devices_per_node
+        can_cross_nodes = stages > 1 and replicas > 1 and replicas * stages > self.cluster.devices_per_node
         for micro_batches in _powers_of_two(min(max_micro_batches, _MAX_CHUNKS)):
             max_chunks = min(self.workload.num_steps, _MAX_CHUNKS // micro_batches) if self.workload.is_causal else 1
             for chunks in _chunk_counts(max_chunks):
-                for adjacent in ("stages", "replicas") if can_cross else ("stages",):
+                for adjacent in ("stages", "replicas") if can_cross_nodes else ("stages",):
                     yield Layout(
                         replicas=replicas,
                         stages=stages,
@@ -264,7 +264,7 @@ class _LayoutSearch:
         num_bytes = np.array([0.0, *(costs.sent_bytes(stop) * rows * steps for stop in range(1, num_blocks)), 0.0])
 
         def message_seconds(stage: int) -> NDArray[np.float64]:
-            """Return how long messages between a stage and the next take, by the block that the next starts with."""
+            """Return how long a message between a stage and the next takes, by the block that the next starts with."""
             if not 0 <= stage < stages - 1:
                 return np.zeros_like(num_bytes)
             link = costs.network_link if crossing[stage] else costs.node_link
@@ -283,8 +283,8 @@ def _sort_key(prediction: Prediction) -> tuple[float, int, int]:
 
 def _put_chosen_first(predictions: list[Prediction]) -> list[Prediction]:
     """Move the layout with the fewest devices, among those about as fast as the fastest, to the front."""
-    fast_enough = predictions[0].seconds * (1 + _TIE_TOLERANCE)
-    tied = [prediction for prediction in predictions if prediction.seconds <= fast_enough]
+    max_seconds = predictions[0].seconds * (1 + _TIE_TOLERANCE)
+    tied = [prediction for prediction in predictions if prediction.seconds <= max_seconds]
     chosen = min(tied, key=lambda prediction: (prediction.layout.num_ranks, *_sort_key(prediction)))
     return [chosen, *(prediction for prediction in predictions if prediction is not chosen)]
 

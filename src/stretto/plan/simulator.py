@@ -18,12 +18,12 @@ SpeedFunction = Callable[[int], float]
 def simulate(
     schedules: Sequence[Sequence[Action]],
     cost: ActionCost,
-    link: ActionCost = lambda stage, action: 0.0,
+    message_cost: ActionCost = lambda stage, action: 0.0,
     *,
     speed: SpeedFunction = lambda num_busy: 1.0,
     blocking: bool = False,
 ) -> Timeline:
-    """Simulate one schedule per stage; `cost` and `link` give the seconds that an action and its message take.
+    """Simulate one schedule per stage; `cost` and `message_cost` give how long an action and its message take.
 
     By default, a sender does not wait for its message to arrive. With `blocking` it waits until the receiver has posted
     a receive and the message has arrived. Each stage posts one receive ahead per direction, and the next one when it
@@ -31,7 +31,7 @@ def simulate(
     """
     stages = [_SimulatedStage(index, actions) for index, actions in enumerate(schedules)]
     speeds = [1.0, *(speed(num_busy) for num_busy in range(1, len(stages) + 1))]
-    return _Simulator(stages, speeds, cost, link, blocking).run()
+    return _Simulator(stages, speeds, cost, message_cost, blocking).run()
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class _Simulator:
     stages: list[_SimulatedStage]
     speeds: list[float]  # by the number of stages that compute
     cost: ActionCost
-    link: ActionCost
+    message_cost: ActionCost
     blocking: bool
     now: float = 0.0
     ends: list[tuple[float, int]] = field(default_factory=list)  # heap of running actions: (work at the end, stage)
@@ -83,7 +83,7 @@ class _Simulator:
             if self.wake_ups and self.wake_ups[0][0] <= end:
                 self.now, index = heapq.heappop(self.wake_ups)
                 stage = self.stages[index]
-                stage.is_busy = False
+                stage.is_busy = False  # its blocking send is done, or its message has arrived
             else:
                 self.now, (_, index) = end, heapq.heappop(self.ends)
                 stage = self.stages[index]
@@ -139,7 +139,7 @@ class _Simulator:
             stage.is_busy, stage.sending = True, action
             self._try_to_send(stage)
         else:
-            self._deliver(action, self.stages[target], self.now + self.link(stage.index, action))
+            self._deliver(action, self.stages[target], self.now + self.message_cost(stage.index, action))
 
     def _try_to_send(self, stage: _SimulatedStage) -> None:
         """Send the message that the stage is blocked on, if there is one and the receiver has posted its receive."""
@@ -150,7 +150,7 @@ class _Simulator:
         receiver = self.stages[target]
         receiver.posted_receives[action.kind] -= 1
         stage.sending = None
-        arrival = self.now + self.link(stage.index, action)
+        arrival = self.now + self.message_cost(stage.index, action)
         heapq.heappush(self.wake_ups, (arrival, stage.index))
         self._deliver(action, receiver, arrival)
 

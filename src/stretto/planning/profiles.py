@@ -29,7 +29,6 @@ def profile_input_from_config(
     """Return what a run's profile depends on; raise if its data, model or loss is invalid.
 
     On a CPU, each rank has `threads` threads (default: `OMP_NUM_THREADS`, or 0); 0 divides the cores among the ranks.
-    `device` defaults to that of the config.
     """
     if threads is None:
         text = os.environ.get("OMP_NUM_THREADS", "")
@@ -94,6 +93,6 @@ def num_local_devices(device: torch.device) -> int:
 
 
 def num_ranks_to_measure(device: torch.device) -> int:
-    """Return how many ranks measure: one per accelerator; on a CPU 2 per core (to share cores), but at most 4."""
+    """Return how many ranks measure: one per accelerator; on a CPU 2 per core (to measure contention), at most 4."""
     count = num_local_devices(device)
     return min(2 * count, _MAX_CPU_RANKS) if device.type == "cpu" else count

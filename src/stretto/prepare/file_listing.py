@@ -57,7 +57,7 @@ def list_files(paths: Iterable[Path], format: str | None = None) -> Listing:
     ignored: list[Path] = []
     errors: list[DataError] = []
     for path in listed:
-        if path not in given and path.name.lower().startswith(_DOC_PREFIXES):
+        if path.name.lower().startswith(_DOC_PREFIXES) and path not in given:
             ignored.append(path)
             continue
         try:
@@ -156,7 +156,8 @@ def _split_paths(paths: list[Path], root: Path) -> tuple[list[Path], list[Path],
     train, valid, test = ([path for path in paths if splits[path] == split] for split in ("train", "valid", "test"))
     if not train or not (valid or test):
         return paths, [], []
-    return train, valid or test, [path for path in paths if path not in {*train, *(valid or test)}]
+    used = {*train, *(valid or test)}
+    return train, valid or test, [path for path in paths if path not in used]
 
 
 def _split_of(path: Path) -> str | None:

@@ -115,9 +115,8 @@ def _inspect_records(listing: Listing, hints: DataHints) -> Inspection:
         data, notes = infer_series_data(sample, hints.time, hints.by)
     else:
         data, notes = infer_sequence_data(sample, hints.sequence, hints.label, hints.has_label, hints.level)
-    return replace(
-        _make_inspection(listing, data, notes), fields=sample.fields, num_rows=_estimate_num_rows(listing, sample)
-    )
+    inspection = _make_inspection(listing, data, notes)
+    return replace(inspection, fields=sample.fields, num_rows=_estimate_num_rows(listing, sample))
 
 
 def _make_inspection(listing: Listing, data: TextData | SequenceData | SeriesData, notes: Sequence[str]) -> Inspection:

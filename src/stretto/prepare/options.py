@@ -89,7 +89,7 @@ class SequenceOptions(PrepareOptions):
     sequence: str | None = option(None, "field with the sequence (default: text, tokens or values)", "FIELD")
     label: str | None = option(None, "field with the class of a sequence: text, integer or boolean", "FIELD")
     read_as: ValueType | None = option(
-        None, "what a sequence holds (default: inferred from the first record)", choices=get_args(ValueType)
+        None, "what a sequence consists of (default: inferred from the first record)", choices=get_args(ValueType)
     )
     level: Level | None = option(None, _LEVEL_HELP, choices=LEVELS)
     vocabulary: Vocabulary | Path | str | None = option(None, _VOCABULARY_HELP, "FOLDER")

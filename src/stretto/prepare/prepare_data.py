@@ -44,7 +44,7 @@ def prepare_data(
     validation_fraction: float | None = None,
     max_symbols: int | None = None,
     bad_rows: BadRowPolicy = "error",
-    nan: NanPolicy | None = None,
+    nan: NanPolicy | None = None,  # None: as inferred by the inspection
     on_progress: OnProgress = lambda progress: None,
     on_skipped: OnSkipped = log_skipped_rows,
 ) -> PreparedData:

@@ -210,8 +210,7 @@ class _PartRunner(Generic[Part]):
         return result
 
     def read_result(self, number: int) -> PartResult:
-        result: PartResult = json.loads(self._result_path(number).read_bytes())
-        return result
+        return cast("PartResult", json.loads(self._result_path(number).read_bytes()))
 
     def _result_path(self, number: int) -> Path:
         return self.folder / _PARTS / f"{self.name}-{number:05}"

@@ -161,7 +161,7 @@ def _scan(job: Job, parts: Sequence[RecordPart], settings: _SequenceSettings) ->
     task = _ScanPart(settings, needs_vocabulary)
     counts: Counter[str] = Counter()
     names: set[str] = set()
-    largest, first_bad = -1, {}  # the first bad row, by part, of parts without a good row
+    largest, first_bad = -1, {}  # first_bad: by part, for parts without a good row
     for number, result in job.run_unordered("scan", task, parts, [part.size for part in parts], phase):
         counts.update(result["counts"])
         names.update(result["labels"])

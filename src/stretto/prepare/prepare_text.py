@@ -75,8 +75,7 @@ def _cut(texts: TextFiles, text_range: TextRange, shard_bytes: int) -> list[Text
     edges = [start]
     while (edge := edges[-1] + shard_bytes) < stop:
         edges.append(min(texts.next_line(edge - 1), stop))
-    edges = [*edges, stop] if edges[-1] < stop else edges
-    return list(pairwise(edges))
+    return list(pairwise([*edges, stop] if edges[-1] < stop else edges))
 
 
 def _sizes(parts: Sequence[TextRange]) -> list[int]:

@@ -16,7 +16,7 @@ from stretto.prepare.records import is_utf8, shorten
 from stretto.prepare.row_reader import BadRowError, missing_field
 from stretto.store.vocabulary import Level, split_symbols
 
-_MAX_TOKENS = 1 << 32
+_MAX_TOKENS = 1 << 32  # tokens are stored in at most 32 bits
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 # What programs write into a CSV cell that has no number; float() itself reads "nan" as NaN.
 _NA_VALUES = {"na", "n/a", "#n/a", "null", "none"}

@@ -138,7 +138,7 @@ def _jsonl_rows(part: RecordPart) -> Iterator[ParsedRow]:
 
 
 def parse_line(index: int, line: bytes) -> ParsedRow:
-    """Return the row that a line of JSONL holds."""
+    """Parse a line of JSONL into a row."""
     try:
         record = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:

@@ -49,8 +49,8 @@ def infer_series_data(sample: RecordSample, time: str | None, by: str | None) ->
         besides = f" besides {excluded}" if excluded else ""
         raise DataError(f"{sample.path} has no column of numbers{besides}; use different data")
     others = [field for field in sample.fields if field not in channels and field.name not in (time, by)]
-    unparsed_times = [field.name for field in others if field.is_unparsed_time]
-    notes = [] if time else [_file_order_note(unparsed_times, sample.records)]
+    unparsed_time = next((field.name for field in others if field.is_unparsed_time), None)
+    notes = [] if time else [_file_order_note(unparsed_time, sample.records)]
     unused = [field.name for field in others if not field.is_unparsed_time]
     if unused:
         notes.append(f"ignored because not numeric: {', '.join(unused)}")
@@ -74,14 +74,13 @@ def infer_series_data(sample: RecordSample, time: str | None, by: str | None) ->
     return data, notes
 
 
-def _file_order_note(unparsed_times: Sequence[str], records: Sequence[Mapping[str, Any]]) -> str:
-    if not unparsed_times:
+def _file_order_note(unparsed_time: str | None, records: Sequence[Mapping[str, Any]]) -> str:
+    if unparsed_time is None:
         return "no column of times was found: rows are time steps in the order of the file (time=COLUMN names one)"
-    name = unparsed_times[0]
-    example = next((record[name] for record in records if record.get(name)), "")
+    example = next((record[unparsed_time] for record in records if record.get(unparsed_time)), "")
     return (
-        f"times in {name!r} ({example}) can't be parsed, because they are not written like 2025-01-31T12:00:00: "
-        "rows are time steps in the order of the file (season=N sets the seasonal period)"
+        f"times in {unparsed_time!r} ({example}) can't be parsed, because they are not written like "
+        "2025-01-31T12:00:00: rows are time steps in the order of the file (season=N sets the seasonal period)"
     )
 
 
@@ -143,8 +142,8 @@ def _list_series_columns(sample: RecordSample, time: str | None) -> tuple[list[s
         if grouped or mixed:
             break
         for field in fields:
-            num_different = len({str(record.get(field.name)) for record in (*records, *sample.last_records)})
-            if field.name == time or not 1 < num_different <= len(records) / 2:
+            num_distinct = len({str(record.get(field.name)) for record in (*records, *sample.last_records)})
+            if field.name == time or not 1 < num_distinct <= len(records) / 2:
                 continue
             if is_grouped(records, field.name):
                 grouped.append(field.name)

@@ -94,8 +94,7 @@ def open_shards(
     with ExitStack() as stack:
         writers = {}
         for split in splits:
-            paths = {name: part_path(folder, split, number, name) for name in names}
-            files = {name: stack.enter_context(FileWriter(path)) for name, path in paths.items()}
+            files = {name: stack.enter_context(FileWriter(part_path(folder, split, number, name))) for name in names}
             writers[split] = ShardWriter(files, split, dtype)
         yield writers
 

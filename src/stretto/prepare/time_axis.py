@@ -62,7 +62,7 @@ def is_grouped(records: Records, by: str) -> bool:
 
 
 def median_interval(times: Sequence[Timestamp]) -> float | None:
-    """Return the median seconds from one row's date to the next row's, if that is later; None if there are no dates."""
+    """Return the median seconds between dates of consecutive rows, if the second is later; None without such rows."""
     gaps = [
         (after - before).total_seconds()
         for before, after in pairwise(times)
@@ -85,8 +85,7 @@ def infer_period(seconds: float | None, values: NDArray[np.float64]) -> int:
     period = next((period for interval, period in _PERIODS if abs(seconds / interval - 1) < 0.1), 0)
     if not period or len(values) < 3 * period:
         return 0
-    # About 8 forecast horizons, up to one period.
-    horizons = range(1, period + 1, max(1, period // 8))
+    horizons = range(1, period + 1, max(1, period // 8))  # about 8, up to one period
     last_value_error = np.mean([_squared_error(values, steps) for steps in horizons])
     seasonal_error = _squared_error(values, period)
     return period if math.isfinite(seasonal_error) and seasonal_error < last_value_error else 0
