@@ -12,7 +12,7 @@ from stretto.report.markup import Html, tag
 from stretto.report.page import figure, note, section
 from stretto.report.record import RankMeans, Record
 
-# Up to _MAX_ROWS ranks are drawn as rows, more as columns; above _MAX_COLUMNS ranks, a column is a mean of several.
+# Up to _MAX_ROWS ranks are drawn as rows, more as columns; above _MAX_COLUMNS, each column is the mean of some ranks.
 _MAX_ROWS, _MAX_COLUMNS = 24, 256
 _BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1.0, "bytes"))
 
@@ -53,7 +53,7 @@ def _time_chart(ranks: RankMeans) -> Html:
     waiting = np.nan_to_num(ranks.waiting)
     other = np.maximum(0.0, ranks.seconds - ranks.busy - waiting)
     parts = [StackedPart("busy", "c0", ranks.busy), StackedPart("waiting for others", "idle", waiting)]
-    # Less than 2% would be too thin to see.
+    # A part of less than 2% of the step would be too thin to see.
     if float(other.max()) > 0.02 * ranks.seconds:
         parts.append(StackedPart("other", "rest", other))
     values = [f"{format_percent(float(seconds) / ranks.seconds)} busy" for seconds in ranks.busy]

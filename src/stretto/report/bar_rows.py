@@ -10,7 +10,7 @@ from stretto.report.page import read_style
 from stretto.report.ticks import Scale, linear
 
 _BAR_HEIGHT, _ROW_HEIGHT, _AXIS_HEIGHT = 20, 24, 40
-# If a row's name and value have more characters than this, narrow screens show names and values above the bars.
+# If a row's name and value together have more characters, narrow screens show names and values above the bars.
 _MAX_SIDE_CHARS = 20
 # A bar's minimum width in pixels on narrow, medium and wide screens, and the class of labels that need such a screen.
 _SCREENS = ((230.0, "on"), (500.0, "on mid"), (900.0, "on wide"))
@@ -39,7 +39,7 @@ class BarChart:
     """Rows of bars over a shared x axis."""
 
     title: str
-    description: str
+    description: str  # for screen readers
     legend_entries: Sequence[tuple[str, str]]  # names and their color classes
     rows: Sequence[BarRow]
     x: Scale
@@ -53,12 +53,11 @@ class BarChart:
             cells += [tag("span", row.name), bar, tag("span", row.value, class_="unit")]
         num_chars = max((len(row.name) + len(row.value) for row in self.rows), default=0)
         # A legend of one entry would only repeat the title.
-        shown = self.legend_entries if len(self.legend_entries) > 1 else ()
+        entries = self.legend_entries if len(self.legend_entries) > 1 else ()
         axis = tag("svg", *self._axis(), height=_AXIS_HEIGHT, class_="axis")
         bars_class = "bars stacked" if num_chars > _MAX_SIDE_CHARS else "bars"
-        label = f"{self.title}: {self.description}"
-        bars = tag("div", *cells, axis, class_=bars_class, role="img", aria_label=label)
-        return join(heading(self.title), legend((name, f"chip {css_class}") for name, css_class in shown), bars)
+        bars = tag("div", *cells, axis, class_=bars_class, role="img", aria_label=f"{self.title}: {self.description}")
+        return join(heading(self.title), legend((name, f"chip {css_class}") for name, css_class in entries), bars)
 
     def to_svg(self, width: float = 1000) -> str:
         """Return the content of an SVG file with the chart and the style sheet of the pages."""
@@ -109,9 +108,9 @@ def stacked_bar_chart(
             boxes.append(Box(x.fraction(start * factor), x.fraction(stop * factor), part.css_class, tooltip))
             start = stop
         rows.append(BarRow(name, boxes, values[index] if values else ""))
-    totals_text = [f"{name} {format_value(total)}" for name, total in zip(names[:8], totals, strict=False)]
+    first_totals = [f"{name} {format_value(total)}" for name, total in zip(names[:8], totals, strict=False)]
     entries = [(part.name, part.css_class) for part in parts]
-    return BarChart(title, "; ".join(totals_text), entries, rows, x, unit_name).to_html()
+    return BarChart(title, "; ".join(first_totals), entries, rows, x, unit_name).to_html()
 
 
 def _draw_bar(boxes: Sequence[Box], screens: Sequence[tuple[float, str]]) -> list[Html]:

@@ -17,8 +17,8 @@ from stretto.report.downsampled_series import Floats
 from stretto.report.markup import Html, join, tag
 from stretto.report.ticks import Scale, choose_scale, format_short, linear, tick_formatter
 
-CHAR_WIDTH = 6.9  # the mean width of a letter in pixels
-_WIDTH, _HEIGHT = 2000, 1000  # of the viewport, in its own units; points are rounded to whole units
+CHAR_WIDTH = 6.9  # the mean width of a character in pixels
+_WIDTH, _HEIGHT = 2000, 1000  # of the viewport, in its own units (as in page.js); points are rounded to whole units
 _SMALL, _LARGE = 170, 270  # heights of a plot in pixels
 _TOP, _BOTTOM = 8, 42  # pixels above the plot, and below it for the x axis
 _MAX_DOTS = 60  # with more points than this, a line has dots only at isolated points
@@ -26,7 +26,7 @@ _MAX_DOTS = 60  # with more points than this, a line has dots only at isolated p
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a chart. If its points are means, `low` and `high` are the limits of the values in each mean."""
+    """A line of a chart. If its points are means, `low` and `high` are the lowest and highest value in each."""
 
     name: str
     color: int  # index of a color class
@@ -63,7 +63,7 @@ class StackedPart(NamedTuple):
 
 
 STEP_AXIS = (XAxis("step"),)
-# An event, drawn as a dotted line with a tooltip: its position on each x axis, and the text.
+# An event, drawn as a dotted line with a tooltip: its position on each x axis, and the tooltip's text.
 Mark = tuple[Sequence[float], str]
 
 
@@ -98,6 +98,7 @@ def line_chart(
         css_class, is_integer = axis.css_class, axis.is_integer
         views.append(tag("g", *view, class_=css_class, data_x=axis.label, data_range=x_range, data_integer=is_integer))
     description = "; ".join(_describe_line(line) for line in shown if not line.is_faint or len(shown) == 1)
+    # page.js reads the data-* attributes to show the values under the pointer.
     plot_data = f"{y.low:.12g} {y.high:.12g} {int(y.is_log)} {_TOP} {_TOP + height}"
     return join(
         heading(title, unit),
@@ -162,7 +163,7 @@ def legend(entries: Iterable[tuple[str, str]]) -> Html | None:
 
 
 def box(start: float, stop: float, y: float, height: float, css_class: str, tooltip: str) -> Html:
-    """Return a rectangle with a tooltip, from one fraction of the width to another."""
+    """Return a rectangle with a tooltip; `start` and `stop` are fractions of the width, `y` and `height` are pixels."""
     x, y, height = percent(start), round(y, 1), round(height, 1)
     width, css_class = percent(max(stop - start, 0)), f"fill {css_class}"
     return tag("rect", tag("title", tooltip), x=x, y=y, width=width, height=height, class_=css_class)
@@ -178,13 +179,13 @@ def ticks(x: Scale, y: float) -> list[Html]:
     format_tick = tick_formatter(x)
     for index, tick in enumerate(x.ticks):
         fraction, label = x.fraction(tick), format_tick(tick)
-        # A long label that is centered at the right end would be clipped.
-        is_clipped = fraction > 0.97 and len(label) > 4
+        # A long label centered at the right end would be clipped: end it 14 pixels to the right of the tick.
+        is_at_edge = fraction > 0.97 and len(label) > 4
         css_class = "tick mid" if len(x.ticks) > 7 and index % 2 else "tick"
         parts += [
             tag("line", x1=percent(fraction), x2=percent(fraction), y1=y, y2=y + 4, class_="rule"),
-            tag("text", label, x=percent(fraction), y=y + 17, dx=14 if is_clipped else None,
-                text_anchor="end" if is_clipped else "middle", class_=css_class),
+            tag("text", label, x=percent(fraction), y=y + 17, dx=14 if is_at_edge else None,
+                text_anchor="end" if is_at_edge else "middle", class_=css_class),
         ]  # fmt: skip
     return parts
 
@@ -264,21 +265,21 @@ def _band(x: Scale, y: Scale, line: Line, axis_index: int) -> Html:
 
 def _draw_line(x: Scale, y: Scale, line: Line, axis_index: int) -> list[Html]:
     """Return polylines between gaps, dots at isolated points and, with `has_dots`, at all points of a short line."""
-    stretches: list[list[tuple[int, int]]] = [[]]
+    segments: list[list[tuple[int, int]]] = [[]]
     for position, value in zip(line.x[axis_index], line.y, strict=True):
         if math.isfinite(value):
-            stretches[-1].append((_viewport_x(x, position), _viewport_y(y, value)))
-        elif stretches[-1]:
-            stretches.append([])
+            segments[-1].append((_viewport_x(x, position), _viewport_y(y, value)))
+        elif segments[-1]:
+            segments.append([])
     parts = [
         tag("polyline", points=" ".join(f"{px},{py}" for px, py in points), class_=f"line {line.css_class}",
             data_name=line.name or None)
-        for points in stretches
+        for points in segments
         if len(points) > 1
     ]  # fmt: skip
-    is_short = sum(map(len, stretches)) <= _MAX_DOTS
-    # A dot is a line of no length with round ends: in a stretched viewport a circle would become an ellipse.
-    dots = [point for points in stretches if len(points) == 1 or (line.has_dots and is_short) for point in points]
+    is_short = sum(map(len, segments)) <= _MAX_DOTS
+    # A dot is a zero-length line with round caps: in the stretched viewport, a circle would become an ellipse.
+    dots = [point for points in segments if len(points) == 1 or (line.has_dots and is_short) for point in points]
     if dots:
         path = "".join(f"M{px} {py}h0" for px, py in dots)
         parts.append(tag("path", d=path, class_=f"dot {line.css_class}{'' if is_short else ' small'}"))

@@ -18,7 +18,7 @@ from stretto.report.record import Record
 
 @dataclass(frozen=True)
 class CheckpointInventory:
-    """The checkpoints of a run's lineage that still exist, and the claims that its launches wrote at their start."""
+    """The checkpoints of a run's lineage that still exist, and the claims: the time, host and origin of each launch."""
 
     location: str
     problem: str | None = None  # why the folder could not be read

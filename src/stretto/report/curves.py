@@ -34,12 +34,12 @@ def curves(runs: Mapping[str, Record]) -> Html:
     ]
     if len(runs) > 1 and any(record.evaluations.last for record in records):
         charts.insert(0, _validation_chart(runs, axes))
-    loss = _loss_chart(records[0], axes) if len(runs) == 1 else _losses_chart(runs, axes)
+    loss_chart = _loss_chart(records[0], axes) if len(runs) == 1 else _training_loss_chart(runs, axes)
     return tag(
         "div",
         *buttons,
         tag("div", "x axis: ", *labels, class_="switches"),
-        figure(loss, "full-width"),
+        figure(loss_chart, "full-width"),
         tag("div", *map(figure, charts), class_="grid"),
     )
 
@@ -83,7 +83,7 @@ def _loss_chart(record: Record, axes: Sequence[XAxis]) -> Html:
     return line_chart("Loss", lines, axes, marks=_restart_marks(record, x), is_large=True)
 
 
-def _losses_chart(runs: Mapping[str, Record], axes: Sequence[XAxis]) -> Html:
+def _training_loss_chart(runs: Mapping[str, Record], axes: Sequence[XAxis]) -> Html:
     lines = []
     for color, (name, record) in enumerate(runs.items()):
         series, span = record.steps.series, record.steps.smoothing_span
@@ -93,7 +93,7 @@ def _losses_chart(runs: Mapping[str, Record], axes: Sequence[XAxis]) -> Html:
 
 
 def _limits(series: DownsampledSeries, name: str) -> tuple[Sequence[float], Sequence[float]]:
-    """Return minimum and maximum of each bucket; empty if a bucket is a single step."""
+    """Return the minimum and maximum of each bucket; empty if a bucket is a single step."""
     return (series.min(name).tolist(), series.max(name).tolist()) if series.bucket_size > 1 else ((), ())
 
 

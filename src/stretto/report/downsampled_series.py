@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-_BUFFER_ROWS = 4096
+_BUFFER_ROWS = 4096  # NumPy would be slow on single rows
 _MAX_FINITE = 1e200
 
 
@@ -78,12 +78,12 @@ class DownsampledSeries:
         rows = np.array(self._pending, np.float64)
         # Values of at least _MAX_FINITE count as not finite: their sums and ratios would overflow.
         is_finite = np.abs(rows) < _MAX_FINITE
-        new = np.stack([is_finite, *(np.where(is_finite, rows, neutral) for neutral in (0.0, np.inf, -np.inf))])
+        new_table = np.stack([is_finite, *(np.where(is_finite, rows, neutral) for neutral in (0.0, np.inf, -np.inf))])
         row_numbers = np.arange(self._num_flushed, self._num_flushed + len(rows))
         self._num_flushed += len(rows)
         self._pending.clear()
         self._bucket_starts = np.concatenate([self._bucket_starts, row_numbers])
-        table = np.concatenate([self._table, new], axis=1)
+        table = np.concatenate([self._table, new_table], axis=1)
         while -(-self._num_flushed // self._bucket_size) > self._max_buckets:
             self._bucket_size *= 2
         first_indices = np.flatnonzero(np.diff(self._bucket_starts // self._bucket_size, prepend=-1))
@@ -94,9 +94,10 @@ class DownsampledSeries:
 
 
 def exponential_mean(values: Floats, counts: Floats, spans: Floats) -> Floats:
-    """Return, for each value, the exponentially weighted mean of the values up to it; `spans` are in steps.
+    """Return, for each value, the exponentially weighted mean of the values up to it.
 
-    `counts` is the number of steps that each value is a mean of; a value of no steps is skipped, and its mean is NaN.
+    `counts` is the number of steps in each value; a value of no steps is skipped, and its mean is NaN. `spans` are in
+    steps, as `span` in pandas' `ewm`.
     """
     means = np.full(len(values), np.nan)
     total = weight = 0.0

@@ -17,7 +17,7 @@ _LAUNCH_HEADERS = ("launch", "time", "host", "ranks", "layout", "resumed from", 
 
 
 def failures_section(record: Record, inventory: CheckpointInventory) -> Html:
-    """Return the section with the launches of a run, skipped steps, non-finite batches and failed saves."""
+    """Return the section with the launches of a run, skipped steps, batches with non-finite values and failed saves."""
     parts: list[Html | None] = [note(_describe(record, inventory))]
     launches = _launch_rows(record, inventory)
     if launches:
@@ -123,9 +123,8 @@ def _describe_saves(saves: SaveHistory) -> str:
 
 def _saves_chart(series: DownsampledSeries) -> Html:
     x = [series.mean("step").tolist()]
-    columns = {"time to save": "seconds", "training blocked": "blocked_seconds"}
     lines = [
-        Line(name, color, x, series.mean(column).tolist(), has_dots=True)
-        for color, (name, column) in enumerate(columns.items())
+        Line("time to save", 0, x, series.mean("seconds").tolist(), has_dots=True),
+        Line("training blocked", 1, x, series.mean("blocked_seconds").tolist(), has_dots=True),
     ]
     return line_chart("Saves", lines, unit="seconds", from_zero=True)

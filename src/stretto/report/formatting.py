@@ -31,13 +31,13 @@ def format_percent(value: float) -> str:
         return "-"
     if 0 < value < 0.0005:
         return "<0.1%"
-    return f"{value:.1%}" if 0 < abs(value) < 0.0995 else f"{value:.0%}"
+    return f"{value:.1%}" if 0 < abs(value) < 0.0995 else f"{value:.0%}"  # from 9.95% on, `.1%` would print 10.0%
 
 
 def run_time_unit(seconds: float) -> tuple[float, str]:
     """Return the factor from seconds to the unit of an axis over a run of this length, and the unit's name."""
     for unit, size in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
-        if seconds >= 3 * size:
+        if seconds >= 3 * size:  # fewer than three units would be too coarse
             return 1 / size, unit
     return 1.0, "seconds"
 

@@ -17,7 +17,7 @@ _MIN_FRACTION = 1 / 1400
 
 
 class Bar(NamedTuple):
-    """One activity in a row, with its start and stop in seconds."""
+    """An activity in one row of the chart, with its start and stop in seconds."""
 
     row: int
     kind: str
@@ -47,7 +47,7 @@ def bars_from_trace(trace: Trace, max_ranks: int) -> tuple[list[str], list[Bar]]
     names, bars = [], []
     is_hybrid = len({row.stage for row in trace.ranks}) > 1 and len({row.replica for row in trace.ranks}) > 1
     for row_index, row in enumerate(trace.ranks[:max_ranks]):
-        # If there are several replicas and stages, a name says which: `rank 5 (1.2)` has stage 2 of replica 1.
+        # With several replicas and several stages, a name has both: `rank 5 (1.2)` is replica 1, stage 2.
         names.append(f"rank {row.rank} ({row.replica}.{row.stage})" if is_hybrid else f"rank {row.rank}")
         for event in row.events:
             label = event.category if event.action is None else label_of(event.action)
@@ -56,7 +56,7 @@ def bars_from_trace(trace: Trace, max_ranks: int) -> tuple[list[str], list[Bar]]
 
 
 def gantt(title: str, names: Sequence[str], bars: Sequence[Bar], max_seconds: float | None = None) -> BarChart:
-    """Return a chart with one row per name; bars of further rows are left out.
+    """Return a chart with one row per name; bars of rows beyond the names are left out.
 
     `max_seconds` is the end of the time axis, so that several charts can share it. By default the axis ends with the
     last bar.
@@ -73,7 +73,7 @@ def gantt(title: str, names: Sequence[str], bars: Sequence[Bar], max_seconds: fl
     kinds = [kind for kind in _CSS_CLASSES if any(bar.kind == kind for bar in bars)]
     description = f"{pluralize(len(names), 'row')}, {format_seconds(end)} in total; {', '.join(kinds)}"
     entries = [(kind, _CSS_CLASSES[kind]) for kind in kinds]
-    rows = [BarRow(name, row) for name, row in zip(names, boxes, strict=True)]
+    rows = [BarRow(name, row_boxes) for name, row_boxes in zip(names, boxes, strict=True)]
     return BarChart(title, description, entries, rows, linear(0.0, end * factor, 10, is_tight=True), unit)
 
 

@@ -13,7 +13,7 @@ class Html(str):
 
 
 def tag(element: str, *children: str | None, **attributes: Attribute) -> Html:
-    """Return an element. `class_` becomes `class`, `text_anchor` `text-anchor`; None and False are left out."""
+    """Return an element; `class_` becomes `class`, `a_b` becomes `a-b`. None and False attributes are left out."""
     if element in _VOID_ELEMENTS:
         return Html(f"<{element}{_attributes(attributes)}>")
     return Html(f"<{element}{_attributes(attributes)}>{join(*children)}</{element}>")

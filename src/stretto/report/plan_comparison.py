@@ -13,13 +13,13 @@ from stretto.report.record import JsonObject, RankMeans, Record, StepHistory, re
 
 _MEMORY = "highest memory use of a rank"
 _MAX_STAGES = 16
-_Row = tuple[str, str, str, str]
+_Row = tuple[str, str, str, str]  # the cells: quantity, planned, measured, ratio
 # A name, the planned and the measured value, and how to format both.
 _Quantity = tuple[str, float, float, Callable[[float], str]]
 
 
 def find_prediction(record: Record) -> JsonObject | None:
-    """Return the plan's prediction for the layout of a run; None if the plan has none for it."""
+    """Return the plan's prediction for the layout of a run; None if the plan does not have this layout."""
     if record.plan is None or record.config is None:
         return None
     layout = record.config.layout.model_dump(mode="json", exclude={"auto", "elastic"})
@@ -64,7 +64,7 @@ def _rows(record: Record, prediction: JsonObject | None) -> list[_Row]:
         planned, measured = _event_seconds(record.plan_events[-1])
     else:
         planned = math.nan if prediction is None else read_number(prediction, "seconds")
-        measured = _median_step(record.steps)
+        measured = _median_step_seconds(record.steps)
     quantities: list[_Quantity] = [("time per step", planned, measured, format_seconds)]
     ranks = record.ranks
     if prediction is not None and ranks.num_ranks:
@@ -78,8 +78,8 @@ def _rows(record: Record, prediction: JsonObject | None) -> list[_Row]:
 def _stage_quantities(stages: object, ranks: RankMeans, layout: Layout) -> Iterator[_Quantity]:
     if isinstance(stages, list) and layout.stages > 1 and ranks.num_ranks == layout.num_ranks:
         # Busy times as [stages, replicas]: adjacent ranks are the stages of one replica, or the replicas of one stage.
-        is_by_stage = layout.adjacent == "stages"
-        busy = ranks.busy.reshape(-1, layout.stages).T if is_by_stage else ranks.busy.reshape(layout.stages, -1)
+        are_stages_adjacent = layout.adjacent == "stages"
+        busy = ranks.busy.reshape(-1, layout.stages).T if are_stages_adjacent else ranks.busy.reshape(layout.stages, -1)
         planned = [stage for stage in stages[:_MAX_STAGES] if isinstance(stage, Mapping)]
         for index, (stage, seconds) in enumerate(zip(planned, busy.mean(axis=1).tolist(), strict=False)):
             yield f"busy time of stage {index}", read_number(stage, "busy"), seconds, format_seconds
@@ -94,7 +94,7 @@ def _row(name: str, planned: float, measured: float, format_value: Callable[[flo
     return name, format_value(planned), format_value(measured), ratio
 
 
-def _median_step(steps: StepHistory) -> float:
+def _median_step_seconds(steps: StepHistory) -> float:
     seconds = [value for value in steps.series.mean("step_seconds").tolist() if math.isfinite(value)]
     return statistics.median(seconds) if seconds else math.nan
 

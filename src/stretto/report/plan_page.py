@@ -94,7 +94,7 @@ def _balance_chart(prediction: Prediction, profile: Profile) -> Html:
 
 
 def layout_cells(plan: Plan, prediction: Prediction) -> tuple[str, ...]:
-    """Return the cells of a row below LAYOUT_HEADERS, without the first one, which is the name of the layout."""
+    """Return the cells of a layout's row under LAYOUT_HEADERS, except for the first, which is the layout's name."""
     return (
         format_seconds(prediction.seconds),
         f"{prediction.tokens_per_second:,.0f}",
@@ -106,9 +106,9 @@ def layout_cells(plan: Plan, prediction: Prediction) -> tuple[str, ...]:
 
 
 def _table(plan: Plan) -> Html:
-    is_listed = any(prediction.layout == plan.single_device.layout for prediction in plan.best)
+    is_single_listed = any(prediction.layout == plan.single_device.layout for prediction in plan.best)
     rows = []
-    for prediction in [*plan.best, *([] if is_listed else [plan.single_device])]:
+    for prediction in [*plan.best, *([] if is_single_listed else [plan.single_device])]:
         fits = prediction is not plan.single_device or plan.fits_single_device
         name = layout_name(prediction) + ("" if fits else " (does not fit)")
         rows.append((name, *layout_cells(plan, prediction)))

@@ -88,6 +88,7 @@ class EvaluationHistory:
         self.best: JsonObject | None = None
 
     def add(self, line: JsonObject, seconds: float, tokens: float) -> None:
+        """Add a log line; `seconds` and `tokens` are the training before the evaluation, for the x axes."""
         loss = read_number(line, "loss")
         self.series.add(read_int(line, "step"), seconds, tokens, loss)
         self.last = line
@@ -159,7 +160,7 @@ class RankMeans:
 
     @property
     def max_memory(self) -> float:
-        """The memory of the rank that used most; NaN if no rank logged it."""
+        """The memory of the rank that used the most; NaN if no rank logged it."""
         return float(np.fmax.reduce(self.memory))
 
 

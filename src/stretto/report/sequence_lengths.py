@@ -33,7 +33,7 @@ class LengthSample:
 
 
 def lengths_section(record: Record, data_digest: str | None) -> Html:
-    """Return the section with a histogram of lengths and the padding; `data_digest` identifies the data trained on."""
+    """Return the section with charts of lengths and padding; `data_digest` identifies the data trained on."""
     try:
         lengths, text = _find_lengths(record, data_digest)
     except (StrettoError, OSError) as error:

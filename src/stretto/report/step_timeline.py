@@ -37,7 +37,7 @@ def step_section(record: Record) -> Html:
     names, bars = bars_from_trace(trace, _MAX_ROWS) if trace else ([], [])
     timeline, origin = _planned_timeline(record)
     # Both charts share one time axis, so that they can be compared by eye.
-    max_seconds = max(timeline.seconds if timeline else 0.0, *(bar.stop for bar in bars), 0.0)
+    max_seconds = max([timeline.seconds if timeline else 0.0, *(bar.stop for bar in bars)])
     if trace is None:
         parts.append(note(problem))
     else:

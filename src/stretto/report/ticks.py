@@ -25,11 +25,11 @@ class Scale:
 
 
 def linear(low: float, high: float, count: int, *, is_integer: bool = False, is_tight: bool = False) -> Scale:
-    """Return a linear scale with about `count` ticks. Its ends are the outer ticks or, if tight, the given values."""
-    # An empty range would give a step of 0: widen it.
+    """Return a linear scale of about `count` ticks. It ends at the outer ticks; if `is_tight`, at `low` and `high`."""
+    # An empty range would give a step of 0: widen it, but not below 0 for a value that is not negative.
     if high - low <= 1e-300:
         margin = abs(low) * 0.5 or 1.0
-        low, high = (low - margin if low - margin >= 0 or low < 0 else 0.0), high + margin
+        low, high = (low - margin if low < 0 else max(0.0, low - margin)), high + margin
     step = _nice_step((high - low) / max(count, 1))
     step = max(1.0, float(round(step))) if is_integer else step
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
@@ -71,14 +71,14 @@ def tick_formatter(scale: Scale) -> Callable[[float], str]:
     gap = min((b - a for a, b in zip(scale.ticks, scale.ticks[1:], strict=False)), default=largest)
     for bound, size, unit in _UNITS:
         if 1e15 > largest >= bound:
-            digits = _digits(gap / size)
-            return lambda tick: "0" if not tick else f"{tick / size:.{digits}f}{unit}"
+            decimals = _num_decimals(gap / size)
+            return lambda tick: "0" if not tick else f"{tick / size:.{decimals}f}{unit}"
     if 0 < largest < 1e-3 or largest >= 1e15:
         power = math.floor(math.log10(largest))
-        digits = _digits(gap / 10.0**power)
-        return lambda tick: "0" if not tick else f"{tick / 10.0**power:.{digits}f}e{power}"
-    digits = _digits(gap)
-    return lambda tick: f"{tick:,.{digits}f}"
+        decimals = _num_decimals(gap / 10.0**power)
+        return lambda tick: "0" if not tick else f"{tick / 10.0**power:.{decimals}f}e{power}"
+    decimals = _num_decimals(gap)
+    return lambda tick: f"{tick:,.{decimals}f}"
 
 
 def format_short(value: float) -> str:
@@ -103,11 +103,12 @@ def _nice_step(min_step: float) -> float:
     return next(nice * power for nice in (1.0, 2.0, 2.5, 5.0, 10.0) if nice * power >= min_step * 0.9999)
 
 
-def _digits(gap: float) -> int:
-    """Return the number of decimals that a step between ticks needs."""
+def _num_decimals(gap: float) -> int:
+    """Return the number of decimals that it takes to write the gap between two ticks."""
     if gap <= 0:
         return 0
-    for digits in range(8):
-        if abs(gap * 10**digits - round(gap * 10**digits)) < 1e-6 * gap * 10**digits:
-            return digits
+    for decimals in range(8):
+        scaled = gap * 10**decimals
+        if abs(scaled - round(scaled)) < 1e-6 * scaled:
+            return decimals
     return 8

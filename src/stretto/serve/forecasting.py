@@ -35,7 +35,7 @@ def forecast(
 ) -> Iterator[SeriesForecast]:
     """Yield a forecast of `steps` time steps (default: the run's horizon) for each series in some data.
 
-    The data is a prepared folder or its URL, or a file in the format of the files that the run's data was prepared
+    The data is a prepared folder or its URL, or a file in the same format as those the run's data was prepared
     from; `by` is the column that identifies a series, if its name differs from that in the run's data. Beyond its
     horizon, a model continues from its own forecast, so it must predict all channels.
     """
@@ -67,7 +67,7 @@ def forecast(
 
 @torch.no_grad()
 def _roll_forward(trained: TrainedModel, spec: Forecast, values: NDArray[Any], steps: int) -> NDArray[np.float32]:
-    """Forecast one horizon after another from known `values` `[time, channels]`; return the first `steps` values."""
+    """Forecast one horizon after another from known `values` `[time, channels]`; return the first `steps` of them."""
     context = trained.config.data.context
     predictions: list[NDArray[np.float32]] = []
     state: State | None = None
@@ -87,7 +87,7 @@ def _roll_forward(trained: TrainedModel, spec: Forecast, values: NDArray[Any], s
 
 
 def _run_stack(trained: TrainedModel, inputs: NDArray[np.float32], state: State | None) -> tuple[NDArray[Any], State]:
-    """Return the outputs at the last time step, and the state after it."""
+    """Run a series, `[time, features]`; return the outputs at the last time step, and the state after it."""
     stack = trained.stack.eval()
     device = stack.device
     x = torch.from_numpy(inputs).to(device, stack.dtype).unsqueeze(1)

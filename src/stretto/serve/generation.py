@@ -51,7 +51,7 @@ class Sampling:
             weights = weights[: int(np.searchsorted(sums, self.top_p)) + 1]
         sums = np.cumsum(weights)
         index = int(np.searchsorted(sums, uniform * sums[-1], side="right"))
-        return int(order[min(index, len(sums) - 1)])
+        return int(order[min(index, len(sums) - 1)])  # the product may be rounded up to the last sum
 
 
 @torch.no_grad()

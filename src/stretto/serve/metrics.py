@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def compute_metrics(path: Path | str) -> dict[str, float]:
-    """Return the metrics of a predictions file, by name; which ones depends on what was predicted.
+    """Return the metrics of a predictions file, by name; they depend on what was predicted.
 
     Labels have an accuracy and forecasts a mean absolute error per channel, where the true labels or values are known.
     Tokens have a loss and a perplexity.
@@ -33,5 +33,5 @@ def compute_metrics(path: Path | str) -> dict[str, float]:
                         add(f"mean absolute error of {channel}", abs(predicted - value))
     metrics = {name: total / weights[name] for name, total in totals.items()}
     if "loss" in metrics:
-        metrics["perplexity"] = math.exp(metrics["loss"]) if metrics["loss"] < 700 else math.inf
+        metrics["perplexity"] = math.exp(metrics["loss"]) if metrics["loss"] < 700 else math.inf  # exp(710) overflows
     return metrics

@@ -31,10 +31,10 @@ from stretto.serve.source import FieldNames, ensure_prepared, is_raw, open_sourc
 from stretto.store.index import Store
 from stretto.train.trained_model import TrainedModel
 
-# Approximate numbers of time steps per part and per batch, and of output values that are in memory at a time.
+# Approximate numbers of time steps per part and per batch, and of output values in memory at a time.
 _PART_STEPS, _BATCH_STEPS, _MAX_OUTPUTS = 1 << 15, 1 << 13, 1 << 23
 _MAX_PARTS = 4096
-# Seconds between two reports of rank 0 to the ranks that wait for it.
+# Seconds between two all-reduces by which rank 0 keeps the ranks that wait for it from timing out.
 _POLL_SECONDS = 2.0
 _FINGERPRINT_NAME, _DATA_NAME = "fingerprint", "data"
 # The version of the parts folder's format; increase it when its file names or the fields of the results change.
@@ -91,6 +91,7 @@ def write_predictions(
         _remove_parts(folder)
 
     _run_on_rank_zero(world, begin)
+    # If the file exists, an earlier call joined all parts. Only rank 0 looks; the sums tell the other ranks.
     if not any(world.all_reduce([float(world.is_rank_zero and path.exists())])):
         _write_missing_parts(trained, location, folder, world, on_progress)
     _run_on_rank_zero(world, end)
@@ -181,9 +182,9 @@ def run_batch(trained: TrainedModel, inputs: Tensor, lengths: Tensor) -> Outputs
     rows = Rows(torch.arange(num_rows), lengths, torch.ones(num_rows, dtype=torch.bool), 0, device, stack.dtype)
     state = stack.initial_state(rows)
     max_steps = _MAX_OUTPUTS // (num_rows * trained.data_spec.task.num_outputs)
-    num_steps = max(1, max_steps) if stack.causal else len(inputs)
-    for start in range(0, len(inputs), num_steps):
-        x = inputs[start : start + num_steps].to(device)
+    chunk_steps = max(1, max_steps) if stack.causal else len(inputs)
+    for start in range(0, len(inputs), chunk_steps):
+        x = inputs[start : start + chunk_steps].to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=trained.config.run.precision == "bf16"):
             y, state = stack(x.to(stack.dtype) if x.is_floating_point() else x, state)
         yield start, check_outputs(y, trained.data_spec.task)

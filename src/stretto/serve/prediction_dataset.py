@@ -23,7 +23,7 @@ from stretto.train.data_spec import DataSpec
 from stretto.windows.forecast import Forecast
 from stretto.windows.items import InputItems, Items, NextTokenItems, RowId, SlidingWindows, pad
 
-# Rows of text are long, because each starts from the initial state, without the text before it.
+# Each row of text starts from the initial state, without the text before it. Long rows make this matter less.
 _WINDOWS_PER_TEXT_ROW = 8
 
 PredictionRow = dict[str, Any]
@@ -48,7 +48,7 @@ class PredictionDataset(Protocol):
 
 
 def make_prediction_dataset(source: Corpus | Sequences, data_spec: DataSpec, data: DataConfig) -> PredictionDataset:
-    """Return the rows of `source` for a model that was trained on data like `data_spec` with the settings `data`."""
+    """Return the rows of `source` for a run's model; `data_spec` describes the run's data, `data` is its config."""
     targets = data_spec.task.targets
     if isinstance(source, Corpus):
         return TextRows(source, data.window * _WINDOWS_PER_TEXT_ROW)
@@ -83,10 +83,9 @@ class _ShardedRows:
 
     def rows(self, indices: Sequence[int]) -> list[RowId]:
         """Return the shard of each row, and its index there."""
-        shards = np.searchsorted(self._shard_starts, indices, side="right") - 1
-        return [
-            (int(shard), index - int(self._shard_starts[shard])) for shard, index in zip(shards, indices, strict=True)
-        ]
+        starts = self._shard_starts
+        shards = np.searchsorted(starts, indices, side="right") - 1
+        return [(int(shard), index - int(starts[shard])) for shard, index in zip(shards, indices, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -176,15 +175,14 @@ class TextRows:
 
     def decode(self, indices: Sequence[int], lengths: Tensor, outputs: Outputs) -> list[list[PredictionRow]]:
         targets = self._read(indices, int(lengths.max()), 1)
-        return [
-            [{"piece": index, "start": index * self.length, **score}]
-            for index, score in _score_rows(indices, lengths, targets, outputs)
-        ]
+        scores = _score_rows(indices, lengths, targets, outputs)
+        return [[{"piece": index, "start": index * self.length, **score}] for index, score in scores]
 
     def _stop(self, index: int) -> int:
         return min((index + 1) * self.length, self.corpus.num_tokens - 1)
 
     def _read(self, indices: Sequence[int], num_steps: int, offset: int) -> Tensor:
+        """Return the inputs (`offset` 0) or the targets (`offset` 1, the next tokens) of some pieces."""
         rows = [self.corpus.read(index * self.length + offset, self._stop(index) + offset) for index in indices]
         return pad(rows, num_steps, IGNORE_INDEX if offset else 0)
 
@@ -194,7 +192,7 @@ class SlidingWindowRows(_ItemRows):
     """Forecasts the values after each window of a series; windows are one horizon apart."""
 
     source: SlidingWindows
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # of the predicted channels
 
     def lengths(self, indices: Sequence[int]) -> list[int]:
         return [self.source.context] * len(indices)
@@ -216,7 +214,7 @@ class SeriesRows(_SequenceRows):
     """Forecasts the next values once per horizon, while a series is read from its beginning."""
 
     forecast: Forecast
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # of the predicted channels
 
     def inputs(self, indices: Sequence[int], num_steps: int) -> Tensor:
         return pad([self.forecast.inputs(values) for values in self._values(indices)], num_steps, 0)
@@ -228,7 +226,7 @@ class SeriesRows(_SequenceRows):
             chunk = y.float().cpu().numpy()
             for row, values in enumerate(series):
                 for step in range(start, min(start + len(chunk), len(values))):
-                    # Only at the end of each horizon, and at the end of the series.
+                    # Forecast only at the end of each horizon, and at the end of the series.
                     if (step + 1) % forecast.horizon and step + 1 < len(values):
                         continue
                     predicted = forecast.to_predictions(chunk[step - start, row], values[: step + 1])
@@ -255,7 +253,7 @@ def _last_outputs(outputs: Outputs, lengths: Tensor) -> Tensor:
     last_outputs: Tensor | None = None
     for start, y in outputs:
         last_outputs = y.new_empty(y.shape[1:]) if last_outputs is None else last_outputs
-        rows = torch.nonzero((lengths > start) & (lengths <= start + len(y))).squeeze(1)
+        rows = torch.nonzero((lengths > start) & (lengths <= start + len(y))).squeeze(1)  # those that end in this chunk
         last_outputs[rows.to(y.device)] = y[(lengths[rows] - 1 - start).to(y.device), rows.to(y.device)]
     assert last_outputs is not None
     return last_outputs
@@ -283,9 +281,8 @@ def _forecast_row(
     """Return the forecast after a time step, in the units of the series, and the actual values if any are known."""
 
     def by_name(values: NDArray[Any]) -> dict[str, list[float | None]]:
-        return {
-            name: [_json_float(float(value)) for value in column] for name, column in zip(names, values.T, strict=True)
-        }
+        columns = zip(names, values.T, strict=True)
+        return {name: [_json_float(float(value)) for value in column] for name, column in columns}
 
     result: PredictionRow = {"series": series, "step": step, "forecast": by_name(predicted)}
     return {**result, "actual": by_name(actual)} if len(actual) else result

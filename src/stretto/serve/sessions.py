@@ -20,21 +20,19 @@ from stretto.blocks.stack import Stack
 
 SessionName = TypeVar("SessionName", bound=Hashable)
 
-_MIN_GROWTH = 16  # sessions
+_MIN_GROWTH = 16  # sessions, when all slots are taken
 
 
 class Sessions:
     """Named streams for one model. `feed` takes the next time steps of any of them and returns their outputs.
 
-    A session starts with the first chunk under its name and continues until it is closed. Chunk by chunk, it gives the
-    same outputs as one call on the whole stream. Its state has a fixed size, however long the stream is.
+    A session starts with the first chunk fed under its name and continues until it is closed. Chunk by chunk, it gives
+    the same outputs as one call on the whole stream. Its state has a fixed size, however long the stream is.
     """
 
     def __init__(self, stack: Stack) -> None:
         if not stack.causal:
-            raise LawError(
-                "the model has a block that looks ahead in time (causal=False); a session needs causal blocks"
-            )
+            raise LawError("the model has a block that looks ahead in time (causal=False); sessions need causal blocks")
         self._stack = stack.eval()
         self._device = stack.device
         # Each tensor has a row (slot) per session, and free rows. `feed` reads the rows it needs and writes them back.
@@ -81,7 +79,7 @@ class Sessions:
         return {name: torch.cat([y[:, row] for y in outputs if row < y.shape[1]]) for row, name in enumerate(names)}
 
     def state(self, name: Hashable) -> State:
-        """Return a copy of a session's state, which is a batch of one row; `restore` takes it."""
+        """Return a copy of a session's state, as a batch of one row, for `restore`."""
         if name not in self._slots:
             raise ConfigError(f"session {name!r} does not exist; feed it first")
         slot = self._slots[name]
@@ -118,15 +116,15 @@ class Sessions:
         return state
 
     def _store_states(self, names: Sequence[Hashable], state: State) -> None:
-        new = [name for name in names if name not in self._slots]
-        num_missing = len(new) - len(self._free_slots)
+        new_names = [name for name in names if name not in self._slots]
+        num_missing = len(new_names) - len(self._free_slots)
         if num_missing > 0:
             # Double the capacity: a million sessions that start one by one cause fewer than twenty copies.
             capacity = len(self._slots) + len(self._free_slots)
-            num_more = max(num_missing, capacity, _MIN_GROWTH)
-            self._pool = tuple(torch.cat(pair) for pair in zip(self._pool, self._initial_state(num_more), strict=True))
-            self._free_slots.extend(reversed(range(capacity, capacity + num_more)))
-        for name in new:
+            num_added = max(num_missing, capacity, _MIN_GROWTH)
+            self._pool = tuple(torch.cat(pair) for pair in zip(self._pool, self._initial_state(num_added), strict=True))
+            self._free_slots.extend(reversed(range(capacity, capacity + num_added)))
+        for name in new_names:
             self._slots[name] = self._free_slots.pop()
         slots = self._slot_indices(names)
         for pool, tensor in zip(self._pool, state, strict=True):

@@ -54,7 +54,7 @@ class FieldNames:
 
     sequence: str | None = None
     label: str | None = None
-    by: str | None = None  # identifies a series
+    by: str | None = None  # the column that identifies a series
 
 
 def prepare_source(file: Path | str, folder: Path, data_spec: DataSpec, fields: FieldNames | None = None) -> None:

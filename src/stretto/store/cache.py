@@ -68,12 +68,12 @@ class Cache:
         return self._page_folder / f"{key}.page"
 
     def _reserve(self, descriptor: int, num_bytes: int) -> None:
-        """Add `num_bytes` (about to be written) to the total in the open file; evict pages if it exceeds `max_bytes`.
+        """Add `num_bytes` (about to be written) to the total in the `size` file; evict pages if it exceeds `max_bytes`.
 
         The total is an upper bound, since a page may be deleted, or written twice; `_evict` counts the bytes exactly.
         """
         content = os.pread(descriptor, 32, 0)
-        total = int(content) if content.isdigit() else self.max_bytes
+        total = int(content) if content.isdigit() else self.max_bytes  # new or damaged: let `_evict` count
         if total + num_bytes > self.max_bytes:
             total = self._evict(int(self.max_bytes * _KEPT_FRACTION) - num_bytes)
         os.ftruncate(descriptor, 0)

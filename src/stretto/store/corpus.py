@@ -91,7 +91,7 @@ class Corpus:
         return tokens
 
     def gather(self, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
-        """Return `length` tokens from each start, `[starts, length]`; a row may cross shards."""
+        """Return `length` tokens from each start, `[starts, length]`; a row may span several shards."""
         if length < 0 or (len(starts) and not 0 <= starts.min() <= starts.max() <= self.num_tokens - length):
             raise DataError(
                 f"the requested tokens are outside of the {self.num_tokens:,} in {self.location}; "
@@ -102,6 +102,7 @@ class Corpus:
         # One call for all rows, so that a remote store can fetch them in parallel.
         contents = self.store.pages.read(self._byte_ranges(starts, length))
         tokens = np.concatenate(contents).view(self.dtype).reshape(len(starts), length)
+        # If the vocabulary has as many tokens as the dtype has values, all values are valid.
         if len(self.vocabulary) <= np.iinfo(self.dtype).max and tokens.max() >= len(self.vocabulary):
             raise self._invalid_token(starts, tokens)
         return tokens.astype(np.int64)

@@ -105,8 +105,8 @@ def _read_index(location: str, cache: Cache) -> dict[str, Any]:
     try:
         tree = json.loads(_read_small_file(location, INDEX, cache))
     except FileNotFoundError:
-        inner = [] if is_remote(location) else sorted(path.parent.name for path in Path(location).glob(f"*/{INDEX}"))
-        hint = f"use one of its subfolders: {', '.join(inner)}" if inner else "make it with `stretto prepare`"
+        folders = [] if is_remote(location) else sorted(path.parent.name for path in Path(location).glob(f"*/{INDEX}"))
+        hint = f"use one of its subfolders: {', '.join(folders)}" if folders else "make it with `stretto prepare`"
         raise DataError(f"{location} holds no prepared data ({INDEX} is missing); {hint}") from None
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{location}: {INDEX} can't be read ({error}); copy or prepare the data again") from None

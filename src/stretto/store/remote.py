@@ -51,15 +51,15 @@ class RemotePages:
     def read(self, byte_ranges: Sequence[ByteRange]) -> list[Bytes]:
         """Return the bytes of each range; pages that are not cached are fetched, many per request."""
         outputs = [np.empty(byte_range.stop - byte_range.start, np.uint8) for byte_range in byte_ranges]
-        users: dict[Page, list[int]] = {}  # the indices of the ranges that need each page
+        range_indices: dict[Page, list[int]] = {}  # the ranges that need each page
         for index, byte_range in enumerate(byte_ranges):
             for number in self._files[byte_range.file].pages(byte_range.start, byte_range.stop):
-                users.setdefault(Page(byte_range.file, number), []).append(index)
+                range_indices.setdefault(Page(byte_range.file, number), []).append(index)
         # The next window mostly needs the same pages.
-        self._max_in_memory = min(max(_MIN_PAGES_IN_MEMORY, len(users)), _MAX_PAGES_IN_MEMORY)
-        for page, content in self._get(users):
+        self._max_in_memory = min(max(_MIN_PAGES_IN_MEMORY, len(range_indices)), _MAX_PAGES_IN_MEMORY)
+        for page, content in self._get(range_indices):
             page_start = page.number * PAGE_BYTES
-            for index in users[page]:
+            for index in range_indices[page]:
                 byte_range = byte_ranges[index]
                 start, stop = max(byte_range.start, page_start), min(byte_range.stop, page_start + len(content))
                 part = np.frombuffer(content, np.uint8, stop - start, start - page_start)
@@ -94,25 +94,25 @@ class RemotePages:
         retries = RetryBudget(self._location, self._cache.retry_seconds)
         damaged: set[Page] = set()
         while pages:
-            again = []
+            to_retry = []
             reason: Exception | None = None
-            for page, answer in zip(pages, self._request(pages), strict=True):
-                if isinstance(answer, FileNotFoundError):
+            for page, response in zip(pages, self._request(pages), strict=True):
+                if isinstance(response, FileNotFoundError):
                     url = join(self._location, page.file)
-                    raise DataError(f"{url} is missing, though the index lists it; copy it again") from answer
-                if isinstance(answer, Exception):
-                    reason = answer
-                    again.append(page)
-                elif self._files[page.file].is_intact(page.number, answer):
-                    yield page, answer
+                    raise DataError(f"{url} is missing, though the index lists it; copy it again") from response
+                if isinstance(response, Exception):
+                    reason = response
+                    to_retry.append(page)
+                elif self._files[page.file].is_intact(page.number, response):
+                    yield page, response
                 elif page in damaged:
-                    raise self._damaged(page, answer)
+                    raise self._damaged(page, response)
                 else:
                     damaged.add(page)
-                    again.append(page)
+                    to_retry.append(page)
             if reason is not None:
                 retries.wait(reason)
-            pages = again
+            pages = to_retry
 
     def _request(self, pages: Sequence[Page]) -> list[bytes | Exception]:
         byte_ranges = [self._files[page.file].extent(page.number) for page in pages]
@@ -132,7 +132,7 @@ class RemotePages:
             self._has_warned = True
 
     def _keep_in_memory(self, page: Page, content: bytes) -> bytes:
-        # Popping a page and adding it makes it the most recently used. Each dict operation is atomic among threads.
+        # Popping and adding a page makes it the most recently used. Threads share the dict; each operation is atomic.
         self._memory.pop(page, None)
         self._memory[page] = content
         while len(self._memory) > self._max_in_memory:

@@ -92,7 +92,7 @@ class Origin(StrictModel):
 
     sequence: str | None = None  # None for series, whose columns are the channels
     label: str | None = None
-    by: str | None = None
+    by: str | None = None  # the column that identifies a series
     time: str | None = None
 
 
@@ -174,6 +174,7 @@ class Sequences:
 
     @property
     def bytes_per_token(self) -> float | None:
+        """The mean number of bytes of original text per token; None if the sequences were not made from text."""
         return None if self.fields.num_bytes is None else self.fields.num_bytes / self.num_steps
 
     def ends(self, shard: int, start: int, stop: int) -> IntArray:
@@ -205,6 +206,7 @@ class Sequences:
         width = math.prod(values.shape)
         ranges = [(shard, start * width, stop * width) for shard, start, stop in step_ranges]
         arrays = [items.reshape(-1, *values.shape) for items in self._read_items("values", values.dtype, ranges)]
+        # If there are as many tokens as the dtype has values, all values are valid.
         if isinstance(values, Tokens) and values.num_tokens <= np.iinfo(values.dtype).max:
             for steps, tokens in zip(step_ranges, arrays, strict=True):
                 if tokens.max(initial=0) >= values.num_tokens:

@@ -47,7 +47,7 @@ class ByteVocabulary:
 
 @dataclass(frozen=True)
 class SymbolVocabulary:
-    """A list of characters or words; symbol 0 (`<unk>`) stands for all others.
+    """A list of characters or words; all others are encoded as symbol 0, `<unk>`.
 
     Words are separated by white space. The end of a line is the word `<eos>`.
     """
@@ -72,7 +72,7 @@ class SymbolVocabulary:
 
     def encode(self, text: bytes | str) -> TokenArray:
         symbols = split_symbols(text, self.level)
-        ids = map(self._ids.get, symbols, [0] * len(symbols))
+        ids = map(self._ids.get, symbols, [0] * len(symbols))  # get(symbol, 0), fast
         return np.fromiter(ids, dtype=token_dtype(len(self)), count=len(symbols))
 
     def decode(self, tokens: Iterable[int]) -> str:
