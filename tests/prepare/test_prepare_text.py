@@ -162,7 +162,7 @@ def test_a_corpus_is_never_overwritten(text_file: Path, tmp_path: Path) -> None:
 def test_only_tokens_of_the_corpus_can_be_read(text_file: Path, tmp_path: Path) -> None:
     (corpus,) = prepare_text(text_file, tmp_path / "out")
     for start, stop in ((-1, 5), (5, 4), (0, corpus.num_tokens + 1)):
-        with pytest.raises(DataError, match="requested tokens are outside of the"):
+        with pytest.raises(DataError, match="requested tokens are outside the"):
             corpus.read(start, stop)
 
 

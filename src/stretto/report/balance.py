@@ -21,7 +21,7 @@ def balance_section(record: Record) -> Html:
     """Return the section with the busy time, waiting time and peak memory of each rank."""
     ranks = record.ranks
     if ranks.num_ranks < 2:
-        missing = "The log has no figures per rank; they are logged every run.log_every steps and after the last step."
+        missing = "The log has no per-rank measurements; they are logged every run.log_every steps and after the last."
         return section("balance", "Load balance", note(_describe_one(ranks) if ranks.num_ranks else missing))
     charts = [figure(_memory_chart(ranks))]
     if ranks.bubbles.num_rows > 1:
@@ -38,14 +38,14 @@ def _describe_one(ranks: RankMeans) -> str:
 
 
 def _describe(ranks: RankMeans) -> str:
-    busiest, idlest = int(ranks.busy.argmax()), int(ranks.busy.argmin())
+    busiest, least_busy = int(ranks.busy.argmax()), int(ranks.busy.argmin())
     mean = float(ranks.busy.mean())
     ratio = float(ranks.busy[busiest]) / mean if mean else 1.0
     return (
         f"The mean step on {pluralize(ranks.num_ranks, 'rank')} took {format_seconds(ranks.seconds)}; "
         f"{format_percent(ranks.bubble)} of all ranks' time was spent waiting. Rank {busiest} was busiest with "
-        f"{format_seconds(float(ranks.busy[busiest]))}, {ratio:.2f} times the mean; rank {idlest} was least busy with "
-        f"{format_seconds(float(ranks.busy[idlest]))}."
+        f"{format_seconds(float(ranks.busy[busiest]))}, {ratio:.2f} times the mean; rank {least_busy} was least busy "
+        f"with {format_seconds(float(ranks.busy[least_busy]))}."
     )
 
 
@@ -62,7 +62,7 @@ def _time_chart(ranks: RankMeans) -> Html:
 
 def _memory_chart(ranks: RankMeans) -> Html:
     memory = np.nan_to_num(ranks.memory)
-    size, name = next(unit for unit in _BYTE_UNITS if float(memory.max()) >= unit[0] or unit[0] == 1.0)
+    size, name = next((unit for unit in _BYTE_UNITS if float(memory.max()) >= unit[0]), _BYTE_UNITS[-1])
     values = [format_bytes(float(value)) for value in memory]
     return _rank_chart("Peak memory", (1 / size, name), [StackedPart("memory", "c2", memory)], format_bytes, values)
 

@@ -93,8 +93,7 @@ def stacked_bar_chart(
 ) -> Html:
     """Return a chart with one stacked bar per name.
 
-    `unit` is the factor that converts amounts to the unit of the x axis, and that unit's name. `values` are texts that
-    are shown beside the bars.
+    `unit` is the factor from amounts to the unit of the x axis, and its name; `values` are texts shown beside the bars.
     """
     factor, unit_name = unit
     totals = [sum(part.amounts[index] for part in parts) for index in range(len(names))]

@@ -91,9 +91,9 @@ def line_chart(
         x = linear(start, end, 10 if is_large else 5, is_integer=axis.is_integer, is_tight=True)
         drawn = [_band(x, y, line, index) for line in shown if len(line.low)]
         drawn += [part for line in shown for part in _draw_line(x, y, line, index)]
-        visible = [(mark_x[index], text) for mark_x, text in marks if x.low <= mark_x[index] <= x.high]
-        dotted = [_draw_mark(x, position, text, height) for position, text in visible]
-        view = (*_x_axis(x, axis.label, height), *dotted, _viewport(height, drawn))
+        visible_marks = [(mark_x[index], text) for mark_x, text in marks if x.low <= mark_x[index] <= x.high]
+        drawn_marks = [_draw_mark(x, position, text, height) for position, text in visible_marks]
+        view = (*_x_axis(x, axis.label, height), *drawn_marks, _viewport(height, drawn))
         x_range = f"{x.low:.12g} {x.high:.12g}"
         css_class, is_integer = axis.css_class, axis.is_integer
         views.append(tag("g", *view, class_=css_class, data_x=axis.label, data_range=x_range, data_integer=is_integer))

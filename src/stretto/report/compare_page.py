@@ -12,8 +12,7 @@ from stretto.report.record import Record
 from stretto.report.record_reader import ProgressCallback, read_record
 from stretto.report.summary import final_metrics, flatten_config
 
-# The number of colors in the style sheet.
-_MAX_RUNS = 8
+_MAX_RUNS = 8  # the number of colors in the style sheet
 
 
 def render_comparison(folders: Sequence[Path | str], on_progress: ProgressCallback = lambda fraction: None) -> str:

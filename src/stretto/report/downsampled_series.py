@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-_BUFFER_ROWS = 4096  # NumPy would be slow on single rows
+_BUFFER_ROWS = 4096  # rows are flushed together, since NumPy is slow on single rows
 _MAX_FINITE = 1e200
 
 
@@ -97,7 +97,7 @@ def exponential_mean(values: Floats, counts: Floats, spans: Floats) -> Floats:
     """Return, for each value, the exponentially weighted mean of the values up to it.
 
     `counts` is the number of steps in each value; a value of no steps is skipped, and its mean is NaN. `spans` are in
-    steps, as `span` in pandas' `ewm`.
+    steps, with the meaning of `span` in pandas' `ewm`.
     """
     means = np.full(len(values), np.nan)
     total = weight = 0.0

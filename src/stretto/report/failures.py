@@ -84,7 +84,7 @@ def _describe(record: Record, inventory: CheckpointInventory) -> str:
 
 
 def _launch_rows(record: Record, inventory: CheckpointInventory) -> list[tuple[str, ...]]:
-    """Return a row per launch. A launch whose log lines were dropped is known from the claim it wrote at its start."""
+    """Return a row per launch. A launch without lines in the log is known from the claim that it wrote at its start."""
     lines = {read_int(line, "generation"): line for line in record.launches}
     rows: list[tuple[str, ...]] = []
     for generation in sorted({*lines, *inventory.claims}):

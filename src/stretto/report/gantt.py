@@ -58,8 +58,7 @@ def bars_from_trace(trace: Trace, max_ranks: int) -> tuple[list[str], list[Bar]]
 def gantt(title: str, names: Sequence[str], bars: Sequence[Bar], max_seconds: float | None = None) -> BarChart:
     """Return a chart with one row per name; bars of rows beyond the names are left out.
 
-    `max_seconds` is the end of the time axis, so that several charts can share it. By default the axis ends with the
-    last bar.
+    `max_seconds` is the end of the time axis (default: the end of the last bar), so that several charts can share it.
     """
     end = max_seconds or max((bar.stop for bar in bars), default=0.0) or 1.0
     factor, unit = step_time_unit(end)

@@ -88,7 +88,7 @@ class EvaluationHistory:
         self.best: JsonObject | None = None
 
     def add(self, line: JsonObject, seconds: float, tokens: float) -> None:
-        """Add a log line; `seconds` and `tokens` are the training before the evaluation, for the x axes."""
+        """Add a log line; `seconds` and `tokens` are the totals of the steps so far: the x axes of the curves."""
         loss = read_number(line, "loss")
         self.series.add(read_int(line, "step"), seconds, tokens, loss)
         self.last = line
@@ -150,7 +150,7 @@ class RankMeans:
 
     @property
     def num_ranks(self) -> int:
-        """The number of ranks; 0 if the log has no figures per rank."""
+        """The number of ranks; 0 if the log has no per-rank measurements."""
         return len(self.busy)
 
     @property
@@ -217,6 +217,7 @@ class Record:
     def status(self) -> str:
         if self.has_weights:
             return "finished"
+        # The step that stopped the run was not logged.
         if any(name.startswith(f"step-{self.steps.last + 1}-") for name in self.nonfinite_files):
             return "stopped: non-finite values"
         return "not finished" if self.steps.last else "no steps yet"

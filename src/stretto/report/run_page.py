@@ -40,8 +40,8 @@ def render_run(folder: Path | str, on_progress: ProgressCallback = lambda fracti
     }
     links = [tag("a", link, href=f"#{name}") for (name, link), content in sections.items() if content is not None]
     nav = tag("nav", *links, aria_label="Sections of this page")
-    color = {"finished": " good", "stopped: non-finite values": " bad"}.get(record.status, "")
-    badge = tag("span", record.status, class_=f"status{color}")
+    css_class = {"finished": " good", "stopped: non-finite values": " bad"}.get(record.status, "")
+    badge = tag("span", record.status, class_=f"status{css_class}")
     header = tag("header", tag("p", "Run", class_="kind"), tag("h1", record.name, badge), nav)
     footer = tag("footer", "Made by ", tag("code", "stretto report"), " from the files of the run; needs no network.")
     shown = [content for content in sections.values() if content is not None]

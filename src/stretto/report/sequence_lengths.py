@@ -107,7 +107,7 @@ def _histogram(lengths: LengthSample) -> Html:
         scale = logarithmic(low, high, 6)
         edges = np.geomspace(scale.low, scale.high, _NUM_BINS + 1)
     else:
-        # All bins cover the same number of lengths; otherwise some would look lower than their neighbors.
+        # All bins cover the same number of possible lengths; otherwise some would look lower than their neighbors.
         width = max(1, -(-(high - low + 1) // _NUM_BINS))
         edges = np.arange(low, high + width + 1, width, dtype=np.float64)
         scale = linear(float(edges[0]), float(edges[-1]), 6, is_tight=True)

@@ -25,7 +25,7 @@ class Scale:
 
 
 def linear(low: float, high: float, count: int, *, is_integer: bool = False, is_tight: bool = False) -> Scale:
-    """Return a linear scale of about `count` ticks. It ends at the outer ticks; if `is_tight`, at `low` and `high`."""
+    """Return a linear scale of about `count` ticks. Its ends are the outer ticks, or `low` and `high` if `is_tight`."""
     # An empty range would give a step of 0: widen it, but not below 0 for a value that is not negative.
     if high - low <= 1e-300:
         margin = abs(low) * 0.5 or 1.0

@@ -67,7 +67,7 @@ def forecast(
 
 @torch.no_grad()
 def _roll_forward(trained: TrainedModel, spec: Forecast, values: NDArray[Any], steps: int) -> NDArray[np.float32]:
-    """Forecast one horizon after another from known `values` `[time, channels]`; return the first `steps` of them."""
+    """Return the predicted `steps` time steps after `values` `[time, channels]`, forecast one horizon at a time."""
     context = trained.config.data.context
     predictions: list[NDArray[np.float32]] = []
     state: State | None = None
@@ -87,7 +87,7 @@ def _roll_forward(trained: TrainedModel, spec: Forecast, values: NDArray[Any], s
 
 
 def _run_stack(trained: TrainedModel, inputs: NDArray[np.float32], state: State | None) -> tuple[NDArray[Any], State]:
-    """Run a series, `[time, features]`; return the outputs at the last time step, and the state after it."""
+    """Run `inputs` `[time, features]`; return the outputs at the last time step, and the state after it."""
     stack = trained.stack.eval()
     device = stack.device
     x = torch.from_numpy(inputs).to(device, stack.dtype).unsqueeze(1)

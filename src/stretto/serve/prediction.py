@@ -34,7 +34,7 @@ from stretto.train.trained_model import TrainedModel
 # Approximate numbers of time steps per part and per batch, and of output values in memory at a time.
 _PART_STEPS, _BATCH_STEPS, _MAX_OUTPUTS = 1 << 15, 1 << 13, 1 << 23
 _MAX_PARTS = 4096
-# Seconds between two all-reduces by which rank 0 keeps the ranks that wait for it from timing out.
+# Seconds between two all-reduces while the other ranks wait for rank 0, so that they don't time out.
 _POLL_SECONDS = 2.0
 _FINGERPRINT_NAME, _DATA_NAME = "fingerprint", "data"
 # The version of the parts folder's format; increase it when its file names or the fields of the results change.
@@ -91,7 +91,7 @@ def write_predictions(
         _remove_parts(folder)
 
     _run_on_rank_zero(world, begin)
-    # If the file exists, an earlier call joined all parts. Only rank 0 looks; the sums tell the other ranks.
+    # If the file exists, an earlier call joined all parts. Only rank 0 checks; the all-reduce tells the other ranks.
     if not any(world.all_reduce([float(world.is_rank_zero and path.exists())])):
         _write_missing_parts(trained, location, folder, world, on_progress)
     _run_on_rank_zero(world, end)

@@ -139,7 +139,7 @@ class _ItemRows(_ShardedRows):
 
 @dataclass(frozen=True)
 class TokenRows(_ItemRows):
-    """Computes the loss and perplexity of each sequence of tokens."""
+    """Computes the loss and perplexity of each sequence of tokens, except for its first token."""
 
     source: NextTokenItems
 

@@ -20,7 +20,7 @@ from stretto.blocks.stack import Stack
 
 SessionName = TypeVar("SessionName", bound=Hashable)
 
-_MIN_GROWTH = 16  # sessions, when all slots are taken
+_MIN_GROWTH = 16  # slots to add at least, when all are taken
 
 
 class Sessions:

@@ -13,7 +13,7 @@ from stretto.prepare.prepare_sequences import prepare_sequences
 from stretto.prepare.prepare_series import prepare_series
 from stretto.prepare.prepare_text import prepare_text
 from stretto.prepare.records import FORMATS, cut_records, list_paths, read_rows
-from stretto.store.corpus import Corpus
+from stretto.store.corpus import Corpus, CorpusFields
 from stretto.store.index import Store
 from stretto.store.sequences import Channels, Classes, Origin, Schema, Sequences, Tokens
 from stretto.train.data_spec import DataSpec, check_same_spec
@@ -29,7 +29,7 @@ def open_source(location: Path | str, data_spec: DataSpec) -> Corpus | Sequences
     if not is_remote(location) and not Path(location).exists():
         raise DataError(f"{location} does not exist; use a prepared folder, the URL of one, or a file")
     store = Store.open(location)
-    source = Corpus.from_store(store) if store.kind == "tokens" else Sequences.from_store(store)
+    source = Corpus.from_store(store) if store.kind == CorpusFields.kind else Sequences.from_store(store)
     check_same_spec(data_spec, _data_spec(source, data_spec), str(location), "the run")
     return source
 

@@ -53,7 +53,7 @@ class Cache:
         """Cache a page; raise OSError if it can't be written (full disk, read-only folder)."""
         descriptor = os.open(self._page_folder / "size", os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            # Readers take no lock, so a page must appear whole or not at all. Writers hold the lock.
+            # Only writers take the lock. For readers, `write_atomic` makes a page appear whole or not at all.
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             self._reserve(descriptor, len(content))
             write_atomic(self._path(key), content)

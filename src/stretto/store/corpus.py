@@ -42,7 +42,7 @@ class Corpus:
 
     @classmethod
     def from_store(cls, store: Store) -> "Corpus":
-        """Return the corpus in a store; raise if its index is invalid."""
+        """Return the corpus in a store; raise DataError if it has none, or its index is invalid."""
         if store.kind != CorpusFields.kind:
             raise DataError(f"{store.location} is not a corpus (kind: {store.kind!r}); choose a different folder")
         fields = parse_index(CorpusFields, store.fields, store.location)
@@ -94,7 +94,7 @@ class Corpus:
         """Return `length` tokens from each start, `[starts, length]`; a row may span several shards."""
         if length < 0 or (len(starts) and not 0 <= starts.min() <= starts.max() <= self.num_tokens - length):
             raise DataError(
-                f"the requested tokens are outside of the {self.num_tokens:,} in {self.location}; "
+                f"the requested tokens are outside the {self.num_tokens:,} tokens of {self.location}; "
                 f"use 0 <= start <= stop <= {self.num_tokens}"
             )
         if not len(starts) or not length:

@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 class LruCache(Generic[T]):
-    """Holds at most `size` values and evicts the least recently used one. It is pickled empty."""
+    """Holds at most `size` values and evicts the least recently used one. Pickling leaves the values out."""
 
     def __init__(self, size: int) -> None:
         self._size = size

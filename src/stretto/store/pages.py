@@ -82,9 +82,9 @@ class LocalPages:
         for name, start, stop in byte_ranges:
             if not self._is_verified[name][start // PAGE_BYTES : -(-stop // PAGE_BYTES)].all():
                 self._verify(self._files[name], start, stop)
-        return [self._bytes(*byte_range) for byte_range in byte_ranges]
+        return [self._read_range(*byte_range) for byte_range in byte_ranges]
 
-    def _bytes(self, name: str, start: int, stop: int) -> Bytes:
+    def _read_range(self, name: str, start: int, stop: int) -> Bytes:
         path = self._folder / name
         try:
             content = self._open_files.get(name, lambda: _Descriptor(path)).read(start, stop)
@@ -97,7 +97,7 @@ class LocalPages:
     def _verify(self, file: PagedFile, start: int, stop: int) -> None:
         for page in file.pages(start, stop):
             page_start, page_stop = file.extent(page)
-            if not file.is_intact(page, self._bytes(file.name, page_start, page_stop)):
+            if not file.is_intact(page, self._read_range(file.name, page_start, page_stop)):
                 raise DataError(
                     f"{self._folder / file.name} is damaged between bytes {page_start:,} and {page_stop:,} "
                     "(checksum mismatch); copy it again or prepare the data again"

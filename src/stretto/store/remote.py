@@ -128,7 +128,8 @@ class RemotePages:
         except OSError as error:
             # The page itself is fine, so the run continues; the page is fetched again when it is next needed.
             if not self._has_warned:
-                _log.warning("pages can't be cached in data.cache=%s (%s)", self._cache.folder, error)
+                message = "pages can't be cached in data.cache=%s (%s); free some space, or choose a different folder"
+                _log.warning(message, self._cache.folder, error)
             self._has_warned = True
 
     def _keep_in_memory(self, page: Page, content: bytes) -> bytes:

@@ -130,7 +130,7 @@ class Sequences:
 
     @classmethod
     def from_store(cls, store: Store) -> "Sequences":
-        """Return the sequences in a store; raise if its index is invalid."""
+        """Return the sequences in a store; raise DataError if it has none, or its index is invalid."""
         if store.kind != SequencesFields.kind:
             raise DataError(f"{store.location} holds no sequences (kind: {store.kind!r}); choose a different folder")
         fields = parse_index(SequencesFields, store.fields, store.location)

@@ -72,7 +72,7 @@ class SymbolVocabulary:
 
     def encode(self, text: bytes | str) -> TokenArray:
         symbols = split_symbols(text, self.level)
-        ids = map(self._ids.get, symbols, [0] * len(symbols))  # get(symbol, 0), fast
+        ids = map(self._ids.get, symbols, [0] * len(symbols))  # get(symbol, 0) for each symbol, without a Python loop
         return np.fromiter(ids, dtype=token_dtype(len(self)), count=len(symbols))
 
     def decode(self, tokens: Iterable[int]) -> str:
@@ -117,6 +117,6 @@ def parse_vocabulary(content: bytes, source: str) -> Vocabulary:
         raise DataError(f"{source}: the vocabulary can't be read ({error!r}); prepare the data again") from None
     if level == "byte":
         return ByteVocabulary()
-    if level not in ("char", "word") or not isinstance(symbols, list):
+    if level not in ("char", "word") or not isinstance(symbols, list) or symbols[:1] != [UNKNOWN]:
         raise DataError(f"{source}: the vocabulary is damaged (invalid level or symbols); prepare the data again")
     return SymbolVocabulary(level, tuple(map(str, symbols)))
