@@ -1,4 +1,4 @@
-"""Builds what a config describes (data, model, loss, engine) and checks it before ranks wait for each other."""
+"""Builds what a config describes (data, model, loss, engine) and checks it before ranks communicate."""
 
 from dataclasses import dataclass
 
@@ -36,7 +36,7 @@ class RunInputs:
 def build_inputs(config: RunConfig) -> RunInputs:
     """Open a config's data and build its model and loss; check all that can be checked without a device.
 
-    An invalid config raises the same error on every rank, or just once in a command that is about to launch ranks.
+    An invalid config raises the same error on every rank, or just once if a command calls this before launching ranks.
     """
     train, valid = open_feeds(config.data, config.layout, config.run.seed)
     task = train.data_spec.task
@@ -47,11 +47,11 @@ def build_inputs(config: RunConfig) -> RunInputs:
 
 
 def fit_to_ranks(config: RunConfig, num_ranks: int) -> RunConfig:
-    """Return the config with its layout fitted to `num_ranks`; unchanged if the layout fits, is auto or not elastic."""
+    """Return the config with its layout fitted to `num_ranks`; unchanged if it fits, is auto, or is not elastic."""
     layout = config.layout
     if layout.auto or not layout.elastic or layout.num_ranks == num_ranks:
         return config
-    # Lanes limit the layout, since each micro-batch needs one. `Batches` don't: too small a share gets blank rows.
+    # Lanes limit the layout: each micro-batch needs at least one. Batches don't: too small a share gets blank rows.
     single_rank = layout.model_copy(update={"replicas": 1, "stages": 1})
     train, _ = open_feeds(config.data, single_rank, config.run.seed)
     model = build_model(config.model, train.data_spec.task)
@@ -135,16 +135,16 @@ def _check_layout(layout: Layout, model: Stack, windows: WindowSource, data: Dat
 
 def _check_input_and_output_sizes(model: Stack, config: ModelConfig, task: Task) -> None:
     """Raise if a user's model has too few inputs or outputs for the data; torch's own error would be unclear."""
-    name, first, last = f"model.factory={config.factory!r}", model[0], model[len(model) - 1]
+    factory, first, last = f"model.factory={config.factory!r}", model[0], model[len(model) - 1]
     if isinstance(first, Embedding) and task.inputs == "tokens" and first.num_tokens < task.num_inputs:
         raise ConfigError(
-            f"{name} begins with an Embedding of {first.num_tokens} tokens, but the data's vocabulary has "
+            f"{factory} begins with an Embedding of {first.num_tokens} tokens, but the data's vocabulary has "
             f"{task.num_inputs}; use task.num_inputs"
         )
-    if not isinstance(last, Linear) or config.loss is not None or task.targets == "values":
-        return
-    if last.num_outputs < task.num_outputs:
+    # The default losses of tokens and labels need an output per class. SquaredError reports wrong shapes itself.
+    needs_classes = config.loss is None and task.targets != "values"
+    if isinstance(last, Linear) and needs_classes and last.num_outputs < task.num_outputs:
         raise ConfigError(
-            f"{name} ends with a Linear that has {last.num_outputs} outputs, but the data needs {task.num_outputs}; "
+            f"{factory} ends with a Linear that has {last.num_outputs} outputs, but the data needs {task.num_outputs}; "
             "use task.num_outputs"
         )

@@ -1,4 +1,4 @@
-"""Compares a config with that of a checkpoint, and rejects changes that make the checkpoint unusable."""
+"""Compares a config with the one in a checkpoint, and rejects changes that make the checkpoint unusable."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -42,13 +42,14 @@ def find_changes(before: Mapping[str, Any] | None, config: RunConfig) -> list[Co
     if before is None:
         return changes
     now = config.model_dump(mode="json")
+    # data.train is the only field without a default.
     defaults = RunConfig.model_validate({"data": {"train": ""}}).model_dump(mode="json")
     for section, values in now.items():
         saved = before.get(section, {})
         old = {**defaults[section], **(saved if isinstance(saved, dict) else {})}
         for name, value in values.items():
             if old.get(name) != value and (section, name) not in _LOCATION_FIELDS:
-                # Dropout adds blocks, which changes the index of the blocks after them.
+                # Dropout above 0 adds blocks, which shifts the indices of the blocks after them.
                 is_renumbered = f"{section}.{name}" == "model.dropout" and not (old.get(name) and value)
                 is_incompatible = is_renumbered or name in _INCOMPATIBLE_FIELDS.get(section, ())
                 changes.append(ConfigChange(f"{section}.{name}", old.get(name), value, is_incompatible))
@@ -56,7 +57,7 @@ def find_changes(before: Mapping[str, Any] | None, config: RunConfig) -> list[Co
 
 
 def reject_changes(changes: list[ConfigChange], where: str) -> None:
-    """Raise if a change makes the checkpoint unusable, or names initial weights that would not be used."""
+    """Raise if a change makes the checkpoint `where` unusable, or names initial weights that would not be used."""
     for change in changes:
         if change.is_incompatible:
             raise ConfigError(

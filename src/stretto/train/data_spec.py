@@ -22,7 +22,7 @@ class DataSpec:
     origin: Origin | None = None  # how the original files were read
 
 
-def check_same_spec(expected: DataSpec, actual: DataSpec, name: str, expected_name: str) -> None:
+def check_same_spec(expected: DataSpec, actual: DataSpec, actual_name: str, expected_name: str) -> None:
     """Raise DataError if a model for data with the expected spec would misread data with the actual spec."""
     task, expected_task = actual.task, expected.task
     for part, kind, expected_kind in (
@@ -30,7 +30,7 @@ def check_same_spec(expected: DataSpec, actual: DataSpec, name: str, expected_na
         ("targets", task.targets, expected_task.targets),
     ):
         if kind != expected_kind:
-            problem = f"{name} has {kind} as {part}, but {expected_name} has {expected_kind}"
+            problem = f"{actual_name} has {kind} as {part}, but {expected_name} has {expected_kind}"
             raise DataError(f"{problem}; use data of the same kind")
     for part, value, expected_value in (
         ("its vocabulary", actual.vocabulary, expected.vocabulary),
@@ -40,7 +40,7 @@ def check_same_spec(expected: DataSpec, actual: DataSpec, name: str, expected_na
     ):
         if value != expected_value:
             remedy = "prepare it again with like=FOLDER (for text: vocabulary=FOLDER), the folder of the training data"
-            raise DataError(f"{name} differs from {expected_name} in {part}; {remedy}")
+            raise DataError(f"{actual_name} differs from {expected_name} in {part}; {remedy}")
 
 
 def data_spec_files(data_spec: DataSpec) -> dict[str, bytes]:
@@ -64,8 +64,9 @@ def read_data_spec(read: Callable[[str], bytes | None], where: str) -> DataSpec:
         channels = None if tree["channels"] is None else Channels.model_validate(tree["channels"])
         origin = None if tree["origin"] is None else Origin.model_validate(tree["origin"])
         task, labels = Task(**tree["task"]), tuple(map(str, tree["labels"]))
-        vocabulary = read(VOCABULARY_FILE)
+        vocabulary_json = read(VOCABULARY_FILE)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{where}/{DATA_SPEC} can't be read ({error}); the run or checkpoint is damaged") from None
-    parsed = None if vocabulary is None else parse_vocabulary(vocabulary, f"{where}/{VOCABULARY_FILE}")
-    return DataSpec(task, parsed, labels, channels, origin)
+    path = f"{where}/{VOCABULARY_FILE}"
+    vocabulary = None if vocabulary_json is None else parse_vocabulary(vocabulary_json, path)
+    return DataSpec(task, vocabulary, labels, channels, origin)

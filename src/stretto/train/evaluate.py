@@ -74,7 +74,7 @@ def evaluate(
     on_window: OnWindow = lambda fraction: None,
     is_interrupted: Callable[[], bool] | None = None,
 ) -> Evaluation:
-    """Compute the loss over one epoch of `windows`, without dropout.
+    """Return the loss and other scores over one epoch of `windows`, without dropout.
 
     `windows` is the data of all replicas, the same on every rank; each replica reads its share. `on_window` is called
     after each window with the fraction that is done. `is_interrupted` is called every 16 windows: if it returns true on
@@ -85,7 +85,7 @@ def evaluate(
     state: State | None = None
     total = num_targets = num_correct = num_judged = 0.0
     reader = read_ahead(share, Position(), inputs=mesh.is_first_stage, targets=mesh.is_last_stage, workers=workers)
-    for number, (window, position) in enumerate(reader):
+    for number, (window, next_position) in enumerate(reader):
         is_check_due = number % _WINDOWS_PER_CHECK == 0
         if is_interrupted is not None and is_check_due and any(mesh.world.all_reduce([float(is_interrupted())])):
             raise EvaluationInterruptedError
@@ -96,8 +96,8 @@ def evaluate(
         if result.num_correct is not None:
             num_correct += float(result.num_correct)
             num_judged += float(result.count)
-        on_window(1.0 if position.epoch else share.fraction(position))
-        if position.epoch:
+        on_window(1.0 if next_position.epoch else share.fraction(next_position))
+        if next_position.epoch:
             break
     total, num_targets, num_correct, num_judged = mesh.world.all_reduce([total, num_targets, num_correct, num_judged])
     if not num_targets:

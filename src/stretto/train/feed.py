@@ -52,7 +52,7 @@ def open_feeds(data: DataConfig, layout: Layout, seed: int) -> tuple[Feed, Feed 
 def open_feed(
     field: str, location: str | Path, data: DataConfig, layout: Layout, seed: int, *, is_validation: bool = False
 ) -> Feed:
-    """Return the feed of the data at a location. Validation data is accepted even if it does not fill the lanes."""
+    """Return the feed of the data at `location`; errors begin with `field`. Validation data need not fill the lanes."""
     cache = Cache(data.cache, data.cache_bytes, data.retry_seconds)
     # The window of small validation data shrinks to give this many lanes; training data that is too small is rejected.
     min_rows = layout.num_global_micro_batches if is_validation else None

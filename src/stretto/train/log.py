@@ -1,4 +1,4 @@
-"""A run's log: a line of JSON per event, which trackers get too. A resumed run drops lines of steps that it repeats."""
+"""A run's log: one JSON line per event, also sent to trackers. A resumed run drops the lines of steps it repeats."""
 
 import json
 import logging
@@ -70,7 +70,7 @@ def open_log(path: Path, step: int) -> TextIO:
 
 
 def read_lines(path: Path, num_bytes: int) -> Iterator[LogLine]:
-    """Yield the kind and the fields of each line in the first `num_bytes` bytes of a log."""
+    """Yield the kind and the fields of each line in the first `num_bytes` bytes of a log, which may be growing."""
     with path.open("rb") as log:
         for text in log:
             num_bytes -= len(text)
@@ -81,7 +81,7 @@ def read_lines(path: Path, num_bytes: int) -> Iterator[LogLine]:
 
 
 def has_evaluation(path: Path, step: int) -> bool:
-    """Return whether a log has the evaluation at `step`, a line that begins with the keys `kind` and `step`."""
+    """Return whether a log has the evaluation at `step`; its line begins with the keys `kind` and `step`."""
     prefix = f'{{"kind": "evaluation", "step": {step},'.encode()
     return any(line.startswith(prefix) for line in _lines(path))
 

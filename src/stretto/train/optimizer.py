@@ -97,9 +97,9 @@ def learning_rate_factor(config: TrainConfig, step: int, progress: float) -> flo
 
 
 def scale_gradients(parameters: Iterable[nn.Parameter], count: float, norm: float, clip: float) -> float:
-    """Divide gradients of a loss summed over `count` targets by `count` and clip them, in one pass.
+    """Divide gradients by `count`, the number of targets that the loss is summed over, and clip them, in one pass.
 
-    `norm` is the norm of the gradients of all ranks before the division; return the norm after it, before clipping.
+    `norm` is their norm over all ranks before the division. Return the norm after the division, but before clipping.
     """
     mean_norm = norm / count
     scale = 1 / count

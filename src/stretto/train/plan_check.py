@@ -45,7 +45,7 @@ class PlanCheck:
 
 
 def predicted_seconds(folder: RunFolder, layout: Layout) -> float | None:
-    """Return the seconds per step that a run's plan predicts for a layout; None without a plan that has this layout."""
+    """Return the seconds per step that a run's plan predicts for a layout; None without a plan for it."""
     try:
         plan = json.loads(folder.plan.read_text(encoding="utf-8"))
         fields = layout.model_dump(mode="json", exclude={"auto", "elastic"})

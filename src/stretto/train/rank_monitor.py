@@ -40,21 +40,17 @@ class RankMonitor:
         self._waiting_seconds += report.waiting_seconds
 
     def gather(self) -> RankReport | None:
-        """Return the report on the steps since the last call, on the first rank; None on the others.
+        """On the first rank, return a report on the steps since the last call; elsewhere, None.
 
-        All ranks call it after the same step, and at least one step after the last call.
+        All ranks must call it after the same step, and at least one step after the last call.
         """
         assert self._last is not None, "gather needs a step"
         means = [self._seconds / self._num_steps, self._waiting_seconds / self._num_steps]
         self._num_steps, self._seconds, self._waiting_seconds = 0, 0.0, 0.0
         world = self._engine.mesh.world
-        ranks = world.gather([*means, float(peak_memory(world.device))])
-        if ranks is None:
+        gathered = world.gather([*means, float(peak_memory(world.device))])
+        if gathered is None:
             return None
-        return RankReport(
-            step=self._last.step,
-            seconds=fmean(rank[0] for rank in ranks),
-            busy=tuple(rank[0] - rank[1] for rank in ranks),
-            waiting=tuple(rank[1] for rank in ranks),
-            memory=tuple(int(rank[2]) for rank in ranks),
-        )
+        seconds, waiting, memory = zip(*gathered, strict=True)
+        busy = tuple(total - waited for total, waited in zip(seconds, waiting, strict=True))
+        return RankReport(self._last.step, fmean(seconds), busy, waiting, tuple(map(int, memory)))

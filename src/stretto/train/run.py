@@ -43,8 +43,8 @@ _TRACED_STEP = 10
 class _Unfinished(NamedTuple):
     """What the run's folder lacks: the final weights, or the evaluation that is due after the last saved step."""
 
-    weights: bool
-    evaluation: bool
+    lacks_weights: bool
+    lacks_evaluation: bool
 
 
 class Run:
@@ -133,9 +133,9 @@ class Run:
 
     def _train(self, on_window: OnWindow) -> Generator[Event]:
         trainer = self.trainer
-        if trainer.is_done and self._unfinished.weights:
+        if trainer.is_done and self._unfinished.lacks_weights:
             self._save_weights()
-        if self._unfinished.evaluation:
+        if self._unfinished.lacks_evaluation:
             yield from self._evaluate(on_window)
         monitor = RankMonitor(self.engine)
         plan_check = PlanCheck(predicted_seconds(self.folder, self.config.layout) if self.world.is_rank_zero else None)

@@ -11,7 +11,7 @@ _PREEMPTION_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 @contextmanager
 def on_preemption_signal(call: Callable[[], None]) -> Iterator[None]:
-    """Within this context, call a function on a preemption signal; as a signal handler, `call` must do very little."""
+    """Within this context, run `call` on a preemption signal. It is a signal handler, so it must do very little."""
     # Python allows signal handlers in the main thread only; elsewhere, signals are left alone.
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,6 +1,6 @@
 """suggest: writes the config of a first run for prepared data, with a comment on each setting.
 
-The code says step for a time step and batch for a training step; the comments for users say time step and step.
+In the code, "step" is a time step and "batch" a training step; the comments for users say "time step" and "step".
 """
 
 import math
@@ -29,7 +29,7 @@ from stretto.windows.items import SlidingWindows
 
 # A first run should take at most about this many seconds.
 _TARGET_SECONDS = 75
-# Roughly how many floating-point operations per second training reaches: per core (at most 4 count) or accelerator.
+# Roughly how many floating-point operations per second training reaches, per core (of at most 4) or per accelerator.
 _CORE_FLOPS_PER_SECOND = 40e9
 _DEVICE_FLOPS_PER_SECOND = 10e12
 # (layers, hidden), smallest first.
@@ -117,6 +117,7 @@ class _DataSettings:
 
 def _lane_settings(corpus: Corpus) -> _DataSettings:
     num_tokens, num_symbols, level = corpus.num_tokens, len(corpus.vocabulary), corpus.vocabulary.level
+    # At least 8 windows per lane.
     window = min(128 if _has_accelerator() else 64, max(1, num_tokens // 8))
     lanes = _floor_power_of_two(min(64 if _has_accelerator() else _TARGET_ROWS, num_tokens // (8 * window)))
     layers, hidden = _model_size(num_tokens, num_tokens, num_symbols, num_symbols)
@@ -135,6 +136,7 @@ def _batch_settings(sequences: Sequences) -> _DataSettings:
     num_steps, mean_length = sequences.num_steps, sequences.mean_length
     num_inputs = len(values.names) if isinstance(values, Channels) else values.num_tokens
     num_outputs = num_inputs if labels is None else len(labels.names)
+    # Rounded down to a power of two, 1.5 times the target becomes 0.75 to 1.5 times. The longest row must fit as well.
     budget = max(
         _floor_power_of_two(round(_TARGET_ROWS * mean_length * 1.5)), math.ceil(sequences.longest / 256) * 256, 256
     )
@@ -155,7 +157,7 @@ def _batch_settings(sequences: Sequences) -> _DataSettings:
 
 @dataclass(frozen=True)
 class _ForecastRequest:
-    """What the user has set for a forecast. None: chosen from the data; no targets: all channels."""
+    """What the user has set for a forecast. None: choose from the data; no targets: forecast all channels."""
 
     horizon: int | None
     season: int | None
@@ -178,8 +180,8 @@ def _choose_forecast(
     default_context = min(max(4 * season, 2 * horizon, 32), num_available - horizon, 1024)
     context = request.context or max(season, 1, default_context)
     if context + horizon > num_available:
-        named = [("season", request.season), ("horizon", request.horizon), ("context", request.context)]
-        given = ", ".join(f"{name}={value}" for name, value in named if value)
+        options = [("season", request.season), ("horizon", request.horizon), ("context", request.context)]
+        given = ", ".join(f"{name}={value}" for name, value in options if value)
         raise DataError(
             f"{store.location}: a forecast{given and f' with {given}'} needs {context + horizon} time steps, but the "
             f"longest series has {num_available}; use {'smaller values' if given else 'longer series'}, or a different "
@@ -299,7 +301,7 @@ def _model_size(num_steps: int, max_weights: int, num_inputs: int, num_outputs: 
 def _flops(layers: int, hidden: int, num_inputs: int, num_outputs: int) -> float:
     """Return the floating-point operations per step of one row, forward and backward."""
     num_weights = 4 * hidden * (num_inputs + hidden) + (layers - 1) * 8 * hidden**2 + hidden * num_outputs
-    return 6.0 * num_weights
+    return 6.0 * num_weights  # a multiplication and an addition forward, and twice that backward
 
 
 def _flops_per_second() -> float:

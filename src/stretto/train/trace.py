@@ -47,16 +47,16 @@ def save_trace(trace: Trace, folder: RunFolder) -> None:
 
 
 def _align(gathered: Sequence[Sequence[float]]) -> list[RankTrace]:
-    """Return the ranks' events by the clock of the first rank's node; leave out ranks that sent nothing."""
+    """Return each rank's events, with times by the first rank's clock; leave out ranks that sent nothing."""
     included = {rank: numbers for rank, numbers in enumerate(gathered) if numbers}
     # When the barrier ended, by each clock. The ranks of a node share a clock; the first to leave the barrier counts.
     barrier_end: dict[float, float] = {}
     for seconds, clock, *_ in included.values():
         barrier_end[clock] = min(seconds, barrier_end.get(clock, seconds))
+    reference = barrier_end[gathered[0][1]]  # by the first rank's clock
     traces = []
     for rank, (_, clock, replica, stage, *numbers) in included.items():
-        shift = barrier_end[gathered[0][1]] - barrier_end[clock]
-        events = tuple(event.shifted(shift) for event in _unpack(numbers))
+        events = tuple(event.shifted(reference - barrier_end[clock]) for event in _unpack(numbers))
         traces.append(RankTrace(rank, int(replica), int(stage), events))
     return traces
 

@@ -115,13 +115,13 @@ def check_weights(model: Stack, checkpoint: Checkpoint) -> None:
     for name, parameter in model.state_dict().items():
         weight = tensors.get(f"weights.{name}")
         average = tensors.get(f"optimizer.{name}.ax", weight)
-        saved = average if weight is not None and weight.full_shape == parameter.shape else weight
-        if saved is None or saved.full_shape != parameter.shape:
-            problem = "does not have it" if saved is None else f"has it as {list(saved.full_shape)}"
-            raise ConfigError(
-                f"the model has a weight {name} of shape {list(parameter.shape)}, but {checkpoint.location} {problem}; "
-                "use the same model, or choose a different run.folder"
-            )
+        for saved in (weight, average):
+            if saved is None or saved.full_shape != parameter.shape:
+                problem = "does not have it" if saved is None else f"has it as {list(saved.full_shape)}"
+                raise ConfigError(
+                    f"the model has a weight {name} of shape {list(parameter.shape)}, but {checkpoint.location} "
+                    f"{problem}; use the same model, or choose a different run.folder"
+                )
 
 
 def _check_trusted(config: RunConfig, where: str, trust: bool) -> RunConfig:

@@ -116,7 +116,7 @@ class Trainer:
     should happen between two steps goes into the body of your loop.
 
     `windows` is the data of all replicas, the same on every rank. The trainer reads its own replica's share, from the
-    position `start` on.
+    position `start` on; `workers` processes read ahead. Dropout masks depend on the `seed`.
 
     `optimizer` (default: from `config`) is a function from parameters to an optimizer, such as `torch.optim.AdamW` or
     `lambda parameters: torch.optim.SGD(parameters, lr=0.1)`. It gets this rank's parameters only, so the optimizer must
@@ -195,7 +195,7 @@ class Trainer:
         return self.position.epoch >= self.config.epochs
 
     def request(self, request: Request) -> None:
-        """Request something of all ranks; after the next step, the set `trainer.requested` holds it on all."""
+        """Make a request of all ranks; after the next step, it is in `trainer.requested` on each of them."""
         self._requests.add(request)
 
     def is_pending(self, request: Request) -> bool:

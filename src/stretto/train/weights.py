@@ -17,11 +17,11 @@ from stretto.blocks.stack import Stack
 
 def save_weights(weights: Stack | dict[str, Tensor], path: Path | str) -> None:
     """Write a stack's weights, or tensors by name, to a file atomically."""
-    named = weights.state_dict() if isinstance(weights, Stack) else weights
-    with atomic_path(Path(path)) as partial:
-        save_file({name: tensor.contiguous() for name, tensor in named.items()}, partial)
+    tensors = weights.state_dict() if isinstance(weights, Stack) else weights
+    with atomic_path(Path(path)) as new_path:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, new_path)
         # safetensors creates files that only their owner can read; use the permissions of the folder instead.
-        partial.chmod(partial.parent.stat().st_mode & 0o666)
+        new_path.chmod(new_path.parent.stat().st_mode & 0o666)
 
 
 def load_weights(stack: Stack, path: Path | str) -> None:
@@ -54,8 +54,8 @@ def check_initial_weights(model: Stack, path: str) -> dict[str, str]:
     file_indices = dict(zip(model_blocks, file_blocks, strict=True))
     names = {}
     for name in model_shapes:
-        _, index, rest = name.split(".", 2)
-        file_name = f"blocks.{file_indices[int(index)]}.{rest}"
+        _, index, suffix = name.split(".", 2)
+        file_name = f"blocks.{file_indices[int(index)]}.{suffix}"
         names[name] = file_name
         if file_shapes.get(file_name) != model_shapes[name]:
             problem = f"has it as {file_shapes[file_name]}" if file_name in file_shapes else f"has no {file_name}"
@@ -94,8 +94,8 @@ def _block_indices(names: Iterable[str], path: str) -> list[int]:
     """Return the sorted indices of the blocks that have these weights, named as in `blocks.<index>.<name>`."""
     indices = set()
     for name in names:
-        prefix, _, rest = name.partition(".")
-        index = rest.partition(".")[0]
+        prefix, _, suffix = name.partition(".")
+        index = suffix.partition(".")[0]
         if prefix != "blocks" or not index.isdecimal():
             raise DataError(
                 f"model.weights={path} has a weight {name}, but those of a Stack are named blocks.<index>.<name>; "

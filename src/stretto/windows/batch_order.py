@@ -22,7 +22,7 @@ class BatchLimits:
 
     budget: int  # maximum of rows x time steps of the longest row, so padding counts
     max_rows: int
-    # If a batch has more rows than this, their number is a multiple of it, except for the rows left over in a pool.
+    # A batch with more rows than this has a multiple of it, unless it has a pool's shortest rows, which are packed last.
     row_multiple: int = 8
 
     def __post_init__(self) -> None:
@@ -85,7 +85,7 @@ def _longest_first(lengths: IntArray, key: int) -> IntArray:
 
 
 def pack(lengths: IntArray, limits: BatchLimits) -> IntArray:
-    """Return the edges of as few batches as possible, all of similar size; `lengths` must be descending."""
+    """Return the edges `[batches + 1]` of as few batches as possible, of similar size; `lengths` must be descending."""
     edges = _pack(lengths, limits, _NUM_LIMIT_STEPS)
     num_edges = len(edges)
     low, high = 1, _NUM_LIMIT_STEPS
@@ -113,7 +113,7 @@ def _pack(lengths: IntArray, limits: BatchLimits, numerator: int, max_edges: int
         if num_rows > limits.row_multiple:
             num_rows -= num_rows % limits.row_multiple
         edges.append(min(start + num_rows, total))
-    return edges if edges[-1] == total else [*edges, total]  # longer than `max_edges`: too many batches
+    return edges if edges[-1] == total else [*edges, total]  # if it stopped early: more than `max_edges`
 
 
 def assign_rows(num_rows: int, index: int, count: int) -> IntArray:

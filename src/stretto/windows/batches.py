@@ -108,7 +108,7 @@ class Batches:
         lengths = np.concatenate([rows.lengths, np.zeros(num_blank, np.int64)])
         # The longest row of the global batch, not of this share: all shares' windows have the same `num_steps`.
         num_steps = max(1, int(batch.lengths[0]))
-        # Blank rows get lane numbers after all others, unique to this share.
+        # Blank rows get lane numbers above those of all other rows, unique to this share.
         blank_lanes = len(batch.lengths) + share.index * share.min_rows + np.arange(num_blank)
         x, target = self._payload(rows, num_blank, num_steps, inputs, targets, batch)
         return Window(

@@ -72,7 +72,7 @@ class DocumentLanes(DividedLanes):
     def fitting(
         cls, sequences: Sequences, lanes: int, window: int, forecast: Forecast | None, seed: int, min_rows: int = 1
     ) -> Self:
-        """Return at most `lanes` lanes with windows of at most `window` time steps, reduced to fit the data."""
+        """Return lanes that fit the data: `window` shrinks first, to leave `min_rows` lanes, then `lanes` does."""
         return cls(sequences, *fit_lanes(sequences.num_steps, lanes, window, min_rows), forecast, seed)
 
     def __str__(self) -> str:
@@ -126,6 +126,7 @@ class DocumentLanes(DividedLanes):
         has_data = windows < total * (lanes + 1) // self.lanes
         # A lane that has ended keeps its row, with length 0.
         windows = np.where(has_data, windows, 0)
+        # The document of each window. The minimum only matters for a pool without windows, where all lengths are 0.
         indices = np.minimum(np.searchsorted(windows_before, windows, side="right"), len(documents.lengths)) - 1
         offsets = (windows - windows_before[indices]) * self.window
         lengths = np.where(has_data, np.minimum(documents.lengths[indices] - offsets, self.window), 0)
@@ -155,7 +156,7 @@ class DocumentLanes(DividedLanes):
         rows_read = list(zip(self.sequences.read(step_ranges), starts, lengths.tolist(), strict=True))
         x = pad([self._inputs(*row) for row in rows_read], self.window, 0) if inputs else None
         no_target = IGNORE_INDEX if self.forecast is None else np.nan
-        return x, pad([self._targets(*row) for row in rows_read], self.window, no_target) if targets else None
+        return x, (pad([self._targets(*row) for row in rows_read], self.window, no_target) if targets else None)
 
     def _inputs(self, values: NDArray[Any], start: int, length: int) -> NDArray[Any]:
         steps = values[start : start + length]

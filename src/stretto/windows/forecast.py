@@ -49,7 +49,7 @@ class Forecast:
         targets: Sequence[str] = (),
         masks: bool = False,
     ) -> "Forecast":
-        """Return a Forecast for the channels named in `targets` (default: all), with the mean and std of the store."""
+        """Return a Forecast of the channels named in `targets` (default: all), with the data's saved mean and std."""
         values = sequences.fields.values
         if not isinstance(values, Channels):
             raise DataError(f"{sequences.location} holds tokens, not channels; use feed='batches' or 'lanes'")
@@ -89,7 +89,7 @@ class Forecast:
         return np.array(future.transpose(0, 2, 1)).reshape(stop - start, self.task.num_outputs)
 
     def to_predictions(self, outputs: NDArray[Any], values: NDArray[Any]) -> Values:
-        """Return a network's outputs at the last time step of `values`, in units of the series: `[horizon, channels]`.
+        """Return a network's outputs at the last time step of `values`, in the series' units: `[horizon, channels]`.
 
         The inverse of `targets`. NaN where the value one season earlier is missing.
         """
@@ -112,7 +112,7 @@ class Forecast:
 
 
 def _ahead(values: Values, start: int, num_steps: int, horizon: int) -> Values:
-    """Return `values[t:t+horizon]` for `num_steps` times t from `start`: `[time, channels, horizon]`, NaN outside."""
+    """Return `values[t:t+horizon]` for `num_steps` steps t from `start`: `[time, channels, horizon]`, NaN outside."""
     size = num_steps + horizon
     padded = np.full((size, values.shape[1]), np.nan, np.float32)
     first, stop = max(start, 0), min(start + size, len(values))

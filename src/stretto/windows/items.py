@@ -1,4 +1,4 @@
-"""Items: the rows that batches are made from: labeled sequences, sequences of tokens, or sliding windows."""
+"""Items: the rows that batches are made from (labeled sequences, sequences of tokens, or sliding windows)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -140,7 +140,7 @@ class NextTokenItems(_SequenceItems):
         """Return the sequences without their last token as inputs, and without their first as targets."""
         sequences = self.sequences.read(self.sequences.step_ranges(rows))
         x = pad([tokens[:-1] for tokens in sequences], num_steps, 0) if inputs else None
-        return x, pad([tokens[1:] for tokens in sequences], num_steps, IGNORE_INDEX) if targets else None
+        return x, (pad([tokens[1:] for tokens in sequences], num_steps, IGNORE_INDEX) if targets else None)
 
 
 @dataclass(frozen=True)
@@ -172,19 +172,19 @@ class SlidingWindows:
         return self.forecast.task
 
     @cached_property
-    def _starts(self) -> list[tuple[IntArray, IntArray]]:
+    def _series_by_shard(self) -> list[tuple[IntArray, IntArray]]:
         """For each shard: where its series start, and the number of windows before each series, then the total."""
-        starts = []
+        shards = []
         for shard, size in enumerate(self.sequences.shard_sizes):
             ends = self.sequences.ends(shard, 0, size)
             last_start = np.diff(ends) - self.context - self.forecast.horizon
             counts = np.where(last_start < 0, 0, last_start // self.stride + 1)
-            starts.append((ends[:-1], np.concatenate([[0], counts.cumsum()])))
-        return starts
+            shards.append((ends[:-1], np.concatenate([[0], counts.cumsum()])))
+        return shards
 
     @cached_property
     def shard_sizes(self) -> Sequence[int]:
-        return [int(before[-1]) for _, before in self._starts]
+        return [int(windows_before[-1]) for _, windows_before in self._series_by_shard]
 
     @property
     def longest(self) -> int:
@@ -212,13 +212,13 @@ class SlidingWindows:
 
     def read_windows(self, rows: Sequence[RowId]) -> list[tuple[int, int, NDArray[Any]]]:
         """Return for each window: the index of its series, the last time step of its context, and its values."""
-        before = [0, *accumulate(self.sequences.shard_sizes)]
+        series_before = [0, *accumulate(self.sequences.shard_sizes)]
         windows = []
         all_values = self.sequences.read([self._step_range(*row) for row in rows])
         for (shard, index), values in zip(rows, all_values, strict=True):
             series, start = self._locate(shard, index)
-            step = start - int(self._starts[shard][0][series]) + self.context - 1
-            windows.append((before[shard] + series, step, values))
+            series_start = int(self._series_by_shard[shard][0][series])
+            windows.append((series_before[shard] + series, start - series_start + self.context - 1, values))
         return windows
 
     def _step_range(self, shard: int, index: int) -> StepRange:
@@ -227,9 +227,9 @@ class SlidingWindows:
 
     def _locate(self, shard: int, index: int) -> tuple[int, int]:
         """Return the index in the shard of a window's series, and of the window's first time step."""
-        starts, before = self._starts[shard]
-        series = int(np.searchsorted(before, index, side="right")) - 1
-        return series, int(starts[series]) + (index - int(before[series])) * self.stride
+        starts, windows_before = self._series_by_shard[shard]
+        series = int(np.searchsorted(windows_before, index, side="right")) - 1
+        return series, int(starts[series]) + (index - int(windows_before[series])) * self.stride
 
 
 def pad(rows: Sequence[NDArray[Any]], num_steps: int, value: float) -> Tensor:

@@ -45,7 +45,7 @@ class Lanes(DividedLanes):
 
     @classmethod
     def fitting(cls, corpus: Corpus, lanes: int, window: int, min_rows: int = 1) -> Self:
-        """Return at most `lanes` lanes with windows of at most `window` time steps, reduced to fit the corpus."""
+        """Return lanes that fit the corpus: `window` shrinks first, to leave `min_rows` lanes, then `lanes` does."""
         return cls(corpus, *fit_lanes(corpus.num_tokens - 1, lanes, window, min_rows))
 
     def __str__(self) -> str:
@@ -130,6 +130,6 @@ def _mask_ended(targets: torch.Tensor, lengths: NDArray[np.int64]) -> torch.Tens
 
 
 def fit_lanes(num_steps: int, lanes: int, window: int, min_rows: int) -> tuple[int, int]:
-    """Return `lanes` and `window`, reduced to fit `num_steps` time steps; `window` also for `min_rows` lanes to fit."""
+    """Return `lanes` and `window`, reduced to fit `num_steps` time steps: first `window`, to leave `min_rows` lanes."""
     window = max(1, min(window, num_steps // min_rows))
     return max(1, min(lanes, num_steps // window)), window

@@ -122,9 +122,9 @@ class ShufflePools:
         """Return the order of an epoch's shards, and the number of runs before each group of shards, then the total."""
         sizes = np.array(self.source.shard_sizes, np.int64)
         shards = permutation(derive_key(self.seed, "epoch", epoch), len(sizes))
-        num_runs = -(-sizes[shards] // self._run_length)
-        groups = np.add.reduceat(num_runs, np.arange(0, len(sizes), _SHARDS_AT_ONCE))
-        return shards, np.concatenate([[0], groups.cumsum()])
+        runs_per_shard = -(-sizes[shards] // self._run_length)
+        runs_per_group = np.add.reduceat(runs_per_shard, np.arange(0, len(sizes), _SHARDS_AT_ONCE))
+        return shards, np.concatenate([[0], runs_per_group.cumsum()])
 
     def _shuffle_group(self, epoch: int, group: int) -> IntArray:
         """Return the runs of a group of shards in random order: `[runs, 2]`, shard and index in the shard."""

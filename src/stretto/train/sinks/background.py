@@ -25,7 +25,7 @@ class BackgroundSink:
         self._lines: queue.Queue[LogLine | None] = queue.Queue()
         self._status: RunStatus = "interrupted"
         self._has_warned = False
-        self._thread = threading.Thread(target=self._feed, name=f"stretto-{name}", daemon=True)
+        self._thread = threading.Thread(target=self._write_lines, name=f"stretto-{name}", daemon=True)
         self._thread.start()
 
     def write(self, kind: str, values: Mapping[str, object]) -> None:
@@ -43,7 +43,7 @@ class BackgroundSink:
         if self._thread.is_alive():
             self._warn(f"it did not finish within {_CLOSE_TIMEOUT_SECONDS:.0f} s")
 
-    def _feed(self) -> None:
+    def _write_lines(self) -> None:
         with self._catch_errors():
             for line in self._history:
                 self._write(line)

@@ -36,7 +36,7 @@ class Scalar(NamedTuple):
 
     kind: str
     name: str
-    rank: str | None  # a rank, or min, mean, max if there are many; None if the value is not per rank
+    rank: str | None  # a rank, or min, mean or max if there are many ranks; None if the value is not per rank
     value: float
 
     @property

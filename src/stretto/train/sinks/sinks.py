@@ -82,7 +82,7 @@ def open_sinks(
             if isinstance(error, StrettoError):
                 raise
             raise ConfigError(
-                f"logging.{name}={value} can't be opened ({describe_error(error)}); fix that, or leave it out"
+                f"logging.{name}={value} can't be opened ({describe_error(error)}); fix the cause, or leave it out"
             ) from error
     return Sinks(sinks)
 

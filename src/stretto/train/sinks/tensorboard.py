@@ -37,7 +37,7 @@ class TensorBoardSink(Sink):
         self._path = folder / name
         self._path.touch()
         start = SessionLog(status=SessionLog.START)
-        # TensorBoard drops what earlier files have from this step on: everything, if the history is written again.
+        # From this step on, TensorBoard drops what earlier files have; that is everything if the history is rewritten.
         purged_step = 0 if self.needs_history else step + 1
         self._append(Event(file_version="brain.Event:2"), Event(step=purged_step, session_log=start))
 
