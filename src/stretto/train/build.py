@@ -51,10 +51,10 @@ def fit_to_ranks(config: RunConfig, num_ranks: int) -> RunConfig:
     layout = config.layout
     if layout.auto or not layout.elastic or layout.num_ranks == num_ranks:
         return config
-    # Lanes limit the layout: each micro-batch needs at least one. Batches don't: too small a share gets blank rows.
     single_rank = layout.model_copy(update={"replicas": 1, "stages": 1})
     train, _ = open_feeds(config.data, single_rank, config.run.seed)
     model = build_model(config.model, train.data_spec.task)
+    # Lanes limit the layout: each micro-batch needs at least one. Batches don't: too small a share gets blank rows.
     num_rows = train.windows.lanes or num_ranks * layout.micro_batches
     return config.model_copy(update={"layout": fit_layout(layout, num_ranks, len(model), num_rows)})
 

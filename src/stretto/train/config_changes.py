@@ -33,26 +33,26 @@ class ConfigChange:
         return f"{self.field} {_text(self.before)} -> {_text(self.now)}"
 
 
-def find_changes(before: Mapping[str, Any] | None, config: RunConfig) -> list[ConfigChange]:
+def find_changes(saved_config: Mapping[str, Any] | None, config: RunConfig) -> list[ConfigChange]:
     """Return the fields of a config that differ from a saved one; an empty list if no config was saved.
 
     A field that the saved config lacks had its default value.
     """
     changes: list[ConfigChange] = []
-    if before is None:
+    if saved_config is None:
         return changes
-    now = config.model_dump(mode="json")
     # data.train is the only field without a default.
     defaults = RunConfig.model_validate({"data": {"train": ""}}).model_dump(mode="json")
-    for section, values in now.items():
-        saved = before.get(section, {})
-        old = {**defaults[section], **(saved if isinstance(saved, dict) else {})}
+    for section, values in config.model_dump(mode="json").items():
+        saved = saved_config.get(section, {})
+        saved_values = {**defaults[section], **(saved if isinstance(saved, dict) else {})}
         for name, value in values.items():
-            if old.get(name) != value and (section, name) not in _LOCATION_FIELDS:
+            saved_value = saved_values.get(name)
+            if saved_value != value and (section, name) not in _LOCATION_FIELDS:
                 # Dropout above 0 adds blocks, which shifts the indices of the blocks after them.
-                is_renumbered = f"{section}.{name}" == "model.dropout" and not (old.get(name) and value)
-                is_incompatible = is_renumbered or name in _INCOMPATIBLE_FIELDS.get(section, ())
-                changes.append(ConfigChange(f"{section}.{name}", old.get(name), value, is_incompatible))
+                shifts_blocks = f"{section}.{name}" == "model.dropout" and not (saved_value and value)
+                is_incompatible = shifts_blocks or name in _INCOMPATIBLE_FIELDS.get(section, ())
+                changes.append(ConfigChange(f"{section}.{name}", saved_value, value, is_incompatible))
     return changes
 
 

@@ -70,7 +70,7 @@ class Run:
         self._run_info = RunInfo(
             config=config.model_dump(mode="json"), layout=str(config.layout), data=inputs.train.digest
         )
-        self._files = data_spec_files(self.data_spec)
+        self._spec_files = data_spec_files(self.data_spec)
         self.checkpoints = CheckpointManager(
             checkpoint_location(config),
             self.world,
@@ -204,7 +204,7 @@ class Run:
 
     def _save(self, *, wait: bool) -> None:
         snapshot = self.trainer.snapshot()
-        self.checkpoints.save(replace(snapshot, run_info=self._run_info, files=self._files), wait=wait)
+        self.checkpoints.save(replace(snapshot, run_info=self._run_info, files=self._spec_files), wait=wait)
         self._policy.restart_clock()
 
     def _save_weights(self) -> None:
@@ -231,7 +231,7 @@ class Run:
         return find_changes(checkpoint.manifest.run_info.config, self.config)
 
     def _find_unfinished(self) -> _Unfinished:
-        """Return what is missing in the run's folder. The first rank looks; the all_reduce tells the others."""
+        """Return what is missing from the run's folder. The first rank checks; the all_reduce tells the others."""
         step, flags = self.trainer.step, [0.0, 0.0]
         if self.world.is_rank_zero:
             is_evaluation_due = step > 0 and self._policy.is_evaluation_due(self.trainer)
@@ -251,7 +251,7 @@ class Run:
             # A finished run that now continues for more steps must not leave its old weights as the final ones.
             with self.folder.writing():
                 self.folder.weights.unlink(missing_ok=True)
-        for name, content in {CONFIG: dump_config(self.config).encode(), **self._files}.items():
+        for name, content in {CONFIG: dump_config(self.config).encode(), **self._spec_files}.items():
             self.folder.write(name, content)
 
 

@@ -117,8 +117,7 @@ class _DataSettings:
 
 def _lane_settings(corpus: Corpus) -> _DataSettings:
     num_tokens, num_symbols, level = corpus.num_tokens, len(corpus.vocabulary), corpus.vocabulary.level
-    # At least 8 windows per lane.
-    window = min(128 if _has_accelerator() else 64, max(1, num_tokens // 8))
+    window = min(128 if _has_accelerator() else 64, max(1, num_tokens // 8))  # at least 8 windows per lane
     lanes = _floor_power_of_two(min(64 if _has_accelerator() else _TARGET_ROWS, num_tokens // (8 * window)))
     layers, hidden = _model_size(num_tokens, num_tokens, num_symbols, num_symbols)
     settings = (

@@ -116,7 +116,7 @@ class Trainer:
     should happen between two steps goes into the body of your loop.
 
     `windows` is the data of all replicas, the same on every rank. The trainer reads its own replica's share, from the
-    position `start` on; `workers` processes read ahead. Dropout masks depend on the `seed`.
+    position `start` on; `workers` processes read ahead. Dropout masks depend on `seed`.
 
     `optimizer` (default: from `config`) is a function from parameters to an optimizer, such as `torch.optim.AdamW` or
     `lambda parameters: torch.optim.SGD(parameters, lr=0.1)`. It gets this rank's parameters only, so the optimizer must

@@ -52,31 +52,31 @@ def check_initial_weights(model: Stack, path: str) -> dict[str, str]:
             "in the model; change the [model] section to match"
         )
     file_indices = dict(zip(model_blocks, file_blocks, strict=True))
-    names = {}
+    file_names = {}
     for name in model_shapes:
         _, index, suffix = name.split(".", 2)
         file_name = f"blocks.{file_indices[int(index)]}.{suffix}"
-        names[name] = file_name
+        file_names[name] = file_name
         if file_shapes.get(file_name) != model_shapes[name]:
             problem = f"has it as {file_shapes[file_name]}" if file_name in file_shapes else f"has no {file_name}"
             raise DataError(
                 f"the model has a weight {name} of shape {model_shapes[name]}, but model.weights={path} {problem}; "
                 "change the [model] section to match"
             )
-    unused = sorted(set(file_shapes) - set(names.values()))
+    unused = sorted(set(file_shapes) - set(file_names.values()))
     if unused:
         raise DataError(
             f"model.weights={path} has a weight {unused[0]}, which the model lacks; change the [model] section to match"
         )
-    return names
+    return file_names
 
 
 def load_initial_weights(stage: Stack, model: Stack, path: str) -> None:
     """Load the weights of this rank's blocks, `stage`, from a file with the whole model's weights."""
-    names = check_initial_weights(model, path)
+    file_names = check_initial_weights(model, path)
     with _open(path) as file, torch.no_grad():
         for name, tensor in stage.state_dict().items():
-            tensor.copy_(file.get_tensor(names[name]))
+            tensor.copy_(file.get_tensor(file_names[name]))
 
 
 @contextmanager

@@ -22,7 +22,7 @@ class BatchLimits:
 
     budget: int  # maximum of rows x time steps of the longest row, so padding counts
     max_rows: int
-    # A batch with more rows than this has a multiple of it, unless it has a pool's shortest rows, which are packed last.
+    # A batch with more rows than this has a multiple of it, unless it has a pool's shortest rows, packed last.
     row_multiple: int = 8
 
     def __post_init__(self) -> None:
@@ -81,7 +81,7 @@ def _longest_first(lengths: IntArray, key: int) -> IntArray:
     bits = np.uint64(longest.bit_length() or 1)
     high_bits = (longest - lengths).astype(np.uint64) << (np.uint64(64) - bits)
     # Stable: equal numbers must have the same order on every machine.
-    return (high_bits | splitmix64(key, len(lengths)) >> bits).argsort(kind="stable")
+    return (high_bits | (splitmix64(key, len(lengths)) >> bits)).argsort(kind="stable")
 
 
 def pack(lengths: IntArray, limits: BatchLimits) -> IntArray:

@@ -40,7 +40,7 @@ class Batches:
 
     items: Items
     budget: int  # maximum of rows x time steps of the longest row, per global batch
-    max_rows: int = 1 << 20  # max rows of a global batch
+    max_rows: int = 1 << 20  # maximum number of rows, per global batch
     row_multiple: int = 8  # a batch with more rows than this has a multiple of it, unless it has a pool's shortest rows
     seed: int = 1
     part: Share | None = None  # this replica's share; None: all rows

@@ -146,7 +146,7 @@ class DocumentLanes(DividedLanes):
         # The targets of a window look back by a season and ahead by the horizon.
         back = self.forecast.season if self.forecast else 0
         ahead = self.forecast.horizon if self.forecast else 1
-        step_ranges, starts = [], []
+        step_ranges, starts = [], []  # what to read, and where in it the window starts
         documents = self.sequences.step_ranges(rows.row_ids())
         for document, offset, length in zip(documents, offsets.tolist(), lengths.tolist(), strict=True):
             start = max(0, offset - back)

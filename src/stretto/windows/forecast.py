@@ -72,9 +72,9 @@ class Forecast:
     def inputs(self, values: NDArray[Any]) -> Values:
         """Return scaled values `[time, channels]`, 0 (the mean) where missing; `masks` adds a mask per channel."""
         scaled = self._scale(values)
-        missing = np.isnan(scaled)
-        filled = np.where(missing, np.float32(0), scaled)
-        return np.concatenate([filled, ~missing], axis=1, dtype=np.float32) if self.masks else filled
+        is_missing = np.isnan(scaled)
+        filled = np.where(is_missing, np.float32(0), scaled)
+        return np.concatenate([filled, ~is_missing], axis=1, dtype=np.float32) if self.masks else filled
 
     def targets(self, values: NDArray[Any], start: int, stop: int) -> Values:
         """Return the targets of time steps `start` to `stop` of `values`: `[time, horizon * channels]`, NaN if missing.
@@ -96,8 +96,8 @@ class Forecast:
         scaled = outputs.astype(np.float32).reshape(self.horizon, len(self.channels))
         if self.season:
             # Only the last season is needed, however long the series is; a short series may not have all of it.
-            last = self._scale(values[-self.season :])[:, list(self.channels)]
-            scaled = scaled + _ahead(last, len(last) - self.season, 1, self.horizon)[0].T
+            last_season = self._scale(values[-self.season :])[:, list(self.channels)]
+            scaled = scaled + _ahead(last_season, len(last_season) - self.season, 1, self.horizon)[0].T
         return self.unscale(scaled)
 
     def unscale(self, scaled: Values) -> Values:

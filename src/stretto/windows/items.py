@@ -29,11 +29,11 @@ class Items(Protocol):
     @property
     def task(self) -> Task: ...
     @property
-    def shard_sizes(self) -> Sequence[int]: ...
+    def shard_sizes(self) -> Sequence[int]: ...  # the number of rows in each shard
     @property
-    def longest(self) -> int: ...
+    def longest(self) -> int: ...  # time steps of the longest row
     @property
-    def mean_length(self) -> float: ...
+    def mean_length(self) -> float: ...  # time steps per row, approximately
     def lengths(self, shard: int, start: int, stop: int) -> IntArray: ...
     def read(self, rows: Sequence[RowId], num_steps: int, *, inputs: bool, targets: bool) -> "Payload":
         """Return inputs and targets `[time, batch, ...]`, padded to `num_steps` time steps; None if not requested."""
@@ -211,7 +211,7 @@ class SlidingWindows:
         return x, pad(target, num_steps, np.nan)
 
     def read_windows(self, rows: Sequence[RowId]) -> list[tuple[int, int, NDArray[Any]]]:
-        """Return for each window: the index of its series, the last time step of its context, and its values."""
+        """Return for each window: its series' index, its context's last time step, and its values, horizon included."""
         series_before = [0, *accumulate(self.sequences.shard_sizes)]
         windows = []
         all_values = self.sequences.read([self._step_range(*row) for row in rows])

@@ -50,7 +50,7 @@ def check_sinks(config: LoggingConfig) -> None:
         extra = _EXTRAS[name]
         package = "prometheus_client" if extra == "prometheus" else extra
         spec = importlib.util.find_spec(package)
-        # A folder of that name in the working directory is not the package.
+        # A folder of that name in the working directory is found too, but has no origin.
         if spec is None or spec.origin is None:
             raise ConfigError(
                 f"logging.{name}={value} needs {package}; pip install 'stretto[{extra}]', or leave it out"
