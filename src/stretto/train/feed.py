@@ -54,7 +54,7 @@ def open_feed(
 ) -> Feed:
     """Return the feed of the data at `location`; errors begin with `field`. Validation data need not fill the lanes."""
     cache = Cache(data.cache, data.cache_bytes, data.retry_seconds)
-    # Validation data that is too small gets a shorter window, to give this many lanes; training data is rejected.
+    # Validation data that is too small gets a shorter window, to give this many lanes; such training data is rejected.
     min_rows = layout.num_global_micro_batches if is_validation else None
     try:
         store = Store.open(location, cache)
