@@ -184,7 +184,7 @@ def test_a_keras_file_that_can_not_be_read_is_one_sentence(name: str, content: b
     ("shapes", "sentence"),
     [
         ([(3, 12), (4, 12), (12,)], "reset_after=False"),
-        ([(2, 2, 2)], r"begins with an array of shape \[2, 2, 2\], as layer 0 does"),
+        ([(2, 2, 2)], r"layer 0 can't begin with an array of shape \[2, 2, 2\]; use a .keras file"),
         ([], "has no layers to import"),
         ([(3, 16), (4, 16), (16,), (5, 2), (2,)], "layer 1 takes 5 features, but layer 0, before it, outputs 4"),
     ],
@@ -192,6 +192,20 @@ def test_a_keras_file_that_can_not_be_read_is_one_sentence(name: str, content: b
 def test_arrays_of_unsupported_layers_are_refused(shapes: list[tuple[int, ...]], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         from_keras([np.zeros(shape, dtype=np.float32) for shape in shapes])
+
+
+@pytest.mark.parametrize(
+    ("shapes", "kinds"),
+    [
+        ([(3, 16), (4, 16), (4, 4)], ["LSTM", "Linear"]),
+        ([(3, 12), (4, 12), (4, 6)], ["GRU", "Linear"]),
+    ],
+)
+def test_a_kernel_with_as_many_elements_as_a_bias_is_not_a_bias(
+    shapes: list[tuple[int, ...]], kinds: list[str]
+) -> None:
+    stack = from_keras([np.zeros(shape, dtype=np.float32) for shape in shapes])
+    assert [type(block).__name__ for block in stack] == kinds
 
 
 def test_without_h5py_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""ImportedLayer: a torch or Keras layer as blocks; a deep LSTM or GRU has a block per layer, so stages can split it."""
+"""ImportedLayer: a torch or Keras layer as blocks. A multi-layer LSTM or GRU becomes several; stages can split it."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ class ImportedLayer:
 
 
 def stack_layers(layers: Sequence[ImportedLayer]) -> Stack:
-    """Return one stack of all blocks; raise ConfigError if a layer takes fewer or more features than it would get."""
+    """Return one stack of all blocks; raise ConfigError if a layer's input size is not the output size before it."""
     width: int | None = None
     previous = ""
     for layer in layers:

@@ -1,4 +1,4 @@
-"""InputSpec: the dtype and shape of a stack's inputs, found from an example, a task or its first block."""
+"""InputSpec: the dtype and shape of a stack's inputs, inferred from an example, a task or the stack's first block."""
 
 from dataclasses import dataclass
 

@@ -59,7 +59,7 @@ def read_keras(path: Path) -> list[KerasLayer]:
 
 
 def _check_links(h5_file: Any, h5py: Any) -> None:  # noqa: ANN401 - h5py has no types
-    """Reject soft and external links, external data (they could make us read any file), and groups that occur twice."""
+    """Reject links and external data, which could make us read other files, and groups that occur twice (cycles)."""
     seen: set[int] = set()
 
     def visit(group: Any) -> None:  # noqa: ANN401
@@ -68,8 +68,8 @@ def _check_links(h5_file: Any, h5py: Any) -> None:  # noqa: ANN401 - h5py has no
             is_hard_link = isinstance(group.get(name, getlink=True), h5py.HardLink)
             item = group[name] if is_hard_link else None
             if item is None or (isinstance(item, h5py.Dataset) and (item.external or item.is_virtual)):
-                where = f"{group.name}/{name}".lstrip("/")
-                raise DataError(f"{where} in a Keras file is a link or external data; save all weights in the file")
+                item_path = f"{group.name}/{name}".lstrip("/")
+                raise DataError(f"{item_path} in a Keras file is a link or external data; save all weights in the file")
             if isinstance(item, h5py.Group):
                 address = h5py.h5o.get_info(item.id).addr
                 if address in seen:

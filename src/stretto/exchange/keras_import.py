@@ -82,6 +82,7 @@ def _recurrent(layer: KerasLayer) -> ImportedLayer:
     if layer.kind == "LSTM":
         return import_layer(layer.name, "LSTM", _lstm_weights(_layer_arrays(layer, "cell", 2, 3)))
     kernel, recurrent_kernel, *bias = _layer_arrays(layer, "cell", 2, 3)
+    # Where there is no config, the bias shows the setting: it is 2-D only with reset_after=True.
     if not layer.config.get("reset_after", True) or any(array.ndim != 2 for array in bias):
         raise ConfigError(
             f"{layer.name} is a GRU with reset_after=False, which torch can't compute; train one with "
@@ -170,27 +171,28 @@ def _layer_norm(layer: KerasLayer) -> ImportedLayer:
 def _layers_from_arrays(arrays: list[Array]) -> list[KerasLayer]:
     """Infer layers from the shapes of their arrays; an LSTM's or GRU's two kernels have a column per gate and unit."""
     layers: list[KerasLayer] = []
-    rest = list(arrays)
-    while rest:
-        first = rest.pop(0)
-        second = rest[0] if rest else None
+    remaining = list(arrays)
+    while remaining:
+        first = remaining.pop(0)
+        second = remaining[0] if remaining else None
         name = f"layer {len(layers)}"
         if first.ndim == 1 and second is not None and second.shape == first.shape:
-            layers.append(KerasLayer(name, "LayerNormalization", {}, {"": [first, rest.pop(0)]}))
+            layers.append(KerasLayer(name, "LayerNormalization", {}, {"": [first, remaining.pop(0)]}))
             continue
         if first.ndim != 2:
-            raise ConfigError(f"no supported layer begins with an array of shape {list(first.shape)}, as {name} does")
+            raise ConfigError(f"{name} can't begin with an array of shape {list(first.shape)}; use a .keras file")
         num_columns = first.shape[1]
-        kinds = {} if second is None or not second.ndim else {3 * len(second): "GRU", 4 * len(second): "LSTM"}
-        if second is not None and second.ndim == 2 and second.shape[1] == num_columns and num_columns in kinds:
-            rnn_arrays = [first, rest.pop(0)]
+        kinds = {} if second is None or second.ndim != 2 else {3 * len(second): "GRU", 4 * len(second): "LSTM"}
+        if second is not None and num_columns in kinds and second.shape[1] == num_columns:
+            rnn_arrays = [first, remaining.pop(0)]
             kind = kinds[num_columns]
             # An LSTM's bias is `[num_columns]`; a GRU's is `[2, num_columns]` with `reset_after`, else `[num_columns]`.
-            if rest and rest[0].size == (num_columns if kind == "LSTM" else rest[0].ndim * num_columns):
-                rnn_arrays.append(rest.pop(0))
+            shape = remaining[0].shape if remaining else ()
+            if shape == (num_columns,) or (kind == "GRU" and shape == (2, num_columns)):
+                rnn_arrays.append(remaining.pop(0))
             layers.append(KerasLayer(name, kind, {}, {"cell": rnn_arrays}))
         elif second is not None and second.shape == (num_columns,):
-            layers.append(KerasLayer(name, "Dense", {}, {"": [first, rest.pop(0)]}))
+            layers.append(KerasLayer(name, "Dense", {}, {"": [first, remaining.pop(0)]}))
         else:
             layers.append(KerasLayer(name, "Dense" if layers else "Embedding", {}, {"": [first]}))
     return layers

@@ -133,7 +133,7 @@ def _add_rnn(graph: Graph, rnn: nn.LSTM | nn.GRU, label: str, x: str, state: lis
             op_type = "LSTM" if isinstance(rnn, nn.LSTM) else "GRU"
             # Torch and cuDNN apply the reset gate after the matrix product with the hidden state.
             gru_attributes = {"linear_before_reset": 1} if op_type == "GRU" else {}
-            inputs = [x, *_add_rnn_weights(graph, rnn, [f"l{layer}"], name), "", *layer_state]
+            inputs = [x, *_add_rnn_weights(graph, rnn, [f"l{layer}"], name), "", *layer_state]  # "": no sequence_lens
             y, *next_state = graph.add_multi_output_node(
                 op_type, 1 + len(layer_state), *inputs, hidden_size=rnn.hidden_size, **gru_attributes
             )
@@ -148,7 +148,7 @@ def _add_rnn(graph: Graph, rnn: nn.LSTM | nn.GRU, label: str, x: str, state: lis
 
 
 def _add_rnn_weights(graph: Graph, rnn: nn.LSTM | nn.GRU, suffixes: list[str], name: str) -> list[str]:
-    """Add a layer's weights; `suffixes` has one per direction (`l0`, `l0_reverse`). Return the names of W, R and B."""
+    """Add a layer's weights, one suffix (`l0`, `l0_reverse`) per direction; return the names of ONNX's W, R and B."""
     gate_order = _ONNX_GATE_ORDER[nn.LSTM if isinstance(rnn, nn.LSTM) else nn.GRU]
 
     def reordered(kind: str) -> Tensor:
@@ -158,7 +158,7 @@ def _add_rnn_weights(graph: Graph, rnn: nn.LSTM | nn.GRU, suffixes: list[str], n
 
     w, r = (graph.add_initializer(f"{name}.{kind}", reordered(kind)) for kind in ("weight_ih", "weight_hh"))
     if not rnn.bias:
-        return [w, r, ""]
+        return [w, r, ""]  # an empty name: no B
     bias = torch.cat([reordered("bias_ih"), reordered("bias_hh")], dim=1)
     return [w, r, graph.add_initializer(f"{name}.bias", bias)]
 
@@ -171,7 +171,7 @@ def _add_bidirectional(graph: Graph, rnn: nn.LSTM, label: str, x: str, lengths: 
     for layer in range(rnn.num_layers):
         weights = _add_rnn_weights(graph, rnn, [f"l{layer}", f"l{layer}_reverse"], f"blocks.{label}.cell.l{layer}")
         y = graph.add_node("LSTM", x, *weights, sequence_lens, hidden_size=rnn.hidden_size, direction="bidirectional")
-        # [time, 2, rows, features] -> [time, rows, 2 * features]
+        # [time, 2, rows, features] -> [time, rows, 2 * features]; a 0 in the shape of a Reshape keeps a dimension.
         transposed = graph.add_node("Transpose", y, perm=[0, 2, 1, 3])
         x = graph.add_node("Reshape", transposed, graph.add_int64_constant(0, 0, 2 * rnn.hidden_size))
     return x
@@ -207,5 +207,5 @@ def _add_projected_lstm(
     scan_body = body.scan_body([h, c, x_gates], [next_h, next_c, y], torch.float32)
     axis0 = graph.add_int64_constant(0)
     initial = [graph.add_node("Squeeze", name, axis0) for name in state]
-    *last, outputs = graph.add_multi_output_node("Scan", 3, *initial, gates, body=scan_body, num_scan_inputs=1)
-    return outputs, [graph.add_node("Unsqueeze", name, axis0) for name in last]
+    *next_state, outputs = graph.add_multi_output_node("Scan", 3, *initial, gates, body=scan_body, num_scan_inputs=1)
+    return outputs, [graph.add_node("Unsqueeze", name, axis0) for name in next_state]

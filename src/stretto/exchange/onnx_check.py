@@ -19,7 +19,7 @@ from stretto.exchange.onnx_blocks import state_names
 
 Session = Any  # onnxruntime has no types
 
-# (rows, chunk lengths), none equal to those of the export's example: if the export has fixed a size, this shows it.
+# (rows, chunk lengths), none equal to those of the export's example, so the check fails if the export fixed a size.
 _TEST_SHAPES = ((1, (1, 7)), (2, (13, 1, 4)), (7, (3, 29)))
 
 

@@ -69,7 +69,7 @@ def torch_weights(stack: Stack) -> tuple[dict[str, Tensor], dict[str, dict[str, 
         name = layer.prefix if counts[layer.prefix] == 1 else f"{layer.prefix}.{seen[layer.prefix]}"
         seen[layer.prefix] += 1
         modules[name] = {"kind": layer.kind, **layer.options}
-        weights |= {f"{name}.{leaf}": tensor.detach().cpu().clone() for leaf, tensor in layer.weights.items()}
+        weights |= {f"{name}.{key}": tensor.detach().cpu().clone() for key, tensor in layer.weights.items()}
     return weights, modules
 
 
@@ -78,14 +78,13 @@ def _block_layers(block: Block, label: str) -> list[TorchLayer]:
     if has_forward_of(block, Stack):
         return [layer for path, inner in enumerate_blocks(block, label) for layer in _block_layers(inner, path)]
     if has_forward_of(block, Dropout, LockedDropout):
-        # No weights, and not needed for inference.
-        return []
+        return []  # no weights, and not needed for inference
     if has_forward_of(block, Residual):
         inner = [] if isinstance(block.block, Stack) else _block_layers(block.block, label)
         if len(inner) == 1:
             return [replace(inner[0], options={**inner[0].options, "residual": True})]
     kinds = (LSTM, GRU, BidirectionalLSTM)
-    if has_forward_of(block, *kinds) and isinstance(block, kinds):
+    if has_forward_of(block, *kinds) and isinstance(block, kinds):  # isinstance narrows the type for mypy
         rnn = block.cell
         for kind in (nn.LSTM, nn.GRU):
             if has_forward_of(rnn, kind):

@@ -88,68 +88,68 @@ def _from_weights(weights: Weights, *, is_ordered: bool) -> list[ImportedLayer]:
     """Infer layers from the names and shapes of their weights. If not `is_ordered`, assume the usual layer order."""
     layers: dict[str, dict[str, Tensor]] = {}
     for name, tensor in weights.items():
-        prefix, _, leaf = name.rpartition(".")
-        layers.setdefault(prefix, {})[leaf] = tensor
+        layer_name, _, key = name.rpartition(".")
+        layers.setdefault(layer_name, {})[key] = tensor
     kinds: dict[str, LayerKind] = {}
-    for prefix, layer_weights in layers.items():
+    for layer_name, layer_weights in layers.items():
         is_before_rnn = not any(kind in ("LSTM", "GRU") for kind in kinds.values())
-        kinds[prefix] = _infer_kind(prefix, layer_weights, layers, is_before_rnn=is_before_rnn)
+        kinds[layer_name] = _infer_kind(layer_name, layer_weights, layers, is_before_rnn=is_before_rnn)
     if not is_ordered:
         if "LayerNorm" in kinds.values():
-            name = next(prefix for prefix, kind in kinds.items() if kind == "LayerNorm")
+            name = next(layer_name for layer_name, kind in kinds.items() if kind == "LayerNorm")
             raise ConfigError(
                 f"the position of {name} among the layers is not in the file; give from_torch a state dict with its "
                 "layers in the order in which they run"
             )
         order = ("Embedding", "LSTM", "GRU", "Linear")
         kinds = dict(sorted(kinds.items(), key=lambda item: (order.index(item[1]), _natural_sort_key(item[0]))))
-    return [import_layer(prefix or kind.lower(), kind, layers[prefix]) for prefix, kind in kinds.items()]
+    return [import_layer(layer_name or kind.lower(), kind, layers[layer_name]) for layer_name, kind in kinds.items()]
 
 
-def _infer_kind(prefix: str, weights: Weights, layers: Mapping[str, Weights], *, is_before_rnn: bool) -> LayerKind:
-    where = f"{prefix}." if prefix else ""
-    if all(_RECURRENT_WEIGHT.fullmatch(leaf) for leaf in weights):
-        return _infer_recurrent_kind(where, weights)
+def _infer_kind(layer_name: str, weights: Weights, layers: Mapping[str, Weights], *, is_before_rnn: bool) -> LayerKind:
+    prefix = f"{layer_name}." if layer_name else ""
+    if all(_RECURRENT_WEIGHT.fullmatch(key) for key in weights):
+        return _infer_recurrent_kind(prefix, weights)
     if not {"weight"} <= set(weights) <= {"weight", "bias"}:
-        leaf = next((leaf for leaf in weights if leaf not in ("weight", "bias")), "bias")
-        raise ConfigError(f"{where}{leaf} is not a weight of a layer that from_torch supports; remove that layer")
+        key = next((key for key in weights if key not in ("weight", "bias")), "bias")
+        raise ConfigError(f"{prefix}{key} is not a weight of a layer that from_torch supports; remove that layer")
     if weights["weight"].dim() == 1 and "bias" in weights:
         return "LayerNorm"
     if weights["weight"].dim() != 2:
         raise ConfigError(
-            f"{where}weight has shape {list(weights['weight'].shape)}, which no supported layer has; remove that layer"
+            f"{prefix}weight has shape {list(weights['weight'].shape)}, which no supported layer has; remove that layer"
         )
     if "bias" in weights:
         return "Linear"
     # An embedding looks like a linear layer without bias, but comes before the first LSTM or GRU and feeds it.
     rnn_inputs = [layer["weight_ih_l0"].shape[1] for layer in layers.values() if "weight_ih_l0" in layer]
     feeds_rnn = is_before_rnn and weights["weight"].shape[1] in rnn_inputs[:1]
-    return "Embedding" if feeds_rnn or _is_named_embedding(prefix) else "Linear"
+    return "Embedding" if feeds_rnn or _is_named_embedding(layer_name) else "Linear"
 
 
-def _is_named_embedding(prefix: str) -> bool:
+def _is_named_embedding(layer_name: str) -> bool:
     """Return whether a name suggests an embedding: `encoder.embed_tokens`, `wordEmbedding`, `emb.0`, not `member`."""
-    names = [name for name in prefix.split(".") if not name.isdecimal()]
+    names = [name for name in layer_name.split(".") if not name.isdecimal()]
     return bool(names) and re.search(r"(?<![A-Za-z])[Ee]mb|Emb|EMB", names[-1]) is not None
 
 
-def _infer_recurrent_kind(where: str, weights: Weights) -> LayerKind:
-    num_layers = sum(re.fullmatch(r"weight_ih_l\d+", leaf) is not None for leaf in weights)
+def _infer_recurrent_kind(prefix: str, weights: Weights) -> LayerKind:
+    num_layers = sum(re.fullmatch(r"weight_ih_l\d+", key) is not None for key in weights)
     needed = {f"weight_{kind}_l{layer}" for kind in ("ih", "hh") for layer in range(num_layers)}
     missing = sorted(needed - set(weights)) or ([] if num_layers else ["weight_ih_l0"])
     if missing:
-        raise ConfigError(f"{where}{missing[0]} is missing; give all weights of the layer")
-    for leaf in weights:
-        if weights[leaf].dim() != (1 if leaf.startswith("bias") else 2):
+        raise ConfigError(f"{prefix}{missing[0]} is missing; give all weights of the layer")
+    for key in weights:
+        if weights[key].dim() != (1 if key.startswith("bias") else 2):
             raise ConfigError(
-                f"{where}{leaf} has shape {list(weights[leaf].shape)}, which no LSTM or GRU has; give a state_dict()"
+                f"{prefix}{key} has shape {list(weights[key].shape)}, which no LSTM or GRU has; give a state_dict()"
             )
     gate_rows, out_features = weights["weight_hh_l0"].shape
     hidden_size = weights["weight_hr_l0"].shape[1] if "weight_hr_l0" in weights else out_features
     kinds: dict[int, LayerKind] = {4: "LSTM", 3: "GRU"}  # by number of gates
     if gate_rows % hidden_size or gate_rows // hidden_size not in kinds:
         raise ConfigError(
-            f"{where}weight_hh_l0 has shape {[gate_rows, out_features]}, which neither an LSTM nor a GRU has; "
+            f"{prefix}weight_hh_l0 has shape {[gate_rows, out_features]}, which neither an LSTM nor a GRU has; "
             "from_torch supports no other recurrent layer"
         )
     return kinds[gate_rows // hidden_size]
@@ -209,14 +209,14 @@ def _from_metadata(layer: dict[str, object], weights: Weights) -> ImportedLayer:
     return residual(imported) if layer.get("residual") else imported
 
 
-def _check_tensors(content: object, where: str) -> dict[str, Tensor]:
+def _check_tensors(content: object, source: str) -> dict[str, Tensor]:
     if not isinstance(content, Mapping):
         raise DataError(
-            f"{where} holds a value of type {type(content).__name__}, not a state dict; save a state_dict()"
+            f"{source} holds a value of type {type(content).__name__}, not a state dict; save a state_dict()"
         )
     for name, value in content.items():
         if not isinstance(value, Tensor):
-            raise DataError(f"{name!r} in {where} is not a tensor ({type(value).__name__}); give tensors only")
+            raise DataError(f"{name!r} in {source} is not a tensor ({type(value).__name__}); give tensors only")
     return {str(name): value for name, value in content.items()}
 
 
