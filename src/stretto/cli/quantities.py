@@ -12,7 +12,7 @@ _NUMBER = r"((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e-?[0-9]+)?)"
 
 
 def parse_bytes(option: str, text: str) -> float:
-    """Return the number of bytes that `24GB` or `40GiB` stands for; an error names `option`."""
+    """Parse a size such as `24GB` or `40GiB`; return the number of bytes. An error names `option`."""
     match = re.fullmatch(rf"{_NUMBER} *([kmgt]i?)b", text.strip(), re.IGNORECASE)
     num_bytes = 0.0 if match is None else float(match[1]) * _BYTES_PER_UNIT[match[2].upper()]
     if not 1 <= num_bytes <= 1e18:
@@ -21,7 +21,7 @@ def parse_bytes(option: str, text: str) -> float:
 
 
 def parse_link(option: str, text: str) -> Link:
-    """Return the link that `5us,25GB/s` describes: its latency, and its bandwidth in bytes per second."""
+    """Return the link that `5us,25GB/s` describes: its latency in seconds and its bandwidth in bytes per second."""
     latency, _, bandwidth = text.partition(",")
     match = re.fullmatch(rf"{_NUMBER} *(s|ms|us)", latency.strip(), re.IGNORECASE)
     if match is None or float(match[1]) > 1e6 or not bandwidth:

@@ -15,7 +15,7 @@ from stretto.train.signals import on_preemption_signal
 
 
 def exit_on_preemption() -> AbstractContextManager[object]:
-    """Return a context in which a preemption signal ends the process at once; inside it, `Run.events` saves first."""
+    """Return a context in which a preemption signal ends the process at once, or after a save during `Run.events`."""
     return on_preemption_signal(lambda: exit_immediately(preempted_exit_code()))
 
 
@@ -23,14 +23,14 @@ def exit_on_preemption() -> AbstractContextManager[object]:
 def exit_with_error(world: World) -> Iterator[None]:
     """Exit this process after an error inside the context, so that the other ranks exit too.
 
-    A single rank raises the error again, and `main` prints it; but a preemption exits here, with its own exit code.
+    A single rank raises the error again, for `main` to print. A preemption always exits here, with its own exit code.
     """
     try:
         yield
     except SHARED_ERRORS as error:
         if world.is_single_rank:
             raise
-        # The error may be on all ranks or on this one only. Either way, one rank prints it and all exit with its code.
+        # The error may be on all ranks or only on this one. Either way, one rank prints it and all exit with this code.
         message = f"stretto: error: {error}"
         world.publish_error(error, lambda: print(message, file=sys.stderr, flush=True))
         exit_immediately(error.exit_code)
@@ -42,7 +42,7 @@ def exit_with_error(world: World) -> Iterator[None]:
     except KeyboardInterrupt:
         if world.is_rank_zero:
             raise
-        exit_immediately(130)
+        exit_immediately(130)  # 128 + SIGINT, as `main` returns on rank 0
     except LostPeerError as error:
         # A normal exit would close the process groups, and could wait forever for the lost rank.
         print(f"stretto: error: {error}", file=sys.stderr, flush=True)

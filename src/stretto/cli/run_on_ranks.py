@@ -26,9 +26,9 @@ class RankCommand:
     """A command that does its work on every rank of a layout."""
 
     arguments: list[str]  # the command line that each rank is launched with
-    function: Callable[[World, RunConfig], None]  # the work of a rank
+    function: Callable[[World, RunConfig], None]  # what each rank runs
     check: Callable[[RunConfig], object] = build_inputs  # raises user errors once, before ranks are launched
-    restarts: int | None = 0  # maximum number in a row without progress; None: 0 for one rank, else _DEFAULT_RESTARTS
+    restarts: int | None = 0  # maximum in a row without progress; None: 0 for one rank, else _DEFAULT_RESTARTS
     progress: Callable[[], object] | None = None  # a new value means progress; by default the newest checkpoint
     saves_plan: bool = False  # write the plan of an automatic layout to the run's folder
 

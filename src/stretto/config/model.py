@@ -53,7 +53,7 @@ class ModelConfig(StrictModel):
 
     @property
     def embedding_size(self) -> int:
-        """The size of the embedding of tokens."""
+        """The size of the token embedding."""
         return self.embedding or self.output_size
 
     @property

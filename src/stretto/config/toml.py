@@ -37,11 +37,11 @@ def parse_config(tree: JsonObject, source: str = "config", overrides: Mapping[st
         return RunConfig.model_validate(tree)
     except ValidationError as error:
         # Unknown names first: a misspelled name is often why another one is missing.
-        first, *rest = sorted(error.errors(include_url=False), key=lambda details: details["type"] != "extra_forbidden")
-        is_override = ".".join(map(str, first["loc"])) in (overrides or {})
-        note = f" (the first of {1 + len(rest)} errors)" if rest else ""
+        errors = sorted(error.errors(include_url=False), key=lambda details: details["type"] != "extra_forbidden")
+        is_override = ".".join(map(str, errors[0]["loc"])) in (overrides or {})
+        note = f" (the first of {len(errors)} errors)" if len(errors) > 1 else ""
         # Overrides are command-line options: name the option, as in `--train.lr=x`, not the file.
-        raise ConfigError(("--" if is_override else f"{source}: ") + _format_error(first) + note) from None
+        raise ConfigError(("--" if is_override else f"{source}: ") + _format_error(errors[0]) + note) from None
 
 
 def dump_config(config: RunConfig) -> str:
@@ -108,7 +108,7 @@ def _format_error(details: ErrorDetails) -> str:
 
 
 def _describe_unknown_field(loc: tuple[int | str, ...]) -> str:
-    """Return the error for an unknown field or section, with the field's section, a similar name, or all names."""
+    """Return the error for an unknown field or section; suggest the field's section, a similar name, or all names."""
     *sections, name = map(str, loc)
     if not sections:
         sections_with_name = [key for key in RunConfig.model_fields if name in section_model(key).model_fields]

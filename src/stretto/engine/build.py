@@ -28,8 +28,8 @@ def make_engine(
 ) -> PipelineEngine | ReplicaEngine:
     """Return the engine that runs this rank's part of `model`.
 
-    With `seed`, each module draws its weights from a generator seeded with `seed` and its name; `model` can be on the
-    meta device, so that no rank ever holds all of it. Without `seed`, all replicas start with the first one's weights.
+    With `seed`, each module's weights come from a generator seeded with `seed` and the module's name; `model` can then
+    be on the meta device, so no rank ever holds all of it. Without `seed`, all replicas start with replica 0's weights.
     """
     layout = layout or Layout()
     if layout.auto:

@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 def prepare_for_backward(ddp: DistributedDataParallel) -> None:
     """Let the reducer all-reduce each bucket during the next backward, as soon as its gradients are ready."""
-    # No outputs, so it does not search their graph for unused parameters: all parameters take part.
+    # As DDP does with find_unused_parameters=False: the reducer waits for every parameter.
     ddp.reducer.prepare_for_backward([])
 
 

@@ -1,4 +1,4 @@
-"""Engine: the interface of all engines. From a window they compute gradients of its summed loss, and the next state."""
+"""Engine: the interface of all engines, which compute the gradients of a window's summed loss and the next state."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """PipelineEngine: runs one stage's part of a training step, split into micro-batches (rows) and chunks (time).
 
-The engine runs the actions of its stage in order, exactly as plan/ simulates and draws them. Each chunk has an autograd
-graph of its own:
+The engine runs the actions of its stage in order, exactly as `stretto.plan` simulates and draws them. Each chunk has
+its own autograd graph:
 
                 x ──►┌────────┐──► y        F: keep (x, state, y, after), send y to the next stage,
                      │ blocks │                start the next chunk from `after`, detached
@@ -153,7 +153,7 @@ class PipelineEngine:
 
 
 class _PipelineStep:
-    """One step of one stage, training or evaluation: holds what lives only while its actions run."""
+    """One step of one stage, training or evaluation: holds the tensors needed while its actions run."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class _PipelineStep:
 
     def run(self, actions: list[Action]) -> StepResult:
         """Run the actions in order; return this stage's result of the step."""
-        # A micro-batch that ended early has fewer chunks than the schedule, on every stage alike.
+        # A micro-batch that ends early has fewer chunks than the schedule; every stage skips the same actions.
         actions = [action for action in actions if self.cut.shape(action)[1]]
         self._post_receives(actions)
         last_backward = next((action for action in reversed(actions) if action.kind is ActionKind.BACKWARD), None)
@@ -252,7 +252,7 @@ class _PipelineStep:
             y, live.after = self.engine.run_blocks(live.x, live.state, self._targets(action))
             live.y = y.total if isinstance(y, LossSum) else y
         # The roots of this backward: the output, the state that the next chunk started from, and in the last backward
-        # what the reducer needs.
+        # the root that `before_last_backward` returns.
         roots: list[Tensor] = []
         gradients: list[Tensor | None] = []
         # In a first stage without weights, y depends on nothing that needs a gradient.

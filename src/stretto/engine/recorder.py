@@ -22,6 +22,6 @@ class ActionRecorder:
         return time.perf_counter()
 
     def record(self, stage: int, action: Action, start: float, stop: float | None = None) -> None:
-        """Record an action that ran from `start` to `stop`, by default until now, if recording is on."""
+        """If recording is on, record an action that ran from `start` to `stop`, or until now if `stop` is None."""
         if self.actions is not None:
             self.actions.append(TimedAction(stage, action, start, self.now() if stop is None else stop))

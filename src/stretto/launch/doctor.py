@@ -46,7 +46,7 @@ def check_machine(config: RunConfig | None = None, *, on_check: OnCheck = lambda
 
 
 def rendezvous_timeout(config: RunConfig | None) -> timedelta:
-    """Return how long ranks wait for each other. One rank of each machine runs all checks before it joins."""
+    """Return how long ranks wait for each other, if one rank of each machine runs all checks before it joins."""
     return RENDEZVOUS_TIMEOUT + timedelta(seconds=sum(seconds for _, seconds, _ in _checks(config)))
 
 

@@ -36,7 +36,7 @@ def problem(name: str, detail: str, remedy: str) -> Finding:
 
 
 def run_check(name: str, check: Callable[[], list[Finding]], seconds: float) -> list[Finding]:
-    """Return the findings of a check; if it raises or does not end in time, that is the finding."""
+    """Return the findings of a check, or a problem if the check raises or does not end within `seconds`."""
     try:
         return call_with_timeout(seconds, check)
     except OperationTimeoutError:

@@ -48,15 +48,15 @@ def check_links(num_ranks: int, device: str, seconds: float) -> list[Finding]:
 def measure_links(world: World, local_size: int) -> list[dict[str, Any]]:
     """Return latency and bandwidth from rank 0 to rank 1 on its node, and to the first ranks of up to 8 other nodes.
 
-    All ranks must call this; only rank 0's result is valid. Every node is assumed to have as many ranks as rank 0's.
+    All ranks must call this; only rank 0's result is valid. All nodes are assumed to have the same number of ranks.
     """
-    # The sum of ranks shows that collectives work. All but rank 0 add zero to the other sum, so it is a broadcast.
-    rank_sum, first_local_size = world.all_reduce([world.rank, local_size if world.is_rank_zero else 0])
-    local_size = int(first_local_size)
+    # The sum of ranks shows that collectives work. Only rank 0 adds to the other sum, so it is rank 0's local_size.
+    rank_sum, local_size_sum = world.all_reduce([world.rank, local_size if world.is_rank_zero else 0])
+    local_size = int(local_size_sum)
     if rank_sum != world.size * (world.size - 1) / 2:
         raise RuntimeError(f"an all-reduce of the rank numbers gave a wrong sum, {rank_sum}")
-    other_nodes = range(local_size, world.size, local_size)
-    targets = ([1] if local_size > 1 else []) + list(other_nodes)[:_MAX_NODES]
+    first_ranks = range(local_size, world.size, local_size)  # of the other nodes
+    targets = ([1] if local_size > 1 else []) + list(first_ranks)[:_MAX_NODES]
     links = []
     for target in targets:
         short_seconds, long_seconds = time_messages(world, 0, target, _MESSAGE_SIZES)
@@ -87,7 +87,7 @@ def link_findings(links: Sequence[Mapping[str, Any]]) -> list[Finding]:
 
 
 def gather_findings(world: World, local_rank: int, local_findings: list[Finding]) -> list[Finding]:
-    """Return every node's findings, and two about versions and clocks, on rank 0; `local_findings` elsewhere."""
+    """On rank 0, return every node's findings and two about versions and clocks; elsewhere, `local_findings`."""
     world.barrier()
     # All ranks leave the barrier at about the same moment, so their clocks can be compared.
     now, host = time.time(), socket.gethostname()

@@ -24,7 +24,7 @@ from stretto.report.formatting import format_time, pluralize
 
 
 def show_checkpoint(path: str, *, is_quick: bool) -> None:
-    """Print the run or the checkpoint at a path; raise an error at the end if a file is damaged."""
+    """Print the run or the checkpoint at a path; unless `is_quick`, raise DataError at the end if a file is damaged."""
     console = make_console()
     storage = find_storage(path)
     if storage is not None and (storage.names(GENERATIONS) or complete_checkpoint_names(storage)):
@@ -46,7 +46,7 @@ def _history(storage: Storage) -> Group:
     """Return two tables: of all checkpoints of a run, and of its launches."""
     claims = read_claims(storage)
     names = sorted(complete_checkpoint_names(storage), key=lambda name: (name.step, name.generation))
-    in_lineage = lineage(claims, names)
+    lineage_names = lineage(claims, names)
     table = Table("checkpoint", "step", "saved", "MB", "val loss", "", title=storage.location)
     for name in names:
         try:
@@ -54,7 +54,7 @@ def _history(storage: Storage) -> Group:
             saved_at, size = format_time(manifest.created), f"{manifest.num_bytes / 1e6:,.1f}"
         except DataError:
             saved_at, size = "?", "damaged"
-        mark = "newest" if [name] == in_lineage[:1] else "" if name in in_lineage else "abandoned"
+        mark = "newest" if [name] == lineage_names[:1] else "" if name in lineage_names else "abandoned"
         loss = read_loss(storage, name)
         val_loss = "" if loss is None else f"{loss:.4f}"
         table.add_row(str(name), f"{name.step:,}", saved_at, size, val_loss, mark)
@@ -68,9 +68,9 @@ def _history(storage: Storage) -> Group:
 def _summary(checkpoint: Checkpoint) -> Table:
     manifest, state = checkpoint.manifest, checkpoint.manifest.training_state
     table = Table.grid("", "", padding=(0, 2))
-    done = "finished" if state.is_done else f"{state.progress:.1%} of the run"
+    progress = "finished" if state.is_done else f"{state.progress:.1%} of the run"
     table.add_row("checkpoint", checkpoint.location)
-    table.add_row("step", f"{state.step:,} ({done})")
+    table.add_row("step", f"{state.step:,} ({progress})")
     table.add_row("position", f"epoch {state.epoch + 1}, pool {state.pool}, window {state.index} is next")
     table.add_row("saved", f"{format_time(manifest.created)} by generation {manifest.generation}")
     table.add_row("layout", f"{manifest.run_info.layout or 'not recorded'}, {pluralize(manifest.num_ranks, 'rank')}")
@@ -87,22 +87,23 @@ def _tensor_table(manifest: Manifest) -> Table:
     shapes: dict[str, list[str]] = defaultdict(list)
     for file in manifest.files:
         for shard in file.shards:
-            kind, _, rest = shard.name.partition(".")
-            block = rest.removeprefix("blocks.").split(".")[0]
+            kind, _, path = shard.name.partition(".")  # such as weights.blocks.2.cell.weight_ih_l0 or lanes.2.0
+            block = path.removeprefix("blocks.").split(".")[0]
             sizes[block][kind] = sizes[block].get(kind, 0) + shard.num_bytes
     for name, tensor in sorted(manifest.tensors().items()):
-        kind, _, rest = name.partition(".")
+        kind, _, path = name.partition(".")
         if kind == "weights":
-            block, _, short = rest.removeprefix("blocks.").partition(".")
-            shapes[block].append(f"{short} {'x'.join(map(str, tensor.full_shape))}")
+            block, _, weight_name = path.removeprefix("blocks.").partition(".")
+            shapes[block].append(f"{weight_name} {'x'.join(map(str, tensor.full_shape))}")
     table = Table("block", "weights", *(f"{kind} MB" for kind in kinds))
+    # Numbered blocks first, in numeric order.
     for block, by_kind in sorted(sizes.items(), key=lambda item: (not item[0].isdigit(), item[0].zfill(9))):
         table.add_row(block, ", ".join(shapes[block]), *(f"{by_kind[kind] / 1e6:,.3f}" for kind in kinds))
     return table
 
 
 def _verify_checksums(console: Console, checkpoint: Checkpoint) -> str | None:
-    """Read every file; return what is wrong with the first damaged one, or None if all are intact."""
+    """Read every file; return the problem with the first damaged one, or None if all are intact."""
     columns = (TextColumn("reading"), BarColumn(bar_width=20), DownloadColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bars:
         task = bars.add_task("reading", total=checkpoint.manifest.num_bytes)

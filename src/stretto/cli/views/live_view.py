@@ -35,7 +35,7 @@ _LABEL_WIDTH = 10
 _MAX_RANKS = 8  # with more ranks, only minimum, mean and maximum are shown
 _MIN_BAR_LENGTH, _MAX_BAR_LENGTH = 8, 60
 _SPARKLINE_STEPS = 120  # the most steps that the loss curve shows
-_SPEED_STEPS = 20  # the speed is the mean over the last steps, at most this many
+_SPEED_STEPS, _TIME_LEFT_STEPS = 20, 200  # the most steps that the speed and the time left are computed from
 _BUSY, _WAITING, _DONE, _REMAINING = "cyan", "bright_black", "green", "bright_black"
 
 
@@ -54,17 +54,17 @@ _UNICODE, _ASCII = _Glyphs(), _Glyphs("#", ".", "#", "-", "_.-=+*#")
 
 
 class LiveView:
-    """The rows above, each once its values are known; rich draws them a few times per second."""
+    """The rows above; a row appears once its values are known. Rich redraws them a few times per second."""
 
     def __init__(
         self, num_steps: int | None, target_name: str, *, step: int = 0, progress: float = 0.0, restarts: int = 0
     ) -> None:
-        self._total = "" if num_steps is None else f"/{num_steps:,}"
+        self._step_total = "" if num_steps is None else f"/{num_steps:,}"
         self._target_name = target_name
         self._restarts = restarts
         self._step, self._progress = step, progress
         self._started = time.monotonic()
-        self._progress_history: deque[tuple[float, float]] = deque([(self._started, progress)], maxlen=200)
+        self._progress_history: deque[tuple[float, float]] = deque([(self._started, progress)], maxlen=_TIME_LEFT_STEPS)
         self._losses: deque[float] = deque(maxlen=_SPARKLINE_STEPS)
         self._recent: deque[StepReport] = deque(maxlen=_SPEED_STEPS)
         self._evaluation_progress: float | None = None
@@ -100,7 +100,7 @@ class LiveView:
         self._evaluation_progress = fraction
 
     def end(self) -> None:
-        """Stop the clock, so that the view stays as it is."""
+        """Stop the clock, so that the times in the view no longer change."""
         self._ended = time.monotonic()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -118,14 +118,14 @@ class LiveView:
             row.truncate(width, overflow="ellipsis")
         return shown
 
-    def _rows(self, width: int, ranks: list[Text], glyphs: _Glyphs) -> list[tuple[int, Text]]:
-        """Return the rows from top to bottom, each with a priority from 0, the highest; `rows` drops the lowest."""
+    def _rows(self, width: int, rank_rows: list[Text], glyphs: _Glyphs) -> list[tuple[int, Text]]:
+        """Return the rows from top to bottom, each with a priority; 0 is the most important."""
         rows = [
             (0, self._progress_row(width, glyphs)),
             (1, self._loss_row(width, glyphs)),
             (4, self._validation_row(width)),
             (2, self._speed_row(width)),
-            *((10 + index, row) for index, row in enumerate(ranks)),
+            *((10 + index, row) for index, row in enumerate(rank_rows)),  # dropped first, from the bottom
             (6, self._learning_rate_row(width)),
             (5, self._saved_row(width)),
             (7, self._plan_row(width)),
@@ -134,7 +134,7 @@ class LiveView:
         return [(priority, row) for priority, row in rows if row is not None]
 
     def _progress_row(self, width: int, glyphs: _Glyphs) -> Text:
-        head, tail = f"{self._step:,}{self._total}  ", f"  {self._progress:4.0%}  {self._time_left_or_taken()}"
+        head, tail = f"{self._step:,}{self._step_total}  ", f"  {self._progress:4.0%}  {self._time_left_or_taken()}"
         length = width - _LABEL_WIDTH - len(head) - len(tail)
         if length < _MIN_BAR_LENGTH:
             return _row(width, "step", [f"{head}{tail.strip()}"])
@@ -150,7 +150,7 @@ class LiveView:
         if last_progress <= first_progress:
             return "-:--:-- left"
         seconds_per_run = (last_time - first_time) / (last_progress - first_progress)
-        # The time left keeps falling between two steps.
+        # Minus the time since the last step, so that the time left also falls between steps.
         left = seconds_per_run * (1 - last_progress) - (now - last_time)
         return f"{_format_clock(max(left, 0))} left"
 
@@ -276,9 +276,9 @@ def _sparkline(values: Sequence[float], length: int, levels: str) -> str:
 
 
 def _format_clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours < 48 else f"{hours // 24} d {hours % 24} h"
 
 
 def _format_age(seconds: float) -> str:

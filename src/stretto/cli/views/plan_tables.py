@@ -37,10 +37,9 @@ def show_plan(console: Console, plan: Plan, profile: Profile, timeline: Timeline
     chosen = plan.chosen
     if chosen.layout.stages > 1:
         console.print("\nload balance of the stages")
-        for line in _stage_bars(chosen, profile):
-            console.print(line)
+        console.print("\n".join(_stage_bars(chosen, profile)))
     if 1 < chosen.layout.stages <= _MAX_STAGES_DRAWN:
-        width = max(40, min(console.width, 140) - 12)
+        width = max(40, min(console.width, 140) - 12)  # without the stage labels
         console.print(f"\na step of one replica, {format_seconds(timeline.seconds)}: F forward, B backward, . waiting")
         console.print(draw_text(timeline, width), soft_wrap=True)
     console.print(f"\n{advise(plan)}", soft_wrap=True)
@@ -58,7 +57,7 @@ def _table(plan: Plan, title: str) -> Table:
         table.add_row(name, *layout_cells(plan, prediction))
     if all(prediction.layout.num_ranks > 1 for prediction in plan.best[:_MAX_ROWS]):
         name = f"  {_short_name(plan.single_device.layout)}{'' if plan.fits_single_device else ' (does not fit)'}"
-        table.add_row(name, *layout_cells(plan, plan.single_device))
+        table.add_row(name, *layout_cells(plan, plan.single_device))  # for comparison
     return table
 
 

@@ -45,7 +45,7 @@ def predict_and_show(
 def forecast_and_show(
     trained: TrainedModel, data: Path | str, steps: int | None, out: Path | None, by: str | None = None
 ) -> None:
-    """Forecast each series; print the first forecast, and write all of them to the CSV file `out` if it is given."""
+    """Call `forecast`; print the forecast of the first series, and write all of them to the CSV file `out` if given."""
     console = make_console()
     num_series = 0
     with ExitStack() as files:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def show_preparation(
     console: Console, partial_folder: str | None = None
 ) -> Iterator[Callable[["PrepareProgress"], None]]:
-    """Show a bar for each phase of a preparation; after Ctrl-C, say that finished parts are kept, and where."""
+    """Yield a function that shows a bar per phase; after Ctrl-C, the error says where finished parts are kept."""
     tasks: dict[str, TaskID] = {}
     try:
         with make_progress(console) as bars:

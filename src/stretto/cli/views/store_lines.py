@@ -16,7 +16,7 @@ _MAX_LENGTHS = 10**7
 
 
 def describe_store(store: Corpus | Sequences) -> str:
-    """Return what a store holds, in one line."""
+    """Return a description of a store, in one line."""
     return _describe_corpus(store) if isinstance(store, Corpus) else _describe_sequences(store)
 
 
@@ -26,8 +26,8 @@ def describe_skipped(rows: "SkippedRows") -> str:
 
 
 def _describe_corpus(corpus: Corpus) -> str:
-    is_byte = corpus.vocabulary.level == "byte"
-    unknown = "" if is_byte else f" ({corpus.num_unknown / corpus.num_tokens:.1%} of tokens unknown)"
+    is_byte_level = corpus.vocabulary.level == "byte"
+    unknown = "" if is_byte_level else f" ({corpus.num_unknown / corpus.num_tokens:.1%} of tokens unknown)"
     return (
         f"{corpus.location}: {corpus.num_tokens:,} tokens, {corpus.vocabulary.level} vocabulary of "
         f"{len(corpus.vocabulary):,}{unknown}, from {corpus.num_bytes:,} bytes of text"

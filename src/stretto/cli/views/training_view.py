@@ -52,7 +52,7 @@ def _output_locations(run: Run) -> str:
 
 
 def _resume_hint(run: Run) -> str:
-    """Say from which step an interrupted run would resume."""
+    """Return a hint about the step from which an interrupted run would resume."""
     step = run.checkpoints.last_step
     if step is None:
         return "no checkpoint was saved; the next launch starts from scratch"
@@ -66,7 +66,7 @@ def _show_lines(console: Console, run: Run) -> None:
         if isinstance(event, StepReport):
             recent.append(event)
         elif isinstance(event, RankReport):
-            # There is one every run.log_every steps, and one after the last step.
+            # Reported every run.log_every steps, and after the last step.
             percentage = f" ({run.trainer.progress:.0%})" if run.trainer.num_steps is None else ""
             figures = _format_figures(recent, event, run.data_spec.task.targets)
             console.print(f"step {event.step}{_step_total(run)}{percentage}  {figures}")
@@ -92,7 +92,7 @@ def _show_live(console: Console, run: Run) -> None:
 
 
 def _print_event(console: Console, run: Run, event: Event) -> None:
-    """Print an event if it is one that gets a line of its own, in a terminal and elsewhere."""
+    """Print an event that gets its own line, in a terminal and elsewhere; ignore any other."""
     match event:
         case SaveReport():
             line = _describe_save(event)
@@ -111,7 +111,7 @@ def _step_total(run: Run) -> str:
 
 
 def _compare_with_plan(report: PlanReport) -> str:
-    """Compare the predicted with the measured step time, and say what to do if they differ."""
+    """Return the predicted and the measured step time as text, with what to do if they differ."""
     times = f"predicted {report.predicted:.3g} s per step, measured {report.measured:.3g} s"
     if abs(report.ratio - 1) <= _PLAN_TOLERANCE:
         return f"{times}: as planned"
@@ -134,10 +134,9 @@ def _print_run_summary(console: Console, run: Run) -> None:
     if config.layout.num_ranks > 1:
         stages = " | ".join(f"{part.start}-{part.stop - 1}" for part in stage_parts(run.model, config.layout))
         console.print(f"layout  {config.layout}, blocks {stages}")
-    where = f"{run.world.device}, {config.run.precision}"
     steps = run.trainer.num_steps
     length = pluralize(config.train.epochs, "epoch") if steps is None else pluralize(steps, "step")
-    console.print(f"run     {length} on {where}, in {run.folder}")
+    console.print(f"run     {length} on {run.world.device}, {config.run.precision}, in {run.folder}")
     if run.resumed is not None:
         manifest = run.resumed.manifest
         console.print(f"resume  after step {manifest.training_state.step:,}, from {run.resumed.location}")
