@@ -24,7 +24,7 @@ class Setting:
 
 
 def format_commented_toml(header: Sequence[str], settings: Sequence[Setting], suggestions: Sequence[str]) -> str:
-    """Return a TOML file with a reason for each setting; the fields named in `suggestions` are commented out."""
+    """Return a TOML file with a reason for each setting, and the fields named in `suggestions`, commented out."""
     lines = [f"# {line}".rstrip() for line in header]
     for section in RunConfig.model_fields:
         active = [setting for setting in settings if setting.name.startswith(f"{section}.")]

@@ -40,8 +40,8 @@ class TorchLayer:
 def export_torch(stack: Stack, path: Path | str) -> dict[str, dict[str, object]]:
     """Write a stack's weights under the names of torch modules; return the modules by name, in the order they run.
 
-    Consecutive LSTMs (or GRUs) of equal size and settings become one multi-layer module (`lstm.weight_ih_l1`). If a
-    class occurs more than once, its modules are numbered (`lstm.0.weight_ih_l0`). Each module is returned as a dict:
+    Consecutive LSTMs (or GRUs) of equal hidden size and settings become one module (`lstm.weight_ih_l1`). If a class
+    occurs more than once, its modules are numbered (`lstm.0.weight_ih_l0`). Each module is returned as a dict:
     its class as `kind`, its arguments if `from_torch` supports it, and `residual` if its input is added to its output.
     """
     weights, modules = torch_weights(stack)
