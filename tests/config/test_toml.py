@@ -79,6 +79,15 @@ def test_a_mistake_is_reported_with_field_value_and_remedy(text: str, sentence: 
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("train.lrr", "train.lrr is not a"), ("trian.lr", "trian is not a"), ("lr", "lr is outside of its section")],
+)
+def test_an_unknown_override_is_named(name: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(write(tmp_path, MINIMAL), {name: "3e-4"})
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.toml does not exist"):
         load_config(tmp_path / "nowhere.toml")

@@ -45,6 +45,14 @@ def test_runs_with_the_same_name_are_named_by_their_folders(tmp_path: Path) -> N
     assert "the configs are the same except for the folder" in page.text
 
 
+def test_runs_without_configs_are_not_called_equal(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name, 0.1) for name in ("one", "two")]
+    for run in runs:
+        (run / "config.toml").write_text("[train")
+    text = ParsedPage(render_comparison(runs)).text
+    assert "at least one run has no readable config" in text and "the configs are the same" not in text
+
+
 def test_one_run_or_more_than_eight_are_an_error(tmp_path: Path) -> None:
     run = write_run(tmp_path / "one", 0.1)
     for number, runs in ((1, "1 run"), (9, "9 runs")):

@@ -2,6 +2,7 @@ import hashlib
 import json
 import os
 import pickle
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,17 @@ def test_sequences_are_cut_where_they_end(tmp_path: Path) -> None:
     first, third = sequences.read(sequences.step_ranges([(1, 0), (1, 2)]))
     assert np.array_equal(first, values[: ends[0]])
     assert np.array_equal(third, values[ends[1] : ends[2]])
+
+
+@pytest.mark.long
+def test_a_range_of_more_than_two_gibibytes_is_read_whole(tmp_path: Path) -> None:
+    num_bytes = (2 << 30) + 5
+    (tmp_path / "shard.bin").touch()
+    os.truncate(tmp_path / "shard.bin", num_bytes)  # a sparse file
+    page_sums = [zlib.crc32(bytes(PAGE_BYTES))] * (num_bytes // PAGE_BYTES) + [zlib.crc32(bytes(5))]
+    pages = LocalPages(tmp_path, [PagedFile("shard.bin", num_bytes, np.array(page_sums, np.uint32))])
+    (content,) = pages.read([ByteRange("shard.bin", 0, num_bytes)])
+    assert len(content) == num_bytes
 
 
 def test_many_shards_keep_few_files_open(tmp_path: Path) -> None:

@@ -193,8 +193,7 @@ class CheckpointManager:
         if save is None:
             return
         self.world.set_status("waiting for a save")
-        while save.thread.is_alive():
-            save.thread.join(0.1)
+        save.thread.join()
         self._pending = None
         if save.report is not None:
             self._reports.append(save.report)

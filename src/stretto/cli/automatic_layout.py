@@ -6,6 +6,7 @@ import torch
 from rich.console import Console
 
 from stretto.base.run_folder import PLAN, RunFolder
+from stretto.base.units import format_seconds
 from stretto.cli.views.console import make_console
 from stretto.cli.views.progress import show_measurements
 from stretto.config.layout import Layout
@@ -13,7 +14,6 @@ from stretto.config.run import RunConfig
 from stretto.mesh.world import World
 from stretto.plan.advice import advise
 from stretto.plan.serialize import plan_to_dict
-from stretto.plan.units import format_seconds
 from stretto.planning.choose import LayoutChoice, choose_on_ranks, choose_on_this_machine
 from stretto.planning.profiles import profile_input_from_config
 

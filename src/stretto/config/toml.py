@@ -24,7 +24,7 @@ def load_config(path: Path | str, overrides: Mapping[str, str] | None = None) ->
     if tree.get("layout") == "auto":
         tree["layout"] = {"auto": True}
     for name, text in overrides.items():
-        section, field = name.split(".")
+        section, _, field = name.partition(".")
         values = tree.setdefault(section, {})
         if isinstance(values, dict):
             values[field] = _parse_override(section, field, text)
@@ -72,12 +72,12 @@ def _read(path: Path) -> JsonObject:
 
 
 def _parse_override(section: str, field: str, text: str) -> object:
-    """Convert text to the type of a field. Text that does not fit is returned as it is; `parse_config` rejects it."""
-    annotation: Any = section_model(section).model_fields[field].annotation
+    """Convert text to the type of a field. If there is no such field or the text does not fit, return the text."""
     try:
+        annotation: Any = section_model(section).model_fields[field].annotation
         return TypeAdapter(annotation).validate_strings(text)
-    except ValidationError:
-        return text
+    except (KeyError, ValidationError):
+        return text  # `parse_config` rejects it
 
 
 def section_model(name: str) -> type[BaseModel]:

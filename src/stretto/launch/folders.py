@@ -9,11 +9,11 @@ from pathlib import Path
 from stretto.base.disk import fsync_folder
 from stretto.base.errors import StrettoError
 from stretto.base.remote import is_remote
+from stretto.base.units import format_bytes, format_seconds
 from stretto.checkpoint.lock import FolderLock
 from stretto.checkpoint.storage import open_storage
 from stretto.config.run import RunConfig
 from stretto.launch.finding import Finding, ok, problem, warning
-from stretto.plan.units import format_bytes, format_seconds
 
 _GIB = 1 << 30
 _NUM_WRITES = 5

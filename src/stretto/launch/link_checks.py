@@ -12,11 +12,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from stretto.base.units import format_bytes, format_seconds
 from stretto.launch.finding import Finding, ok, problem, warning
 from stretto.launch.machine import versions
 from stretto.mesh.link_timing import time_messages
 from stretto.mesh.world import World
-from stretto.plan.units import format_bytes, format_seconds
 
 # In bytes. The short message measures the latency; the extra time of the long one gives the bandwidth.
 _MESSAGE_SIZES = (4, 8 << 20)

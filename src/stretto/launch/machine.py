@@ -13,12 +13,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from stretto.base.units import format_bytes
 from stretto.config.run import RunConfig
 from stretto.launch.finding import Finding, ok, problem, warning
 from stretto.launch.probe import ProbeFailedError, probe_torch
 from stretto.mesh.launch_info import find_launch_info
 from stretto.mesh.timeouts import OperationTimeoutError, call_with_timeout
-from stretto.plan.units import format_bytes
 
 _MIN_PYTHON = (3, 11)
 _MIN_TORCH = (2, 10)

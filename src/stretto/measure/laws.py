@@ -210,7 +210,9 @@ def check_loss(loss: Loss, y: Tensor, targets: Tensor, *, tolerance: float = 1e-
         split = zip(y.tensor_split([cut], dim), targets.tensor_split([cut], dim), strict=True)
         parts = [loss(*pair) for pair in split]
         total, count = sum(float(part.total) for part in parts), sum(int(part.count) for part in parts)
-        if count != int(whole.count) or abs(total - float(whole.total)) > tolerance * abs(float(whole.total)):
+        scale = max(abs(float(part.total)) for part in (whole, *parts))
+        # `not ... <=`, because NaN is never in bounds.
+        if count != int(whole.count) or not abs(total - float(whole.total)) <= tolerance * scale:
             raise LawError(
                 f"the loss is not a sum over {axis}: two parts give {total:.6g} over {count} targets, the whole "
                 f"{float(whole.total):.6g} over {int(whole.count)}; return a sum and a count, never a mean"

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from stretto.base.keys import derive_key
 from stretto.base.optimizer import OptimizerFactory
 from stretto.base.position import Position
+from stretto.base.units import pluralize
 from stretto.blocks.losses import Loss
 from stretto.blocks.stack import Stack
 from stretto.config.layout import Layout
@@ -155,7 +156,7 @@ def _describe_device(profile_input: ProfileInput) -> str:
     if not profile_input.is_cpu:
         return profile_input.device_name
     threads = profile_input.threads
-    text = f"{threads} thread{'s' * (threads > 1)} per rank" if threads else "shared by the ranks"
+    text = f"{pluralize(threads, 'thread')} per rank" if threads else "shared by the ranks"
     return f"{profile_input.device_name}, {text}"
 
 

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from stretto.base.errors import SHARED_ERRORS, MeshError
+from stretto.base.units import pluralize
 from stretto.mesh.c10d import PrefixStore, Store
 from stretto.mesh.device import find_device
 from stretto.mesh.launch_info import LaunchInfo, find_launch_info
@@ -33,7 +34,7 @@ def world(size: int | None = None, *, device: str = "auto", timeout: timedelta =
     launch_info = find_launch_info(os.environ) or _SINGLE_RANK
     if size is not None and size != launch_info.size:
         raise MeshError(
-            f"the layout needs {'1 rank' if size == 1 else f'{size} ranks'}, but the job has {launch_info.size}; "
+            f"the layout needs {pluralize(size, 'rank')}, but the job has {launch_info.size}; "
             f"start {size} ({launch_info.launch_command.format(size)}), change the layout, or set layout.elastic"
         )
     if launch_info.size == 1:

@@ -1,8 +1,8 @@
 """advise: one sentence on which layout of a plan to use, and why."""
 
+from stretto.base.units import format_bytes
 from stretto.plan.predict import Prediction
 from stretto.plan.search import Plan
-from stretto.plan.units import format_bytes
 
 
 def advise(plan: Plan) -> str:

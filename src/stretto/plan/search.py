@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.base.errors import PlanError
+from stretto.base.units import format_bytes, pluralize
 from stretto.config.layout import Layout
 from stretto.plan.bounds import LowerBounds
 from stretto.plan.cluster import Cluster, divisors
@@ -20,7 +21,6 @@ from stretto.plan.memory import all_memory_totals, rank_memory
 from stretto.plan.partition import RangeCosts, partition_by_cost, range_costs
 from stretto.plan.predict import Prediction, predict
 from stretto.plan.profile import Profile
-from stretto.plan.units import format_bytes
 from stretto.plan.workload import Workload
 
 # The maximum of micro-batches times chunks; with that many, the bubble is already negligible.
@@ -154,7 +154,7 @@ class _LayoutSearch:
         """Reject the numbers of stages for which every layout that was tried needs too much memory."""
         for stages, memory_limit in sorted(self.oversized.items()):
             if stages not in self.fitting:
-                layouts = "1 stage" if stages == 1 else f"{stages} stages"
+                layouts = pluralize(stages, "stage")
                 self._reject(layouts, f"a rank needs more than {format_bytes(memory_limit)}")
 
     def _no_layout(self) -> PlanError:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from stretto.base.errors import DataError
+from stretto.base.units import pluralize
 from stretto.prepare.options import BadRowPolicy
 from stretto.prepare.records import RecordPart, read_rows, shorten
 
@@ -36,7 +37,7 @@ class SkippedRows:
 
     @property
     def summary(self) -> str:
-        return f"{self.num_rows:,} bad row{'' if self.num_rows == 1 else 's'}"
+        return pluralize(self.num_rows, "bad row")
 
 
 OnSkipped = Callable[[SkippedRows], None]

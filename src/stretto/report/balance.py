@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from stretto.plan.units import format_bytes, format_seconds
+from stretto.base.units import format_bytes, format_seconds, pluralize
 from stretto.report.bar_rows import stacked_bar_chart
 from stretto.report.chart import Line, StackedPart, line_chart, stacked_column_chart
-from stretto.report.formatting import format_percent, pluralize, step_time_unit
+from stretto.report.formatting import format_percent, step_time_unit
 from stretto.report.markup import Html, tag
 from stretto.report.page import figure, note, section
 from stretto.report.record import RankMeans, Record

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from stretto.base.errors import ConfigError
+from stretto.base.units import pluralize
 from stretto.report.curves import curves
-from stretto.report.formatting import pluralize
 from stretto.report.markup import Html, join, tag
 from stretto.report.page import note, page, section, table
 from stretto.report.record import Record
@@ -53,6 +53,8 @@ def _results_table(runs: Mapping[str, Record]) -> Html:
 
 def _differences(runs: Mapping[str, Record]) -> Html:
     configs = [flatten_config(record) for record in runs.values()]
+    if not all(configs):
+        return note("Unknown: at least one run has no readable config.")
     names = sorted({name for config in configs for name in config} - {"run.folder"})
     rows = [[name, *(config.get(name, "-") for config in configs)] for name in names]
     differences = [row for row in rows if len(set(row[1:])) > 1]

@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from stretto.base.units import pluralize
 from stretto.report.chart import Line, Mark, XAxis, line_chart
 from stretto.report.downsampled_series import DownsampledSeries, Floats, exponential_mean, smooth
-from stretto.report.formatting import pluralize, run_time_unit
+from stretto.report.formatting import run_time_unit
 from stretto.report.markup import Html, tag
 from stretto.report.page import figure
 from stretto.report.record import Record, StepHistory, read_int

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from stretto.plan.units import format_bytes, format_seconds
+from stretto.base.units import format_bytes, format_seconds, pluralize
 from stretto.report.chart import Line, line_chart
 from stretto.report.checkpoint_inventory import CheckpointInventory
 from stretto.report.downsampled_series import DownsampledSeries
-from stretto.report.formatting import format_time, pluralize
+from stretto.report.formatting import format_time
 from stretto.report.markup import Html, tag
 from stretto.report.page import figure, note, section, table
 from stretto.report.record import Record, SaveHistory, read_int, read_number, read_str

@@ -2,7 +2,7 @@
 
 import math
 
-from stretto.plan.units import format_loss
+from stretto.base.units import format_loss
 
 
 def format_count(value: float) -> str:
@@ -13,11 +13,6 @@ def format_count(value: float) -> str:
         if value >= bound:  # from 999.5M on, `.3g` would print 1e+03M
             return f"{value / size:,.3g}{unit}"
     return f"{value:,.0f}"
-
-
-def pluralize(value: int, word: str) -> str:
-    """Format a number of things: `1 step`, `2 steps`."""
-    return f"{value:,} {word}{'' if value == 1 else 's'}"
 
 
 def format_finite_loss(value: float) -> str:

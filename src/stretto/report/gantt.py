@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from stretto.base.units import format_seconds, pluralize
 from stretto.plan.actions import ActionKind, action_labels
 from stretto.plan.timeline import Timeline
 from stretto.plan.trace import Trace
-from stretto.plan.units import format_seconds
 from stretto.report.bar_rows import BarChart, BarRow, Box
-from stretto.report.formatting import pluralize, step_time_unit
+from stretto.report.formatting import step_time_unit
 from stretto.report.ticks import linear
 
 _CSS_CLASSES = {"data": "c4", "forward": "c0", "backward": "c1", "optimizer": "c2"}

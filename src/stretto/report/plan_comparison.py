@@ -4,8 +4,8 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 
+from stretto.base.units import format_bytes, format_seconds
 from stretto.config.layout import Layout
-from stretto.plan.units import format_bytes, format_seconds
 from stretto.report.formatting import format_percent
 from stretto.report.markup import Html, tag
 from stretto.report.page import note, section, table

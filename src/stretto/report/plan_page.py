@@ -1,5 +1,6 @@
 """A plan as one HTML page: advice, time per step of the best layouts, balance of the stages, and the step timeline."""
 
+from stretto.base.units import format_bytes, format_seconds
 from stretto.plan.advice import advise, layout_name
 from stretto.plan.cluster import Cluster
 from stretto.plan.predict import Prediction
@@ -7,7 +8,6 @@ from stretto.plan.profile import Profile
 from stretto.plan.search import Plan
 from stretto.plan.serialize import layout_toml
 from stretto.plan.timeline import Timeline
-from stretto.plan.units import format_bytes, format_seconds
 from stretto.plan.workload import Workload
 from stretto.report.bar_rows import stacked_bar_chart
 from stretto.report.chart import StackedPart

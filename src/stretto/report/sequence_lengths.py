@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from stretto.base.errors import StrettoError
 from stretto.base.remote import is_remote
+from stretto.base.units import pluralize
 from stretto.report.chart import Line, histogram_chart, line_chart
-from stretto.report.formatting import format_count, format_percent, pluralize
+from stretto.report.formatting import format_count, format_percent
 from stretto.report.markup import Html, tag
 from stretto.report.page import figure, note, section
 from stretto.report.record import Record, StepHistory

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from stretto.base.errors import DataError
 from stretto.base.run_folder import TRACE, RunFolder
+from stretto.base.units import format_seconds
 from stretto.config.layout import Layout
 from stretto.plan.actions import Action, ActionKind
 from stretto.plan.schedule import stage_schedule
@@ -11,7 +12,6 @@ from stretto.plan.serialize import timeline_from_dict
 from stretto.plan.simulator import simulate
 from stretto.plan.timeline import Timeline
 from stretto.plan.trace import Trace
-from stretto.plan.units import format_seconds
 from stretto.report.bar_rows import stacked_bar_chart
 from stretto.report.chart import StackedPart
 from stretto.report.formatting import format_percent, step_time_unit

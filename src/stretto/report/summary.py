@@ -4,12 +4,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from stretto.base.units import format_bytes, format_duration, pluralize
 from stretto.config.run import RunConfig
 from stretto.config.toml import dump_config
-from stretto.plan.units import format_bytes, format_duration
 from stretto.report.checkpoint_inventory import CheckpointInventory
 from stretto.report.curves import final_loss
-from stretto.report.formatting import format_count, format_finite_loss, format_percent, format_time, pluralize
+from stretto.report.formatting import format_count, format_finite_loss, format_percent, format_time
 from stretto.report.markup import Html, tag
 from stretto.report.page import definition_list, section, tiles
 from stretto.report.record import Record, read_int, read_number, read_str

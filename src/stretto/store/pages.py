@@ -113,12 +113,16 @@ class _Descriptor:
         weakref.finalize(self, os.close, self._number)
 
     def read(self, start: int, stop: int) -> bytes:
-        # pread does not move the file position, which forked workers share.
-        return os.pread(self._number, stop - start, start)
+        # pread does not move the file position, which forked workers share. It returns at most 2 GiB per call.
+        parts = []
+        while start < stop and (part := os.pread(self._number, stop - start, start)):
+            parts.append(part)
+            start += len(part)
+        return b"".join(parts)
 
 
 def path_in_store(folder: Path, name: str) -> Path:
-    """Return the path of a store's file; reject a link that leads out of the folder."""
+    """Return the path of a store's file; reject a link to a file outside the folder."""
     path = folder / name
     # A store may come from anyone: a link in it could make us read any of the user's files.
     if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from stretto.base.errors import DataError
+from stretto.base.units import pluralize
 from stretto.config.run import RunConfig
 from stretto.config.toml import parse_config
 from stretto.config.toml_comments import Setting, format_commented_toml
@@ -222,8 +223,8 @@ def _forecast_settings(
         *_model_settings(layers, hidden, train.num_steps, 0.5),
         Setting("train.weight_decay", 0.1, "series change over time, so overfitting is the main risk"),
     ]
-    channels = "1 channel" if len(forecast.channels) == 1 else f"{len(forecast.channels)} channels"
-    steps = "1 time step" if forecast.horizon == 1 else f"{forecast.horizon} time steps"
+    channels = pluralize(len(forecast.channels), "channel")
+    steps = pluralize(forecast.horizon, "time step")
     return _DataSettings(
         title=f"A forecast of {channels}, {steps} ahead, from the last {context}",
         feed="forecast",

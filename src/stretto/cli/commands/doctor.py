@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 
 from stretto.base.disk import write_atomic, write_errors
 from stretto.base.errors import ConfigError, StrettoError
+from stretto.base.units import pluralize
 from stretto.cli.parser import Parser
 from stretto.cli.views.console import make_console
 from stretto.config.toml import load_config
 from stretto.mesh.launch_info import LaunchInfo, find_launch_info
-from stretto.report.formatting import pluralize
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -21,11 +21,11 @@ from rich.console import Console
 
 from stretto.base.disk import write_atomic
 from stretto.base.errors import ConfigError
+from stretto.base.units import format_duration, pluralize
 from stretto.cli.parser import Parser
 from stretto.cli.views.console import make_console
 from stretto.cli.views.result_views import show_preparation
 from stretto.cli.views.store_lines import describe_skipped, describe_store
-from stretto.plan.units import format_duration
 from stretto.prepare.file_listing import AmbiguousInputError
 from stretto.prepare.inspection import DataHints, Inspection, TextData, inspect_data
 from stretto.prepare.options import LEVELS
@@ -33,7 +33,6 @@ from stretto.prepare.prepare_data import PreparedData, prepare_data
 from stretto.prepare.row_reader import SkippedRows
 from stretto.prepare.sequence_data import SequenceData
 from stretto.prepare.series_data import SeriesData
-from stretto.report.formatting import pluralize
 
 if TYPE_CHECKING:
     from stretto.train.suggest import Suggestion

@@ -32,9 +32,9 @@ def run(options: argparse.Namespace) -> None:
     out = options.out or options.run / (COMPARISON if options.compare else REPORT)
     with write_errors(f"--out={out}"):
         _check(options.run, out)
+    from stretto.base.units import format_bytes
     from stretto.cli.views.console import make_console
     from stretto.cli.views.progress import show_fraction
-    from stretto.plan.units import format_bytes
     from stretto.report.compare_page import render_comparison
     from stretto.report.run_page import render_run
 

@@ -7,6 +7,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.table import Table
 
 from stretto.base.errors import DataError
+from stretto.base.units import pluralize
 from stretto.checkpoint.checkpoint import (
     GENERATIONS,
     Checkpoint,
@@ -20,7 +21,7 @@ from stretto.checkpoint.lineage import lineage
 from stretto.checkpoint.manifest import Manifest
 from stretto.checkpoint.storage import Storage
 from stretto.cli.views.console import make_console
-from stretto.report.formatting import format_time, pluralize
+from stretto.report.formatting import format_time
 
 
 def show_checkpoint(path: str, *, is_quick: bool) -> None:

@@ -23,9 +23,8 @@ from itertools import pairwise
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
+from stretto.base.units import format_bytes, format_loss, format_seconds, pluralize
 from stretto.checkpoint.manager import SaveReport
-from stretto.plan.units import format_bytes, format_loss, format_seconds
-from stretto.report.formatting import pluralize
 from stretto.train.events import EvaluationReport, Event
 from stretto.train.plan_check import PlanReport
 from stretto.train.rank_monitor import RankReport

@@ -4,6 +4,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from stretto.base.units import format_bytes, format_seconds
 from stretto.config.layout import Layout
 from stretto.plan.advice import advise
 from stretto.plan.draw import draw_text
@@ -12,7 +13,6 @@ from stretto.plan.profile import Profile
 from stretto.plan.search import Plan
 from stretto.plan.serialize import layout_toml
 from stretto.plan.timeline import Timeline
-from stretto.plan.units import format_bytes, format_seconds
 from stretto.report.plan_page import LAYOUT_HEADERS, describe_devices, layout_cells
 
 _MAX_ROWS, _MAX_REJECTED = 10, 5

@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from stretto.base.disk import write_errors
+from stretto.base.units import pluralize
 from stretto.cli.views.console import make_console
 from stretto.cli.views.progress import show_fraction
 from stretto.mesh.world import World
-from stretto.report.formatting import pluralize
 from stretto.serve.forecasting import SeriesForecast, forecast
 from stretto.serve.metrics import compute_metrics
 from stretto.serve.prediction import write_predictions

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.progress import TaskID
 from rich.table import Table
 
+from stretto.base.units import pluralize
 from stretto.cli.views.console import make_console
 from stretto.cli.views.progress import make_progress, show_fraction
-from stretto.report.formatting import pluralize
 
 if TYPE_CHECKING:
     from stretto.measure.verify import Verification

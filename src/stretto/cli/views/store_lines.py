@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stretto.report.formatting import pluralize
+from stretto.base.units import pluralize
 from stretto.store.corpus import Corpus
 from stretto.store.sequences import Channels, Sequences
 

@@ -5,12 +5,11 @@ from collections import deque
 from rich.console import Console
 from rich.live import Live
 
+from stretto.base.units import format_loss, pluralize
 from stretto.checkpoint.manager import SaveReport
 from stretto.cli.views.console import make_console
 from stretto.cli.views.live_view import LiveView
 from stretto.engine.build import stage_parts
-from stretto.plan.units import format_loss
-from stretto.report.formatting import pluralize
 from stretto.train.events import EvaluationReport, Event
 from stretto.train.plan_check import PlanReport
 from stretto.train.rank_monitor import RankReport

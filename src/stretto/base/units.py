@@ -1,4 +1,4 @@
-"""Formats times, sizes and losses for people; unknown times and sizes (NaN) become `-`."""
+"""Formats times, sizes, counts and losses for people; unknown times and sizes (NaN) become `-`."""
 
 import math
 
@@ -32,6 +32,11 @@ def format_bytes(value: float) -> str:
         if value >= 0.9995 * bound:  # as in format_seconds
             return f"{value / bound:.3g} {unit}"
     return f"{value / 1e3:.3g} kB"
+
+
+def pluralize(value: int, word: str) -> str:
+    """Format a number of things: `1 step`, `2 steps`."""
+    return f"{value:,} {word}{'' if value == 1 else 's'}"
 
 
 def format_loss(value: float) -> str:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from stretto.plan.units import format_bytes, format_duration, format_seconds
+from stretto.base.units import format_bytes, format_duration, format_seconds
 
 
 @pytest.mark.parametrize(
