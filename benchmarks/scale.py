@@ -14,7 +14,7 @@ from pathlib import Path
 from stretto.plan.advice import layout_name
 from stretto.plan.cluster import Cluster
 from stretto.plan.hardware import KNOWN_HARDWARE, BlockShape, derive_profile
-from stretto.plan.profile import BlockKind, Link, Profile
+from stretto.plan.profile import KindCosts, Link, Profile
 from stretto.plan.search import Plan, find_plan
 from stretto.plan.workload import Workload
 from timing import show
@@ -42,17 +42,17 @@ def plan(device: str, devices: int, lanes: int, modify: Callable[[Profile], Prof
 
 
 def faster_network(profile: Profile) -> Profile:
-    assert profile.network is not None
-    faster = Link(latency=profile.network.latency, bandwidth=4 * profile.network.bandwidth)
-    return profile.model_copy(update={"network": faster})
+    assert profile.inter_node is not None
+    faster = Link(latency=profile.inter_node.latency, bandwidth=4 * profile.inter_node.bandwidth)
+    return profile.model_copy(update={"inter_node": faster})
 
 
 def half_gradients(profile: Profile) -> Profile:
     """Gradients in bf16: half the bytes of each all-reduce, modeled as twice the bandwidth."""
-    assert profile.network is not None and profile.node is not None
-    node = Link(latency=profile.node.latency, bandwidth=2 * profile.node.bandwidth)
-    network = Link(latency=profile.network.latency, bandwidth=2 * profile.network.bandwidth)
-    return profile.model_copy(update={"node": node, "network": network})
+    assert profile.inter_node is not None and profile.intra_node is not None
+    node = Link(latency=profile.intra_node.latency, bandwidth=2 * profile.intra_node.bandwidth)
+    network = Link(latency=profile.inter_node.latency, bandwidth=2 * profile.inter_node.bandwidth)
+    return profile.model_copy(update={"intra_node": node, "inter_node": network})
 
 
 def free_softmax(profile: Profile) -> Profile:
@@ -65,18 +65,18 @@ def free_softmax(profile: Profile) -> Profile:
 
 def no_latency(profile: Profile) -> Profile:
     """No latency and no overhead; only bytes and arithmetic take time."""
-    assert profile.network is not None and profile.node is not None
+    assert profile.inter_node is not None and profile.intra_node is not None
     return profile.model_copy(
         update={
             "action_overhead": 0.0,
             "step_overhead": 0.0,
-            "node": Link(latency=0.0, bandwidth=profile.node.bandwidth),
-            "network": Link(latency=0.0, bandwidth=profile.network.bandwidth),
+            "intra_node": Link(latency=0.0, bandwidth=profile.intra_node.bandwidth),
+            "inter_node": Link(latency=0.0, bandwidth=profile.inter_node.bandwidth),
         }
     )
 
 
-def _free(kind: BlockKind) -> BlockKind:
+def _free(kind: KindCosts) -> KindCosts:
     points = tuple(point.model_copy(update={"forward": 0.0, "backward": 0.0}) for point in kind.points)
     return kind.model_copy(update={"points": points})
 

@@ -21,7 +21,7 @@ trainer = stretto.Trainer(engine, train, stretto.TrainConfig(steps=300, lr=4e-3)
 
 for report in trainer:
     if report.step % 50 == 0:
-        print(f"step {report.step}  loss {report.loss:.3f}  {report.tokens_per_second:,.0f} tokens/s")
+        print(f"step {report.step}  loss {report.loss:.3f}  {report.targets_per_second:,.0f} tokens/s")
 
 scores = stretto.evaluate(engine, valid)
 print(f"validation: {scores.perplexity:.2f} perplexity, {scores.bits_per_byte:.2f} bits per byte")

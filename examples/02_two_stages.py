@@ -28,4 +28,4 @@ with stretto.world(layout.num_ranks) as world:
 
     for report in trainer:
         if world.is_rank_zero and report.step % 20 == 0:
-            print(f"step {report.step}  loss {report.loss:.3f}  {report.tokens_per_second:,.0f} tokens/s")
+            print(f"step {report.step}  loss {report.loss:.3f}  {report.targets_per_second:,.0f} tokens/s")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import stretto
 from stretto import nn
-from stretto.data import Batches, Forecast, Sequences, SeriesOptions, SlidingWindows, prepare_series
+from stretto.data import Batches, ForecastTransform, Sequences, SeriesOptions, SlidingWindows, prepare_series
 
 # A table with one row per hour becomes a store of series; the last fifth is for validation.
 if not Path("data/ett").exists():
@@ -22,7 +22,7 @@ if not Path("data/ett").exists():
 train, valid = (Sequences.open(f"data/ett/{part}") for part in ("train", "valid"))
 
 # The target is the difference to the day before: a network that outputs zeros repeats the last day.
-forecast = Forecast.from_sequences(train, horizon=24, season=24, targets=["OT"])
+forecast = ForecastTransform.from_sequences(train, horizon=24, season=24, targets=["OT"])
 train_items = SlidingWindows(train, forecast, context=96, every_step=True)
 valid_items = SlidingWindows(valid, forecast, context=96)  # one target, at the last step
 
@@ -72,7 +72,7 @@ x, targets = valid_items.read(row_ids[quarter::quarter][:3], 96, inputs=True, ta
 assert x is not None and targets is not None
 with torch.no_grad():
     y, _ = model(x, model.begin(nn.Rows.of(num_rows=3)))
-(channel,) = forecast.channels
+(channel,) = forecast.target_channels
 mean, std = forecast.mean[channel], forecast.std[channel]
 days = mean + std * x[-48:, :, channel].T  # [rows, hours]: the two days before
 picture = draw(

@@ -55,7 +55,8 @@ with stretto.world() as world:
 
     for report in trainer:
         if world.is_rank_zero and report.step % 50 == 0:
-            print(f"step {report.step}  loss {report.loss:.4f}  {report.tokens} texts, {report.seconds * 1000:.0f} ms")
+            rate = f"{report.num_targets} texts, {report.seconds * 1000:.0f} ms"
+            print(f"step {report.step}  loss {report.loss:.4f}  {rate}")
 
     if world.is_rank_zero:
         errors = stretto.evaluate(stretto.testing.LocalEngine(engine.stack, error_rate), valid)

@@ -53,7 +53,7 @@ engine = stretto.make_engine(model, nn.TokenLoss(), seed=1)
 
 for report in stretto.Trainer(engine, lanes, stretto.TrainConfig(epochs=1, lr=1e-2, warmup=20)):
     if report.step % 50 == 0:
-        print(f"step {report.step}  loss {report.loss:.3f}  {report.tokens_per_second:,.0f} words/s")
+        print(f"step {report.step}  loss {report.loss:.3f}  {report.targets_per_second:,.0f} words/s")
 
 scores = stretto.evaluate(engine, DocumentLanes(valid, lanes=16, window=64))
 print(f"validation: {scores.perplexity:.1f} perplexity, {scores.bits_per_byte:.2f} bits per byte")

@@ -3,7 +3,7 @@ from stretto.base.task import Task as Task
 from stretto.base.window import Window as Window
 from stretto.prepare.inspection import DataHints as DataHints
 from stretto.prepare.inspection import Inspection as Inspection
-from stretto.prepare.inspection import TextData as TextData
+from stretto.prepare.inspection import TextSchema as TextSchema
 from stretto.prepare.inspection import inspect_data as inspect_data
 from stretto.prepare.options import SequenceOptions as SequenceOptions
 from stretto.prepare.options import SeriesOptions as SeriesOptions
@@ -13,8 +13,8 @@ from stretto.prepare.prepare_data import prepare_data as prepare_data
 from stretto.prepare.prepare_sequences import prepare_sequences as prepare_sequences
 from stretto.prepare.prepare_series import prepare_series as prepare_series
 from stretto.prepare.prepare_text import prepare_text as prepare_text
-from stretto.prepare.sequence_data import SequenceData as SequenceData
-from stretto.prepare.series_data import SeriesData as SeriesData
+from stretto.prepare.sequence_schema import SequenceSchema as SequenceSchema
+from stretto.prepare.series_schema import SeriesSchema as SeriesSchema
 from stretto.store.cache import Cache as Cache
 from stretto.store.corpus import Corpus as Corpus
 from stretto.store.sequences import Sequences as Sequences
@@ -22,7 +22,7 @@ from stretto.train.suggest import Suggestion as Suggestion
 from stretto.train.suggest import suggest as suggest
 from stretto.windows.batches import Batches as Batches
 from stretto.windows.documents import DocumentLanes as DocumentLanes
-from stretto.windows.forecast import Forecast as Forecast
+from stretto.windows.forecast import ForecastTransform as ForecastTransform
 from stretto.windows.items import LabeledItems as LabeledItems
 from stretto.windows.items import NextTokenItems as NextTokenItems
 from stretto.windows.items import SlidingWindows as SlidingWindows

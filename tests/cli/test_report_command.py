@@ -16,7 +16,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         folder = tmp_path / "runs" / name
         folder.mkdir(parents=True)
         (folder / "config.toml").write_text('[data]\ntrain = "gone"\n')
-        line = {"kind": "step", "step": 1, "loss": 2.0, "tokens": 5, "compute_seconds": 0.1}
+        line = {"kind": "step", "step": 1, "loss": 2.0, "num_targets": 5, "compute_seconds": 0.1}
         (folder / "log.jsonl").write_text(json.dumps(line) + "\n")
     return tmp_path / "runs"
 

@@ -12,7 +12,16 @@ from torch import Tensor
 from helpers.rank_pool import RankPools
 from helpers.stores import write_series, write_tokens
 from stretto import Layout, World, make_engine
-from stretto.data import Batches, Forecast, LabeledItems, NextTokenItems, Position, Sequences, SlidingWindows, Window
+from stretto.data import (
+    Batches,
+    ForecastTransform,
+    LabeledItems,
+    NextTokenItems,
+    Position,
+    Sequences,
+    SlidingWindows,
+    Window,
+)
 from stretto.nn import (
     GRU,
     LSTM,
@@ -63,7 +72,9 @@ def make(kind: str, folders: tuple[Path, Path]) -> tuple[Batches, Stack, Loss]:
     """Return the data, a model in float64, and a loss."""
     sequences = Sequences.open(folders[kind == "values"])
     if kind == "values":
-        items = SlidingWindows(sequences, Forecast.from_sequences(sequences, 3, season=4), 7, stride=3, every_step=True)
+        items = SlidingWindows(
+            sequences, ForecastTransform.from_sequences(sequences, 3, season=4), 7, stride=3, every_step=True
+        )
         blocks: list[Block] = [LSTM(2, 6), GRU(6, 5), Linear(5, 6)]
         return Batches(items, 60, seed=2), Stack(blocks).double(), SquaredError()
     labeled: Callable[[Sequences], LabeledItems | NextTokenItems] = NextTokenItems if kind == "tokens" else LabeledItems

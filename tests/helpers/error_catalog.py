@@ -850,10 +850,10 @@ ERROR_SECTIONS = (
                 "stretto plan run.toml --hardware a100 --json nowhere/plan.json",
             ),
             ErrorCase(
-                "--network-link=<text> is not a latency and a bandwidth; write it like 5us,25GB/s",
+                "--inter-node-link=<text> is not a latency and a bandwidth; write it like 5us,25GB/s",
                 "The option describes a link that can't be measured here.",
                 "Write the latency, a comma, and the bandwidth in bytes per second.",
-                "stretto plan run.toml --hardware H100 --devices 16 --nodes 2 --network-link slow",
+                "stretto plan run.toml --hardware H100 --devices 16 --nodes 2 --inter-node-link slow",
             ),
             ErrorCase(
                 "--hardware=<name> and --profile=<file> both choose the profile; leave one out",

@@ -2,13 +2,13 @@
 
 from hypothesis import strategies as st
 
-from stretto.plan.profile import AllReduceCost, BlockKind, CostPoint, Link, Profile, RankSpeed
+from stretto.plan.profile import AllReduceCost, CostPoint, KindCosts, Link, Profile, RankSpeed
 
 
 def kind(
     forward: float = 1e-3, backward: float = 2e-3, *, start: float = 0.0, weight_bytes: int = 1000,
     saved: float = 100.0, output_bytes: float = 8.0, accumulate: float = 0.0, optimizer: float = 0.0,
-) -> BlockKind:  # fmt: skip
+) -> KindCosts:  # fmt: skip
     """A block that costs `start` per chunk, plus a share in proportion to rows and steps (of 8 x 16)."""
     points = [
         CostPoint(
@@ -21,22 +21,23 @@ def kind(
         for rows in (1, 8)
         for steps in (1, 16)
     ]
-    return BlockKind(
+    return KindCosts(
         weight_bytes=weight_bytes, output_bytes=output_bytes, state_bytes=16, accumulate=accumulate,
         optimizer=optimizer, points=tuple(points),
     )  # fmt: skip
 
 
 def profile(
-    kinds: list[BlockKind], *, node: Link | None = None, network: Link | None = None, memory: float = 1e9,
+    kinds: list[KindCosts], *, intra_node: Link | None = None, inter_node: Link | None = None, memory: float = 1e9,
     speeds: tuple[RankSpeed, ...] = (), all_reduces: tuple[AllReduceCost, ...] = (), overlap: float = 0.0,
     action_overhead: float = 0.0,
 ) -> Profile:  # fmt: skip
     return Profile(
         device="test", memory=memory, kinds={str(index): kind for index, kind in enumerate(kinds)},
         blocks=tuple(str(index) for index in range(len(kinds))),
-        loss=BlockKind(points=(CostPoint(rows=8, steps=16, forward=0, backward=0, saved=0),)),
-        node=node or Link(latency=1e-6, bandwidth=1e10), network=network or Link(latency=1e-5, bandwidth=1e9),
+        loss=KindCosts(points=(CostPoint(rows=8, steps=16, forward=0, backward=0, saved=0),)),
+        intra_node=intra_node or Link(latency=1e-6, bandwidth=1e10),
+        inter_node=inter_node or Link(latency=1e-5, bandwidth=1e9),
         speeds=speeds, all_reduces=all_reduces, overlap=overlap, action_overhead=action_overhead,
     )  # fmt: skip
 

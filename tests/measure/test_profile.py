@@ -58,7 +58,7 @@ def test_all_ranks_get_the_same_profile_with_each_kind_once(measured: list[Profi
     assert all(point.forward > 0 and point.backward > 0 and point.saved > 0 for point in lstm.points)
     assert profile.weight_bytes == 4 * sum(weight.numel() for weight in model().parameters())
     assert profile.optimizer_state_ratio == 2, "the two moments of AdamW"
-    assert profile.node is not None and profile.node.bandwidth > 1e6 and profile.network is None
+    assert profile.intra_node is not None and profile.intra_node.bandwidth > 1e6 and profile.inter_node is None
     assert [cost.ranks for cost in profile.all_reduces] == [2] and [speed.ranks for speed in profile.speeds] == [1, 2]
 
 
@@ -70,7 +70,7 @@ def test_a_profile_is_read_as_it_was_written(measured: list[Profile], tmp_path: 
         load_profile(tmp_path / "bad.json")
     old = measured[0].model_dump(mode="json") | {"version": 0, "a field that version 3 lacks": 1}
     (tmp_path / "old.json").write_text(json.dumps(old))
-    with pytest.raises(PlanError, match="version: 0 is not 4; make it with"):
+    with pytest.raises(PlanError, match="version: 0 is not 5; make it with"):
         load_profile(tmp_path / "old.json")
 
 

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from helpers.profiles import kind, profile, profiles
 from stretto.plan.cost_model import CostModel, interpolate
-from stretto.plan.profile import AllReduceCost, BlockKind, CostPoint, Link, Profile, RankSpeed
+from stretto.plan.profile import AllReduceCost, CostPoint, KindCosts, Link, Profile, RankSpeed
 
 
 @given(profiles())
@@ -28,7 +28,7 @@ def test_a_linear_cost_is_exact_between_and_beyond_the_points(rows: int, steps: 
 
 
 def test_a_single_point_is_scaled_in_proportion() -> None:
-    single = BlockKind(points=(CostPoint(rows=8, steps=16, forward=1.0, backward=2.0, saved=64),))
+    single = KindCosts(points=(CostPoint(rows=8, steps=16, forward=1.0, backward=2.0, saved=64),))
     half = interpolate(single, 4, 16)
     assert (half.forward, half.backward, half.saved) == pytest.approx((0.5, 1.0, 32))
     assert interpolate(single, 8, 32).forward == pytest.approx(2.0)
@@ -56,7 +56,10 @@ def test_an_all_reduce_costs_what_was_measured_or_else_what_links_allow() -> Non
     link, network = Link(latency=1e-6, bandwidth=1e10), Link(latency=1e-5, bandwidth=1e9)
     costs = CostModel(
         profile(
-            [kind()], node=link, network=network, all_reduces=(AllReduceCost(ranks=2, latency=1e-3, bandwidth=1e6),)
+            [kind()],
+            intra_node=link,
+            inter_node=network,
+            all_reduces=(AllReduceCost(ranks=2, latency=1e-3, bandwidth=1e6),),
         )
     )
     assert costs.all_reduce_seconds(1e6, 1, 1) == 0

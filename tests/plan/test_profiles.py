@@ -22,8 +22,8 @@ def change(values: dict[str, Any], path: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "sentence"),
     [
-        ("node.latency", float("inf"), "node.latency"),
-        ("node.bandwidth", 0, "node.bandwidth"),
+        ("intra_node.latency", float("inf"), "intra_node.latency"),
+        ("intra_node.bandwidth", 0, "intra_node.bandwidth"),
         ("kinds.0.points.0.forward", float("nan"), "kinds.0.points.0.forward"),
         ("kinds.0.points.0.forward", 1e308, "kinds.0.points.0.forward"),
         ("kinds.0.weight_bytes", 10**400, "kinds.0.weight_bytes"),

@@ -86,10 +86,10 @@ def test_a_balanced_model_uses_all_devices_and_a_cheap_one_stays_on_one() -> Non
     assert heavy.chosen.layout.num_ranks == 4 and heavy.speed_up(heavy.chosen) > 3
     assert advise(heavy).startswith("use ")
     link = Link(latency=0.1, bandwidth=1e6)
-    light = find_plan(profile([kind(1e-4, 2e-4)] * 4, node=link), LOAD, Cluster(4))
+    light = find_plan(profile([kind(1e-4, 2e-4)] * 4, intra_node=link), LOAD, Cluster(4))
     assert light.chosen.layout.num_ranks == 1
     assert advise(light).startswith("stay on one device: the best layout on several devices, ")
-    forced = find_plan(profile([kind(1e-4, 2e-4)] * 4, node=link), LOAD, Cluster(4), uses_all=True)
+    forced = find_plan(profile([kind(1e-4, 2e-4)] * 4, intra_node=link), LOAD, Cluster(4), uses_all=True)
     assert "one device alone would be" in advise(forced)
 
 
@@ -115,7 +115,7 @@ def test_fewer_devices_are_preferred_if_about_as_fast_however_many_layouts_are_l
 
 def test_one_device_is_compared_with_the_best_layout_on_several() -> None:
     link = Link(latency=1e-6, bandwidth=1e8)  # gradients take much longer to send than outputs
-    light = profile([kind(1e-5, 1e-5, weight_bytes=10**7)] * 2, node=link)
+    light = profile([kind(1e-5, 1e-5, weight_bytes=10**7)] * 2, intra_node=link)
     plan = find_plan(light, Workload.of(4, 4), Cluster(3), num_best=3)
     assert [(one.layout.replicas, one.layout.stages) for one in plan.best] == [(1, 1), (1, 2)]
 
@@ -188,7 +188,7 @@ def test_stages_stay_on_one_node_unless_gradients_are_larger_than_activations() 
     talkative = [kind(0.1, 0.2, output_bytes=1e6, weight_bytes=0)] * 2
     heavy = [kind(0.1, 0.2, output_bytes=1, weight_bytes=10**8)] * 2
     for kinds, adjacent in ((talkative, "stages"), (heavy, "replicas")):
-        plan = find_plan(profile(kinds, network=slow), LOAD, Cluster(4, 2), uses_all=True)
+        plan = find_plan(profile(kinds, inter_node=slow), LOAD, Cluster(4, 2), uses_all=True)
         grid = [
             prediction for prediction in plan.best if (prediction.layout.replicas, prediction.layout.stages) == (2, 2)
         ]
@@ -201,11 +201,13 @@ def test_a_model_that_looks_ahead_is_not_cut_in_time() -> None:
 
 
 def test_a_missing_link_is_an_error_that_names_it() -> None:
-    alone = profile([kind()]).model_copy(update={"node": None, "network": None})
+    alone = profile([kind()]).model_copy(update={"intra_node": None, "inter_node": None})
     assert find_plan(alone, LOAD, Cluster(1)).chosen.layout.num_ranks == 1
-    with pytest.raises(PlanError, match="node=None in the profile of test, but devices=2 and nodes=1; set the link"):
+    with pytest.raises(
+        PlanError, match="intra_node=None in the profile of test, but a node has 2 devices; set the link"
+    ):
         find_plan(alone, LOAD, Cluster(2))
-    with pytest.raises(PlanError, match="network=None in the profile of test, but nodes=2; set the link"):
+    with pytest.raises(PlanError, match="inter_node=None in the profile of test, but nodes=2; set the link"):
         find_plan(alone, LOAD, Cluster(2, 2))
 
 

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from stretto.data import (
     DataHints,
     Inspection,
-    SequenceData,
     Sequences,
-    SeriesData,
-    TextData,
+    SequenceSchema,
+    SeriesSchema,
+    TextSchema,
     inspect_data,
     prepare_data,
 )
@@ -40,19 +40,19 @@ def table(path: Path, header: str, rows: Iterable[Iterable[object]]) -> Path:
     return path
 
 
-def text_data(inspection: Inspection) -> TextData:
-    assert isinstance(inspection.data, TextData)
-    return inspection.data
+def text_data(inspection: Inspection) -> TextSchema:
+    assert isinstance(inspection.schema, TextSchema)
+    return inspection.schema
 
 
-def sequence_data(inspection: Inspection) -> SequenceData:
-    assert isinstance(inspection.data, SequenceData)
-    return inspection.data
+def sequence_schema(inspection: Inspection) -> SequenceSchema:
+    assert isinstance(inspection.schema, SequenceSchema)
+    return inspection.schema
 
 
-def series_data(inspection: Inspection) -> SeriesData:
-    assert isinstance(inspection.data, SeriesData)
-    return inspection.data
+def series_schema(inspection: Inspection) -> SeriesSchema:
+    assert isinstance(inspection.schema, SeriesSchema)
+    return inspection.schema
 
 
 def prose(row: int) -> str:
@@ -67,14 +67,14 @@ def hours(count: int, **step: int) -> list[datetime]:
 def test_text_is_read_as_bytes_by_default(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("ein Äther\n" * 9)
     inspection = inspect_data(tmp_path / "a.txt")
-    assert (inspection.kind, inspection.data, inspection.num_bytes) == ("text", TextData("byte"), 99)
+    assert (inspection.kind, inspection.schema, inspection.num_bytes) == ("text", TextSchema("byte"), 99)
     assert text_data(inspect_data(tmp_path / "a.txt", DataHints(level="word"))).level == "word"
 
 
 def test_text_that_is_not_utf8_is_read_as_bytes_only(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes("ein Äther\n".encode("latin-1"))
     inspection = inspect_data(tmp_path / "a.txt")
-    assert inspection.data == TextData("byte", is_utf8=False) and "not UTF-8 (byte 5)" in inspection.notes[0]
+    assert inspection.schema == TextSchema("byte", is_utf8=False) and "not UTF-8 (byte 5)" in inspection.notes[0]
     with pytest.raises(DataError, match=r"byte 5 is not UTF-8; convert the file, or use level=byte"):
         inspect_data(tmp_path / "a.txt", DataHints(level="word"))
 
@@ -145,16 +145,16 @@ def test_records_are_sequences_and_the_only_possible_label_is_used(tmp_path: Pat
     path = jsonl(tmp_path / "a.jsonl", ({"id": row, "text": prose(row), "stars": row % 5} for row in range(50)))
     inspection = inspect_data(path)
     assert inspection.kind == "sequences"
-    assert inspection.data == SequenceData("text", "text", level="word", label="stars")
+    assert inspection.schema == SequenceSchema("text", "text", level="word", label="stars")
     assert inspection.num_rows == 50 and "has_label=False" in inspection.notes[0]
-    unlabeled = sequence_data(inspect_data(path, DataHints(has_label=False)))
+    unlabeled = sequence_schema(inspect_data(path, DataHints(has_label=False)))
     assert (unlabeled.label, unlabeled.level) == (None, "byte")
 
 
 def test_letters_without_words_are_read_as_bytes(tmp_path: Path) -> None:
     draw = random.Random(1)
     rows = ({"text": "".join(draw.choices("abcdefgh ", k=30)), "label": row % 2} for row in range(50))
-    assert sequence_data(inspect_data(jsonl(tmp_path / "a.jsonl", rows))).level == "byte"
+    assert sequence_schema(inspect_data(jsonl(tmp_path / "a.jsonl", rows))).level == "byte"
 
 
 def test_several_labels_are_ambiguous_unless_one_is_called_label(tmp_path: Path) -> None:
@@ -163,8 +163,8 @@ def test_several_labels_are_ambiguous_unless_one_is_called_label(tmp_path: Path)
         inspect_data(jsonl(tmp_path / "a.jsonl", rows))
     assert unclear.value.hint == "label"
     named = jsonl(tmp_path / "b.jsonl", ({**row, "label": row["stars"]} for row in rows))
-    assert sequence_data(inspect_data(named)).label == "label"
-    assert sequence_data(inspect_data(tmp_path / "a.jsonl", DataHints(label="stars"))).label == "stars"
+    assert sequence_schema(inspect_data(named)).label == "label"
+    assert sequence_schema(inspect_data(tmp_path / "a.jsonl", DataHints(label="stars"))).label == "stars"
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
@@ -178,7 +178,7 @@ def test_a_file_that_is_sorted_by_its_label_has_one(kind: str, tmp_path: Path) -
     else:
         pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
         parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-    data = sequence_data(inspect_data(path))
+    data = sequence_schema(inspect_data(path))
     assert (data.label, data.other_labels) == ("label", ("y",))
 
 
@@ -189,8 +189,8 @@ def test_a_label_with_one_value_in_the_rows_read_is_ambiguous(tmp_path: Path) ->
     ) as e:
         inspect_data(path)
     assert (e.value.hint, e.value.choices) == ("label", ("label", "none"))
-    assert sequence_data(inspect_data(path, DataHints(label="label"))).label == "label"
-    assert sequence_data(inspect_data(path, DataHints(has_label=False))).label is None
+    assert sequence_schema(inspect_data(path, DataHints(label="label"))).label == "label"
+    assert sequence_schema(inspect_data(path, DataHints(has_label=False))).label is None
 
 
 def test_several_texts_are_ambiguous_unless_one_is_called_text(tmp_path: Path) -> None:
@@ -198,20 +198,20 @@ def test_several_texts_are_ambiguous_unless_one_is_called_text(tmp_path: Path) -
     with pytest.raises(AmbiguousInputError, match="choose one with sequence=FIELD"):
         inspect_data(jsonl(tmp_path / "a.jsonl", rows))
     named = jsonl(tmp_path / "b.jsonl", ({**row, "text": "x"} for row in rows))
-    assert sequence_data(inspect_data(named)).sequence == "text"
+    assert sequence_schema(inspect_data(named)).sequence == "text"
 
 
 def test_a_few_repeated_texts_are_sequences_if_there_is_nothing_else(tmp_path: Path) -> None:
     rows = ({"said": ["it was good", "it was bad"][row % 2], "fine": row % 2 == 0} for row in range(50))
-    data = sequence_data(inspect_data(jsonl(tmp_path / "a.jsonl", rows)))
+    data = sequence_schema(inspect_data(jsonl(tmp_path / "a.jsonl", rows)))
     assert (data.sequence, data.label) == ("said", "fine")
 
 
 def test_lists_are_tokens_or_channels(tmp_path: Path) -> None:
     tokens = jsonl(tmp_path / "a.jsonl", ({"ids": [1, 2, row]} for row in range(9)))
     channels = table(tmp_path / "b.csv", "signal,kind", ([f'"[[0.5, {row}], [1, 2]]"', row % 2] for row in range(9)))
-    assert inspect_data(tokens).data == SequenceData("ids", "tokens")
-    assert inspect_data(channels).data == SequenceData("signal", "channels", label="kind")
+    assert inspect_data(tokens).schema == SequenceSchema("ids", "tokens")
+    assert inspect_data(channels).schema == SequenceSchema("signal", "channels", label="kind")
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_lists_are_prepared_as_they_were_inspected(
     kind = pyarrow.list_(pyarrow.decimal128(9, 3) if is_decimal else pyarrow.int64())
     parquet.write_table(pyarrow.table({name: pyarrow.array(lists, kind)}), tmp_path / "a.parquet")
     inspection = inspect_data(tmp_path / "a.parquet")
-    assert sequence_data(inspection).value_type == holds
+    assert sequence_schema(inspection).value_type == holds
     train = prepare_data(inspection, tmp_path / "data", validation_fraction=0).train
     assert isinstance(train, Sequences) and train.fields.values.type == holds
 
@@ -240,7 +240,7 @@ def test_whole_numbers_in_the_first_list_make_no_tokens_of_the_others(tmp_path: 
     inspection = inspect_data(jsonl(tmp_path / "a.jsonl", ({"signal": [1, row / 2 if row else 0]} for row in range(9))))
     train = prepare_data(inspection, tmp_path / "data", validation_fraction=0).train
     assert isinstance(train, Sequences)
-    assert sequence_data(inspection).value_type == train.fields.values.type == "channels"
+    assert sequence_schema(inspection).value_type == train.fields.values.type == "channels"
 
 
 def test_a_table_that_could_be_sequences_or_series_is_ambiguous(tmp_path: Path) -> None:
@@ -248,18 +248,18 @@ def test_a_table_that_could_be_sequences_or_series_is_ambiguous(tmp_path: Path) 
     path = table(tmp_path / "a.csv", "when,said,load", rows)
     with pytest.raises(AmbiguousInputError, match=r"kind=sequences .* kind=series"):
         inspect_data(path)
-    assert sequence_data(inspect_data(path, DataHints(kind="sequences"))).sequence == "said"
-    assert series_data(inspect_data(path, DataHints(kind="series"))).columns == ("load",)
+    assert sequence_schema(inspect_data(path, DataHints(kind="sequences"))).sequence == "said"
+    assert series_schema(inspect_data(path, DataHints(kind="series"))).columns == ("load",)
 
 
-def wave(path: Path, step: timedelta, period: int, is_walk: bool = False) -> SeriesData:
+def wave(path: Path, step: timedelta, period: int, is_walk: bool = False) -> SeriesSchema:
     draw, values = random.Random(1), [0.0]
     for row in range(600):
         values.append(
             values[-1] + draw.gauss(0, 1) if is_walk else math.sin(2 * math.pi * row / period) + draw.random()
         )
     rows = ([datetime(2025, 1, 1) + row * step, f"{value:.4f}"] for row, value in enumerate(values))
-    return series_data(inspect_data(table(path, "date,load", rows)))
+    return series_schema(inspect_data(table(path, "date,load", rows)))
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def wave(path: Path, step: timedelta, period: int, is_walk: bool = False) -> Ser
 )
 def test_the_period_follows_from_the_interval_of_the_rows(step: timedelta, period: int, tmp_path: Path) -> None:
     data = wave(tmp_path / "a.csv", step, period)
-    assert data == SeriesData(("load",), time="date", seconds=step.total_seconds(), period=period)
+    assert data == SeriesSchema(("load",), time="date", seconds=step.total_seconds(), period=period)
 
 
 def test_a_random_walk_has_no_period(tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_a_random_walk_has_no_period(tmp_path: Path) -> None:
 def test_times_that_cannot_be_parsed_leave_the_rows_in_the_order_of_the_file(written: str, tmp_path: Path) -> None:
     rows = ([f'"{when.strftime(written)}"', row % 7] for row, when in enumerate(hours(90, days=5)))
     inspection = inspect_data(table(tmp_path / "a.csv", "at,load", rows))
-    assert inspection.kind == "series" and inspection.data == SeriesData(("load",))
+    assert inspection.kind == "series" and inspection.schema == SeriesSchema(("load",))
     assert "times in 'at' (" in inspection.notes[0] and "rows are time steps in the order" in inspection.notes[0]
     prepared = prepare_data(inspection, tmp_path / "data")
     assert prepared.train.location and prepared.valid is not None
@@ -291,7 +291,7 @@ def test_times_that_cannot_be_parsed_leave_the_rows_in_the_order_of_the_file(wri
 def test_text_in_a_column_of_times_is_not_a_sequence(tmp_path: Path) -> None:
     rows = ([f"day {row} of it", row % 7] for row in range(50))
     inspection = inspect_data(table(tmp_path / "a.csv", "Date,load", rows))
-    assert series_data(inspection).columns == ("load",) and "times in 'Date' (day 0 of it)" in inspection.notes[0]
+    assert series_schema(inspection).columns == ("load",) and "times in 'Date' (day 0 of it)" in inspection.notes[0]
 
 
 @pytest.mark.parametrize("text", ["1 2 3 4 5", "abc 12", "3.5.1.2.9", "may", "marching 12 by 40", "12-", "1/2/3/4"])
@@ -302,7 +302,7 @@ def test_other_text_with_digits_is_not_a_time(text: str) -> None:
 def test_columns_without_numbers_are_ignored_with_a_note(tmp_path: Path) -> None:
     rows = ([when, row, ["sun", "rain"][row % 2], ""] for row, when in enumerate(hours(50)))
     inspection = inspect_data(table(tmp_path / "a.csv", "date,load,sky,empty", rows))
-    assert series_data(inspection).columns == ("load",) and series_data(inspection).by is None
+    assert series_schema(inspection).columns == ("load",) and series_schema(inspection).by is None
     assert inspection.notes == ("ignored because not numeric: sky, empty",)
 
 
@@ -310,22 +310,22 @@ def test_columns_without_numbers_are_ignored_with_a_note(tmp_path: Path) -> None
 def test_missing_values_are_recognized(written: str, tmp_path: Path) -> None:
     rows = [[when, row if row % 5 else written] for row, when in enumerate(hours(50))]
     inspection = inspect_data(table(tmp_path / "a.csv", "date,load", rows))
-    assert (series_data(inspection).has_missing, series_data(inspection).nan) == (True, "missing")
+    assert (series_schema(inspection).has_missing, series_schema(inspection).nan) == (True, "missing")
     assert inspection.notes == ("NA, NaN or infinity in load: read as missing values (nan=error rejects them)",)
     train = prepare_data(inspection, tmp_path / "data").train
     assert isinstance(train, Sequences)
     assert np.isnan(train.read(train.step_ranges([(0, 0)]))[0]).sum() == 8
-    assert not series_data(inspect_data(table(tmp_path / "b.csv", "date,load", rows[1:5]))).has_missing
+    assert not series_schema(inspect_data(table(tmp_path / "b.csv", "date,load", rows[1:5]))).has_missing
 
 
 def test_a_row_counter_is_not_a_channel(tmp_path: Path) -> None:
     inspection = inspect_data(table(tmp_path / "a.csv", "row,load", ([row, row % 7] for row in range(50))))
-    assert inspection.data == SeriesData(("load",), time="row")
+    assert inspection.schema == SeriesSchema(("load",), time="row")
 
 
 def test_a_column_with_grouped_values_names_the_series(tmp_path: Path) -> None:
     rows = [[when, meter, row] for meter in "abc" for row, when in enumerate(hours(20))]
-    assert series_data(inspect_data(table(tmp_path / "a.csv", "date,meter,load", rows))).by == "meter"
+    assert series_schema(inspect_data(table(tmp_path / "a.csv", "date,meter,load", rows))).by == "meter"
     mixed = sorted(rows, key=lambda row: str(row[0]))
     with pytest.raises(DataError, match="rows of different series are mixed; sort them by 'meter', then by 'date'"):
         inspect_data(table(tmp_path / "b.csv", "date,meter,load", mixed))
@@ -333,7 +333,7 @@ def test_a_column_with_grouped_values_names_the_series(tmp_path: Path) -> None:
 
 def test_several_series_are_recognized_if_only_the_first_is_read(tmp_path: Path) -> None:
     rows = [[when, meter, row] for meter in ("one", "two") for row, when in enumerate(hours(2500))]
-    assert series_data(inspect_data(table(tmp_path / "a.csv", "date,meter,load", rows))).by == "meter"
+    assert series_schema(inspect_data(table(tmp_path / "a.csv", "date,meter,load", rows))).by == "meter"
 
 
 def test_several_columns_of_times_are_ambiguous(tmp_path: Path) -> None:
@@ -355,7 +355,7 @@ def test_parquet_and_csv_give_the_same_inspection(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
     one = inspect_data(tmp_path / "a.parquet")
     other = inspect_data(table(tmp_path / "a.csv", "date,load", rows))
-    assert one.kind == "series" and one.data == other.data and one.num_rows == other.num_rows
+    assert one.kind == "series" and one.schema == other.schema and one.num_rows == other.num_rows
 
 
 def test_a_parquet_file_that_ends_with_an_empty_row_group_is_inspected(tmp_path: Path) -> None:

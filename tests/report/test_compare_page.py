@@ -17,11 +17,11 @@ def write_run(folder: Path, lr: float, num_steps: int = 30) -> Path:
     with (folder / "log.jsonl").open("w") as log:
         for number in range(1, num_steps + 1):
             line = {
-                "kind": "step", "step": number, "epoch": 1, "loss": 3 / number, "tokens": 10, "gradient_norm": 1.0,
+                "kind": "step", "step": number, "epoch": 1, "loss": 3 / number, "num_targets": 10, "gradient_norm": 1.0,
                 "learning_rate": lr, "data_seconds": 0.0, "compute_seconds": 1.0, "optimizer_seconds": 0.0,
             }  # fmt: skip
             log.write(json.dumps(line) + "\n")
-        log.write(json.dumps({"kind": "evaluation", "step": num_steps, "loss": 0.5, "tokens": 10}) + "\n")
+        log.write(json.dumps({"kind": "evaluation", "step": num_steps, "loss": 0.5, "num_targets": 10}) + "\n")
     return folder
 
 

@@ -60,7 +60,7 @@ def write_log(folder: Path, lines: Iterable[dict[str, Any]], end: str = "", conf
 
 
 def step(number: int, **more: object) -> dict[str, Any]:
-    usual = {"loss": 5 / number, "tokens": 100, "gradient_norm": 1.0, "learning_rate": 0.1}
+    usual = {"loss": 5 / number, "num_targets": 100, "gradient_norm": 1.0, "learning_rate": 0.1}
     seconds = {"data_seconds": 0.1, "compute_seconds": 0.8, "optimizer_seconds": 0.1}
     return {"kind": "step", "step": number, "epoch": 1, **usual, **seconds, "skipped": 0, **more}
 
@@ -93,7 +93,7 @@ def test_each_chart_is_drawn_once_with_a_view_per_x_axis(finished: Path) -> None
     page = ParsedPage(render_run(finished))
     assert sum(label.startswith("Loss.") for label in page.labels()) == 1
     assert sum("data-y" in attributes for _, attributes in page.elements) == 4, "loss, learning rate, norm and speed"
-    for name in ("by-steps", "by-seconds", "by-tokens"):
+    for name in ("by-steps", "by-seconds", "by-targets"):
         assert sum(tag == "g" and attributes.get("class") == name for tag, attributes in page.elements) == 4
 
 
@@ -169,7 +169,7 @@ def test_a_diverged_run_says_so_and_names_the_saved_batch(byte_corpus: Corpus, t
         ([step(1), {"kind": "save", "step": 1, "error": "disk full", "num_bytes": 0}], "had 1 failed save"),
         ([step(1, loss=1e308, gradient_norm=1e-320), step(2, loss=-1e308)], "Curves"),
         ([{"kind": "ranks"}, {"kind": "step"}, {"kind": 3}, {"step": 1}], "Curves"),
-        ([step(1), {"kind": "evaluation", "step": 1, "loss": None, "tokens": 1, "perplexity": None}], "Curves"),
+        ([step(1), {"kind": "evaluation", "step": 1, "loss": None, "num_targets": 1, "perplexity": None}], "Curves"),
         ([step(1), ranks(seconds=0)], "no per-rank measurements"),
         ([step(1), ranks(seconds=0, busy=[0], waiting=[0], memory=[1])], "no per-rank measurements"),
         ([step(1), ranks(busy=[0, 0])], "1.00 times the mean"),

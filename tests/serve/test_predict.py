@@ -15,7 +15,15 @@ from helpers.rank_pool import RankPools
 from helpers.stores import write_series, write_tokens
 from stretto import TrainedModel, World
 from stretto.config.toml import parse_config
-from stretto.data import Corpus, Forecast, SequenceOptions, Sequences, SeriesOptions, prepare_sequences, prepare_series
+from stretto.data import (
+    Corpus,
+    ForecastTransform,
+    SequenceOptions,
+    Sequences,
+    SeriesOptions,
+    prepare_sequences,
+    prepare_series,
+)
 from stretto.errors import ConfigError, DataError
 from stretto.nn import Linear, Rows, Stack, initialize
 from stretto.serve import forecast, predict, prediction, write_predictions
@@ -211,7 +219,7 @@ def series(folder: Path, lengths: list[int]) -> Sequences:
 @pytest.mark.parametrize("season", [0, 4])
 def test_to_predictions_is_the_inverse_of_targets(tmp_path: Path, season: int) -> None:
     sequences = series(tmp_path / "data", [30, 9])
-    spec = Forecast.from_sequences(sequences, 3, season=season, targets=["c1"])
+    spec = ForecastTransform.from_sequences(sequences, 3, season=season, targets=["c1"])
     (values,) = sequences.read(sequences.step_ranges([(0, 0)]))
     for step in (5, 11, 26):
         scaled = spec.targets(values, step, step + 1)[0]
@@ -227,7 +235,7 @@ def test_series_are_forecast_once_per_horizon_beside_the_actual_values(tmp_path:
     data |= {"lanes": 2, "window": 5} if context is None else {"context": context}
     trained = untrained(tmp_path / "data", **data)
     results = list(predict(trained, tmp_path / "data"))
-    spec = Forecast.from_sequences(sequences, 3, season=4)
+    spec = ForecastTransform.from_sequences(sequences, 3, season=4)
     for row in results:
         shard, number = (0, 0) if row["series"] == 0 else (1, row["series"] - 1)
         (values,) = sequences.read(sequences.step_ranges([(shard, number)]))
@@ -246,7 +254,7 @@ def test_series_are_forecast_once_per_horizon_beside_the_actual_values(tmp_path:
 def test_a_forecast_follows_the_order_of_its_target_channels(tmp_path: Path) -> None:
     sequences = series(tmp_path / "data", [30, 20])
     trained = untrained(tmp_path / "data", horizon=2, targets=["c1", "c0"], lanes=2, window=5)
-    spec = Forecast.from_sequences(sequences, 2, targets=["c1", "c0"])
+    spec = ForecastTransform.from_sequences(sequences, 2, targets=["c1", "c0"])
     future = next(forecast(trained, tmp_path / "data", steps=4))
     assert future.channels == ("c1", "c0")
     (values,) = sequences.read(sequences.step_ranges([(0, 0)]))
@@ -255,7 +263,7 @@ def test_a_forecast_follows_the_order_of_its_target_channels(tmp_path: Path) -> 
         np.testing.assert_allclose(future.values[start : start + 2], ahead, rtol=1e-4)
         values = np.concatenate([values, ahead[:, ::-1]])
     with pytest.raises(DataError, match="listed more than once"):
-        Forecast.from_sequences(sequences, 2, targets=["c0", "c0"])
+        ForecastTransform.from_sequences(sequences, 2, targets=["c0", "c0"])
 
 
 def test_outputs_of_a_custom_loss_are_refused(tmp_path: Path) -> None:
@@ -280,7 +288,7 @@ def test_a_table_of_several_series_is_read_like_the_runs_data(tmp_path: Path) ->
 
 
 def test_a_seasonal_forecast_depends_only_on_the_last_season(tmp_path: Path) -> None:
-    spec = Forecast((0.0,), (1.0,), (0,), horizon=2, season=4)
+    spec = ForecastTransform((0.0,), (1.0,), (0,), horizon=2, season=4)
     values = np.arange(20.0, dtype=np.float32)[:, None]
     long = np.concatenate([np.full((10**6, 1), np.nan, np.float32), values])
     np.testing.assert_array_equal(spec.to_predictions(np.zeros(2), long), spec.to_predictions(np.zeros(2), values))
@@ -295,7 +303,7 @@ def test_a_long_forecast_continues_from_its_own_values(tmp_path: Path, context: 
     trained = untrained(tmp_path / "data", **data)
     first, second = forecast(trained, tmp_path / "data", steps=7)
     assert (first.series, first.start, second.start, first.values.shape) == (0, 30, 20, (7, 2))
-    spec = Forecast.from_sequences(sequences, 3)
+    spec = ForecastTransform.from_sequences(sequences, 3)
     (values,) = sequences.read(sequences.step_ranges([(0, 0)]))
     for start in (0, 3, 6):
         seen = values if context is None else values[-context:]

@@ -13,7 +13,7 @@ import torch
 from helpers.stores import write_series, write_tokens
 from stretto import Run, StepReport, StrettoError, TrainConfig, Trainer, load_model, make_engine
 from stretto.config.toml import parse_config
-from stretto.data import Corpus, DocumentLanes, Forecast, Position, TextOptions, prepare_text
+from stretto.data import Corpus, DocumentLanes, ForecastTransform, Position, TextOptions, prepare_text
 from stretto.errors import ConfigError, DataError
 from stretto.nn import LSTM, Linear, SquaredError, Stack, initialize
 from stretto.train import EvaluationReport
@@ -83,7 +83,7 @@ def test_an_epoch_ends_when_every_row_was_seen(rows: list[list[int]], tmp_path: 
     assert run.trainer.num_steps is None and run.trainer.progress == 0
     reports = [event for event in run.events() if isinstance(event, StepReport)]
     for epoch in (1, 2, 3):
-        assert sum(report.tokens for report in reports if report.epoch == epoch) == 60
+        assert sum(report.num_targets for report in reports if report.epoch == epoch) == 60
     assert run.trainer.progress == 1 and reports[-1].learning_rate < 0.2 * reports[0].learning_rate
 
 
@@ -138,7 +138,7 @@ def test_a_batch_without_targets_changes_no_weight_and_the_run_continues(tmp_pat
     for event in run.events():
         if isinstance(event, StepReport):
             weights = [parameter.detach().clone() for parameter in run.engine.stack.parameters()]
-            if not event.tokens:
+            if not event.num_targets:
                 assert all(torch.equal(now, then) for now, then in zip(weights, before, strict=True))
                 assert math.isnan(event.loss) and event.gradient_norm == 0
                 seen += 1
@@ -191,10 +191,10 @@ def test_the_rest_of_an_epoch_may_have_no_targets(tmp_path: Path) -> None:
     values = np.random.default_rng(1).normal(size=(200, 1)).astype(np.float32)
     values[100:] = np.nan
     sequences = write_series(tmp_path / "data", [[values]])
-    data = DocumentLanes(sequences, 1, 10, Forecast.from_sequences(sequences))
+    data = DocumentLanes(sequences, 1, 10, ForecastTransform.from_sequences(sequences))
     stack = initialize(Stack([LSTM(1, 3), Linear(3, 1)]), 1)
     trainer = Trainer(make_engine(stack, SquaredError()), data, TrainConfig(steps=30), start=Position(0, 0, 15))
-    tokens = [report.tokens for report in trainer]
+    tokens = [report.num_targets for report in trainer]
     assert tokens[:4] == [0, 0, 0, 0] and max(tokens) == 10
 
 

@@ -40,7 +40,7 @@ def test_a_run_writes_config_log_vocabulary_and_weights(word_corpus: Corpus, tmp
     assert load_config(tmp_path / "run" / "config.toml") == config
     lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     assert [line["kind"] for line in lines].count("step") == 6
-    assert {"loss", "tokens", "gradient_norm", "learning_rate", "compute_seconds", "epoch"} <= set(lines[1])
+    assert {"loss", "num_targets", "gradient_norm", "learning_rate", "compute_seconds", "epoch"} <= set(lines[1])
     assert {"loss", "perplexity", "bits_per_byte", "step"} <= set(lines[-1])
     scored = events[-1]
     assert isinstance(scored, EvaluationReport)

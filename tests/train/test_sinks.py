@@ -31,7 +31,7 @@ from stretto.train.sinks.state import SinkState
 from stretto.train.sinks.tensorboard import TensorBoardSink
 
 NUMBERS = st.one_of(st.integers(-(2**40), 2**40), st.floats(), st.booleans(), st.none(), st.text(max_size=3))
-STEP = {"step": 1, "loss": 2.0, "tokens": 30, "data_seconds": 1, "compute_seconds": 3.0, "optimizer_seconds": 1.0}
+STEP = {"step": 1, "loss": 2.0, "num_targets": 30, "data_seconds": 1, "compute_seconds": 3.0, "optimizer_seconds": 1.0}
 
 
 def read_lines(folder: Path, kind: str) -> list[dict[str, float]]:
@@ -98,7 +98,7 @@ def test_a_run_that_was_killed_has_each_step_once_in_all_sinks(
     assert wandb_services(run.process.pid)
     assert listening(port) == {"0100007F"}, "on loopback only"
     gauges = scrape(port)
-    assert gauges["stretto_step"][""] >= 40 and gauges["stretto_tokens_per_second"][""] > 0
+    assert gauges["stretto_step"][""] >= 40 and gauges["stretto_targets_per_second"][""] > 0
     run.process.kill()
     assert run.finish()[0] == -signal.SIGKILL
     run.start()
@@ -115,7 +115,7 @@ def test_a_run_that_was_killed_has_each_step_once_in_all_sinks(
     scalars = events.Scalars("step/loss")
     assert [one.step for one in scalars] == [step for step, _ in expected]
     assert [one.value for one in scalars] == pytest.approx([loss for _, loss in expected], rel=1e-6)
-    assert {"save/seconds", "step/tokens_per_second"} <= set(events.Tags()["scalars"])
+    assert {"save/seconds", "step/targets_per_second"} <= set(events.Tags()["scalars"])
     assert len(list((run.folder / "tensorboard").glob("events.*"))) == 2, "a file for each start"
 
     (newest,) = max(run.folder.glob("wandb/offline-run-*")).glob("*.wandb")
@@ -153,7 +153,7 @@ def test_every_finite_number_of_a_line_is_a_scalar_and_nothing_else(
 
 def test_a_step_has_its_speed_and_thousands_of_ranks_have_three_scalars() -> None:
     scalars = {figure.tag: figure.value for figure in iter_scalars("step", STEP)}
-    assert scalars["step/seconds"] == 5.0 and scalars["step/tokens_per_second"] == 6.0
+    assert scalars["step/seconds"] == 5.0 and scalars["step/targets_per_second"] == 6.0
     assert not any(figure.name == "seconds" for figure in iter_scalars("step", {**STEP, "compute_seconds": None}))
     busy = {figure.tag: figure.value for figure in iter_scalars("ranks", {"busy": [*range(4096)]})}
     assert busy == {"ranks/busy/min": 0.0, "ranks/busy/mean": 2047.5, "ranks/busy/max": 4095.0}

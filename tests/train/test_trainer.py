@@ -59,7 +59,7 @@ def test_200_steps_on_wikitext_equal_the_hand_written_loop(
     clipped = 0
     for report, hand in zip(trainer, expected, strict=True):
         assert report.loss == pytest.approx(hand.loss, rel=1e-5), f"at step {report.step}"
-        assert report.tokens == 16 * 32
+        assert report.num_targets == 16 * 32
         clipped += report.gradient_norm > 0.5
     assert 0 < clipped < 200, "the gradient was clipped at some steps and not at others"
     held = evaluate(engine, Lanes(held_out, lanes=16, window=32))
@@ -73,10 +73,10 @@ def test_the_times_of_a_report_sum_up_and_it_is_frozen(byte_corpus: Corpus) -> N
     assert len(reports) == trainer.num_steps == 2 * (trainer.windows.num_windows or 0)
     assert [report.step for report in reports] == list(range(1, len(reports) + 1))
     assert [report.epoch for report in reports] == [1] * (len(reports) // 2) + [2] * (len(reports) // 2)
-    assert sum(report.tokens for report in reports) == 2 * (byte_corpus.num_tokens - 1)
+    assert sum(report.num_targets for report in reports) == 2 * (byte_corpus.num_tokens - 1)
     report = reports[0]
     assert report.seconds == report.data_seconds + report.compute_seconds + report.optimizer_seconds
-    assert report.tokens_per_second == pytest.approx(report.tokens / report.seconds)
+    assert report.targets_per_second == pytest.approx(report.num_targets / report.seconds)
     with pytest.raises(FrozenInstanceError):
         report.loss = 0.0  # type: ignore[misc]
 
@@ -221,7 +221,7 @@ def train_on_texts(world: World, folder: Path, *, is_shared: bool = False) -> li
     if is_shared:
         windows = windows.share(engine.mesh.replica, engine.mesh.num_replicas)
     trainer = Trainer(engine, windows, TrainConfig(epochs=1, lr=1e-2))
-    return [(report.loss, report.tokens) for report in trainer]
+    return [(report.loss, report.num_targets) for report in trainer]
 
 
 @pytest.fixture

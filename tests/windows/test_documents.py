@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.stores import write_series, write_tokens
-from stretto.data import DocumentLanes, Forecast, Position
+from stretto.data import DocumentLanes, ForecastTransform, Position
 from stretto.errors import DataError
 from stretto.windows.documents import _WINDOWS_PER_POOL
 
@@ -79,7 +79,7 @@ def test_the_targets_of_a_series_in_lanes_are_its_next_values(tmp_path: Path) ->
     series = np.arange(40, dtype=np.float32).reshape(20, 2)
     series[5, 1] = np.nan
     sequences = write_series(tmp_path / "store", [[series]])
-    forecast = Forecast.from_sequences(sequences, 2, targets=["c1"], masks=True)
+    forecast = ForecastTransform.from_sequences(sequences, 2, targets=["c1"], masks=True)
     data = DocumentLanes(sequences, 1, 8, forecast)
     scale = np.nanstd(series[:, 1])
     read = [data.read(position) for position in _epoch(data)]

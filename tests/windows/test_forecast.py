@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.stores import write_series
-from stretto.data import Batches, Forecast, Position, SlidingWindows
+from stretto.data import Batches, ForecastTransform, Position, SlidingWindows
 from stretto.errors import DataError
 
 EXAMPLES = settings(max_examples=60, deadline=None)
@@ -50,7 +50,7 @@ def test_every_window_of_a_series_comes_once_per_epoch_with_the_values_after_it(
         if not np.all(std > 1e-3):
             return
         sequences = write_series(Path(folder) / "store", shards)
-        forecast = Forecast.from_sequences(sequences, horizon, season=season)
+        forecast = ForecastTransform.from_sequences(sequences, horizon, season=season)
         if not expected:
             with pytest.raises(DataError, match="no series has the"):
                 SlidingWindows(sequences, forecast, context, stride, every_step)
@@ -83,7 +83,7 @@ def _before(row: np.ndarray, step: int, channel: int) -> float:
 def test_with_a_season_targets_are_differences_to_the_last_season(tmp_path: Path) -> None:
     series = np.tile(np.array([1.0, 5.0, 2.0], np.float32), 8).reshape(-1, 1)
     sequences = write_series(tmp_path / "store", [[series]])
-    data = Batches(SlidingWindows(sequences, Forecast.from_sequences(sequences, 3, season=3), 6), 60)
+    data = Batches(SlidingWindows(sequences, ForecastTransform.from_sequences(sequences, 3, season=3), 6), 60)
     targets = data.read(Position()).targets
     assert targets is not None and targets[-1].abs().max() < 1e-6, "a series that repeats itself has no differences"
 
@@ -91,15 +91,15 @@ def test_with_a_season_targets_are_differences_to_the_last_season(tmp_path: Path
 def test_impossible_forecasts_are_refused(tmp_path: Path) -> None:
     sequences = write_series(tmp_path / "store", [[np.random.default_rng(0).normal(size=(9, 2)).astype(np.float32)]])
     with pytest.raises(DataError, match="target 'x' is not a channel of"):
-        Forecast.from_sequences(sequences, targets=["x"])
+        ForecastTransform.from_sequences(sequences, targets=["x"])
     with pytest.raises(DataError, match="season=2 is shorter than horizon=3"):
-        Forecast.from_sequences(sequences, 3, season=2)
+        ForecastTransform.from_sequences(sequences, 3, season=2)
     with pytest.raises(DataError, match="horizon=0"):
-        Forecast.from_sequences(sequences, 0)
+        ForecastTransform.from_sequences(sequences, 0)
     with pytest.raises(DataError, match="season=4 exceeds context=2"):
-        SlidingWindows(sequences, Forecast.from_sequences(sequences, 1, season=4), 2)
+        SlidingWindows(sequences, ForecastTransform.from_sequences(sequences, 1, season=4), 2)
     with pytest.raises(DataError, match=r"no series has the 8 \+ 2 time steps of context and horizon"):
-        SlidingWindows(sequences, Forecast.from_sequences(sequences, 2), 8)
-    windows = SlidingWindows(sequences, Forecast.from_sequences(sequences), 8)
+        SlidingWindows(sequences, ForecastTransform.from_sequences(sequences, 2), 8)
+    windows = SlidingWindows(sequences, ForecastTransform.from_sequences(sequences), 8)
     with pytest.raises(DataError, match=r"context=8 exceeds data\.budget=7; raise the budget"):
         Batches(windows, budget=7)

@@ -98,7 +98,7 @@ class CheckpointManager:
             address = None if checkpoint is None else (checkpoint.storage.location, checkpoint.name)
             self.world.store.set(key, json.dumps([self.generation, address]))
             return checkpoint
-        self.generation, address = json.loads(self._wait_for_message(key, 0, self.world.raise_peer_error))
+        self.generation, address = json.loads(self._wait_for_message(key, 0, self.world.raise_published_error))
         return None if address is None else Checkpoint.open(open_storage(address[0], self._retry_seconds), address[1])
 
     def save(self, snapshot: Snapshot, *, wait: bool = False) -> None:
@@ -185,7 +185,7 @@ class CheckpointManager:
         if self.world.is_rank_zero:
             assert save.report is not None
             return save.report.error
-        return self._wait_for_message(self._key(save, "result"), 0, self.world.raise_peer_error) or None
+        return self._wait_for_message(self._key(save, "result"), 0, self.world.raise_published_error) or None
 
     def _wait_for_save(self) -> None:
         """Wait until this rank's part of the pending save has ended; raise its error if the run can't continue."""

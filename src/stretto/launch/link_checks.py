@@ -103,7 +103,7 @@ def gather_findings(world: World, local_rank: int, local_findings: list[Finding]
         return local_findings
     timeout = timedelta(seconds=min(60.0, world.timeout.total_seconds()))
     messages = [
-        json.loads(world.store.wait_for_message(f"doctor/{rank}", rank, timeout, world.raise_peer_error))
+        json.loads(world.store.wait_for_message(f"doctor/{rank}", rank, timeout, world.raise_published_error))
         for rank in range(world.size)
     ]
     world.barrier()

@@ -18,7 +18,7 @@ from stretto.blocks.stack import Stack
 from stretto.engine.engine import window_tensor
 from stretto.measure.profile_input import ProfileInput
 from stretto.measure.timing import fastest_time, fastest_times, synchronized_time
-from stretto.plan.profile import BlockKind, CostPoint
+from stretto.plan.profile import CostPoint, KindCosts
 
 Trial = Callable[[], tuple[float, float]]
 """Runs a forward and a backward once and returns how long each took, in seconds."""
@@ -45,7 +45,7 @@ def name_kinds(model: Stack) -> list[str]:
     return kinds
 
 
-def measure_kinds(profile_input: ProfileInput, memory_limit: float) -> Iterator[tuple[str, BlockKind]]:
+def measure_kinds(profile_input: ProfileInput, memory_limit: float) -> Iterator[tuple[str, KindCosts]]:
     """Measure and yield each kind of block, and then `loss`; skip chunks that need more than `memory_limit` bytes."""
     model = profile_input.model
     inputs = window_tensor(profile_input.window, "inputs", model.dtype)
@@ -60,7 +60,7 @@ def measure_kinds(profile_input: ProfileInput, memory_limit: float) -> Iterator[
             block = _MeasuredBlock(profile_input, stack.train(), inputs, needs_input_gradient)
             points = _measure_grid(profile_input, block.trial, list(stack.parameters()), memory_limit)
             outputs[name] = block.output()
-            yield name, _block_kind(profile_input, stack, outputs[name], points)
+            yield name, _kind_costs(profile_input, stack, outputs[name], points)
         inputs = outputs[name]
     yield "loss", _measure_loss(profile_input, inputs, memory_limit)
 
@@ -114,7 +114,7 @@ class _MeasuredBlock:
         return self.stack.begin(Rows.of(rows, steps, device=device, dtype=dtype))
 
 
-def _measure_loss(profile_input: ProfileInput, output: Tensor, memory_limit: float) -> BlockKind:
+def _measure_loss(profile_input: ProfileInput, output: Tensor, memory_limit: float) -> KindCosts:
     targets = window_tensor(profile_input.window, "targets")
 
     def trial(rows: int, steps: int) -> Trial:
@@ -131,14 +131,14 @@ def _measure_loss(profile_input: ProfileInput, output: Tensor, memory_limit: flo
 
         return run
 
-    return BlockKind(points=_measure_grid(profile_input, trial, (), memory_limit))
+    return KindCosts(points=_measure_grid(profile_input, trial, (), memory_limit))
 
 
-def _block_kind(profile_input: ProfileInput, stack: Stack, output: Tensor, points: tuple[CostPoint, ...]) -> BlockKind:
+def _kind_costs(profile_input: ProfileInput, stack: Stack, output: Tensor, points: tuple[CostPoint, ...]) -> KindCosts:
     device = profile_input.device
     trainable = [weight for weight in stack.parameters() if weight.requires_grad]
     state = stack.begin(Rows.of(1, 1, device=device, dtype=profile_input.model.dtype))
-    return BlockKind(
+    return KindCosts(
         weight_bytes=sum(weight.nbytes for weight in stack.parameters()),
         output_bytes=output.element_size() * output[0, 0].numel(),
         state_bytes=sum(tensor.nbytes for tensor in state),

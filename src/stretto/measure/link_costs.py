@@ -22,9 +22,9 @@ def measure_links(world: World) -> tuple[Link | None, Link | None]:
     """Return the links inside a node and between nodes; each is None if no two ranks are connected that way."""
     if world.is_single_rank:
         return None, None
-    node = _measure_link(world, 1) if world.local_size > 1 else None
-    network = _measure_link(world, world.local_size) if world.local_size < world.size else None
-    return node, network
+    intra_node = _measure_link(world, 1) if world.local_size > 1 else None
+    inter_node = _measure_link(world, world.local_size) if world.local_size < world.size else None
+    return intra_node, inter_node
 
 
 def measure_bare_all_reduce(world: World, num_ranks: int) -> AllReduceCost:

@@ -27,7 +27,7 @@ from stretto.plan.cluster import Cluster, divisors
 from stretto.plan.cost_model import CostModel
 from stretto.plan.hardware import GPU_OVERLAP
 from stretto.plan.predict import predict
-from stretto.plan.profile import BlockKind, Profile
+from stretto.plan.profile import KindCosts, Profile
 from stretto.plan.workload import Workload
 from stretto.windows.loader import WindowSource
 
@@ -89,7 +89,7 @@ def broadcast_profile(world: World, profile: Profile | None) -> Profile:
 
 def _measure_single_rank(profile_input: ProfileInput, world: World, progress: Progress) -> Profile:
     """Measure each kind of block, and then whole steps if the model fits on one rank."""
-    kinds: dict[str, BlockKind] = {}
+    kinds: dict[str, KindCosts] = {}
     names = _distinct_kinds(profile_input)
     progress(f"measuring {names[0]}", 0.0)
     memory_limit = _MEMORY_FRACTION * profile_input.memory_per_rank(world.local_size)
@@ -128,7 +128,7 @@ def _measure_all_ranks(
     progress("measuring how much ranks slow each other down", 0.85)
     measurement = (measure_rank_speeds if fits else guess_rank_speeds)(profile_input, world)
     progress("measuring links", 0.9)
-    node, network = measure_links(world)
+    intra_node, inter_node = measure_links(world)
     all_reduces = tuple(
         measure_all_reduce(profile_input, world, num_ranks) if fits else measure_bare_all_reduce(world, num_ranks)
         for num_ranks in divisors(world.local_size)[1:]
@@ -138,8 +138,8 @@ def _measure_all_ranks(
         profile = profile.model_copy(
             update={
                 "speeds": measurement.speeds,
-                "node": node,
-                "network": network,
+                "intra_node": intra_node,
+                "inter_node": inter_node,
                 "all_reduces": all_reduces,
                 "notes": {**profile.notes, **(disturbed_note if measurement.is_disturbed else {})},
             }
@@ -205,7 +205,7 @@ def _time_steps(profile_input: ProfileInput, *chunk_counts: int) -> list[float]:
     return [min(times) for times in zip(*rounds, strict=True)]
 
 
-def _scale(kind: BlockKind, factor: float) -> BlockKind:
+def _scale(kind: KindCosts, factor: float) -> KindCosts:
     points = tuple(
         point.model_copy(update={"forward": point.forward * factor, "backward": point.backward * factor})
         for point in kind.points

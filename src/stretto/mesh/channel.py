@@ -78,7 +78,7 @@ class Channel:
         try:
             work = start()
         except RuntimeError as error:
-            raise self._world.peer_failure(peer, activity) from error
+            raise self._world.transfer_error(peer, activity) from error
         assert work is not None
         return work
 
@@ -88,5 +88,5 @@ class Channel:
         try:
             work.wait()
         except RuntimeError as error:
-            raise self._world.peer_failure(peer, activity) from error
+            raise self._world.transfer_error(peer, activity) from error
         self._world.wait_timer.end(wait_started)

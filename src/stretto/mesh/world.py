@@ -123,7 +123,7 @@ class World:
         try:
             yield
         except RuntimeError as error:
-            cause = self.peer_error() or self._lost_peer_error(activity)
+            cause = self.published_error() or self._lost_rank_error(activity)
             # gloo raises a plain RuntimeError after a timeout; only the elapsed time distinguishes it from others.
             if cause is None and time.monotonic() - started >= self.timeout.total_seconds():
                 straggler = self._find_straggler()
@@ -132,9 +132,9 @@ class World:
                 raise
             raise cause from error
 
-    def peer_failure(self, peer: int, activity: str) -> StrettoError:
+    def transfer_error(self, peer: int, activity: str) -> StrettoError:
         """Return the error for a failed send to, or receive from, one peer."""
-        cause = self.peer_error() or self._lost_peer_error(activity)
+        cause = self.published_error() or self._lost_rank_error(activity)
         if cause is not None:
             return cause
         # All peers answer, so the operation has timed out.
@@ -161,7 +161,7 @@ class World:
         error_class = next((shared for shared in SHARED_ERRORS if isinstance(error, shared)), StrettoError)
         self.liveness.publish_error(f"{error_class.__name__}\n{error}", print_error)
 
-    def peer_error(self) -> StrettoError | None:
+    def published_error(self) -> StrettoError | None:
         """Return the error that another rank has published; None if there is none."""
         published = None if self.liveness is None else self.liveness.read_error()
         if published is None:
@@ -169,9 +169,9 @@ class World:
         class_name, message = published.split("\n", 1)
         return next((shared for shared in SHARED_ERRORS if shared.__name__ == class_name), StrettoError)(message)
 
-    def raise_peer_error(self) -> None:
+    def raise_published_error(self) -> None:
         """Raise the error that another rank has published, if there is one."""
-        error = self.peer_error()
+        error = self.published_error()
         if error is not None:
             raise error
 
@@ -180,7 +180,7 @@ class World:
         """The ranks that this one depends on: all ranks, or those of its replica and its stage."""
         return range(self.size) if self.topology is None else self.topology.peer_ranks(self.rank)
 
-    def _lost_peer_error(self, activity: str) -> LostPeerError | None:
+    def _lost_rank_error(self, activity: str) -> LostPeerError | None:
         """Return the error that names a lost rank; None if all peers answer."""
         lost = None if self.liveness is None else self.liveness.find_lost_rank(self._peer_ranks)
         if lost is None:

@@ -34,7 +34,7 @@ class LowerBounds:
         """Return a bound for a layout with a partition, as if stages waited only while the pipeline fills or drains."""
         speed = self._solo_speed(layout)
         # Multiplied by the speed, which the sum is later divided by: a message takes equally long at any speed.
-        latency = min(self.costs.node_link.latency, self.costs.network_link.latency) * speed
+        latency = min(self.costs.intra_node.latency, self.costs.inter_node.latency) * speed
         total = 0.0
         for shapes in self.workload.count_chunks(layout.replicas, layout.micro_batches, layout.chunks):
             total += self._pipeline_bound(layout, shapes, latency)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 
-from stretto.plan.profile import BlockKind, CostPoint, Link, Profile
+from stretto.plan.profile import CostPoint, KindCosts, Link, Profile
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class CostModel:
         self.block_kinds = [profile.kinds[name] for name in profile.blocks]
         self.num_blocks = len(self.block_kinds)
         # With one device per node, a profile has no link inside a node. Nothing is sent there, so any link will do.
-        self.node_link = profile.node or Link(latency=0.0, bandwidth=1e18)
-        self.network_link = profile.network or self.node_link
+        self.intra_node = profile.intra_node or Link(latency=0.0, bandwidth=1e18)
+        self.inter_node = profile.inter_node or self.intra_node
         self.contention = ContentionModel(profile)
         # Prefix sums over blocks, so that the cost of a range is a difference of two.
         self._weights = _prefix_sums([kind.weight_bytes for kind in self.block_kinds])
@@ -65,7 +65,7 @@ class CostModel:
         return self.block_kinds[stop - 1].output_bytes
 
     def _prefix_chunk_costs(self, rows: int, steps: int) -> list[ChunkCost]:
-        by_kind: dict[int, ChunkCost] = {}  # by id: all blocks of a kind share one BlockKind
+        by_kind: dict[int, ChunkCost] = {}  # by id: all blocks of a kind share one KindCosts
         sums = [ChunkCost(0.0, 0.0, 0.0)]
         for kind in [*self.block_kinds, self.profile.loss]:
             if id(kind) not in by_kind:
@@ -91,16 +91,16 @@ class CostModel:
             else:
                 seconds += _estimate_all_reduce(num_bytes, per_node, self._effective_link(per_node))
         if num_nodes > 1:
-            seconds += _estimate_all_reduce(num_bytes / per_node, num_nodes, self.network_link)
+            seconds += _estimate_all_reduce(num_bytes / per_node, num_nodes, self.inter_node)
         return seconds
 
     def _effective_link(self, num_ranks: int) -> Link:
         """Return the link in a node, with the bus bandwidth measured for the next smaller number of ranks, if any."""
         smaller = [cost for cost in self.profile.all_reduces if cost.ranks < num_ranks]
         if not smaller:
-            return self.node_link
+            return self.intra_node
         largest = max(smaller, key=lambda cost: cost.ranks)
-        return Link(latency=self.node_link.latency, bandwidth=largest.bandwidth * _ring_passes(largest.ranks))
+        return Link(latency=self.intra_node.latency, bandwidth=largest.bandwidth * _ring_passes(largest.ranks))
 
 
 class ContentionModel:
@@ -123,7 +123,7 @@ class ContentionModel:
         return min(speed.solo, total / num_busy)
 
 
-def interpolate(kind: BlockKind, rows: int, steps: int) -> ChunkCost:
+def interpolate(kind: KindCosts, rows: int, steps: int) -> ChunkCost:
     """Return the cost of a chunk, interpolated or extrapolated linearly in rows and steps from the profile's points."""
     points = {(point.rows, point.steps): point for point in kind.points}
     # The cost of a chunk of 0 rows or time steps: nothing. Its rows and steps are unused, but must be at least 1.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from stretto.base.errors import PlanError
-from stretto.plan.profile import BlockKind, CostPoint, Link, Profile
+from stretto.plan.profile import CostPoint, KindCosts, Link, Profile
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class Hardware:
     flops: float  # per second, dense bf16
     fp32_flops: float  # per second, without tensor cores: torch's default for fp32
     bandwidth: float  # of memory, bytes per second
-    node: Link  # between devices of one node
-    network: Link  # between nodes, per device
+    intra_node: Link  # between devices of one node
+    inter_node: Link  # between nodes, per device
     source: str  # where these figures come from
     utilization: float = 0.5  # fraction of peak arithmetic that a large matrix product reaches
     element_size: int = 2  # bytes per element of a matrix product
@@ -40,8 +40,8 @@ KNOWN_HARDWARE = {
         flops=312e12,
         fp32_flops=19.5e12,
         bandwidth=2.039e12,
-        node=Link(latency=3e-6, bandwidth=300e9),
-        network=Link(latency=5e-6, bandwidth=25e9),
+        intra_node=Link(latency=3e-6, bandwidth=300e9),
+        inter_node=Link(latency=5e-6, bandwidth=25e9),
         source=f"NVIDIA A100 data sheet (312 TFLOP/s bf16, 19.5 fp32, 2,039 GB/s, NVLink 600 GB/s); {_LINKS}",
     ),
     "H100": Hardware(
@@ -50,8 +50,8 @@ KNOWN_HARDWARE = {
         flops=989e12,
         fp32_flops=67e12,
         bandwidth=3.35e12,
-        node=Link(latency=3e-6, bandwidth=450e9),
-        network=Link(latency=5e-6, bandwidth=50e9),
+        intra_node=Link(latency=3e-6, bandwidth=450e9),
+        inter_node=Link(latency=5e-6, bandwidth=50e9),
         source=f"NVIDIA H100 data sheet (989 TFLOP/s bf16 dense, 67 fp32, 3.35 TB/s, NVLink 900 GB/s); {_LINKS}",
     ),
 }
@@ -97,8 +97,8 @@ def derive_profile(
         kinds={names[shape]: _derive_kind(hardware, shape, rows, steps) for shape in shapes},
         blocks=tuple(names[shape] for shape in blocks),
         loss=_derive_loss(hardware, blocks[-1].outputs, rows, steps),
-        node=hardware.node,
-        network=hardware.network,
+        intra_node=hardware.intra_node,
+        inter_node=hardware.inter_node,
         # Guesses: the engine launches about 20 kernels per action, and 100 more per training step.
         action_overhead=20 * hardware.launch_seconds,
         step_overhead=100 * hardware.launch_seconds,
@@ -114,7 +114,7 @@ def _assumptions(hardware: Hardware) -> str:
     )
 
 
-def _derive_kind(hardware: Hardware, shape: BlockShape, rows: Sequence[int], steps: Sequence[int]) -> BlockKind:
+def _derive_kind(hardware: Hardware, shape: BlockShape, rows: Sequence[int], steps: Sequence[int]) -> KindCosts:
     weight_bytes = 4 * (shape.weights + shape.embedding_weights)
     points = []
     for num_rows, num_steps in product(rows, steps):
@@ -122,7 +122,7 @@ def _derive_kind(hardware: Hardware, shape: BlockShape, rows: Sequence[int], ste
         saved = hardware.element_size * shape.saved * num_rows * num_steps
         # Two matrix products for each one in the forward: the gradients of the input and of the weights.
         points.append(CostPoint(rows=num_rows, steps=num_steps, forward=forward, backward=2 * forward, saved=saved))
-    return BlockKind(
+    return KindCosts(
         weight_bytes=weight_bytes,
         output_bytes=hardware.element_size * shape.outputs,
         state_bytes=4 * shape.state,
@@ -133,14 +133,14 @@ def _derive_kind(hardware: Hardware, shape: BlockShape, rows: Sequence[int], ste
     )
 
 
-def _derive_loss(hardware: Hardware, num_outputs: int, rows: Sequence[int], steps: Sequence[int]) -> BlockKind:
+def _derive_loss(hardware: Hardware, num_outputs: int, rows: Sequence[int], steps: Sequence[int]) -> KindCosts:
     points = []
     for num_rows, num_steps in product(rows, steps):
         num_bytes = 4 * num_outputs * num_rows * num_steps
         # Forward and backward each pass over the fp32 outputs or their gradients about three times.
         seconds = hardware.launch_seconds + 3 * num_bytes / hardware.bandwidth
         points.append(CostPoint(rows=num_rows, steps=num_steps, forward=seconds, backward=seconds, saved=num_bytes))
-    return BlockKind(points=tuple(points))
+    return KindCosts(points=tuple(points))
 
 
 def _forward_seconds(hardware: Hardware, shape: BlockShape, rows: int, steps: int) -> float:

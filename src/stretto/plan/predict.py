@@ -108,7 +108,7 @@ class _StepSimulation:
         """Return a function that gives how many seconds a stage's message after an action takes."""
         boundaries = range(self.layout.stages - 1)
         links = [
-            self.costs.network_link if self.cluster.crosses_nodes(self.layout, stage) else self.costs.node_link
+            self.costs.inter_node if self.cluster.crosses_nodes(self.layout, stage) else self.costs.intra_node
             for stage in boundaries
         ]
         sizes = [self.costs.sent_bytes(self.parts[stage].stop) for stage in boundaries]

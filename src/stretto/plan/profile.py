@@ -14,7 +14,7 @@ from stretto.base.disk import write_atomic
 from stretto.base.errors import PlanError
 from stretto.base.strict_model import StrictModel, first_error
 
-VERSION = 4
+VERSION = 5
 
 # Every real figure is within these bounds. Without them a plan could divide by zero or overflow.
 Seconds = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
@@ -35,7 +35,7 @@ class CostPoint(StrictModel):
     """Bytes that the forward saves for the backward."""
 
 
-class BlockKind(StrictModel):
+class KindCosts(StrictModel):
     """The cost of one kind of block; blocks of the same class, settings and shapes are measured once."""
 
     weight_bytes: int = Field(0, ge=0, le=10**18)
@@ -111,15 +111,15 @@ class Profile(StrictModel):
     """Where the figures come from: versions and the date, or the data sheet and the assumptions."""
     is_estimated: bool = False
     """True if the figures were derived from a data sheet, not measured."""
-    kinds: dict[str, BlockKind]
+    kinds: dict[str, KindCosts]
     """The cost of each kind of block, by name."""
     blocks: tuple[str, ...] = Field(min_length=1, strict=False)
     """The kind of each block of the model, in order."""
-    loss: BlockKind
+    loss: KindCosts
     """The cost of the loss, with the same fields as an entry of `kinds`."""
-    node: Link | None = None
+    intra_node: Link | None = None
     """The link between devices of one node; None if only one device per node was measured."""
-    network: Link | None = None
+    inter_node: Link | None = None
     """The link between nodes, None if unknown; each device is assumed to get this bandwidth while all send."""
     all_reduces: tuple[AllReduceCost, ...] = Field((), strict=False)
     speeds: tuple[RankSpeed, ...] = Field((), strict=False)

@@ -71,14 +71,14 @@ def find_plan(
 
     The chosen one is first. With `uses_all`, return only layouts that use every device.
     """
-    if cluster.nodes > 1 and profile.network is None:
+    if cluster.nodes > 1 and profile.inter_node is None:
         raise PlanError(
-            f"network=None in the profile of {profile.device}, but nodes={cluster.nodes}; set the link between nodes "
-            "(for example 5us,25GB/s), or measure it on two nodes with torchrun"
+            f"inter_node=None in the profile of {profile.device}, but nodes={cluster.nodes}; set the link between "
+            "nodes (for example 5us,25GB/s), or measure it on two nodes with torchrun"
         )
-    if cluster.devices_per_node > 1 and profile.node is None:
+    if cluster.devices_per_node > 1 and profile.intra_node is None:
         raise PlanError(
-            f"node=None in the profile of {profile.device}, but devices={cluster.devices} and nodes={cluster.nodes}; "
+            f"intra_node=None in the profile of {profile.device}, but a node has {cluster.devices_per_node} devices; "
             "set the link inside a node (for example 3us,300GB/s), or measure it on several devices"
         )
     return _LayoutSearch(CostModel(profile), workload, cluster, uses_all).run(num_best)
@@ -267,7 +267,7 @@ class _LayoutSearch:
             """Return how long a message between a stage and the next takes, by the block that the next starts with."""
             if not 0 <= stage < stages - 1:
                 return np.zeros_like(num_bytes)
-            link = costs.network_link if crossing[stage] else costs.node_link
+            link = costs.inter_node if crossing[stage] else costs.intra_node
             return np.asarray(link.latency + num_bytes / link.bandwidth)
 
         return lambda stage: work + message_seconds(stage)[None, :] + message_seconds(stage - 1)[:, None]

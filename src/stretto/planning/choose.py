@@ -97,7 +97,7 @@ def _load_cached_profile(path: Path, profile_input: ProfileInput, cluster: Clust
     if not path.is_file():
         return None
     profile = load_checked_profile(path, profile_input)
-    is_complete = (profile.node or cluster.devices_per_node == 1) and (profile.network or cluster.nodes == 1)
+    is_complete = (profile.intra_node or cluster.devices_per_node == 1) and (profile.inter_node or cluster.nodes == 1)
     return profile if is_complete else None
 
 

@@ -11,8 +11,13 @@ from stretto.prepare.field_summary import FieldSummary
 from stretto.prepare.file_listing import AmbiguousInputError, Format, Listing, list_files, list_validation_files
 from stretto.prepare.record_sample import MAX_BYTES, RecordSample, read_beginning, sample_records
 from stretto.prepare.records import list_paths
-from stretto.prepare.sequence_data import SequenceData, infer_sequence_data, list_sequence_fields, list_text_categories
-from stretto.prepare.series_data import SeriesData, infer_series_data
+from stretto.prepare.sequence_schema import (
+    SequenceSchema,
+    infer_sequence_schema,
+    list_sequence_fields,
+    list_text_categories,
+)
+from stretto.prepare.series_schema import SeriesSchema, infer_series_schema
 from stretto.store.vocabulary import Level
 
 DataKind = Literal["text", "sequences", "series"]
@@ -33,11 +38,14 @@ class DataHints:
 
 
 @dataclass(frozen=True)
-class TextData:
+class TextSchema:
     """How text files are read."""
 
     level: Level
     is_utf8: bool = True
+
+
+DataSchema = TextSchema | SequenceSchema | SeriesSchema
 
 
 @dataclass(frozen=True)
@@ -46,7 +54,7 @@ class Inspection:
 
     format: Format
     paths: tuple[Path, ...]  # files for training
-    data: TextData | SequenceData | SeriesData
+    schema: DataSchema
     valid: tuple[Path, ...] = ()  # files for validation, given or recognized by their names
     num_bytes: int = 0  # size of the training files; saved datasets don't count
     num_rows: int | None = None  # approximately; None for text
@@ -56,9 +64,9 @@ class Inspection:
     @property
     def kind(self) -> DataKind:
         """Text, sequences, or series."""
-        if isinstance(self.data, TextData):
+        if isinstance(self.schema, TextSchema):
             return "text"
-        return "sequences" if isinstance(self.data, SequenceData) else "series"
+        return "sequences" if isinstance(self.schema, SequenceSchema) else "series"
 
 
 def inspect_data(
@@ -82,7 +90,7 @@ def inspect_data(
 def _inspect_text(listing: Listing, hints: DataHints) -> Inspection:
     if hints.kind not in (None, "text"):
         raise DataError(f"kind={hints.kind} needs records, but {listing.paths[0]} is text; use JSONL, CSV or Parquet")
-    data, notes = TextData(hints.level or "byte"), []
+    schema, notes = TextSchema(hints.level or "byte"), []
     num_read = 0
     for path in listing.paths:
         if num_read >= MAX_BYTES:
@@ -97,10 +105,10 @@ def _inspect_text(listing: Listing, hints: DataHints) -> Inspection:
                 raise DataError(
                     f"{path}: byte {error.start + 1:,} is not UTF-8; convert the file, or use level=byte"
                 ) from None
-            data = replace(data, is_utf8=False)
+            schema = replace(schema, is_utf8=False)
             notes.append(f"{path.name} is not UTF-8 (byte {error.start + 1:,}): it can only be read as bytes")
             break
-    return _make_inspection(listing, data, notes)
+    return _make_inspection(listing, schema, notes)
 
 
 def _inspect_records(listing: Listing, hints: DataHints) -> Inspection:
@@ -110,23 +118,23 @@ def _inspect_records(listing: Listing, hints: DataHints) -> Inspection:
         if value is not None and value not in sample.field_names:
             names = ", ".join(sample.field_names)
             raise DataError(f"{name}={value} is not a field of {sample.path}; choose from {names}")
-    data: SequenceData | SeriesData
+    schema: SequenceSchema | SeriesSchema
     if (hints.kind or _infer_kind(sample, hints)) == "series":
-        data, notes = infer_series_data(sample, hints.time, hints.by)
+        schema, notes = infer_series_schema(sample, hints.time, hints.by)
     else:
-        data, notes = infer_sequence_data(sample, hints.sequence, hints.label, hints.has_label, hints.level)
-    inspection = _make_inspection(listing, data, notes)
+        schema, notes = infer_sequence_schema(sample, hints.sequence, hints.label, hints.has_label, hints.level)
+    inspection = _make_inspection(listing, schema, notes)
     return replace(inspection, fields=sample.fields, num_rows=_estimate_num_rows(listing, sample))
 
 
-def _make_inspection(listing: Listing, data: TextData | SequenceData | SeriesData, notes: Sequence[str]) -> Inspection:
+def _make_inspection(listing: Listing, schema: DataSchema, notes: Sequence[str]) -> Inspection:
     """Return an inspection, with notes on the validation files and on ignored files."""
     notes = [*notes]
     if listing.valid and not listing.is_explicit:
         notes.append(f"validation files, recognized by their names: {_list_names(listing.valid)}")
     if listing.ignored:
         notes.append(f"ignored: {_list_names(listing.ignored)}")
-    return Inspection(listing.format, listing.paths, data, listing.valid, listing.num_bytes, notes=tuple(notes))
+    return Inspection(listing.format, listing.paths, schema, listing.valid, listing.num_bytes, notes=tuple(notes))
 
 
 def _list_names(paths: Sequence[Path], limit: int = 3) -> str:

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from stretto.base.disk import write_atomic
 from stretto.base.errors import DataError
-from stretto.prepare.inspection import Inspection, TextData
+from stretto.prepare.inspection import Inspection, TextSchema
 from stretto.prepare.options import BadRowPolicy, NanPolicy, SequenceOptions, SeriesOptions, TextOptions
 from stretto.prepare.prepare_job import OnProgress, source_fingerprint
 from stretto.prepare.prepare_sequences import prepare_sequences
 from stretto.prepare.prepare_series import prepare_series
 from stretto.prepare.prepare_text import prepare_text
 from stretto.prepare.row_reader import OnSkipped, log_skipped_rows
-from stretto.prepare.sequence_data import SequenceData
+from stretto.prepare.sequence_schema import SequenceSchema
 from stretto.store.corpus import Corpus
 from stretto.store.index import INDEX
 from stretto.store.sequences import Sequences
@@ -74,23 +74,25 @@ def prepare_data(
 def _make_options(
     inspection: Inspection, max_symbols: int | None, bad_rows: BadRowPolicy, nan: NanPolicy | None
 ) -> Options:
-    data = inspection.data
-    if isinstance(data, TextData | SequenceData) and data.level == "word" and max_symbols is None:
+    schema = inspection.schema
+    if isinstance(schema, TextSchema | SequenceSchema) and schema.level == "word" and max_symbols is None:
         max_symbols = _MAX_WORDS
-    if isinstance(data, TextData):
-        return TextOptions(level=data.level, max_symbols=max_symbols)
-    if isinstance(data, SequenceData):
+    if isinstance(schema, TextSchema):
+        return TextOptions(level=schema.level, max_symbols=max_symbols)
+    if isinstance(schema, SequenceSchema):
         return SequenceOptions(
-            sequence=data.sequence,
-            label=data.label,
+            sequence=schema.sequence,
+            label=schema.label,
             # As inferred from many rows: the numbers of the first row may be integers by chance.
-            read_as=data.value_type,
-            level=data.level,
+            read_as=schema.value_type,
+            level=schema.level,
             max_symbols=max_symbols,
             bad_rows=bad_rows,
             nan=nan or "error",
         )
-    return SeriesOptions(columns=data.columns, by=data.by, time=data.time, bad_rows=bad_rows, nan=nan or data.nan)
+    return SeriesOptions(
+        columns=schema.columns, by=schema.by, time=schema.time, bad_rows=bad_rows, nan=nan or schema.nan
+    )
 
 
 def _make_validation_options(options: Options, train: Corpus | Sequences) -> Options:

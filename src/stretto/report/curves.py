@@ -56,12 +56,12 @@ def final_loss(steps: StepHistory) -> float:
 
 def _x_axes(histories: Sequence[StepHistory], target_name: str) -> list[XAxis]:
     """Return the axes to choose from, each long enough for all runs."""
-    seconds, tokens = max(steps.seconds for steps in histories), max(steps.tokens for steps in histories)
+    seconds, targets = max(steps.seconds for steps in histories), max(steps.targets for steps in histories)
     factor, unit = run_time_unit(seconds)
     return [
         XAxis("step", max(steps.last for steps in histories), "by-steps"),
         XAxis(f"{unit} of training", seconds * factor, "by-seconds", "seconds", factor, is_integer=False),
-        XAxis(f"{target_name} trained on", tokens, "by-tokens", "tokens"),
+        XAxis(f"{target_name} trained on", targets, "by-targets", "targets"),
     ]
 
 
@@ -150,6 +150,6 @@ def _smoothed_speed(steps: StepHistory) -> Floats:
     """Return targets per second, smoothed: the speed of a single step is mostly noise."""
     series, counts = steps.series, steps.series.count("step_seconds")
     with np.errstate(invalid="ignore", divide="ignore"):
-        tokens = smooth(series.mean("step_tokens"), counts, steps.smoothing_span)
-        speed: Floats = tokens / smooth(series.mean("step_seconds"), counts, steps.smoothing_span)
+        num_targets = smooth(series.mean("step_targets"), counts, steps.smoothing_span)
+        speed: Floats = num_targets / smooth(series.mean("step_seconds"), counts, steps.smoothing_span)
     return np.where(np.isfinite(speed), speed, np.nan)

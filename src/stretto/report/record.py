@@ -24,11 +24,11 @@ class StepHistory:
 
     def __init__(self) -> None:
         self.series = DownsampledSeries(
-            "step", "seconds", "tokens", "loss", "gradient_norm", "learning_rate", "step_tokens", "step_seconds",
+            "step", "seconds", "targets", "loss", "gradient_norm", "learning_rate", "step_targets", "step_seconds",
             "data", "compute", "optimizer", "padding",
         )  # fmt: skip
         self.last = self.epoch = 0  # the highest step and epoch
-        self.tokens = 0.0  # targets trained on: tokens, labels or values
+        self.targets = 0.0  # how many were trained on: tokens, labels or values
         self.seconds = 0.0  # spent in steps: reading data, computing and the optimizer
         self.num_nonfinite = 0  # steps whose loss or gradient norm is not finite
         self.num_skipped = 0
@@ -36,11 +36,11 @@ class StepHistory:
 
     def add(self, line: JsonObject) -> None:
         step, loss, norm = read_int(line, "step"), read_number(line, "loss"), read_number(line, "gradient_norm")
-        tokens = read_amount(line, "tokens")
+        num_targets = read_amount(line, "num_targets")
         phases = [read_amount(line, f"{phase}_seconds") for phase in ("data", "compute", "optimizer")]
         step_seconds = sum(phases)
-        if math.isfinite(tokens):
-            self.tokens += tokens
+        if math.isfinite(num_targets):
+            self.targets += num_targets
         if math.isfinite(step_seconds):
             self.seconds += step_seconds
         else:
@@ -53,18 +53,18 @@ class StepHistory:
                 self.skipped.append(step)
         self.last, self.epoch = max(self.last, step), max(self.epoch, read_int(line, "epoch"))
         # A step without targets has no loss.
-        if tokens > 0 and not math.isfinite(loss + norm):
+        if num_targets > 0 and not math.isfinite(loss + norm):
             self.num_nonfinite += 1
-        # `seconds` and `tokens` are totals so far: the x axes of the curves.
+        # `seconds` and `targets` are totals so far: the x axes of the curves.
         self.series.add(
-            step, self.seconds, self.tokens, loss, norm, read_number(line, "learning_rate"), tokens, step_seconds,
+            step, self.seconds, self.targets, loss, norm, read_number(line, "learning_rate"), num_targets, step_seconds,
             *phases, read_amount(line, "padding"),
         )  # fmt: skip
 
     @property
     def speed(self) -> float:
         """Targets per second."""
-        return self.tokens / self.seconds if self.seconds else math.nan
+        return self.targets / self.seconds if self.seconds else math.nan
 
     @property
     def padding(self) -> float:
@@ -83,14 +83,14 @@ class EvaluationHistory:
     """The evaluations on the validation data."""
 
     def __init__(self) -> None:
-        self.series = DownsampledSeries("step", "seconds", "tokens", "loss", max_buckets=300)
+        self.series = DownsampledSeries("step", "seconds", "targets", "loss", max_buckets=300)
         self.last: JsonObject | None = None
         self.best: JsonObject | None = None
 
-    def add(self, line: JsonObject, seconds: float, tokens: float) -> None:
-        """Add a log line; `seconds` and `tokens` are the totals of the steps so far: the x axes of the curves."""
+    def add(self, line: JsonObject, seconds: float, targets: float) -> None:
+        """Add a log line; `seconds` and `targets` are the totals of the steps so far: the x axes of the curves."""
         loss = read_number(line, "loss")
-        self.series.add(read_int(line, "step"), seconds, tokens, loss)
+        self.series.add(read_int(line, "step"), seconds, targets, loss)
         self.last = line
         if math.isfinite(loss) and (self.best is None or loss < read_number(self.best, "loss")):
             self.best = line
@@ -192,7 +192,7 @@ class Record:
             case "step":
                 self.steps.add(line)
             case "evaluation":
-                self.evaluations.add(line, self.steps.seconds, self.steps.tokens)
+                self.evaluations.add(line, self.steps.seconds, self.steps.targets)
             case "save":
                 self.saves.add(line)
             case "ranks":

@@ -25,13 +25,14 @@ def final_metrics(record: Record) -> dict[str, str]:
     if evaluations.last is not None:
         metrics["last validation loss"] = format_finite_loss(read_number(evaluations.last, "loss"))
         for name, value in evaluations.last.items():
-            if name not in ("kind", "step", "loss", "tokens") and math.isfinite(read_number(evaluations.last, name)):
+            is_score = name not in ("kind", "step", "loss", "num_targets")
+            if is_score and math.isfinite(read_number(evaluations.last, name)):
                 metrics[f"validation {name.replace('_', ' ')}"] = f"{value:,.4g}"
     if steps.last:
         metrics["final training loss"] = format_finite_loss(final_loss(steps))
         metrics["steps"] = f"{steps.last:,}"
         metrics["epoch reached"] = f"{steps.epoch:,}" if steps.epoch else ""
-        metrics[f"{target_name} trained on"] = format_count(steps.tokens)
+        metrics[f"{target_name} trained on"] = format_count(steps.targets)
         metrics["time spent in steps"] = format_duration(steps.seconds)
         metrics[f"{target_name} per second"] = format_count(steps.speed)
     metrics["padding"] = format_percent(steps.padding)
@@ -61,7 +62,7 @@ def summary_tiles(record: Record) -> Html:
         pairs += [
             (name, format_finite_loss(final_loss(steps))),
             (f"steps{of_planned}", f"{steps.last:,}"),
-            (f"{target_name} trained on", format_count(steps.tokens)),
+            (f"{target_name} trained on", format_count(steps.targets)),
             (f"{target_name} per second", format_count(steps.speed)),
             ("time spent in steps", format_duration(steps.seconds)),
         ]

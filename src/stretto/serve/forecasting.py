@@ -15,8 +15,9 @@ from stretto.base.window import Rows
 from stretto.serve.prediction_dataset import check_outputs
 from stretto.serve.source import FieldNames, ensure_prepared, open_source
 from stretto.store.corpus import Corpus
+from stretto.train.feed import make_forecast_transform
 from stretto.train.trained_model import TrainedModel
-from stretto.windows.forecast import Forecast
+from stretto.windows.forecast import ForecastTransform, Values
 
 
 @dataclass(frozen=True)
@@ -48,25 +49,25 @@ def forecast(
     with ensure_prepared(location, data_spec, FieldNames(by=by)) as folder:
         source = open_source(folder, data_spec)
         assert not isinstance(source, Corpus)
-        spec = Forecast.from_sequences(source, data.horizon, season=data.season, targets=data.targets, masks=data.masks)
-        if steps > data.horizon and len(spec.channels) < len(spec.mean):
+        transform = make_forecast_transform(source, data)
+        names = tuple(data_spec.channels.names[channel] for channel in transform.target_channels)
+        if steps > data.horizon and len(names) < len(transform.mean):
             raise ConfigError(
                 f"steps={steps} exceeds the run's data.horizon={data.horizon}; to go further, a model must predict all "
-                f"channels, but data.targets has {len(spec.channels)} of {len(spec.mean)}; use at most {data.horizon}"
+                f"channels, but data.targets has {len(names)} of {len(transform.mean)}; use at most {data.horizon}"
             )
-        names = tuple(data_spec.channels.names[channel] for channel in spec.channels)
         rows = [(shard, index) for shard, size in enumerate(source.shard_sizes) for index in range(size)]
         for number, row in enumerate(rows):
             (values,) = source.read(source.step_ranges([row]))
-            if len(values) < spec.season:
+            if len(values) < transform.season:
                 raise DataError(
-                    f"series {number} has length {len(values)}, less than data.season={spec.season}; use a longer one"
+                    f"series {number} has length {len(values)}, less than data.season={data.season}; use a longer one"
                 )
-            yield SeriesForecast(number, len(values), names, _roll_forward(trained, spec, values, steps))
+            yield SeriesForecast(number, len(values), names, _roll_forward(trained, transform, values, steps))
 
 
 @torch.no_grad()
-def _roll_forward(trained: TrainedModel, spec: Forecast, values: NDArray[Any], steps: int) -> NDArray[np.float32]:
+def _roll_forward(trained: TrainedModel, transform: ForecastTransform, values: NDArray[Any], steps: int) -> Values:
     """Return the predicted `steps` time steps after `values` `[time, channels]`, forecast one horizon at a time."""
     context = trained.config.data.context
     predictions: list[NDArray[np.float32]] = []
@@ -76,12 +77,12 @@ def _roll_forward(trained: TrainedModel, spec: Forecast, values: NDArray[Any], s
         if context is not None:
             # The model was trained on windows of this length, so it reads the last window, from the initial state.
             new_values, state = values[-context:], None
-        outputs, state = _run_stack(trained, spec.inputs(new_values), state)
-        predicted = spec.to_predictions(outputs, values)  # [horizon, target channels]
+        outputs, state = _run_stack(trained, transform.inputs(new_values), state)
+        predicted = transform.to_predictions(outputs, values)  # [horizon, target channels]
         predictions.append(predicted)
-        if len(spec.channels) == values.shape[1]:
+        if len(transform.target_channels) == values.shape[1]:
             # All channels are predicted: reorder them as in the data, and continue from them.
-            new_values = predicted[:, np.argsort(spec.channels)]
+            new_values = predicted[:, np.argsort(transform.target_channels)]
             values = np.concatenate([values, new_values])
     return np.concatenate(predictions)[:steps]
 

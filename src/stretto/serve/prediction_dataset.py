@@ -20,7 +20,8 @@ from stretto.config.run import DataConfig
 from stretto.store.corpus import Corpus
 from stretto.store.sequences import Sequences, StepRange
 from stretto.train.data_spec import DataSpec
-from stretto.windows.forecast import Forecast
+from stretto.train.feed import make_forecast_transform
+from stretto.windows.forecast import ForecastTransform
 from stretto.windows.items import InputItems, Items, NextTokenItems, RowId, SlidingWindows, pad
 
 # Each row of text starts from the initial state, without the text before it. Long rows make this matter less.
@@ -56,8 +57,9 @@ def make_prediction_dataset(source: Corpus | Sequences, data_spec: DataSpec, dat
         return TokenRows(NextTokenItems(source))
     if targets == "labels":
         return LabelRows(source, InputItems(source, data.masks), data_spec.labels)
-    forecast = Forecast.from_sequences(source, data.horizon, season=data.season, targets=data.targets, masks=data.masks)
-    names = tuple(data_spec.channels.names[channel] for channel in forecast.channels) if data_spec.channels else ()
+    forecast = make_forecast_transform(source, data)
+    all_names = data_spec.channels.names if data_spec.channels else ()
+    names = tuple(all_names[channel] for channel in forecast.target_channels) if all_names else ()
     if data.context is None:
         return SeriesRows(source, forecast, names)
     return SlidingWindowRows(SlidingWindows(source, forecast, data.context, stride=data.horizon), names)
@@ -204,7 +206,7 @@ class SlidingWindowRows(_ItemRows):
         windows = self.source.read_windows(self.rows(indices))
         for (series, step, values), row_outputs in zip(windows, last_outputs, strict=True):
             predicted = forecast.to_predictions(row_outputs, values[:context])
-            actual = values[context:, list(forecast.channels)]
+            actual = values[context:, list(forecast.target_channels)]
             results.append([_forecast_row(series, step, self.names, predicted, actual)])
         return results
 
@@ -213,7 +215,7 @@ class SlidingWindowRows(_ItemRows):
 class SeriesRows(_SequenceRows):
     """Forecasts the next values once per horizon, while a series is read from its beginning."""
 
-    forecast: Forecast
+    forecast: ForecastTransform
     names: tuple[str, ...]  # of the predicted channels
 
     def inputs(self, indices: Sequence[int], num_steps: int) -> Tensor:
@@ -230,7 +232,7 @@ class SeriesRows(_SequenceRows):
                     if (step + 1) % forecast.horizon and step + 1 < len(values):
                         continue
                     predicted = forecast.to_predictions(chunk[step - start, row], values[: step + 1])
-                    actual = values[step + 1 : step + 1 + forecast.horizon, list(forecast.channels)]
+                    actual = values[step + 1 : step + 1 + forecast.horizon, list(forecast.target_channels)]
                     results[row].append(_forecast_row(indices[row], step, self.names, predicted, actual))
         return results
 

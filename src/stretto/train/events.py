@@ -35,6 +35,6 @@ def log_line(event: Event) -> tuple[str, Mapping[str, object]]:
     """Return the `kind` of an event's log line, and the line's other fields."""
     if isinstance(event, EvaluationReport):
         evaluation = event.evaluation
-        scores = {"loss": evaluation.loss, "tokens": evaluation.num_targets, **evaluation.scores}
+        scores = {"loss": evaluation.loss, "num_targets": evaluation.num_targets, **evaluation.scores}
         return "evaluation", {"step": event.step, **scores}
     return _KINDS[type(event)], asdict(event)

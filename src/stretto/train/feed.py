@@ -14,7 +14,7 @@ from stretto.store.sequences import Channels, Sequences
 from stretto.train.data_spec import DataSpec, check_same_spec
 from stretto.windows.batches import Batches
 from stretto.windows.documents import DocumentLanes
-from stretto.windows.forecast import Forecast
+from stretto.windows.forecast import ForecastTransform
 from stretto.windows.items import Items, LabeledItems, NextTokenItems, SlidingWindows
 from stretto.windows.lanes import Lanes
 from stretto.windows.loader import WindowSource
@@ -114,7 +114,7 @@ def _sequence_feed(sequences: Sequences, data: DataConfig, seed: int, min_rows: 
         _check_unused_fields(data, kind, channels is not None)
     windows: WindowSource
     if kind == "lanes":
-        forecast = None if channels is None else _forecast(sequences, data)
+        forecast = None if channels is None else make_forecast_transform(sequences, data)
         if min_rows is None:
             windows = DocumentLanes(sequences, data.lanes, data.window, forecast, seed)
         else:
@@ -134,7 +134,7 @@ def _default_feed(sequences: Sequences, data: DataConfig) -> str:
 
 def _items(sequences: Sequences, data: DataConfig, kind: str, *, is_validation: bool) -> Items:
     if kind == "forecast":
-        forecast = _forecast(sequences, data)
+        forecast = make_forecast_transform(sequences, data)
         if data.context is None:
             raise ConfigError("data.feed='forecast' needs data.context; set it to how many time steps the network sees")
         # Validation has targets only at the last time step of a window, where a forecast would be made.
@@ -142,5 +142,8 @@ def _items(sequences: Sequences, data: DataConfig, kind: str, *, is_validation: 
     return NextTokenItems(sequences) if sequences.fields.labels is None else LabeledItems(sequences, data.masks)
 
 
-def _forecast(sequences: Sequences, data: DataConfig) -> Forecast:
-    return Forecast.from_sequences(sequences, data.horizon, season=data.season, targets=data.targets, masks=data.masks)
+def make_forecast_transform(sequences: Sequences, data: DataConfig) -> ForecastTransform:
+    """Return the transform of series that a run's config describes."""
+    return ForecastTransform.from_sequences(
+        sequences, data.horizon, season=data.season, targets=data.targets, masks=data.masks
+    )

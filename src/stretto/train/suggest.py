@@ -21,11 +21,11 @@ from stretto.config.toml import parse_config
 from stretto.config.toml_comments import Setting, format_commented_toml
 from stretto.prepare.inspection import Inspection
 from stretto.prepare.prepare_data import PreparedData
-from stretto.prepare.series_data import SeriesData
+from stretto.prepare.series_schema import SeriesSchema
 from stretto.store.corpus import Corpus
 from stretto.store.sequences import Channels, Sequences
 from stretto.train.build import build_inputs
-from stretto.windows.forecast import Forecast
+from stretto.windows.forecast import ForecastTransform
 from stretto.windows.items import SlidingWindows
 
 # A first run should take at most about this many seconds.
@@ -73,8 +73,8 @@ def suggest(
     if isinstance(train, Corpus):
         data_settings = _lane_settings(train)
     elif isinstance(train.fields.values, Channels) and train.fields.labels is None:
-        data = inspection.data
-        series = data if isinstance(data, SeriesData) else SeriesData(train.fields.values.names)
+        schema = inspection.schema
+        series = schema if isinstance(schema, SeriesSchema) else SeriesSchema(train.fields.values.names)
         request = _ForecastRequest(horizon, season, context, tuple(targets))
         data_settings = _forecast_settings(series, train, valid, request)
     else:
@@ -166,9 +166,9 @@ class _ForecastRequest:
 
 
 def _choose_forecast(
-    series: SeriesData, train: Sequences, valid: Sequences | Corpus | None, request: _ForecastRequest
-) -> tuple[Forecast, int]:
-    """Return a `Forecast` for the data, and its context: the number of steps that the network sees."""
+    series: SeriesSchema, train: Sequences, valid: Sequences | Corpus | None, request: _ForecastRequest
+) -> tuple[ForecastTransform, int]:
+    """Return a `ForecastTransform` for the data, and its context: the number of steps that the network sees."""
     store = min((store for store in (train, valid) if isinstance(store, Sequences)), key=lambda store: store.longest)
     num_available = store.longest  # steps of the longest series in train or in valid, whichever is shorter
     horizon = request.horizon or max(1, min(series.period or 8, num_available // 4))
@@ -187,12 +187,14 @@ def _choose_forecast(
             f"longest series has {num_available}; use {'smaller values' if given else 'longer series'}, or a different "
             "validation_fraction (validation_fraction=0: no validation data)"
         )
-    forecast = Forecast.from_sequences(train, horizon, season=season, targets=request.targets, masks=series.has_missing)
+    forecast = ForecastTransform.from_sequences(
+        train, horizon, season=season, targets=request.targets, masks=series.has_missing
+    )
     return forecast, context
 
 
 def _forecast_settings(
-    series: SeriesData, train: Sequences, valid: Sequences | Corpus | None, request: _ForecastRequest
+    series: SeriesSchema, train: Sequences, valid: Sequences | Corpus | None, request: _ForecastRequest
 ) -> _DataSettings:
     forecast, context = _choose_forecast(series, train, valid, request)
     num_inputs, num_outputs = forecast.task.num_inputs, forecast.task.num_outputs
@@ -223,7 +225,7 @@ def _forecast_settings(
         *_model_settings(layers, hidden, train.num_steps, 0.5),
         Setting("train.weight_decay", 0.1, "series change over time, so overfitting is the main risk"),
     ]
-    channels = pluralize(len(forecast.channels), "channel")
+    channels = pluralize(len(forecast.target_channels), "channel")
     steps = pluralize(forecast.horizon, "time step")
     return _DataSettings(
         title=f"A forecast of {channels}, {steps} ahead, from the last {context}",

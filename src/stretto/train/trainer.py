@@ -61,7 +61,7 @@ class StepReport:
     step: int  # from 1: how many steps are done
     epoch: int  # from 1
     loss: float  # mean over the targets of the global batch, in nats for tokens and labels; NaN if there are none
-    tokens: int  # how many targets the global batch has, of any kind
+    num_targets: int  # of the global batch
     gradient_norm: float  # of the mean loss, over all ranks, before clipping
     learning_rate: float  # of the optimizer's first parameter group
     data_seconds: float
@@ -76,8 +76,8 @@ class StepReport:
         return self.data_seconds + self.compute_seconds + self.optimizer_seconds
 
     @property
-    def tokens_per_second(self) -> float:
-        return self.tokens / self.seconds
+    def targets_per_second(self) -> float:
+        return self.num_targets / self.seconds
 
 
 class _StepTotals(NamedTuple):
@@ -283,7 +283,7 @@ class Trainer:
             step=self.step,
             epoch=epoch,
             loss=totals.loss,
-            tokens=int(totals.num_targets),
+            num_targets=int(totals.num_targets),
             gradient_norm=gradient_norm,
             learning_rate=learning_rate,
             data_seconds=data_read - started,

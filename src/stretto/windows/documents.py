@@ -25,7 +25,7 @@ from stretto.base.task import Task
 from stretto.base.window import IGNORE_INDEX, Window
 from stretto.store.lru_cache import LruCache, lru_cache_field
 from stretto.store.sequences import IntArray, Sequences, StepRange, Tokens
-from stretto.windows.forecast import Forecast
+from stretto.windows.forecast import ForecastTransform
 from stretto.windows.items import Payload, pad
 from stretto.windows.lanes import fit_lanes
 from stretto.windows.share import DividedLanes, Share
@@ -49,7 +49,7 @@ class DocumentLanes(DividedLanes):
     sequences: Sequences
     lanes: int
     window: int
-    forecast: Forecast | None = None
+    forecast: ForecastTransform | None = None
     seed: int = 1
     part: Share | None = None  # None: all lanes, not divided among replicas
     _arranged: LruCache[tuple[RowTable, IntArray]] = lru_cache_field(2)
@@ -70,7 +70,7 @@ class DocumentLanes(DividedLanes):
 
     @classmethod
     def fitting(
-        cls, sequences: Sequences, lanes: int, window: int, forecast: Forecast | None, seed: int, min_rows: int = 1
+        cls, sequences: Sequences, lanes: int, window: int, forecast: ForecastTransform | None, seed: int, min_rows: int
     ) -> Self:
         """Return lanes that fit the data: `window` shrinks first, to leave `min_rows` lanes, then `lanes` does."""
         return cls(sequences, *fit_lanes(sequences.num_steps, lanes, window, min_rows), forecast, seed)

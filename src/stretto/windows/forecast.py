@@ -1,4 +1,4 @@
-"""Forecast: turns a time series into scaled inputs and targets; a missing value is not a target."""
+"""ForecastTransform: turns a time series into scaled inputs and targets; a missing value is not a target."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ Values = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Forecast:
+class ForecastTransform:
     """The targets of each time step are the next `horizon` values of some channels.
 
     Values are scaled with the mean and standard deviation of the training data. With `season`, a target is the
@@ -25,7 +25,7 @@ class Forecast:
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    channels: tuple[int, ...]  # indices of the target channels
+    target_channels: tuple[int, ...]  # indices
     horizon: int = 1
     season: int = 0
     masks: bool = False  # add one input per channel: 1 where its value is present, 0 where it is missing
@@ -48,8 +48,8 @@ class Forecast:
         season: int = 0,
         targets: Sequence[str] = (),
         masks: bool = False,
-    ) -> "Forecast":
-        """Return a Forecast of the channels named in `targets` (default: all), with the data's saved mean and std."""
+    ) -> "ForecastTransform":
+        """Return a transform for the channels named in `targets` (default: all), with the data's saved mean and std."""
         values = sequences.fields.values
         if not isinstance(values, Channels):
             raise DataError(f"{sequences.location} holds tokens, not channels; use feed='batches' or 'lanes'")
@@ -67,7 +67,7 @@ class Forecast:
     def task(self) -> Task:
         """The number and type of inputs and outputs that a network needs."""
         num_inputs = len(self.mean) * (2 if self.masks else 1)
-        return Task("channels", num_inputs, "values", self.horizon * len(self.channels))
+        return Task("channels", num_inputs, "values", self.horizon * len(self.target_channels))
 
     def inputs(self, values: NDArray[Any]) -> Values:
         """Return scaled values `[time, channels]`, 0 (the mean) where missing; `masks` adds a mask per channel."""
@@ -77,33 +77,33 @@ class Forecast:
         return np.concatenate([filled, ~is_missing], axis=1, dtype=np.float32) if self.masks else filled
 
     def targets(self, values: NDArray[Any], start: int, stop: int) -> Values:
-        """Return the targets of time steps `start` to `stop` of `values`: `[time, horizon * channels]`, NaN if missing.
+        """Return the targets of time steps `start` to `stop` of `values`: `[time, horizon * targets]`, NaN if missing.
 
         `values` may begin before `start` (for the season) and end after `stop` (for the horizon). What lies outside
         of `values` counts as missing.
         """
-        scaled = self._scale(values)[:, list(self.channels)]
+        scaled = self._scale(values)[:, list(self.target_channels)]
         future = _ahead(scaled, start + 1, stop - start, self.horizon)
         if self.season:
             future = future - _ahead(scaled, start + 1 - self.season, stop - start, self.horizon)
         return np.array(future.transpose(0, 2, 1)).reshape(stop - start, self.task.num_outputs)
 
     def to_predictions(self, outputs: NDArray[Any], values: NDArray[Any]) -> Values:
-        """Return a network's outputs at the last time step of `values`, in the series' units: `[horizon, channels]`.
+        """Return a network's outputs at the last time step of `values`, in the series' units: `[horizon, targets]`.
 
         The inverse of `targets`. NaN where the value one season earlier is missing.
         """
-        scaled = outputs.astype(np.float32).reshape(self.horizon, len(self.channels))
+        scaled = outputs.astype(np.float32).reshape(self.horizon, len(self.target_channels))
         if self.season:
             # Only the last season is needed, however long the series is; a short series may not have all of it.
-            last_season = self._scale(values[-self.season :])[:, list(self.channels)]
+            last_season = self._scale(values[-self.season :])[:, list(self.target_channels)]
             scaled = scaled + _ahead(last_season, len(last_season) - self.season, 1, self.horizon)[0].T
         return self.unscale(scaled)
 
     def unscale(self, scaled: Values) -> Values:
         """Return scaled values `[..., channels]` of the target channels in the units of the series."""
         mean, std = np.array(self.mean, np.float32), np.array(self.std, np.float32)
-        return scaled * std[list(self.channels)] + mean[list(self.channels)]
+        return scaled * std[list(self.target_channels)] + mean[list(self.target_channels)]
 
     def _scale(self, values: NDArray[Any]) -> Values:
         mean, std = np.array(self.mean, np.float32), np.array(self.std, np.float32)

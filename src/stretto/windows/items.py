@@ -15,7 +15,7 @@ from stretto.base.errors import DataError
 from stretto.base.task import Task
 from stretto.base.window import IGNORE_INDEX
 from stretto.store.sequences import Channels, IntArray, Sequences, StepRange, Tokens
-from stretto.windows.forecast import Forecast
+from stretto.windows.forecast import ForecastTransform
 
 RowId = tuple[int, int]
 """A row by its shard and its index in the shard."""
@@ -71,10 +71,10 @@ class InputItems(_SequenceItems):
     masks: bool = False  # for channels: add one input per channel, 1 where its value is present
 
     @cached_property
-    def scaler(self) -> Forecast | None:
+    def scaler(self) -> ForecastTransform | None:
         """Scales channels to inputs; None for tokens, which are inputs as they are."""
         is_scaled = isinstance(self.sequences.fields.values, Channels)
-        return Forecast.from_sequences(self.sequences, masks=self.masks) if is_scaled else None
+        return ForecastTransform.from_sequences(self.sequences, masks=self.masks) if is_scaled else None
 
     def inputs(self, step_ranges: Sequence[StepRange], num_steps: int) -> Tensor:
         """Return the sequences `[time, batch, ...]`, padded to `num_steps` time steps."""
@@ -151,7 +151,7 @@ class SlidingWindows:
     """
 
     sequences: Sequences
-    forecast: Forecast
+    forecast: ForecastTransform
     context: int
     stride: int = 1
     every_step: bool = False

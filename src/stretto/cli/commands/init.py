@@ -27,12 +27,12 @@ from stretto.cli.views.console import make_console
 from stretto.cli.views.result_views import show_preparation
 from stretto.cli.views.store_lines import describe_skipped, describe_store
 from stretto.prepare.file_listing import AmbiguousInputError
-from stretto.prepare.inspection import DataHints, Inspection, TextData, inspect_data
+from stretto.prepare.inspection import DataHints, Inspection, TextSchema, inspect_data
 from stretto.prepare.options import LEVELS
 from stretto.prepare.prepare_data import PreparedData, prepare_data
 from stretto.prepare.row_reader import SkippedRows
-from stretto.prepare.sequence_data import SequenceData
-from stretto.prepare.series_data import SeriesData
+from stretto.prepare.sequence_schema import SequenceSchema
+from stretto.prepare.series_schema import SeriesSchema
 
 if TYPE_CHECKING:
     from stretto.train.suggest import Suggestion
@@ -137,8 +137,10 @@ def _check_values(options: argparse.Namespace) -> None:
 
 def _check_kind(options: argparse.Namespace, inspection: Inspection) -> None:
     """Reject an option that has no effect on this kind of data."""
-    data = inspection.data
-    kind = f"sequences of {data.value_type or 'unknown type'}" if isinstance(data, SequenceData) else inspection.kind
+    schema = inspection.schema
+    kind = (
+        f"sequences of {schema.value_type or 'unknown type'}" if isinstance(schema, SequenceSchema) else inspection.kind
+    )
     for name, kinds in _OPTION_KINDS.items():
         is_given = not options.has_label if name == "no_label" else getattr(options, name) is not None
         if is_given and not kind.startswith(kinds):
@@ -168,18 +170,18 @@ class _Prompter:
 
     def confirm(self, inspection: Inspection, hints: DataHints) -> Inspection:
         """Ask for the label and the token level, unless `hints` has them; inspect again with the answers."""
-        data, new_hints = inspection.data, hints
+        schema, new_hints = inspection.schema, hints
         if not self._is_interactive:
             return inspection
-        if isinstance(data, SequenceData) and data.label is not None and hints.label is None:
+        if isinstance(schema, SequenceSchema) and schema.label is not None and hints.label is None:
             choice = self._ask_choice(
                 "Which field is the label? (none: predict the next time step of the sequence)",
-                (data.label, *data.other_labels, "none"),
-                data.label,
+                (schema.label, *schema.other_labels, "none"),
+                schema.label,
             )
             new_hints = replace(hints, has_label=False) if choice == "none" else replace(hints, label=choice)
-        is_text = data.is_utf8 if isinstance(data, TextData) else isinstance(data, SequenceData)
-        level = data.level if isinstance(data, TextData | SequenceData) else None
+        is_text = schema.is_utf8 if isinstance(schema, TextSchema) else isinstance(schema, SequenceSchema)
+        level = schema.level if isinstance(schema, TextSchema | SequenceSchema) else None
         if is_text and level is not None and hints.level is None:
             choice = self._ask_choice("What should a token be?", LEVELS, level)
             # For the type checker, `choice` is any string; an element of LEVELS has the right type.
@@ -190,24 +192,26 @@ class _Prompter:
         self, inspection: Inspection, options: argparse.Namespace
     ) -> tuple[dict[str, int | None], list[str]]:
         """Return horizon, season and context of a forecast (None: `suggest` decides), and its targets (empty: all)."""
-        data = inspection.data
+        schema = inspection.schema
         forecast = {name: getattr(options, name) for name in _FORECAST_OPTIONS}
         targets = [] if options.targets is None else [name.strip() for name in options.targets.split(",")]
-        if not isinstance(data, SeriesData):
+        if not isinstance(schema, SeriesSchema):
             given_names = [name for name in (*_FORECAST_OPTIONS, "targets") if getattr(options, name) is not None]
-            if given_names and isinstance(data, SequenceData) and data.label is not None:
+            if given_names and isinstance(schema, SequenceSchema) and schema.label is not None:
                 option = given_names[0]
-                raise ConfigError(f"--{option} is for a forecast, but the run predicts {data.label!r}; add --no-label")
+                raise ConfigError(
+                    f"--{option} is for a forecast, but the run predicts {schema.label!r}; add --no-label"
+                )
             return forecast, targets
         for name in targets:
-            if name not in data.columns:
-                columns = ", ".join(data.columns)
+            if name not in schema.columns:
+                columns = ", ".join(schema.columns)
                 raise ConfigError(f"--targets={name} is not a column of numbers; choose from {columns}")
-        if self._is_interactive and not targets and len(data.columns) > 1:
-            choice = self._ask_choice("Which column do you want to forecast?", ("all", *data.columns), "all")
+        if self._is_interactive and not targets and len(schema.columns) > 1:
+            choice = self._ask_choice("Which column do you want to forecast?", ("all", *schema.columns), "all")
             targets = [] if choice == "all" else [choice]
         if self._is_interactive and forecast["horizon"] is None:
-            forecast["horizon"] = self._ask_number("How many time steps ahead?", data.period or 8)
+            forecast["horizon"] = self._ask_number("How many time steps ahead?", schema.period or 8)
         return forecast, targets
 
     def _ask_choice(self, question: str, choices: tuple[str, ...], default: str | None) -> str:
@@ -266,29 +270,29 @@ def _prepare(console: Console, inspection: Inspection, folder: Path, options: ar
 
 
 def _describe(inspection: Inspection) -> str:
-    paths, data = inspection.paths, inspection.data
+    paths, schema = inspection.paths, inspection.schema
     files = str(paths[0]) if len(paths) == 1 else f"{len(paths):,} files ({paths[0]}, ...)"
-    if isinstance(data, TextData):
+    if isinstance(schema, TextSchema):
         return f"text: {files}, {inspection.num_bytes:,} bytes"
     rows = f"about {inspection.num_rows:,} rows of {inspection.format}"
-    if isinstance(data, SequenceData):
-        label = "" if data.label is None else f", label {data.label!r}"
-        return f"sequences: {files}, {rows}, {data.value_type or 'no sequences'} in {data.sequence!r}{label}"
-    by = "" if data.by is None else f", one series per {data.by!r}"
-    names = ", ".join(data.columns[:8]) + (", ..." if len(data.columns) > 8 else "")
+    if isinstance(schema, SequenceSchema):
+        label = "" if schema.label is None else f", label {schema.label!r}"
+        return f"sequences: {files}, {rows}, {schema.value_type or 'no sequences'} in {schema.sequence!r}{label}"
+    by = "" if schema.by is None else f", one series per {schema.by!r}"
+    names = ", ".join(schema.columns[:8]) + (", ..." if len(schema.columns) > 8 else "")
     return f"series: {files}, {rows}{by}, numbers in {names}"
 
 
 def _describe_task(inspection: Inspection) -> str:
-    data = inspection.data
-    if isinstance(data, TextData):
-        return f"predict the next {data.level}; state is carried along the text, in lanes"
-    if isinstance(data, SequenceData):
-        tokens = "" if data.level is None else f", read {data.level} by {data.level}"
-        target = "the next time step" if data.label is None else repr(data.label)
+    schema = inspection.schema
+    if isinstance(schema, TextSchema):
+        return f"predict the next {schema.level}; state is carried along the text, in lanes"
+    if isinstance(schema, SequenceSchema):
+        tokens = "" if schema.level is None else f", read {schema.level} by {schema.level}"
+        target = "the next time step" if schema.label is None else repr(schema.label)
         return f"predict {target} of a sequence{tokens}"
-    facts = [] if data.seconds is None else [f"one row every {format_duration(data.seconds)}"]
-    facts += [f"seasonal period of {data.period} rows"] if data.period else []
+    facts = [] if schema.seconds is None else [f"one row every {format_duration(schema.seconds)}"]
+    facts += [f"seasonal period of {schema.period} rows"] if schema.period else []
     return "forecast the next values" + (f" ({', '.join(facts)})" if facts else "")
 
 

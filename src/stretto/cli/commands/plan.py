@@ -35,8 +35,8 @@ def add_arguments(parser: Parser) -> None:
     add("--memory", metavar="BYTES", help="memory per device, like 24GB (default: from the profile)")
     add("--profile", type=Path, metavar="FILE", help="profile written by `stretto profile`, or by hand")
     add("--hardware", metavar="NAME", help="plan for a different device, from its data sheet: A100 or H100")
-    add("--node-link", metavar="LINK", help="latency and bandwidth between devices of a node, like 3us,300GB/s")
-    add("--network-link", metavar="LINK", help="latency between nodes, and bandwidth per device, like 5us,25GB/s")
+    add("--intra-node-link", metavar="LINK", help="latency and bandwidth between devices of a node, like 3us,300GB/s")
+    add("--inter-node-link", metavar="LINK", help="latency between nodes, and bandwidth per device, like 5us,25GB/s")
     add("--json", type=Path, metavar="FILE", help="write the plan as JSON")
     add("--html", type=Path, metavar="FILE", help="write the plan as an HTML page")
     add_config_options(parser)
@@ -85,8 +85,8 @@ def _choose_profile(options: argparse.Namespace, config: "RunConfig", profile_in
 
     # Report an invalid link before minutes are spent on measuring.
     links = {
-        field: parse_link(f"--{field}-link", text)
-        for field, text in (("node", options.node_link), ("network", options.network_link))
+        field: parse_link(f"--{field.replace('_', '-')}-link", text)
+        for field, text in (("intra_node", options.intra_node_link), ("inter_node", options.inter_node_link))
         if text is not None
     }
     if options.hardware is not None:
@@ -100,7 +100,7 @@ def _choose_profile(options: argparse.Namespace, config: "RunConfig", profile_in
             raise ConfigError(f"--profile={options.profile} is not a file; create it with `stretto profile --out`")
         profile = find_profile(config, profile_input, options.profile)
     # The measured costs of all-reduces don't apply to a different link within a node.
-    return profile.model_copy(update={**links, **({"all_reduces": ()} if "node" in links else {})})
+    return profile.model_copy(update={**links, **({"all_reduces": ()} if "intra_node" in links else {})})
 
 
 def _write(option: str, path: Path, text: str) -> None:

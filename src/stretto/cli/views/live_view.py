@@ -155,7 +155,7 @@ class LiveView:
 
     def _loss_row(self, width: int, glyphs: _Glyphs) -> Text:
         last = self._recent[-1] if self._recent else None
-        value = "-" if last is None or not last.tokens else format_loss(last.loss)
+        value = "-" if last is None or not last.num_targets else format_loss(last.loss)
         row = _label("loss").append(value, style="bold")
         length = min(width - _LABEL_WIDTH - len(value) - 2, _MAX_BAR_LENGTH)
         if len(self._losses) > 1 and length > 4:
@@ -177,7 +177,7 @@ class LiveView:
             return None
         seconds = sum(report.seconds for report in recent)
         padding = sum(report.padding for report in recent) / len(recent)
-        parts = [f"{sum(report.tokens for report in recent) / seconds:,.0f} {self._target_name}/s"]
+        parts = [f"{sum(report.num_targets for report in recent) / seconds:,.0f} {self._target_name}/s"]
         parts.append(f"{format_seconds(seconds / len(recent))} per step")
         if padding >= 0.005:  # less would be shown as 0%
             parts.append(f"padding {padding:.0%}")

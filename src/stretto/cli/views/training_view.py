@@ -146,9 +146,9 @@ def _print_run_summary(console: Console, run: Run) -> None:
 
 def _format_figures(recent: list[StepReport], ranks: RankReport, target_name: str) -> str:
     last = recent[-1]
-    speed = sum(report.tokens for report in recent) / sum(report.seconds for report in recent)
+    speed = sum(report.num_targets for report in recent) / sum(report.seconds for report in recent)
     padding = sum(report.padding for report in recent) / len(recent)
-    parts = [f"loss {format_loss(last.loss) if last.tokens else '-'}", f"{speed:,.0f} {target_name}/s"]
+    parts = [f"loss {format_loss(last.loss) if last.num_targets else '-'}", f"{speed:,.0f} {target_name}/s"]
     if last.skipped:
         parts.append(f"{last.skipped} skipped")
     parts += [f"norm {last.gradient_norm:.2f}", f"lr {last.learning_rate:.2e}"]

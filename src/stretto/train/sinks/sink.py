@@ -73,10 +73,10 @@ def _by_rank(values: Sequence[float]) -> list[tuple[str, float]]:
 
 
 def _speed(kind: str, values: Mapping[str, object]) -> dict[str, float]:
-    """Return a step's seconds and tokens per second, computed from its line; empty for other kinds of lines."""
+    """Return a step's seconds and targets per second, computed from its line; empty for other kinds of lines."""
     parts = [values.get(f"{part}_seconds") for part in ("data", "compute", "optimizer")]
     seconds = sum(part for part in parts if _is_number(part))
-    tokens = values.get("tokens")
-    if kind != "step" or not all(map(_is_number, parts)) or not _is_number(tokens) or not seconds:
+    num_targets = values.get("num_targets")
+    if kind != "step" or not all(map(_is_number, parts)) or not _is_number(num_targets) or not seconds:
         return {}
-    return {"seconds": seconds, "tokens_per_second": tokens / seconds}
+    return {"seconds": seconds, "targets_per_second": num_targets / seconds}

@@ -1,4 +1,4 @@
-"""SequenceData: which fields of records hold the sequence and its label."""
+"""SequenceSchema: which fields of records hold the sequence and its label."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _MAX_WORD_CHARS = 15  # and only if their mean length is below this
 
 
 @dataclass(frozen=True)
-class SequenceData:
+class SequenceSchema:
     """How records are read as sequences."""
 
     sequence: str  # field with the sequence
@@ -27,9 +27,9 @@ class SequenceData:
     other_labels: tuple[str, ...] = ()  # other fields that could be the label
 
 
-def infer_sequence_data(
+def infer_sequence_schema(
     sample: RecordSample, sequence: str | None, label: str | None, has_label: bool, level: Level | None
-) -> tuple[SequenceData, list[str]]:
+) -> tuple[SequenceSchema, list[str]]:
     """Return how the records are read as sequences, and notes on what was inferred."""
     sequence = sequence or _choose_sequence(sample)
     label_fields = [field.name for field in sample.fields if field.is_categorical and field.name != sequence]
@@ -45,7 +45,7 @@ def infer_sequence_data(
     else:
         level = None
     other_labels = tuple(name for name in label_fields if name != label)
-    return SequenceData(sequence, value_type, level, label, other_labels), notes
+    return SequenceSchema(sequence, value_type, level, label, other_labels), notes
 
 
 def list_sequence_fields(sample: RecordSample) -> list[FieldSummary]:
@@ -71,13 +71,13 @@ def _value_type(field: FieldSummary) -> ValueType | None:
 
 
 def _choose_sequence(sample: RecordSample) -> str:
-    sequence_fields = list_sequence_fields(sample)
-    names = [field.name for field in sequence_fields or list_text_categories(sample)]
+    sequence_schema = list_sequence_fields(sample)
+    names = [field.name for field in sequence_schema or list_text_categories(sample)]
     if not names:
         problem = f"has no field of text, tokens or lists of numbers (its fields: {', '.join(sample.field_names)})"
         raise DataError(f"{sample.path} {problem}; use different data")
     # The alphabetical order of the usual names is also the order of preference: `text`, `tokens`, `values`.
-    usual = sorted((field for field in sequence_fields if field.is_named_sequence), key=lambda field: field.name)
+    usual = sorted((field for field in sequence_schema if field.is_named_sequence), key=lambda field: field.name)
     if not usual and len(names) > 1:
         raise AmbiguousInputError(
             f"{sample.path} has several fields that could be the sequence ({', '.join(names)}); choose one with "

@@ -1,4 +1,4 @@
-"""SeriesData: which columns of a table hold the time, the name of a series, and its channels."""
+"""SeriesSchema: which columns of a table hold the time, the name of a series, and its channels."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ _BY_NAMES = ("id", "unique_id", "series", "series_id", "meter", "station", "sens
 
 
 @dataclass(frozen=True)
-class SeriesData:
+class SeriesSchema:
     """How a table is read as series."""
 
     columns: tuple[str, ...]  # the channels
@@ -39,7 +39,7 @@ class SeriesData:
     has_missing: bool = False  # whether a channel has missing values
 
 
-def infer_series_data(sample: RecordSample, time: str | None, by: str | None) -> tuple[SeriesData, list[str]]:
+def infer_series_schema(sample: RecordSample, time: str | None, by: str | None) -> tuple[SeriesSchema, list[str]]:
     """Return how the table is read as series, and notes on what was inferred."""
     time = time or _choose_time(sample)
     by = by or _choose_by(sample, time)
@@ -62,7 +62,7 @@ def infer_series_data(sample: RecordSample, time: str | None, by: str | None) ->
     numbers = [[parse_number(row.get(field.name), sample.is_csv) for field in channels] for row in first_series]
     values = np.array(numbers, np.float64)
     values[np.isinf(values)] = np.nan
-    data = SeriesData(
+    data = SeriesSchema(
         columns=tuple(field.name for field in channels),
         time=time,
         by=by,
